@@ -1,0 +1,74 @@
+# macfabric: every target sets up what it needs; Python 3.11-3.13 and make are enough.
+# Written for GNU Make 3.81, which is what macOS ships.
+
+SHELL  := /bin/sh
+VENV   := .venv
+PYTHON ?=
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+TESTS  ?= tests
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+
+setup: $(READY)  ## make .venv with the pinned versions (PYTHON=/path/to/python3.12 chooses one)
+
+demo: $(READY)  ## show the product: agents that remember, on a local fabric of three nodes
+	@$(BIN)/macfabric demo $(ARGS)
+
+test: $(READY)  ## run the tests (TESTS=tests/unit ARGS="-k name" narrow them)
+	@$(BIN)/python -m pytest $(TESTS) -q $(ARGS)
+
+lint: $(READY)  ## ruff, mypy and the import rules
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+clean:  ## remove caches and build output; the virtual environment stays
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find fabric node router tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + \
+		2>/dev/null || true
+
+# Runs again only when the requirements change. A virtual environment whose Python is missing or
+# unsuitable (an upgrade by Homebrew leaves such ones) is made anew.
+SUITABLE := import platform, sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14) \
+	or platform.system() == "Darwin" and platform.machine() != "arm64")
+
+$(READY): pyproject.toml constraints.txt
+	@set -e; \
+	unset VIRTUAL_ENV CONDA_PREFIX PYTHONHOME PYTHONPATH; \
+	python=""; \
+	for candidate in $(PYTHON) $(if $(PYTHON),,python3 python3.13 python3.12 python3.11); do \
+		if "$$candidate" -c '$(SUITABLE)' >/dev/null 2>&1; then python="$$candidate"; break; fi; \
+	done; \
+	uv=""; if uv --version >/dev/null 2>&1; then uv=uv; fi; \
+	if [ -z "$$python" ] && { [ -z "$$uv" ] || [ -n "$(PYTHON)" ]; }; then \
+		echo "macfabric needs Python 3.11, 3.12 or 3.13 (on a Mac: built for Apple Silicon);" >&2; \
+		echo "none found as $(or $(PYTHON),python3 or python3.11 to python3.13)." >&2; \
+		echo "On a Mac: brew install python@3.12, or install uv." >&2; \
+		echo "It lies elsewhere? make setup PYTHON=/path/to/python3.12" >&2; \
+		exit 1; \
+	fi; \
+	if ! $(BIN)/python -c '$(SUITABLE)' >/dev/null 2>&1; then \
+		echo "setup: making $(VENV) with $${uv:-venv} and $${python:-a Python fetched by uv}"; \
+		if [ -f $(VENV)/pyvenv.cfg ]; then rm -rf $(VENV); fi; \
+		if [ -n "$$uv" ]; then uv venv --quiet --python "$${python:-3.12}" $(VENV); \
+		else "$$python" -m venv $(VENV) || { \
+			echo "$$python makes no virtual environment (on Debian: apt install python3-venv)" >&2; \
+			exit 1; }; \
+		fi; \
+	fi; \
+	echo "setup: installing the versions of constraints.txt (several minutes on a fresh machine)"; \
+	quiet=--quiet; if [ -t 1 ]; then quiet=""; fi; \
+	if [ -n "$$uv" ]; then \
+		uv pip install $$quiet --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
+	else \
+		$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null; \
+		$(BIN)/python -m pip install $$quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
+	fi; \
+	touch $(READY)

@@ -1,0 +1,16 @@
+"""What nodes and routers both speak: blocks, hashes, manifests, directives, wire messages.
+
+Pure Python without I/O, clock, randomness, MLX or Ray: everything from the world comes in as an
+argument. `DISTRIBUTION` names the installed package that must own the import names `fabric`,
+`node` and `router`; unrelated packages of the same names exist.
+"""
+
+DISTRIBUTION = "macfabric"
+
+__version__ = "0.1.0"
+
+# Sent in every hello; peers with another number refuse each other.
+PROTOCOL_VERSION = 1
+
+# Written into every block file; a reader quarantines numbers it does not know.
+BLOCK_FORMAT_VERSION = 1

@@ -1,0 +1,24 @@
+"""A reference to one stored block: what it is, how long, and how to know it undamaged."""
+
+from dataclasses import dataclass
+
+from fabric.ids import BlockHash, Checksum
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """Names immutable bytes: two blocks are the same only if hash and checksum are.
+
+    The hash says which tokens after which others; the checksum which bits. Two Macs may
+    compute one block with different rounding, and an agent must get back its own bits.
+    """
+
+    block_hash: BlockHash
+    checksum: Checksum
+    tokens_count: int
+    payload_bytes: int
+
+    @property
+    def name(self) -> str:
+        """File name stem: hex digests only, so no outside text reaches a path."""
+        return f"{self.block_hash.hex()}-{self.checksum.hex()}"

@@ -1,0 +1,107 @@
+"""How one block lies in its file: a safetensors file that any tool opens.
+
+    header, 16 KiB aligned | layer 0 keys.codes … | layer n values.biases | tokens U32 [n]
+
+The header is a function of the model's cache spec and three digests, so a reader compares it
+byte for byte with the one it would have written and parses nothing. The payload is
+everything after it; the tokens come last so that a hit can compare them too.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from fabric.cache_spec import ModelCacheSpec, TensorSpec
+from fabric.errors import CorruptDataError, RejectedError
+from fabric.ids import BlockHash, Fingerprint, parse_block_hash
+from fabric.limits import BLOCK_BYTES_MAX, BLOCK_TOKENS
+from fabric.safetensors_header import parse_header, render_header
+
+FORMAT: Final = "macfabric-block"
+VERSION: Final = "1"
+TOKENS_TENSOR: Final = "tokens"
+TOKEN_BYTES: Final = 4
+_DIGESTS: Final = ("fingerprint", "parent", "block_hash")
+_DIGEST_CHARS: Final = 64
+
+
+def payload_tensors(spec: ModelCacheSpec, tokens_count: int) -> tuple[TensorSpec, ...]:
+    """List the tensors of a block of `tokens_count` tokens in file order."""
+    assert 0 < tokens_count <= BLOCK_TOKENS, "a block holds 1-256 tokens"
+    return (*spec.tensors(tokens_count), TensorSpec(TOKENS_TENSOR, "U32", (tokens_count,)))
+
+
+def payload_bytes(spec: ModelCacheSpec, tokens_count: int) -> int:
+    """Bytes of a block after its header: packed cache, then token ids."""
+    count = tokens_count * (_bytes_per_token(spec) + TOKEN_BYTES)
+    assert count <= BLOCK_BYTES_MAX, "the model's blocks are within the limit"
+    return count
+
+
+def render_block_header(
+    spec: ModelCacheSpec,
+    fingerprint: Fingerprint,
+    parent: BlockHash,
+    block_hash: BlockHash,
+    tokens_count: int,
+) -> bytes:
+    """Return the only header that a file of this block may have."""
+    first, second, third, last = _template(spec, tokens_count)
+    digests = [digest.hex().encode() for digest in (fingerprint, parent, block_hash)]
+    assert all(len(digest) == _DIGEST_CHARS for digest in digests), "digests are 32 bytes"
+    return b"".join((first, digests[0], second, digests[1], third, digests[2], last))
+
+
+def parse_parent(
+    raw_header: bytes,
+    spec: ModelCacheSpec,
+    fingerprint: Fingerprint,
+    block_hash: BlockHash,
+    tokens_count: int,
+) -> BlockHash:
+    """Return the parent that a whole block header names; raise CorruptDataError in doubt."""
+    header = parse_header(raw_header, len(raw_header) + payload_bytes(spec, tokens_count))
+    message = "block header is not the one this block must have"
+    try:
+        parent = parse_block_hash(bytes.fromhex(header.metadata.get("parent", "")))
+    except (ValueError, RejectedError):
+        raise CorruptDataError(message) from None
+    if raw_header != render_block_header(spec, fingerprint, parent, block_hash, tokens_count):
+        raise CorruptDataError(message)
+    return parent
+
+
+@lru_cache(maxsize=8)
+def tokens_by_file_bytes(spec: ModelCacheSpec) -> Mapping[int, int]:
+    """Map each length a block file may have to its tokens: a longer file holds more."""
+    sizes = {
+        len(_render_template(spec, count)) + payload_bytes(spec, count): count
+        for count in range(1, BLOCK_TOKENS + 1)
+    }
+    assert len(sizes) == BLOCK_TOKENS, "file lengths tell the number of tokens"
+    return sizes
+
+
+def _marker(digest: str) -> str:
+    return f"<{digest}>".ljust(_DIGEST_CHARS, "-")
+
+
+def _render_template(spec: ModelCacheSpec, tokens_count: int) -> bytes:
+    metadata = {"format": FORMAT, "version": VERSION}
+    metadata |= {digest: _marker(digest) for digest in _DIGESTS}
+    return render_header(payload_tensors(spec, tokens_count), metadata)
+
+
+@lru_cache(maxsize=64)
+def _template(spec: ModelCacheSpec, tokens_count: int) -> tuple[bytes, bytes, bytes, bytes]:
+    parts = []
+    rest = _render_template(spec, tokens_count)
+    for digest in _DIGESTS:
+        part, _, rest = rest.partition(_marker(digest).encode())
+        parts.append(part)
+    return parts[0], parts[1], parts[2], rest
+
+
+@lru_cache(maxsize=8)
+def _bytes_per_token(spec: ModelCacheSpec) -> int:
+    return spec.bytes_per_token

@@ -1,0 +1,198 @@
+"""Strict conversion between frozen dataclasses and plain data, for msgpack and JSON.
+
+The receiver names the type it expects; nothing in the bytes can choose a class. Unknown,
+missing or wrongly typed fields, extension types and repeated keys are all refused.
+"""
+
+import json
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from fabric.errors import RejectedError, TooLargeError
+from fabric.limits import CONTROL_BYTES_MAX, JSON_DEPTH_MAX
+
+T = TypeVar("T")
+
+
+def to_plain(value: Any) -> Any:
+    """Turn dataclasses, enums and tuples into dicts, strings and lists."""
+    if is_dataclass(value):
+        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, (tuple, list)):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    return value
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _refuse(where: str, why: str) -> RejectedError:
+    return RejectedError(f"{where}: {why}", code="invalid_message", param=where)
+
+
+def _scalar(kind: type, value: Any, where: str) -> Any:
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise _refuse(where, f"expected {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+def _union(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and NoneType in options:
+        return None
+    rest = [option for option in options if option is not NoneType]
+    for option in rest[:-1]:
+        try:
+            return from_plain(option, value, where)
+        except RejectedError:
+            continue
+    return from_plain(rest[-1], value, where)
+
+
+def _dataclass(cls: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise _refuse(where, f"expected a map, got {type(value).__name__}")
+    known = {f.name: f for f in fields(cls)}
+    for name in value:
+        if name not in known:
+            raise _refuse(where, f"has an unknown field {name!r:.80}")
+    arguments = {}
+    for name, field in known.items():
+        if name in value:
+            arguments[name] = from_plain(_hints(cls)[name], value[name], f"{where}.{name}")
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise _refuse(f"{where}.{name}", "is missing")
+    return cls(**arguments)
+
+
+def _container(origin: Any, kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    if origin is dict:
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            raise _refuse(where, "expected a map with string keys")
+        return {k: from_plain(kinds[1], item, where) for k, item in value.items()}
+    if not isinstance(value, list):
+        raise _refuse(where, f"expected a list, got {type(value).__name__}")
+    if origin is tuple and kinds[-1] is not Ellipsis:
+        if len(value) != len(kinds):
+            raise _refuse(where, f"expected {len(kinds)} items, got {len(value)}")
+        return tuple(from_plain(k, v, where) for k, v in zip(kinds, value, strict=True))
+    if kinds[0] is int:  # token lists are long: one pass in C instead of a call per item
+        if not set(map(type, value)) <= {int}:
+            raise _refuse(where, "expected integers")
+        return origin(value)
+    return origin(from_plain(kinds[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+
+
+def from_plain(kind: Any, value: Any, where: str = "message") -> Any:
+    """Build a `kind` from plain data; raise RejectedError that names the field."""
+    if kind is Any:  # passes through unchanged: chat messages, tool schemas
+        return value
+    if isinstance(kind, NewType):
+        return from_plain(kind.__supertype__, value, where)
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        return _union(get_args(kind), value, where)
+    if origin is not None:
+        return _container(origin, get_args(kind), value, where)
+    if is_dataclass(kind):
+        return _dataclass(kind, value, where)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        try:
+            return kind(value)
+        except ValueError:
+            raise _refuse(where, f"is not a {kind.__name__}") from None
+    return _scalar(kind, value, where)
+
+
+def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        raise _refuse("message", "repeats a key")
+    return out
+
+
+def pack(value: Any) -> bytes:
+    """Encode a dataclass as msgpack."""
+    return bytes(msgpack.packb(to_plain(value), use_bin_type=True))
+
+
+def unpack_plain(raw: bytes, limit_bytes: int = CONTROL_BYTES_MAX) -> Any:
+    """Decode msgpack into plain data; raise RejectedError for what is not strictly it."""
+    if len(raw) > limit_bytes:
+        message = f"message of {len(raw)} bytes is over the limit of {limit_bytes}"
+        raise TooLargeError(message)
+    try:
+        return msgpack.unpackb(
+            raw,
+            raw=False,
+            strict_map_key=True,
+            object_pairs_hook=_unique,
+            ext_hook=_refuse_extension,
+        )
+    except RejectedError:
+        raise
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise _refuse("message", f"is not valid msgpack ({type(error).__name__})") from None
+
+
+def unpack(kind: type[T], raw: bytes, limit_bytes: int = CONTROL_BYTES_MAX) -> T:
+    """Decode msgpack into a `kind`; raise RejectedError for anything else."""
+    built: T = from_plain(kind, unpack_plain(raw, limit_bytes))
+    return built
+
+
+def _refuse_extension(code: int, _data: bytes) -> Any:
+    raise _refuse("message", f"carries extension type {code}")
+
+
+def _depth_within(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for item in level
+            if isinstance(item, (dict, list))
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return True
+    return False
+
+
+def parse_json(raw: bytes | str) -> Any:
+    """Parse JSON from outside: no NaN, no repeated keys, bounded depth."""
+
+    def refuse_constant(name: str) -> Any:
+        raise _refuse("body", f"{name} is not valid JSON")
+
+    try:
+        value = json.loads(raw, parse_constant=refuse_constant, object_pairs_hook=_unique)
+    except RejectedError:
+        raise
+    except (ValueError, RecursionError) as error:
+        where = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        message = f"the body is not valid JSON{where}"
+        raise RejectedError(message, code="invalid_json") from None
+    if not _depth_within(value, JSON_DEPTH_MAX):
+        message = f"the body is nested deeper than {JSON_DEPTH_MAX} levels"
+        raise RejectedError(message, code="invalid_json")
+    return value
+
+
+def dump_json(value: Any) -> bytes:
+    """Encode a dataclass or plain data as compact JSON."""
+    return json.dumps(to_plain(value), ensure_ascii=False, separators=(",", ":")).encode(
+        "utf-8", "surrogatepass"
+    )

@@ -1,0 +1,330 @@
+"""Control messages between router and node: small, idempotent, fenced by epoch.
+
+Each call is one dataclass in and one out, as msgpack bytes, so that whatever carries them
+(a Ray actor call, a test) never decodes anything but this file's types.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+from fabric.codec import pack, unpack
+from fabric.errors import RejectedError
+from fabric.ids import (
+    AgentId,
+    MigrationId,
+    NodeName,
+    OperationId,
+    TenantId,
+)
+from fabric.manifest import OwnerState
+
+Reply = TypeVar("Reply")
+
+
+class LinkKind(StrEnum):
+    """What a network address is reached over."""
+
+    THUNDERBOLT = "thunderbolt"
+    ETHERNET = "ethernet"
+    WIFI = "wifi"
+    LOOPBACK = "loopback"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a node's data plane listens."""
+
+    host: str
+    port: int
+    kind: LinkKind
+    speed_mbit: int = 0  # nominal; 0 where the system does not say
+
+
+@dataclass(frozen=True, slots=True)
+class TierBytes:
+    """Bytes of agents' caches by tier."""
+
+    hot: int
+    disk: int
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """Did a stored agent really come back when this node started?"""
+
+    passed: bool
+    detail: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LastMatch:
+    """How the last prompt met the agent's memory."""
+
+    kind: str
+    cached_tokens: int
+    prompt_tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """One agent as one node sees it."""
+
+    tenant: TenantId
+    agent: AgentId
+    group: str | None
+    node: NodeName
+    state: OwnerState
+    epoch: int
+    revision: int
+    tokens: int
+    blocks: int
+    bytes: TierBytes
+    tiers: tuple[str, ...]
+    busy: bool
+    created_s: float
+    used_s: float
+    last_match: LastMatch | None = None
+    sealed_to: NodeName | None = None
+    migration: MigrationId | None = None  # the one that sealed it, or that brought it here
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node's state, as its beat tells it."""
+
+    name: NodeName
+    host: str
+    pid: int
+    incarnation: int
+    http_url: str
+    model: str
+    fingerprint: str
+    context_tokens_max: int
+    state: str  # "ready" or "draining"
+    agents: int
+    tokens: int
+    bytes: TierBytes
+    addresses: tuple[Address, ...]
+    waiting: int
+    active: int
+    queue_s: float  # seconds of prefill already promised
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    bytes_per_token: int
+    self_test: SelfTest
+    degraded: str | None = None  # e.g. why the disk tier refuses writes
+    reuse: bool = True
+    changes: int = 0  # counter of agent changes: unchanged means ListAgents says the same
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Ask for the node's state; doubles as the beat."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListAgents:
+    """Ask for all agents with their sketches."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSketch:
+    """An agent and what its conversation looks like."""
+
+    view: AgentView
+    sketch: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentList:
+    """All agents a node holds."""
+
+    node: NodeName
+    incarnation: int
+    changes: int
+    agents: tuple[AgentSketch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EraseAgent:
+    """Remove every byte of an agent; a repeat finds nothing left to remove."""
+
+    operation: OperationId
+    tenant: TenantId
+    agent: AgentId
+
+
+@dataclass(frozen=True, slots=True)
+class EraseReceipt:
+    """What was removed on one node."""
+
+    node: NodeName
+    existed: bool
+    blocks_removed: int
+    bytes_removed: int
+    blocks_kept_shared: int  # another agent of the same tenant refers to them
+
+
+@dataclass(frozen=True, slots=True)
+class OfferMigration:
+    """To the source: make the agent's blocks durable and say what they are."""
+
+    migration: MigrationId
+    tenant: TenantId
+    agent: AgentId
+    epoch: int
+    target: NodeName
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The source's record, a ticket for its blocks, and where to fetch them."""
+
+    manifest: bytes
+    ticket: bytes
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlocks:
+    """To the target: fetch and publish what it lacks of the offered record."""
+
+    migration: MigrationId
+    source: NodeName
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a copy moved; `blocks_reused` were there already."""
+
+    blocks_sent: int
+    blocks_reused: int
+    bytes_sent: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SealAgent:
+    """To the source: serve no further turn until this migration is decided."""
+
+    migration: MigrationId
+    tenant: TenantId
+    agent: AgentId
+    epoch: int
+    target: NodeName
+
+
+@dataclass(frozen=True, slots=True)
+class CommitMigration:
+    """To the target: own the agent at `epoch`. Its durable publish is the commit."""
+
+    migration: MigrationId
+    offer: Offer
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseAgent:
+    """To the source: the target owns `epoch`; keep the bytes as a replica."""
+
+    migration: MigrationId
+    tenant: TenantId
+    agent: AgentId
+    epoch: int
+    owner: NodeName
+
+
+@dataclass(frozen=True, slots=True)
+class AbortMigration:
+    """To either side: forget it; a sealed source owns and serves again."""
+
+    migration: MigrationId
+    tenant: TenantId
+    agent: AgentId
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Make every agent durable; with `drop_hot`, also free the resident caches."""
+
+    drop_hot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Finish or cancel the running turns, make everything durable, and exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Nothing to say beyond success."""
+
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """A FabricError on its way back to the caller."""
+
+    status: int
+    code: str
+    message: str
+    retry_after_s: float | None = None
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A named call or reply; the name must stand in the receiver's table."""
+
+    name: str
+    body: bytes = field(repr=False)
+
+
+CALLS: dict[str, tuple[type, type]] = {
+    "describe": (Describe, NodeView),
+    "list_agents": (ListAgents, AgentList),
+    "erase_agent": (EraseAgent, EraseReceipt),
+    "offer_migration": (OfferMigration, Offer),
+    "copy_blocks": (CopyBlocks, Copied),
+    "seal_agent": (SealAgent, Offer),
+    "commit_migration": (CommitMigration, AgentView),
+    "release_agent": (ReleaseAgent, Done),
+    "abort_migration": (AbortMigration, Done),
+    "flush": (Flush, Done),
+    "stop": (Stop, Done),
+}
+_NAMES: dict[type, str] = {call: name for name, (call, _) in CALLS.items()}
+
+
+def encode_call(call: object) -> bytes:
+    """Encode any call of `CALLS`."""
+    return pack(Envelope(_NAMES[type(call)], pack(call)))
+
+
+def decode_call(raw: bytes) -> tuple[str, object]:
+    """Return the call's name and message; raise RejectedError if it is none of `CALLS`."""
+    envelope = unpack(Envelope, raw)
+    if envelope.name not in CALLS:
+        message = "unknown control call"
+        raise RejectedError(message, code="unknown_call")
+    return envelope.name, unpack(CALLS[envelope.name][0], envelope.body)
+
+
+def encode_reply(reply: object) -> bytes:
+    """Encode a reply or an ErrorReply."""
+    name = "error" if isinstance(reply, ErrorReply) else "ok"
+    return pack(Envelope(name, pack(reply)))
+
+
+def decode_reply(kind: type[Reply], raw: bytes) -> Reply | ErrorReply:
+    """Decode the reply to a call whose answer is a `kind`."""
+    envelope = unpack(Envelope, raw)
+    if envelope.name == "error":
+        return unpack(ErrorReply, envelope.body)
+    return unpack(kind, envelope.body)

@@ -1,0 +1,97 @@
+"""Every error of the fabric, grouped by what the one who gets it should do."""
+
+from http import HTTPStatus
+
+
+class FabricError(Exception):
+    """Base of all errors that macfabric raises on purpose."""
+
+    status: int = HTTPStatus.INTERNAL_SERVER_ERROR
+    code: str = "internal_error"
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class RejectedError(FabricError):
+    """The request is wrong: repeating it unchanged cannot help."""
+
+    status = HTTPStatus.BAD_REQUEST
+    code = "invalid_request"
+
+
+class TooLargeError(RejectedError):
+    """A body, prompt or list is over its named limit."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    code = "too_large"
+
+
+class NotFoundError(RejectedError):
+    """What was named does not exist for this tenant."""
+
+    status = HTTPStatus.NOT_FOUND
+    code = "not_found"
+
+
+class UnauthorizedError(RejectedError):
+    """The key is missing or unknown."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    code = "invalid_api_key"
+
+
+class ConflictError(RejectedError):
+    """The request contradicts the present state."""
+
+    status = HTTPStatus.CONFLICT
+    code = "conflict"
+
+
+class RetryLaterError(FabricError):
+    """The same request may succeed after `retry_after_s` seconds."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "unavailable"
+
+    def __init__(
+        self, message: str, *, retry_after_s: float = 1.0, code: str | None = None
+    ) -> None:
+        super().__init__(message, code=code)
+        self.retry_after_s = retry_after_s
+
+
+class OverloadedError(RetryLaterError):
+    """A bounded queue is full."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+    code = "overloaded"
+
+
+class RetryElsewhereError(FabricError):
+    """This node does not (or no longer) own the agent: ask the directory again."""
+
+    status = HTTPStatus.MISDIRECTED_REQUEST
+    code = "not_owner"
+
+
+class StaleEpochError(RetryElsewhereError):
+    """The caller or this node holds an epoch that was superseded."""
+
+    code = "stale_epoch"
+
+
+class CorruptDataError(FabricError):
+    """Bytes fail a check: quarantine them and treat the read as a miss."""
+
+    code = "corrupt_data"
+
+
+class FatalError(FabricError):
+    """The process cannot go on and says why."""
+
+    code = "fatal"

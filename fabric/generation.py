@@ -1,0 +1,189 @@
+"""What the router asks of a node for one turn, and what the node streams back.
+
+Travels as JSON: one request body in, one event per line out. The node knows the tokenizer
+and the template; the router knows the API shapes. Neither knows the other's part.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from fabric.codec import dump_json, from_plain, parse_json
+from fabric.ids import AgentId, NodeName, OperationId, TenantId
+from fabric.limits import COMPLETION_TOKENS_DEFAULT
+
+GENERATE_PATH = "/internal/generate"
+CLUSTER_HEADER = "x-macfabric-cluster"
+
+
+class IdentityKind(StrEnum):
+    """How the caller named the conversation."""
+
+    AGENT = "agent"  # X-Agent-ID: this agent's memory becomes what the caller sends
+    GROUP = "group"  # prompt_cache_key, user: several conversations may share it
+    CONTENT = "content"  # nothing: recognised by what it says
+
+
+class CacheTier(StrEnum):
+    """Where the reused tokens were."""
+
+    COLD = "cold"
+    HOT = "hot"
+    DISK = "disk"
+    PEER = "peer"
+
+
+class MatchKind(StrEnum):
+    """How the prompt relates to what was stored."""
+
+    NONE = "none"
+    EXACT = "exact"
+    EXTEND = "extend"
+    DIVERGE = "diverge"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who is speaking: an agent, a group of conversations, or nobody said."""
+
+    kind: IdentityKind
+    agent: AgentId | None = None  # set for AGENT and, as the name to prefer, for GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose tokens; temperature 0 is greedy."""
+
+    max_tokens: int = COMPLETION_TOKENS_DEFAULT
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None  # None: none; n: the chosen token and the n most likely
+    logit_bias: dict[str, float] = field(default_factory=dict)  # token id as text
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    ignore_eos: bool = False  # benchmarks only
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One turn: `messages` for chat, `prompt` for raw completion; exactly one is set."""
+
+    operation: OperationId
+    tenant: TenantId
+    identity: Identity
+    sampling: Sampling
+    messages: list[Any] | None = None
+    prompt: str | None = None
+    tools: list[Any] | None = None
+    template_options: dict[str, Any] = field(default_factory=dict)
+    sketch: tuple[int, ...] = ()
+    epoch: int = 0  # the directory's epoch of the agent; 0: unknown or new
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """First event: whose turn it is and how much of it was already known."""
+
+    agent: AgentId
+    node: NodeName
+    epoch: int
+    cache: CacheTier
+    match: MatchKind
+    prompt_tokens: int
+    cached_tokens: int
+    match_reason: str  # where and why the match ended, in words without prompt text
+    event: str = "admitted"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log probability of one token and of its rivals."""
+
+    token: str
+    logprob: float
+    rivals: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Text produced by generated tokens up to and including number `index` (from 0)."""
+
+    index: int
+    text: str
+    reasoning: bool = False
+    logprobs: tuple[TokenLogprob, ...] = ()
+    event: str = "delta"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A complete function call that the model asked for; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """Calls parsed from the output."""
+
+    calls: tuple[ToolCall, ...]
+    event: str = "tool_calls"
+
+
+class FinishReason(StrEnum):
+    """Why a stream ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last event of a good turn, sent once its memory is durable."""
+
+    reason: FinishReason
+    completion_tokens: int
+    stop_string: str | None = None
+    durable: bool = True  # False: the disk refused; the agent lives in memory only
+    event: str = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Last event of a turn that broke after its first event."""
+
+    status: int
+    code: str
+    message: str
+    event: str = "failed"
+
+
+Event = Admitted | Delta | ToolCalls | Finished | Failed
+
+_EVENTS: dict[str, type[Event]] = {
+    "admitted": Admitted,
+    "delta": Delta,
+    "tool_calls": ToolCalls,
+    "finished": Finished,
+    "failed": Failed,
+}
+
+
+def encode_event(event: Event) -> bytes:
+    """Encode one event as a line of JSON."""
+    return dump_json(event) + b"\n"
+
+
+def decode_event(line: bytes) -> Event:
+    """Decode one line; raise RejectedError if it is no known event."""
+    plain = parse_json(line)
+    name = plain.get("event") if isinstance(plain, dict) else None
+    event: Event = from_plain(_EVENTS.get(str(name), Failed), plain, "event")
+    return event

@@ -1,0 +1,61 @@
+"""Identity and integrity: keyed block hashes, tenant salts, payload checksums.
+
+BLAKE2b decides identity because equality is by digest alone; xxh3 only detects damage.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from xxhash import xxh3_128
+
+from fabric.ids import (
+    AgentId,
+    BlockHash,
+    Checksum,
+    Fingerprint,
+    TenantId,
+)
+from fabric.limits import BLOCK_TOKENS
+
+ROOT_PARENT = BlockHash(bytes(32))
+CLUSTER_KEY_BYTES = 32
+
+
+def tenant_salt(cluster_key: bytes, tenant: TenantId) -> bytes:
+    """Derive the 32-byte key under which all of one tenant's blocks are hashed."""
+    return blake2b(tenant.encode(), digest_size=32, key=cluster_key, person=b"mf-tenant").digest()
+
+
+def agent_digest(cluster_key: bytes, tenant: TenantId, agent: AgentId) -> str:
+    """Name an agent's files without its id appearing on disk; 32 hex characters."""
+    name = f"{len(tenant)}:{tenant}{agent}".encode()
+    return blake2b(name, digest_size=16, key=cluster_key, person=b"mf-agent").hexdigest()
+
+
+def token_bytes(tokens: Sequence[int]) -> bytes:
+    """Pack token ids as little-endian u32."""
+    packed = array("I", tokens)
+    assert packed.itemsize == 4, "array('I') is 32 bits on every supported platform"
+    return packed.tobytes()
+
+
+def block_hash(
+    salt: bytes, fingerprint: Fingerprint, parent: BlockHash, tokens: Sequence[int]
+) -> BlockHash:
+    """Hash one block of up to 256 tokens, chained to `parent`, for one tenant and model."""
+    assert 0 < len(tokens) <= BLOCK_TOKENS, "a block holds 1-256 tokens"
+    digest = blake2b(digest_size=32, key=salt, person=b"mf-block-v1")
+    digest.update(parent)
+    digest.update(fingerprint)
+    digest.update(len(tokens).to_bytes(4, "little"))
+    digest.update(token_bytes(tokens))
+    return BlockHash(digest.digest())
+
+
+def payload_checksum(parts: Iterable[bytes | bytearray | memoryview]) -> Checksum:
+    """Checksum a block's payload given as consecutive buffers in file order."""
+    digest = xxh3_128()
+    for part in parts:
+        digest.update(part)
+    return Checksum(digest.digest())

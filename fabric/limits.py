@@ -1,0 +1,57 @@
+"""Every bound of the fabric in one place: name, unit last, and the reason."""
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+
+# Blocks and files
+BLOCK_TOKENS: Final = 256  # mlx-lm grows caches by 256; 9.4 MB for an 8B model at 4 bits
+FILE_ALIGN_BYTES: Final = 16 * KIB  # page of Apple Silicon: lets Metal wrap a mapped file
+HEADER_BYTES_MAX: Final = 1 * MIB  # 192 tensors need 20 KiB
+BLOCK_BYTES_MAX: Final = 256 * MIB
+MANIFEST_BYTES_MAX: Final = 64 * MIB
+AGENT_TOKENS_MAX: Final = 1 << 20
+AGENTS_PER_NODE_MAX: Final = 10_000
+LAYERS_MAX: Final = 512
+
+# HTTP
+BODY_BYTES_MAX: Final = 32 * MIB  # a million tokens of text with room to spare
+MESSAGES_MAX: Final = 10_000
+TOOLS_MAX: Final = 512
+STOP_STRINGS_MAX: Final = 16
+STOP_STRING_CHARS_MAX: Final = 512
+JSON_DEPTH_MAX: Final = 64
+COMPLETION_TOKENS_MAX: Final = 131_072
+TOP_LOGPROBS_MAX: Final = 20
+LOGIT_BIAS_MAX: Final = 1_024
+KEY_CHARS_MAX: Final = 512  # prompt_cache_key, user
+COMPLETION_TOKENS_DEFAULT: Final = 1_024
+
+# Engine
+WAITING_REQUESTS_MAX: Final = 256
+ACTIVE_SEQUENCES_MAX: Final = 32
+STREAM_EVENTS_MAX: Final = 4_096  # a client that reads slower than this is dropped
+PREFILL_CHUNK_TOKENS_MAX: Final = 4_096
+PREFILL_CHUNK_TOKENS_MIN: Final = 512
+
+# Control plane
+CONTROL_BYTES_MAX: Final = 64 * MIB  # a manifest travels in one message
+CONTROL_TIMEOUT_S: Final = 10.0
+BEAT_S: Final = 1.0
+SUSPECT_S: Final = 3.0
+LEASE_S: Final = 6.0
+
+# Data plane
+FRAME_BYTES_MAX: Final = 1 * MIB
+TICKET_BLOCKS_MAX: Final = 1 << 16
+TRANSFER_STREAMS: Final = 4
+TRANSFER_CONNECTIONS_MAX: Final = 64
+TRANSFER_TIMEOUT_S: Final = 30.0
+HANDSHAKE_TIMEOUT_S: Final = 5.0
+
+# Router
+SKETCH_PIECE_BYTES: Final = 512
+SKETCH_PIECES_MAX: Final = 8_192
+SKETCH_AGENTS_MAX: Final = 100_000

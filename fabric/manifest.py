@@ -1,0 +1,147 @@
+"""An agent's durable record: a piece table over immutable blocks.
+
+Published after its blocks, it is the commit point of a turn. Text comes first and tokens
+second: a prompt is matched on `text`, and `token_ends` maps the match back to tokens.
+
+    tokens   0 ......... 256 ......... 512 .... n
+    pieces   [ block 0    )[ block 1    )[ tail  )     each: block, token range in it, shift
+"""
+
+from array import array
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import pairwise
+
+from fabric.block import BlockRef
+from fabric.codec import from_plain, pack, to_plain, unpack_plain
+from fabric.errors import CorruptDataError, RejectedError
+from fabric.hashing import payload_checksum, token_bytes
+from fabric.ids import AgentId, Fingerprint, MigrationId, NodeName, TenantId
+from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS, MANIFEST_BYTES_MAX
+
+MAGIC = b"MFMANI01"
+_CHECKSUM_BYTES = 16
+_PACKED = ("token_ids", "token_ends")
+_TOKEN_BYTES = 4
+
+
+class OwnerState(StrEnum):
+    """What this node may do with the agent."""
+
+    OWNED = "owned"  # serves its turns
+    SEALED = "sealed"  # a migration holds the final record; serves nothing until it is decided
+    REPLICA = "replica"  # another node owns a later epoch; kept until evicted
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens `start:end` of one block, their positions shifted by `delta`."""
+
+    block: BlockRef
+    start: int
+    end: int
+    delta: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything needed to continue an agent anywhere that holds its blocks."""
+
+    tenant: TenantId
+    agent: AgentId
+    fingerprint: Fingerprint
+    owner: NodeName
+    epoch: int
+    revision: int
+    state: OwnerState
+    text: str
+    token_ids: tuple[int, ...]
+    token_ends: tuple[int, ...]  # byte offset in utf-8 `text` where each token's text ends
+    prompt_tokens_count: int  # tokens of the last rendered prompt; the rest was generated
+    pieces: tuple[Piece, ...]
+    group: str | None = None  # weak identity (prompt_cache_key, user) shared by conversations
+    sketch: tuple[int, ...] = ()
+    created_s: float = 0.0
+    used_s: float = 0.0
+    migration: MigrationId | None = None
+    sealed_to: NodeName | None = None
+    extras: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tokens_count(self) -> int:
+        """Tokens in the agent's memory."""
+        return len(self.token_ids)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Payload bytes of all blocks this manifest refers to."""
+        return sum(piece.block.payload_bytes for piece in self.pieces)
+
+    def check(self) -> None:
+        """Raise CorruptDataError unless pieces cover exactly the tokens, in order."""
+        problem = _problem(self)
+        if problem:
+            message = f"manifest of revision {self.revision}: {problem}"
+            raise CorruptDataError(message)
+
+
+def _problem(manifest: Manifest) -> str | None:
+    count = manifest.tokens_count
+    if count > AGENT_TOKENS_MAX or len(manifest.token_ends) != count:
+        return "token ends do not match token ids"
+    if not 0 <= manifest.prompt_tokens_count <= count:
+        return "prompt length is out of range"
+    if count and (min(manifest.token_ids) < 0 or max(manifest.token_ids) >= 1 << 32):
+        return "a token id is out of range"
+    ends = manifest.token_ends
+    if any(a > b for a, b in pairwise(ends)) or (ends and ends[0] < 0):
+        return "token ends go backwards"
+    if ends and ends[-1] > len(manifest.text.encode("utf-8", "surrogatepass")):
+        return "token ends run past the text"
+    if manifest.epoch < 1 or manifest.revision < 0:
+        return "epoch or revision is out of range"
+    covered = 0
+    for piece in manifest.pieces:
+        block = piece.block
+        if not 0 <= piece.start < piece.end <= block.tokens_count <= BLOCK_TOKENS:
+            return "a piece lies outside its block"
+        covered += piece.end - piece.start
+    return None if covered == count else f"pieces cover {covered} of {count} tokens"
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Serialize as magic, checksum, msgpack; token lists as little-endian u32."""
+    manifest.check()
+    packed = {name: token_bytes(getattr(manifest, name)) for name in _PACKED}
+    rest = to_plain(replace(manifest, token_ids=(), token_ends=()))  # they are long
+    body = pack(rest | packed)
+    return MAGIC + payload_checksum([body]) + body
+
+
+def decode_manifest(raw: bytes) -> Manifest:
+    """Parse what `encode_manifest` wrote; raise CorruptDataError for anything else."""
+    lead = len(MAGIC) + _CHECKSUM_BYTES
+    if len(raw) > MANIFEST_BYTES_MAX or len(raw) < lead or not raw.startswith(MAGIC):
+        message = "not a manifest of this version"
+        raise CorruptDataError(message)
+    body = raw[lead:]
+    if payload_checksum([body]) != raw[len(MAGIC) : lead]:
+        message = "manifest checksum does not match"
+        raise CorruptDataError(message)
+    try:
+        plain = unpack_plain(body, MANIFEST_BYTES_MAX)
+        if isinstance(plain, dict):
+            plain |= {name: _unpacked(plain.get(name)) for name in _PACKED}
+        manifest: Manifest = from_plain(Manifest, plain, "manifest")
+    except RejectedError as error:
+        message = f"manifest does not decode: {error.message}"
+        raise CorruptDataError(message) from None
+    manifest.check()
+    return manifest
+
+
+def _unpacked(raw: object) -> list[int]:
+    if not isinstance(raw, bytes) or len(raw) % _TOKEN_BYTES:
+        message = "a token list is not made of u32"
+        raise RejectedError(message)
+    return array("I", raw).tolist()

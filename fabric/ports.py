@@ -1,0 +1,51 @@
+"""The outside world as protocols: everything impure enters the pure code through these."""
+
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Time; no decision ever uses the wall clock."""
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go backwards; only differences mean anything."""
+        ...
+
+    def wall_s(self) -> float:
+        """Seconds since the epoch, for records that people read."""
+        ...
+
+
+class Disk(Protocol):
+    """A directory tree with durable, atomic publish; names are relative and hex or fixed."""
+
+    def publish(self, name: str, parts: list[bytes | bytearray | memoryview]) -> None:
+        """Make `name` hold exactly `parts`, atomically and durably, replacing any old file."""
+        ...
+
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        """Return the whole file; raise FileNotFoundError, or CorruptDataError over the limit."""
+        ...
+
+    def read_into(self, name: str, offset: int, buffers: list[memoryview]) -> int:
+        """Fill `buffers` from `offset` in order; return the bytes read (short at end of file)."""
+        ...
+
+    def size_bytes(self, name: str) -> int:
+        """Return the file's length; raise FileNotFoundError."""
+        ...
+
+    def list_names(self, directory: str) -> list[str]:
+        """List file names directly under `directory` (no temporaries), sorted."""
+        ...
+
+    def remove(self, name: str) -> bool:
+        """Remove a file durably; return whether it existed."""
+        ...
+
+    def quarantine(self, name: str, reason: str) -> None:
+        """Move a damaged file out of the way, keeping it for inspection."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Bytes that may still be written."""
+        ...

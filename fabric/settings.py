@@ -1,0 +1,86 @@
+"""What an operator may set: the `metadata: {macfabric: …}` section of cluster.yaml.
+
+Every key has a default, an unknown key is an error that names it, and nothing else of the
+file is read here: the rest belongs to Ray.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fabric.codec import from_plain
+from fabric.errors import RejectedError
+from fabric.ids import parse_node_name, parse_tenant_id
+from fabric.limits import ACTIVE_SEQUENCES_MAX, GIB, WAITING_REQUESTS_MAX
+
+KEY_CHARS_MIN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Budgets and policies of every node."""
+
+    hot_bytes: int = 8 * GIB  # resident 4-bit caches of agents
+    disk_bytes: int = 500 * GIB
+    disk_ttl_s: float = 24 * 3600.0
+    exact_chunks: bool = False  # prefill on a fixed grid: warm is bit-equal to cold, slower
+    diverge_ratio_min: float = 0.5  # below this share of common text, an agent starts afresh
+    active_max: int = ACTIVE_SEQUENCES_MAX
+    waiting_max: int = WAITING_REQUESTS_MAX
+    context_tokens_max: int = 0  # 0: what the model's config says
+    durability: str = "full"  # "full", "barrier" or "none": what a publish waits for
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """How clients reach the fabric."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: dict[str, str] = field(default_factory=dict)  # tenant: key
+    loopback_without_key: bool = True
+    takeover_after_s: float = 2.0  # how long a turn waits for a silent owner
+
+
+@dataclass(frozen=True, slots=True)
+class FabricSettings:
+    """All of the `macfabric` section."""
+
+    model: str = "recall"  # a bundled model's name, or a folder that mlx-lm loads
+    data_dir: str = "~/.macfabric"
+    local_nodes: tuple[str, ...] = ()  # names for `macfabric up`; default node-a, node-b, …
+    node: NodeSettings = field(default_factory=NodeSettings)
+    router: RouterSettings = field(default_factory=RouterSettings)
+
+
+def parse_settings(section: Any) -> FabricSettings:
+    """Check and build the settings; raise RejectedError naming the offending key."""
+    settings: FabricSettings = from_plain(FabricSettings, section or {}, "macfabric")
+    for name in settings.local_nodes:
+        parse_node_name(name)
+    for tenant, key in settings.router.api_keys.items():
+        parse_tenant_id(tenant)
+        if len(key) < KEY_CHARS_MIN:
+            message = f"macfabric.router.api_keys.{tenant}: a key has at least 16 characters"
+            raise RejectedError(message, code="invalid_settings")
+    _check_ranges(settings)
+    return settings
+
+
+def _check_ranges(settings: FabricSettings) -> None:
+    node, router = settings.node, settings.router
+    rules = (
+        (node.hot_bytes > 0, "node.hot_bytes must be positive"),
+        (node.disk_bytes > 0, "node.disk_bytes must be positive"),
+        (node.disk_ttl_s > 0, "node.disk_ttl_s must be positive"),
+        (0 <= node.diverge_ratio_min <= 1, "node.diverge_ratio_min must be between 0 and 1"),
+        (1 <= node.active_max <= ACTIVE_SEQUENCES_MAX, "node.active_max must be 1-32"),
+        (1 <= node.waiting_max <= WAITING_REQUESTS_MAX, "node.waiting_max must be 1-256"),
+        (node.context_tokens_max >= 0, "node.context_tokens_max must not be negative"),
+        (node.durability in ("full", "barrier", "none"), "node.durability is full|barrier|none"),
+        (0 <= router.port <= 65535, "router.port must be 0-65535"),
+        (router.takeover_after_s > 0, "router.takeover_after_s must be positive"),
+    )
+    for holds, message in rules:
+        if not holds:
+            text = f"macfabric.{message}"
+            raise RejectedError(text, code="invalid_settings")

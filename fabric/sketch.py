@@ -1,0 +1,61 @@
+"""A prompt's content in a few numbers, so that the router finds warm nodes untokenized.
+
+Canonical text is cut into pieces of up to 512 bytes; each piece's hash includes all before
+it, so two sketches agree on exactly their common prefix. A hint only: nodes compare text and
+tokens.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from xxhash import xxh3_64
+
+from fabric.limits import SKETCH_PIECE_BYTES, SKETCH_PIECES_MAX
+
+
+def canonical_chunks(messages: Sequence[Any], tools: Sequence[Any] | None) -> Iterable[bytes]:
+    """Spell tools and messages so that equal conversations give equal bytes."""
+    if tools:
+        yield _spell(tools)
+    for message in messages:
+        yield _spell(message)
+
+
+def _spell(value: Any) -> bytes:
+    # Key order is kept: templates render arguments in the order given.
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    return text.encode("utf-8", "surrogatepass") + b"\n"
+
+
+def sketch_chunks(chunks: Iterable[bytes]) -> tuple[int, ...]:
+    """Chain-hash pieces of up to 512 bytes that end wherever a chunk ends.
+
+    So a conversation's sketch, to its last message, begins the sketch of its next turn.
+    """
+    digest = xxh3_64(seed=1)
+    pieces: list[int] = []
+    for chunk in chunks:
+        for start in range(0, len(chunk), SKETCH_PIECE_BYTES):
+            digest.update(chunk[start : start + SKETCH_PIECE_BYTES])
+            pieces.append(digest.intdigest())
+            if len(pieces) == SKETCH_PIECES_MAX:
+                return tuple(pieces)
+    return tuple(pieces)
+
+
+def sketch_text(text: bytes) -> tuple[int, ...]:
+    """Chain-hash the full 512-byte pieces of a text; a last partial piece is left out."""
+    return sketch_chunks([text[: len(text) - len(text) % SKETCH_PIECE_BYTES]])
+
+
+def common_pieces(a: Sequence[int], b: Sequence[int]) -> int:
+    """Count the leading pieces two sketches share, in O(log n): hashes are chained."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[middle - 1] == b[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

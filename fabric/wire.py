@@ -1,0 +1,293 @@
+"""Frames of the data plane: what two nodes say to each other while blocks travel.
+
+    client                                          server
+      Hello ->
+                                                 <- Challenge      proves the server
+      Proof, FetchRequest, FetchRequest ... ->                     proves the client
+                                                 <- PayloadHead, bytes, PayloadHead, bytes ...
+      Goodbye ->
+
+A frame is magic, protocol version, kind and length in 8 bytes, then strict msgpack. The
+version stands before anything that may change, so any two versions can refuse each other.
+Either side may answer with a Refusal and close. Payload bytes follow their head unframed.
+"""
+
+import hmac
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+from struct import Struct
+from typing import Final
+
+from fabric import PROTOCOL_VERSION
+from fabric.codec import pack, unpack
+from fabric.errors import (
+    ConflictError,
+    CorruptDataError,
+    FabricError,
+    NotFoundError,
+    OverloadedError,
+    RejectedError,
+    RetryLaterError,
+    TooLargeError,
+    UnauthorizedError,
+)
+from fabric.ids import (
+    BlockHash,
+    Checksum,
+    Fingerprint,
+    NodeName,
+    parse_block_hash,
+    parse_checksum,
+    parse_fingerprint,
+    parse_node_name,
+)
+from fabric.limits import BLOCK_BYTES_MAX, FRAME_BYTES_MAX, KIB, MIB
+
+MAGIC: Final = b"mf"
+HEAD_BYTES: Final = 8
+NONCE_BYTES: Final = 32
+PROOF_BYTES: Final = 32
+TICKET_BYTES_MAX: Final = 2 * KIB
+FETCH_PARTS_MAX: Final = 64  # a request fits any socket buffer: sending one never blocks
+ZSTD_SLICE_BYTES: Final = 1 * MIB  # decoded bytes under one zstd head: bounds both ends
+REFUSAL_CHARS_MAX: Final = 300
+
+_HEAD = Struct(">2sBBI")
+_CODE = re.compile(r"[a-z0-9_]{1,40}", re.ASCII)
+
+
+class Role(StrEnum):
+    """Which end of a connection proves itself; keeps a proof from being reflected."""
+
+    CLIENT = "client"
+    SERVER = "server"
+
+
+class PayloadCodec(StrEnum):
+    """How payload bytes travel."""
+
+    RAW = "raw"
+    ZSTD = "zstd"
+
+
+def _require(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not holds:
+        raise RejectedError(what, code="bad_frame")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who calls whom, with which model, and the client's nonce."""
+
+    name: NodeName
+    source: NodeName
+    fingerprint: Fingerprint
+    nonce: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse names and digests that are none."""
+        parse_node_name(self.name)
+        parse_node_name(self.source)
+        parse_fingerprint(self.fingerprint)
+        _require(len(self.nonce) == NONCE_BYTES, "hello: wrong nonce length")
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """The server's nonce, and its proof over the whole Hello and that nonce."""
+
+    nonce: bytes
+    proof: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse wrong lengths."""
+        _require(len(self.nonce) == NONCE_BYTES, "challenge: wrong nonce length")
+        _require(len(self.proof) == PROOF_BYTES, "challenge: wrong proof length")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The client's proof over the same transcript."""
+
+    proof: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse wrong lengths."""
+        _require(len(self.proof) == PROOF_BYTES, "proof: wrong length")
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPart:
+    """One block from `offset` to its end."""
+
+    block_hash: BlockHash
+    checksum: Checksum
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what names no block."""
+        parse_block_hash(self.block_hash)
+        parse_checksum(self.checksum)
+        _require(0 <= self.offset < BLOCK_BYTES_MAX, "fetch: offset out of range")
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """Blocks to send, in this order, under one ticket."""
+
+    ticket: bytes
+    parts: tuple[FetchPart, ...]
+    link_bytes_per_s: int = 0  # nominal; 0: never compress
+
+    def __post_init__(self) -> None:
+        """Refuse empty and oversize requests."""
+        _require(0 < len(self.ticket) <= TICKET_BYTES_MAX, "fetch: ticket length out of range")
+        _require(0 < len(self.parts) <= FETCH_PARTS_MAX, "fetch: too few or too many blocks")
+        _require(self.link_bytes_per_s >= 0, "fetch: negative link speed")
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadHead:
+    """`length` bytes of requested block `index` from `offset`; `wire_bytes` follow."""
+
+    index: int  # counts the blocks requested on this connection
+    offset: int
+    length: int
+    wire_bytes: int
+    codec: PayloadCodec = PayloadCodec.RAW
+
+    def __post_init__(self) -> None:
+        """Refuse lengths that no honest sender produces, before anything is allocated."""
+        _require(self.index >= 0 and self.offset >= 0, "payload: negative index or offset")
+        _require(0 < self.length <= BLOCK_BYTES_MAX - self.offset, "payload: length out of range")
+        if self.codec is PayloadCodec.RAW:
+            _require(self.wire_bytes == self.length, "payload: raw lengths differ")
+        else:
+            _require(self.length <= ZSTD_SLICE_BYTES, "payload: compressed slice too long")
+            _require(0 < self.wire_bytes < self.length, "payload: compression gains nothing")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why this side will not go on; it closes after saying so."""
+
+    code: str
+    message: str
+
+    def __post_init__(self) -> None:
+        """Refuse long or unprintable text: it ends in logs."""
+        _require(_CODE.fullmatch(self.code) is not None, "refusal: bad code")
+        short = len(self.message) <= REFUSAL_CHARS_MAX and self.message.isprintable()
+        _require(short, "refusal: bad message")
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The client has all it wants."""
+
+
+Message = Hello | Challenge | Proof | FetchRequest | PayloadHead | Refusal | Goodbye
+
+# Before the proof a stranger speaks: those frames are small enough to cost nothing.
+_KINDS: Final[dict[int, tuple[type[Message], int]]] = {
+    1: (Hello, 512),
+    2: (Challenge, 256),
+    3: (Proof, 128),
+    4: (FetchRequest, 16 * KIB),
+    5: (PayloadHead, 256),
+    6: (Refusal, 2 * KIB),
+    7: (Goodbye, 16),
+}
+_NUMBERS: Final = {kind: number for number, (kind, _) in _KINDS.items()}
+assert all(limit <= FRAME_BYTES_MAX for _, limit in _KINDS.values()), "a frame is bounded"
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHead:
+    """What follows: a message of this kind in so many bytes."""
+
+    kind: type[Message]
+    body_bytes: int
+
+
+def encode_frame(message: Message) -> bytes:
+    """Encode one message with its head."""
+    number = _NUMBERS[type(message)]
+    body = pack(message)
+    assert len(body) <= _KINDS[number][1], "a message keeps its own limit"
+    return _HEAD.pack(MAGIC, PROTOCOL_VERSION, number, len(body)) + body
+
+
+def decode_head(raw: bytes, expected: tuple[type[Message], ...]) -> FrameHead:
+    """Parse a frame's 8 bytes; raise RejectedError unless one of `expected` follows."""
+    _require(len(raw) == HEAD_BYTES, "not a frame")
+    magic, version, number, body_bytes = _HEAD.unpack(raw)
+    _require(magic == MAGIC, "not a frame of this protocol")
+    if version != PROTOCOL_VERSION:
+        message = f"the peer speaks protocol {version}, this node {PROTOCOL_VERSION}"
+        raise RejectedError(message, code="protocol_version")
+    kind, limit = _KINDS.get(number, (None, 0))
+    if kind is None or kind not in expected:
+        message = f"unexpected frame of kind {number}"
+        raise RejectedError(message, code="bad_frame")
+    if body_bytes > limit:
+        message = f"{kind.__name__} of {body_bytes} bytes is over the limit of {limit}"
+        raise TooLargeError(message)
+    return FrameHead(kind, body_bytes)
+
+
+def decode_body(head: FrameHead, body: bytes) -> Message:
+    """Decode what `head` announced; raise RejectedError for anything else."""
+    _require(len(body) == head.body_bytes, "frame body cut short")
+    return unpack(head.kind, body, _KINDS[_NUMBERS[head.kind]][1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Transcript:
+    role: Role
+    version: int
+    hello: Hello
+    server_nonce: bytes
+
+
+def prove(cluster_key: bytes, role: Role, hello: Hello, server_nonce: bytes) -> bytes:
+    """Prove knowledge of the cluster key over both nonces, both names and the role."""
+    transcript = pack(_Transcript(role, PROTOCOL_VERSION, hello, server_nonce))
+    tag = blake2b(transcript, digest_size=PROOF_BYTES, key=cluster_key, person=b"mf-wire-v1")
+    return tag.digest()
+
+
+def check_proof(
+    cluster_key: bytes, role: Role, hello: Hello, server_nonce: bytes, proof: bytes
+) -> None:
+    """Raise UnauthorizedError unless `proof` is what the peer in `role` must send."""
+    if not hmac.compare_digest(proof, prove(cluster_key, role, hello, server_nonce)):
+        message = f"the {role} does not hold this cluster's key"
+        raise UnauthorizedError(message, code="bad_key")
+
+
+def refusal_of(error: FabricError) -> Refusal:
+    """Say `error` to the peer."""
+    text = "".join(c if c.isprintable() else " " for c in error.message)
+    return Refusal(error.code, text[:REFUSAL_CHARS_MAX])
+
+
+_REFUSED: Final[dict[str, type[FabricError]]] = {
+    "bad_key": UnauthorizedError,
+    "bad_ticket": UnauthorizedError,
+    "ticket_expired": UnauthorizedError,
+    "not_offered": UnauthorizedError,
+    "fingerprint_mismatch": ConflictError,
+    "not_found": NotFoundError,
+    "corrupt_data": CorruptDataError,
+    "overloaded": OverloadedError,
+    "unavailable": RetryLaterError,
+}
+
+
+def refusal_error(refusal: Refusal) -> FabricError:
+    """Turn a peer's refusal into the error that says what to do about it."""
+    kind = _REFUSED.get(refusal.code, RejectedError)
+    return kind(f"the peer refuses: {refusal.message}", code=refusal.code)

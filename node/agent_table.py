@@ -1,0 +1,127 @@
+"""All agents of one node, who is hot, and whom to cool down first."""
+
+import secrets
+from collections.abc import Iterator
+
+from fabric.errors import OverloadedError
+from fabric.generation import Identity, IdentityKind
+from fabric.ids import AgentId, Fingerprint, NodeName, TenantId
+from fabric.limits import AGENTS_PER_NODE_MAX
+from fabric.manifest import Manifest, OwnerState
+from fabric.ports import Clock
+from node.agent import Agent, AgentKey
+from node.conversation_index import ConversationIndex
+
+
+class AgentTable:
+    """Agents by key; lives on the node's event loop."""
+
+    def __init__(self, node: NodeName, fingerprint: Fingerprint, clock: Clock) -> None:
+        self._node = node
+        self._fingerprint = fingerprint
+        self._clock = clock
+        self._agents: dict[AgentKey, Agent] = {}
+        self._index = ConversationIndex()
+        self.changes = 0
+
+    def __iter__(self) -> Iterator[Agent]:
+        """Iterate over all agents."""
+        return iter(list(self._agents.values()))
+
+    def __len__(self) -> int:
+        """Count all agents."""
+        return len(self._agents)
+
+    def get(self, key: AgentKey) -> Agent | None:
+        """Return an agent if this node holds it in any state."""
+        return self._agents.get(key)
+
+    def put(self, agent: Agent) -> None:
+        """Add or re-index an agent after its record changed."""
+        self.changes += 1
+        self._agents[agent.key] = agent
+        if agent.manifest.state is OwnerState.OWNED and agent.manifest.token_ids:
+            self._index.put(agent.key, agent.transcript().prompt_bytes)
+        else:
+            self._index.remove(agent.key)
+
+    def remove(self, key: AgentKey) -> None:
+        """Forget an agent."""
+        self.changes += 1
+        self._agents.pop(key, None)
+        self._index.remove(key)
+
+    def forget(self, agent: Agent) -> None:
+        """Drop an agent if it is still the one under its key."""
+        if self._agents.get(agent.key) is agent:
+            self.remove(agent.key)
+
+    def create(self, tenant: TenantId, agent: AgentId, group: str | None, epoch: int) -> Agent:
+        """Add an empty agent that this node owns."""
+        if len(self._agents) >= AGENTS_PER_NODE_MAX:
+            message = f"this node already holds {AGENTS_PER_NODE_MAX} agents"
+            raise OverloadedError(message)
+        now_s = self._clock.wall_s()
+        manifest = Manifest(
+            tenant=tenant,
+            agent=agent,
+            fingerprint=self._fingerprint,
+            owner=self._node,
+            epoch=max(epoch, 1),
+            revision=0,
+            state=OwnerState.OWNED,
+            text="",
+            token_ids=(),
+            token_ends=(),
+            prompt_tokens_count=0,
+            pieces=(),
+            group=group,
+            created_s=now_s,
+            used_s=now_s,
+        )
+        made = Agent(manifest)
+        self.put(made)
+        return made
+
+    def recognise(self, tenant: TenantId, identity: Identity, prompt: bytes) -> Agent | None:
+        """Find the idle conversation that `prompt` continues or repeats.
+
+        It must begin with all of that conversation's last prompt: only the answer, which no
+        later prompt has confirmed, may differ. Anything else becomes an agent of its own.
+        """
+        for key in self._index.candidates(tenant, prompt):
+            agent = self._agents[key]
+            if agent.is_busy or (
+                identity.kind is IdentityKind.GROUP and agent.manifest.group != identity.agent
+            ):
+                continue
+            if prompt.startswith(agent.transcript().prompt_bytes):
+                return agent
+        return None
+
+    def name_new(self, tenant: TenantId, identity: Identity) -> AgentId:
+        """Choose an unused id for a conversation without one."""
+        if identity.kind is IdentityKind.CONTENT or identity.agent is None:
+            return AgentId("auto-" + secrets.token_hex(8))
+        name = identity.agent
+        while (tenant, name) in self._agents:
+            # Random, because other nodes name conversations of this group too.
+            name = AgentId(f"{identity.agent[:112]}~{secrets.token_hex(4)}")
+        return name
+
+    @property
+    def hot_bytes(self) -> int:
+        """Memory of all resident caches."""
+        return sum(agent.hot_bytes for agent in self._agents.values())
+
+    def cool(self, budget_bytes: int) -> None:
+        """Free least recently used resident caches until they fit; their blocks are on disk."""
+        idle = [a for a in self if a.cache is not None and a.is_durable and not a.is_busy]
+        idle.sort(key=lambda agent: agent.manifest.used_s)
+        excess = self.hot_bytes - budget_bytes
+        for agent in idle:
+            if excess <= 0:
+                return
+            excess -= agent.hot_bytes
+            agent.cache = None
+            self.changes += 1

@@ -1,0 +1,199 @@
+"""One block file at a time: write it, read it with every check, name it, put it away.
+
+Files are `blocks/<hash>-<checksum>.blk` in one flat folder. Knows nothing of who needs them.
+"""
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, islice
+from operator import attrgetter
+from typing import Final, Protocol
+
+from fabric.block import BlockRef
+from fabric.block_file import (
+    parse_parent,
+    payload_bytes,
+    render_block_header,
+    tokens_by_file_bytes,
+)
+from fabric.cache_spec import ModelCacheSpec
+from fabric.errors import CorruptDataError
+from fabric.hashing import payload_checksum, token_bytes
+from fabric.ids import BlockHash, Checksum, Fingerprint
+from fabric.limits import BLOCK_TOKENS, MIB
+from fabric.ports import Disk
+from node.posix_disk import DiskError
+
+DIRECTORY: Final = "blocks"
+READ_GROUP_BYTES: Final = 1 * MIB  # checksummed while it is still in the processor's cache
+_LEAF: Final = re.compile(r"([0-9a-f]{64})-([0-9a-f]{32})\.blk", re.ASCII)
+
+_log = logging.getLogger(__name__)
+
+
+class BlockDisk(Disk, Protocol):
+    """What block files ask of a disk beyond the common port."""
+
+    def open_payload(self, name: str) -> int:
+        """Open a file read-only; the caller closes the descriptor."""
+        ...
+
+    def remove_all(self, names: Sequence[str]) -> int:
+        """Remove files durably, with one flush; return how many existed."""
+        ...
+
+
+class BlockFiles:
+    """The files of one model's blocks. A read that fails raises and changes nothing."""
+
+    def __init__(self, disk: BlockDisk, spec: ModelCacheSpec, fingerprint: Fingerprint) -> None:
+        self._disk = disk
+        self._spec = spec
+        self._fingerprint = fingerprint
+        self._tokens_counts = tokens_by_file_bytes(spec)
+        self._file_bytes = {count: size for size, count in self._tokens_counts.items()}
+
+    def file_bytes(self, ref: BlockRef) -> int:
+        """Bytes of the block's file, header included."""
+        return self._file_bytes[ref.tokens_count]
+
+    def make_ref(
+        self, block_hash: BlockHash, tokens: Sequence[int], kv_parts: Iterable[memoryview]
+    ) -> BlockRef:
+        """Name the block that these tokens and this packed cache, in file order, make."""
+        parts = [*kv_parts, memoryview(token_bytes(tokens))]
+        size = payload_bytes(self._spec, len(tokens))
+        assert sum(part.nbytes for part in parts) == size, "the parts are the whole block"
+        return BlockRef(block_hash, payload_checksum(parts), len(tokens), size)
+
+    def check_fit(self, ref: BlockRef, tokens: Sequence[int]) -> None:
+        """Raise CorruptDataError unless `ref` can be a block of these tokens and this model."""
+        count = len(tokens)
+        is_count = 0 < count <= BLOCK_TOKENS and ref.tokens_count == count
+        fits = is_count and ref.payload_bytes == payload_bytes(self._spec, count)
+        _require(fits, "block reference does not fit this model and these tokens")
+
+    def check_received(self, ref: BlockRef, tokens: Sequence[int], payload: memoryview) -> None:
+        """Raise CorruptDataError unless `payload` is what `ref` names, with these tokens."""
+        self.check_fit(ref, tokens)
+        packed = token_bytes(tokens)
+        _require(payload.nbytes == ref.payload_bytes, "received block has another length")
+        _require(payload.cast("B")[-len(packed) :] == packed, "received block has other tokens")
+        _require(payload_checksum([payload]) == ref.checksum, "received block is damaged")
+
+    def list_all(self) -> tuple[list[BlockRef], list[str]]:
+        """List the blocks found, and the files that cannot be blocks of this model."""
+        found, foreign = [], []
+        for leaf in self._disk.list_names(DIRECTORY):
+            try:
+                ref = self._ref_of_file(leaf)
+            except DiskError as error:
+                if not error.is_damage:
+                    raise
+                _log.error("left a block alone: %s", error.message)
+                continue
+            if ref is None:
+                foreign.append(f"{DIRECTORY}/{leaf}")
+            else:
+                found.append(ref)
+        return found, foreign
+
+    def write(self, ref: BlockRef, parent: BlockHash, parts: Iterable[memoryview]) -> None:
+        """Publish a block; whatever fails leaves no file."""
+        try:
+            self._disk.publish(file_name(ref), [self._header(ref, parent), *parts])
+        except BaseException:
+            # Failing at its last step, a publish leaves a file that may not be durable.
+            with suppress(DiskError):
+                self._disk.remove(file_name(ref))
+            raise
+
+    def read(
+        self,
+        ref: BlockRef,
+        parent: BlockHash,
+        tokens: Sequence[int],
+        buffers: Sequence[memoryview],
+    ) -> None:
+        """Read the packed cache into `buffers`; raise FileNotFoundError or CorruptDataError."""
+        expected_header, expected_tokens = self._header(ref, parent), token_bytes(tokens)
+        header, packed = bytearray(len(expected_header)), bytearray(len(expected_tokens))
+        room = sum(map(attrgetter("nbytes"), buffers)) + len(packed)
+        assert room == ref.payload_bytes, "the buffers are as large as the packed cache"
+        self._check_length(ref)
+        views = [memoryview(header), *buffers, memoryview(packed)]
+        groups = self._fill(file_name(ref), views)
+        checksum = payload_checksum(islice(chain.from_iterable(groups), 1, None))
+        _require(header == expected_header, "block header is not this block's")
+        _require(packed == expected_tokens, "block holds other tokens")
+        _require(checksum == ref.checksum, "block checksum does not match")
+
+    def verify(self, ref: BlockRef) -> None:
+        """Read a block as a whole; raise FileNotFoundError or CorruptDataError."""
+        file_bytes = self.file_bytes(ref)
+        raw = memoryview(self._disk.read(file_name(ref), file_bytes))
+        _require(len(raw) == file_bytes, "block file has another length")
+        data_start = file_bytes - ref.payload_bytes
+        header = bytes(raw[:data_start])
+        parse_parent(header, self._spec, self._fingerprint, ref.block_hash, ref.tokens_count)
+        _require(payload_checksum([raw[data_start:]]) == ref.checksum, "block checksum differs")
+
+    def open(self, ref: BlockRef) -> tuple[int, int, int]:
+        """Open a block; return descriptor (the caller closes it), offset and length of its data."""
+        self._check_length(ref)
+        descriptor = self._disk.open_payload(file_name(ref))
+        return descriptor, self.file_bytes(ref) - ref.payload_bytes, ref.payload_bytes
+
+    def exists(self, ref: BlockRef) -> bool:
+        """Tell whether there is a file of that name, whatever is in it."""
+        try:
+            self._disk.size_bytes(file_name(ref))
+        except FileNotFoundError:
+            return False
+        except CorruptDataError:
+            pass
+        return True
+
+    def _header(self, ref: BlockRef, parent: BlockHash) -> bytes:
+        return render_block_header(
+            self._spec, self._fingerprint, parent, ref.block_hash, ref.tokens_count
+        )
+
+    def _ref_of_file(self, leaf: str) -> BlockRef | None:
+        match = _LEAF.fullmatch(leaf)
+        try:
+            count = self._tokens_counts.get(self._disk.size_bytes(f"{DIRECTORY}/{leaf}"))
+        except (FileNotFoundError, CorruptDataError):
+            return None
+        if match is None or count is None:
+            return None
+        block_hash, checksum = map(bytes.fromhex, match.groups())
+        size = payload_bytes(self._spec, count)
+        return BlockRef(BlockHash(block_hash), Checksum(checksum), count, size)
+
+    def _check_length(self, ref: BlockRef) -> None:
+        is_whole = self._disk.size_bytes(file_name(ref)) == self._file_bytes.get(ref.tokens_count)
+        _require(is_whole, "block file has another length")
+
+    def _fill(self, name: str, views: list[memoryview]) -> Iterator[list[memoryview]]:
+        """Fill `views` from the start of a file, yielding them group by group."""
+        file_bytes = sum(map(attrgetter("nbytes"), views))
+        step = max(1, len(views) * READ_GROUP_BYTES // file_bytes)
+        offset = 0
+        for start in range(0, len(views), step):
+            group = views[start : start + step]
+            offset += self._disk.read_into(name, offset, group)
+            yield group
+        _require(offset == file_bytes, "block file was cut short")
+
+
+def file_name(ref: BlockRef) -> str:
+    """Name the file of a block; hex digits only."""
+    return f"{DIRECTORY}/{ref.name}.blk"
+
+
+def _require(holds: bool, message: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not holds:
+        raise CorruptDataError(message)

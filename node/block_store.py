@@ -1,0 +1,258 @@
+"""The warm tier: one model's blocks on one disk, shared by threads, records and peers.
+
+A block lives while a record refers to it (`retain`, `release`), or while its writer has not
+said so yet: `put` and `adopt` pin what they store until the next `retain` or `abandon` of
+it. The rest is removed by `sweep`.
+
+A read that leaves any doubt quarantines the file and is a miss: this store may lose data,
+it never returns wrong data. Methods may be called from any thread.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from fabric.block import BlockRef
+from fabric.cache_spec import ModelCacheSpec
+from fabric.errors import CorruptDataError
+from fabric.hashing import token_bytes
+from fabric.ids import BlockHash, Fingerprint
+from node.block_files import BlockDisk, BlockFiles, file_name
+from node.block_index import BlockIndex
+from node.posix_disk import DiskError
+
+SWEEP_BLOCKS: Final = 256  # removed with one flush of the folder
+
+_log = logging.getLogger(__name__)
+
+
+class BlockMissingError(CorruptDataError):
+    """The block is not stored here, or cannot be read now: a plain miss."""
+
+    code = "block_missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a sweep removed."""
+
+    blocks_count: int
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scrub:
+    """What a scrub read again, and which blocks it had to take out of use."""
+
+    blocks_count: int
+    file_bytes: int
+    damaged: tuple[BlockRef, ...]
+
+
+class BlockStore:
+    """Blocks by hash and checksum, with a reference count each."""
+
+    def __init__(self, disk: BlockDisk, spec: ModelCacheSpec, fingerprint: Fingerprint) -> None:
+        self._disk = disk
+        self._files = BlockFiles(disk, spec, fingerprint)
+        self._index = BlockIndex()
+        self._scrub_lock = threading.Lock()
+        self._to_scrub: list[BlockRef] = []
+
+    def recover(self) -> int:
+        """Rebuild the index; remove files that cannot be this model's blocks; count those."""
+        found, foreign = self._files.list_all()
+        for ref in found:
+            self._index.insert(ref, self._files.file_bytes(ref))
+        if foreign:
+            _log.warning("removing %d files that are no blocks of this model", len(foreign))
+        try:
+            return self._disk.remove_all(foreign)
+        except DiskError as error:
+            _log.error("left such files in place: %s", error.message)
+            return 0
+
+    # --- what is stored, and what must stay ---------------------------------------------------
+
+    def find(self, block_hash: BlockHash) -> BlockRef | None:
+        """Return a stored block of this hash, whatever its bits."""
+        return self._index.find(block_hash)
+
+    def has(self, ref: BlockRef) -> bool:
+        """Tell whether these very bytes are stored."""
+        return self._index.has(ref)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all block files, headers included."""
+        return self._index.total_bytes
+
+    def retain(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
+        """Count a record's reference to each of `refs`; list those that are not stored.
+
+        Takes one writer's pin off each. Call it before the record is published.
+        """
+        return self._index.retain(refs)
+
+    def release(self, refs: Iterable[BlockRef]) -> None:
+        """Take back one `retain` of the same `refs`; a sweep may remove them from now on."""
+        self._index.release(refs)
+
+    def abandon(self, refs: Iterable[BlockRef]) -> None:
+        """Take back the pin of a `put` or `adopt` that no record came of."""
+        self._index.unpin(refs)
+
+    # --- write -------------------------------------------------------------------------------
+
+    def put(
+        self,
+        parent: BlockHash,
+        block_hash: BlockHash,
+        tokens: Sequence[int],
+        kv_parts: Sequence[memoryview],
+    ) -> BlockRef:
+        """Store a block given as packed cache in file order, and pin it; return its name."""
+        ref = self._files.make_ref(block_hash, tokens, kv_parts)
+        self._publish(ref, parent, [*kv_parts, memoryview(token_bytes(tokens))])
+        return ref
+
+    def adopt(
+        self, ref: BlockRef, parent: BlockHash, tokens: Sequence[int], payload: memoryview
+    ) -> None:
+        """Store a block as it came from a peer, and pin it; raise CorruptDataError in doubt.
+
+        That `ref.block_hash` follows from parent and tokens is for the caller to check, who
+        knows the tenant's salt.
+        """
+        self._files.check_received(ref, tokens, payload)
+        self._publish(ref, parent, [payload])
+
+    def _publish(self, ref: BlockRef, parent: BlockHash, parts: list[memoryview]) -> None:
+        self._index.pin(ref)
+        try:
+            with self._index.exclusive(ref):
+                if not self.has(ref):
+                    self._files.write(ref, parent, parts)
+                    self._index.insert(ref, self._files.file_bytes(ref))
+        except BaseException:
+            self.abandon([ref])
+            raise
+
+    # --- read --------------------------------------------------------------------------------
+
+    def load_into(
+        self,
+        ref: BlockRef,
+        parent: BlockHash,
+        tokens: Sequence[int],
+        buffers: Sequence[memoryview],
+    ) -> None:
+        """Read the packed cache of a block straight into `buffers`, given in file order.
+
+        Raises BlockMissingError, or CorruptDataError after quarantining the file; either
+        way what the buffers hold is then undefined.
+        """
+        self._files.check_fit(ref, tokens)
+        with self._doubting(ref):
+            self._files.read(ref, parent, tokens, buffers)
+
+    def open_payload(self, ref: BlockRef) -> tuple[int, int, int]:
+        """Open a block for sending; return descriptor (the caller closes it), offset, length.
+
+        The file stays readable even if a sweep removes it meanwhile. Its bytes are not
+        verified: the receiver does that.
+        """
+        with self._doubting(ref):
+            return self._files.open(ref)
+
+    @contextmanager
+    def _doubting(self, ref: BlockRef) -> Iterator[None]:
+        """Take a block out of use if reading it raises, and report that as a miss."""
+        try:
+            yield
+        except FileNotFoundError:
+            self._forget(ref)
+            message = "block is not stored"
+            raise BlockMissingError(message) from None
+        except CorruptDataError as error:
+            self._quarantine(ref, error.message)
+            raise
+        except DiskError as error:
+            if not error.is_damage:  # such as too many open files: the block is not at fault
+                raise BlockMissingError(error.message) from error
+            self._quarantine(ref, error.message)
+            raise CorruptDataError(error.message) from error
+
+    def _forget(self, ref: BlockRef) -> None:
+        with self._index.exclusive(ref), suppress(DiskError):
+            if not self._files.exists(ref):  # another thread may have put it back meanwhile
+                self._index.drop(ref)
+
+    def _quarantine(self, ref: BlockRef, reason: str) -> None:
+        with self._index.exclusive(ref):
+            self._index.drop(ref)
+            try:
+                self._disk.quarantine(file_name(ref), reason)
+            except DiskError as error:
+                _log.error("dropped a damaged block that stays in place: %s", error.message)
+
+    # --- upkeep ------------------------------------------------------------------------------
+
+    def sweep(self) -> Sweep:
+        """Remove every block that no record refers to and no writer has pinned."""
+        blocks_count = file_bytes = 0
+        while taken := self._index.take_unneeded(SWEEP_BLOCKS):
+            try:
+                self._disk.remove_all([file_name(ref) for ref in taken])
+            except BaseException:
+                for ref, size in taken.items():
+                    self._index.insert(ref, size)  # what is gone will be missed when read
+                raise
+            finally:
+                self._index.settle(taken)
+            blocks_count += len(taken)
+            file_bytes += sum(taken.values())
+        return Sweep(blocks_count, file_bytes)
+
+    def scrub(self, budget_bytes: int) -> Scrub:
+        """Read some stored blocks again, up to one over the budget, and quarantine damaged ones.
+
+        Successive calls take turns over all blocks; one ends early at the end of a round.
+        """
+        damaged = []
+        blocks_count = file_bytes = 0
+        with self._scrub_lock:
+            if not self._to_scrub:
+                self._to_scrub = sorted(self._index.snapshot(), key=lambda ref: ref.name)
+        while file_bytes < budget_bytes and (ref := self._next_to_scrub()) is not None:
+            blocks_count += 1
+            file_bytes += self._files.file_bytes(ref)
+            try:
+                with self._doubting(ref):
+                    self._files.verify(ref)
+            except BlockMissingError:
+                continue
+            except CorruptDataError:
+                damaged.append(ref)
+        return Scrub(blocks_count, file_bytes, tuple(damaged))
+
+    def _next_to_scrub(self) -> BlockRef | None:
+        with self._scrub_lock:
+            while self._to_scrub:
+                ref = self._to_scrub.pop()
+                if self.has(ref):  # not swept since the round began
+                    return ref
+            return None
+
+    def check_integrity(self) -> list[str]:
+        """Name every disagreement between index and disk; only while no other call runs."""
+        indexed = self._index.snapshot()
+        found, foreign = self._files.list_all()
+        problems = self._index.problems()
+        problems += [f"{ref.name} is indexed but not stored" for ref in indexed.keys() - {*found}]
+        problems += [f"{ref.name} is stored but not indexed" for ref in {*found} - indexed.keys()]
+        problems += [f"{name} is no block" for name in foreign]
+        return problems

@@ -1,0 +1,85 @@
+"""Whose turn it is: resolve the identity, wait in line, and prove ownership."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fabric.errors import (
+    OverloadedError,
+    RetryElsewhereError,
+    RetryLaterError,
+    StaleEpochError,
+)
+from fabric.generation import GenerateRequest, IdentityKind
+from fabric.manifest import OwnerState
+from node.agent import Agent
+
+if TYPE_CHECKING:
+    from node.node import Node
+
+DECISION_WAIT_S = 30.0  # a turn that meets a migration waits this long for its outcome
+TURNS_WAITING_MAX = 16  # per agent
+
+
+@contextlib.asynccontextmanager
+async def claimed(node: "Node", request: GenerateRequest, text: str) -> AsyncIterator[Agent]:
+    """Hold the agent of this request; nobody else runs a turn of it meanwhile."""
+    agent = _resolve(node, request, text)
+    if agent.waiting_count >= TURNS_WAITING_MAX:
+        message = f"{TURNS_WAITING_MAX} turns already wait for this agent"
+        raise OverloadedError(message)
+    agent.waiting_count += 1
+    try:
+        await agent.turn_lock.acquire()
+    finally:
+        agent.waiting_count -= 1
+    try:
+        await _own(node, agent, request.epoch)
+        yield agent
+    finally:
+        agent.turn_lock.release()
+        if not agent.manifest.token_ids and not agent.is_busy:
+            node.table.forget(agent)  # it never got to remember anything
+        node.table.cool(node.settings.hot_bytes)
+
+
+def _resolve(node: "Node", request: GenerateRequest, text: str) -> Agent:
+    table, identity = node.table, request.identity
+    if identity.kind is IdentityKind.AGENT:
+        assert identity.agent is not None, "an AGENT identity names its agent"
+        known = table.get((request.tenant, identity.agent))
+        if known is None:
+            node.refuse_new()
+            known = table.create(request.tenant, identity.agent, None, request.epoch)
+        return known
+    recognised = table.recognise(request.tenant, identity, text.encode())
+    if recognised is not None:
+        return recognised
+    node.refuse_new()
+    group = identity.agent if identity.kind is IdentityKind.GROUP else None
+    name = table.name_new(request.tenant, identity)
+    return table.create(request.tenant, name, group, request.epoch)
+
+
+async def _own(node: "Node", agent: Agent, asked: int) -> None:
+    """Raise unless this node may serve the agent at the epoch the directory asked for."""
+    try:
+        await asyncio.wait_for(agent.decided.wait(), DECISION_WAIT_S)
+    except TimeoutError:
+        message = "the agent is being moved"
+        raise RetryLaterError(message, code="migrating") from None
+    if node.table.get(agent.key) is not agent:
+        message = "the agent was erased while this turn waited"
+        raise RetryLaterError(message, code="erased")
+    record = agent.manifest
+    if record.state is OwnerState.REPLICA and asked <= record.epoch:
+        message = f"the agent is owned by {record.owner} at epoch {record.epoch}"
+        raise RetryElsewhereError(message)
+    if 0 < asked < record.epoch:
+        message = f"epoch {asked} was superseded by {record.epoch}"
+        raise StaleEpochError(message)
+    if asked > record.epoch:  # the directory made this node the owner
+        agent.manifest = replace(record, epoch=asked, owner=node.name, state=OwnerState.OWNED)
+        node.table.put(agent)

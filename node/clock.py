@@ -1,0 +1,15 @@
+"""The one place of the node that reads a clock."""
+
+import time
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go backwards."""
+        return time.monotonic()
+
+    def wall_s(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()  # noqa: TID251 - records for people, never for decisions

@@ -1,0 +1,116 @@
+"""Answer the router's control calls on the node's event loop."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fabric.control import (
+    AbortMigration,
+    AgentList,
+    AgentSketch,
+    CommitMigration,
+    CopyBlocks,
+    Describe,
+    Done,
+    EraseAgent,
+    EraseReceipt,
+    Flush,
+    ListAgents,
+    OfferMigration,
+    ReleaseAgent,
+    SealAgent,
+    Stop,
+    decode_call,
+    encode_reply,
+)
+from fabric.errors import FabricError
+from node import migration_source, migration_target
+from node.http_server import error_reply
+from node.node import Node
+
+_log = logging.getLogger(__name__)
+
+
+class ControlCalls:
+    """The table from message type to what is done about it."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._answers: dict[type, Callable[[Any], Awaitable[object]]] = {
+            Describe: self._describe,
+            ListAgents: self._list_agents,
+            EraseAgent: self._erase,
+            OfferMigration: self._offer,
+            SealAgent: lambda call: migration_source.seal(node, call),
+            ReleaseAgent: lambda call: migration_source.release(node, call),
+            AbortMigration: self._abort,
+            CopyBlocks: lambda call: migration_target.copy_blocks(node, call),
+            CommitMigration: lambda call: migration_target.commit(node, call),
+            Flush: self._flush,
+            Stop: self._stop,
+        }
+
+    async def answer(self, raw: bytes) -> bytes:
+        """Decode, carry out and answer one call; errors go back as data."""
+        try:
+            _, call = decode_call(raw)
+            return encode_reply(await self._answers[type(call)](call))
+        except FabricError as error:
+            return encode_reply(error_reply(error))
+        except Exception as error:  # noqa: BLE001 - nothing may end the loop
+            _log.exception("a control call failed")
+            message = f"the node failed on this call ({type(error).__name__})"
+            return encode_reply(error_reply(FabricError(message)))
+
+    async def _describe(self, _: Describe) -> object:
+        return self._node.view()
+
+    async def _list_agents(self, _: ListAgents) -> AgentList:
+        node = self._node
+        agents = tuple(AgentSketch(a.view(), a.manifest.sketch) for a in node.table)
+        return AgentList(node.name, node.config.incarnation, node.table.changes, agents)
+
+    async def _offer(self, call: OfferMigration) -> object:
+        return migration_source.offer(self._node, call)
+
+    async def _abort(self, call: AbortMigration) -> Done:
+        await migration_target.forget(self._node, call.migration)
+        return await migration_source.take_back(self._node, call)
+
+    async def _erase(self, call: EraseAgent) -> EraseReceipt:
+        node = self._node
+        agent = node.table.get((call.tenant, call.agent))
+        if agent is None:
+            return EraseReceipt(node.name, existed=False, **_NOTHING)
+        async with agent.turn_lock:
+            node.table.forget(agent)
+            agent.cache = None
+            saved = agent.saved
+            if saved is None:
+                return EraseReceipt(node.name, existed=True, **_NOTHING)
+            erased = await node.in_worker(lambda: node.store.erase(saved))
+        agent.decided.set()
+        return EraseReceipt(
+            node.name,
+            existed=True,
+            blocks_removed=erased.blocks_removed,
+            bytes_removed=erased.bytes_removed,
+            blocks_kept_shared=erased.blocks_kept_shared,
+        )
+
+    async def _flush(self, call: Flush) -> Done:
+        node = self._node
+        await node.quiesce()
+        if call.drop_hot:
+            node.table.cool(0)
+        return Done(f"{len(node.table)} agents are durable" if not node.degraded else node.degraded)
+
+    async def _stop(self, _: Stop) -> Done:
+        self._node.is_draining = True
+        for turn in list(self._node.turns):
+            turn.cancel()
+        await self._node.quiesce()
+        return Done("everything is saved")
+
+
+_NOTHING = {"blocks_removed": 0, "bytes_removed": 0, "blocks_kept_shared": 0}

@@ -1,0 +1,126 @@
+"""What `os` leaves half done: calls on open descriptors, finished.
+
+Knows nothing of names or policy; raises OSError as the system does. The only module that
+knows how macOS and Linux differ in making bytes durable.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from typing import Final
+
+DURABILITIES: Final = ("full", "barrier", "none")
+OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+IOVECS_MAX: Final = 1_024  # IOV_MAX of Linux and macOS
+# Values from macOS's <sys/fcntl.h>; Python knows the first there, the second not everywhere.
+FULL_FLUSH: Final[int] = getattr(fcntl, "F_FULLFSYNC", 51)
+BARRIER: Final[int] = getattr(fcntl, "F_BARRIERFSYNC", 85)
+_NBYTES: Final[Callable[[memoryview], int]] = attrgetter("nbytes")
+_UNSUPPORTED: Final = frozenset({errno.ENOTSUP, errno.EINVAL, errno.ENOTTY})
+
+
+def flush_commands(durability: str, platform: str) -> tuple[int, ...]:
+    """List the fcntl commands to try before fsync.
+
+    On macOS fsync only hands data to the drive, whose cache loses power.
+    """
+    if platform != "darwin":
+        return ()
+    return (FULL_FLUSH,) if durability == "full" else (BARRIER, FULL_FLUSH)
+
+
+def flush(descriptor: int, durability: str, platform: str = sys.platform) -> None:
+    """Make a file or directory durable as far as `durability` asks."""
+    if durability == "none":
+        return
+    for command in flush_commands(durability, platform):
+        try:
+            fcntl.fcntl(descriptor, command)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:  # a network or FAT volume; a failure is final
+                raise
+        else:
+            return
+    os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close `descriptor` at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def scan(directory: int) -> list[tuple[str, bool]]:
+    """List names, sorted, and whether each is a directory."""
+    # A descriptor of its own: the read position of a shared one is shared between threads.
+    with closing(os.open(".", OPEN_DIRECTORY, dir_fd=directory)) as own, os.scandir(own) as found:
+        return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in found)
+
+
+def trim(directory: int, files_max: int) -> None:
+    """Remove the files that have been in `directory` longest."""
+    ages = [
+        (os.stat(name, dir_fd=directory, follow_symlinks=False).st_ctime_ns, name)
+        for name, _ in scan(directory)
+    ]
+    for _, name in sorted(ages, reverse=True)[files_max:]:
+        os.unlink(name, dir_fd=directory)
+
+
+def make_private(directory: int) -> None:
+    """Take away what others may do in a directory of ours."""
+    if os.fstat(directory).st_mode & 0o077:
+        os.fchmod(directory, 0o700)
+
+
+def write_all(descriptor: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+    """Write every byte of `parts` in order, whatever one call leaves unfinished."""
+    for window in _windows([memoryview(part) for part in parts]):
+        left = window
+        while left:
+            count = os.writev(descriptor, left)
+            if count == 0:
+                message = "nothing was written"
+                raise OSError(errno.EIO, message)
+            left = _after(left, count)
+
+
+def read_all(descriptor: int, buffers: Sequence[memoryview]) -> int:
+    """Fill `buffers` in order; return the bytes read, fewer only at the end of the file."""
+    total = 0
+    for window in _windows(buffers):
+        left = window
+        while left:
+            count = os.readv(descriptor, left)
+            if count == 0:
+                return total
+            total += count
+            left = _after(left, count)
+    return total
+
+
+def _windows(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """Cut `views` into what one call takes, leaving out the empty ones."""
+    filled = [view for view in views if view.nbytes]
+    for start in range(0, len(filled), IOVECS_MAX):
+        yield filled[start : start + IOVECS_MAX]
+
+
+def _after(window: list[memoryview], count: int) -> list[memoryview]:
+    """Return what of `window` remains behind its first `count` bytes."""
+    sizes = list(map(_NBYTES, window))
+    if count == sum(sizes):
+        return []
+    for index, size in enumerate(sizes):
+        if count < size:
+            return [window[index].cast("B")[count:], *window[index + 1 :]]
+        count -= size
+    message = "the system moved more bytes than it was given room for"
+    raise AssertionError(message)

@@ -1,0 +1,289 @@
+"""Put one node on every Mac of a Ray cluster and follow how they are.
+
+A Mac is a Ray node with the resource `mlx` and a label `mac`, which names it. A node that dies
+is restarted by Ray itself; an actor that Ray has given up is made anew.
+"""
+
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fabric.codec import pack
+from fabric.control import Describe, ErrorReply, Flush, NodeView, Stop, decode_reply, encode_call
+from fabric.errors import FatalError, RejectedError
+from fabric.ids import NodeName, parse_node_name
+from fabric.settings import FabricSettings, parse_settings
+
+CLUSTER_KEY_FILE = "cluster.key"  # hex, beside the nodes' folders; `macfabric up` makes it
+RESOURCE = "mlx"
+LABEL = "mac"
+SCAN_S = 1.0
+LOADING_POLL_S = 0.1
+READY_POLL_S = 2.0
+TICK_S = 0.1
+_CONNECT_POLL_S = 0.1
+EXIT_TIMEOUT_S = 20.0
+_DESCRIBE = encode_call(Describe())
+
+_log = logging.getLogger("macfabric.node.launch")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """What every node of the cluster is started with."""
+
+    settings: FabricSettings
+    data_dir: str
+    cluster_key: bytes
+    bind: str | None = None  # None: the address by which Ray knows the Mac
+    service_module: str | None = None
+
+
+@dataclass(slots=True)
+class LaunchedNode:
+    """One actor and what is known of it."""
+
+    name: NodeName
+    host: str
+    actor: Any
+    since_s: float
+    asked: Any = None  # the reference of a Describe under way
+    ask_at_s: float = 0.0
+    view: NodeView | None = None
+    failure: str | None = None
+
+
+@dataclass(slots=True)
+class Launch:
+    """Creates the actors of a connected Ray cluster and follows how they are."""
+
+    options: LaunchOptions
+    nodes: dict[NodeName, LaunchedNode] = field(default_factory=dict)
+    _scan_at_s: float = 0.0
+    _strange: set[str] = field(default_factory=set)
+
+    @property
+    def ready(self) -> list[LaunchedNode]:
+        """The nodes that answered."""
+        return [node for node in self.nodes.values() if node.view is not None]
+
+    def step(self, *, scan: bool) -> Iterator[dict[str, Any]]:
+        """Do what is due, wait at most a tick, and yield what happened."""
+        now_s = time.monotonic()
+        if scan and now_s >= self._scan_at_s:
+            self._scan_at_s = now_s + SCAN_S
+            self._create_missing()
+        for node in self.nodes.values():
+            if node.asked is None and now_s >= node.ask_at_s:
+                node.asked = node.actor.control.remote(_DESCRIBE)
+        yield from self._collect()
+
+    def _create_missing(self) -> None:
+        import ray
+
+        for row in ray.nodes():
+            labels = row.get("Labels", {})
+            if not row["Alive"] or LABEL not in labels or RESOURCE not in row["Resources"]:
+                continue
+            try:
+                name = parse_node_name(labels[LABEL])
+            except RejectedError as error:
+                self._warn_once(f"Ray node {row['NodeManagerAddress']}: {error.message}")
+                continue
+            if name not in self.nodes:
+                host = row["NodeManagerAddress"]
+                self.nodes[name] = LaunchedNode(
+                    name, host, self._create(name, host), time.monotonic()
+                )
+
+    def _create(self, name: NodeName, host: str) -> Any:
+        import ray
+
+        from node.ray_actor import (
+            CONTROL_CALLS_MAX,
+            NAMESPACE,
+            SERVICE_MODULE,
+            NodeActor,
+            actor_name,
+        )
+
+        actor_class = ray.remote(concurrency_groups={"control": CONTROL_CALLS_MAX})(NodeActor)
+        placed = actor_class.options(
+            name=actor_name(name),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            resources={RESOURCE: 1},
+            label_selector={LABEL: name},  # a restarted Mac has a new Ray id, but its old label
+            max_restarts=-1,
+            max_task_retries=0,  # a control call may have been carried out: only the caller knows
+        )
+        options = self.options
+        return placed.remote(
+            str(name),
+            f"{options.data_dir}/nodes/{name}",
+            options.settings.model,
+            options.bind or host,
+            options.cluster_key,
+            pack(options.settings.node),
+            options.service_module or SERVICE_MODULE,
+        )
+
+    def _collect(self) -> Iterator[dict[str, Any]]:
+        import ray
+
+        asked = {node.asked: node for node in self.nodes.values() if node.asked is not None}
+        if not asked:
+            time.sleep(TICK_S)
+            return
+        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=TICK_S)
+        for reference in done:
+            node = asked[reference]
+            node.asked = None
+            node.ask_at_s = time.monotonic() + (READY_POLL_S if node.view else LOADING_POLL_S)
+            try:
+                reply = decode_reply(NodeView, ray.get(reference))
+            except ray.exceptions.RayActorError as error:
+                yield from self._on_lost(node, error)
+            except RejectedError as error:
+                self._warn_once(f"{node.name} answers wrongly: {error.message}")
+            else:
+                yield from self._on_reply(node, reply)
+
+    def _on_lost(self, node: LaunchedNode, error: Exception) -> Iterator[dict[str, Any]]:
+        import ray
+
+        if node.view is not None:
+            yield {"event": "lost", "node": node.name}
+            node.since_s = time.monotonic()
+        node.view = None
+        node.ask_at_s = time.monotonic() + LOADING_POLL_S
+        if isinstance(error, ray.exceptions.ActorDiedError):  # for good: Ray restarts it no more
+            _log.warning("%s: its actor is gone, making a new one", node.name)
+            del self.nodes[node.name]
+
+    def _on_reply(
+        self, node: LaunchedNode, reply: NodeView | ErrorReply
+    ) -> Iterator[dict[str, Any]]:
+        if isinstance(reply, NodeView):
+            restarted = node.view is None or node.view.incarnation != reply.incarnation
+            node.view, node.failure = reply, None
+            if restarted:
+                yield ready_event(node, reply)
+        elif reply.retry_after_s is None and node.failure != reply.message:
+            node.failure = reply.message
+            yield {"event": "failed", "node": node.name, "message": reply.message}
+
+    def finish(self, how: str, timeout_s: float = EXIT_TIMEOUT_S) -> None:
+        """Leave the nodes: as they are, with everything flushed, or stopped and removed."""
+        import ray
+
+        if how == "leave" or not self.nodes:
+            return
+        call = encode_call(Stop() if how == "stop" else Flush())
+        asked = [node.actor.control.remote(call) for node in self.nodes.values()]
+        done, late = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+        if late:
+            _log.warning("%d of %d nodes did not answer in time", len(late), len(asked))
+        if how == "stop":
+            for node in self.nodes.values():
+                ray.kill(node.actor, no_restart=True)
+        _log.info("%s: %d nodes", how, len(done))
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._strange:
+            self._strange.add(message)
+            _log.warning("%s", message)
+
+
+def connect(address: str, deadline_s: float) -> None:
+    """Become a driver of the Ray cluster at `address`, waiting until it answers."""
+    if address != "auto":
+        _wait_for_port(address, deadline_s)
+    import ray
+
+    from node.ray_actor import NAMESPACE
+
+    try:
+        ray.init(
+            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        message = f"no Ray cluster at {address}: {error}"
+        raise FatalError(message) from None
+
+
+def _wait_for_port(address: str, deadline_s: float) -> None:
+    host, _, port = address.rpartition(":")
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=1.0).close()
+        except OSError as error:
+            if time.monotonic() > deadline_s:
+                message = f"no Ray cluster answers at {address}: {error}"
+                raise FatalError(message) from None
+            time.sleep(_CONNECT_POLL_S)
+        else:
+            return
+
+
+def why_late(launch: Launch, expected: int, timeout_s: float) -> str:
+    """Say what is missing, once the time is up."""
+    import ray
+
+    late = sorted(node.name for node in launch.nodes.values() if node.view is None)
+    if late:
+        why = [launch.nodes[name].failure or "still loading, or not placed by Ray" for name in late]
+        listed = "; ".join(f"{n}: {w}" for n, w in zip(late, why, strict=True))
+        return f"not ready after {timeout_s:g} s: {listed}"
+    seen = ", ".join(sorted(row["NodeManagerAddress"] for row in ray.nodes() if row["Alive"]))
+    return (
+        f"{len(launch.nodes)} of {expected} Macs joined Ray within {timeout_s:g} s (Ray knows: "
+        f"{seen or 'nobody'}). A Mac joins by `ray start … --resources='{{\"{RESOURCE}\": 1}}' "
+        f"--labels={LABEL}=NAME`"
+    )
+
+
+def ready_event(node: LaunchedNode, view: NodeView) -> dict[str, Any]:
+    """Say that a node serves, and whether its memory passed the test of itself."""
+    return {
+        "event": "ready",
+        "node": node.name,
+        "host": view.host,
+        "pid": view.pid,
+        "url": view.http_url,
+        "model": view.model,
+        "incarnation": view.incarnation,
+        "seconds": round(time.monotonic() - node.since_s, 2),
+        "self_test": {"passed": view.self_test.passed, "detail": view.self_test.detail},
+    }
+
+
+def read_settings(path: Path | None) -> FabricSettings:
+    """Read the `metadata: {macfabric: …}` section of a cluster file; no file: all defaults."""
+    if path is None:
+        return FabricSettings()
+    try:
+        whole = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        message = f"{path}: {error}"
+        raise FatalError(message) from None
+    section = whole.get("metadata") if isinstance(whole, dict) else None
+    return parse_settings(section.get("macfabric") if isinstance(section, dict) else None)
+
+
+def read_cluster_key(data_dir: Path) -> bytes:
+    """Read the key that all nodes and routers of the cluster share."""
+    path = data_dir / CLUSTER_KEY_FILE
+    try:
+        return bytes.fromhex(path.read_text())
+    except (OSError, ValueError) as error:
+        message = f"{path}: no cluster key there ({error}); `macfabric up` or `serve` makes it"
+        raise FatalError(message) from None

@@ -1,0 +1,145 @@
+"""The source's side of a migration: offer, seal, release, or take back.
+
+Until the target has committed, the source owns the agent; from the seal on it serves no
+turn of it, and the seal is on disk, so that a crash leaves no second owner.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fabric.control import (
+    AbortMigration,
+    Done,
+    Offer,
+    OfferMigration,
+    ReleaseAgent,
+    SealAgent,
+)
+from fabric.errors import ConflictError, NotFoundError, RetryLaterError, StaleEpochError
+from fabric.ids import AgentId, TenantId
+from fabric.manifest import Manifest, OwnerState, encode_manifest
+from node.agent import Agent
+
+if TYPE_CHECKING:
+    from node.node import Node
+
+OFFER_VALID_S = 600.0
+SEAL_WAIT_S = 8.0  # for a turn in progress to end; the caller's own limit is above
+
+
+def owned_agent(node: "Node", tenant: TenantId, agent: AgentId) -> Agent:
+    """Return the agent; raise NotFoundError where this node holds nothing of it."""
+    found = node.table.get((tenant, agent))
+    if found is None:
+        message = f"{node.name} holds no such agent"
+        raise NotFoundError(message, code="agent_not_found")
+    return found
+
+
+def offer(node: "Node", call: OfferMigration) -> Offer:
+    """Offer the agent's last saved record; it goes on serving turns meanwhile."""
+    agent = owned_agent(node, call.tenant, call.agent)
+    _check_epoch(agent, call.epoch)
+    if agent.manifest.state is not OwnerState.OWNED:
+        message = f"the agent is {agent.manifest.state} here"
+        raise ConflictError(message, code="not_owner")
+    if agent.saved is None:
+        message = "the agent has no finished turn to move yet"
+        raise ConflictError(message, code="nothing_saved")
+    return _offer(node, call, agent.saved)
+
+
+async def seal(node: "Node", call: SealAgent) -> Offer:
+    """Stop serving the agent and offer its final record; repeatable."""
+    agent = owned_agent(node, call.tenant, call.agent)
+    record = agent.manifest
+    if record.state is OwnerState.SEALED and record.migration == call.migration:
+        return _offer(node, call, record)
+    _check_epoch(agent, call.epoch)
+    try:
+        await asyncio.wait_for(agent.turn_lock.acquire(), SEAL_WAIT_S)
+    except TimeoutError:
+        message = "a turn of this agent is still running"
+        raise RetryLaterError(message, code="agent_busy") from None
+    try:
+        record = agent.manifest
+        if record.state is not OwnerState.OWNED or agent.saved is None or not agent.is_durable:
+            message = f"the agent cannot be sealed: {record.state}, durable={agent.is_durable}"
+            raise ConflictError(message, code="cannot_seal")
+        sealed = replace(
+            record,
+            state=OwnerState.SEALED,
+            revision=record.revision + 1,
+            migration=call.migration,
+            sealed_to=call.target,
+        )
+        await _republish(node, agent, sealed)
+        agent.decided.clear()
+        return _offer(node, call, sealed)
+    finally:
+        agent.turn_lock.release()
+
+
+async def release(node: "Node", call: ReleaseAgent) -> Done:
+    """Step down: another node owns a later epoch. The bytes stay as a replica."""
+    node.transfers.withdraw(call.migration)
+    agent = node.table.get((call.tenant, call.agent))
+    if agent is None or agent.manifest.epoch >= call.epoch:
+        return Done("nothing to release")
+    replica = replace(
+        agent.manifest,
+        state=OwnerState.REPLICA,
+        revision=agent.manifest.revision + 1,
+        epoch=call.epoch,
+        owner=call.owner,
+        migration=None,
+        sealed_to=None,
+    )
+    await _republish(node, agent, replica)
+    agent.cache = None
+    agent.decided.set()
+    return Done()
+
+
+async def take_back(node: "Node", call: AbortMigration) -> Done:
+    """Undo the seal of this very migration; repeatable."""
+    node.transfers.withdraw(call.migration)
+    agent = node.table.get((call.tenant, call.agent))
+    if (
+        agent is None
+        or agent.manifest.state is not OwnerState.SEALED
+        or agent.manifest.migration != call.migration
+    ):
+        return Done("nothing to abort")
+    owned = replace(
+        agent.manifest,
+        state=OwnerState.OWNED,
+        revision=agent.manifest.revision + 1,
+        migration=None,
+        sealed_to=None,
+    )
+    await _republish(node, agent, owned)
+    agent.decided.set()
+    return Done()
+
+
+async def _republish(node: "Node", agent: Agent, record: Manifest) -> None:
+    previous = agent.saved
+    await node.in_worker(lambda: node.store.publish(record, previous))
+    agent.manifest = agent.saved = record
+    node.table.put(agent)
+
+
+def _check_epoch(agent: Agent, epoch: int) -> None:
+    if agent.manifest.epoch != epoch:
+        message = f"the agent is at epoch {agent.manifest.epoch}, not {epoch}"
+        raise StaleEpochError(message)
+
+
+def _offer(node: "Node", call: OfferMigration | SealAgent, record: Manifest) -> Offer:
+    refs = list(dict.fromkeys(piece.block for piece in record.pieces))
+    ticket = node.transfers.offer(
+        call.migration, call.tenant, call.agent, call.target, call.epoch, refs, OFFER_VALID_S
+    )
+    return Offer(encode_manifest(record), ticket, node.addresses())

@@ -1,0 +1,129 @@
+"""The target's side of a migration: fetch what is missing, then own the agent.
+
+Nothing that a peer says is believed: block names are recomputed from the tokens under this
+cluster's key, and every block's bytes are checked before they are stored.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fabric.block import BlockRef
+from fabric.control import AgentView, CommitMigration, Copied, CopyBlocks
+from fabric.errors import ConflictError, CorruptDataError, RejectedError
+from fabric.ids import MigrationId
+from fabric.manifest import Manifest, OwnerState, decode_manifest
+from node.agent import Agent
+from node.transfer_client import fetch_blocks
+
+if TYPE_CHECKING:
+    from fabric.block_chain import BlockSpan
+    from node.node import Node
+
+ABORTED_MAX = 1_024  # remembered; a commit later than that many aborts is caught by its epoch
+
+
+async def copy_blocks(node: "Node", call: CopyBlocks) -> Copied:
+    """Fetch, verify and publish the offered record's blocks that are not here yet."""
+    record = _checked(node, call.offer.manifest)
+    return await node.in_worker(lambda: _fetch(node, call, record))
+
+
+def _checked(node: "Node", raw: bytes) -> Manifest:
+    record = decode_manifest(raw)
+    if record.fingerprint != node.fingerprint:
+        message = f"{node.name} runs another model than this agent's"
+        raise ConflictError(message, code="fingerprint_mismatch")
+    return record
+
+
+def _fetch(node: "Node", call: CopyBlocks, record: Manifest) -> Copied:
+    began = node.clock.monotonic_s()
+    spans = node.store.spans(record.tenant, record.token_ids)
+    by_name = {}
+    for span, piece in zip(spans, record.pieces, strict=True):
+        if span.block_hash != piece.block.block_hash:
+            message = "the offered record's blocks are not those of its tokens"
+            raise CorruptDataError(message)
+        by_name[piece.block.name] = span
+    missing = node.store.missing(record)
+    if not missing:
+        return Copied(0, len(record.pieces), 0, 0.0)
+    buffers: dict[str, memoryview] = {}
+
+    def allocate(ref: BlockRef) -> memoryview:
+        return buffers.setdefault(ref.name, memoryview(bytearray(ref.payload_bytes)))
+
+    def adopt(ref: BlockRef, payload: memoryview) -> None:
+        span: BlockSpan = by_name[ref.name]
+        tokens = record.token_ids[span.start : span.end]
+        node.store.blocks.adopt(ref, span.parent, tokens, payload)
+        node.adopted.setdefault(call.migration, []).append(ref)
+        buffers.pop(ref.name, None)
+
+    report = fetch_blocks(
+        call.offer.addresses,
+        name=node.name,
+        source=call.source,
+        cluster_key=node.config.cluster_key,
+        fingerprint=node.fingerprint,
+        ticket=call.offer.ticket,
+        refs=missing,
+        allocate=allocate,
+        done=adopt,
+    )
+    return Copied(
+        blocks_sent=report.blocks,
+        blocks_reused=len(record.pieces) - len(missing),
+        bytes_sent=report.bytes,
+        seconds=node.clock.monotonic_s() - began,
+    )
+
+
+async def forget(node: "Node", migration: MigrationId) -> None:
+    """Let go of a migration that came to nothing, and refuse to commit it later."""
+    node.aborted[migration] = None
+    while len(node.aborted) > ABORTED_MAX:
+        node.aborted.popitem(last=False)
+    refs = node.adopted.pop(migration, [])
+    node.store.blocks.abandon(refs)
+    if refs:
+        await node.in_worker(node.store.blocks.sweep)
+
+
+async def commit(node: "Node", call: CommitMigration) -> AgentView:
+    """Own the agent at `call.epoch`; its durable publish is the commit. Repeatable."""
+    record = _checked(node, call.offer.manifest)
+    agent = node.table.get((record.tenant, record.agent))
+    if agent is not None and agent.manifest.epoch >= call.epoch:
+        if agent.manifest.owner == node.name and agent.manifest.migration == call.migration:
+            return agent.view()
+        message = f"the agent is already at epoch {agent.manifest.epoch} here"
+        raise ConflictError(message, code="stale_epoch")
+    if call.migration in node.aborted:
+        message = "this migration was aborted"
+        raise ConflictError(message, code="aborted")
+    if record.epoch >= call.epoch:
+        message = f"epoch {call.epoch} does not follow {record.epoch}"
+        raise RejectedError(message, code="stale_epoch")
+    owned = replace(
+        record,
+        state=OwnerState.OWNED,
+        owner=node.name,
+        epoch=call.epoch,
+        revision=record.revision + 1,
+        migration=call.migration,  # remembered, so that a repeated commit is recognised
+        sealed_to=None,
+    )
+    if await node.in_worker(lambda: node.store.missing(owned)):
+        message = "not all of the agent's blocks have arrived"
+        raise ConflictError(message, code="blocks_missing")
+    previous = agent.saved if agent is not None else None
+    await node.in_worker(lambda: node.store.publish(owned, previous))
+    node.adopted.pop(call.migration, None)  # the record holds them now
+    if agent is None:
+        agent = Agent(owned)
+    agent.manifest = agent.saved = owned
+    agent.is_durable, agent.came_from_peer, agent.cache = True, True, None
+    agent.decided.set()
+    node.table.put(agent)
+    return agent.view()

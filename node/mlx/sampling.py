@@ -1,0 +1,77 @@
+"""Choose tokens: greedy in one batched call, anything else per sequence with its own key.
+
+mlx-lm's samplers draw from a global generator, so a seed would depend on who else is in the
+batch. Here the key of token n is a hash of (seed, n): reproducible alone and in any batch.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
+from xxhash import xxh3_64
+
+from fabric.generation import Sampling
+
+_HISTORY_TOKENS_MAX = 4_096  # what penalties look back on
+_PENALTY_CONTEXT_TOKENS = 1_024
+
+
+@dataclass(slots=True)
+class Chooser:
+    """One sequence's way of choosing tokens."""
+
+    sampling: Sampling
+    seed: int
+    processors: list[Any]
+    history: mx.array | None  # only kept where a penalty reads it
+    drawn_count: int = 0
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Say whether a batched argmax decides."""
+        s = self.sampling
+        return s.temperature == 0 and not self.processors and s.logprobs is None
+
+    def choose(self, logits: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Pick from `[1, vocab]`; return the token `[1]` and log probabilities if wanted."""
+        for processor in self.processors:
+            logits = processor(self.history, logits)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        token = self._draw(logprobs)
+        self.drawn_count += 1
+        if self.history is not None:
+            self.history = mx.concatenate([self.history, token])[-_HISTORY_TOKENS_MAX:]
+        return token, (logprobs if self.sampling.logprobs is not None else None)
+
+    def _draw(self, logprobs: mx.array) -> mx.array:
+        s = self.sampling
+        if s.temperature == 0:
+            return mx.argmax(logprobs, axis=-1).astype(mx.uint32)
+        if 0 < s.top_p < 1:
+            logprobs = apply_top_p(logprobs, s.top_p)
+        if s.min_p > 0:
+            logprobs = apply_min_p(logprobs, s.min_p)
+        if 0 < s.top_k < logprobs.shape[-1]:
+            logprobs = apply_top_k(logprobs, s.top_k)
+        key = mx.random.key(_fold(self.seed, self.drawn_count))
+        return mx.random.categorical(logprobs / s.temperature, key=key).astype(mx.uint32)
+
+
+def _fold(seed: int, index: int) -> int:
+    return xxh3_64(f"{seed}:{index}".encode()).intdigest()
+
+
+def make_chooser(sampling: Sampling, seed: int, prompt: list[int]) -> Chooser:
+    """Set up one sequence's sampling; penalties see the prompt's last tokens too."""
+    processors = make_logits_processors(
+        {int(token): bias for token, bias in sampling.logit_bias.items()} or None,
+        sampling.repetition_penalty if sampling.repetition_penalty != 1.0 else None,
+        _PENALTY_CONTEXT_TOKENS,
+        sampling.presence_penalty or None,
+        _PENALTY_CONTEXT_TOKENS,
+        sampling.frequency_penalty or None,
+        _PENALTY_CONTEXT_TOKENS,
+    )
+    history = mx.array(prompt[-_HISTORY_TOKENS_MAX:], mx.uint32) if processors else None
+    return Chooser(sampling, seed, processors, history)

@@ -1,0 +1,140 @@
+"""A running node without its transports: the nouns that a turn or a control call works on."""
+
+import asyncio
+import os
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from fabric.block import BlockRef
+from fabric.cache_spec import ModelCacheSpec
+from fabric.control import Address, NodeView, SelfTest, TierBytes
+from fabric.errors import RetryElsewhereError
+from fabric.generation import Event, GenerateRequest
+from fabric.ids import Fingerprint, MigrationId, NodeName
+from fabric.limits import BLOCK_TOKENS
+from fabric.manifest import OwnerState
+from fabric.ports import Clock
+from fabric.settings import NodeSettings
+from node.agent_store import AgentStore
+from node.agent_table import AgentTable
+from node.engine_thread import EngineThread
+from node.mlx.chat_tokenizer import ChatTokenizer
+from node.transfer_server import TransferServer
+from node.turn import Turn
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """What a node is started with."""
+
+    name: NodeName
+    data_dir: Path
+    model: str
+    cluster_key: bytes
+    settings: NodeSettings
+    host: str
+    incarnation: int
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """The parts of a node; mutable state is touched on its event loop only."""
+
+    config: NodeConfig
+    clock: Clock
+    engine: EngineThread
+    tokenizer: ChatTokenizer
+    spec: ModelCacheSpec
+    fingerprint: Fingerprint
+    model_name: str
+    context_tokens_max: int
+    store: AgentStore
+    table: AgentTable
+    transfers: TransferServer
+    workers: ThreadPoolExecutor
+    self_test: SelfTest
+    http_url: str = ""
+    is_draining: bool = False
+    degraded: str | None = None
+    turns: set[Turn] = field(default_factory=set)
+    adopted: dict[MigrationId, list[BlockRef]] = field(default_factory=dict)  # not yet owned
+    aborted: OrderedDict[MigrationId, None] = field(default_factory=OrderedDict)
+
+    @property
+    def name(self) -> NodeName:
+        """This node's name."""
+        return self.config.name
+
+    @property
+    def settings(self) -> NodeSettings:
+        """This node's budgets and policies."""
+        return self.config.settings
+
+    async def in_worker(self, work: Callable[[], T]) -> T:
+        """Run blocking work (disk, hashing, tokenizing) on a worker thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.workers, work)
+
+    async def on_engine(self, work: Callable[[], T]) -> T:
+        """Run work on the engine thread between two steps."""
+        return await asyncio.wrap_future(self.engine.call(work))
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        """Serve one turn; closing the iterator cancels it."""
+        return Turn(self, request).events()
+
+    def refuse_new(self) -> None:
+        """Raise where this node takes no new agents."""
+        if self.is_draining:
+            message = "this node is draining"
+            raise RetryElsewhereError(message, code="draining")
+
+    def usable_prefix(self, tokens_count: int) -> int:
+        """Round a reusable prefix down to what the chunk policy allows."""
+        if self.settings.exact_chunks:
+            return tokens_count // BLOCK_TOKENS * BLOCK_TOKENS
+        return tokens_count
+
+    def addresses(self) -> tuple[Address, ...]:
+        """Where the data plane listens."""
+        return self.transfers.addresses()
+
+    async def quiesce(self) -> None:
+        """Wait until every turn in progress has been saved."""
+        while self.turns:
+            await asyncio.gather(*(turn.task for turn in self.turns), return_exceptions=True)
+
+    def view(self) -> NodeView:
+        """Describe the node for its beat."""
+        agents = [a for a in self.table if a.manifest.state is not OwnerState.REPLICA]
+        speed = self.engine.prefill_speed.per_s
+        return NodeView(
+            name=self.name,
+            host=self.config.host,
+            pid=os.getpid(),
+            incarnation=self.config.incarnation,
+            http_url=self.http_url,
+            model=self.model_name,
+            fingerprint=self.fingerprint.hex(),
+            context_tokens_max=self.context_tokens_max,
+            state="draining" if self.is_draining else "ready",
+            agents=len(agents),
+            tokens=sum(agent.manifest.tokens_count for agent in agents),
+            bytes=TierBytes(hot=self.table.hot_bytes, disk=self.store.blocks.total_bytes),
+            addresses=self.addresses(),
+            waiting=self.engine.waiting_count,
+            active=self.engine.active_count,
+            queue_s=self.engine.queued_tokens / speed if speed else 0.0,
+            prefill_tokens_per_s=speed,
+            decode_tokens_per_s=self.engine.decode_speed.per_s,
+            bytes_per_token=self.spec.bytes_per_token,
+            self_test=self.self_test,
+            degraded=self.degraded,
+            reuse=self.self_test.passed,
+            changes=self.table.changes,
+        )

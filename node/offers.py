@@ -1,0 +1,111 @@
+"""What this node allows others to fetch: signed tickets, and the list each one stands for.
+
+A signature proves that some node of the cluster issued a ticket; only this list says that it
+was this node, for these blocks, and that it still holds. The list lives in memory: after a
+restart every old ticket is refused and its migration offers again.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Final
+
+from fabric.block import BlockRef
+from fabric.errors import OverloadedError, RejectedError, TooLargeError, UnauthorizedError
+from fabric.ids import AgentId, MigrationId, NodeName, TenantId
+from fabric.limits import TICKET_BLOCKS_MAX
+from fabric.ports import Clock
+from fabric.ticket import Ticket, blocks_digest, issue_ticket, open_ticket
+
+OFFERS_MAX: Final = 1_024
+_NONCE_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    ticket: Ticket
+    raw: bytes
+    refs: Mapping[str, BlockRef]
+    expires_s: float
+
+
+class OfferBook:
+    """Offers by ticket nonce; safe to use from many threads."""
+
+    def __init__(self, name: NodeName, cluster_key: bytes, clock: Clock) -> None:
+        """Keep the offers of node `name`."""
+        self._name = name
+        self._cluster_key = cluster_key
+        self._clock = clock
+        self._lock = Lock()
+        self._offers: dict[bytes, _Offer] = {}
+
+    def add(
+        self,
+        migration: MigrationId,
+        tenant: TenantId,
+        agent: AgentId,
+        target: NodeName,
+        epoch: int,
+        refs: Sequence[BlockRef],
+        valid_s: float,
+    ) -> bytes:
+        """Allow `target` to fetch `refs` for `valid_s` seconds; return the signed ticket.
+
+        Offering the same again renews the first ticket. A later offer of a migration (its
+        final record) stands beside an earlier one until both are withdrawn.
+        """
+        if len(refs) > TICKET_BLOCKS_MAX:
+            message = f"an offer of {len(refs)} blocks is over the limit of {TICKET_BLOCKS_MAX}"
+            raise TooLargeError(message)
+        if valid_s <= 0:
+            message = "an offer must be valid for some time"
+            raise RejectedError(message, code="invalid_offer")
+        digest = blocks_digest([ref.name for ref in refs])
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        ticket = Ticket(migration, tenant, agent, self._name, target, epoch, digest, nonce)
+        offer = _Offer(
+            ticket,
+            issue_ticket(self._cluster_key, ticket),
+            {ref.name: ref for ref in refs},
+            self._clock.monotonic_s() + valid_s,
+        )
+        with self._lock:
+            return self._keep(offer)
+
+    def withdraw(self, migration: MigrationId) -> None:
+        """Refuse every ticket of `migration` from now on."""
+        with self._lock:
+            kept = {n: o for n, o in self._offers.items() if o.ticket.migration != migration}
+            self._offers = kept
+
+    def check(self, raw_ticket: bytes, peer: NodeName) -> Mapping[str, BlockRef]:
+        """Return the blocks that `peer` may fetch; raise UnauthorizedError if none."""
+        ticket = open_ticket(self._cluster_key, raw_ticket)
+        if ticket.target != peer:
+            message = "the ticket is for another node"
+            raise UnauthorizedError(message, code="bad_ticket")
+        with self._lock:
+            offer = self._offers.get(ticket.nonce)
+        if offer is None or offer.ticket != ticket:
+            message = "the ticket is not, or no longer, on this node's list"
+            raise UnauthorizedError(message, code="bad_ticket")
+        if self._clock.monotonic_s() >= offer.expires_s:
+            message = "the ticket has expired"
+            raise UnauthorizedError(message, code="ticket_expired")
+        return offer.refs
+
+    def _keep(self, offer: _Offer) -> bytes:
+        now_s = self._clock.monotonic_s()
+        self._offers = {n: o for n, o in self._offers.items() if o.expires_s > now_s}
+        for nonce, old in self._offers.items():
+            if old.ticket == replace(offer.ticket, nonce=nonce):
+                expires_s = max(old.expires_s, offer.expires_s)
+                self._offers[nonce] = _Offer(old.ticket, old.raw, old.refs, expires_s)
+                return old.raw
+        if len(self._offers) >= OFFERS_MAX:
+            message = f"{OFFERS_MAX} offers are open"
+            raise OverloadedError(message)
+        self._offers[offer.ticket.nonce] = offer
+        return offer.raw

@@ -1,0 +1,142 @@
+"""Match a prompt against an agent's record: text first, tokens second.
+
+    stored text   |system ...|user ...|assistant ... <end>|
+    prompt text   |system ...|user ...|assistant ... <end>|user ...|
+                  common bytes ---------------------------^
+                  cut: the last special token that starts within them
+
+Tokens before the cut are taken from the record, so that an answer keeps the tokens it was
+generated with; the rest is encoded afresh and compared. The fed tokens are therefore those
+of a fresh encoding, except that kept answers keep their own.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Protocol
+
+from fabric.generation import MatchKind
+from fabric.text_match import common_prefix_bytes, common_prefix_items
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids and, for each, where its text ends, in utf-8 bytes."""
+
+    ids: list[int]
+    ends: list[int]
+
+
+class PromptTokenizer(Protocol):
+    """What planning needs of a tokenizer."""
+
+    @property
+    def cut_texts(self) -> dict[int, bytes]:
+        """Special tokens that always stand alone, with their text."""
+        ...
+
+    def encode(self, text: str, *, special_prefix: bool = False) -> Encoded:
+        """Encode with offsets."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What an agent has in its cache, as text and as tokens."""
+
+    text: bytes
+    ids: list[int]
+    ends: list[int]
+    prompt_tokens_count: int
+
+    @property
+    def prompt_bytes(self) -> bytes:
+        """Text of the last prompt, without the answer that followed."""
+        if not self.prompt_tokens_count:
+            return b""
+        return self.text[: self.ends[self.prompt_tokens_count - 1]]
+
+
+EMPTY_TRANSCRIPT = Transcript(b"", [], [], 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """The tokens to have in the cache, and how many of the record's leading ones serve."""
+
+    text: bytes
+    ids: list[int]
+    ends: list[int]
+    kept_tokens: int
+    match: MatchKind
+    reason: str
+
+
+def plan_prompt(
+    tokenizer: PromptTokenizer, text: str, stored: Transcript, *, raw: bool
+) -> PromptPlan:
+    """Plan how to continue `stored` with the prompt `text`.
+
+    `raw`: an untemplated prompt, which has no special tokens to cut at and gets the
+    tokenizer's own prefix; it is always encoded whole.
+    """
+    prompt = text.encode()
+    common = common_prefix_bytes(prompt, stored.text)
+    ids, ends = ([], []) if raw else _encode_behind_cut(tokenizer, prompt, stored, common)
+    if not ids:
+        encoded = tokenizer.encode(text, special_prefix=raw)
+        ids, ends = encoded.ids, encoded.ends
+    kept = common_prefix_items(ids, stored.ids)
+    match = _classify(len(ids), kept, len(stored.ids))
+    return PromptPlan(prompt, ids, ends, kept, match, _reason(match, kept, stored))
+
+
+def _encode_behind_cut(
+    tokenizer: PromptTokenizer, prompt: bytes, stored: Transcript, common: int
+) -> tuple[list[int], list[int]]:
+    """Encode from the last safe cut; nothing if there is none or it proves unsafe."""
+    cut = _last_cut(tokenizer.cut_texts, prompt, stored, common)
+    if cut is None:
+        return [], []
+    index, start = cut
+    fresh = tokenizer.encode(prompt[start:].decode())
+    if not fresh.ids or fresh.ids[0] not in tokenizer.cut_texts:
+        return [], []
+    ends = stored.ends[:index] + [start + end for end in fresh.ends]
+    return stored.ids[:index] + fresh.ids, ends
+
+
+def _last_cut(
+    cut_texts: dict[int, bytes], prompt: bytes, stored: Transcript, common: int
+) -> tuple[int, int] | None:
+    """Find (token index, byte offset) of the last special token to start encoding at."""
+    if common == len(stored.text) and stored.ids:
+        # An answer cut short by a limit has no end token; the template may add one now.
+        rest = prompt[common:]
+        if any(rest.startswith(special) for special in cut_texts.values()):
+            return len(stored.ids), common
+    for index in range(bisect_right(stored.ends, common) - 1, 0, -1):
+        special = cut_texts.get(stored.ids[index])
+        if special is not None:
+            start = stored.ends[index] - len(special)
+            if prompt[start : stored.ends[index]] == special:
+                return index, start
+    return None
+
+
+def _classify(prompt_tokens: int, kept: int, stored_tokens: int) -> MatchKind:
+    if kept == 0:
+        return MatchKind.NONE
+    if kept == prompt_tokens:
+        return MatchKind.EXACT
+    return MatchKind.EXTEND if kept == stored_tokens else MatchKind.DIVERGE
+
+
+def _reason(match: MatchKind, kept: int, stored: Transcript) -> str:
+    if match is MatchKind.EXACT:
+        return "the prompt is what is stored"
+    if match is MatchKind.EXTEND:
+        return "the prompt extends what is stored"
+    if match is MatchKind.DIVERGE:
+        at = stored.ends[kept - 1]
+        return f"differs after token {kept} of {len(stored.ids)}, byte {at} of {len(stored.text)}"
+    return "nothing stored begins like this prompt" if stored.ids else "nothing was stored"

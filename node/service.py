@@ -1,0 +1,187 @@
+"""A whole node in one process: engine thread, disk tier, data plane, HTTP, control.
+
+NodeService(config).start() -> control(bytes) from any thread -> stop()
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import uvicorn
+
+from fabric.control import SelfTest, encode_reply
+from fabric.errors import FatalError, RetryLaterError
+from fabric.limits import CONTROL_TIMEOUT_S
+from fabric.manifest import OwnerState
+from node.agent import Agent
+from node.agent_store import AgentStore
+from node.agent_table import AgentTable
+from node.block_store import BlockStore
+from node.clock import SystemClock
+from node.control_calls import ControlCalls
+from node.engine_thread import EngineThread
+from node.http_server import build_app, error_reply
+from node.manifest_store import ManifestStore
+from node.mlx.chat_tokenizer import ChatTokenizer
+from node.mlx.engine import Engine
+from node.mlx.loaded_model import LoadedModel, load_model
+from node.mlx.probe import probe
+from node.node import Node, NodeConfig
+from node.posix_disk import PosixDisk
+from node.self_test import run_self_test
+from node.transfer_server import TransferServer
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+WORKERS = 8
+_FOLDER_CHARS = 16
+_CONTROL_TIMEOUT_S = 3600.0  # a copy may take long; the caller has its own, shorter limit
+_UNTESTED = SelfTest(passed=False, detail="not run yet", seconds=0.0)
+
+__all__ = ["NodeConfig", "NodeService"]
+
+
+class NodeService:
+    """Starts and stops a node and hands control calls to it."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        if not __debug__:
+            message = "assertions guard the cache: do not run under python -O"
+            raise FatalError(message)
+        self._config = config
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="node", daemon=True)
+        self._node: Node | None = None
+        self._calls: ControlCalls | None = None
+        self._server: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._disk: PosixDisk | None = None
+
+    @property
+    def node(self) -> Node:
+        """The running node."""
+        assert self._node is not None, "start first"
+        return self._node
+
+    def start(self) -> None:
+        """Load the model, recover the disk tier, test it, and listen."""
+        os.umask(0o077)
+        self._thread.start()
+        self._node = self._build()
+        self._calls = ControlCalls(self._node)
+        self._on_loop(self._listen()).result()
+        self._node.self_test = self._on_loop(run_self_test(self._node)).result()
+        if not self._node.self_test.passed:
+            _log.error("self-test failed: %s", self._node.self_test.detail)
+
+    def control(self, raw: bytes) -> bytes:
+        """Answer one control call; callable from any thread."""
+        calls = self._calls
+        if calls is None:
+            message = "the node is starting or stopping"
+            return encode_reply(error_reply(RetryLaterError(message, code="loading")))
+        return self._on_loop(calls.answer(raw)).result(_CONTROL_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """Save everything and end all threads."""
+        if self._node is None:
+            return
+        self._calls = None
+        self._on_loop(self._close()).result()
+        self._node.engine.stop()
+        self._node.transfers.stop()
+        self._node.workers.shutdown()
+        if self._disk is not None:
+            self._disk.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CONTROL_TIMEOUT_S)
+        self._loop.close()
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _build(self) -> Node:
+        config, clock = self._config, SystemClock()
+        engine = EngineThread(
+            clock,
+            active_max=config.settings.active_max,
+            waiting_max=config.settings.waiting_max,
+            exact_chunks=config.settings.exact_chunks,
+        )
+
+        def build() -> tuple[Engine, LoadedModel]:
+            loaded = load_model(config.model, config.settings.context_tokens_max)
+            built = Engine(loaded.model, loaded.spec)
+            probe(built)
+            return built, loaded
+
+        loaded = engine.start(build)
+        # Another model's agents wait in a folder of their own until it is served again.
+        folder = config.data_dir / loaded.fingerprint.hex()[:_FOLDER_CHARS]
+        self._disk = disk = PosixDisk(folder, config.settings.durability)
+        disk.recover()
+        blocks = BlockStore(disk, loaded.spec, loaded.fingerprint)
+        manifests = ManifestStore(disk, config.cluster_key)
+        store = AgentStore(blocks, manifests, config.cluster_key, loaded.fingerprint)
+        table = AgentTable(config.name, loaded.fingerprint, clock)
+        for record in store.recover():
+            agent = Agent(record, saved=record, is_durable=True)
+            if record.owner != config.name and record.state is OwnerState.OWNED:
+                continue  # the folder was copied from another node
+            table.put(agent)
+        transfers = TransferServer(
+            config.name,
+            config.cluster_key,
+            loaded.fingerprint,
+            blocks,
+            clock,
+            host=config.host,
+        )
+        return Node(
+            config=config,
+            clock=clock,
+            engine=engine,
+            tokenizer=ChatTokenizer(loaded.tokenizer),
+            spec=loaded.spec,
+            fingerprint=loaded.fingerprint,
+            model_name=loaded.name,
+            context_tokens_max=loaded.context_tokens_max,
+            store=store,
+            table=table,
+            transfers=transfers,
+            workers=ThreadPoolExecutor(WORKERS, thread_name_prefix="worker"),
+            self_test=_UNTESTED,
+        )
+
+    async def _listen(self) -> None:
+        node = self.node
+        listener = socket.create_server((self._config.host, 0))
+        host, port = listener.getsockname()[:2]
+        node.http_url = f"http://{host}:{port}"
+        app = build_app(self._config.cluster_key, node.generate)
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+        )
+        self._server = server
+        self._serving = asyncio.create_task(server.serve(sockets=[listener]))
+
+    async def _close(self) -> None:
+        node = self.node
+        node.is_draining = True
+        for turn in list(node.turns):
+            turn.cancel()
+        await node.quiesce()
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._serving, CONTROL_TIMEOUT_S)

@@ -1,0 +1,284 @@
+"""The sending end of the data plane: streams offered blocks to nodes that hold a ticket.
+
+One thread per connection, because a blocking send of megabytes is the cheapest way to move
+them; one more thread accepts, and cuts connections whose deadline has passed.
+"""
+
+import logging
+import os
+import secrets
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from threading import Lock, Thread
+from typing import Final, Protocol
+
+from fabric.block import BlockRef
+from fabric.control import Address
+from fabric.errors import (
+    ConflictError,
+    CorruptDataError,
+    FabricError,
+    NotFoundError,
+    RejectedError,
+    RetryLaterError,
+    UnauthorizedError,
+)
+from fabric.ids import AgentId, Fingerprint, MigrationId, NodeName, TenantId
+from fabric.limits import HANDSHAKE_TIMEOUT_S, TRANSFER_CONNECTIONS_MAX, TRANSFER_TIMEOUT_S
+from fabric.ports import Clock
+from fabric.wire import (
+    NONCE_BYTES,
+    Challenge,
+    FetchPart,
+    FetchRequest,
+    Goodbye,
+    Hello,
+    Proof,
+    Role,
+    check_proof,
+    prove,
+)
+from node.addresses import local_addresses
+from node.channel import Channel
+from node.offers import OfferBook
+from node.payload import OpenPayload, send_payload
+
+EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - asked for by name; strangers stop at the handshake
+LISTED_S: Final = 15.0  # a cable may be plugged in at any time, but listing costs processes
+WATCH_S: Final = 0.1
+_LOG = logging.getLogger(__name__)
+
+
+class BlockSource(Protocol):
+    """Where the server finds a block's bytes."""
+
+    def open_payload(self, ref: BlockRef) -> tuple[int, int, int]:
+        """Return a descriptor, offset and length; the caller closes the descriptor.
+
+        Raises NotFoundError or CorruptDataError; both reach the peer as such.
+        """
+        ...
+
+
+class TransferServer:
+    """Listens until `stop`; `offer` and `withdraw` decide what may be fetched."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        name: NodeName,
+        cluster_key: bytes,
+        fingerprint: Fingerprint,
+        blocks: BlockSource,
+        clock: Clock,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        connections_max: int = TRANSFER_CONNECTIONS_MAX,
+        handshake_s: float = HANDSHAKE_TIMEOUT_S,
+        patience_s: float = TRANSFER_TIMEOUT_S,
+    ) -> None:
+        """Bind `host` (an address of this machine, or EVERYWHERE) and listen."""
+        self._name = name
+        self._cluster_key = cluster_key
+        self._fingerprint = fingerprint
+        self._blocks = blocks
+        self._clock = clock
+        self._connections_max = connections_max
+        self._handshake_s = handshake_s
+        self._patience_s = patience_s
+        self._offers = OfferBook(name, cluster_key, clock)
+        self._lock = Lock()
+        self._connections: dict[Channel, Thread] = {}  # oldest first
+        self._proven: set[Channel] = set()
+        self._counts: Counter[str] = Counter()
+        self._stopping = False
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family)
+        self._bound: tuple[str, int] = self._listener.getsockname()[:2]
+        self._listed: tuple[float, tuple[Address, ...]] = (0.0, ())
+        self._listener.setblocking(False)
+        self._waker, self._wake = socket.socketpair()
+        self._acceptor = Thread(target=self._accept_all, name="transfer-accept", daemon=True)
+        self._acceptor.start()
+
+    def addresses(self) -> tuple[Address, ...]:
+        """List where peers reach this server, most promising link first; cached briefly."""
+        now_s = self._clock.monotonic_s()
+        listed_s, addresses = self._listed
+        if not addresses or now_s - listed_s >= LISTED_S:
+            only = None if self._bound[0] == EVERYWHERE else self._bound[0]
+            addresses = local_addresses(self._bound[1], only)
+            self._listed = (now_s, addresses)
+        return addresses
+
+    def offer(
+        self,
+        migration: MigrationId,
+        tenant: TenantId,
+        agent: AgentId,
+        target: NodeName,
+        epoch: int,
+        refs: Sequence[BlockRef],
+        valid_s: float,
+    ) -> bytes:
+        """Let `target` fetch `refs` for `valid_s` seconds; return the signed ticket."""
+        return self._offers.add(migration, tenant, agent, target, epoch, refs, valid_s)
+
+    def withdraw(self, migration: MigrationId) -> None:
+        """Refuse all tickets of `migration`; a request being answered is answered to its end."""
+        self._offers.withdraw(migration)
+
+    def counts(self) -> dict[str, int]:
+        """Count connections, blocks, bytes and refusals by code since the start."""
+        with self._lock:
+            return dict(self._counts)
+
+    def stop(self) -> None:
+        """Stop listening, cut every connection and wait for its thread."""
+        with self._lock:
+            self._stopping = True
+        with suppress(OSError):
+            self._wake.send(b"x")
+        self._acceptor.join()
+        with self._lock:
+            connections = dict(self._connections)
+        for channel in connections:
+            channel.cut()
+        for thread in connections.values():
+            thread.join()
+        self._wake.close()
+
+    def _accept_all(self) -> None:
+        with selectors.DefaultSelector() as selector, self._listener, self._waker:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._waker, selectors.EVENT_READ)
+            while not self._stopping:
+                selector.select(WATCH_S if self._connections else None)
+                self._accept_one()
+                now_s = self._clock.monotonic_s()
+                with self._lock:
+                    channels = list(self._connections)
+                for channel in channels:
+                    channel.expire(now_s)
+
+    def _accept_one(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):  # nobody there, or gone already
+            return
+        except OSError:
+            _LOG.warning("cannot accept a transfer connection", exc_info=True)
+            time.sleep(WATCH_S)  # out of descriptors: the listener stays readable
+            return
+        channel = Channel(sock, self._clock.monotonic_s, self._patience_s)
+        channel.hurry(self._handshake_s)
+        with self._lock:
+            self._counts["connections"] += 1
+            if self._make_room():
+                thread = Thread(target=self._serve, args=(channel,), name="transfer-send")
+                thread.daemon = True
+                self._connections[channel] = thread
+                thread.start()
+                return
+        channel.close()
+
+    def _make_room(self) -> bool:
+        """Let strangers make room for newcomers, so that silence cannot lock peers out."""
+        if len(self._connections) < self._connections_max:
+            return True
+        self._counts["refused_overloaded"] += 1
+        strangers = (channel for channel in self._connections if channel not in self._proven)
+        oldest = next(strangers, None)
+        if oldest is None:
+            return False
+        oldest.cut()
+        del self._connections[oldest]
+        return True
+
+    def _serve(self, channel: Channel) -> None:
+        try:
+            peer = self._handshake(channel)
+            with self._lock:
+                self._proven.add(channel)
+            channel.relax()
+            index = 0
+            while isinstance(request := channel.receive(FetchRequest, Goodbye), FetchRequest):
+                index = self._answer(channel, peer, request, index)
+        except FabricError as error:
+            _LOG.info("refused a transfer: %s", error.message)
+            self._count(f"refused_{error.code}")
+            channel.refuse(error)
+        except OSError:
+            self._count("broken")
+        finally:
+            channel.close()
+            with self._lock:
+                self._connections.pop(channel, None)
+                self._proven.discard(channel)
+
+    def _handshake(self, channel: Channel) -> NodeName:
+        hello = channel.receive(Hello)
+        assert isinstance(hello, Hello), "the only kind expected"
+        if hello.source != self._name:
+            message = "another node listens here"
+            raise RejectedError(message, code="wrong_node")
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        key = self._cluster_key
+        channel.send(Challenge(nonce, prove(key, Role.SERVER, hello, nonce)))
+        answer = channel.receive(Proof)
+        assert isinstance(answer, Proof), "the only kind expected"
+        check_proof(key, Role.CLIENT, hello, nonce, answer.proof)
+        if hello.fingerprint != self._fingerprint:
+            message = "the nodes run different models or settings that change the cache"
+            raise ConflictError(message, code="fingerprint_mismatch")
+        return hello.name
+
+    def _answer(self, channel: Channel, peer: NodeName, request: FetchRequest, index: int) -> int:
+        refs = self._offers.check(request.ticket, peer)
+        wanted = [_find(refs, part) for part in request.parts]
+        for ref, part in zip(wanted, request.parts, strict=True):
+            with self._opened(ref) as payload:
+                sent = send_payload(channel, payload, index, part.offset, request.link_bytes_per_s)
+            index += 1
+            with self._lock:
+                self._counts["blocks"] += 1
+                self._counts["bytes"] += sent
+        return index
+
+    @contextmanager
+    def _opened(self, ref: BlockRef) -> Iterator[OpenPayload]:
+        try:
+            payload = OpenPayload(*self._blocks.open_payload(ref))
+        except FileNotFoundError:
+            message = "the block is no longer here"
+            raise NotFoundError(message) from None
+        except OSError as error:
+            message = f"the block cannot be read ({error.strerror})"
+            raise RetryLaterError(message) from None
+        try:
+            if payload.length != ref.payload_bytes:
+                message = "the block's file has another length than its record says"
+                raise CorruptDataError(message)
+            yield payload
+        finally:
+            os.close(payload.descriptor)
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self._counts[what] += 1
+
+
+def _find(refs: Mapping[str, BlockRef], part: FetchPart) -> BlockRef:
+    name = f"{part.block_hash.hex()}-{part.checksum.hex()}"
+    ref = refs.get(name)
+    if ref is None:
+        message = "the ticket does not cover that block"
+        raise UnauthorizedError(message, code="not_offered")
+    if part.offset >= ref.payload_bytes:
+        message = "the offset lies past the block's end"
+        raise RejectedError(message, code="bad_offset")
+    return ref

@@ -1,0 +1,122 @@
+"""GET, DELETE and migrate for agents; each tenant sees its own."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from fabric.codec import to_plain
+from fabric.errors import NotFoundError
+from fabric.ids import AgentId, parse_agent_id
+from fabric.manifest import OwnerState
+from router.auth import tenant_of
+from router.directory import Directory, Holding, Key
+from router.erasures import Erasures
+from router.fields import Fields, require_text
+from router.fleet import Fleet
+from router.json_body import read_object
+from router.migrations import Migrations
+
+
+class AgentsApi:
+    """Agents as the nodes describe them at the moment of asking."""
+
+    def __init__(self, fleet: Fleet, migrations: Migrations, erasures: Erasures) -> None:
+        self._fleet = fleet
+        self._migrations = migrations
+        self._erasures = erasures
+
+    def routes(self) -> list[Route]:
+        """Return the routes of this API."""
+        return [
+            Route("/v1/agents", self.index, methods=["GET"]),
+            Route("/v1/agents/{agent}", self.show, methods=["GET"]),
+            Route("/v1/agents/{agent}", self.erase, methods=["DELETE"]),
+            Route("/v1/agents/{agent}/migrate", self.migrate, methods=["POST"]),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        """List the tenant's agents."""
+        await self._fleet.membership.refresh(relist=True)
+        tenant = tenant_of(request)
+        directory = self._fleet.directory
+        agents = [_agent((tenant, agent), directory) for agent in directory.agents(tenant)]
+        return JSONResponse({"object": "list", "data": agents})
+
+    async def show(self, request: Request) -> Response:
+        """Show one agent."""
+        key = _key(request)
+        await self._fleet.membership.refresh(relist=True)
+        if not self._fleet.directory.holdings(key):
+            message = f"no agent is called {key[1]!r}"
+            raise NotFoundError(message, code="unknown_agent")
+        return JSONResponse(_agent(key, self._fleet.directory))
+
+    async def erase(self, request: Request) -> Response:
+        """Remove an agent from every node and say what was removed."""
+        erasure = await self._erasures.erase(*_key(request))
+        receipts = [to_plain(receipt) for receipt in erasure.receipts if receipt.existed]
+        return JSONResponse(
+            {
+                "id": erasure.agent,
+                "object": "agent.deleted",
+                "deleted": not erasure.unreachable,
+                "receipts": receipts,
+                "blocks_removed": sum(item["blocks_removed"] for item in receipts),
+                "bytes_removed": sum(item["bytes_removed"] for item in receipts),
+                "unreachable": list(erasure.unreachable),
+            }
+        )
+
+    async def migrate(self, request: Request) -> Response:
+        """Move an agent to the node named by `to`; answers when it is committed."""
+        tenant, agent = _key(request)
+        fields = Fields(await read_object(request))
+        target = require_text(fields.require("to"), "to")
+        receipt = await self._migrations.migrate(tenant, agent, target)
+        return JSONResponse(
+            {
+                "id": agent,
+                "from": receipt.source,
+                "to": receipt.target,
+                "epoch": receipt.epoch,
+                "blocks_sent": receipt.blocks_sent,
+                "blocks_reused": receipt.blocks_reused,
+                "bytes_sent": receipt.bytes_sent,
+                "seconds": receipt.seconds,
+                "pause_seconds": receipt.pause_seconds,
+            }
+        )
+
+
+def _key(request: Request) -> Key:
+    return tenant_of(request), AgentId(parse_agent_id(request.path_params["agent"]))
+
+
+def _agent(key: Key, directory: Directory) -> dict[str, Any]:
+    owner = directory.owner(key)
+    holdings = directory.holdings(key)
+    chosen: Holding = owner or max(holdings, key=lambda holding: holding.epoch)
+    view = chosen.view
+    replicas = [h.node for h in holdings if h.state is OwnerState.REPLICA]
+    return {
+        "id": key[1],
+        "object": "agent",
+        "owner": owner.node if owner else None,
+        "state": chosen.state.value,
+        "epoch": chosen.epoch,
+        "group": chosen.group,
+        "revision": view.revision if view else 0,
+        "tokens": view.tokens if view else 0,
+        "blocks": view.blocks if view else 0,
+        "bytes": to_plain(view.bytes) if view else {"hot": 0, "disk": 0},
+        "tiers": list(view.tiers) if view else [],
+        "busy": view.busy if view else True,
+        "created_s": view.created_s if view else None,
+        "used_s": view.used_s if view else None,
+        "last_match": to_plain(view.last_match) if view else None,
+        "replicas": replicas,
+        "pins": [],
+        "directives": [],
+    }

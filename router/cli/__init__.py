@@ -1,0 +1,1 @@
+"""The `macfabric` command; `router.cli.main:main` is its entry point."""

@@ -1,0 +1,189 @@
+"""`macfabric config check`: what Ray says about a cluster file, and what it fails to say."""
+
+import argparse
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fabric.errors import FabricError
+from fabric.settings import parse_settings
+from router.cli.config_file import our_section, read_cluster_file
+from router.cli.errors import FAILED
+from router.cli.output import print_json
+
+PROVIDER_KEYS = {"type", "head_ip", "worker_ips"}
+_COMMAND_LISTS = (
+    "initialization_commands",
+    "setup_commands",
+    "head_setup_commands",
+    "worker_setup_commands",
+    "head_start_ray_commands",
+    "worker_start_ray_commands",
+)
+# What every `ray start` of a fabric needs -> why.
+_START_NEEDS = {
+    r"RAY_AUTH_MODE=token": "RAY_AUTH_MODE=token is not set: Macs with mixed defaults refuse "
+    "each other without a word",
+    r"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1": "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1 is not set: Ray "
+    "refuses more than one Mac without it",
+    r"RAY_worker_niceness=0": "RAY_worker_niceness=0 is not set: Ray's default of 15 slows token "
+    "generation",
+    r"--node-ip-address": "--node-ip-address is missing: Ray guesses the address",
+    r"--labels\S*mac=|--labels=\S*mac": "--labels=mac=NAME is missing: no node will be put there",
+    r"--resources\S*mlx": "--resources='{\"mlx\": 1}' is missing: no node will be put there",
+    r"--object-store-memory": "--object-store-memory is missing: Ray takes up to 2 GiB for "
+    "objects that a fabric never has",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong (error) or will surprise (warning)."""
+
+    level: str
+    where: str
+    message: str
+
+
+def add_config(commands: Any) -> None:
+    """Declare the command."""
+    config = commands.add_parser("config", help="work with cluster.yaml")
+    verbs = config.add_subparsers(metavar="VERB", required=True)
+    check = verbs.add_parser(
+        "check",
+        help="check a cluster file before `ray up`",
+        description="Ask Ray, then look for what Ray accepts although it cannot work, and check "
+        "metadata.macfabric. Exit status 1 where there is an error.",
+    )
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("--json", action="store_true", help="print JSON")
+    check.set_defaults(run=run_check)
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """Check a file and print what was found."""
+    whole = read_cluster_file(arguments.file)
+    findings = [*ray_findings(whole), *own_findings(whole, arguments.file.resolve().parent)]
+    wrong = any(finding.level == "error" for finding in findings)
+    if arguments.json:
+        print_json({"ok": not wrong, "findings": [asdict(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            print(f"{finding.level}: {finding.where}: {finding.message}")
+        if not wrong:
+            print(f"{arguments.file} is fine; `ray up {arguments.file}` will take it")
+    return FAILED if wrong else 0
+
+
+def ray_findings(whole: dict[str, Any]) -> Iterator[Finding]:
+    """Yield what Ray's own validation says."""
+    from router.cluster import ray_complaint
+
+    complaint = ray_complaint(whole)
+    if complaint is not None:
+        yield _error("Ray", complaint)
+
+
+def own_findings(whole: dict[str, Any], base: Path) -> Iterator[Finding]:
+    """Yield what Ray accepts although it is wrong, and errors in our section."""
+    yield from _provider(_map(whole, "provider"), whole)
+    yield from _access(whole, base)
+    yield from _commands(whole)
+    try:
+        parse_settings(our_section(whole))
+    except FabricError as error:
+        yield _error("metadata.macfabric", error.message)
+
+
+def _provider(provider: dict[str, Any], whole: dict[str, Any]) -> Iterator[Finding]:
+    if not whole.get("cluster_name"):
+        yield _warning("cluster_name", "is missing: a second cluster would share the default name")
+    if provider.get("type") != "local":
+        yield _error("provider.type", "must be local: the Macs are there already")
+        return
+    for key in sorted(set(provider) - PROVIDER_KEYS):
+        yield _error(f"provider.{key}", "is unknown, and Ray ignores it without a word")
+    head, workers = provider.get("head_ip"), provider.get("worker_ips")
+    if not isinstance(workers, list):
+        return  # Ray has said so
+    if head in workers:
+        yield _error("provider.worker_ips", f"names the head {head}: it is a node anyway")
+    for address in sorted({str(w) for w in workers if workers.count(w) > 1}):
+        yield _error("provider.worker_ips", f"names {address} twice")
+    count = len(workers)
+    for key in ("min_workers", "max_workers"):
+        wanted = whole.get(key, count)
+        if isinstance(wanted, int) and wanted < count:
+            left_out = f"leaves {count - wanted} of {count} workers out"
+            yield _error(key, f"is {wanted} and {left_out} without a word")
+        elif isinstance(wanted, int) and wanted > count:
+            yield _warning(key, f"is {wanted}, but there are only {count} workers")
+
+
+def _access(whole: dict[str, Any], base: Path) -> Iterator[Finding]:
+    auth = _map(whole, "auth")
+    if not auth.get("ssh_user"):
+        yield _error("auth.ssh_user", "is missing: `ray up` fails later, with a KeyError")
+    key = auth.get("ssh_private_key")
+    if key and not Path(str(key)).expanduser().exists():
+        yield _warning("auth.ssh_private_key", f"{key} does not exist on this machine")
+    for remote, local in _map(whole, "file_mounts").items():
+        path = Path(str(local)).expanduser()
+        if not (path if path.is_absolute() else base / path).exists():
+            yield _error(f"file_mounts.{remote}", f"{local} does not exist on this machine")
+
+
+def _commands(whole: dict[str, Any]) -> Iterator[Finding]:
+    for key in _COMMAND_LISTS:
+        for index, command in enumerate(_strings(whole.get(key))):
+            complaint = _shell_complaint(command)
+            if complaint:
+                yield _error(f"{key}.{index}", f"is no valid shell: {complaint}")
+    head = " ; ".join(_strings(whole.get("head_start_ray_commands")))
+    workers = " ; ".join(_strings(whole.get("worker_start_ray_commands")))
+    has_workers = bool(_map(whole, "provider").get("worker_ips"))
+    for key, text in (("head_start_ray_commands", head), ("worker_start_ray_commands", workers)):
+        if key.startswith("worker") and not has_workers:
+            continue
+        for needed, why in _START_NEEDS.items():
+            if not re.search(needed, text):
+                yield _warning(key, why)
+    if not re.search(r"RAY_enable_autoscaler_v2=0", head):
+        message = "RAY_enable_autoscaler_v2=0 is not set: Ray 2.60 starts one worker too few"
+        yield _error("head_start_ray_commands", message)
+    if "macfabric serve" not in head:
+        yield _error("head_start_ray_commands", "never runs `macfabric serve`: nothing answers")
+    if has_workers and "RAY_HEAD_IP" not in workers:
+        message = "never uses $RAY_HEAD_IP: the workers do not know the head"
+        yield _error("worker_start_ray_commands", message)
+
+
+def _shell_complaint(command: str) -> str | None:
+    bash = shutil.which("bash")
+    if bash is None:
+        return None
+    done = subprocess.run(
+        [bash, "-n", "-c", command], capture_output=True, text=True, check=False, timeout=10
+    )
+    return (done.stderr.strip().splitlines() or ["?"])[0] if done.returncode else None
+
+
+def _map(whole: dict[str, Any], key: str) -> dict[str, Any]:
+    value = whole.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _strings(value: object) -> Iterable[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def _error(where: str, message: str) -> Finding:
+    return Finding("error", where, message)
+
+
+def _warning(where: str, message: str) -> Finding:
+    return Finding("warning", where, message)

@@ -1,0 +1,57 @@
+"""The `macfabric` command: what there is, and how errors are told.
+
+Exit status: 0 done, 1 failed, 2 used wrongly.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import fabric
+from router.cli.config_check import add_config
+from router.cli.demo import add_demo
+from router.cli.doctor import add_doctor
+from router.cli.errors import FAILED, MISUSED, CommandError
+from router.cli.names import require_own_names
+from router.cli.queries import add_queries
+from router.cli.serve import add_serve
+from router.cli.up import add_down, add_up
+from router.cli.verbs import add_verbs
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Declare every command."""
+    parser = argparse.ArgumentParser(
+        prog="macfabric",
+        description="A fabric of Macs that gives LLM agents a persistent, movable memory.",
+    )
+    parser.add_argument("--version", action="version", version=f"macfabric {fabric.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for declare in (add_up, add_down, add_serve, add_queries, add_verbs):
+        declare(commands)
+    for declare in (add_doctor, add_config, add_demo):
+        declare(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status."""
+    if not __debug__:
+        print("macfabric: assertions guard the memory; do not use python -O", file=sys.stderr)
+        return MISUSED
+    arguments = build_parser().parse_args(argv)
+    try:
+        require_own_names()
+        return int(arguments.run(arguments))
+    except CommandError as error:
+        print(f"macfabric: {error}", file=sys.stderr)
+        return error.status
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; Python must not complain at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

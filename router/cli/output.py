@@ -1,0 +1,76 @@
+"""What commands print: tables for people, plain columns for pipes, JSON for programs."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_KIB = 1024
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document on standard output."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table: drawn on a terminal, in aligned columns otherwise."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(*map(escape, columns), title=escape(title))
+        for row in cells:
+            table.add_row(*map(escape, row))
+        Console().print(table)
+        return
+    table_rows = [list(columns), *cells]
+    widths = [max(len(row[i]) for row in table_rows) for i in range(len(columns))]
+    for row in table_rows:
+        print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+
+
+def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
+    """Print names and values, one per line."""
+    listed = list(pairs)
+    width = max((len(name) for name, _ in listed), default=0)
+    for name, value in listed:
+        print(f"{name.ljust(width)}  {value}")
+
+
+class Steps:
+    """Says on standard error what a long command is doing, with the time since its start."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._since_s = time.monotonic()
+        self._quiet = quiet
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the command began."""
+        return time.monotonic() - self._since_s
+
+    def say(self, text: str) -> None:
+        """Report one step."""
+        if not self._quiet:
+            print(f"[{self.seconds:5.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def human_bytes(count: Any) -> str:
+    """Write a number of bytes with a unit."""
+    if not isinstance(count, (int, float)):
+        return "-"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < _KIB:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= _KIB
+    return f"{size:.1f} TiB"
+
+
+def human_count(count: Any) -> str:
+    """Write a number with separators."""
+    return f"{count:,}" if isinstance(count, int) else "-"

@@ -1,0 +1,166 @@
+"""Commands that look: status, nodes, agents, agent."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from router.cli.endpoint import Endpoint, agent_path, find_endpoint
+from router.cli.errors import CommandError
+from router.cli.output import human_bytes, human_count, print_json, print_pairs, print_table
+
+
+def add_queries(commands: Any) -> None:
+    """Declare the commands."""
+    status = commands.add_parser("status", help="is a fabric running, and how is it")
+    status.set_defaults(run=run_status)
+    nodes = commands.add_parser("nodes", help="list the nodes")
+    nodes.set_defaults(run=run_nodes)
+    agents = commands.add_parser("agents", help="list the agents and how their last turn matched")
+    agents.set_defaults(run=run_agents)
+    agent = commands.add_parser("agent", help="show one agent")
+    agent.add_argument("id", metavar="ID")
+    agent.set_defaults(run=run_agent)
+    for parser in (status, nodes, agents, agent):
+        add_common(parser)
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of every command that asks a fabric."""
+    parser.add_argument("--url", help="the fabric's address (default: MACFABRIC_URL, or --data's)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def endpoint_of(arguments: argparse.Namespace) -> Endpoint:
+    """Return the fabric that the common options name."""
+    return find_endpoint(arguments.url, arguments.data)
+
+
+def rows_of(listed: Any) -> list[dict[str, Any]]:
+    """Return the rows of an API list."""
+    rows = listed.get("data") if isinstance(listed, dict) else None
+    if not isinstance(rows, list):
+        message = "the answer is no list of this API; is that URL a macfabric?"
+        raise CommandError(message)
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def run_status(arguments: argparse.Namespace) -> int:
+    """Print whether a fabric runs; exit status 1 where none does."""
+    endpoint = endpoint_of(arguments)
+    health = endpoint.get("/healthz")
+    nodes = rows_of(endpoint.get("/v1/nodes"))
+    agents = rows_of(endpoint.get("/v1/agents"))
+    if arguments.json:
+        print_json({"url": endpoint.url, "health": health, "nodes": nodes, "agents": len(agents)})
+        return 0
+    usable = sum(node.get("state") == "ready" for node in nodes)
+    print_pairs(
+        [
+            ("url", endpoint.url),
+            ("health", health.get("status", "ok") if isinstance(health, dict) else "ok"),
+            ("nodes", f"{len(nodes)}, {usable} ready"),
+            ("models", ", ".join(sorted({str(node.get("model")) for node in nodes})) or "-"),
+            ("agents", human_count(len(agents))),
+            ("tokens", human_count(_total(nodes, "tokens"))),
+            ("in memory", human_bytes(_total((_tiers(node) for node in nodes), "hot"))),
+            ("on disk", human_bytes(_total((_tiers(node) for node in nodes), "disk"))),
+        ]
+    )
+    for node in nodes:
+        for problem in _problems(node):
+            print(f"warning: {node.get('name')}: {problem}")
+    return 0
+
+
+def run_nodes(arguments: argparse.Namespace) -> int:
+    """Print the nodes."""
+    nodes = rows_of(endpoint_of(arguments).get("/v1/nodes"))
+    if arguments.json:
+        print_json(nodes)
+        return 0
+    columns = ("node", "state", "host", "pid", "model", "agents", "tokens", "memory", "disk")
+    print_table(
+        "Nodes",
+        columns,
+        (
+            (
+                node.get("name"),
+                node.get("state"),
+                node.get("host"),
+                node.get("pid"),
+                node.get("model"),
+                human_count(node.get("agents")),
+                human_count(node.get("tokens")),
+                human_bytes(_tiers(node).get("hot")),
+                human_bytes(_tiers(node).get("disk")),
+            )
+            for node in nodes
+        ),
+    )
+    return 0
+
+
+def run_agents(arguments: argparse.Namespace) -> int:
+    """Print the agents."""
+    agents = rows_of(endpoint_of(arguments).get("/v1/agents"))
+    if arguments.json:
+        print_json(agents)
+        return 0
+    columns = ("agent", "node", "state", "tokens", "memory", "disk", "match", "reused", "why")
+    print_table("Agents", columns, (_agent_row(agent) for agent in agents))
+    return 0
+
+
+def run_agent(arguments: argparse.Namespace) -> int:
+    """Print one agent with everything the fabric tells of it."""
+    agent = endpoint_of(arguments).get(agent_path(arguments.id))
+    if arguments.json:
+        print_json(agent)
+        return 0
+    print_pairs((name, _plain(value)) for name, value in agent.items())
+    return 0
+
+
+def _agent_row(agent: dict[str, Any]) -> tuple[object, ...]:
+    match = agent.get("last_match") or {}
+    reused = "-"
+    if match:
+        reused = (
+            f"{human_count(match.get('cached_tokens'))}/{human_count(match.get('prompt_tokens'))}"
+        )
+    return (
+        agent.get("agent") or agent.get("id"),
+        agent.get("node") or agent.get("owner"),
+        agent.get("state", "-"),
+        human_count(agent.get("tokens")),
+        human_bytes(_tiers(agent).get("hot")),
+        human_bytes(_tiers(agent).get("disk")),
+        match.get("kind", "-"),
+        reused,
+        match.get("reason") or match.get("why") or "-",
+    )
+
+
+def _tiers(row: dict[str, Any]) -> dict[str, Any]:
+    tiers = row.get("bytes")
+    return tiers if isinstance(tiers, dict) else {}
+
+
+def _total(rows: Iterable[dict[str, Any]], key: str) -> int:
+    return sum(value for row in rows if isinstance(value := row.get(key), int))
+
+
+def _problems(node: dict[str, Any]) -> list[str]:
+    test = node.get("self_test") or {}
+    found = [] if test.get("passed", True) else [f"its memory test failed: {test.get('detail')}"]
+    return found + ([str(node["degraded"])] if node.get("degraded") else [])
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(str(_plain(item)) for item in value) or "-"
+    return "-" if value is None else value

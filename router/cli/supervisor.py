@@ -1,0 +1,222 @@
+"""Runs a fabric's processes: waits until it serves, restarts what dies, stops it in order.
+
+start:  Ray nodes (local only) ─► node launch ─► router ─► every node answers through it
+stop:   router, so that no turn begins ─► nodes save what they hold ─► Ray
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from router.cli.endpoint import Endpoint
+from router.cli.errors import CommandError
+from router.cli.folder import DataFolder, write_private
+from router.keeper import KEEPER, Keeper
+from router.processes import identify
+from router.ray_processes import LocalRay, read_log
+
+NODES = "nodes"
+ROUTER = "router"
+ROUTER_GRACE_S = 10.0
+NODES_GRACE_S = 25.0
+RESTART_WINDOW_S = 60.0
+TICK_S = 0.1
+LOG_TAIL_LINES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run."""
+
+    folder: DataFolder
+    config: Path | None
+    ray_address: str
+    environment: dict[str, str]
+    host: str
+    port: int
+    nodes_expected: int  # 0: as many as there are, now or later
+    at_exit: str  # what becomes of the nodes: "stop" or "flush"
+    start_timeout_s: float
+    key: str | None = None  # for asking our own router
+    bind: str | None = None  # what the nodes listen on; None: the address Ray knows them by
+    restarts_max: int | None = 5  # of one process within a minute; None: never give up
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """The processes of one fabric and how far they are."""
+
+    plan: Plan
+    keeper: Keeper
+    ray: LocalRay | None
+    say: Callable[[str], None]
+    wants_end: Callable[[], bool]
+    url: str | None = None
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)  # the last `ready` of each
+    phases: dict[str, float] = field(default_factory=dict)  # seconds after the start
+    _began_s: float = field(default_factory=time.monotonic)
+    _ended: dict[str, list[float]] = field(default_factory=dict)
+    _router_started: bool = False
+
+    def start(self) -> bool:
+        """Start everything and wait until it serves; False when asked to end meanwhile."""
+        if self.ray is not None:
+            self.ray.start()
+        self._start_nodes()
+        while not self.wants_end():
+            self._step()
+            self._note_ray()
+            if not self._router_started and (self.ray is None or "ray_head" in self.phases):
+                self._start_router()
+            if self.url and len(self.nodes) >= self.plan.nodes_expected and self._all_seen():
+                self._mark("ready")
+                return True
+            if time.monotonic() - self._began_s > self.plan.start_timeout_s:
+                raise self._failure(NODES if self.url else ROUTER, "was not ready in time")
+        return False
+
+    def run(self) -> None:
+        """Keep everything running until asked to end."""
+        while not self.wants_end():
+            self._step()
+
+    def stop(self, *, hurry: Callable[[], bool]) -> None:
+        """Stop in order; `hurry` skips what takes time."""
+        for name, grace_s, what in (
+            (ROUTER, ROUTER_GRACE_S, "stopping the router"),
+            (NODES, NODES_GRACE_S, "saving what the nodes hold"),
+        ):
+            if name in self.keeper.children:
+                self.say(what)
+                self.keeper.end([name], 0.0 if hurry() else grace_s)
+        if self.ray is not None:
+            self.say("stopping Ray")
+            self.ray.stop()
+
+    def _step(self) -> None:
+        event = self.keeper.next_event(TICK_S)
+        if event is None:
+            return
+        if event["event"] == "started":
+            self._write_run()
+        elif event["event"] == "line":
+            self._on_line(event["name"], event["text"])
+        elif event["event"] == "exited":
+            self._on_exit(event["name"], event["status"], event["why"])
+
+    def _on_line(self, name: str, text: str) -> None:
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return
+        if not isinstance(value, dict):
+            return
+        if name == ROUTER and isinstance(value.get("url"), str):
+            self.url = value["url"]
+            self._mark("router")
+            self._write_endpoint()
+            self.say(f"router listens at {self.url}")
+        elif name == NODES:
+            self._on_node(value)
+
+    def _on_node(self, event: dict[str, Any]) -> None:
+        node, kind = str(event.get("node")), event.get("event")
+        if kind == "ready":
+            test = event.get("self_test") or {}
+            self.nodes[node] = event
+            self._mark(f"node {node}")
+            self.say(f"{node} is ready (pid {event.get('pid')}, {event.get('model')})")
+            if not test.get("passed"):
+                self.say(f"warning: {node}'s memory test failed: {test.get('detail')}")
+        elif kind == "lost":
+            self.nodes.pop(node, None)
+            self.say(f"{node} is lost; Ray restarts it")
+        elif kind == "failed":
+            if "ready" not in self.phases and self.plan.nodes_expected:
+                message = f"{node} cannot start: {event.get('message')}"
+                raise CommandError(message)
+            self.say(f"{node} cannot start: {event.get('message')}")
+
+    def _on_exit(self, name: str, status: int | None, why: str) -> None:
+        told = why or f"ended with status {status}"
+        ray_node = self.ray.find(name) if self.ray else None
+        if name == KEEPER or (ray_node and self.ray and self.ray.is_head(ray_node)):
+            raise self._failure(name, told)
+        now_s = time.monotonic()
+        recent = [t for t in self._ended.get(name, []) if t > now_s - RESTART_WINDOW_S] + [now_s]
+        self._ended[name] = recent
+        limit = self.plan.restarts_max
+        if limit is not None and (len(recent) > limit or "ready" not in self.phases):
+            raise self._failure(name, told)
+        self.say(f"{name} {told}; starting it again")
+        if ray_node and self.ray:
+            self.ray.start_node(ray_node)
+        elif name == NODES:
+            self._start_nodes()
+        elif name == ROUTER:
+            self._start_router()
+
+    def _start_nodes(self) -> None:
+        plan = self.plan
+        argv = [sys.executable, "-m", "node", "--watch", f"--at-exit={plan.at_exit}"]
+        argv += ["--data-dir", str(plan.folder.path), "--ray-address", plan.ray_address]
+        argv += ["--expect", str(plan.nodes_expected), "--timeout", str(plan.start_timeout_s)]
+        argv += ["--config", str(plan.config)] if plan.config else []
+        argv += ["--bind", plan.bind] if plan.bind else []
+        self.keeper.start(NODES, argv, plan.environment, plan.folder.log(NODES), piped=True)
+
+    def _start_router(self) -> None:
+        plan = self.plan
+        self._router_started = True
+        # After a restart the router keeps the address that clients know.
+        port = plan.port if self.url is None else int(self.url.rpartition(":")[2])
+        argv = [sys.executable, "-m", "router", "--data-dir", str(plan.folder.path)]
+        argv += ["--ray-address", plan.ray_address, "--host", plan.host, "--port", str(port)]
+        argv += ["--config", str(plan.config)] if plan.config else []
+        self.keeper.start(ROUTER, argv, plan.environment, plan.folder.log(ROUTER), piped=True)
+
+    def _note_ray(self) -> None:
+        if self.ray is None or "ray" in self.phases:
+            return
+        started = [node for node in self.ray.nodes if self.ray.has_started(node)]
+        if self.ray.nodes[0] in started and self._mark("ray_head"):
+            self.say(f"Ray's head runs at {self.ray.address}")
+        if len(started) == len(self.ray.nodes) and self._mark("ray"):
+            self.say(f"all {len(started)} Ray nodes run")
+
+    def _mark(self, phase: str) -> bool:
+        if phase in self.phases:
+            return False
+        self.phases[phase] = round(time.monotonic() - self._began_s, 2)
+        return True
+
+    def _all_seen(self) -> bool:
+        """Say whether the router itself reaches every node."""
+        assert self.url is not None
+        try:
+            listed = Endpoint(self.url, self.plan.key).get("/v1/nodes", timeout_s=2.0)
+        except CommandError:
+            return False
+        rows = listed.get("data") if isinstance(listed, dict) else None
+        usable = [r for r in rows or [] if isinstance(r, dict) and r.get("state") == "ready"]
+        return len(usable) >= self.plan.nodes_expected
+
+    def _write_run(self) -> None:
+        me = identify(os.getpid())
+        assert me is not None
+        processes = {KEEPER: self.keeper.process, **self.keeper.children}
+        self.plan.folder.write_run(me, processes, self.ray.short_dir if self.ray else None)
+
+    def _write_endpoint(self) -> None:
+        record = {"url": self.url, "pid": os.getpid(), "ray_address": self.plan.ray_address}
+        write_private(self.plan.folder.endpoint, json.dumps(record))
+
+    def _failure(self, name: str, told: str) -> CommandError:
+        log = self.plan.folder.log(name)
+        tail = "\n".join(f"  | {line}" for line in read_log(log).splitlines()[-LOG_TAIL_LINES:])
+        return CommandError(f"{name} {told}; the end of {log}:\n{tail or '  | (empty)'}")

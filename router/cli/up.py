@@ -1,0 +1,227 @@
+"""`macfabric up`: a whole fabric on this machine, in the foreground; `down` ends it."""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fabric.errors import FabricError
+from fabric.ids import NodeName, parse_node_name
+from fabric.settings import FabricSettings, RouterSettings
+from router.cli.config_file import read_settings
+from router.cli.endpoint import KEY_VARIABLE
+from router.cli.errors import MISUSED, CommandError
+from router.cli.folder import DataFolder, default_data_dir
+from router.cli.output import Steps, print_json
+from router.cli.supervisor import Plan, Supervisor
+from router.keeper import Keeper
+from router.processes import ProcessId, end, is_alive, send, session_members, wait_gone
+from router.ray_processes import LocalRay
+
+NODES_MAX = 16
+START_TIMEOUT_S = 180.0
+DOWN_TIMEOUT_S = 60.0
+LEFTOVER_GRACE_S = 5.0
+
+
+def add_up(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "up",
+        help="start a fabric on this machine and stay in the foreground",
+        description="Start Ray, the nodes and the router on this machine. Ctrl-C, SIGTERM or "
+        "`macfabric down` save everything and stop all of it. Nothing is written outside DIR.",
+    )
+    parser.add_argument("--nodes", type=int, metavar="N", help="how many nodes (default: 1)")
+    parser.add_argument("--model", metavar="PATH", help="a bundled model's name, or a folder")
+    parser.add_argument("--host", help="address of the HTTP API (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="its port; 0 takes a free one (default: 8000)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="cluster.yaml to read")
+    parser.add_argument("--json", action="store_true", help="say `ready` as one JSON line")
+    parser.set_defaults(run=run_up)
+
+
+def add_down(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "down",
+        help="stop the fabric that `up` started, also after it crashed",
+        description="Stop the fabric that runs in DIR: asks it to save everything first, and "
+        "ends what a crashed one left behind.",
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run_down)
+
+
+def run_up(arguments: argparse.Namespace) -> int:
+    """Run a local fabric until told to end."""
+    settings, names = _settings(arguments)
+    folder = DataFolder((arguments.data or default_data_dir(settings)).expanduser().resolve())
+    folder.create()
+    steps = Steps()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(folder.claimed())
+        _end_leftovers(folder, steps)
+        _require_port(settings.router)
+        folder.write_settings(settings)
+        ends = catch_signals()
+        keeper = Keeper(folder.log("keeper"))
+        stack.callback(folder.forget_run)
+        stack.callback(keeper.close)
+        ray = LocalRay(folder.path, names, keeper)
+        stack.callback(ray.remove_files)
+        if ray.short_dir:
+            steps.say(f"Ray's sockets are in {ray.short_dir}: {folder.path} is too long for them")
+        ray.environment.update(folder.environment())
+        plan = Plan(
+            folder,
+            folder.config,
+            ray.address,
+            ray.environment,
+            settings.router.host,
+            settings.router.port,
+            nodes_expected=len(names),
+            at_exit="stop",
+            start_timeout_s=START_TIMEOUT_S,
+            key=own_key(settings.router),
+            bind=_bind(),
+        )
+        supervisor = Supervisor(plan, keeper, ray, steps.say, lambda: bool(ends))
+        stack.callback(supervisor.stop, hurry=lambda: len(ends) > 1)
+        if supervisor.start():
+            tell_ready(supervisor, settings.model, as_json=arguments.json)
+            supervisor.run()
+    steps.say("stopped")
+    return 0
+
+
+def run_down(arguments: argparse.Namespace) -> int:
+    """Stop the fabric of a data folder."""
+    folder = DataFolder((arguments.data or default_data_dir()).expanduser().resolve())
+    steps = Steps(quiet=arguments.json)
+    up, _ = folder.read_run()
+    running = up is not None and is_alive(up)
+    if running:
+        assert up is not None
+        steps.say(f"asking process {up.pid} to stop")
+        send([up], signal.SIGTERM)
+        if wait_gone([up], DOWN_TIMEOUT_S):
+            message = f"Process {up.pid} did not stop within {DOWN_TIMEOUT_S:g} s."
+            raise CommandError(message)
+    killed = _end_leftovers(folder, steps)
+    was = "running" if running else "crashed" if killed else "not running"
+    if arguments.json:
+        print_json({"was": was, "ended": killed, "data": str(folder.path)})
+    else:
+        steps.say("nothing was running" if was == "not running" else "stopped")
+    return 0
+
+
+def catch_signals() -> list[int]:
+    """Collect SIGINT and SIGTERM instead of dying of them."""
+    got: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda which, _frame: got.append(which))
+    return got
+
+
+def own_key(settings: RouterSettings) -> str | None:
+    """Return a key that our own router takes, if it wants one."""
+    return os.environ.get(KEY_VARIABLE) or next(iter(settings.api_keys.values()), None)
+
+
+def tell_ready(supervisor: Supervisor, model: str, *, as_json: bool) -> None:
+    """Print the one line that says where the fabric answers."""
+    plan, seconds = supervisor.plan, supervisor.phases["ready"]
+    nodes = sorted(supervisor.nodes)
+    if as_json:
+        ready = {
+            "event": "ready",
+            "url": supervisor.url,
+            "nodes": nodes,
+            "model": model,
+            "data": str(plan.folder.path),
+            "pid": os.getpid(),
+            "seconds": seconds,
+            "phases": supervisor.phases,
+        }
+        print(json.dumps(ready), flush=True)
+    else:
+        listed = ", ".join(nodes) or "no nodes yet"
+        print(
+            f"macfabric is ready at {supervisor.url} ({listed}; {model}; {seconds} s)", flush=True
+        )
+
+
+def _settings(arguments: argparse.Namespace) -> tuple[FabricSettings, list[NodeName]]:
+    try:
+        settings = read_settings(arguments.config)
+        router = replace(
+            settings.router,
+            host=settings.router.host if arguments.host is None else arguments.host,
+            port=settings.router.port if arguments.port is None else arguments.port,
+        )
+        names = [parse_node_name(name) for name in settings.local_nodes]
+    except FabricError as error:
+        raise CommandError(error.message, MISUSED) from None
+    count = arguments.nodes if arguments.nodes is not None else max(1, len(names))
+    if not 1 <= count <= NODES_MAX:
+        message = f"--nodes must be 1 to {NODES_MAX}"
+        raise CommandError(message, MISUSED)
+    if not 0 <= router.port <= 65535:
+        message = "--port must be 0 to 65535"
+        raise CommandError(message, MISUSED)
+    names += [NodeName(f"node-{chr(ord('a') + i)}") for i in range(len(names), count)]
+    if len(set(names[:count])) < count:
+        message = "two local nodes have the same name"
+        raise CommandError(message, MISUSED)
+    model = arguments.model or settings.model
+    if Path(model).expanduser().is_dir():
+        model = str(Path(model).expanduser().resolve())
+    elif os.sep in model:
+        message = f"--model {model}: there is no such folder"
+        raise CommandError(message, MISUSED)
+    chosen = replace(settings, router=router, model=model, local_nodes=tuple(names[:count]))
+    return chosen, names[:count]
+
+
+def _require_port(router: RouterSettings) -> None:
+    """Fail now where the router would fail after everything else has started."""
+    family = socket.AF_INET6 if ":" in router.host else socket.AF_INET
+    try:
+        socket.create_server((router.host, router.port), family=family).close()
+    except OSError as error:
+        why = error.strerror or error
+        message = (
+            f"cannot listen at {router.host} port {router.port} ({why}); --port 0 takes a free one"
+        )
+        raise CommandError(message) from None
+
+
+def _bind() -> str | None:
+    # Ray replaces 127.0.0.1 by the machine's own address; the nodes of one Mac need not listen
+    # there. On Linux every local node has a loopback address of its own.
+    return None if sys.platform.startswith("linux") else "127.0.0.1"
+
+
+def _end_leftovers(folder: DataFolder, steps: Steps) -> int:
+    """End what a crashed fabric left behind; return how many processes that were."""
+    _, processes = folder.read_run()
+    noted = list(processes.values())
+    left: list[ProcessId] = session_members(noted)
+    if left:
+        steps.say(f"ending {len(left)} processes of a fabric that crashed")
+        survivors = end(noted, LEFTOVER_GRACE_S)
+        if survivors:
+            message = f"cannot end processes {[p.pid for p in survivors]}"
+            raise CommandError(message)
+    folder.forget_run()
+    return len(left)

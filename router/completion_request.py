@@ -1,0 +1,63 @@
+"""The body of POST /v1/completions: one raw prompt, no chat template."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fabric.generation import Identity, Sampling
+from fabric.limits import TOP_LOGPROBS_MAX
+from router.chat_request import parse_stream
+from router.fields import Fields, refuse, require_text, unsupported
+from router.identity import identify
+from router.prompt import Prompt, raw_prompt
+from router.sampling import parse_sampling, tokens_limit
+
+TOKENS_DEFAULT = 16  # what OpenAI documents for this route, unlike for chat
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A checked completion request."""
+
+    model: str
+    identity: Identity
+    prompt: Prompt
+    sampling: Sampling
+    stream: bool
+    include_usage: bool
+
+
+def parse_completion(headers: Mapping[str, str], body: dict[str, Any]) -> CompletionRequest:
+    """Check a completion body; raise RejectedError naming the first wrong parameter."""
+    fields = Fields(body)
+    model = require_text(fields.require("model"), "model")
+    text = _prompt(fields)
+    for name in ("echo", "suffix"):
+        if fields.raw(name) not in (None, False, ""):
+            unsupported(name, "this server only continues the prompt")
+    stream, include_usage = parse_stream(fields)
+    sampling = parse_sampling(
+        fields,
+        max_tokens=tokens_limit(fields, "max_tokens") or TOKENS_DEFAULT,
+        logprobs=fields.integer("logprobs", 0, TOP_LOGPROBS_MAX),
+    )
+    return CompletionRequest(
+        model=model,
+        identity=identify(headers, fields),
+        prompt=raw_prompt(text),
+        sampling=sampling,
+        stream=stream,
+        include_usage=include_usage,
+    )
+
+
+def _prompt(fields: Fields) -> str:
+    prompt = fields.require("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+        prompt = prompt[0]
+    if isinstance(prompt, list):
+        unsupported("prompt", "send one string: neither several prompts nor token ids")
+    text = require_text(prompt, "prompt")
+    if not text:
+        refuse("prompt", "it is empty")
+    return text

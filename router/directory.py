@@ -1,0 +1,183 @@
+"""Which node owns which agent, rebuilt from what the nodes say: the highest epoch wins.
+
+    holdings   (tenant, agent) ─▶ node ─▶ (epoch, state)     one node's word about one agent
+    owner      the owned or sealed holding of the highest epoch
+    reserved   (tenant, agent) ─▶ node, while the first turn there has not ended
+
+Soft state only. A list replaces all earlier words of its node, except what was noted after the
+list was asked for. Lists may arrive late, twice, or in any order.
+"""
+
+from dataclasses import dataclass
+
+from fabric.control import AgentList, AgentView
+from fabric.ids import AgentId, NodeName, TenantId
+from fabric.manifest import OwnerState
+
+Key = tuple[TenantId, AgentId]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One node's word about one agent; `view` is missing until the node lists it."""
+
+    node: NodeName
+    epoch: int
+    state: OwnerState
+    noted_s: float
+    group: str | None = None
+    view: AgentView | None = None
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Where an agent without a listed owner is being started; counts the turns that do so."""
+
+    node: NodeName
+    epoch: int
+    turns_count: int = 0
+
+
+class Directory:
+    """Holdings of all agents, and reservations of agents that are being started."""
+
+    def __init__(self) -> None:
+        self._holdings: dict[Key, dict[NodeName, Holding]] = {}
+        self._by_node: dict[NodeName, set[Key]] = {}
+        self._groups: dict[tuple[TenantId, str], set[Key]] = {}
+        self._versions: dict[NodeName, tuple[int, int]] = {}
+        self._reserved: dict[Key, Reservation] = {}
+        self._in_doubt: set[Key] = set()
+
+    def apply(self, agents: AgentList, asked_s: float) -> set[Key]:
+        """Take a node's whole list; return the agents that the node no longer holds."""
+        version = (agents.incarnation, agents.changes)
+        if version < self._versions.get(agents.node, version):
+            return set()
+        self._versions[agents.node] = version
+        listed: set[Key] = set()
+        for item in agents.agents:
+            view = item.view
+            key = (view.tenant, view.agent)
+            listed.add(key)
+            old = self._holdings.get(key, {}).get(agents.node)
+            if old is not None and old.noted_s > asked_s and old.epoch > view.epoch:
+                continue  # the list was asked for before what is noted
+            self._put(
+                key,
+                Holding(agents.node, view.epoch, view.state, asked_s, view.group, view),
+            )
+        gone = {
+            key
+            for key in self._by_node.get(agents.node, set()) - listed
+            if self._holdings[key][agents.node].noted_s <= asked_s
+        }
+        for key in gone:
+            self.forget(key, agents.node)
+        return gone
+
+    def restart(self, node: NodeName) -> None:
+        """Accept any list from a node's new incarnation."""
+        self._versions.pop(node, None)
+
+    def note(self, key: Key, holding: Holding) -> None:
+        """Take over what a node just answered, before its next list says so."""
+        old = self._holdings.get(key, {}).get(holding.node)
+        if old is None or (old.epoch, old.state) != (holding.epoch, holding.state):
+            self._put(key, holding)
+
+    def forget(self, key: Key, node: NodeName) -> None:
+        """Drop one node's word about one agent."""
+        self._by_node.get(node, set()).discard(key)
+        nodes = self._holdings.get(key, {})
+        dropped = nodes.pop(node, None)
+        if dropped and dropped.group is not None:
+            self._leave_group(key, dropped.group)
+        if not nodes:
+            self._holdings.pop(key, None)
+        self._judge(key)
+
+    def owner(self, key: Key) -> Holding | None:
+        """Return the owned or sealed holding of the highest epoch."""
+        owners = [h for h in self.holdings(key) if h.state is not OwnerState.REPLICA]
+        return max(owners, key=_rank, default=None)
+
+    def holdings(self, key: Key) -> tuple[Holding, ...]:
+        """Return every node's word about the agent, by node."""
+        nodes = self._holdings.get(key, {})
+        return tuple(nodes[name] for name in sorted(nodes))
+
+    def next_epoch(self, key: Key) -> int:
+        """Return an epoch above any that a node, heard of or not, may own the agent at."""
+        holdings = self.holdings(key)
+        known = max((holding.epoch for holding in holdings), default=0)
+        # Replicas alone mean that an owner unheard of may be one epoch above them.
+        unheard = 1 if holdings and self.owner(key) is None else 0
+        return known + unheard + 1 if holdings else 0
+
+    def agents(self, tenant: TenantId) -> list[AgentId]:
+        """Return a tenant's agents, by id."""
+        return sorted(key[1] for key in self._holdings if key[0] == tenant)
+
+    def epoch_of(self, node: NodeName) -> int:
+        """Return the highest epoch at which a node owns an agent; 0 if it owns none."""
+        owned = (self._holdings[key][node] for key in self._by_node.get(node, set()))
+        return max((h.epoch for h in owned if h.state is OwnerState.OWNED), default=0)
+
+    def group_owners(self, tenant: TenantId, group: str) -> list[Holding]:
+        """Return the owners of a group's conversations, its namesake first."""
+        keys = sorted(self._groups.get((tenant, group), set()))
+        keys.sort(key=lambda key: key[1] != group)
+        found = (self.owner(key) for key in keys)
+        return [holding for holding in found if holding is not None]
+
+    def in_doubt(self) -> tuple[Key, ...]:
+        """Return agents that are sealed, or that more than one node claims."""
+        return tuple(sorted(self._in_doubt))
+
+    def reservation(self, key: Key) -> Reservation | None:
+        """Return where the agent is being started, if it is."""
+        return self._reserved.get(key)
+
+    def reserve(self, key: Key, node: NodeName, epoch: int) -> Reservation:
+        """Say where the agent is being started, in place of any earlier word."""
+        self._reserved[key] = Reservation(node, epoch)
+        return self._reserved[key]
+
+    def release(self, key: Key, reservation: Reservation) -> None:
+        """End one turn's use of a reservation; the last one removes it."""
+        assert reservation.turns_count > 0, "released more often than joined"
+        reservation.turns_count -= 1
+        if reservation.turns_count == 0 and self._reserved.get(key) is reservation:
+            del self._reserved[key]
+
+    def _put(self, key: Key, holding: Holding) -> None:
+        nodes = self._holdings.setdefault(key, {})
+        old = nodes.get(holding.node)
+        nodes[holding.node] = holding
+        self._by_node.setdefault(holding.node, set()).add(key)
+        if holding.group is not None:
+            self._groups.setdefault((key[0], holding.group), set()).add(key)
+        if old and old.group is not None and old.group != holding.group:
+            self._leave_group(key, old.group)
+        self._judge(key)
+
+    def _leave_group(self, key: Key, group: str) -> None:
+        if any(h.group == group for h in self.holdings(key)):
+            return
+        members = self._groups.get((key[0], group), set())
+        members.discard(key)
+        if not members:
+            self._groups.pop((key[0], group), None)
+
+    def _judge(self, key: Key) -> None:
+        claims = [h for h in self.holdings(key) if h.state is not OwnerState.REPLICA]
+        if len(claims) > 1 or any(h.state is OwnerState.SEALED for h in claims):
+            self._in_doubt.add(key)
+        else:
+            self._in_doubt.discard(key)
+
+
+def _rank(holding: Holding) -> tuple[int, bool, str]:
+    # Equal epochs cannot come from a migration; any fixed order then does.
+    return (holding.epoch, holding.state is OwnerState.OWNED, holding.node)

@@ -1,0 +1,133 @@
+"""A client's JSON object, read field by field; every complaint names the parameter."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from fabric.errors import RejectedError
+
+_KINDS: dict[type, str] = {
+    bool: "a boolean",
+    dict: "an object",
+    float: "a number",
+    int: "an integer",
+    list: "an array",
+    str: "a string",
+    type(None): "null",
+}
+
+
+def kind_of(value: object) -> str:
+    """Name a JSON value's type as clients know it."""
+    return _KINDS.get(type(value), "something else")
+
+
+def refuse(param: str, why: str, code: str = "invalid_value") -> NoReturn:
+    """Raise the 400 that names the offending parameter."""
+    message = f"Invalid '{param}': {why}."
+    raise RejectedError(message, code=code, param=param)
+
+
+def unsupported(param: str, why: str) -> NoReturn:
+    """Raise the 400 for what OpenAI knows and this server does not do."""
+    message = f"Unsupported '{param}': {why}."
+    raise RejectedError(message, code="unsupported_parameter", param=param)
+
+
+def require_object(value: object, param: str) -> dict[str, Any]:
+    """Return `value` as an object."""
+    if not isinstance(value, dict):
+        refuse(param, f"expected an object, got {kind_of(value)}", "invalid_type")
+    return value
+
+
+def require_text(value: object, param: str) -> str:
+    """Return `value` as a string."""
+    if not isinstance(value, str):
+        refuse(param, f"expected a string, got {kind_of(value)}", "invalid_type")
+    return value
+
+
+class Fields:
+    """Reads known fields; absent and null mean the same, unknown ones are ignored."""
+
+    def __init__(self, body: Mapping[str, Any], prefix: str = "") -> None:
+        self._body = body
+        self._prefix = prefix
+
+    def param(self, name: str) -> str:
+        """Spell a field's full path."""
+        return self._prefix + name
+
+    def raw(self, name: str) -> Any:
+        """Return the field unchecked; None where it is absent."""
+        return self._body.get(name)
+
+    def require(self, name: str) -> Any:
+        """Return a field that must be there."""
+        value = self._body.get(name)
+        if value is None:
+            message = f"Missing required parameter: '{self.param(name)}'."
+            code = "missing_required_parameter"
+            raise RejectedError(message, code=code, param=self.param(name))
+        return value
+
+    def text(self, name: str, chars_max: int | None = None) -> str | None:
+        """Read a string."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        text = require_text(value, self.param(name))
+        if chars_max is not None and len(text) > chars_max:
+            refuse(self.param(name), f"longer than {chars_max} characters")
+        return text
+
+    def flag(self, name: str) -> bool:
+        """Read a boolean; absent is false."""
+        value = self.raw(name)
+        if value is not None and not isinstance(value, bool):
+            self._wrong_type(name, "a boolean")
+        return bool(value)
+
+    def integer(self, name: str, low: int, high: int) -> int | None:
+        """Read an integer within bounds."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            self._wrong_type(name, "an integer")
+        if not low <= value <= high:
+            refuse(self.param(name), f"must be between {low} and {high}")
+        return int(value)
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        """Read a finite number within bounds."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self._wrong_type(name, "a number")
+        # Compared as given: an integer may be too long to become a float.
+        if not low <= value <= high or not math.isfinite(value):
+            refuse(self.param(name), f"must be between {low:g} and {high:g}")
+        return float(value)
+
+    def object(self, name: str) -> dict[str, Any] | None:
+        """Read an object."""
+        value = self.raw(name)
+        return None if value is None else require_object(value, self.param(name))
+
+    def items(self, name: str, count_max: int) -> list[Any] | None:
+        """Read an array of bounded length."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            self._wrong_type(name, "an array")
+        if len(value) > count_max:
+            refuse(self.param(name), f"more than {count_max} items")
+        return list(value)
+
+    def _wrong_type(self, name: str, expected: str) -> NoReturn:
+        got = kind_of(self.raw(name))
+        refuse(self.param(name), f"expected {expected}, got {got}", "invalid_type")

@@ -1,0 +1,85 @@
+"""What this router has just given to each node and no beat tells yet.
+
+Between two beats many turns arrive; without this they would all go to the same idle node.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from fabric.ids import NodeName
+from router.directory import Key
+
+
+@dataclass(slots=True)
+class Entry:
+    """One running turn's share of a node's load."""
+
+    node: NodeName
+    prefill_s: float
+    agent: Key | None = None  # known once the node has admitted the turn
+    open: bool = field(default=True, repr=False)
+
+
+class Ledger:
+    """Seconds of prefill promised, turns running, and who was last given one."""
+
+    def __init__(self) -> None:
+        self._prefill_s: dict[NodeName, float] = {}
+        self._turns: Counter[NodeName] = Counter()
+        self._speaking: Counter[Key] = Counter()
+        self._last: dict[NodeName, int] = {}
+        self._last_cold: dict[NodeName, int] = {}
+        self._count = 0
+
+    def begin(self, node: NodeName, prefill_s: float, *, cold: bool) -> Entry:
+        """Book a turn; its prefill counts until `prefilled`."""
+        self._prefill_s[node] = self._prefill_s.get(node, 0.0) + prefill_s
+        self._turns[node] += 1
+        self._count += 1  # not a time: two turns in one tick still have an order
+        self._last[node] = self._count
+        if cold:
+            self._last_cold[node] = self._count
+        return Entry(node, prefill_s)
+
+    def admitted(self, entry: Entry, agent: Key) -> None:
+        """Note whose turn it is."""
+        assert entry.agent is None, "a turn is admitted once"
+        entry.agent = agent
+        self._speaking[agent] += 1
+
+    def prefilled(self, entry: Entry) -> None:
+        """Note that the turn has produced its first token."""
+        left_s = self._prefill_s.get(entry.node, 0.0) - entry.prefill_s
+        self._prefill_s[entry.node] = max(0.0, left_s)
+        entry.prefill_s = 0.0
+
+    def end(self, entry: Entry) -> None:
+        """Close a booking; closing twice is no error."""
+        if entry.open:
+            entry.open = False
+            self.prefilled(entry)
+            self._turns[entry.node] -= 1
+            if entry.agent is not None:
+                self._speaking[entry.agent] -= 1
+                if not self._speaking[entry.agent]:
+                    del self._speaking[entry.agent]
+
+    def prefill_s(self, node: NodeName) -> float:
+        """Seconds of prefill given to the node and not finished."""
+        return self._prefill_s.get(node, 0.0)
+
+    def turns(self, node: NodeName) -> int:
+        """Turns running there through this router."""
+        return self._turns[node]
+
+    def is_speaking(self, agent: Key) -> bool:
+        """Say whether a turn of the agent is running through this router."""
+        return agent in self._speaking
+
+    def turn_order(self, node: NodeName) -> int:
+        """Return a number that is higher the later the node got a turn; 0 if never."""
+        return self._last.get(node, 0)
+
+    def cold_order(self, node: NodeName) -> int:
+        """Return the same for turns that found nothing cached."""
+        return self._last_cold.get(node, 0)

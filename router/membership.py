@@ -1,0 +1,225 @@
+"""Who is there: beats to every node, leases by the router's own monotonic clock.
+
+        beat answered          silent SUSPECT_S         silent LEASE_S
+    ────────●───────── alive ────────●───── suspect ─────────●──── expired ───▶
+
+A lease is renewed as of the moment its beat was sent, so a slow answer never stretches it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from fabric.control import AgentList, Describe, ListAgents, NodeView
+from fabric.errors import FabricError, RetryLaterError
+from fabric.ids import NodeName
+from fabric.limits import BEAT_S, CONTROL_TIMEOUT_S, LEASE_S, SUSPECT_S
+from fabric.ports import Clock
+from router.node_link import ControlTransport, NodeLink
+
+_LOG = logging.getLogger("macfabric.router.membership")
+
+Roster = Callable[[], Awaitable[Mapping[NodeName, ControlTransport]]]
+LinkFactory = Callable[[NodeName, ControlTransport, Callable[[], bool]], NodeLink]
+
+
+class AgentObserver(Protocol):
+    """Learns what agents the nodes hold."""
+
+    def on_list(self, agents: AgentList, asked_s: float) -> None:
+        """Take a node's list, asked for at `asked_s` by the router's clock."""
+        ...
+
+    def on_restart(self, node: NodeName) -> None:
+        """Expect the lists of a new incarnation, which count their changes anew."""
+        ...
+
+
+class Health(StrEnum):
+    """What the lease says about a node."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    EXPIRED = "expired"
+
+
+@dataclass(slots=True)
+class Member:
+    """One node of the roster: its link, its last words, and when they were asked for."""
+
+    name: NodeName
+    link: NodeLink
+    beat_s: float  # when the last answered beat was sent
+    view: NodeView | None = None
+    listed: tuple[int, int] | None = None  # incarnation and changes of the last agent list
+    loading_s: float | None = None  # when it last said that it is starting
+    pulse: asyncio.Task[None] | None = field(default=None, repr=False)
+    listing: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def state(self) -> tuple[int, int] | None:
+        """Incarnation and change counter as the last beat told them."""
+        return None if self.view is None else (self.view.incarnation, self.view.changes)
+
+
+class Membership:
+    """The known nodes and their leases."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        connect: LinkFactory,
+        clock: Clock,
+        observer: AgentObserver,
+        beat_s: float = BEAT_S,
+    ) -> None:
+        self.beat_s = beat_s
+        self._roster = roster
+        self._connect = connect
+        self._clock = clock
+        self._observer = observer
+        self._members: dict[NodeName, Member] = {}
+        self._scouting: asyncio.Task[None] | None = None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All nodes ever seen by this router, by name."""
+        return tuple(self._members[name] for name in sorted(self._members))
+
+    def find(self, name: NodeName) -> Member | None:
+        """Return the member called `name`, if there is one."""
+        return self._members.get(name)
+
+    def health(self, name: NodeName) -> Health:
+        """Judge a node's lease now; a node never heard of has none."""
+        member = self._members.get(name)
+        silent_s = self._clock.monotonic_s() - member.beat_s if member else LEASE_S
+        if silent_s >= LEASE_S:
+            return Health.EXPIRED
+        return Health.SUSPECT if silent_s >= SUSPECT_S else Health.ALIVE
+
+    def is_returning(self, name: NodeName) -> bool:
+        """Say whether a node that was lost is starting again."""
+        member = self._members.get(name)
+        if member is None or member.loading_s is None:
+            return False
+        return self._clock.monotonic_s() - member.loading_s < SUSPECT_S
+
+    def settled(self) -> bool:
+        """Say whether every node has told its agents, or has had its time to do so."""
+        return all(
+            member.listed is not None or self.health(member.name) is Health.EXPIRED
+            for member in self._members.values()
+        )
+
+    async def discover(self) -> None:
+        """Add nodes that the roster names for the first time."""
+        for name, transport in (await self._roster()).items():
+            if name not in self._members:
+                link = self._connect(name, transport, self._expiry_of(name))
+                # A new node gets one lease to say its first word.
+                self._members[name] = Member(name, link, self._clock.monotonic_s())
+                _LOG.info("node %s joined the roster", name)
+
+    async def beat(
+        self, member: Member, timeout_s: float = SUSPECT_S, *, relist: bool = False
+    ) -> None:
+        """Ask one node how it is, and for its agents if they changed or `relist` says so."""
+        if await self._describe(member, timeout_s) and (relist or member.listed != member.state):
+            await self._list(member)
+
+    async def refresh(self, timeout_s: float = BEAT_S, *, relist: bool = False) -> None:
+        """Bring what is known of every unexpired node up to this moment."""
+        live = [m for m in self.members if self.health(m.name) is not Health.EXPIRED]
+        await asyncio.gather(*(self.beat(member, timeout_s, relist=relist) for member in live))
+
+    def nudge(self, name: NodeName) -> None:
+        """Beat one node now, outside its rhythm, unless a beat is under way."""
+        member = self._members.get(name)
+        if member and (member.pulse is None or member.pulse.done()):
+            member.pulse = asyncio.create_task(self._pulse(member))
+
+    async def run(self) -> None:
+        """Beat every node in its rhythm until cancelled; a hung node delays no other."""
+        try:
+            while True:
+                if self._scouting is None or self._scouting.done():
+                    # Ray without its head may keep this waiting for a minute; the nodes live on.
+                    self._scouting = asyncio.create_task(self._scout())
+                for name in self._members:
+                    self.nudge(name)
+                await asyncio.sleep(self.beat_s)
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Cancel the beats under way."""
+        pulses = [t for m in self.members for t in (m.pulse, m.listing)]
+        tasks = [task for task in (self._scouting, *pulses) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _scout(self) -> None:
+        try:
+            await self.discover()
+        except FabricError as error:
+            _LOG.warning("the roster is out of reach: %s", error.message)
+        for member in self.members:
+            if member.view is None:
+                self.nudge(member.name)
+
+    async def _pulse(self, member: Member) -> None:
+        has_answered = await self._describe(member, SUSPECT_S)
+        idle = member.listing is None or member.listing.done()
+        # A long list has its own task: it must not hold back the next beat.
+        if has_answered and idle and member.listed != member.state:
+            member.listing = asyncio.create_task(self._list(member))
+
+    def _expiry_of(self, name: NodeName) -> Callable[[], bool]:
+        return lambda: self.health(name) is Health.EXPIRED
+
+    async def _describe(self, member: Member, timeout_s: float) -> bool:
+        sent_s = self._clock.monotonic_s()
+        try:
+            view = await member.link.call(Describe(), NodeView, timeout_s)
+        except RetryLaterError:
+            member.loading_s = sent_s
+            if member.view is None:
+                member.beat_s = sent_s  # nothing is known that could be out of date
+            return False
+        except FabricError as error:
+            # Silence is what leases are for; nothing else to do here.
+            _LOG.debug("no beat from %s: %s", member.name, error.code)
+            return False
+        if view.name != member.name:
+            _LOG.error("node %s calls itself %s: ignored", member.name, view.name)
+            return False
+        if member.view is None or sent_s >= member.beat_s:
+            restarted = member.view is not None and view.incarnation != member.view.incarnation
+            member.view, member.loading_s = view, None
+            member.beat_s = max(sent_s, member.beat_s)
+            member.link.http_url = view.http_url.rstrip("/")
+            if restarted:
+                _LOG.info("node %s restarted", member.name)
+                self._observer.on_restart(member.name)
+        return True
+
+    async def _list(self, member: Member) -> None:
+        asked_s = self._clock.monotonic_s()
+        try:
+            agents = await member.link.call(ListAgents(), AgentList, CONTROL_TIMEOUT_S)
+        except FabricError as error:
+            _LOG.debug("no agents from %s: %s", member.name, error.code)
+            return
+        view = member.view
+        if view is None or agents.node != member.name or agents.incarnation != view.incarnation:
+            return  # the next beat asks again
+        version = (agents.incarnation, agents.changes)
+        same_life = member.listed is not None and member.listed[0] == agents.incarnation
+        if not same_life or member.listed is None or version >= member.listed:
+            member.listed = version
+        self._observer.on_list(agents, asked_s)

@@ -1,0 +1,26 @@
+"""GET /metrics in Prometheus' text format."""
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from router.fleet import Fleet
+from router.telemetry import Telemetry
+
+
+class MetricsApi:
+    """What this router counted."""
+
+    def __init__(self, fleet: Fleet, telemetry: Telemetry) -> None:
+        self._fleet = fleet
+        self._telemetry = telemetry
+
+    def routes(self) -> list[Route]:
+        """Return the routes of this API."""
+        return [Route("/metrics", self.show, methods=["GET"])]
+
+    async def show(self, _request: Request) -> Response:
+        """Render all metrics."""
+        body = self._telemetry.exposition(self._fleet.membership)
+        return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})

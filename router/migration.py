@@ -1,0 +1,201 @@
+"""One agent's move: copied while it serves, sealed for the tail, committed by the target.
+
+    source  ──offer──▶ copying ──seal──▶ sealed ─────────────────────▶ released (replica)
+    target             copy ───────────▶ copy tail ──commit e+1──▶ owner
+                        any failure before the commit: abort target, then source, which serves on
+
+The target's durable publish is the commit. When its answer is lost, the target is asked.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from fabric.control import (
+    AbortMigration,
+    AgentList,
+    AgentView,
+    CommitMigration,
+    Copied,
+    CopyBlocks,
+    Done,
+    ListAgents,
+    Offer,
+    OfferMigration,
+    ReleaseAgent,
+    SealAgent,
+)
+from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
+from fabric.ids import AgentId, MigrationId, NodeName
+from fabric.limits import CONTROL_TIMEOUT_S
+from fabric.manifest import OwnerState
+from router.directory import Holding, Key
+from router.fleet import Fleet
+from router.node_link import NodeLink, NodeLostError
+
+_LOG = logging.getLogger("macfabric.router.migration")
+
+COPY_TIMEOUT_S = 1800.0  # 50 GB over gigabit Ethernet
+FLUSH_TIMEOUT_S = 60.0  # what makes an agent durable: blocks still in memory go to disk
+SEAL_WAIT_S = 300.0  # a running turn may have a long answer to finish first
+SEAL_RETRY_S = 0.1
+SPEAKING_POLL_S = 0.01
+ASK_AGAIN_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationReceipt:
+    """What a move took; all zeros where the agent was there already."""
+
+    agent: AgentId
+    source: NodeName
+    target: NodeName
+    epoch: int
+    blocks_sent: int = 0
+    blocks_reused: int = 0
+    bytes_sent: int = 0
+    seconds: float = 0.0
+    pause_seconds: float = 0.0
+
+
+class Migration:
+    """Drives one move; `gate` is closed while the agent may be served nowhere."""
+
+    def __init__(
+        self, fleet: Fleet, name: MigrationId, key: Key, holding: Holding, target: NodeName
+    ) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._fleet = fleet
+        self._name = name
+        self._key = key
+        self._holding = holding
+        self._source = fleet.link(holding.node)
+        self._target = fleet.link(target)
+        self._sealed_s = 0.0
+
+    async def run(self) -> MigrationReceipt:
+        """Move the agent; raise a FabricError after putting everything back."""
+        started_s = self._fleet.clock.monotonic_s()
+        try:
+            first = await self._copy(await self._offer())
+            final = await self._seal()
+            tail = await self._copy(final)
+            await self._commit(final)
+        except BaseException:
+            await asyncio.shield(self._abort())
+            raise
+        finally:
+            self.gate.set()
+        committed_s = self._fleet.clock.monotonic_s()
+        self._note()
+        await self._release()
+        return MigrationReceipt(
+            agent=self._key[1],
+            source=self._source.name,
+            target=self._target.name,
+            epoch=self._holding.epoch + 1,
+            blocks_sent=first.blocks_sent + tail.blocks_sent,
+            # The tail's offer names every block: those of the first copy are no reuse.
+            blocks_reused=max(0, tail.blocks_reused - first.blocks_sent),
+            bytes_sent=first.bytes_sent + tail.bytes_sent,
+            seconds=committed_s - started_s,
+            pause_seconds=committed_s - self._sealed_s,
+        )
+
+    async def _offer(self) -> Offer:
+        tenant, agent = self._key
+        call = OfferMigration(self._name, tenant, agent, self._holding.epoch, self._target.name)
+        return await self._source.call(call, Offer, FLUSH_TIMEOUT_S)
+
+    async def _copy(self, offer: Offer) -> Copied:
+        call = CopyBlocks(self._name, self._source.name, offer)
+        return await self._target.call(call, Copied, COPY_TIMEOUT_S)
+
+    async def _seal(self) -> Offer:
+        tenant, agent = self._key
+        call = SealAgent(self._name, tenant, agent, self._holding.epoch, self._target.name)
+        deadline_s = self._fleet.clock.monotonic_s() + SEAL_WAIT_S
+        self.gate.clear()
+        # Turns under way are no pause: sealing begins when the last one has ended.
+        while self._is_speaking(before_s=deadline_s):  # noqa: ASYNC110 - or the deadline
+            await asyncio.sleep(SPEAKING_POLL_S)
+        while True:
+            self._sealed_s = self._fleet.clock.monotonic_s()
+            try:
+                return await self._source.call(call, Offer, FLUSH_TIMEOUT_S)
+            except RetryLaterError as busy:
+                # A turn is running there: let it finish, then try again.
+                if self._fleet.clock.monotonic_s() >= deadline_s:
+                    raise
+                await asyncio.sleep(min(busy.retry_after_s, SEAL_RETRY_S))
+
+    def _is_speaking(self, before_s: float) -> bool:
+        is_early = self._fleet.clock.monotonic_s() < before_s
+        return is_early and self._fleet.ledger.is_speaking(self._key)
+
+    async def _commit(self, final: Offer) -> None:
+        call = CommitMigration(self._name, final, self._holding.epoch + 1)
+        try:
+            await self._target.call(call, AgentView, FLUSH_TIMEOUT_S)
+        except FabricError as error:
+            _LOG.warning("migration %s: commit answered %s", self._name, error.code)
+            if not await self._was_committed():
+                raise
+
+    async def _was_committed(self) -> bool:
+        """Ask the target until it answers or its lease is over."""
+        while self._fleet.is_up(self._target.name):
+            try:
+                if await self._target_owns():
+                    return True
+                # Once it has forgotten the migration, a commit still on its way is refused.
+                await self._target.call(self._abortion(), Done)
+                return await self._target_owns()
+            except NodeLostError:
+                await asyncio.sleep(ASK_AGAIN_S)
+        return False
+
+    async def _target_owns(self) -> bool:
+        listed = await self._target.call(ListAgents(), AgentList)
+        return any(
+            (item.view.tenant, item.view.agent) == self._key
+            and item.view.epoch > self._holding.epoch
+            and item.view.state is not OwnerState.REPLICA
+            for item in listed.agents
+        )
+
+    def _abortion(self) -> AbortMigration:
+        return AbortMigration(self._name, *self._key)
+
+    async def _abort(self) -> None:
+        # The target first: the source must not serve again while a commit can still happen.
+        await _try(self._target, self._target.call(self._abortion(), Done))
+        await _try(self._source, self._source.call(self._abortion(), Done))
+
+    async def _release(self) -> None:
+        call = ReleaseAgent(self._name, *self._key, self._holding.epoch + 1, self._target.name)
+        # If this is lost, the recovery round finds two claims and repeats it.
+        await _try(self._source, self._source.call(call, Done, CONTROL_TIMEOUT_S))
+
+    def _note(self) -> None:
+        now_s = self._fleet.clock.monotonic_s()
+        epoch, group = self._holding.epoch, self._holding.group
+        directory = self._fleet.directory
+        directory.note(
+            self._key,
+            Holding(self._target.name, epoch + 1, OwnerState.OWNED, now_s, group),
+        )
+        directory.note(
+            self._key, Holding(self._source.name, epoch, OwnerState.REPLICA, now_s, group)
+        )
+
+
+async def _try(link: NodeLink, call: Awaitable[Done]) -> None:
+    with suppress(RetryElsewhereError):
+        try:
+            await call
+        except FabricError as error:
+            _LOG.warning("node %s: %s", link.name, error.code)

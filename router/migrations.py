@@ -1,0 +1,123 @@
+"""The moves under way: one per agent at a time, and turns that wait for their end."""
+
+import asyncio
+import logging
+
+from fabric.errors import (
+    ConflictError,
+    FabricError,
+    NotFoundError,
+    RetryElsewhereError,
+    RetryLaterError,
+)
+from fabric.ids import AgentId, NodeName, TenantId
+from fabric.manifest import OwnerState
+from router.directory import Holding, Key
+from router.fleet import Fleet
+from router.fresh_ids import fresh_migration
+from router.membership import Health
+from router.migration import Migration, MigrationReceipt
+from router.node_link import NodeLostError
+from router.telemetry import Telemetry
+
+_LOG = logging.getLogger("macfabric.router.migrations")
+
+SETTLE_WAIT_S = 60.0
+
+
+class Migrations:
+    """Starts moves and knows which agents are on the move."""
+
+    def __init__(self, fleet: Fleet, telemetry: Telemetry) -> None:
+        self._fleet = fleet
+        self._telemetry = telemetry
+        self._running: dict[Key, Migration | None] = {}
+        self._tasks: set[asyncio.Task[MigrationReceipt]] = set()
+
+    def is_moving(self, key: Key) -> bool:
+        """Say whether this router is moving the agent right now."""
+        return key in self._running
+
+    async def settle(self, key: Key) -> None:
+        """Wait while the agent may be served nowhere; raise RetryLaterError if that lasts."""
+        migration = self._running.get(key)
+        if migration is None:
+            return
+        try:
+            async with asyncio.timeout(SETTLE_WAIT_S):
+                await migration.gate.wait()
+        except TimeoutError:
+            message = "the agent is being moved to another node"
+            raise RetryLaterError(message, retry_after_s=2.0, code="agent_moving") from None
+
+    async def migrate(self, tenant: TenantId, agent: AgentId, to: str) -> MigrationReceipt:
+        """Move an agent; the move goes on even if the caller goes away."""
+        target = self._fleet.require_node(to)
+        key = (tenant, agent)
+        if key in self._running:
+            message = f"agent {agent} is already being moved"
+            raise ConflictError(message, code="migration_in_progress")
+        self._running[key] = None
+        task = asyncio.create_task(self._run(key, target))
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Abort what is still under way, so that every source serves again."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, task: asyncio.Task[MigrationReceipt]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            # Its caller may be gone; nobody else would say so.
+            _LOG.info("a move failed: %s", error)
+
+    async def _run(self, key: Key, target: NodeName) -> MigrationReceipt:
+        try:
+            await self._fleet.membership.refresh()
+            try:
+                receipt = await self._attempt(key, target)
+            except NodeLostError:
+                raise
+            except RetryElsewhereError:
+                # The directory was behind: learn the owner and epoch anew, once.
+                await self._fleet.membership.refresh()
+                receipt = await self._attempt(key, target)
+        except RetryElsewhereError as error:
+            self._telemetry.migration_failed()
+            raise RetryLaterError(error.message, retry_after_s=2.0, code=error.code) from None
+        except FabricError:
+            self._telemetry.migration_failed()
+            raise
+        finally:
+            del self._running[key]
+        if receipt.source != receipt.target:
+            self._telemetry.migrated(receipt)
+        return receipt
+
+    async def _attempt(self, key: Key, target: NodeName) -> MigrationReceipt:
+        holding = self._owner(key)
+        if holding.node == target:
+            return MigrationReceipt(key[1], target, target, holding.epoch)
+        for node in (holding.node, target):
+            if self._fleet.membership.health(node) is not Health.ALIVE:
+                message = f"node {node} is not answering"
+                raise RetryLaterError(message, retry_after_s=2.0, code="node_lost")
+        migration = Migration(self._fleet, fresh_migration(), key, holding, target)
+        self._running[key] = migration
+        _LOG.info("agent %s moves from %s to %s", key[1], holding.node, target)
+        return await migration.run()
+
+    def _owner(self, key: Key) -> Holding:
+        holding = self._fleet.directory.owner(key)
+        if holding is None:
+            message = f"no agent is called {key[1]!r}"
+            raise NotFoundError(message, code="unknown_agent")
+        if holding.state is OwnerState.SEALED:
+            message = "an earlier move of this agent is not decided yet"
+            raise RetryLaterError(message, retry_after_s=2.0, code="agent_moving")
+        return holding

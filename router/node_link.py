@@ -1,0 +1,210 @@
+"""How the router reaches one node: control calls over any transport, tokens over HTTP.
+
+A call that is not answered may or may not have been executed; nothing here sends it twice.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from http import HTTPStatus
+from typing import Any, Protocol, TypeVar
+
+import aiohttp
+
+from fabric.codec import dump_json, parse_json
+from fabric.control import ErrorReply, decode_reply, encode_call
+from fabric.errors import FabricError, RejectedError, RetryElsewhereError
+from fabric.generation import (
+    CLUSTER_HEADER,
+    GENERATE_PATH,
+    Event,
+    Failed,
+    Finished,
+    GenerateRequest,
+    decode_event,
+)
+from fabric.ids import NodeName
+from fabric.limits import CONTROL_TIMEOUT_S, FRAME_BYTES_MAX
+from router.remote_errors import remote_error
+
+T = TypeVar("T")
+Reply = TypeVar("Reply")
+
+WATCH_S = 0.5  # how often a silent node's lease is looked at
+CONNECT_TIMEOUT_S = 2.0
+
+
+class NodeLostError(RetryElsewhereError):
+    """The node did not answer, or fell silent before the end."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "node_lost"
+
+
+class ControlTransport(Protocol):
+    """Carries one encoded control call to one node and its reply back."""
+
+    async def __call__(self, raw: bytes) -> bytes:
+        """Send once; raise NodeLostError when no reply can come any more."""
+        ...
+
+
+class NodeLink(Protocol):
+    """One node, as the rest of the router sees it."""
+
+    name: NodeName
+    http_url: str
+
+    async def call(
+        self, message: object, kind: type[Reply], timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> Reply:
+        """Make one control call; raise the node's FabricError, or NodeLostError."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """Stream one turn's events; closing the generator cancels the turn."""
+        ...
+
+
+def open_session() -> aiohttp.ClientSession:
+    """Make the HTTP client that all links share; it never gives up on a slow prefill."""
+    return aiohttp.ClientSession(
+        # A kept connection may be half dead after a node's restart: a new one costs 0.2 ms.
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+    )
+
+
+class HttpNodeLink:
+    """A link over an injected control transport and the node's HTTP server."""
+
+    def __init__(
+        self,
+        name: NodeName,
+        transport: ControlTransport,
+        session: aiohttp.ClientSession,
+        secret: str,
+        is_lost: Callable[[], bool],
+    ) -> None:
+        self.name = name
+        self.http_url = ""  # the node's beat tells it
+        self._transport = transport
+        self._session = session
+        self._secret = secret
+        self._is_lost = is_lost
+
+    async def call(
+        self, message: object, kind: type[Reply], timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> Reply:
+        """Make one control call; raise the node's FabricError, or NodeLostError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                raw = await self._unless_lost(self._transport(encode_call(message)))
+        except TimeoutError:
+            text = f"{self.name} did not answer {type(message).__name__} in {timeout_s:g} s"
+            raise NodeLostError(text, code="node_timeout") from None
+        try:
+            reply = decode_reply(kind, raw)
+        except RejectedError as error:
+            text = f"{self.name} answered {type(message).__name__} wrongly: {error.message}"
+            raise FabricError(text, code="bad_node_answer") from None
+        if isinstance(reply, ErrorReply):
+            raise remote_error(
+                reply.status,
+                reply.code,
+                reply.message,
+                param=reply.param,
+                retry_after_s=reply.retry_after_s,
+            )
+        return reply
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """Stream one turn's events; closing the generator cancels the turn."""
+        if not self.http_url:
+            text = f"{self.name} has not told its address yet"
+            raise NodeLostError(text)
+        try:
+            async with await self._unless_lost(self._post(request)) as response:
+                if response.status != HTTPStatus.OK:
+                    raise await _refusal(response)
+                async for line in self._lines(response.content):
+                    event = _event(line, self.name)
+                    yield event
+                    if isinstance(event, (Finished, Failed)):
+                        return
+        except (aiohttp.ClientError, OSError) as error:
+            text = f"the connection to {self.name} broke ({type(error).__name__})"
+            raise NodeLostError(text) from None
+        text = f"{self.name} ended the stream without a last event"
+        raise NodeLostError(text)
+
+    async def _post(self, request: GenerateRequest) -> aiohttp.ClientResponse:
+        return await self._session.post(
+            self.http_url + GENERATE_PATH,
+            data=dump_json(request),
+            headers={CLUSTER_HEADER: self._secret, "content-type": "application/json"},
+            allow_redirects=False,
+        )
+
+    async def _lines(self, content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+        pending = b""
+        while True:
+            try:
+                # readany loses nothing when the timeout interrupts it; readline would.
+                async with asyncio.timeout(WATCH_S):
+                    chunk = await content.readany()
+            except TimeoutError:
+                self._raise_if_lost()
+                continue
+            if not chunk:
+                return
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                if line:
+                    yield line
+            if len(pending) > FRAME_BYTES_MAX:
+                message = f"an event of {self.name} is over {FRAME_BYTES_MAX} bytes"
+                raise FabricError(message, code="bad_event")
+
+    async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=WATCH_S)
+                if not task.done():
+                    self._raise_if_lost()
+            return task.result()
+        finally:
+            task.cancel()
+
+    def _raise_if_lost(self) -> None:
+        if self._is_lost():
+            message = f"{self.name} has been silent for longer than its lease"
+            raise NodeLostError(message)
+
+
+def _event(line: bytes, node: NodeName) -> Event:
+    try:
+        return decode_event(line)
+    except RejectedError as error:
+        text = f"{node} sent no valid event: {error.message}"
+        raise FabricError(text, code="bad_event") from None
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> FabricError:
+    """Turn a node's HTTP error body into the FabricError it stands for."""
+    raw = await response.content.read(FRAME_BYTES_MAX)
+    try:
+        body = parse_json(raw)
+        error = body["error"]
+        code, message = str(error["code"]), str(error["message"])
+        param, wait = error.get("param"), error.get("retry_after_s")
+    except (RejectedError, KeyError, TypeError, AttributeError):
+        text = f"the node answered HTTP {response.status} without a known error body"
+        return remote_error(response.status, "bad_node_answer", text)
+    return remote_error(
+        response.status,
+        code,
+        message,
+        param=param if isinstance(param, str) else None,
+        retry_after_s=float(wait) if isinstance(wait, (int, float)) else None,
+    )

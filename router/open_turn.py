@@ -1,0 +1,88 @@
+"""A turn that a node has admitted: its first event, and the rest as they come."""
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+
+from fabric.errors import FabricError, RetryLaterError
+from fabric.generation import Admitted, Delta, Event, Failed, Finished, ToolCalls
+from fabric.ports import Clock
+from router.node_link import NodeLostError
+from router.remote_errors import remote_error
+from router.telemetry import Telemetry
+
+_LOG = logging.getLogger("macfabric.router.turns")
+
+Answered = Delta | ToolCalls | Finished
+
+
+class OpenTurn:
+    """Read `events` to their end, or `close`: closing early cancels the turn on its node."""
+
+    def __init__(
+        self,
+        admitted: Admitted,
+        source: AsyncGenerator[Event, None],
+        *,
+        started_s: float,
+        clock: Clock,
+        telemetry: Telemetry,
+        on_first: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.admitted = admitted
+        self._source = source
+        self._started_s = started_s
+        self._clock = clock
+        self._telemetry = telemetry
+        self._on_first = on_first
+        self._on_end = on_end
+        self._is_closed = False
+        telemetry.admitted(admitted)
+
+    async def events(self) -> AsyncGenerator[Answered, None]:
+        """Yield what the node produces; raise a FabricError where it breaks off."""
+        is_first = True
+        try:
+            async for event in self._source:
+                if is_first:
+                    is_first = False
+                    self._first_token()
+                answered = _answered(event)
+                if isinstance(answered, Finished):
+                    await self._end("ok", answered.completion_tokens)
+                yield answered
+        except NodeLostError as error:
+            await self._end("failed")
+            message = f"node {self.admitted.node} was lost in mid-answer; send the request again"
+            _LOG.warning("agent %s: %s", self.admitted.agent, error.message)
+            raise RetryLaterError(message, code=NodeLostError.code) from None
+        except FabricError:
+            await self._end("failed")
+            raise
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Let the turn go; if it has not ended, its node stops generating."""
+        await self._end("cancelled")
+
+    async def _end(self, outcome: str, completion_tokens: int = 0) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._telemetry.ended(outcome, completion_tokens)
+        self._on_end()
+        await self._source.aclose()
+
+    def _first_token(self) -> None:
+        self._telemetry.first_token(self.admitted, self._clock.monotonic_s() - self._started_s)
+        self._on_first()
+
+
+def _answered(event: Event) -> Answered:
+    if isinstance(event, Failed):
+        raise remote_error(event.status, event.code, event.message)
+    if isinstance(event, Admitted):
+        message = f"{event.node} admitted the same turn twice"
+        raise FabricError(message, code="bad_event")
+    return event

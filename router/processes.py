@@ -1,0 +1,160 @@
+"""Processes by identity: a pid is ours only while it started when we noted that it did.
+
+Pids are reused and Ray's processes look alike on every machine, so nothing here ever ends a
+process by its name.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+POLL_S = 0.05
+KILL_WAIT_S = 3.0
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """One process for good: its number and when it started."""
+
+    pid: int
+    started: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    parent: int
+    started: str
+
+
+def _linux_row(pid: int) -> _Row | None:
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    # The command may hold spaces and brackets: fields are counted from its last bracket.
+    fields = stat.rpartition(")")[2].split()
+    if fields[0] in "ZX":
+        return None
+    return _Row(int(fields[1]), fields[19])
+
+
+def _ps_rows() -> dict[int, _Row]:
+    command = ["/bin/ps", "-axo", "pid=,ppid=,stat=,lstart="]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = {}
+    for line in done.stdout.splitlines():
+        pid, parent, state, started = line.split(None, 3)
+        if not state.startswith("Z"):
+            rows[int(pid)] = _Row(int(parent), started.strip())
+    return rows
+
+
+def _rows() -> dict[int, _Row]:
+    """List every live process; a zombie is not one."""
+    if not sys.platform.startswith("linux"):
+        return _ps_rows()
+    pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
+    return {pid: row for pid in pids if (row := _linux_row(pid)) is not None}
+
+
+def identify(pid: int) -> ProcessId | None:
+    """Name a live process for good."""
+    row = _linux_row(pid) if sys.platform.startswith("linux") else _ps_rows().get(pid)
+    return None if row is None else ProcessId(pid, row.started)
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Say whether this very process still runs."""
+    return identify(process.pid) == process
+
+
+def descendants(roots: Iterable[int]) -> list[ProcessId]:
+    """List the children of `roots`, theirs, and so on; the roots themselves are left out."""
+    rows = _rows()
+    children: dict[int, list[int]] = {}
+    for pid, row in rows.items():
+        children.setdefault(row.parent, []).append(pid)
+    found: list[ProcessId] = []
+    frontier = list(roots)
+    while frontier:
+        for child in children.pop(frontier.pop(), []):
+            found.append(ProcessId(child, rows[child].started))
+            frontier.append(child)
+    return found
+
+
+def session_members(leaders: Iterable[ProcessId]) -> list[ProcessId]:
+    """List what runs in the sessions that `leaders` opened, also where a leader has ended.
+
+    A session's number is not given out again while anybody is in it. A stranger who has it since
+    is told by his start.
+    """
+    rows = _rows()
+    wanted = {
+        leader.pid
+        for leader in leaders
+        if leader.pid not in rows or rows[leader.pid].started == leader.started
+    }
+    found = []
+    for pid, row in rows.items():
+        with contextlib.suppress(OSError):  # ended since it was listed
+            if wanted and os.getsid(pid) in wanted:
+                found.append(ProcessId(pid, row.started))
+    return found
+
+
+def send(processes: Iterable[ProcessId], signal_number: int) -> None:
+    """Signal those of `processes` that still run."""
+    for process in processes:
+        if is_alive(process):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, signal_number)
+
+
+def wait_gone(processes: Iterable[ProcessId], timeout_s: float) -> list[ProcessId]:
+    """Wait for all to end; return those that did not."""
+    deadline_s = time.monotonic() + timeout_s
+    left = [process for process in processes if is_alive(process)]
+    while left and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+        left = [process for process in left if is_alive(process)]
+    return left
+
+
+def end(
+    leaders: Iterable[ProcessId],
+    grace_s: float,
+    wait: Callable[[list[ProcessId], float], object] = wait_gone,
+) -> list[ProcessId]:
+    """Ask `leaders` to end, `wait`, then kill them and all they started; return what survived."""
+    asked = list(leaders)
+    owned = asked + descendants(process.pid for process in asked if is_alive(process))
+    send(asked, signal.SIGTERM)
+    wait(asked, grace_s)
+    # What a leader leaves behind gets no grace: its leader had the time to end it.
+    left = [*owned, *session_members(asked)]
+    send(left, signal.SIGKILL)
+    return wait_gone(left, KILL_WAIT_S)
+
+
+def to_record(process: ProcessId) -> dict[str, Any]:
+    """Turn a process into what a pid file holds."""
+    return {"pid": process.pid, "started": process.started}
+
+
+def from_record(record: object) -> ProcessId | None:
+    """Read what `to_record` wrote; anything else is no process."""
+    if not isinstance(record, dict):
+        return None
+    pid, started = record.get("pid"), record.get("started")
+    if isinstance(pid, int) and pid > 1 and isinstance(started, str):
+        return ProcessId(pid, started)
+    return None

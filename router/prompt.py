@@ -1,0 +1,63 @@
+"""What one turn says to the model, with what the router needs to place it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from xxhash import xxh3_64
+
+from fabric.sketch import canonical_chunks, sketch_chunks, sketch_text
+
+# A guess; every node runs the same tokenizer, so it scales all costs alike.
+BYTES_PER_TOKEN = 4.0
+_OPENING_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Messages or raw text; exactly one is set."""
+
+    messages: list[Any] | None = field(default=None, repr=False)
+    text: str | None = field(default=None, repr=False)
+    tools: list[Any] | None = field(default=None, repr=False)
+    template_options: dict[str, Any] = field(default_factory=dict, repr=False)
+    sketch: tuple[int, ...] = field(default=(), repr=False)
+    opening: int = 0  # stays the same while a conversation grows
+    bytes_count: int = 0
+
+    @property
+    def tokens_estimate(self) -> int:
+        """Guess the prompt's tokens without a tokenizer."""
+        return max(1, round(self.bytes_count / BYTES_PER_TOKEN))
+
+
+def chat_prompt(
+    messages: list[Any],
+    tools: list[Any] | None = None,
+    template_options: Mapping[str, Any] | None = None,
+) -> Prompt:
+    """Sketch a chat; its opening is all up to the first user message."""
+    chunks = list(canonical_chunks(messages, tools))
+    return Prompt(
+        messages=messages,
+        tools=tools,
+        template_options=dict(template_options or {}),
+        sketch=sketch_chunks(chunks),
+        opening=xxh3_64(b"".join(_opening(chunks, messages))).intdigest(),
+        bytes_count=sum(map(len, chunks)),
+    )
+
+
+def raw_prompt(text: str) -> Prompt:
+    """Sketch a raw completion prompt."""
+    raw = text.encode("utf-8", "surrogatepass")
+    opening = xxh3_64(raw[:_OPENING_BYTES]).intdigest()
+    return Prompt(text=text, sketch=sketch_text(raw), opening=opening, bytes_count=len(raw))
+
+
+def _opening(chunks: Sequence[bytes], messages: Sequence[Any]) -> Sequence[bytes]:
+    ahead = len(chunks) - len(messages)  # the tools, where there are any
+    for index, message in enumerate(messages):
+        if message.get("role") == "user":
+            return chunks[: ahead + index + 1]
+    return chunks

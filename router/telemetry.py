@@ -1,0 +1,125 @@
+"""Counters and histograms under `macfabric_`, with few and bounded labels.
+
+No tenant, agent or prompt ever becomes a label; nodes do, since there are few.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from fabric.generation import Admitted, CacheTier
+from router.membership import Health, Membership
+from router.migration import MigrationReceipt
+
+_TTFT_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+_MOVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+class Telemetry:
+    """One registry per router, so that several may live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "macfabric_requests", "Turns by outcome.", ["outcome"], registry=self.registry
+        )
+        self._ttft = Histogram(
+            "macfabric_ttft_seconds",
+            "From the request to the first token, by where the cached part was.",
+            ["cache"],
+            buckets=_TTFT_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._prompt = Counter(
+            "macfabric_prompt_tokens", "Tokens of prompts.", registry=self.registry
+        )
+        self._cached = Counter(
+            "macfabric_cached_tokens",
+            "Prompt tokens that were not computed again, by tier.",
+            ["tier"],
+            registry=self.registry,
+        )
+        self._completion = Counter(
+            "macfabric_completion_tokens", "Tokens generated.", registry=self.registry
+        )
+        self._takeovers = Counter(
+            "macfabric_takeovers", "Agents taken over from lost nodes.", registry=self.registry
+        )
+        self._add_migrations()
+        self._nodes = Gauge(
+            "macfabric_nodes",
+            "Nodes by the state of their lease.",
+            ["state"],
+            registry=self.registry,
+        )
+        self._up = Gauge(
+            "macfabric_node_up",
+            "1 while the node's lease is alive.",
+            ["node"],
+            registry=self.registry,
+        )
+        self._agents = Gauge(
+            "macfabric_node_agents", "Agents held, by node.", ["node"], registry=self.registry
+        )
+
+    def _add_migrations(self) -> None:
+        registry = self.registry
+        self._migrations = Counter(
+            "macfabric_migrations", "Moves by outcome.", ["outcome"], registry=registry
+        )
+        self._migration_s = Histogram(
+            "macfabric_migration_seconds",
+            "Duration of moves.",
+            buckets=_MOVE_BUCKETS_S,
+            registry=registry,
+        )
+        self._pause_s = Histogram(
+            "macfabric_migration_pause_seconds",
+            "Time an agent was sealed.",
+            buckets=_MOVE_BUCKETS_S,
+            registry=registry,
+        )
+        self._migration_bytes = Counter(
+            "macfabric_migration_bytes", "Bytes that moves sent.", registry=registry
+        )
+
+    def admitted(self, event: Admitted) -> None:
+        """Count a turn's prompt."""
+        self._prompt.inc(event.prompt_tokens)
+        if event.cache is not CacheTier.COLD:
+            self._cached.labels(event.cache.value).inc(event.cached_tokens)
+
+    def first_token(self, event: Admitted, seconds: float) -> None:
+        """Record a turn's time to first token."""
+        self._ttft.labels(event.cache.value).observe(seconds)
+
+    def ended(self, outcome: str, completion_tokens: int = 0) -> None:
+        """Count a turn's end: ok, rejected, overloaded, unavailable, failed or cancelled."""
+        self._requests.labels(outcome).inc()
+        self._completion.inc(completion_tokens)
+
+    def taken_over(self) -> None:
+        """Count an agent that another node took over."""
+        self._takeovers.inc()
+
+    def migrated(self, receipt: MigrationReceipt) -> None:
+        """Record a completed move."""
+        self._migrations.labels("committed").inc()
+        self._migration_s.observe(receipt.seconds)
+        self._pause_s.observe(receipt.pause_seconds)
+        self._migration_bytes.inc(receipt.bytes_sent)
+
+    def migration_failed(self) -> None:
+        """Count a move that ended where it began."""
+        self._migrations.labels("aborted").inc()
+
+    def exposition(self, membership: Membership) -> bytes:
+        """Render everything in Prometheus' text format."""
+        by_state = dict.fromkeys(Health, 0)
+        for member in membership.members:
+            health = membership.health(member.name)
+            by_state[health] += 1
+            self._up.labels(member.name).set(health is Health.ALIVE)
+            if member.view is not None:
+                self._agents.labels(member.name).set(member.view.agents)
+        for state, count in by_state.items():
+            self._nodes.labels(state.value).set(count)
+        return generate_latest(self.registry)

@@ -1,0 +1,35 @@
+"""One turn as the APIs hand it to the rest of the router, whatever their shape was."""
+
+from dataclasses import dataclass
+
+from fabric.generation import GenerateRequest, Identity, Sampling
+from fabric.ids import OperationId, TenantId
+from router.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Who asks which model for what; the operation keeps its name when it is retried."""
+
+    operation: OperationId
+    tenant: TenantId
+    model: str
+    identity: Identity
+    sampling: Sampling
+    prompt: Prompt
+
+    def request(self, epoch: int) -> GenerateRequest:
+        """Spell the turn for a node, at the epoch that the directory knows."""
+        prompt = self.prompt
+        return GenerateRequest(
+            operation=self.operation,
+            tenant=self.tenant,
+            identity=self.identity,
+            sampling=self.sampling,
+            messages=prompt.messages,
+            prompt=prompt.text,
+            tools=prompt.tools,
+            template_options=prompt.template_options,
+            sketch=prompt.sketch,
+            epoch=epoch,
+        )

@@ -1,0 +1,295 @@
+"""From a turn to the node that serves it: the owner, or a node chosen for a new agent.
+
+    owner known, lease alive ──▶ the owner
+    owner silent             ──▶ the owner until takeover_after_s, then another at epoch + 1
+    owner starting again     ──▶ the same, but at least as long as recomputing would take
+    owner expired            ──▶ another at epoch + 1
+    nobody owns it           ──▶ the cheapest in seconds; the same for all its first turns
+
+Once a node has sent its first event, nothing is retried: the client sees where it broke.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+
+from fabric.errors import (
+    FabricError,
+    NotFoundError,
+    RejectedError,
+    RetryElsewhereError,
+    RetryLaterError,
+)
+from fabric.generation import Admitted, Event, Failed, IdentityKind
+from fabric.ids import NodeName
+from fabric.manifest import OwnerState
+from router.directory import Directory, Holding, Key, Reservation
+from router.fleet import Fleet
+from router.migrations import Migrations
+from router.node_link import NodeLostError
+from router.open_turn import OpenTurn
+from router.recovery import Recovery
+from router.remote_errors import remote_error
+from router.telemetry import Telemetry
+from router.turn import Turn
+
+_LOG = logging.getLogger("macfabric.router.turns")
+
+RETRY_S = 0.1
+RETURN_WAIT_S_MAX = 30.0
+UNKNOWN_WAIT_S = 10.0  # for nodes that have not told their agents yet, e.g. while loading
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a turn goes next; `waits` if that node's memory is worth waiting for."""
+
+    node: NodeName
+    epoch: int
+    waits: bool
+    prefill_s: float = 0.0
+    cold: bool = False
+    reservation: Reservation | None = None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What one turn has tried so far."""
+
+    started_s: float
+    lost_since_s: float | None = None
+    has_refreshed: bool = False
+    given_up: set[NodeName] = field(default_factory=set)
+
+
+class Turns:
+    """Opens turns on nodes; nothing is retried once a node has sent its first event."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        migrations: Migrations,
+        recovery: Recovery,
+        telemetry: Telemetry,
+        takeover_after_s: float,
+    ) -> None:
+        self._fleet = fleet
+        self._migrations = migrations
+        self._recovery = recovery
+        self._telemetry = telemetry
+        self._takeover_after_s = takeover_after_s
+
+    async def open(self, turn: Turn) -> OpenTurn:
+        """Return the turn once a node has admitted it."""
+        try:
+            self._check_model(turn.model)
+            return await self._open(turn)
+        except RetryLaterError as error:
+            self._telemetry.ended("overloaded" if error.status == 429 else "unavailable")
+            raise
+        except RejectedError:
+            self._telemetry.ended("rejected")
+            raise
+        except asyncio.CancelledError:
+            self._telemetry.ended("cancelled")
+            raise
+        except FabricError:
+            self._telemetry.ended("failed")
+            raise
+
+    async def _open(self, turn: Turn) -> OpenTurn:
+        attempt = Attempt(self._now_s())
+        while True:
+            target = await self._target(turn, attempt)
+            try:
+                return await self._start(turn, target, attempt.started_s)
+            except NodeLostError as error:
+                await self._wait_or_give_up(turn, target, attempt, error)
+            except RetryElsewhereError as error:
+                if attempt.has_refreshed:
+                    message = "the agent's owner is being decided"
+                    raise RetryLaterError(message, code=error.code) from None
+                attempt.has_refreshed = True
+                await self._fleet.membership.refresh()
+            except RetryLaterError:
+                # The node refuses an agent on the move: wait for the end of it.
+                is_named = turn.identity.kind is IdentityKind.AGENT
+                if not (is_named and self._migrations.is_moving(_key(turn))):
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    async def _target(self, turn: Turn, attempt: Attempt) -> Target:
+        if turn.identity.kind is not IdentityKind.AGENT:
+            return self._unnamed(turn, attempt)
+        key = _key(turn)
+        await self._migrations.settle(key)
+        if self._directory.owner(key) is None:
+            await self._await_lists()
+        owner = self._directory.owner(key)
+        if owner is not None and owner.state is OwnerState.SEALED:
+            owner = await self._resolved(key)
+        started = self._directory.reservation(key)
+        is_newer = started and (owner is None or started.epoch > owner.epoch)
+        if started and is_newer and self._usable(started.node, attempt):
+            return Target(started.node, started.epoch, waits=True, reservation=started)
+        if owner is not None and self._usable(owner.node, attempt):
+            return Target(owner.node, owner.epoch, waits=True)
+        return self._started(turn, key, attempt, owner)
+
+    def _started(self, turn: Turn, key: Key, attempt: Attempt, owner: Holding | None) -> Target:
+        """Reserve a node for an agent that no reachable node owns."""
+        home = self._replica(key, attempt)
+        placed = self._fleet.place(turn, attempt.given_up, home)
+        if owner is not None:
+            self._telemetry.taken_over()
+            _LOG.warning("agent %s: %s takes over from %s", key[1], placed.node, owner.node)
+        epoch = self._directory.next_epoch(key)
+        reservation = self._directory.reserve(key, placed.node, epoch)
+        return Target(
+            placed.node,
+            epoch,
+            waits=False,
+            prefill_s=placed.prefill_s,
+            cold=not placed.cached,
+            reservation=reservation,
+        )
+
+    def _replica(self, key: Key, attempt: Attempt) -> NodeName | None:
+        """Find who keeps the latest copy of an agent's memory."""
+        holdings = self._directory.holdings(key)
+        latest = sorted(holdings, key=lambda holding: -holding.epoch)
+        return next((h.node for h in latest if self._usable(h.node, attempt)), None)
+
+    def _unnamed(self, turn: Turn, attempt: Attempt) -> Target:
+        owner = self._fleet.continued(turn, attempt.given_up)
+        if owner is not None:
+            return Target(owner, epoch=0, waits=True)
+        home = self._fleet.home(turn, attempt.given_up)
+        placed = self._fleet.place(turn, attempt.given_up, home)
+        # Which agent it will be is found out by the node, so there is no epoch to tell.
+        return Target(
+            placed.node,
+            epoch=0,
+            waits=placed.cached,
+            prefill_s=placed.prefill_s,
+            cold=not placed.cached,
+        )
+
+    async def _start(self, turn: Turn, target: Target, started_s: float) -> OpenTurn:
+        fleet, reservation = self._fleet, target.reservation
+        source = fleet.link(target.node).generate(turn.request(target.epoch))
+        if reservation:
+            reservation.turns_count += 1
+        entry = fleet.ledger.begin(target.node, target.prefill_s, cold=target.cold)
+        try:
+            first = _admission(await anext(source), target.node)
+        except BaseException:
+            fleet.ledger.end(entry)
+            self._leave(turn, reservation)
+            await source.aclose()
+            raise
+        self._remember(turn, first, reservation)
+        fleet.ledger.admitted(entry, (turn.tenant, first.agent))
+
+        def end() -> None:
+            fleet.ledger.end(entry)
+            self._leave(turn, reservation)
+
+        return OpenTurn(
+            first,
+            source,
+            started_s=started_s,
+            clock=fleet.clock,
+            telemetry=self._telemetry,
+            on_first=partial(fleet.ledger.prefilled, entry),
+            on_end=end,
+        )
+
+    def _remember(self, turn: Turn, first: Admitted, reservation: Reservation | None) -> None:
+        if reservation:
+            reservation.epoch = first.epoch
+        key = (turn.tenant, first.agent)
+        is_group = turn.identity.kind is IdentityKind.GROUP
+        group = turn.identity.agent if is_group else None
+        holding = Holding(first.node, first.epoch, OwnerState.OWNED, self._now_s(), group)
+        self._directory.note(key, holding)
+        self._fleet.sketches.put(turn.tenant, first.node, first.agent, turn.prompt.sketch)
+
+    def _leave(self, turn: Turn, reservation: Reservation | None) -> None:
+        if reservation:
+            self._directory.release(_key(turn), reservation)
+
+    async def _wait_or_give_up(
+        self, turn: Turn, target: Target, attempt: Attempt, error: NodeLostError
+    ) -> None:
+        now_s = self._now_s()
+        if attempt.lost_since_s is None:
+            attempt.lost_since_s = now_s
+        self._fleet.membership.nudge(target.node)
+        patience_s = self._takeover_after_s if target.waits else 0.0
+        is_returning = self._fleet.membership.is_returning(target.node)
+        if target.waits and is_returning:
+            # Its memory comes back with it: wait as long as computing it anew would take.
+            anew_s = self._fleet.recompute_s(turn, without=target.node)
+            patience_s = max(patience_s, min(anew_s, RETURN_WAIT_S_MAX))
+        is_down = not is_returning and not self._fleet.is_up(target.node)
+        if is_down or now_s - attempt.lost_since_s >= patience_s:
+            _LOG.warning("gave up on %s: %s", target.node, error.message)
+            attempt.given_up.add(target.node)
+            attempt.lost_since_s = None
+        else:
+            await asyncio.sleep(RETRY_S)
+
+    async def _resolved(self, key: Key) -> Holding | None:
+        """Decide a sealed agent's owner, or ask the client to come back."""
+        await self._recovery.resolve(key)
+        owner = self._directory.owner(key)
+        if owner and owner.state is OwnerState.SEALED and self._fleet.is_up(owner.node):
+            message = "the agent is being moved to another node"
+            raise RetryLaterError(message, retry_after_s=2.0, code="agent_moving")
+        return owner
+
+    async def _await_lists(self) -> None:
+        deadline_s = self._now_s() + UNKNOWN_WAIT_S
+        # No event to wait for: a lease also runs out by the clock alone.
+        while not self._settled() and self._now_s() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(RETRY_S)
+
+    def _check_model(self, model: str) -> None:
+        names = self._fleet.models()
+        if not names:
+            message = "no node is ready yet"
+            raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
+        if model not in names:
+            message = f"model {model[:100]!r} is not served here; available: {', '.join(names)}"
+            raise NotFoundError(message, code="model_not_found", param="model")
+
+    def _usable(self, node: NodeName, attempt: Attempt) -> bool:
+        membership = self._fleet.membership
+        is_there = self._fleet.is_up(node) or membership.is_returning(node)
+        return is_there and node not in attempt.given_up
+
+    def _settled(self) -> bool:
+        return self._fleet.membership.settled()
+
+    @property
+    def _directory(self) -> Directory:
+        return self._fleet.directory
+
+    def _now_s(self) -> float:
+        return self._fleet.clock.monotonic_s()
+
+
+def _admission(event: Event, node: NodeName) -> Admitted:
+    if isinstance(event, Failed):
+        raise remote_error(event.status, event.code, event.message)
+    if not isinstance(event, Admitted) or event.node != node:
+        message = f"{node} did not begin with its admission"
+        raise FabricError(message, code="bad_event")
+    return event
+
+
+def _key(turn: Turn) -> Key:
+    assert turn.identity.agent is not None, "only a named agent has a key"
+    return turn.tenant, turn.identity.agent

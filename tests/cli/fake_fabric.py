@@ -1,0 +1,117 @@
+"""A tiny HTTP endpoint that answers as a router would, and notes what it was asked."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+NODES = [
+    {
+        "name": "node-a",
+        "host": "127.0.0.2",
+        "pid": 41,
+        "state": "ready",
+        "model": "recall",
+        "agents": 1,
+        "tokens": 2048,
+        "bytes": {"hot": 1048576, "disk": 524288},
+        "addresses": [{"kind": "ethernet", "host": "192.168.1.10", "speed_mbit": 10000}],
+        "self_test": {"passed": True, "detail": "came back", "seconds": 0.1},
+        "degraded": None,
+    },
+    {
+        "name": "node-b",
+        "host": "127.0.0.3",
+        "pid": 42,
+        "state": "draining",
+        "model": "recall",
+        "agents": 0,
+        "tokens": 0,
+        "bytes": {"hot": 0, "disk": 0},
+        "addresses": [],
+        "self_test": {"passed": False, "detail": "3 of 9 tokens differ", "seconds": 0.1},
+        "degraded": "no space left",
+    },
+    {"name": "node-c", "state": "expired"},
+]
+AGENT = {
+    "id": "mira",
+    "object": "agent",
+    "owner": "node-a",
+    "state": "owned",
+    "epoch": 3,
+    "tokens": 2048,
+    "blocks": 8,
+    "bytes": {"hot": 1048576, "disk": 524288},
+    "tiers": ["hot", "disk"],
+    "pins": [],
+    "last_match": {
+        "kind": "extend",
+        "cached_tokens": 2040,
+        "prompt_tokens": 2060,
+        "reason": "the stored text ends there",
+    },
+}
+MOVED = {
+    "id": "mira",
+    "from": "node-a",
+    "to": "node-b",
+    "epoch": 4,
+    "blocks_sent": 8,
+    "blocks_reused": 1,
+    "bytes_sent": 524288,
+    "seconds": 0.12,
+    "pause_seconds": 0.02,
+}
+RECEIPT = {"id": "mira", "deleted": True, "blocks_removed": 8, "bytes_removed": 524288}
+ANSWERS = {
+    ("GET", "/healthz"): {"status": "degraded"},
+    ("GET", "/v1/nodes"): {"object": "list", "data": NODES},
+    ("GET", "/v1/agents"): {"object": "list", "data": [AGENT, {"id": "new", "state": "owned"}]},
+    ("GET", "/v1/agents/mira"): AGENT,
+    ("POST", "/v1/agents/mira/migrate"): MOVED,
+    ("DELETE", "/v1/agents/mira"): RECEIPT,
+}
+
+
+class FakeFabric:
+    """Serves ANSWERS on a free port; `key` makes it ask for one, `page` makes it no fabric."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, object]] = []
+        self.key: str | None = None
+        self.page: bytes | None = None
+        fabric = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                fabric._answer(self)
+
+            do_POST = do_DELETE = do_GET  # noqa: N815 - http.server calls them
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _answer(self, request: BaseHTTPRequestHandler) -> None:
+        length = int(request.headers.get("content-length", 0))
+        body = json.loads(request.rfile.read(length)) if length else None
+        self.asked.append((request.command, request.path, body))
+        answer = ANSWERS.get((request.command, request.path))
+        status = 200 if answer else 404
+        answer = answer or {"error": {"message": "no agent is called that"}}
+        if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
+            status, answer = 401, {"error": {"message": "the key is unknown"}}
+        raw = self.page if self.page is not None else json.dumps(answer).encode()
+        request.send_response(status)
+        request.send_header("content-length", str(len(raw)))
+        request.end_headers()
+        request.wfile.write(raw)

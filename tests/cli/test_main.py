@@ -1,0 +1,126 @@
+"""Arguments: what is accepted, what is refused, and with which exit status."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from router.cli import names
+from router.cli.main import build_parser
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = {
+    *("up", "down", "serve", "status", "nodes", "agents", "agent", "migrate", "erase"),
+    *("doctor", "config", "demo"),
+}
+MISUSES = {
+    "no command": [],
+    "an unknown command": ["fly"],
+    "migrate without a target": ["migrate", "mira"],
+    "agent without a name": ["agent"],
+    "no nodes": ["up", "--nodes", "0"],
+    "too many nodes": ["up", "--nodes", "99"],
+    "a port that is none": ["up", "--port", "70000"],
+    "a port in words": ["up", "--port", "http"],
+    "a config that is not there": ["up", "--config", "/nowhere.yaml"],
+    "a model folder that is not there": ["up", "--model", "/nowhere/model"],
+    "config without a verb": ["config"],
+}
+
+
+def choices() -> dict:
+    actions = build_parser()._subparsers._group_actions
+    return actions[0].choices
+
+
+def test_every_command_is_there():
+    assert set(choices()) == COMMANDS
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_help(run, command):
+    status, out, _ = run(command, "--help")
+
+    assert status == 0
+    assert command in out
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS - {"config"}))
+def test_json_everywhere(command):
+    assert "--json" in choices()[command].format_help()
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_misuse(run, name):
+    status, out, err = run(*MISUSES[name])
+
+    assert (status, out) == (2, "")
+    assert err
+
+
+def test_local_nodes_of_one_name_are_misuse(run, tmp_path):
+    config = tmp_path / "cluster.yaml"
+    config.write_text("metadata: {macfabric: {local_nodes: [node-b]}}")
+    status, _, err = run("up", "--nodes", "2", "--config", str(config))
+
+    assert status == 2
+    assert "same name" in err
+
+
+def test_a_wrong_setting_is_misuse(run, tmp_path):
+    config = tmp_path / "cluster.yaml"
+    config.write_text("metadata: {macfabric: {node: {hot_bytes: 0}}}")
+    status, _, err = run("up", "--config", str(config))
+
+    assert status == 2
+    assert "macfabric.node.hot_bytes must be positive" in err
+
+
+def test_a_folder_that_cannot_be_made(run, tmp_path):
+    (tmp_path / "file").touch()
+    status, _, err = run("up", "--data", str(tmp_path / "file"))
+
+    assert status == 1
+    assert "cannot hold a fabric's data" in err
+
+
+def test_a_taken_port_is_told_at_once(run, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        status, _, err = run("up", "--data", str(tmp_path / "data"), "--port", port)
+
+    assert status == 1
+    assert f"cannot listen at 127.0.0.1 port {port}" in err
+
+
+def test_optimized_python_is_refused():
+    command = [sys.executable, "-O", "-m", "router.cli.main", "status"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "python -O" in done.stderr
+
+
+def test_a_foreign_package_is_refused(run, monkeypatch, tmp_path):
+    (tmp_path / "fabric").mkdir()
+    (tmp_path / "fabric" / "__init__.py").touch()
+    monkeypatch.setattr(names, "_ROOT", tmp_path)
+    status, _, err = run("nodes")
+
+    assert status == 1
+    assert "virtual environment of its own" in err
+    assert "router" in err
+
+
+def test_help_needs_no_heavy_package():
+    code = (
+        "import sys; from router.cli.main import build_parser; build_parser();"
+        "print(sorted({'ray', 'mlx', 'openai', 'rich', 'aiohttp'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,146 @@
+"""Processes are known by pid and start time, and ended with all they started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from router import processes
+from router.processes import (
+    ProcessId,
+    descendants,
+    end,
+    from_record,
+    identify,
+    is_alive,
+    session_members,
+    to_record,
+)
+
+SLEEPER = "import time; time.sleep(60)"
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(60)
+"""
+PARENT = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def spawn():
+    started = []
+
+    def start(code: str) -> subprocess.Popen[str]:
+        popen = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        started.append(popen)
+        return popen
+
+    yield start
+    for popen in started:
+        popen.kill()
+        popen.wait()
+        popen.stdout.close()
+
+
+def test_a_live_process_has_an_identity(spawn):
+    popen = spawn(SLEEPER)
+    process = identify(popen.pid)
+
+    assert process is not None
+    assert process.pid == popen.pid
+    assert is_alive(process)
+
+
+def test_a_reused_pid_is_a_stranger(spawn):
+    popen = spawn(SLEEPER)
+    stranger = ProcessId(popen.pid, "long ago")
+
+    assert not is_alive(stranger)
+    assert end([stranger], 0.1) == []
+    assert popen.poll() is None
+
+
+def test_a_zombie_is_dead(spawn):
+    popen = spawn("pass")
+    process = identify(popen.pid)
+    deadline_s = time.monotonic() + 5
+    while identify(popen.pid) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+
+    assert identify(popen.pid) is None
+    assert process is None or not is_alive(process)
+
+
+def test_descendants_are_found_across_sessions(spawn):
+    parent = spawn(PARENT)
+    child = int(parent.stdout.readline())
+
+    assert [process.pid for process in descendants([parent.pid])] == [child]
+
+
+def test_end_takes_the_descendants_along(spawn):
+    parent = spawn(PARENT)
+    child = identify(int(parent.stdout.readline()))
+
+    assert end([identify(parent.pid)], 2.0) == []
+    assert not is_alive(child)
+
+
+def test_a_session_is_known_by_its_leader(spawn):
+    parent = spawn(PARENT.replace(", start_new_session=True", ""))
+    leader = identify(parent.pid)
+    child = identify(int(parent.stdout.readline()))
+
+    assert {p.pid for p in session_members([leader])} == {parent.pid, child.pid}
+    assert session_members([ProcessId(leader.pid, "long ago")]) == []
+
+    parent.kill()
+    parent.wait()
+
+    assert session_members([leader]) == [child]
+    assert end([leader], 0.1) == []
+    assert not is_alive(child)
+
+
+def test_end_kills_what_does_not_listen(spawn):
+    popen = spawn(STUBBORN)
+    popen.stdout.readline()
+    began_s = time.monotonic()
+
+    assert end([identify(popen.pid)], 0.2) == []
+    assert time.monotonic() - began_s < 3
+    assert popen.wait() == -signal.SIGKILL
+
+
+def test_records_survive_a_round_trip():
+    process = identify(os.getpid())
+
+    assert from_record(to_record(process)) == process
+
+
+@pytest.mark.parametrize(
+    "record", [None, 7, {}, {"pid": "7", "started": "x"}, {"pid": 1, "started": "x"}, {"pid": 7}]
+)
+def test_a_damaged_record_is_no_process(record):
+    assert from_record(record) is None
+
+
+def test_ps_tells_the_same_as_proc(spawn):
+    """What macOS uses, tried wherever there is a ps."""
+    parent = spawn(PARENT)
+    child = int(parent.stdout.readline())
+    rows = processes._ps_rows()
+
+    assert rows[child].parent == parent.pid
+    assert rows[parent.pid].started

@@ -1,0 +1,128 @@
+"""Commands that ask a running fabric: what they print, as text and as JSON, and how they fail."""
+
+import json
+
+import pytest
+
+from router.cli.folder import DataFolder, write_private
+from tests.cli.fake_fabric import AGENT, MOVED, NODES, RECEIPT
+
+# Command line -> what the text must contain, and the JSON it must print.
+COMMANDS = {
+    "nodes": (["nodes"], ["node-a", "ready", "1.0 MiB", "expired"], NODES),
+    "agents": (["agents"], ["mira", "2,040/2,060", "the stored text ends there"], None),
+    "agent": (["agent", "mira"], ["owner", "node-a", "hot 1048576"], AGENT),
+    "migrate": (
+        ["migrate", "mira", "--to", "node-b"],
+        ["8 sent, 1 there", "512.0 KiB", "0.12, of which paused 0.02"],
+        MOVED,
+    ),
+    "erase": (["erase", "mira"], ["blocks_removed", "8"], RECEIPT),
+    "status": (["status"], ["3, 1 ready", "degraded", "no space left", "3 of 9"], None),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_prints_text(run, fabric, name):
+    argv, wanted, _ = COMMANDS[name]
+    status, out, err = run(*argv, "--url", fabric.url)
+
+    assert (status, err) == (0, "")
+    assert [text for text in wanted if text not in out] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_prints_json(run, fabric, name):
+    argv, _, wanted = COMMANDS[name]
+    status, out, err = run(*argv, "--url", fabric.url, "--json")
+    printed = json.loads(out)
+
+    assert (status, err) == (0, "")
+    assert wanted is None or printed == wanted
+
+
+def test_columns_are_aligned_in_a_pipe(run, fabric):
+    lines = run("agents", "--url", fabric.url)[1].splitlines()
+    at = lines[0].index("tokens")
+
+    assert lines[1][at:].startswith("2,048")
+    assert lines[2][at:].startswith("-")
+
+
+def test_json_of_status_counts(run, fabric):
+    printed = json.loads(run("status", "--url", fabric.url, "--json")[1])
+
+    assert printed["agents"] == 2
+    assert printed["nodes"] == NODES
+    assert printed["url"] == fabric.url
+
+
+def test_migrate_says_where_to(run, fabric):
+    run("migrate", "mira", "--to", "node-b", "--url", fabric.url)
+
+    assert fabric.asked == [("POST", "/v1/agents/mira/migrate", {"to": "node-b"})]
+
+
+def test_names_are_quoted_in_paths(run, fabric):
+    status, _, err = run("agent", "a/../b", "--url", fabric.url)
+
+    assert fabric.asked[0][1] == "/v1/agents/a%2F..%2Fb"
+    assert status == 1
+    assert "no agent is called that" in err
+
+
+def test_endpoint_comes_from_the_environment(run, fabric, monkeypatch):
+    monkeypatch.setenv("MACFABRIC_URL", fabric.url + "/")
+
+    assert run("nodes")[0] == 0
+
+
+def test_endpoint_comes_from_the_data_folder(run, fabric, tmp_path):
+    folder = DataFolder(tmp_path)
+    write_private(folder.endpoint, json.dumps({"url": fabric.url}))
+
+    assert run("nodes", "--data", str(tmp_path))[0] == 0
+
+
+def test_a_folder_without_a_fabric_says_how_to_start(run, tmp_path):
+    status, out, err = run("agents", "--data", str(tmp_path))
+
+    assert (status, out) == (1, "")
+    assert f"No fabric is running in {tmp_path}" in err
+    assert "macfabric up" in err
+
+
+def test_a_silent_address_says_how_to_start(run):
+    status, _, err = run("status", "--url", "http://127.0.0.1:1")
+
+    assert status == 1
+    assert "Connection refused" in err
+    assert "macfabric up" in err
+
+
+@pytest.mark.parametrize("url", ["localhost", "ftp://x", "http://:80", "http://x:port"])
+def test_what_is_no_address_is_misuse(run, url):
+    status, _, err = run("nodes", "--url", url)
+
+    assert status == 2
+    assert "http://127.0.0.1:8000" in err
+
+
+def test_a_key_is_sent(run, fabric, monkeypatch):
+    fabric.key = "0123456789abcdef"
+    refused = run("nodes", "--url", fabric.url)
+    monkeypatch.setenv("MACFABRIC_API_KEY", fabric.key)
+
+    assert refused[0] == 1
+    assert "the key is unknown" in refused[2]
+    assert "MACFABRIC_API_KEY" in refused[2]
+    assert run("nodes", "--url", fabric.url)[0] == 0
+
+
+@pytest.mark.parametrize("page", [b"<html>", b"", b"[]", b'{"data": 3}'])
+def test_another_server_is_told_apart(run, fabric, page):
+    fabric.page = page
+    status, _, err = run("nodes", "--url", fabric.url)
+
+    assert status == 1
+    assert "fabric" in err

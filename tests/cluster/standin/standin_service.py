@@ -1,0 +1,93 @@
+"""A node without a model: loads for a while, describes itself, writes down what it is told.
+
+The model's name is its script: "loads:2.5" takes that long, "broken:why" fails to start.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fabric.control import (
+    Describe,
+    Done,
+    Flush,
+    NodeView,
+    SelfTest,
+    Stop,
+    TierBytes,
+    decode_call,
+    encode_reply,
+)
+from fabric.errors import FatalError
+from fabric.ids import NodeName
+from fabric.settings import NodeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """As node.service has it."""
+
+    name: NodeName
+    data_dir: Path
+    model: str
+    cluster_key: bytes
+    settings: NodeSettings
+    host: str
+    incarnation: int
+
+
+class NodeService:
+    """As node.service has it."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.config = config
+
+    def start(self) -> None:
+        script, _, argument = self.config.model.partition(":")
+        if script == "broken":
+            raise FatalError(argument)
+        end_s = time.process_time() + float(argument)
+        while time.process_time() < end_s:  # as a model's imports do, it keeps a core busy
+            pass
+        self._note("start")
+
+    def control(self, raw: bytes) -> bytes:
+        _, call = decode_call(raw)
+        if isinstance(call, Describe):
+            return encode_reply(self._view())
+        assert isinstance(call, (Flush, Stop))
+        self._note(type(call).__name__.lower())
+        return encode_reply(Done())
+
+    def stop(self) -> None:
+        self._note("stopped")
+
+    def _note(self, what: str) -> None:
+        with (self.config.data_dir / "notes").open("a") as file:
+            file.write(f"{what} {self.config.incarnation} {os.getpid()}\n")
+
+    def _view(self) -> NodeView:
+        config = self.config
+        return NodeView(
+            name=config.name,
+            host=config.host,
+            pid=os.getpid(),
+            incarnation=config.incarnation,
+            http_url=f"http://{config.host}:1",
+            model=config.model,
+            fingerprint="00",
+            context_tokens_max=8192,
+            state="ready",
+            agents=0,
+            tokens=0,
+            bytes=TierBytes(hot=0, disk=0),
+            addresses=(),
+            waiting=0,
+            active=0,
+            queue_s=0.0,
+            prefill_tokens_per_s=1.0,
+            decode_tokens_per_s=1.0,
+            bytes_per_token=1,
+            self_test=SelfTest(passed=True, detail="stand-in", seconds=0.0),
+        )

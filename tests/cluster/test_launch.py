@@ -1,0 +1,125 @@
+"""Nodes are put on a real Ray cluster, with a stand-in for the service that loads no model."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from router.keeper import Keeper
+from router.ray_processes import LocalRay
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+TIMEOUT_S = 60.0
+
+
+class Launching:
+    """One `python -m node` process, read event by event."""
+
+    def __init__(self, cluster: tuple[Keeper, LocalRay, Path], name: str, *options: str) -> None:
+        self.keeper, ray, folder = cluster
+        self.name, self.log = name, folder / f"{name}.log"
+        self.data = folder
+        argv = [sys.executable, "-m", "node", "--data-dir", str(folder)]
+        argv += ["--ray-address", ray.address, "--service-module", "standin_service", *options]
+        self.keeper.start(name, argv, ray.environment, self.log, piped=True)
+
+    def next(self) -> dict:
+        """Return the next thing it says, or how it ended."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            event = self.keeper.next_event(0.5)
+            if event and event.get("name") == self.name:
+                if event["event"] == "line":
+                    return json.loads(event["text"])
+                if event["event"] == "exited":
+                    return event
+        pytest.fail(f"nothing was said: {self.log.read_text()}")
+
+    def until(self, kind: str, count: int = 1) -> list[dict]:
+        """Return `count` events of one kind."""
+        found = []
+        while len(found) < count:
+            event = self.next()
+            assert event["event"] in (kind, "lost"), (event, self.log.read_text())
+            if event["event"] == kind:
+                found.append(event)
+        return found
+
+    def end(self) -> dict:
+        """Ask it to end; return how it did."""
+        return next(e for e in self.keeper.end([self.name], 25.0) if e["event"] == "exited")
+
+    def notes(self, node: str) -> list[list[str]]:
+        """Return what the stand-in of a node wrote down: what, incarnation, pid."""
+        text = (self.data / "nodes" / node / "notes").read_text()
+        return [line.split() for line in text.splitlines()]
+
+
+def test_a_node_that_cannot_start_is_told(cluster):
+    launching = Launching(cluster, "broken", "--model", "broken:no such model")
+    event = launching.next()
+
+    assert event["event"] == "failed"
+    assert "no such model" in event["message"]
+    assert launching.next()["status"] == 1
+
+    # The actors stay, detached, and keep saying why; stopping them makes room for the next test.
+    cleaning = Launching(cluster, "cleaning", "--watch", "--at-exit", "stop")
+    cleaning.until("failed", 3)
+    assert cleaning.end()["status"] == 0
+
+
+def test_nodes_become_ready_restart_and_stop(cluster):
+    launching = Launching(
+        cluster, "nodes", "--model", "loads:1", "--expect", "3", "--watch", "--at-exit", "stop"
+    )
+    ready = {event["node"]: event for event in launching.until("ready", 3)}
+
+    assert sorted(ready) == ["node-a", "node-b", "node-c"]
+    assert all(event["self_test"]["passed"] for event in ready.values())
+    if sys.platform.startswith("linux"):
+        assert len({event["host"] for event in ready.values()}) == 3
+
+    victim = ready["node-b"]
+    os.kill(victim["pid"], signal.SIGKILL)
+    (again,) = launching.until("ready")
+
+    assert again["node"] == "node-b"
+    assert again["pid"] != victim["pid"]
+    assert again["incarnation"] == victim["incarnation"] + 1
+
+    # Whoever comes second finds the same actors.
+    second = Launching(cluster, "second", "--model", "loads:1", "--expect", "3")
+    pids = {event["node"]: event["pid"] for event in second.until("ready", 3)}
+    assert pids == {name: event["pid"] for name, event in (ready | {"node-b": again}).items()}
+    assert second.next()["status"] == 0
+
+    assert launching.end()["status"] == 0
+    for name in ready:
+        assert [note[0] for note in launching.notes(name)][-2:] == ["stop", "stopped"]
+    assert [note[0] for note in launching.notes("node-b")] == ["start", "start", "stop", "stopped"]
+
+
+def test_too_few_macs_are_told(cluster):
+    launching = Launching(
+        cluster, "few", "--model", "loads:0", "--expect", "4", "--timeout", "6", "--watch"
+    )
+    launching.until("ready", 3)
+
+    assert launching.next()["status"] == 1
+    assert "3 of 4 Macs joined Ray within 6 s" in launching.log.read_text()
+    assert "--labels=mac=NAME" in launching.log.read_text()
+
+
+def test_no_cluster_is_told(cluster, tmp_path):
+    keeper, ray, folder = cluster
+    elsewhere = LocalRay.__new__(LocalRay)
+    elsewhere.address, elsewhere.environment = "127.0.0.2:9", ray.environment
+    launching = Launching((keeper, elsewhere, folder), "nowhere", "--timeout", "1")
+
+    assert launching.next()["status"] == 1
+    assert "no Ray cluster answers at 127.0.0.2:9" in launching.log.read_text()

@@ -1,0 +1,187 @@
+"""A local Ray cluster starts, is its own, and leaves nothing: not when stopped, not when killed."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from router.keeper import Keeper
+from router.processes import descendants, identify, wait_gone
+from router.ray_processes import (
+    SOCKET_PATH_BYTES_MAX,
+    LocalRay,
+    free_port,
+    loopback_hosts,
+    ray_environment,
+    trim_ray_start,
+)
+from tests.cluster.conftest import NAMES, ROOT, start_ray
+
+LINUX = sys.platform.startswith("linux")
+# Prints the addresses and labels that Ray knows, as a driver of the cluster.
+DRIVER = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+for row in ray.nodes():
+    print(row["NodeManagerAddress"], row["Labels"]["mac"], row["Resources"]["mlx"], row["Alive"])
+"""
+OWNER = """
+import sys, time
+from pathlib import Path
+from tests.cluster.conftest import start_ray
+keeper, ray = start_ray(Path(sys.argv[1]), ("node-a",))
+print(keeper.process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_three_nodes_start_and_leave_nothing(tmp_path):
+    began_s = time.monotonic()
+    keeper, ray = start_ray(tmp_path)
+    try:
+        seconds = time.monotonic() - began_s
+        owned = [keeper.process, *descendants([keeper.process.pid])]
+        told = subprocess.run(
+            [sys.executable, "-c", DRIVER, ray.address],
+            env=ray.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout.splitlines()
+        ray.stop()
+    finally:
+        keeper.close()
+    print(f"three Ray nodes started in {seconds:.1f} s")
+
+    assert sorted(line.split()[1:] for line in told) == [[n, "1.0", "True"] for n in NAMES]
+    if LINUX:
+        assert len({line.split()[0] for line in told}) == 3
+    assert len(owned) >= 10
+    assert wait_gone(owned, 5.0) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["keeper.log", "logs"]
+    assert (tmp_path / "keeper.log").read_text() == ""
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_killed_owner_leaves_nothing(tmp_path):
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        keeper_pid = int(owner.stdout.readline())
+        owned = [identify(keeper_pid), *descendants([keeper_pid])]
+        assert len(owned) >= 6
+
+        owner.kill()
+
+        assert wait_gone(owned, 20.0) == []
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_killed_keeper_leaves_nothing(tmp_path):
+    keeper, ray = start_ray(tmp_path, ("node-a",))
+    owned = descendants([keeper.process.pid])
+    os.kill(keeper.process.pid, signal.SIGKILL)
+    keeper.close()
+    ray.remove_files()
+
+    assert len(owned) >= 5
+    assert wait_gone(owned, 5.0) == []
+
+
+@pytest.fixture
+def keeper(tmp_path):
+    kept = Keeper(tmp_path / "keeper.log")
+    yield kept
+    kept.close()
+
+
+def test_every_local_node_has_an_address(tmp_path):
+    hosts = loopback_hosts(3)
+
+    assert all(host.startswith("127.0.0.") for host in hosts)
+    assert len(set(hosts)) == (3 if LINUX else 1)
+
+
+def test_ports_are_below_those_of_outgoing_connections():
+    assert all(20_000 <= free_port("127.0.0.1") < 32_000 for _ in range(20))
+
+
+def test_the_password_is_private_and_fresh(tmp_path, keeper):
+    LocalRay(tmp_path, NAMES, keeper)
+    token = tmp_path / "ray.token"
+    first = token.read_text()
+    LocalRay(tmp_path, NAMES, keeper)
+
+    assert token.stat().st_mode & 0o077 == 0
+    assert len(first) == 64
+    assert token.read_text() != first
+
+
+def test_other_peoples_ray_variables_are_dropped(tmp_path):
+    base = {"RAY_ADDRESS": "elsewhere:1", "RAY_TMPDIR": "/x", "HOME": "/h"}
+    environment = ray_environment(tmp_path / "token", base)
+
+    assert "RAY_ADDRESS" not in environment
+    assert "RAY_TMPDIR" not in environment
+    assert environment["HOME"] == "/h"
+    assert environment["RAY_AUTH_MODE"] == "token"
+    assert environment["RAY_worker_niceness"] == "0"
+    assert environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
+
+
+def test_a_long_folder_gets_a_short_one_for_sockets(tmp_path, keeper):
+    folder = tmp_path / ("long" * 25)
+    ray = LocalRay(folder, NAMES, keeper)
+    try:
+        assert ray.short_dir is not None
+        assert ray.short_dir.stat().st_mode & 0o077 == 0
+        socket = ray.nodes[0].temp_dir / "s1234567" / "sockets" / "plasma_store.1"
+        assert len(str(socket)) <= SOCKET_PATH_BYTES_MAX
+    finally:
+        ray.remove_files()
+
+    assert not ray.short_dir.exists()
+    assert not (folder / "ray.token").exists()
+
+
+def test_a_short_folder_keeps_everything_inside(keeper):
+    folder = Path("/tmp") / f"macfabric-test-{os.getpid()}"
+    try:
+        ray = LocalRay(folder, NAMES, keeper)
+        assert ray.short_dir is None
+        assert all(node.temp_dir.is_relative_to(folder) for node in ray.nodes)
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_ray_client_is_not_started():
+    class Params:
+        ray_client_server_port = 10001
+        session_name = None
+
+    head, worker = Params(), Params()
+    trim_ray_start(head, True)
+    trim_ray_start(worker, False)
+
+    assert head.ray_client_server_port is worker.ray_client_server_port is None
+    assert head.session_name == f"s{os.getpid()}"
+    assert worker.session_name is None

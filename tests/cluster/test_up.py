@@ -1,0 +1,150 @@
+"""`macfabric up` with a real node and router: it serves, remembers, and leaves nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from router.cli.folder import DataFolder
+from router.processes import ProcessId, descendants, identify, wait_gone
+from tests.cluster.conftest import ROOT
+from tests.support.tiny_models import LLAMA, write_model
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+SLEEP = "import time; time.sleep(60)"
+
+
+class Up:
+    """One `macfabric up` and what it started."""
+
+    def __init__(self, data: Path, model: Path, home: Path) -> None:
+        self.folder = DataFolder(data)
+        self.environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(home)}
+        self.log = home.parent / "up.log"
+        with self.log.open("w") as log:
+            self.popen = subprocess.Popen(
+                self._argv("up", "--port", "0", "--model", str(model), "--json"),
+                env=self.environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        line = self.popen.stdout.readline()
+        assert line, self.log.read_text()
+        self.ready = json.loads(line)
+        self.owned = descendants([self.popen.pid])
+
+    def _argv(self, command: str, *options: str) -> list[str]:
+        main = [sys.executable, "-m", "router.cli.main", command]
+        return [*main, "--data", str(self.folder.path), *options]
+
+    def run(self, command: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self._argv(command, *options),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    def say(self, agent: str, *texts: str) -> tuple[str, dict]:
+        roles = ("user", "assistant")
+        messages = [{"role": roles[i % 2], "content": t} for i, t in enumerate(texts)]
+        body = {"model": self.ready["model"].rpartition("/")[2], "messages": messages}
+        request = urllib.request.Request(
+            self.ready["url"] + "/v1/chat/completions",
+            json.dumps(body | {"max_tokens": 4, "temperature": 0}).encode(),
+            {"content-type": "application/json", "x-agent-id": agent},
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            answer = json.loads(response.read())["choices"][0]["message"]["content"]
+            return answer, dict(response.headers)
+
+    def close(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+        self.popen.stdout.close()
+        assert wait_gone(self.owned, 30.0) == []
+
+
+@pytest.fixture
+def up(tmp_path):
+    model = write_model(tmp_path / "tiny", LLAMA | {"num_hidden_layers": 2})
+    (tmp_path / "home").mkdir()
+    started = []
+
+    def start() -> Up:
+        started.append(Up(tmp_path / "data", model, tmp_path / "home"))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def test_a_fabric_serves_remembers_and_leaves_nothing(up, tmp_path):
+    first = up()
+    print(f"`up` was ready after {first.ready['seconds']} s: {first.ready['phases']}")
+    answer, told = first.say("mira", "the cat sat on the mat")
+    second = first.run("up", "--port", "0")
+    status = json.loads(first.run("status", "--json").stdout)
+    down = first.run("down", "--json")
+
+    assert told["x-macfabric-cache"] == "cold"
+    assert status["agents"] == 1
+    assert second.returncode == 1
+    assert "A fabric is running in" in second.stderr
+    assert json.loads(down.stdout)["was"] == "running"
+    assert first.popen.wait(5) == 0
+    assert wait_gone(first.owned, 5.0) == []
+    assert not first.folder.endpoint.exists()
+    assert not first.folder.run.exists()
+    assert list((tmp_path / "home").iterdir()) == []
+    assert first.run("status").returncode == 1
+
+    again = up()
+    assert (
+        again.say("mira", "the cat sat on the mat", answer, "and?")[1]["x-macfabric-cache"]
+        == "disk"
+    )
+
+    # A crash: whoever runs the fabric is gone without a word.
+    again.popen.send_signal(signal.SIGKILL)
+
+    assert wait_gone(again.owned, 30.0) == []
+    assert json.loads(again.run("down", "--json").stdout)["was"] in ("crashed", "not running")
+
+
+def test_down_ends_what_a_crash_left(tmp_path):
+    """Also where even the keeper was killed; strangers with a noted number are spared."""
+    folder = DataFolder(tmp_path)
+    folder.create()
+    left = subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True)
+    stranger = subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True)
+    try:
+        noted = {"router": identify(left.pid), "nodes": ProcessId(stranger.pid, "long ago")}
+        folder.write_run(ProcessId(2**22 + 1, "never"), noted)
+        began_s = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "router.cli.main", "down", "--data", str(tmp_path), "--json"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+        assert json.loads(done.stdout) == {"was": "crashed", "ended": 1, "data": str(tmp_path)}
+        assert left.wait(1) == -signal.SIGTERM
+        assert stranger.poll() is None
+        assert time.monotonic() - began_s < 5
+    finally:
+        for popen in (left, stranger):
+            popen.kill()
+            popen.wait()

@@ -1,0 +1,138 @@
+"""Bad input is the client's error, said in the API's shape; the agents are intact after it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fabric.limits import BODY_BYTES_MAX
+from tests.support.local_fabric import LocalFabric, local_fabric
+
+CHAT = "/v1/chat/completions"
+USER = {"role": "user", "content": "The vault code of Mira is"}
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFabric]:
+    """Run one node with a short context and one agent that must survive everything."""
+    folder: Path = tmp_path_factory.mktemp("fabric")
+    with local_fabric(folder, "recall", "only", context_tokens_max=900) as made:
+        made.chat(
+            [{"role": "user", "content": "The vault code of Mira is otter quartz."}], "keeper"
+        )
+        yield made
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    """Return a good body with some of it replaced."""
+    return {"model": "recall", "messages": [USER], **changes}
+
+
+CASES: list[tuple[str, dict[str, Any], int, str]] = [
+    ("malformed JSON", {"content": b'{"model": "recall", "messages": ['}, 400, "JSON"),
+    ("not an object", {"content": b"[]"}, 400, ""),
+    ("NaN", {"content": b'{"model": "recall", "temperature": NaN}'}, 400, "NaN"),
+    ("deep nesting", {"content": b"[" * 5_000 + b"]" * 5_000}, 400, ""),
+    ("unknown model", {"json": body(model="gpt-7")}, 404, "recall"),
+    ("no model", {"json": {"messages": [USER]}}, 400, "model"),
+    ("empty messages", {"json": body(messages=[])}, 400, "messages"),
+    ("messages is text", {"json": body(messages="hello")}, 400, "messages"),
+    ("unknown role", {"json": body(messages=[{"role": "wizard", "content": "x"}])}, 400, "role"),
+    (
+        "half a surrogate pair",
+        {"json": body(messages=[{"role": "user", "content": "\ud800"}])},
+        400,
+        "",
+    ),
+    ("negative max_tokens", {"json": body(max_tokens=-1)}, 400, "max_tokens"),
+    ("temperature text", {"json": body(temperature="hot")}, 400, "temperature"),
+    ("two choices", {"json": body(n=2)}, 400, "n"),
+    (
+        "an image",
+        {
+            "json": body(
+                messages=[
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "http://x"}}],
+                    }
+                ]
+            )
+        },
+        400,
+        "image",
+    ),
+    (
+        "prompt over the context",
+        {"json": body(messages=[{"role": "user", "content": "wild geese " * 900}])},
+        400,
+        "900",
+    ),
+    ("bad agent id", {"json": body(), "headers": {"x-agent-id": "../../etc"}}, 400, "agent"),
+    ("oversize body", {"content": b" " * (BODY_BYTES_MAX + 1)}, 413, ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "word"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
+def test_refused_with_a_message(
+    fabric: LocalFabric, request_: dict[str, Any], status: int, word: str
+) -> None:
+    """The answer is a 4xx in OpenAI's error shape that names what is wrong."""
+    if "json" in request_:
+        import json
+
+        request_ = {**request_, "content": json.dumps(request_["json"]).encode()}
+        del request_["json"]
+    headers = {"content-type": "application/json", **request_.pop("headers", {})}
+
+    got = fabric.http.post(CHAT, **request_, headers=headers)
+
+    assert status == got.status_code, got.text
+    error = got.json()["error"]
+    assert {"message", "type", "param", "code"} <= set(error)
+    assert word.lower() in (error["message"] + str(error["param"])).lower()
+    assert "wild geese" not in got.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "word"),
+    [
+        ("GET", "/v1/agents/nobody", None, 404, "nobody"),
+        ("DELETE", "/v1/agents/nobody", None, 404, ""),
+        ("POST", "/v1/agents/nobody/migrate", b'{"to": "only"}', 404, ""),
+        ("POST", "/v1/agents/keeper/migrate", b'{"to": "moon"}', 404, "only"),
+        ("POST", "/v1/agents/keeper/migrate", b"{}", 400, "to"),
+        ("POST", "/v1/agents/keeper/migrate", b"{", 400, ""),
+        ("GET", "/v1/models/gpt-7", None, 404, ""),
+        ("GET", "/v1/nothing", None, 404, ""),
+        ("PUT", "/v1/chat/completions", b"{}", 405, ""),
+    ],
+)
+def test_other_routes_refuse_alike(
+    fabric: LocalFabric, method: str, path: str, content: bytes | None, status: int, word: str
+) -> None:
+    """Management routes use the same error shape."""
+    got = fabric.http.request(method, path, content=content)
+
+    assert status == got.status_code, got.text
+    assert word in got.json()["error"]["message"]
+
+
+def test_afterwards_the_agent_is_intact(fabric: LocalFabric) -> None:
+    """After all of that the agent still knows what it was told, and nothing leaked."""
+    told = [
+        {"role": "user", "content": "The vault code of Mira is otter quartz."},
+        {"role": "assistant", "content": "Noted."},
+        USER,
+    ]
+    answer = fabric.chat(told, "keeper")
+    service = fabric.services["only"]
+
+    assert answer.text == " otter quartz."
+    assert answer.cache == "hot"
+    assert service.node.store.blocks.check_integrity() == []
+    assert fabric.http.get("/healthz").json()["status"] == "ok"
+    assert [a["id"] for a in fabric.http.get("/v1/agents").json()["data"]] == ["keeper"]

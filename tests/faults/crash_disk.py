@@ -1,0 +1,258 @@
+"""What a disk may hold after power is lost: every legal outcome of a trace of operations.
+
+A trace says what a program asked for. Until a file is flushed, any of its written pages may
+be missing, zero or cut; until a directory is flushed, any of the changes to its entries may
+be missing, whatever their order. Everything else must be there.
+
+`CrashDisk` performs a publish as a chosen list of steps and writes such a trace.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+
+from fabric.errors import CorruptDataError
+
+PAGE_BYTES = 8192
+SUBSETS_MAX = 4  # of more independent parts than this, only a sample is tried
+PRODUCT_MAX = 64
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A directory entry appears (inode) or disappears (None)."""
+
+    directory: str
+    entries: tuple[tuple[str, int | None], ...]  # one atomic change: rename has two
+
+
+@dataclass(frozen=True)
+class Write:
+    inode: int
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Flush:
+    inode: int
+
+
+@dataclass(frozen=True)
+class FlushDirectory:
+    directory: str
+
+
+@dataclass(frozen=True)
+class Acknowledge:
+    """The program told its caller that this revision is durable."""
+
+    revision: int
+
+
+Op = Bind | Write | Flush | FlushDirectory | Acknowledge
+Tree = dict[str, bytes]
+
+
+@dataclass
+class Trace:
+    """Operations in order; a directory is an inode, bound in the root, named ''."""
+
+    ops: list[Op] = field(default_factory=list)
+    inodes: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    names: dict[tuple[str, str], int] = field(default_factory=dict)  # as the running system sees
+
+    def create(self, directory: str, name: str) -> int:
+        inode = next(self.inodes)
+        self._bind(directory, (name, inode))
+        return inode
+
+    def rename(self, directory: str, old: str, new: str) -> None:
+        self._bind(directory, (old, None), (new, self.names[directory, old]))
+
+    def unlink(self, directory: str, name: str) -> None:
+        self._bind(directory, (name, None))
+
+    def _bind(self, directory: str, *entries: tuple[str, int | None]) -> None:
+        for name, inode in entries:
+            if inode is None:
+                self.names.pop((directory, name), None)
+            else:
+                self.names[directory, name] = inode
+        self.ops.append(Bind(directory, entries))
+
+    def acknowledge(self, revision: int) -> None:
+        self.ops.append(Acknowledge(revision))
+
+    def acknowledged(self, upto: int) -> int:
+        """Return the revision acknowledged by the first `upto` operations."""
+        done = [op.revision for op in self.ops[:upto] if isinstance(op, Acknowledge)]
+        return max(done, default=0)
+
+    def crash_states(self, upto: int) -> Iterator[Tree]:
+        """Yield each tree of files that may be found if power fails after `upto` operations."""
+        ops = self.ops[:upto]
+        directories = sorted({op.directory for op in ops if isinstance(op, Bind)})
+        spaces = [_directory_states(ops, directory) for directory in directories]
+        contents: dict[int, list[bytes]] = {}
+        for chosen in itertools.product(*spaces):
+            found = dict(zip(directories, chosen, strict=True))
+            files = {
+                f"{directory}/{name}".lstrip("/"): inode
+                for directory, entries in found.items()
+                if not directory or directory in found.get("", {})
+                for name, inode in entries.items()
+                if directory or name not in directories
+            }
+            for inode in files.values():
+                if inode not in contents:
+                    contents[inode] = _file_states(ops, inode)
+            for data in _choices([contents[inode] for inode in files.values()]):
+                yield dict(zip(files, data, strict=True))
+
+
+def _choices(options: list[list[bytes]]) -> Iterator[tuple[bytes, ...]]:
+    """Combine one option for each file; where those are too many, vary one file at a time."""
+    if prod(map(len, options)) <= PRODUCT_MAX:
+        yield from itertools.product(*options)
+        return
+    whole = [max(states, key=lambda state: (len(state), state)) for states in options]
+    for i, states in enumerate(options):
+        yield from ((*whole[:i], state, *whole[i + 1 :]) for state in states)
+
+
+def _subsets(items: list) -> list[tuple]:
+    if len(items) <= SUBSETS_MAX:
+        return [c for n in range(len(items) + 1) for c in itertools.combinations(items, n)]
+    cuts = [tuple(items[:n]) for n in range(len(items) + 1)]
+    one_out = [tuple(items[:n] + items[n + 1 :]) for n in range(len(items))]
+    return cuts + one_out + [(item,) for item in items]
+
+
+def _directory_states(ops: list[Op], directory: str) -> list[dict[str, int]]:
+    """List what the directory may contain: flushed changes, and any of the others."""
+    flushed = max((i for i, op in enumerate(ops) if op == FlushDirectory(directory)), default=-1)
+    changes = [
+        (i, op) for i, op in enumerate(ops) if isinstance(op, Bind) and op.directory == directory
+    ]
+    sure = [op for i, op in changes if i < flushed]
+    states: dict[tuple, dict[str, int]] = {}
+    for others in _subsets([op for i, op in changes if i > flushed]):
+        entries: dict[str, int | None] = {}
+        for op in (*sure, *others):
+            entries.update(op.entries)
+        state = {name: inode for name, inode in sorted(entries.items()) if inode is not None}
+        states[tuple(state.items())] = state
+    return list(states.values())
+
+
+def _file_states(ops: list[Op], inode: int) -> list[bytes]:
+    """List what the file may contain: flushed writes, and any pages of the others."""
+    flushed = max((i for i, op in enumerate(ops) if op == Flush(inode)), default=-1)
+    sure, others = bytearray(), []
+    for i, op in enumerate(ops):
+        if not isinstance(op, Write) or op.inode != inode:
+            continue
+        if i < flushed:
+            _apply(sure, op.offset, op.data)
+        else:
+            others += [
+                (op.offset + at, op.data[at : at + PAGE_BYTES])
+                for at in range(0, len(op.data), PAGE_BYTES)
+            ]
+    states = set()
+    end = max([len(sure), *(at + len(data) for at, data in others)])
+    torn = [(at, data[: len(data) // 2]) for at, data in others[-1:]]
+    for pages in [*_subsets(others), (*others[:-1], *torn)]:
+        state = bytearray(sure)
+        for at, data in pages:
+            _apply(state, at, data)
+        states |= {bytes(state), bytes(state) + bytes(end - len(state))}
+    return sorted(states)
+
+
+def _apply(content: bytearray, offset: int, data: bytes) -> None:
+    content.extend(bytes(max(0, offset + len(data) - len(content))))
+    content[offset : offset + len(data)] = data
+
+
+SOUND = ("create", "write", "flush", "rename", "flush directory")
+
+
+class CrashDisk:
+    """A Disk in memory that publishes by the given steps and traces what it does."""
+
+    def __init__(self, steps: tuple[str, ...] = SOUND, files: Tree | None = None) -> None:
+        self.steps = steps
+        self.trace = Trace()
+        self.files: Tree = files if files is not None else {}  # as the running system sees them
+        self._directories: set[str] = set()
+        self._serial = itertools.count()
+
+    def recover(self) -> int:
+        temps = [name for name in self.files if name.rpartition("/")[2].startswith(".tmp-")]
+        return sum(self.files.pop(name) is not None for name in temps)
+
+    def publish(self, name: str, parts) -> None:
+        directory, _, leaf = name.rpartition("/")
+        if directory not in self._directories:
+            self._directories.add(directory)
+            self.trace.create("", directory)
+            self.trace.ops.append(FlushDirectory(""))
+        in_place = "rename" not in self.steps
+        temp = leaf if in_place else f".tmp-{next(self._serial)}"
+        data = b"".join(bytes(part) for part in parts)
+        inode = 0
+        for step in self.steps:
+            if step == "create":
+                inode = self.trace.create(directory, temp)
+            elif step == "write":
+                self.trace.ops.append(Write(inode, 0, data))
+            elif step == "flush":
+                self.trace.ops.append(Flush(inode))
+            elif step == "rename":
+                self.trace.rename(directory, temp, leaf)
+            elif step == "flush directory":
+                self.trace.ops.append(FlushDirectory(directory))
+        self.files[name] = data
+
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        raw = self._find(name)
+        if len(raw) > limit_bytes:
+            message = "over the limit"
+            raise CorruptDataError(message)
+        return raw
+
+    def read_into(self, name: str, offset: int, buffers) -> int:
+        raw, start = self._find(name), offset
+        for buffer in buffers:
+            data = raw[offset : offset + len(buffer)]
+            buffer[: len(data)] = data
+            offset += len(data)
+        return offset - start
+
+    def _find(self, name: str) -> bytes:
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return self.files[name]
+
+    def size_bytes(self, name: str) -> int:
+        return len(self._find(name))
+
+    def list_names(self, directory: str) -> list[str]:
+        names = [name.removeprefix(f"{directory}/") for name in self.files]
+        return sorted(name for name in names if "/" not in name and name[0] != ".")
+
+    def remove(self, name: str) -> bool:
+        return self.remove_all([name]) == 1
+
+    def remove_all(self, names) -> int:
+        existed = [name for name in names if self.files.pop(name, None) is not None]
+        for name in existed:
+            self.trace.unlink(*name.split("/"))
+        self.trace.ops += [FlushDirectory(d) for d in {name.split("/")[0] for name in existed}]
+        return len(existed)
+
+    def quarantine(self, name: str, reason: str) -> None:
+        self.files[f"quarantine/{reason}"] = self.files.pop(name)

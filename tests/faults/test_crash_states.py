@@ -1,0 +1,168 @@
+"""Power fails anywhere: the legal states of the disk, all of them, must recover.
+
+A checker that finds nothing proves nothing, so it must also catch each broken protocol.
+"""
+
+import itertools
+
+import pytest
+
+from node import posix_disk
+from node.posix_disk import PosixDisk
+from tests.faults.crash_disk import SOUND, CrashDisk, Trace
+from tests.faults.traced_os import Killed, TracedOs
+from tests.faults.turns import HISTORY, SOUND_ORDER, problem_after_restart, take_turns
+
+
+def problems(trace: Trace, first: int = 0, *, stop: bool = True) -> tuple[set[str], int]:
+    """Recover from every crash state; return what went wrong, and how many states there were.
+
+    With `stop`, only until the first crash point at which something did.
+    """
+    found, seen, count = set(), set(), 0
+    for upto in range(first, len(trace.ops) + 1):
+        if found and stop:
+            break
+        acknowledged = trace.acknowledged(upto)
+        for tree in trace.crash_states(upto):
+            count += 1
+            # Temporaries are removed unread: their contents make no other state.
+            files = {name: data for name, data in tree.items() if "/.tmp-" not in name}
+            key = (acknowledged, tuple(sorted(files.items())))
+            if key not in seen:
+                seen.add(key)
+                problem = problem_after_restart(CrashDisk(files=files), acknowledged)
+                found |= {problem} - {None}
+    return found, count
+
+
+def run_in_memory(steps=SOUND, order=SOUND_ORDER) -> Trace:
+    disk = CrashDisk(steps)
+    take_turns(disk, disk.trace.acknowledge, order)
+    return disk.trace
+
+
+def test_sound_protocol_survives_every_state():
+    found, count = problems(run_in_memory())
+    assert found == set()
+    assert count > 100
+
+
+BROKEN_STEPS = {
+    "written in place": ("create", "write", "flush", "flush directory"),
+    "no flush at all": ("create", "write", "rename"),
+    "file never flushed": ("create", "write", "rename", "flush directory"),
+    "directory never flushed": ("create", "write", "flush", "rename"),
+    "flushed after the rename": ("create", "write", "rename", "flush", "flush directory"),
+    "directory flushed too early": ("create", "write", "flush", "flush directory", "rename"),
+    "flushed before the write": ("create", "flush", "write", "rename", "flush directory"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_STEPS)
+def test_broken_publish_is_caught(name):
+    found, _ = problems(run_in_memory(BROKEN_STEPS[name]))
+    assert found != set()
+
+
+BROKEN_ORDERS = {
+    "record before its blocks": ("record", "blocks", "acknowledge", "sweep"),
+    "acknowledged before the record": ("blocks", "acknowledge", "record", "sweep"),
+    "old blocks removed first": ("sweep", "blocks", "record", "acknowledge"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_ORDERS)
+def test_broken_order_is_caught(name):
+    found, _ = problems(run_in_memory(order=BROKEN_ORDERS[name]))
+    assert found != set()
+
+
+@pytest.mark.parametrize(
+    ("steps", "cost"),
+    [
+        ("file never flushed", "torn record"),
+        ("directory never flushed", "revision 0 although 1 was acknowledged"),
+        ("written in place", "torn record"),
+    ],
+)
+def test_what_a_mistake_costs(steps, cost):
+    assert cost in problems(run_in_memory(BROKEN_STEPS[steps]), stop=False)[0]
+
+
+@pytest.fixture
+def traced(monkeypatch, tmp_path):
+    root = tmp_path / "root"
+    PosixDisk(root).close()
+    return TracedOs(monkeypatch, root), root
+
+
+def test_real_disk_survives_every_state(traced):
+    system, root = traced
+    disk = PosixDisk(root, "full")
+    take_turns(disk, system.trace.acknowledge)
+    disk.close()
+
+    found, count = problems(system.trace)
+
+    assert found == set()
+    assert count > 100
+    assert len(system.trace.ops) > 40
+
+
+@pytest.mark.parametrize("skipped", ["file", "directory", "both"])
+def test_real_disk_without_a_flush_is_caught(traced, monkeypatch, skipped):
+    system, root = traced
+    flush = posix_disk.flush
+
+    def partial(descriptor, durability):
+        is_directory = isinstance(system._open.get(descriptor), str)
+        if skipped not in ("both", "directory" if is_directory else "file"):
+            flush(descriptor, durability)
+
+    monkeypatch.setattr(posix_disk, "flush", partial)
+    disk = PosixDisk(root, "full")
+    take_turns(disk, system.trace.acknowledge)
+    disk.close()
+
+    found, _ = problems(system.trace)
+
+    assert found != set()
+
+
+def test_no_durability_promises_nothing_about_power(traced):
+    system, root = traced
+    disk = PosixDisk(root, "none")
+    take_turns(disk, system.trace.acknowledge)
+    disk.close()
+    assert problems(system.trace)[0] != set()
+
+
+def test_killed_then_restarted_then_power_lost(monkeypatch, tmp_path):
+    """What a killed process left unflushed must be durable before the next one builds on it."""
+    states = 0
+    for point in itertools.count():
+        with monkeypatch.context() as patch:
+            root = tmp_path / str(point)
+            PosixDisk(root).close()
+            system = TracedOs(patch, root)
+            disk, was_killed = PosixDisk(root, "full"), False
+            system.die_after = point
+            try:
+                take_turns(disk, system.trace.acknowledge)
+            except Killed:
+                was_killed = True
+            system.die_after = None
+            disk.close()
+            killed_at = len(system.trace.ops)
+            disk = PosixDisk(root, "full")
+            take_turns(disk, system.trace.acknowledge)
+            disk.close()
+        found, count = problems(system.trace, killed_at)
+        assert found == set(), f"killed before operation {point}"
+        states += count
+        if not was_killed:
+            break
+    assert point > 40
+    assert states > 400
+    assert system.trace.acknowledged(len(system.trace.ops)) == len(HISTORY)

@@ -1,0 +1,76 @@
+"""Traces the real PosixDisk on a real file system, and may stop it for good."""
+
+import os
+from pathlib import Path
+
+from tests.faults.crash_disk import Flush, FlushDirectory, Trace, Write
+
+PATCHED = ("open", "close", "writev", "fsync", "rename", "unlink", "mkdir")
+
+
+class Killed(BaseException):
+    """The traced process died here; nothing it does afterwards has an effect."""
+
+
+class TracedOs:
+    """Records what a PosixDisk at `root` asks of the system; may stop it for good."""
+
+    def __init__(self, monkeypatch, root: Path) -> None:
+        self.trace = Trace()
+        self.die_after: int | None = None  # operations from now
+        self._root = str(root)
+        self._open: dict[int, str | int] = {}  # descriptor to directory or inode
+        self._written: dict[int, int] = {}
+        self._real = {name: getattr(os, name) for name in PATCHED}
+        self._real["fsync"] = lambda _fd: None  # what it means is decided here
+        for name in PATCHED:
+            monkeypatch.setattr(os, name, self._stepping(name))
+
+    def _stepping(self, name: str):
+        def call(*args, **kwargs):
+            if name != "close":
+                if self.die_after == 0:
+                    raise Killed
+                if self.die_after is not None:
+                    self.die_after -= 1
+            result = self._real[name](*args, **kwargs)
+            getattr(self, f"_saw_{name}")(result, *args, **kwargs)
+            return result
+
+        return call
+
+    def _saw_open(self, fd, path, flags, mode=0o777, *, dir_fd=None) -> None:
+        parent = self._open.get(dir_fd)
+        if flags & os.O_CREAT:
+            self._open[fd] = self.trace.create(parent, path)
+            self._written[fd] = 0
+        elif flags & os.O_DIRECTORY:
+            if str(path) == self._root:
+                self._open[fd] = ""
+            elif parent is not None:
+                self._open[fd] = parent if path == "." else path
+
+    def _saw_close(self, _result, fd) -> None:
+        self._open.pop(fd, None)
+
+    def _saw_writev(self, count, fd, views) -> None:
+        if fd in self._open:
+            data = b"".join(bytes(view) for view in views)[:count]
+            self.trace.ops.append(Write(self._open[fd], self._written[fd], data))
+            self._written[fd] += count
+
+    def _saw_fsync(self, _result, fd) -> None:
+        at = self._open.get(fd)
+        if at is not None:
+            self.trace.ops.append(FlushDirectory(at) if isinstance(at, str) else Flush(at))
+
+    def _saw_rename(self, _result, old, new, *, src_dir_fd, dst_dir_fd) -> None:
+        assert src_dir_fd == dst_dir_fd, "a publish renames within one directory"
+        self.trace.rename(self._open[src_dir_fd], old, new)
+
+    def _saw_unlink(self, _result, name, *, dir_fd) -> None:
+        self.trace.unlink(self._open[dir_fd], name)
+
+    def _saw_mkdir(self, _result, name, _mode=0, *, dir_fd=None) -> None:
+        if dir_fd is not None:
+            self.trace.create("", name)

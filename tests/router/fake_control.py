@@ -1,0 +1,191 @@
+"""The control side of a fake node: ownership, epochs and moves as a real node keeps them."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+from fabric.control import (
+    AbortMigration,
+    Address,
+    AgentList,
+    AgentSketch,
+    AgentView,
+    CommitMigration,
+    Copied,
+    CopyBlocks,
+    Describe,
+    Done,
+    EraseAgent,
+    EraseReceipt,
+    Flush,
+    LinkKind,
+    ListAgents,
+    NodeView,
+    Offer,
+    OfferMigration,
+    ReleaseAgent,
+    SealAgent,
+    SelfTest,
+    TierBytes,
+)
+from fabric.errors import ConflictError, NotFoundError, RetryLaterError, StaleEpochError
+from fabric.manifest import OwnerState
+from tests.router.fake_memory import BLOCK_CHARS, Memory, block_names
+
+
+class FakeControl:
+    """What the control calls do to the memory of a fake node."""
+
+    def handlers(self):
+        return {
+            Describe: lambda _: self.view(),
+            ListAgents: lambda _: self._list(),
+            EraseAgent: self._erase,
+            OfferMigration: self._offer,
+            CopyBlocks: self._copy,
+            SealAgent: self._seal,
+            CommitMigration: self._commit,
+            ReleaseAgent: self._release,
+            AbortMigration: self._abort,
+            Flush: self._flush,
+        }
+
+    def view(self):
+        text = sum(len(m.text) for m in self.memory.values())
+        view = NodeView(
+            name=self.name,
+            host="127.0.0.1",
+            pid=1,
+            incarnation=self.incarnation,
+            http_url=self.http_url,
+            model=self.model,
+            fingerprint="f" * 64,
+            context_tokens_max=100_000,
+            state="ready",
+            agents=len(self.memory),
+            tokens=text,
+            bytes=TierBytes(text, text),
+            addresses=(Address("127.0.0.1", 7000, LinkKind.LOOPBACK),),
+            waiting=0,
+            active=self.running,
+            queue_s=0.0,
+            prefill_tokens_per_s=1000.0,
+            decode_tokens_per_s=50.0,
+            bytes_per_token=1024,
+            self_test=SelfTest(passed=True, detail="restored", seconds=0.1),
+            changes=self.changes,
+        )
+        return replace(view, **self.view_changes)
+
+    def agent_view(self, memory):
+        chars = len(memory.text)
+        tiers = (("hot",) if memory.hot else ()) + ("disk",)
+        return AgentView(
+            tenant=memory.tenant,
+            agent=memory.agent,
+            group=memory.group,
+            node=self.name,
+            state=memory.state,
+            epoch=memory.epoch,
+            revision=memory.revision,
+            tokens=chars,
+            blocks=-(-chars // BLOCK_CHARS),
+            bytes=TierBytes(chars if memory.hot else 0, chars),
+            tiers=tiers,
+            busy=bool(memory.busy),
+            created_s=1.0,
+            used_s=2.0,
+            last_match=memory.last_match,
+            sealed_to=memory.sealed_to,
+        )
+
+    def _list(self):
+        agents = tuple(
+            AgentSketch(self.agent_view(memory), tuple(memory.sketch))
+            for memory in self.memory.values()
+        )
+        return AgentList(self.name, self.incarnation, self.changes, agents)
+
+    def _find(self, call):
+        memory = self.memory.get((call.tenant, call.agent))
+        if memory is None:
+            message = f"{self.name} holds no such agent"
+            raise NotFoundError(message, code="agent_not_found")
+        return memory
+
+    def _erase(self, call):
+        memory = self.memory.pop((call.tenant, call.agent), None)
+        self.changes += 1
+        size = len(memory.text) if memory else 0
+        return EraseReceipt(self.name, memory is not None, -(-size // BLOCK_CHARS), size, 0)
+
+    def _flush(self, call):
+        if call.drop_hot:
+            for memory in self.memory.values():
+                memory.hot = False
+        return Done("durable")
+
+    def _offer(self, call):
+        memory = self._find(call)
+        if memory.epoch != call.epoch:
+            message = f"the agent is at epoch {memory.epoch}, not {call.epoch}"
+            raise StaleEpochError(message)
+        if memory.state is not OwnerState.OWNED:
+            message = "not owned here"
+            raise ConflictError(message, code="not_owner")
+        return Offer(memory.record(), b"ticket", self.view().addresses)
+
+    async def _copy(self, call):
+        await asyncio.sleep(self._copy_s)
+        wanted = block_names(json.loads(call.offer.manifest)["text"])
+        missing = wanted - self.blocks
+        self.blocks |= wanted
+        return Copied(len(missing), len(wanted) - len(missing), 100 * len(missing), 0.01)
+
+    def _seal(self, call):
+        memory = self._find(call)
+        if memory.state is OwnerState.SEALED and memory.migration == call.migration:
+            return Offer(memory.record(), b"ticket", ())
+        if memory.epoch != call.epoch:
+            message = f"the agent is at epoch {memory.epoch}, not {call.epoch}"
+            raise StaleEpochError(message)
+        if memory.busy:
+            message = "a turn of this agent is still running"
+            raise RetryLaterError(message, retry_after_s=0.05, code="agent_busy")
+        memory.state, memory.migration = OwnerState.SEALED, call.migration
+        memory.sealed_to = call.target
+        self.changes += 1
+        return Offer(memory.record(), b"ticket", ())
+
+    def _commit(self, call):
+        record = json.loads(call.offer.manifest)
+        key = (record["tenant"], record["agent"])
+        known = self.memory.get(key)
+        if call.migration in self.aborted:
+            message = "this migration was aborted"
+            raise ConflictError(message, code="aborted")
+        if known and known.epoch >= call.epoch:
+            if known.migration == call.migration:
+                return self.agent_view(known)
+            message = "already at that epoch"
+            raise ConflictError(message, code="stale_epoch")
+        memory = Memory(**record, epoch=call.epoch, hot=False, migration=call.migration)
+        self.memory[key] = memory
+        self.changes += 1
+        return self.agent_view(memory)
+
+    def _release(self, call):
+        memory = self.memory.get((call.tenant, call.agent))
+        if memory is not None and memory.epoch < call.epoch:
+            memory.state, memory.epoch = OwnerState.REPLICA, call.epoch
+            memory.migration = memory.sealed_to = None
+            self.changes += 1
+        return Done()
+
+    def _abort(self, call):
+        self.aborted.add(call.migration)
+        memory = self.memory.get((call.tenant, call.agent))
+        if memory and memory.state is OwnerState.SEALED and memory.migration == call.migration:
+            memory.state, memory.migration, memory.sealed_to = OwnerState.OWNED, None, None
+            self.changes += 1
+        return Done()

@@ -1,0 +1,104 @@
+"""What fake nodes keep and how tests bend them, apart from any transport."""
+
+import json
+import time
+from dataclasses import dataclass, field
+
+from fabric.control import LastMatch
+from fabric.errors import FabricError
+from fabric.generation import MatchKind
+from fabric.manifest import OwnerState
+
+BLOCK_CHARS = 64
+
+
+class ScaledClock:
+    """Real time, faster: leases of seconds run out in tests' milliseconds."""
+
+    def __init__(self, scale=1.0):
+        self._scale = scale
+
+    def monotonic_s(self):
+        return time.monotonic() * self._scale
+
+    def wall_s(self):
+        return 1_700_000_000.0 + time.monotonic()
+
+
+class ManualClock:
+    def __init__(self):
+        self.now_s = 1000.0
+
+    def monotonic_s(self):
+        return self.now_s
+
+    def wall_s(self):
+        return 1_700_000_000.0 + self.now_s
+
+
+@dataclass
+class Memory:
+    """What the fake node keeps of one agent."""
+
+    tenant: str
+    agent: str
+    epoch: int
+    state: OwnerState = OwnerState.OWNED
+    text: str = ""
+    group: str | None = None
+    revision: int = 0
+    sketch: tuple = ()
+    migration: str | None = None
+    sealed_to: str | None = None
+    busy: int = 0
+    hot: bool = True
+    last_match: LastMatch | None = None
+
+    @property
+    def key(self):
+        return self.tenant, self.agent
+
+    def record(self):
+        names = ("tenant", "agent", "text", "group", "sketch")
+        return json.dumps({name: getattr(self, name) for name in names}).encode()
+
+
+@dataclass
+class Behaviour:
+    """What a test changes about a fake node."""
+
+    delay_s: float = 0.0  # between words
+    first_delay_s: float = 0.0  # before the admission
+    refuse: FabricError | None = None  # instead of a stream
+    raw_answer: tuple[int, bytes] | None = None  # HTTP status and body
+    events: list | None = None  # after the admission, in place of the echo
+    break_after: int | None = None  # cut the connection after so many events
+    hang: bool = False  # answer nothing at all
+    mute: set = field(default_factory=set)  # control calls to carry out without answering
+    deaf: set = field(default_factory=set)  # control calls that never arrive
+    fail: dict = field(default_factory=dict)  # control call: FabricError
+    slow: dict = field(default_factory=dict)  # control call: seconds
+
+
+def block_names(text):
+    """Name the blocks of a text; equal beginnings share theirs."""
+    return {f"{i}:{text[i : i + BLOCK_CHARS]}" for i in range(0, len(text), BLOCK_CHARS)}
+
+
+def prompt_text(asked):
+    if asked.prompt is not None:
+        return asked.prompt
+    return "".join(f"<{m['role']}>{m['content']}" for m in asked.messages)
+
+
+def match(stored, text):
+    if not stored:
+        return MatchKind.NONE, 0
+    if text == stored:
+        return MatchKind.EXACT, len(text) - 1
+    if text.startswith(stored):
+        return MatchKind.EXTEND, len(stored)
+    common = next(
+        (i for i, (a, b) in enumerate(zip(stored, text, strict=False)) if a != b), len(text)
+    )
+    return (MatchKind.DIVERGE, common) if common else (MatchKind.NONE, 0)

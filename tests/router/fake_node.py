@@ -1,0 +1,235 @@
+"""A node without a model: real HTTP and real control messages, an echo for an engine.
+
+Its memory is the list of messages or the prompt text, counted in characters instead of tokens,
+so that every claim about reuse, ownership and epochs can be checked.
+"""
+
+import asyncio
+from collections import Counter
+
+from aiohttp import web
+
+from fabric.cluster_secret import http_secret
+from fabric.codec import from_plain, parse_json
+from fabric.control import ErrorReply, LastMatch, decode_call, encode_reply
+from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError, StaleEpochError
+from fabric.generation import (
+    CLUSTER_HEADER,
+    GENERATE_PATH,
+    Admitted,
+    CacheTier,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    IdentityKind,
+    encode_event,
+)
+from fabric.manifest import OwnerState
+from router.node_link import NodeLostError
+from tests.router.fake_control import FakeControl
+from tests.router.fake_memory import Behaviour, Memory, block_names, match, prompt_text
+
+CLUSTER_KEY = b"k" * 32
+MODEL = "echo"
+
+
+class FakeNode(FakeControl):
+    def __init__(self, name, *, model=MODEL, incarnation=1, copy_s=0.0):
+        self.name = name
+        self.model = model
+        self.incarnation = incarnation
+        self.does = Behaviour()
+        self.memory: dict[tuple, Memory] = {}
+        self.blocks: set[str] = set()
+        self.requests: list[GenerateRequest] = []
+        self.calls: Counter[str] = Counter()
+        self.cancelled = 0
+        self.finished = 0
+        self.running = 0
+        self.changes = 0
+        self.view_changes: dict = {}
+        self.is_down = False
+        self.is_loading = False
+        self.http_url = ""
+        self.aborted: set[str] = set()
+        self.after: dict = {}  # control call: what happens before its answer
+        self._runner = None
+        self._copy_s = copy_s
+        self._handlers = self.handlers()
+
+    async def start(self):
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_post(GENERATE_PATH, self._generate)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        port = self._runner.addresses[0][1]
+        self.http_url = f"http://127.0.0.1:{port}"
+        self.is_down = False
+
+    async def stop(self):
+        """Die: connections break, control calls fail."""
+        self.is_down = True
+        if self._runner is not None:
+            for server in self._runner.server.connections:
+                if server.transport is not None:
+                    server.transport.abort()
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def restart(self):
+        await self.stop()
+        self.incarnation += 1
+        self.changes = 0
+        for memory in self.memory.values():
+            memory.hot = False
+        await self.start()
+
+    # --- control -----------------------------------------------------------------------------
+
+    async def __call__(self, raw):
+        name, call = decode_call(raw)
+        if self.is_loading:
+            wait = ErrorReply(503, "loading", "the model is loading", 0.5)
+            return encode_reply(wait)
+        if self.is_down:
+            message = f"the actor of {self.name} is dead"
+            raise NodeLostError(message)
+        self.calls[name] += 1
+        if self.does.hang or name in self.does.deaf:
+            await asyncio.sleep(3600)
+        await asyncio.sleep(self.does.slow.get(name, 0.0))
+        try:
+            if name in self.does.fail:
+                raise self.does.fail[name]
+            reply = self._handlers[type(call)](call)
+            if asyncio.iscoroutine(reply):
+                reply = await reply
+            if name in self.after:
+                await self.after[name]()
+        except FabricError as error:
+            wait = getattr(error, "retry_after_s", None)
+            reply = ErrorReply(int(error.status), error.code, error.message, wait, error.param)
+        if name in self.does.mute or self.is_down:
+            message = "the answer was lost"
+            raise NodeLostError(message)
+        return encode_reply(reply)
+
+    # --- turns -------------------------------------------------------------------------------
+
+    async def _generate(self, request):
+        if request.headers.get(CLUSTER_HEADER) != http_secret(CLUSTER_KEY):
+            return _error(401, "invalid_api_key", "wrong secret")
+        asked = from_plain(GenerateRequest, parse_json(await request.read()), "request")
+        self.requests.append(asked)
+        if self.does.hang:
+            await asyncio.sleep(3600)
+        if self.does.raw_answer is not None:
+            status, body = self.does.raw_answer
+            return web.Response(status=status, body=body)
+        await asyncio.sleep(self.does.first_delay_s)
+        try:
+            if self.does.refuse is not None:
+                raise self.does.refuse
+            memory = self._claim(asked)
+        except FabricError as error:
+            wait = getattr(error, "retry_after_s", None)
+            return _error(int(error.status), error.code, error.message, error.param, wait)
+        return await self._stream(request, asked, memory)
+
+    def _claim(self, asked):
+        text = prompt_text(asked)
+        if asked.identity.kind is IdentityKind.AGENT:
+            return self._claim_agent(asked, (asked.tenant, asked.identity.agent))
+        group = asked.identity.agent
+        for memory in self.memory.values():
+            if (
+                memory.state is OwnerState.OWNED
+                and memory.tenant == asked.tenant
+                and memory.text
+                and text.startswith(memory.text)
+                and (group is None or memory.group == group)
+            ):
+                return memory
+        name = group or f"auto-{self.name}-{len(self.memory)}"
+        while (asked.tenant, name) in self.memory:
+            name += "~2"
+        return self._new(asked.tenant, name, 1, group)
+
+    def _claim_agent(self, asked, key):
+        memory = self.memory.get(key)
+        if memory is None:
+            return self._new(*key, max(asked.epoch, 1), None)
+        if memory.state is OwnerState.SEALED:
+            message = "the agent is being moved"
+            raise RetryLaterError(message, code="migrating")
+        if memory.state is OwnerState.REPLICA and asked.epoch <= memory.epoch:
+            message = "the agent is owned elsewhere"
+            raise RetryElsewhereError(message)
+        if 0 < asked.epoch < memory.epoch:
+            message = f"epoch {asked.epoch} was superseded"
+            raise StaleEpochError(message)
+        if asked.epoch > memory.epoch:
+            memory.epoch, memory.state = asked.epoch, OwnerState.OWNED
+        return memory
+
+    def _new(self, tenant, agent, epoch, group):
+        memory = Memory(tenant, agent, epoch, group=group)
+        self.memory[memory.key] = memory
+        self.changes += 1
+        return memory
+
+    async def _stream(self, request, asked, memory):
+        text = prompt_text(asked)
+        kind, cached = match(memory.text, text)
+        reason = f"{cached} characters in common"
+        memory.last_match = LastMatch(kind, cached, len(text), reason)
+        tier = CacheTier.COLD if not cached else CacheTier.HOT if memory.hot else CacheTier.DISK
+        admitted = Admitted(
+            memory.agent, self.name, memory.epoch, tier, kind, len(text), cached, reason
+        )
+        events = [admitted, *self._answer(asked, text)]
+        response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
+        await response.prepare(request)
+        memory.busy += 1
+        self.running += 1
+        try:
+            for count, event in enumerate(events):
+                if self.does.break_after == count:
+                    request.transport.abort()
+                    return response
+                if isinstance(event, Finished):
+                    self._remember(memory, asked, text)
+                raw = event if isinstance(event, bytes) else encode_event(event)
+                await response.write(raw)
+                await asyncio.sleep(self.does.delay_s)
+            self.finished += 1
+        except (ConnectionError, asyncio.CancelledError):
+            self.cancelled += 1
+            raise
+        finally:
+            memory.busy -= 1
+            self.running -= 1
+        return response
+
+    def _remember(self, memory, asked, text):
+        memory.text, memory.sketch, memory.hot = text, asked.sketch, True
+        memory.revision += 1
+        self.blocks |= block_names(text)
+        self.changes += 1
+
+    def _answer(self, asked, text):
+        if self.does.events is not None:
+            return self.does.events
+        words = text.split()[-asked.sampling.max_tokens :]
+        deltas = [Delta(i, word + " ") for i, word in enumerate(words)]
+        return [*deltas, Finished(FinishReason.STOP, len(deltas))]
+
+
+def _error(status, code, message, param=None, retry_after_s=None):
+    body = {"code": code, "message": message, "param": param, "status": status}
+    if retry_after_s is not None:
+        body["retry_after_s"] = retry_after_s
+    return web.json_response({"error": body}, status=status)

@@ -1,0 +1,148 @@
+"""A whole router over fake nodes, in one event loop, with real sockets in between."""
+
+import asyncio
+import socket
+import ssl
+from contextlib import asynccontextmanager
+
+import httpx2
+import openai
+import uvicorn
+
+from fabric.cluster_secret import http_secret
+from fabric.limits import BEAT_S
+from fabric.settings import RouterSettings
+from router.app import build_app
+from router.fleet import Fleet
+from router.node_link import HttpNodeLink, open_session
+from router.services import assemble
+from tests.router.fake_memory import ScaledClock
+from tests.router.fake_node import CLUSTER_KEY, MODEL, FakeNode
+
+KEY = "key-of-tenant-one"
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading certificates takes long
+OTHER_KEY = "key-of-tenant-two"
+
+
+class Rig:
+    """Everything a test may look at."""
+
+    def __init__(self, nodes, fleet, services, app, url):
+        self.nodes = {node.name: node for node in nodes}
+        self.fleet = fleet
+        self.services = services
+        self.app = app
+        self.url = url
+        self.tending = None
+        self._clients = []
+
+    def __getitem__(self, name):
+        return self.nodes[name]
+
+    def openai(self, key="unused", **options):
+        client = openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1",
+            api_key=key,
+            max_retries=0,
+            timeout=20,
+            http_client=httpx2.AsyncClient(verify=_NO_TLS, timeout=20),
+            **options,
+        )
+        self._clients.append(client)
+        return client
+
+    def http(self, key=None, **options):
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        client = httpx2.AsyncClient(
+            base_url=self.url, headers=headers, timeout=20, verify=_NO_TLS, **options
+        )
+        self._clients.append(client)
+        return client
+
+    async def chat(self, *contents, agent=None, http=None, **body):
+        """Send one chat by plain HTTP; contents alternate user and assistant."""
+        roles = ["user", "assistant"]
+        messages = [{"role": roles[i % 2], "content": c} for i, c in enumerate(contents)]
+        headers = {"x-agent-id": agent} if agent else {}
+        client = http or self.http()
+        body = {"model": MODEL, "messages": messages, **body}
+        return await client.post("/v1/chat/completions", json=body, headers=headers)
+
+    async def close(self):
+        for client in self._clients:
+            await (client.close() if hasattr(client, "close") else client.aclose())
+
+
+class _Server(uvicorn.Server):
+    def install_signal_handlers(self):
+        pass
+
+
+@asynccontextmanager
+async def rig(
+    names="abc", *, settings=None, scale=1.0, nodes=None, started=True, tended=True, policy=None
+):
+    """Start fake nodes called node-a, … and a router over them."""
+    nodes = nodes or [FakeNode(f"node-{letter}") for letter in names]
+    settings = settings or RouterSettings(takeover_after_s=0.3)
+    for node in nodes:
+        await node.start()
+    listed = {node.name: node for node in nodes}
+    async with open_session() as session:
+
+        async def roster():
+            return listed
+
+        def connect(name, transport, is_lost):
+            return HttpNodeLink(name, transport, session, http_secret(CLUSTER_KEY), is_lost)
+
+        options = {"policy": policy} if policy else {}
+        fleet = Fleet(roster, connect, ScaledClock(scale), beat_s=BEAT_S / scale, **options)
+        services = assemble(fleet, settings)
+        app = build_app(fleet, settings, services)
+        listener = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(
+            app, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1
+        )
+        server = _Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:  # noqa: ASYNC110 - uvicorn tells it no other way
+            await asyncio.sleep(0.005)
+        made = Rig(nodes, fleet, services, app, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        if started:
+            await fleet.membership.discover()
+            await fleet.membership.refresh()
+        if tended:
+            made.tending = asyncio.create_task(services.run())
+        try:
+            yield made
+        finally:
+            await made.close()
+            await _stop(server, serving)
+            if made.tending:
+                made.tending.cancel()
+                await asyncio.gather(made.tending, return_exceptions=True)
+            await fleet.membership.close()
+            for node in nodes:
+                await node.stop()
+
+
+async def _stop(server, serving):
+    """End uvicorn without the pauses that it allows its clients."""
+    for each in server.servers:
+        each.close()
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+    await asyncio.sleep(0)
+    tasks = list(server.server_state.tasks)
+    async with asyncio.timeout(5):
+        await asyncio.gather(*tasks, return_exceptions=True)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+
+
+async def until(condition, timeout_s=15.0):
+    """Wait for a condition of the test's world."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - a test's condition may be anything
+            await asyncio.sleep(0.01)

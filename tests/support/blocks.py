@@ -1,0 +1,93 @@
+"""Small blocks and records with the right shape and arbitrary contents."""
+
+import random
+from dataclasses import dataclass
+
+from fabric.block import BlockRef
+from fabric.block_file import payload_bytes
+from fabric.cache_spec import LayerKind, LayerSpec, ModelCacheSpec
+from fabric.hashing import ROOT_PARENT, block_hash, payload_checksum, tenant_salt, token_bytes
+from fabric.ids import AgentId, BlockHash, Fingerprint, NodeName, TenantId
+from fabric.manifest import Manifest, OwnerState, Piece
+from node.block_store import BlockStore
+
+CLUSTER_KEY = bytes(range(32))
+FINGERPRINT = Fingerprint(b"f" * 32)
+TENANT = TenantId("default")
+AGENT = AgentId("alice")
+SALT = tenant_salt(CLUSTER_KEY, TENANT)
+
+
+def make_spec(layers: int = 1, heads: int = 1, width: int = 64, dtype: str = "F16"):
+    layer = LayerSpec(LayerKind.FULL, heads, width, width, 4, 64, dtype)
+    return ModelCacheSpec((layer,) * layers)
+
+
+SPEC = make_spec()
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block's contents and name."""
+
+    parent: BlockHash
+    tokens: tuple[int, ...]
+    kv: bytes
+    ref: BlockRef
+
+    @property
+    def payload(self) -> bytes:
+        return self.kv + token_bytes(self.tokens)
+
+    def put_into(self, store: BlockStore) -> BlockRef:
+        return store.put(self.parent, self.ref.block_hash, self.tokens, [memoryview(self.kv)])
+
+    def adopt_into(self, store: BlockStore) -> None:
+        store.adopt(self.ref, self.parent, self.tokens, memoryview(self.payload))
+
+    def load_from(self, store: BlockStore) -> bytes:
+        """Load through uneven buffers and return what arrived."""
+        resident = bytearray(b"\xaa" * len(self.kv))
+        third = len(self.kv) // 3
+        view = memoryview(resident)
+        store.load_into(self.ref, self.parent, self.tokens, [view[:third], view[third:]])
+        return bytes(resident)
+
+
+def make_block(seed: int, tokens_count: int = 2, spec=SPEC, parent=ROOT_PARENT) -> Block:
+    rng = random.Random(seed)
+    tokens = tuple(rng.randrange(1 << 16) for _ in range(tokens_count))
+    return with_kv(tokens, rng.randbytes(spec.kv_bytes(tokens_count)), spec, parent)
+
+
+def with_kv(tokens: tuple[int, ...], kv: bytes, spec=SPEC, parent=ROOT_PARENT) -> Block:
+    ref = BlockRef(
+        block_hash(SALT, FINGERPRINT, parent, tokens),
+        payload_checksum([kv, token_bytes(tokens)]),
+        len(tokens),
+        payload_bytes(spec, len(tokens)),
+    )
+    return Block(parent, tokens, kv, ref)
+
+
+def make_manifest(blocks: list[Block], revision: int = 1, epoch: int = 1, agent=AGENT) -> Manifest:
+    """Record an agent whose memory is `blocks`."""
+    tokens = tuple(token for block in blocks for token in block.tokens)
+    return Manifest(
+        tenant=TENANT,
+        agent=agent,
+        fingerprint=FINGERPRINT,
+        owner=NodeName("node-a"),
+        epoch=epoch,
+        revision=revision,
+        state=OwnerState.OWNED,
+        text="x" * len(tokens),
+        token_ids=tokens,
+        token_ends=tuple(range(1, len(tokens) + 1)),
+        prompt_tokens_count=len(tokens),
+        pieces=tuple(Piece(block.ref, 0, block.ref.tokens_count) for block in blocks),
+    )
+
+
+def refs_of(manifest: Manifest) -> list[BlockRef]:
+    return [piece.block for piece in manifest.pieces]

@@ -1,0 +1,133 @@
+"""Real node services in this process, asked as the router asks them."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fabric.control import ErrorReply, decode_reply, encode_call
+from fabric.errors import FabricError
+from fabric.generation import (
+    Admitted,
+    Delta,
+    Event,
+    Finished,
+    GenerateRequest,
+    Identity,
+    IdentityKind,
+    Sampling,
+)
+from fabric.ids import AgentId, NodeName, OperationId, TenantId
+from fabric.settings import NodeSettings
+from node.service import NodeConfig, NodeService
+
+T = TypeVar("T")
+KEY = bytes(range(32))
+TENANT = TenantId("default")
+_operations = itertools.count()
+_incarnations = itertools.count(1)
+
+
+@dataclass
+class Reply:
+    """What a turn's events said."""
+
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def admitted(self) -> Admitted:
+        """The first event."""
+        first = self.events[0]
+        assert isinstance(first, Admitted)
+        return first
+
+    @property
+    def text(self) -> str:
+        """The visible answer."""
+        return "".join(e.text for e in self.events if isinstance(e, Delta) and not e.reasoning)
+
+    @property
+    def finished(self) -> Finished:
+        """The last event."""
+        last = self.events[-1]
+        assert isinstance(last, Finished), last
+        return last
+
+
+def start_service(folder: Path, model: str, name: str = "node-a", **settings: Any) -> NodeService:
+    """Start a node on `folder`; with durability off, as tests restart but never lose power."""
+    config = NodeConfig(
+        name=NodeName(name),
+        data_dir=folder / name,
+        model=model,
+        cluster_key=KEY,
+        settings=NodeSettings(**{"durability": "none", **settings}),
+        host="127.0.0.1",
+        incarnation=next(_incarnations),
+    )
+    service = NodeService(config)
+    service.start()
+    return service
+
+
+@contextmanager
+def running(
+    folder: Path, model: str, name: str = "node-a", **settings: Any
+) -> Iterator[NodeService]:
+    """Run a node for a block of code."""
+    service = start_service(folder, model, name, **settings)
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
+def call(service: NodeService, message: object, kind: type[T]) -> T:
+    """Make one control call; raise what the node answered."""
+    reply = decode_reply(kind, service.control(encode_call(message)))
+    if isinstance(reply, ErrorReply):
+        error = FabricError(reply.message, code=reply.code)
+        error.status = reply.status
+        raise error
+    return reply
+
+
+def identity_of(agent: str | None, group: str | None = None) -> Identity:
+    """Build an identity."""
+    if agent is not None:
+        return Identity(IdentityKind.AGENT, AgentId(agent))
+    if group is not None:
+        return Identity(IdentityKind.GROUP, AgentId(group))
+    return Identity(IdentityKind.CONTENT)
+
+
+def ask(
+    service: NodeService,
+    messages: list[dict[str, Any]] | str,
+    *,
+    agent: str | None = None,
+    group: str | None = None,
+    tenant: TenantId = TENANT,
+    tools: list[Any] | None = None,
+    epoch: int = 0,
+    **sampling: Any,
+) -> Reply:
+    """Run one turn to its end."""
+    request = GenerateRequest(
+        operation=OperationId(f"test-op-{next(_operations):06d}"),
+        tenant=tenant,
+        identity=identity_of(agent, group),
+        sampling=Sampling(**{"max_tokens": 24, **sampling}),
+        messages=None if isinstance(messages, str) else messages,
+        prompt=messages if isinstance(messages, str) else None,
+        tools=tools,
+        epoch=epoch,
+    )
+
+    async def drain() -> Reply:
+        return Reply([event async for event in service.node.generate(request)])
+
+    return asyncio.run_coroutine_threadsafe(drain(), service._loop).result(120)

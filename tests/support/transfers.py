@@ -1,0 +1,190 @@
+"""Blocks in files, a transfer server over them, and a fetch into plain buffers."""
+
+import os
+import random
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+from fabric.block import BlockRef
+from fabric.control import Address, LinkKind
+from fabric.errors import NotFoundError, RejectedError
+from fabric.hashing import payload_checksum
+from fabric.ids import AgentId, BlockHash, Fingerprint, MigrationId, NodeName, TenantId
+from fabric.wire import FetchPart
+from node.channel import Channel
+from node.peer import Patience
+from node.transfer_client import fetch_blocks
+from node.transfer_server import TransferServer
+
+KEY = bytes(range(32))
+FINGERPRINT = Fingerprint(b"f" * 32)
+SOURCE, TARGET = NodeName("mac-a"), NodeName("mac-b")
+TENANT, AGENT = TenantId("default"), AgentId("agent-1")
+MIGRATION = MigrationId("migration-1")
+# Retries come fast, but nothing is late on a busy machine; BRIEF is for peers that never answer.
+HASTE = Patience(pause_s=0.02, rounds=3)
+BRIEF = Patience(handshake_s=0.5, slice_s=0.5, pause_s=0.02, rounds=3)
+
+
+class StoppedClock:
+    """A clock that moves when told to."""
+
+    def __init__(self):
+        self.now_s = 1000.0
+
+    def monotonic_s(self):
+        return self.now_s
+
+    def wall_s(self):
+        return self.now_s
+
+
+class Shelf:
+    """A BlockSource over a folder; payloads start at an odd offset of their files."""
+
+    LEAD = 16_411
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.opened = 0
+
+    def add(self, size, seed=0, *, noise=True):
+        rng = random.Random(f"{size} {seed}")
+        payload = rng.randbytes(size)
+        if not noise:  # half as many bits: zstd halves it
+            payload = payload.translate(bytes(i % 16 for i in range(256)))
+        name = rng.randbytes(32)
+        ref = BlockRef(BlockHash(name), payload_checksum([payload]), 256, size)
+        self.path(ref).write_bytes(b"h" * self.LEAD + payload)
+        return ref
+
+    def path(self, ref):
+        return self.folder / f"{ref.name}.blk"
+
+    def payload(self, ref):
+        return self.path(ref).read_bytes()[self.LEAD :]
+
+    def open_payload(self, ref):
+        self.opened += 1
+        try:
+            return os.open(self.path(ref), os.O_RDONLY), self.LEAD, ref.payload_bytes
+        except FileNotFoundError:
+            message = "no such block"
+            raise NotFoundError(message) from None
+
+
+class Catch:
+    """Buffers for a fetch, and a record of what was asked and done."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.allocated = []
+        self.blocks = {}
+        self.open_max = 0  # buffers given out and not yet done, at most
+
+    def allocate(self, ref):
+        with self.lock:
+            self.allocated.append(ref.name)
+            self.open_max = max(self.open_max, len(self.allocated) - len(self.blocks))
+        return memoryview(bytearray(ref.payload_bytes))
+
+    def done(self, ref, view):
+        with self.lock:
+            assert ref.name not in self.blocks, "done once per block"
+            self.blocks[ref.name] = bytes(view)
+
+
+def loopback(port, kind=LinkKind.LOOPBACK, speed_mbit=0):
+    return Address("127.0.0.1", port, kind, speed_mbit)
+
+
+def slow_link(port):
+    """A link so slow that compressing pays however busy this machine is."""
+    return loopback(port, LinkKind.WIFI, speed_mbit=10)
+
+
+def closed_port():
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def serve(shelf, clock, **changes):
+    options = {"name": SOURCE, "cluster_key": KEY, "fingerprint": FINGERPRINT, **changes}
+    return TransferServer(blocks=shelf, clock=clock, **options)
+
+
+def offer(server, refs, migration=MIGRATION, target=TARGET, valid_s=60.0):
+    return server.offer(migration, TENANT, AGENT, target, 3, refs, valid_s)
+
+
+def fetch(addresses, ticket, refs, catch=None, **changes):
+    """Fetch and return the report and what arrived."""
+    catch = catch or Catch()
+    options = {
+        "name": TARGET,
+        "source": SOURCE,
+        "cluster_key": KEY,
+        "fingerprint": FINGERPRINT,
+        "allocate": catch.allocate,
+        "done": catch.done,
+        "patience": HASTE,
+        **changes,
+    }
+    report = fetch_blocks(addresses, ticket=ticket, refs=refs, **options)
+    return report, catch
+
+
+def part(ref, offset=0):
+    return FetchPart(ref.block_hash, ref.checksum, offset)
+
+
+@contextmanager
+def dialled(port):
+    """A bare connection to a server: as frames, and as a socket."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+    channel = Channel(sock, time.monotonic, 5.0)
+    sock.settimeout(5)
+    try:
+        yield channel, sock
+    finally:
+        channel.close()
+
+
+def answer_of(sock):
+    """Read until the peer closes."""
+    out = bytearray()
+    with suppress(ConnectionError):
+        while chunk := sock.recv(65536):
+            out += chunk
+    return bytes(out)
+
+
+@contextmanager
+def impostor(act):
+    """A server that does `act(channel, socket)` with every connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    open_sockets = []
+
+    def serve_all():
+        with suppress(OSError):
+            while True:
+                sock, _ = listener.accept()
+                open_sockets.append(sock)
+                with suppress(OSError, RejectedError):
+                    act(Channel(sock, time.monotonic, 5.0), sock)
+
+    thread = threading.Thread(target=serve_all)
+    thread.start()
+    try:
+        yield loopback(listener.getsockname()[1])
+    finally:
+        # The client has hung up, so `act` ends by itself; a socket closed under it would hide
+        # what it still had to read.
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(10.0)
+        for sock in open_sockets:
+            sock.close()
+        thread.join()
+        listener.close()

@@ -1,0 +1,101 @@
+"""The import rules hold, and each of them bites when it is broken."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# What the toy tree contains -> the contract that must break (None: all are kept).
+CASES = {
+    "a tree that keeps the rules": (
+        {"node/x.py": "import fabric", "router/x.py": "import fabric"},
+        None,
+    ),
+    "Ray and MLX where they may enter": (
+        {
+            "node/ray_actor.py": "import ray",
+            "node/launch.py": "import ray",
+            "node/mlx/__init__.py": "import mlx.core",
+            "node/mlx/engine.py": "import mlx.nn\nimport mlx_lm.models.cache",
+            "router/ray_control.py": "import ray",
+            "router/cluster.py": "import ray.cluster_utils",
+            "node/user.py": "import node.ray_actor\nimport node.mlx.engine",
+        },
+        None,
+    ),
+    "router imports node": ({"router/x.py": "from node import y", "node/y.py": ""}, "node and"),
+    "node imports router": ({"node/x.py": "import router"}, "node and router"),
+    "fabric imports node": ({"fabric/x.py": "import node"}, "node and router"),
+    "fabric imports router": ({"fabric/x.py": "import router"}, "node and router"),
+    "fabric opens a socket": ({"fabric/x.py": "from socket import socket"}, "fabric has no I/O"),
+    "fabric reads the clock": ({"fabric/x.py": "import time"}, "fabric has no I/O"),
+    "fabric touches files": ({"fabric/x.py": "import os.path"}, "fabric has no I/O"),
+    "fabric runs MLX": ({"fabric/x.py": "import mlx.core"}, "fabric has no I/O"),
+    "Ray elsewhere": ({"router/app.py": "from ray import get"}, "Ray enters"),
+    "MLX elsewhere in node": ({"node/pool.py": "import mlx.core"}, "MLX enters"),
+    "MLX in the router": ({"router/x.py": "import mlx_lm"}, "MLX enters"),
+    "pickle": ({"node/x.py": "import pickle"}, "nothing that runs code"),
+    "marshal inside a function": (
+        {"fabric/x.py": "def f():\n    import marshal\n    return marshal"},
+        "nothing that runs code",
+    ),
+    "product code imports tests": ({"node/x.py": "import tests"}, "nothing imports tests"),
+}
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo", "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_import_rules_hold():
+    done = lint_imports(ROOT)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_import_rule(name, tmp_path):
+    files, broken = CASES[name]
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for package in ("fabric", "node", "router", "tests", "benchmarks"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text + "\n")
+
+    done = lint_imports(tmp_path)
+    verdicts = [line for line in done.stdout.splitlines() if line.endswith(("KEPT", "BROKEN"))]
+    rejected = [line for line in verdicts if line.endswith("BROKEN")]
+
+    assert verdicts, done.stdout + done.stderr
+    assert done.returncode == (1 if broken else 0), done.stdout
+    assert [line for line in rejected if not broken or not line.startswith(broken)] == []
+    assert len(rejected) == (1 if broken else 0), done.stdout
+
+
+@pytest.mark.parametrize("folder", ["fabric", "node", "router"])
+def test_folder_repeats_the_bans_of_the_root(folder):
+    """Ruff replaces the table of banned names when a folder has its own."""
+    root = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    own = tomllib.loads((ROOT / folder / "ruff.toml").read_text())
+    everywhere = root["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
+    here = own["lint"]["flake8-tidy-imports"]["banned-api"]
+
+    assert own["extend"] == "../pyproject.toml"
+    assert everywhere.items() <= here.items()
+
+
+def test_ruff_bans_what_the_contract_of_fabric_forbids():
+    root = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = {c["id"]: c for c in root["tool"]["importlinter"]["contracts"]}
+    own = tomllib.loads((ROOT / "fabric" / "ruff.toml").read_text())
+    here = own["lint"]["flake8-tidy-imports"]["banned-api"]
+
+    assert set(contracts["pure"]["forbidden_modules"]) <= here.keys()

@@ -1,0 +1,191 @@
+"""The promises of the packaging: whose names these are, what is pinned, what is not in the tree."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import fabric
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][A-Za-z0-9.+!]*)")
+
+# Brackets keep these patterns from matching their own line.
+FORBIDDEN = {
+    "an index address": re.compile(
+        r"inde[x]-url|find-link[s]|pythonhoste[d]|pypi[.]or[g]/simple|registr[y]\s*=\s*.?http"
+    ),
+    "a path of somebody's machine": re.compile(
+        r"(?<![\w.~}/-])/(?:root|work|farm|home/(?!you\b)\w+|Users/(?!you\b)\w+)/"
+    ),
+}
+
+
+def files_of_the_tree() -> list[Path]:
+    """List what git tracks or would add; without git (an unpacked archive), every file."""
+    git = shutil.which("git")
+    if git and (ROOT / ".git").exists():
+        command = [git, "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+        listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    else:
+        hidden = re.compile(r"\.venv|\.git|\..*_cache|\.hypothesis|__pycache__|.*\.egg-info|build")
+        paths = [
+            path
+            for path in ROOT.rglob("*")
+            if not any(hidden.fullmatch(part) for part in path.relative_to(ROOT).parts)
+        ]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(PIN.fullmatch(line).groups() for line in lines)
+
+
+def closure(name: str, extras: set[str]) -> set[str]:
+    """Name every distribution that `name[extras]` needs on this machine."""
+    found: set[str] = set()
+    todo = [(canonicalize_name(name), frozenset(extras))]
+    seen = set(todo)
+    while todo:
+        current, wanted = todo.pop()
+        found.add(current)
+        for line in metadata.requires(current) or []:
+            requirement = Requirement(line)
+            marker = requirement.marker
+            if marker and not any(marker.evaluate({"extra": e}) for e in wanted | {""}):
+                continue
+            needed = (canonicalize_name(requirement.name), frozenset(requirement.extras))
+            if needed not in seen:
+                seen.add(needed)
+                todo.append(needed)
+    return found - {canonicalize_name(name)}
+
+
+@pytest.mark.parametrize("name", ["fabric", "node", "router"])
+def test_import_name_belongs_to_us(name):
+    """Unrelated packages own these names on the public index and would replace ours silently."""
+    owners = set(metadata.packages_distributions().get(name, ()))
+    where = Path(__import__(name).__file__).resolve()
+
+    assert owners == {fabric.DISTRIBUTION}
+    assert where == ROOT / name / "__init__.py"
+
+
+def test_distribution_says_what_pyproject_says():
+    installed = metadata.metadata(fabric.DISTRIBUTION)
+
+    assert PYPROJECT["project"]["name"] == fabric.DISTRIBUTION == "macfabric"
+    assert installed["Version"] == fabric.__version__
+    assert set(installed["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
+    assert installed["License-Expression"] == "Apache-2.0"
+    assert "Private :: Do Not Upload" in installed.get_all("Classifier")
+
+
+def test_console_script_is_installed():
+    scripts = metadata.entry_points(group="console_scripts", name="macfabric")
+
+    assert {script.value for script in scripts} == {"router.cli.main:main"}
+    assert Path(sys.executable).with_name("macfabric").is_file()
+
+
+def test_every_import_is_a_declared_dependency():
+    """What comes along with another package today may not come along tomorrow."""
+    owners = metadata.packages_distributions()
+    declared = {
+        canonicalize_name(Requirement(line).name) for line in PYPROJECT["project"]["dependencies"]
+    }
+    undeclared = {}
+    for path in (p for name in ("fabric", "node", "router") for p in (ROOT / name).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for top in {module.split(".")[0] for module in modules} - sys.stdlib_module_names:
+                by = {canonicalize_name(owner) for owner in owners.get(top, ())}
+                if not by & (declared | {fabric.DISTRIBUTION}):
+                    undeclared[top] = path.relative_to(ROOT).as_posix()
+
+    assert undeclared == {}
+
+
+def test_constraints_are_names_and_versions_only():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+
+    assert [line for line in lines if not PIN.fullmatch(line)] == []
+    assert lines == sorted(set(lines), key=lambda line: line.split("==")[0])
+    assert len(pins()) == len(lines)
+
+
+def test_constraints_pin_everything_that_is_needed():
+    """On Linux and macOS alike; the macOS-only packages are checked by name."""
+    needed = closure(fabric.DISTRIBUTION, {"dev"})
+
+    assert needed - pins().keys() == set()
+    assert pins()["mlx-metal"] == pins()["mlx-cpu"] == pins()["mlx"]
+
+
+def test_installed_versions_are_the_pinned_ones():
+    needed = closure(fabric.DISTRIBUTION, {"dev"}) & pins().keys()
+    drifted = {n: metadata.version(n) for n in needed if metadata.version(n) != pins()[n]}
+
+    assert drifted == {}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_contains(what):
+    pattern = FORBIDDEN[what]
+    found = []
+    for path in files_of_the_tree():
+        text = path.read_bytes().decode("utf-8", "replace")
+        found += [
+            f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}"
+            for number, line in enumerate(text.splitlines(), 1)
+            if pattern.search(line)
+        ]
+
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("an index address", "--inde" + "x-url https://packages.example/simple"),
+        ("an index address", "url = https://files.pythonhoste" + "d.org/packages/x.whl"),
+        ("a path of somebody's machine", 'open("/ro' + 'ot/notes.txt")'),
+        ("a path of somebody's machine", "model: /Us" + "ers/anna/models/x"),
+    ],
+)
+def test_the_search_would_find(what, text):
+    assert FORBIDDEN[what].search(text)
+
+
+def test_data_files_travel_with_the_packages():
+    """`package-data` takes all of a package's folder except what the editor and tests need."""
+    setuptools = PYPROJECT["tool"]["setuptools"]
+
+    assert setuptools["package-data"] == {name: ["**/*"] for name in ("fabric", "node", "router")}
+    assert "ruff.toml" in setuptools["exclude-package-data"]["*"]
+
+
+def test_ci_script_is_executable_and_runs_the_readme_command():
+    script = ROOT / ".ci" / "run"
+
+    assert script.stat().st_mode & 0o111
+    assert re.search(r"^make test$", script.read_text(), re.MULTILINE)
+
+
+def test_licence_is_the_full_apache_text():
+    text = (ROOT / "LICENSE").read_text()
+
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text

@@ -1,0 +1,239 @@
+"""Style that no linter knows: sizes, banned calls, docstrings, loose ends.
+
+Each rule is a function from a parsed file to its complaints, and is itself tried on a sample that
+breaks it, so a rule cannot rot into one that finds nothing.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PRODUCT = ("fabric", "node", "router")
+EVERYTHING = (*PRODUCT, "tests", "benchmarks")
+
+FILE_LINES_WISHED, FILE_LINES_MAX = 300, 400
+FUNCTION_LINES_WISHED, FUNCTION_LINES_MAX = 60, 70
+
+LOOSE_END = re.compile(r"\b(?:TOD[O]|FIXM[E]|XX[X]|HAC[K])\b")
+RUNS_CODE = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
+WRITES_FILES = "node/posix_disk.py"
+WRITING_CALLS = {"write_bytes", "write_text"}
+WRITING_FLAG = re.compile(r"O_(?:WRONLY|RDWR|CREAT|APPEND|TRUNC)")
+WRITING_MODE = re.compile(r"(?=.*[wax+])[rwaxbt+]{1,4}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Python file: its path from the root, its text and its syntax tree."""
+
+    path: str
+    text: str
+    tree: ast.Module = field(repr=False)
+
+    def at(self, node: ast.AST, complaint: str) -> str:
+        return f"{self.path}:{node.lineno}: {complaint}"
+
+
+def parse(path: str, text: str) -> Source:
+    return Source(path, text, ast.parse(text, path))
+
+
+def sources(*folders: str) -> list[Source]:
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [parse(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
+
+
+def functions(source: Source) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, int]]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node, node.end_lineno - node.lineno + 1
+
+
+def called_name(call: ast.Call) -> str:
+    """Return `open` for `open(…)` and `os.open` for `os.open(…)`, else the last attribute."""
+    return ast.unparse(call.func)
+
+
+def calls(source: Source) -> Iterator[tuple[ast.Call, str]]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            yield node, called_name(node)
+
+
+def long_file(source: Source) -> Iterator[str]:
+    lines = len(source.text.splitlines())
+    if lines > FILE_LINES_MAX:
+        yield f"{source.path}: {lines} lines, at most {FILE_LINES_MAX}"
+
+
+def long_function(source: Source) -> Iterator[str]:
+    for node, lines in functions(source):
+        if lines > FUNCTION_LINES_MAX:
+            yield source.at(node, f"{node.name} has {lines} lines, at most {FUNCTION_LINES_MAX}")
+
+
+def code_from_data(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
+        else:
+            continue
+        for module in modules:
+            if RUNS_CODE & set(module.split(".")):
+                yield source.at(node, f"imports {module}")
+    for call, name in calls(source):
+        if name in {"eval", "exec", "__import__"}:
+            yield source.at(call, f"calls {name}")
+
+
+def dispatch_by_name(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        subject = getattr(node, "value", None)
+        if (
+            isinstance(node, ast.Subscript | ast.Attribute)
+            and isinstance(subject, ast.Call)
+            and called_name(subject) in {"globals", "vars", "locals"}
+        ):
+            yield source.at(node, f"looks a name up in {called_name(subject)}()")
+
+
+def seeded_hash(source: Source) -> Iterator[str]:
+    """Python's hash differs from process to process; only __hash__ may use it."""
+    allowed = {
+        id(inner)
+        for node, _ in functions(source)
+        if node.name == "__hash__"
+        for inner in ast.walk(node)
+    }
+    for call, name in calls(source):
+        if name == "hash" and id(call) not in allowed:
+            yield source.at(call, "calls hash()")
+
+
+def opens_to_write(call: ast.Call, name: str) -> bool:
+    """Tell whether `call` opens a file for writing, as far as its text shows."""
+    if name == "os.open":
+        return bool(WRITING_FLAG.search(ast.unparse(call)))
+    method = "." in name and name != "io.open"
+    modes = call.args[:1] if method else call.args[1:2]
+    modes += [keyword.value for keyword in call.keywords if keyword.arg == "mode"]
+    if not all(isinstance(mode, ast.Constant) for mode in modes):
+        return not method  # a computed mode; of a method, the first argument is often a path
+    return any(WRITING_MODE.fullmatch(str(mode.value)) for mode in modes)
+
+
+def bare_write(source: Source) -> Iterator[str]:
+    """In node/ a file appears only by the publish of posix_disk: fsync, rename, directory."""
+    if not source.path.startswith("node/") or source.path == WRITES_FILES:
+        return
+    for call, name in calls(source):
+        last = name.rsplit(".", 1)[-1]
+        opens = last == "open" and opens_to_write(call, name)
+        if opens or last in WRITING_CALLS:
+            yield source.at(call, f"{name}(…) writes a file; only {WRITES_FILES} may")
+
+
+def no_docstring(source: Source) -> Iterator[str]:
+    if not ast.get_docstring(source.tree):
+        yield f"{source.path}: the module has no docstring"
+
+
+def loose_end(source: Source) -> Iterator[str]:
+    for number, line in enumerate(source.text.splitlines(), 1):
+        if LOOSE_END.search(line):
+            yield f"{source.path}:{number}: {line.strip()}"
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Raise) and "NotImplementedError" in ast.dump(node):
+            yield source.at(node, "raises NotImplementedError")
+
+
+RULES = {
+    long_file: EVERYTHING,
+    long_function: EVERYTHING,
+    code_from_data: PRODUCT,
+    dispatch_by_name: PRODUCT,
+    seeded_hash: PRODUCT,
+    bare_write: ("node",),
+    no_docstring: PRODUCT,
+    loose_end: EVERYTHING,
+}
+
+DOC = '"""Doc."""\n'
+BREAKS = [
+    (long_file, "fabric/x.py", "x = 1\n" * (FILE_LINES_MAX + 1)),
+    (long_function, "fabric/x.py", "def f():\n" + "    x = 1\n" * FUNCTION_LINES_MAX),
+    (code_from_data, "node/x.py", "import pickle"),
+    (code_from_data, "node/x.py", "def f():\n    from ray import cloudpickle"),
+    (code_from_data, "node/x.py", "eval('1')"),
+    (dispatch_by_name, "node/x.py", "globals()['x']()"),
+    (dispatch_by_name, "node/x.py", "globals().get('x')()"),
+    (seeded_hash, "fabric/x.py", "key = hash('x')"),
+    (bare_write, "node/x.py", "open('x', 'w')"),
+    (bare_write, "node/x.py", "open('x', mode='ab')"),
+    (bare_write, "node/x.py", "with open('x', 'r+b') as f: pass"),
+    (bare_write, "node/x.py", "Path('x').open('wb')"),
+    (bare_write, "node/x.py", "Path('x').write_bytes(b'')"),
+    (bare_write, "node/x.py", "os.open('x', os.O_CREAT)"),
+    (bare_write, "node/x.py", "open('x', mode)"),
+    (no_docstring, "fabric/x.py", "x = 1"),
+    (loose_end, "fabric/x.py", "x = 1  # TOD" + "O: y"),
+    (loose_end, "fabric/x.py", "raise NotImplementedError"),
+]
+
+KEEPS = [
+    (long_file, "fabric/x.py", "x = 1\n" * FILE_LINES_MAX),
+    (long_function, "fabric/x.py", "def f():\n" + "    x = 1\n" * (FUNCTION_LINES_MAX - 1)),
+    (code_from_data, "node/x.py", "import json\nmodel.eval()\nmx.eval(x)\nre.compile('x')"),
+    (dispatch_by_name, "node/x.py", "REGISTRY['x']()"),
+    (seeded_hash, "fabric/x.py", "class A:\n    def __hash__(self): return hash(self.x)"),
+    (bare_write, "node/x.py", "open('x')\nopen('x', 'rb')\nPath('x').open('rb')"),
+    (bare_write, "node/x.py", "os.open('x', os.O_RDONLY | os.O_NOFOLLOW)\nself.disk.open(name)"),
+    (bare_write, "node/x.py", "self.disk.open('agents')\nos.fdopen(3, 'wb')"),
+    (bare_write, "node/posix_disk.py", "os.open('x', os.O_CREAT)\nopen('x', 'wb')"),
+    (bare_write, "router/x.py", "open('x', 'w')"),
+    (no_docstring, "fabric/x.py", DOC),
+    (loose_end, "fabric/x.py", "x = 'methods to do'"),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_tree_keeps(rule):
+    assert [complaint for source in sources(*RULES[rule]) for complaint in rule(source)] == []
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), BREAKS)
+def test_rule_finds(rule, path, text):
+    assert len(list(rule(parse(path, text)))) >= 1
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), KEEPS)
+def test_rule_allows(rule, path, text):
+    assert list(rule(parse(path, text))) == []
+
+
+def test_every_rule_is_tried_both_ways():
+    assert {rule for rule, *_ in BREAKS} == {rule for rule, *_ in KEEPS} == set(RULES)
+
+
+def test_sizes_worth_a_look(capsys):
+    """Say what is over the wish but under the limit; nothing fails here."""
+    files, long_ones = [], []
+    for source in sources(*EVERYTHING):
+        if (lines := len(source.text.splitlines())) > FILE_LINES_WISHED:
+            files.append(f"{source.path} ({lines} lines)")
+        for node, lines in functions(source):
+            if lines > FUNCTION_LINES_WISHED:
+                long_ones.append(source.at(node, f"{node.name} ({lines} lines)"))
+
+    if files or long_ones:
+        with capsys.disabled():
+            print(f"\ntidy: over {FILE_LINES_WISHED} or {FUNCTION_LINES_WISHED} lines:")
+            print(*(f"  {line}" for line in files + long_ones), sep="\n")
+    assert sources(*PRODUCT), "no source was found"
