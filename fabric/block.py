@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from fabric.cache_spec import CacheGroup
 from fabric.ids import BlockHash, Checksum
 
 
@@ -17,6 +18,7 @@ class BlockRef:
     checksum: Checksum
     tokens_count: int
     payload_bytes: int
+    group: CacheGroup = CacheGroup.FULL
 
     @property
     def name(self) -> str:

@@ -1,9 +1,10 @@
 """Cut a token sequence into blocks and name each by everything up to its end."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fabric.hashing import ROOT_PARENT, block_hash
+from fabric.cache_spec import CacheGroup
+from fabric.hashing import ROOT_PARENT, block_hash, group_hash
 from fabric.ids import BlockHash, Fingerprint
 from fabric.limits import BLOCK_TOKENS
 
@@ -16,6 +17,12 @@ class BlockSpan:
     end: int
     parent: BlockHash
     block_hash: BlockHash
+    group: CacheGroup = CacheGroup.FULL
+
+    def in_group(self, salt: bytes, group: CacheGroup) -> "BlockSpan":
+        """Return the block of another group of layers for the same tokens."""
+        name = group_hash(salt, self.block_hash, group)
+        return replace(self, block_hash=name, group=group)
 
     @property
     def is_full(self) -> bool:
@@ -35,3 +42,19 @@ def block_spans(
         spans.append(BlockSpan(start, start + len(piece), parent, name))
         parent = name
     return tuple(spans)
+
+
+def span_ending(
+    salt: bytes,
+    fingerprint: Fingerprint,
+    tokens: Sequence[int],
+    spans: Sequence[BlockSpan],
+    end: int,
+) -> BlockSpan:
+    """Return the block of `tokens` that ends at token `end`, cut short if it must be."""
+    assert 0 < end <= spans[-1].end, "the block ends within the tokens"
+    whole = spans[(end - 1) // BLOCK_TOKENS]
+    if whole.end == end:
+        return whole
+    name = block_hash(salt, fingerprint, whole.parent, tokens[whole.start : end])
+    return replace(whole, end=end, block_hash=name)

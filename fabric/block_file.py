@@ -2,16 +2,18 @@
 
     header, 16 KiB aligned | layer 0 keys.codes … | layer n values.biases | tokens U32 [n]
 
-The header is a function of the model's cache spec and three digests, so a reader compares it
-byte for byte with the one it would have written and parses nothing. The payload is
-everything after it; the tokens come last so that a hit can compare them too.
+A file holds the layers of one group: all of the model's, unless some need only the last
+tokens (windows) or one point (states). The header is a function of the model's cache spec,
+the group and three digests, so a reader compares it byte for byte with the one it would have
+written and parses nothing. The payload is everything after it; the tokens come last so that a
+hit can compare them too.
 """
 
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from fabric.cache_spec import ModelCacheSpec, TensorSpec
+from fabric.cache_spec import CacheGroup, ModelCacheSpec, TensorSpec
 from fabric.errors import CorruptDataError, RejectedError
 from fabric.ids import BlockHash, Fingerprint, parse_block_hash
 from fabric.limits import BLOCK_BYTES_MAX, BLOCK_TOKENS
@@ -25,15 +27,20 @@ _DIGESTS: Final = ("fingerprint", "parent", "block_hash")
 _DIGEST_CHARS: Final = 64
 
 
-def payload_tensors(spec: ModelCacheSpec, tokens_count: int) -> tuple[TensorSpec, ...]:
-    """List the tensors of a block of `tokens_count` tokens in file order."""
+def payload_tensors(
+    spec: ModelCacheSpec, tokens_count: int, group: CacheGroup = CacheGroup.FULL
+) -> tuple[TensorSpec, ...]:
+    """List the tensors of a group's block of `tokens_count` tokens in file order."""
     assert 0 < tokens_count <= BLOCK_TOKENS, "a block holds 1-256 tokens"
-    return (*spec.tensors(tokens_count), TensorSpec(TOKENS_TENSOR, "U32", (tokens_count,)))
+    tokens = TensorSpec(TOKENS_TENSOR, "U32", (tokens_count,))
+    return (*spec.tensors(tokens_count, group), tokens)
 
 
-def payload_bytes(spec: ModelCacheSpec, tokens_count: int) -> int:
+def payload_bytes(
+    spec: ModelCacheSpec, tokens_count: int, group: CacheGroup = CacheGroup.FULL
+) -> int:
     """Bytes of a block after its header: packed cache, then token ids."""
-    count = tokens_count * (_bytes_per_token(spec) + TOKEN_BYTES)
+    count = spec.kv_bytes(tokens_count, group) + tokens_count * TOKEN_BYTES
     assert count <= BLOCK_BYTES_MAX, "the model's blocks are within the limit"
     return count
 
@@ -44,9 +51,10 @@ def render_block_header(
     parent: BlockHash,
     block_hash: BlockHash,
     tokens_count: int,
+    group: CacheGroup = CacheGroup.FULL,
 ) -> bytes:
     """Return the only header that a file of this block may have."""
-    first, second, third, last = _template(spec, tokens_count)
+    first, second, third, last = _template(spec, tokens_count, group)
     digests = [digest.hex().encode() for digest in (fingerprint, parent, block_hash)]
     assert all(len(digest) == _DIGEST_CHARS for digest in digests), "digests are 32 bytes"
     return b"".join((first, digests[0], second, digests[1], third, digests[2], last))
@@ -58,24 +66,28 @@ def parse_parent(
     fingerprint: Fingerprint,
     block_hash: BlockHash,
     tokens_count: int,
+    group: CacheGroup = CacheGroup.FULL,
 ) -> BlockHash:
     """Return the parent that a whole block header names; raise CorruptDataError in doubt."""
-    header = parse_header(raw_header, len(raw_header) + payload_bytes(spec, tokens_count))
+    header = parse_header(raw_header, len(raw_header) + payload_bytes(spec, tokens_count, group))
     message = "block header is not the one this block must have"
     try:
         parent = parse_block_hash(bytes.fromhex(header.metadata.get("parent", "")))
     except (ValueError, RejectedError):
         raise CorruptDataError(message) from None
-    if raw_header != render_block_header(spec, fingerprint, parent, block_hash, tokens_count):
+    expected = render_block_header(spec, fingerprint, parent, block_hash, tokens_count, group)
+    if raw_header != expected:
         raise CorruptDataError(message)
     return parent
 
 
 @lru_cache(maxsize=8)
-def tokens_by_file_bytes(spec: ModelCacheSpec) -> Mapping[int, int]:
-    """Map each length a block file may have to its tokens: a longer file holds more."""
+def tokens_by_file_bytes(
+    spec: ModelCacheSpec, group: CacheGroup = CacheGroup.FULL
+) -> Mapping[int, int]:
+    """Map each length a group's file may have to its tokens: a longer file holds more."""
     sizes = {
-        len(_render_template(spec, count)) + payload_bytes(spec, count): count
+        len(_render_template(spec, count, group)) + payload_bytes(spec, count, group): count
         for count in range(1, BLOCK_TOKENS + 1)
     }
     assert len(sizes) == BLOCK_TOKENS, "file lengths tell the number of tokens"
@@ -86,22 +98,19 @@ def _marker(digest: str) -> str:
     return f"<{digest}>".ljust(_DIGEST_CHARS, "-")
 
 
-def _render_template(spec: ModelCacheSpec, tokens_count: int) -> bytes:
-    metadata = {"format": FORMAT, "version": VERSION}
+def _render_template(spec: ModelCacheSpec, tokens_count: int, group: CacheGroup) -> bytes:
+    metadata = {"format": FORMAT, "version": VERSION, "group": group.value}
     metadata |= {digest: _marker(digest) for digest in _DIGESTS}
-    return render_header(payload_tensors(spec, tokens_count), metadata)
+    return render_header(payload_tensors(spec, tokens_count, group), metadata)
 
 
 @lru_cache(maxsize=64)
-def _template(spec: ModelCacheSpec, tokens_count: int) -> tuple[bytes, bytes, bytes, bytes]:
+def _template(
+    spec: ModelCacheSpec, tokens_count: int, group: CacheGroup
+) -> tuple[bytes, bytes, bytes, bytes]:
     parts = []
-    rest = _render_template(spec, tokens_count)
+    rest = _render_template(spec, tokens_count, group)
     for digest in _DIGESTS:
         part, _, rest = rest.partition(_marker(digest).encode())
         parts.append(part)
     return parts[0], parts[1], parts[2], rest
-
-
-@lru_cache(maxsize=8)
-def _bytes_per_token(spec: ModelCacheSpec) -> int:
-    return spec.bytes_per_token

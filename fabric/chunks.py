@@ -1,25 +1,56 @@
 """How many prompt tokens to compute in one go."""
 
-from fabric.limits import BLOCK_TOKENS, PREFILL_CHUNK_TOKENS_MAX, PREFILL_CHUNK_TOKENS_MIN
+from bisect import bisect_right
+
+from fabric.limits import (
+    BLOCK_TOKENS,
+    PREFILL_CHUNK_BUSY_S,
+    PREFILL_CHUNK_S,
+    PREFILL_CHUNK_TOKENS_BUSY_MIN,
+    PREFILL_CHUNK_TOKENS_MAX,
+    PREFILL_CHUNK_TOKENS_MIN,
+)
 
 # Attention cost per token grows with position: smaller chunks keep a step's time bounded.
 _STEPS = ((4_096, 4_096), (16_384, 2_048), (65_536, 1_024))
 
 
 def prefill_chunk_tokens(
-    position: int, remaining: int, *, largest: int, busy: bool, exact: bool
+    position: int,
+    remaining: int,
+    *,
+    largest: int,
+    busy: bool,
+    exact: bool,
+    tokens_per_s: float = 0.0,
+    stops: tuple[int, ...] = (),
 ) -> int:
     """Choose the next chunk for a prompt at `position` with `remaining` tokens to go.
 
     `largest`: what the backend computes best. `busy`: other sequences are decoding and wait
     for this chunk. `exact`: stay on the fixed grid of 256-token chunks, so that a warm prompt
-    meets the very shapes of a cold one.
+    meets the very shapes of a cold one. `tokens_per_s`: measured speed, 0 where unknown.
+    `stops`: ascending positions that no chunk may cross; they split the fixed grid, too.
     """
     assert remaining > 0, "nothing left to prefill"
+    later = bisect_right(stops, position)
+    if later < len(stops):
+        remaining = min(remaining, stops[later] - position)
     if exact:
         return min(remaining, BLOCK_TOKENS - position % BLOCK_TOKENS)
-    size = PREFILL_CHUNK_TOKENS_MIN
-    if not busy:
-        size = next((chunk for below, chunk in _STEPS if position < below), size)
-    assert PREFILL_CHUNK_TOKENS_MIN <= size <= PREFILL_CHUNK_TOKENS_MAX, "chunk out of range"
+    size = min(_by_position(position), _by_time(tokens_per_s, busy=busy))
     return min(remaining, size, largest)
+
+
+def _by_position(position: int) -> int:
+    return next((chunk for below, chunk in _STEPS if position < below), PREFILL_CHUNK_TOKENS_MIN)
+
+
+def _by_time(tokens_per_s: float, *, busy: bool) -> int:
+    """Bound how long others wait; a power of two, so that shapes seldom change."""
+    if tokens_per_s <= 0:
+        return PREFILL_CHUNK_TOKENS_MIN
+    limit_s = PREFILL_CHUNK_BUSY_S if busy else PREFILL_CHUNK_S
+    least = PREFILL_CHUNK_TOKENS_BUSY_MIN if busy else PREFILL_CHUNK_TOKENS_MIN
+    wanted = min(tokens_per_s * limit_s, PREFILL_CHUNK_TOKENS_MAX)
+    return max(least, 1 << max(0, int(wanted).bit_length() - 1))

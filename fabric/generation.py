@@ -42,6 +42,13 @@ class MatchKind(StrEnum):
     DIVERGE = "diverge"
 
 
+class Priority(StrEnum):
+    """Who goes first where not everybody can."""
+
+    INTERACTIVE = "interactive"  # somebody waits for the answer
+    BACKGROUND = "background"  # may be paused, and resumes where it was
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Who is speaking: an agent, a group of conversations, or nobody said."""
@@ -83,6 +90,7 @@ class GenerateRequest:
     template_options: dict[str, Any] = field(default_factory=dict)
     sketch: tuple[int, ...] = ()
     epoch: int = 0  # the directory's epoch of the agent; 0: unknown or new
+    priority: Priority = Priority.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True)

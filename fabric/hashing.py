@@ -9,6 +9,7 @@ from hashlib import blake2b
 
 from xxhash import xxh3_128
 
+from fabric.cache_spec import CacheGroup
 from fabric.ids import (
     AgentId,
     BlockHash,
@@ -51,6 +52,14 @@ def block_hash(
     digest.update(len(tokens).to_bytes(4, "little"))
     digest.update(token_bytes(tokens))
     return BlockHash(digest.digest())
+
+
+def group_hash(salt: bytes, chain: BlockHash, group: CacheGroup) -> BlockHash:
+    """Name another group's block at the place in the chain that `chain` names."""
+    if group is CacheGroup.FULL:
+        return chain
+    person = f"mf-{group.value}".encode()
+    return BlockHash(blake2b(chain, digest_size=32, key=salt, person=person).digest())
 
 
 def payload_checksum(parts: Iterable[bytes | bytearray | memoryview]) -> Checksum:

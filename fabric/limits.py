@@ -15,6 +15,9 @@ MANIFEST_BYTES_MAX: Final = 64 * MIB
 AGENT_TOKENS_MAX: Final = 1 << 20
 AGENTS_PER_NODE_MAX: Final = 10_000
 LAYERS_MAX: Final = 512
+STATE_EVERY_TOKENS: Final = 4_096  # 77 MB for a large hybrid model, as much as 10k of its tokens
+STATES_PER_AGENT_MAX: Final = 8
+UNSAVED_BYTES_MAX: Final = 128 * MIB  # of one prompt, before it waits for the disk
 
 # HTTP
 BODY_BYTES_MAX: Final = 32 * MIB  # a million tokens of text with room to spare
@@ -35,6 +38,20 @@ ACTIVE_SEQUENCES_MAX: Final = 32
 STREAM_EVENTS_MAX: Final = 4_096  # a client that reads slower than this is dropped
 PREFILL_CHUNK_TOKENS_MAX: Final = 4_096
 PREFILL_CHUNK_TOKENS_MIN: Final = 512
+PREFILL_CHUNK_TOKENS_BUSY_MIN: Final = 128  # shorter chunks cost more than they compute
+PREFILL_CHUNK_S: Final = 1.0  # what a request that arrives now may have to wait for
+PREFILL_CHUNK_BUSY_S: Final = 0.25  # the longest pause that a reader of a stream overlooks
+PREFILL_WARM_TOKENS: Final = 512  # a prompt with no more than this left goes before long ones
+PREFILL_WARM_STREAK_MAX: Final = 8  # chunks of warm prompts in a row while a long one waits
+ENGINE_CALLS_MAX: Final = 4_096  # 32 turns have a handful each; more means that a step hangs
+BLOCKED_POLL_S: Final = 0.02  # how often a loop with nothing runnable looks around
+
+# Scheduling
+PAUSED_SEQUENCES_MAX: Final = 32  # each one keeps its cache
+ADMISSION_PASSES_MAX: Final = 8  # smaller requests that may overtake one waiting for memory
+BACKGROUND_PATIENCE_S: Final = 30.0  # unserved for so long, background counts as interactive
+BACKGROUND_PROMOTED_MAX: Final = 1  # at a time: an old backlog must not become a foreground
+BACKGROUND_WAITING_SHARE: Final = 0.5  # of the queue; the rest is kept for people who wait
 
 # Control plane
 CONTROL_BYTES_MAX: Final = 64 * MIB  # a manifest travels in one message

@@ -5,6 +5,8 @@ second: a prompt is matched on `text`, and `token_ends` maps the match back to t
 
     tokens   0 ......... 256 ......... 512 .... n
     pieces   [ block 0    )[ block 1    )[ tail  )     each: block, token range in it, shift
+    windows                [ block 1    )[ tail  )     sliding-window layers, where stored
+    states                       |              |      recurrent states, each at its token
 """
 
 from array import array
@@ -13,6 +15,7 @@ from enum import StrEnum
 from itertools import pairwise
 
 from fabric.block import BlockRef
+from fabric.cache_spec import CacheGroup
 from fabric.codec import from_plain, pack, to_plain, unpack_plain
 from fabric.errors import CorruptDataError, RejectedError
 from fabric.hashing import payload_checksum, token_bytes
@@ -44,6 +47,19 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """A block whose last token is the one before `end`."""
+
+    block: BlockRef
+    end: int
+
+    @property
+    def start(self) -> int:
+        """Position of the block's first token."""
+        return self.end - self.block.tokens_count
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Everything needed to continue an agent anywhere that holds its blocks."""
 
@@ -59,6 +75,8 @@ class Manifest:
     token_ends: tuple[int, ...]  # byte offset in utf-8 `text` where each token's text ends
     prompt_tokens_count: int  # tokens of the last rendered prompt; the rest was generated
     pieces: tuple[Piece, ...]
+    windows: tuple[Placed, ...] = ()
+    states: tuple[Placed, ...] = ()
     group: str | None = None  # weak identity (prompt_cache_key, user) shared by conversations
     sketch: tuple[int, ...] = ()
     created_s: float = 0.0
@@ -73,9 +91,15 @@ class Manifest:
         return len(self.token_ids)
 
     @property
+    def refs(self) -> list[BlockRef]:
+        """All blocks this manifest refers to, in order, repeated as it repeats them."""
+        placed = (*self.windows, *self.states)
+        return [piece.block for piece in self.pieces] + [place.block for place in placed]
+
+    @property
     def stored_bytes(self) -> int:
         """Payload bytes of all blocks this manifest refers to."""
-        return sum(piece.block.payload_bytes for piece in self.pieces)
+        return sum(ref.payload_bytes for ref in self.refs)
 
     def check(self) -> None:
         """Raise CorruptDataError unless pieces cover exactly the tokens, in order."""
@@ -86,6 +110,10 @@ class Manifest:
 
 
 def _problem(manifest: Manifest) -> str | None:
+    return _tokens_problem(manifest) or _pieces_problem(manifest) or _placing_problem(manifest)
+
+
+def _tokens_problem(manifest: Manifest) -> str | None:
     count = manifest.tokens_count
     if count > AGENT_TOKENS_MAX or len(manifest.token_ends) != count:
         return "token ends do not match token ids"
@@ -100,13 +128,31 @@ def _problem(manifest: Manifest) -> str | None:
         return "token ends run past the text"
     if manifest.epoch < 1 or manifest.revision < 0:
         return "epoch or revision is out of range"
-    covered = 0
+    return None
+
+
+def _pieces_problem(manifest: Manifest) -> str | None:
+    covered, count = 0, manifest.tokens_count
     for piece in manifest.pieces:
         block = piece.block
         if not 0 <= piece.start < piece.end <= block.tokens_count <= BLOCK_TOKENS:
             return "a piece lies outside its block"
         covered += piece.end - piece.start
     return None if covered == count else f"pieces cover {covered} of {count} tokens"
+
+
+def _placing_problem(manifest: Manifest) -> str | None:
+    kinds = ((manifest.windows, CacheGroup.WINDOW), (manifest.states, CacheGroup.STATE))
+    for places, group in kinds:
+        if any(place.block.group is not group for place in places):
+            return f"a block is not of the group {group}"
+        if any(place.start < 0 or place.start % BLOCK_TOKENS for place in places):
+            return "a block starts where none does"
+        if any(place.end > manifest.tokens_count for place in places):
+            return "a block ends behind the tokens"
+        if any(a.end >= b.end for a, b in pairwise(places)):
+            return "blocks are not in order"
+    return None
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -13,6 +13,16 @@ from fabric.ids import parse_node_name, parse_tenant_id
 from fabric.limits import ACTIVE_SEQUENCES_MAX, GIB, WAITING_REQUESTS_MAX
 
 KEY_CHARS_MIN = 16
+KV_BITS = {0, 4, 8}
+
+
+@dataclass(frozen=True, slots=True)
+class KvBits:
+    """Bits per number kept by each kind of layer; 0 keeps the model's own precision."""
+
+    full: int = 4
+    window: int = 4
+    latent: int = 8  # 4 bits cost a latent 20x the error of 8 (ARCHITECTURE.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,7 @@ class NodeSettings:
     active_max: int = ACTIVE_SEQUENCES_MAX
     waiting_max: int = WAITING_REQUESTS_MAX
     context_tokens_max: int = 0  # 0: what the model's config says
+    kv_bits: KvBits = field(default_factory=KvBits)
     durability: str = "full"  # "full", "barrier" or "none": what a publish waits for
 
 
@@ -76,6 +87,10 @@ def _check_ranges(settings: FabricSettings) -> None:
         (1 <= node.active_max <= ACTIVE_SEQUENCES_MAX, "node.active_max must be 1-32"),
         (1 <= node.waiting_max <= WAITING_REQUESTS_MAX, "node.waiting_max must be 1-256"),
         (node.context_tokens_max >= 0, "node.context_tokens_max must not be negative"),
+        (
+            {node.kv_bits.full, node.kv_bits.window, node.kv_bits.latent} <= KV_BITS,
+            "node.kv_bits are 0 (the model's own), 4 or 8",
+        ),
         (node.durability in ("full", "barrier", "none"), "node.durability is full|barrier|none"),
         (0 <= router.port <= 65535, "router.port must be 0-65535"),
         (router.takeover_after_s > 0, "router.takeover_after_s must be positive"),

@@ -6,15 +6,17 @@ except as buffers.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from fabric.block import BlockRef
-from fabric.block_chain import BlockSpan, block_spans
+from fabric.block_chain import BlockSpan, block_spans, span_ending
+from fabric.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.errors import CorruptDataError
 from fabric.hashing import tenant_salt
 from fabric.ids import Fingerprint, TenantId
 from fabric.limits import BLOCK_TOKENS
-from fabric.manifest import Manifest, Piece
+from fabric.manifest import Manifest
+from fabric.restore_plan import Stored, restore_point, window_blocks
 from node.block_store import BlockStore
 from node.manifest_store import ManifestStore
 from node.mlx.resident_cache import ResidentCache
@@ -31,6 +33,39 @@ class Erased:
     blocks_kept_shared: int
 
 
+@dataclass(slots=True)
+class Stock:
+    """The stored blocks of one context; what fails to load is taken out."""
+
+    full: list[BlockRef] = field(default_factory=list)
+    windows: dict[int, BlockRef] = field(default_factory=dict)  # by first token
+    states: dict[int, BlockRef] = field(default_factory=dict)  # by the token behind the last
+
+    def stored(self, tokens_count: int) -> Stored:
+        """Say what there is of a context of `tokens_count` tokens."""
+        covered = sum(ref.tokens_count for ref in self.full)
+        ends = {start: start + ref.tokens_count for start, ref in self.windows.items()}
+        return Stored(min(covered, tokens_count), ends, self.states.keys())
+
+    def refs(self) -> list[BlockRef]:
+        """List every block."""
+        return [*self.full, *self.windows.values(), *self.states.values()]
+
+
+def stock_of(record: Manifest | None) -> Stock:
+    """List the blocks of an agent's own record, as far as they can be used as they are."""
+    stock = Stock()
+    if record is None:
+        return stock
+    for piece in record.pieces:
+        if (piece.start, piece.end, piece.delta) != (0, piece.block.tokens_count, 0):
+            break
+        stock.full.append(piece.block)
+    stock.windows = {place.start: place.block for place in record.windows}
+    stock.states = {place.end: place.block for place in record.states}
+    return stock
+
+
 class AgentStore:
     """The warm tier of one node."""
 
@@ -40,11 +75,13 @@ class AgentStore:
         manifests: ManifestStore,
         cluster_key: bytes,
         fingerprint: Fingerprint,
+        spec: ModelCacheSpec,
     ) -> None:
         self.blocks = blocks
         self._manifests = manifests
         self._cluster_key = cluster_key
         self._fingerprint = fingerprint
+        self._spec = spec
 
     def recover(self) -> list[Manifest]:
         """Return all records; remove blocks that none refers to.
@@ -54,73 +91,122 @@ class AgentStore:
         self.blocks.recover()
         kept = []
         for manifest in self._manifests.load_all():
-            self.blocks.retain(_refs(manifest))
+            self.blocks.retain(manifest.refs)
             kept.append(manifest)
         self.blocks.sweep()
         return kept
 
+    # --- names -------------------------------------------------------------------------------
+
     def spans(self, tenant: TenantId, ids: Sequence[int]) -> tuple[BlockSpan, ...]:
         """Cut a tenant's tokens into named blocks."""
-        return block_spans(tenant_salt(self._cluster_key, tenant), self._fingerprint, ids)
+        return block_spans(self.salt(tenant), self._fingerprint, ids)
 
-    def shared_prefix(self, tenant: TenantId, ids: Sequence[int]) -> list[Piece]:
+    def salt(self, tenant: TenantId) -> bytes:
+        """Return the key of a tenant's block names."""
+        return tenant_salt(self._cluster_key, tenant)
+
+    def state_span(
+        self, tenant: TenantId, ids: Sequence[int], spans: Sequence[BlockSpan], end: int
+    ) -> BlockSpan:
+        """Name the recurrent state behind the first `end` of `ids`."""
+        salt = self.salt(tenant)
+        span = span_ending(salt, self._fingerprint, ids, spans, end)
+        return span.in_group(salt, CacheGroup.STATE)
+
+    def named_refs(self, record: Manifest) -> list[tuple[BlockRef, BlockSpan]]:
+        """Pair every block of a record with its place; raise CorruptDataError if one is not.
+
+        Names are made anew from the tokens under this cluster's key: nobody else's are believed.
+        """
+        ids, salt = record.token_ids, self.salt(record.tenant)
+        spans = self.spans(record.tenant, ids)
+        named = [(piece.block, span) for piece, span in zip(record.pieces, spans, strict=False)]
+        for place in record.windows:
+            span = spans[place.start // BLOCK_TOKENS].in_group(salt, CacheGroup.WINDOW)
+            named.append((place.block, span))
+        named += [
+            (place.block, self.state_span(record.tenant, ids, spans, place.end))
+            for place in record.states
+        ]
+        is_whole = len(record.pieces) == len(spans)
+        if not is_whole or any(ref.block_hash != span.block_hash for ref, span in named):
+            message = "the record's blocks are not those of its tokens"
+            raise CorruptDataError(message)
+        return named
+
+    # --- read --------------------------------------------------------------------------------
+
+    def shared_stock(self, tenant: TenantId, ids: Sequence[int]) -> Stock:
         """List stored full blocks of any conversation of `tenant` that begin `ids`."""
-        pieces = []
+        stock, salt, groups = Stock(), self.salt(tenant), self._spec.groups
         for span in self.spans(tenant, ids):
             ref = self.blocks.find(span.block_hash) if span.is_full else None
             if ref is None:
                 break
-            pieces.append(Piece(ref, 0, BLOCK_TOKENS))
-        return pieces
+            stock.full.append(ref)
+            if CacheGroup.WINDOW in groups:
+                found = self.blocks.find(span.in_group(salt, CacheGroup.WINDOW).block_hash)
+                if found is not None:
+                    stock.windows[span.start] = found
+            if CacheGroup.STATE in groups:
+                found = self.blocks.find(span.in_group(salt, CacheGroup.STATE).block_hash)
+                if found is not None:
+                    stock.states[span.end] = found
+        return stock
+
+    def restore_point(self, stock: Stock, ids: Sequence[int], limit: int) -> int:
+        """Return how many of the first `limit` of `ids` these blocks bring back."""
+        return restore_point(
+            limit,
+            stock.stored(len(ids)),
+            window_tokens=self._spec.window_tokens,
+            has_states=CacheGroup.STATE in self._spec.groups,
+        )
 
     def load(
-        self, tenant: TenantId, ids: Sequence[int], pieces: Sequence[Piece], cache: ResidentCache
+        self,
+        tenant: TenantId,
+        ids: Sequence[int],
+        stock: Stock,
+        limit: int,
+        cache: ResidentCache,
     ) -> int:
-        """Read pieces straight into `cache`; return how many leading tokens are good.
+        """Read blocks straight into an empty `cache`; return how many leading tokens are good.
 
-        `ids` are the tokens the pieces claim to hold. A block that is missing or fails any
-        check ends the prefix there.
+        `ids` are the tokens that the blocks claim to hold. A block that is missing or fails
+        any check is taken out of `stock`, and less is restored.
         """
-        loaded = 0
-        for span, piece in zip(self.spans(tenant, ids), pieces, strict=False):
-            if (span.end - span.start, piece.start, piece.delta) != (piece.end, 0, 0):
-                break
-            if piece.block.block_hash != span.block_hash:
-                break
-            views = cache.scatter_views(span.start, span.end)
-            try:
-                self.blocks.load_into(piece.block, span.parent, ids[span.start : span.end], views)
-            except CorruptDataError as error:
-                _log.warning("block at token %d is a miss: %s", span.start, error.message)
-                break
-            loaded = span.end
-        return loaded
+        return _Loading(self, tenant, ids, stock, cache).run(limit)
+
+    # --- write -------------------------------------------------------------------------------
 
     def save_block(self, span: BlockSpan, ids: Sequence[int], kv: memoryview) -> BlockRef:
         """Publish one block's bytes; a no-op if this very block is stored."""
-        return self.blocks.put(span.parent, span.block_hash, ids[span.start : span.end], [kv])
+        tokens = ids[span.start : span.end]
+        return self.blocks.put(span.parent, span.block_hash, tokens, [kv], span.group)
 
     def publish(self, manifest: Manifest, previous: Manifest | None) -> None:
         """Make `manifest` the agent's record: the commit point of a turn."""
-        gone = self.blocks.retain(_refs(manifest))
+        gone = self.blocks.retain(manifest.refs)
         if gone:  # erased by another agent's turn since they were found
-            self.blocks.release(_refs(manifest))
+            self.blocks.release(manifest.refs)
             message = f"{len(gone)} blocks of the record are not stored any more"
             raise CorruptDataError(message)
         try:
             self._manifests.publish(manifest)
         except BaseException:
-            self.blocks.release(_refs(manifest))
+            self.blocks.release(manifest.refs)
             raise
         if previous is not None:
-            self.blocks.release(_refs(previous))
+            self.blocks.release(previous.refs)
             self.blocks.sweep()
 
     def erase(self, manifest: Manifest) -> Erased:
         """Remove an agent's record and every block nobody else refers to."""
-        refs = list(dict.fromkeys(_refs(manifest)))
+        refs = list(dict.fromkeys(manifest.refs))
         self._manifests.remove(manifest.tenant, manifest.agent)
-        self.blocks.release(_refs(manifest))
+        self.blocks.release(manifest.refs)
         self.blocks.sweep()
         removed = [ref for ref in refs if not self.blocks.has(ref)]
         return Erased(
@@ -131,13 +217,77 @@ class AgentStore:
 
     def missing(self, manifest: Manifest) -> list[BlockRef]:
         """List the record's blocks that are not stored here."""
-        return [ref for ref in dict.fromkeys(_refs(manifest)) if not self.blocks.has(ref)]
+        return [ref for ref in dict.fromkeys(manifest.refs) if not self.blocks.has(ref)]
 
 
-def _refs(manifest: Manifest) -> list[BlockRef]:
-    return [piece.block for piece in manifest.pieces]
+class _Loading:
+    """One restore: the largest point that the stock allows, and a smaller one after a failure."""
 
+    def __init__(
+        self,
+        store: AgentStore,
+        tenant: TenantId,
+        ids: Sequence[int],
+        stock: Stock,
+        cache: ResidentCache,
+    ) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._ids = ids
+        self._stock = stock
+        self._cache = cache
+        self._salt = store.salt(tenant)
+        self._spans = store.spans(tenant, ids)
+        self._full_count = 0  # blocks read already
 
-def with_blocks(manifest: Manifest, refs: Sequence[BlockRef]) -> Manifest:
-    """Return the record with its tokens held by `refs`, one whole block each."""
-    return replace(manifest, pieces=tuple(Piece(ref, 0, ref.tokens_count) for ref in refs))
+    def run(self, limit: int) -> int:
+        while limit and (point := self._store.restore_point(self._stock, self._ids, limit)):
+            if self._load_full(point) and self._load_windows(point) and self._load_state(point):
+                return point
+        self._cache.clear_states()
+        return 0
+
+    def _load_full(self, point: int) -> bool:
+        for index in range(self._full_count, -(-point // BLOCK_TOKENS)):
+            span = self._spans[index]
+            views = self._cache.scatter_views(span.start, span.end)
+            if not self._read(self._stock.full[index], span, views):
+                del self._stock.full[index:]
+                return False
+            self._full_count = index + 1
+        return True
+
+    def _load_windows(self, point: int) -> bool:
+        if not self._stock.windows:
+            return True
+        self._cache.place_windows(point)
+        for start in window_blocks(point, self._cache.spec.window_tokens):
+            whole, ref = self._spans[start // BLOCK_TOKENS], self._stock.windows[start]
+            span = whole.in_group(self._salt, CacheGroup.WINDOW)
+            views = self._cache.scatter_views(span.start, span.end, CacheGroup.WINDOW)
+            if not self._read(ref, span, views):
+                del self._stock.windows[start]
+                return False
+        return True
+
+    def _load_state(self, point: int) -> bool:
+        ref = self._stock.states.get(point)
+        if ref is None:
+            return True
+        span = self._store.state_span(self._tenant, self._ids, self._spans, point)
+        if not self._read(ref, span, self._cache.state_views()):
+            del self._stock.states[point]
+            return False
+        return True
+
+    def _read(self, ref: BlockRef, span: BlockSpan, views: list[memoryview]) -> bool:
+        """Read one block, which must be the very one that its place asks for."""
+        if (ref.block_hash, ref.group) != (span.block_hash, span.group):
+            return False
+        tokens = self._ids[span.start : span.end]
+        try:
+            self._store.blocks.load_into(ref, span.parent, tokens, views)
+        except CorruptDataError as error:
+            _log.warning("block at token %d is a miss: %s", span.start, error.message)
+            return False
+        return True

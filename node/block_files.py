@@ -1,6 +1,6 @@
 """One block file at a time: write it, read it with every check, name it, put it away.
 
-Files are `blocks/<hash>-<checksum>.blk` in one flat folder. Knows nothing of who needs them.
+Files are `blocks/<hash>-<checksum>.<group>` in one flat folder. Knows nothing of who needs them.
 """
 
 import logging
@@ -18,7 +18,7 @@ from fabric.block_file import (
     render_block_header,
     tokens_by_file_bytes,
 )
-from fabric.cache_spec import ModelCacheSpec
+from fabric.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.errors import CorruptDataError
 from fabric.hashing import payload_checksum, token_bytes
 from fabric.ids import BlockHash, Checksum, Fingerprint
@@ -28,7 +28,7 @@ from node.posix_disk import DiskError
 
 DIRECTORY: Final = "blocks"
 READ_GROUP_BYTES: Final = 1 * MIB  # checksummed while it is still in the processor's cache
-_LEAF: Final = re.compile(r"([0-9a-f]{64})-([0-9a-f]{32})\.blk", re.ASCII)
+_LEAF: Final = re.compile(r"([0-9a-f]{64})-([0-9a-f]{32})\.(full|window|state)", re.ASCII)
 
 _log = logging.getLogger(__name__)
 
@@ -52,27 +52,36 @@ class BlockFiles:
         self._disk = disk
         self._spec = spec
         self._fingerprint = fingerprint
-        self._tokens_counts = tokens_by_file_bytes(spec)
-        self._file_bytes = {count: size for size, count in self._tokens_counts.items()}
+        # A token count's bytes and back, for each group of layers that the model has.
+        self._counts = {group: tokens_by_file_bytes(spec, group) for group in _groups(spec)}
+        self._sizes = {
+            group: {count: size for size, count in counts.items()}
+            for group, counts in self._counts.items()
+        }
 
     def file_bytes(self, ref: BlockRef) -> int:
         """Bytes of the block's file, header included."""
-        return self._file_bytes[ref.tokens_count]
+        return self._sizes[ref.group][ref.tokens_count]
 
     def make_ref(
-        self, block_hash: BlockHash, tokens: Sequence[int], kv_parts: Iterable[memoryview]
+        self,
+        block_hash: BlockHash,
+        tokens: Sequence[int],
+        kv_parts: Iterable[memoryview],
+        group: CacheGroup,
     ) -> BlockRef:
         """Name the block that these tokens and this packed cache, in file order, make."""
         parts = [*kv_parts, memoryview(token_bytes(tokens))]
-        size = payload_bytes(self._spec, len(tokens))
+        size = payload_bytes(self._spec, len(tokens), group)
         assert sum(part.nbytes for part in parts) == size, "the parts are the whole block"
-        return BlockRef(block_hash, payload_checksum(parts), len(tokens), size)
+        return BlockRef(block_hash, payload_checksum(parts), len(tokens), size, group)
 
     def check_fit(self, ref: BlockRef, tokens: Sequence[int]) -> None:
         """Raise CorruptDataError unless `ref` can be a block of these tokens and this model."""
         count = len(tokens)
         is_count = 0 < count <= BLOCK_TOKENS and ref.tokens_count == count
-        fits = is_count and ref.payload_bytes == payload_bytes(self._spec, count)
+        is_count = is_count and ref.group in self._sizes
+        fits = is_count and ref.payload_bytes == payload_bytes(self._spec, count, ref.group)
         _require(fits, "block reference does not fit this model and these tokens")
 
     def check_received(self, ref: BlockRef, tokens: Sequence[int], payload: memoryview) -> None:
@@ -137,7 +146,9 @@ class BlockFiles:
         _require(len(raw) == file_bytes, "block file has another length")
         data_start = file_bytes - ref.payload_bytes
         header = bytes(raw[:data_start])
-        parse_parent(header, self._spec, self._fingerprint, ref.block_hash, ref.tokens_count)
+        parse_parent(
+            header, self._spec, self._fingerprint, ref.block_hash, ref.tokens_count, ref.group
+        )
         _require(payload_checksum([raw[data_start:]]) == ref.checksum, "block checksum differs")
 
     def open(self, ref: BlockRef) -> tuple[int, int, int]:
@@ -158,23 +169,28 @@ class BlockFiles:
 
     def _header(self, ref: BlockRef, parent: BlockHash) -> bytes:
         return render_block_header(
-            self._spec, self._fingerprint, parent, ref.block_hash, ref.tokens_count
+            self._spec, self._fingerprint, parent, ref.block_hash, ref.tokens_count, ref.group
         )
 
     def _ref_of_file(self, leaf: str) -> BlockRef | None:
         match = _LEAF.fullmatch(leaf)
         try:
-            count = self._tokens_counts.get(self._disk.size_bytes(f"{DIRECTORY}/{leaf}"))
+            file_bytes = self._disk.size_bytes(f"{DIRECTORY}/{leaf}")
         except (FileNotFoundError, CorruptDataError):
             return None
-        if match is None or count is None:
+        if match is None:
             return None
-        block_hash, checksum = map(bytes.fromhex, match.groups())
-        size = payload_bytes(self._spec, count)
-        return BlockRef(BlockHash(block_hash), Checksum(checksum), count, size)
+        group = CacheGroup(match[3])
+        count = self._counts.get(group, {}).get(file_bytes)
+        if count is None:
+            return None
+        block_hash, checksum = map(bytes.fromhex, match.groups()[:2])
+        size = payload_bytes(self._spec, count, group)
+        return BlockRef(BlockHash(block_hash), Checksum(checksum), count, size, group)
 
     def _check_length(self, ref: BlockRef) -> None:
-        is_whole = self._disk.size_bytes(file_name(ref)) == self._file_bytes.get(ref.tokens_count)
+        expected = self._sizes.get(ref.group, {}).get(ref.tokens_count)
+        is_whole = self._disk.size_bytes(file_name(ref)) == expected
         _require(is_whole, "block file has another length")
 
     def _fill(self, name: str, views: list[memoryview]) -> Iterator[list[memoryview]]:
@@ -190,8 +206,13 @@ class BlockFiles:
 
 
 def file_name(ref: BlockRef) -> str:
-    """Name the file of a block; hex digits only."""
-    return f"{DIRECTORY}/{ref.name}.blk"
+    """Name the file of a block; hex digits and its group only."""
+    return f"{DIRECTORY}/{ref.name}.{ref.group.value}"
+
+
+def _groups(spec: ModelCacheSpec) -> tuple[CacheGroup, ...]:
+    """List the groups with files: the first always has them, if only for its tokens."""
+    return tuple(dict.fromkeys((CacheGroup.FULL, *spec.groups)))
 
 
 def _require(holds: bool, message: str) -> None:  # noqa: FBT001 - reads as a sentence

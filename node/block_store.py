@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fabric.block import BlockRef
-from fabric.cache_spec import ModelCacheSpec
+from fabric.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.errors import CorruptDataError
 from fabric.hashing import token_bytes
 from fabric.ids import BlockHash, Fingerprint
@@ -113,9 +113,10 @@ class BlockStore:
         block_hash: BlockHash,
         tokens: Sequence[int],
         kv_parts: Sequence[memoryview],
+        group: CacheGroup = CacheGroup.FULL,
     ) -> BlockRef:
         """Store a block given as packed cache in file order, and pin it; return its name."""
-        ref = self._files.make_ref(block_hash, tokens, kv_parts)
+        ref = self._files.make_ref(block_hash, tokens, kv_parts, group)
         self._publish(ref, parent, [*kv_parts, memoryview(token_bytes(tokens))])
         return ref
 

@@ -138,7 +138,7 @@ def _check_epoch(agent: Agent, epoch: int) -> None:
 
 
 def _offer(node: "Node", call: OfferMigration | SealAgent, record: Manifest) -> Offer:
-    refs = list(dict.fromkeys(piece.block for piece in record.pieces))
+    refs = list(dict.fromkeys(record.refs))
     ticket = node.transfers.offer(
         call.migration, call.tenant, call.agent, call.target, call.epoch, refs, OFFER_VALID_S
     )

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from fabric.block import BlockRef
 from fabric.control import AgentView, CommitMigration, Copied, CopyBlocks
-from fabric.errors import ConflictError, CorruptDataError, RejectedError
+from fabric.errors import ConflictError, RejectedError
 from fabric.ids import MigrationId
 from fabric.manifest import Manifest, OwnerState, decode_manifest
+from fabric.restore_plan import essential
 from node.agent import Agent
 from node.transfer_client import fetch_blocks
 
@@ -33,21 +34,15 @@ def _checked(node: "Node", raw: bytes) -> Manifest:
     if record.fingerprint != node.fingerprint:
         message = f"{node.name} runs another model than this agent's"
         raise ConflictError(message, code="fingerprint_mismatch")
-    return record
+    return essential(record, node.spec.window_tokens)
 
 
 def _fetch(node: "Node", call: CopyBlocks, record: Manifest) -> Copied:
     began = node.clock.monotonic_s()
-    spans = node.store.spans(record.tenant, record.token_ids)
-    by_name = {}
-    for span, piece in zip(spans, record.pieces, strict=True):
-        if span.block_hash != piece.block.block_hash:
-            message = "the offered record's blocks are not those of its tokens"
-            raise CorruptDataError(message)
-        by_name[piece.block.name] = span
+    by_name = {ref.name: span for ref, span in node.store.named_refs(record)}
     missing = node.store.missing(record)
     if not missing:
-        return Copied(0, len(record.pieces), 0, 0.0)
+        return Copied(0, len(by_name), 0, 0.0)
     buffers: dict[str, memoryview] = {}
 
     def allocate(ref: BlockRef) -> memoryview:
@@ -73,7 +68,7 @@ def _fetch(node: "Node", call: CopyBlocks, record: Manifest) -> Copied:
     )
     return Copied(
         blocks_sent=report.blocks,
-        blocks_reused=len(record.pieces) - len(missing),
+        blocks_reused=len(by_name) - len(missing),
         bytes_sent=report.bytes,
         seconds=node.clock.monotonic_s() - began,
     )

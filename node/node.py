@@ -59,6 +59,7 @@ class Node:
     transfers: TransferServer
     workers: ThreadPoolExecutor
     self_test: SelfTest
+    problem: str | None = None  # why no agent's cache is kept: every prompt is computed whole
     http_url: str = ""
     is_draining: bool = False
     degraded: str | None = None
@@ -70,6 +71,11 @@ class Node:
     def name(self) -> NodeName:
         """This node's name."""
         return self.config.name
+
+    @property
+    def reuses(self) -> bool:
+        """Say whether caches are kept and reused."""
+        return self.problem is None
 
     @property
     def settings(self) -> NodeSettings:
@@ -135,6 +141,6 @@ class Node:
             bytes_per_token=self.spec.bytes_per_token,
             self_test=self.self_test,
             degraded=self.degraded,
-            reuse=self.self_test.passed,
+            reuse=self.reuses,
             changes=self.table.changes,
         )

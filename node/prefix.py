@@ -1,13 +1,16 @@
 """Find the longest reusable beginning of a prompt: resident, on disk, or others' blocks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fabric.block import BlockRef
 from fabric.generation import CacheTier
 from fabric.ids import TenantId
 from fabric.limits import BLOCK_TOKENS
-from fabric.manifest import Piece
+from fabric.text_match import common_prefix_items
 from node.agent import Agent
+from node.agent_store import Stock, stock_of
 from node.mlx.resident_cache import ResidentCache
 from node.prompt_plan import PromptPlan
 
@@ -25,39 +28,75 @@ class Prepared:
     cache: ResidentCache
     cached: int
     tier: CacheTier
-    pieces: tuple[Piece, ...]
+    stock: Stock
+
+    @property
+    def states(self) -> dict[int, BlockRef]:
+        """Stored recurrent states within the cached tokens."""
+        return {end: ref for end, ref in self.stock.states.items() if end <= self.cached}
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Stored blocks to restore from: whose tokens they hold and how far they reach."""
+
+    stock: Stock
+    ids: Sequence[int]
+    point: int
+    tier: CacheTier
 
 
 async def prepare(node: "Node", agent: Agent, plan: PromptPlan, answer_tokens: int) -> Prepared:
     """Bring the reusable prefix of `plan` into a resident cache."""
-    usable = node.usable_prefix(min(plan.kept_tokens, len(plan.ids) - 1))
     resident, agent.cache = agent.cache, None
-    own = agent.saved.pieces if agent.saved is not None else ()
-    if usable and resident is not None and resident.tokens_count >= usable:
-        resident.rewind(usable)
-        return Prepared(plan, resident, usable, CacheTier.HOT, own)
-    tenant, known = agent.manifest.tenant, plan.ids[: len(plan.ids) - 1]
-    shared = await node.in_worker(lambda: node.store.shared_prefix(tenant, known))
-    tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
-    if len(shared) * BLOCK_TOKENS > usable or not own:
-        usable = node.usable_prefix(len(shared) * BLOCK_TOKENS)
-        own, tier, stored_ids = tuple(shared), CacheTier.DISK, plan.ids[:usable]
-    else:
-        # The block that holds the cut is read whole: its hash covers all its tokens.
-        last = -(-usable // BLOCK_TOKENS) * BLOCK_TOKENS
-        stored_ids = list(agent.manifest.token_ids[:last])
-    room = max(len(plan.ids) + min(answer_tokens, ROOM_TOKENS), len(stored_ids))
-    node.table.cool(node.settings.hot_bytes - room * node.spec.bytes_per_token)
+    usable = node.usable_prefix(min(plan.kept_tokens, len(plan.ids) - 1))
+    if usable and resident is not None and resident.can_rewind(usable):
+        await node.on_engine(lambda: resident.rewind(usable))
+        return Prepared(plan, resident, usable, CacheTier.HOT, stock_of(agent.saved))
+    source = await node.in_worker(lambda: _best_source(node, agent, plan, usable))
+    room = max(len(plan.ids) + min(answer_tokens, ROOM_TOKENS), len(source.ids))
+    node.table.cool(node.settings.hot_bytes - node.spec.resident_bytes(room))
     fresh = await node.on_engine(lambda: node.engine.engine.new_cache(room))
-    loaded = 0
-    if usable:
-        loaded = await node.in_worker(lambda: _load(node, tenant, stored_ids, own, fresh))
-    cached = node.usable_prefix(min(usable, loaded))
+    fresh.keeps_slid = node.reuses
+    if not source.point:
+        return Prepared(plan, fresh, 0, CacheTier.COLD, Stock())
+    tenant = agent.manifest.tenant
+    cached = await node.in_worker(lambda: _load(node, tenant, source, fresh))
     fresh.assume(cached)
-    return Prepared(plan, fresh, cached, tier if cached else CacheTier.COLD, own)
+    tier = source.tier if cached else CacheTier.COLD
+    return Prepared(plan, fresh, cached, tier, source.stock)
 
 
-def _load(
-    node: "Node", tenant: TenantId, ids: list[int], pieces: tuple[Piece, ...], into: ResidentCache
-) -> int:
-    return node.store.load(tenant, ids, pieces, into)
+def _best_source(node: "Node", agent: Agent, plan: PromptPlan, usable: int) -> _Source:
+    """Choose between the agent's own record and full blocks that others stored."""
+    if not node.reuses:
+        return _Source(Stock(), (), 0, CacheTier.COLD)
+    known = plan.ids[: len(plan.ids) - 1]
+    shared = node.store.shared_stock(agent.manifest.tenant, known)
+    others = _source(node, shared, known, len(known), CacheTier.DISK)
+    if agent.saved is None:
+        return others
+    ids = list(agent.saved.token_ids)
+    limit = min(usable, common_prefix_items(plan.ids, ids))
+    # The block that holds the cut is read whole: its hash covers all its tokens.
+    ids = ids[: -(-limit // BLOCK_TOKENS) * BLOCK_TOKENS]
+    tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
+    own = _source(node, stock_of(agent.saved), ids, limit, tier)
+    return own if own.point >= others.point else others
+
+
+def _source(node: "Node", stock: Stock, ids: Sequence[int], limit: int, tier: CacheTier) -> _Source:
+    if node.settings.exact_chunks:
+        stock.states = {end: ref for end, ref in stock.states.items() if end % BLOCK_TOKENS == 0}
+    count = -(-limit // BLOCK_TOKENS)
+    stock.full = stock.full[:count]
+    limit = node.usable_prefix(limit)
+    return _Source(stock, ids, node.store.restore_point(stock, ids, limit), tier)
+
+
+def _load(node: "Node", tenant: TenantId, source: _Source, into: ResidentCache) -> int:
+    """Read as much as is good; a failing block may cost the grid of exact chunks, too."""
+    loaded = node.store.load(tenant, source.ids, source.stock, source.point, into)
+    usable = node.usable_prefix(loaded)
+    assert usable == loaded or not into.recurrent, "states are restored where they are used"
+    return usable

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from threading import Event
 
 from fabric.errors import FabricError
-from fabric.generation import FinishReason, Sampling, TokenLogprob
+from fabric.generation import FinishReason, Priority, Sampling, TokenLogprob
+from node.memory_budget import Reservation
 from node.mlx.answer import Answer, Shown
 from node.mlx.engine import DecodeSlot
 from node.mlx.resident_cache import ResidentCache
@@ -47,9 +48,22 @@ class Broke:
 SequenceEvent = Started | Produced | Ended | Broke
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Work for the engine thread; `emit` must be safe to call from it."""
+    """Work for the engine thread; every callable in it must be safe to call from there.
+
+    `reserve_bytes`: what its cache will need for prompt and answer; it waits until they fit.
+    `granted`: called whenever that memory is granted, before anything is computed.
+    `is_blocked`: while true, a prompt is passed over (its beginning is still being loaded).
+    `stops`: ascending positions in tokens at which a prefill chunk must end.
+    `reached`: called after each prefill chunk with the tokens in the cache.
+    `owns_reservation`: whoever submitted it releases `reservation`, once its cache is counted
+    among the idle ones or gone; otherwise that happens at the end of the sequence.
+    """
 
     cache: ResidentCache
     prompt: list[int]
@@ -59,11 +73,36 @@ class Sequence:
     emit: Callable[[SequenceEvent], None]
     stop_ids: frozenset[int]
     token_text: Callable[[int], str]
+    priority: Priority = Priority.INTERACTIVE
+    reserve_bytes: int = 0
+    granted: Callable[[], None] | None = None
+    is_blocked: Callable[[], bool] = _never
+    stops: tuple[int, ...] = ()
+    reached: Callable[[int], None] | None = None
+    owns_reservation: bool = False
     cancelled: Event = field(default_factory=Event)
     slot: DecodeSlot | None = None
     answer_ids: list[int] = field(default_factory=list)
+    # What the scheduler keeps about it.
+    reservation: Reservation | None = None
+    order: int = 0  # of arrival
+    served_s: float = 0.0  # when it last got anything done, or arrived
+    served_order: int = 0  # of its last prefill chunk among all chunks
+    passed_count: int = 0  # smaller ones that overtook it while it waited for memory
+    is_promoted: bool = False  # background that waited too long
 
     @property
     def prefill_left(self) -> int:
         """Prompt tokens still to compute before decoding; the last one is decoded."""
         return len(self.prompt) - 1 - self.cache.tokens_count
+
+    @property
+    def is_urgent(self) -> bool:
+        """Say whether it counts as interactive."""
+        return self.is_promoted or self.priority is Priority.INTERACTIVE
+
+    @property
+    def needs_bytes(self) -> int:
+        """Memory that it still has to be granted before it may run."""
+        held_bytes = self.reservation.size_bytes if self.reservation is not None else 0
+        return max(0, self.reserve_bytes - held_bytes)

@@ -31,7 +31,6 @@ from node.manifest_store import ManifestStore
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.engine import Engine
 from node.mlx.loaded_model import LoadedModel, load_model
-from node.mlx.probe import probe
 from node.node import Node, NodeConfig
 from node.posix_disk import PosixDisk
 from node.self_test import run_self_test
@@ -120,10 +119,9 @@ class NodeService:
         )
 
         def build() -> tuple[Engine, LoadedModel]:
-            loaded = load_model(config.model, config.settings.context_tokens_max)
-            built = Engine(loaded.model, loaded.spec)
-            probe(built)
-            return built, loaded
+            settings = config.settings
+            loaded = load_model(config.model, settings.context_tokens_max, settings.kv_bits)
+            return loaded.engine, loaded
 
         loaded = engine.start(build)
         # Another model's agents wait in a folder of their own until it is served again.
@@ -132,7 +130,7 @@ class NodeService:
         disk.recover()
         blocks = BlockStore(disk, loaded.spec, loaded.fingerprint)
         manifests = ManifestStore(disk, config.cluster_key)
-        store = AgentStore(blocks, manifests, config.cluster_key, loaded.fingerprint)
+        store = AgentStore(blocks, manifests, config.cluster_key, loaded.fingerprint, loaded.spec)
         table = AgentTable(config.name, loaded.fingerprint, clock)
         for record in store.recover():
             agent = Agent(record, saved=record, is_durable=True)
@@ -161,6 +159,7 @@ class NodeService:
             transfers=transfers,
             workers=ThreadPoolExecutor(WORKERS, thread_name_prefix="worker"),
             self_test=_UNTESTED,
+            problem=loaded.problem,
         )
 
     async def _listen(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fabric.cache_spec import CacheGroup
 from fabric.control import LastMatch
 from fabric.errors import FabricError, RejectedError
 from fabric.generation import (
@@ -26,6 +27,7 @@ from fabric.generation import (
     ToolCalls,
 )
 from fabric.limits import STREAM_EVENTS_MAX
+from fabric.state_points import state_points
 from node.agent import Agent
 from node.claim import claimed
 from node.mlx.answer import Answer, Shown
@@ -120,10 +122,13 @@ class Turn:
         self._check_length(plan)
         prepared = await prepare(self._node, agent, plan, self._request.sampling.max_tokens)
         cached = prepared.cached
+        reason = plan.reason
+        if self._node.problem is not None:
+            reason = f"served without reuse: {self._node.problem}"
         match = plan.match if cached else MatchKind.NONE
         if cached and match is MatchKind.NONE:
             match = MatchKind.DIVERGE  # it begins like another conversation
-        agent.last_match = LastMatch(match, cached, len(plan.ids), plan.reason)
+        agent.last_match = LastMatch(match, cached, len(plan.ids), reason)
         agent.came_from_peer = False
         self._emit(
             Admitted(
@@ -134,7 +139,7 @@ class Turn:
                 match=match,
                 prompt_tokens=len(plan.ids),
                 cached_tokens=cached,
-                match_reason=plan.reason,
+                match_reason=reason,
             )
         )
         return await self._decode(agent, text, prepared)
@@ -172,8 +177,10 @@ class Turn:
         self._sequence = sequence
         if self._cancelled:
             sequence.cancelled.set()
-        self._node.engine.submit(sequence)
         saver = Saver(self._node, agent, prepared, self._request)
+        sequence.is_blocked = saver.is_behind
+        self._node.engine.submit(sequence)
+        saver.begin()
         ended = await self._follow(produced, saver)
         if isinstance(ended, Broke):
             await saver.abandon()
@@ -191,11 +198,20 @@ class Turn:
         loop = asyncio.get_running_loop()
         room = node.context_tokens_max - len(ids)
 
+        cache = prepared.cache
+        stops: tuple[int, ...] = ()
+        if node.reuses and CacheGroup.STATE in node.spec.groups:
+            stops = state_points(ids, node.tokenizer.cut_texts.keys(), prepared.cached)
+
         def emit(event: SequenceEvent) -> None:
             loop.call_soon_threadsafe(produced.put_nowait, event)
 
+        def reached(tokens_count: int) -> None:
+            if tokens_count in stops:
+                cache.take_snapshot()
+
         return Sequence(
-            cache=prepared.cache,
+            cache=cache,
             prompt=ids,
             sampling=replace(asked, max_tokens=max(1, min(asked.max_tokens, room))),
             seed=asked.seed if asked.seed is not None else secrets.randbits(63),
@@ -203,6 +219,9 @@ class Turn:
             emit=emit,
             stop_ids=node.tokenizer.eos_ids,
             token_text=node.tokenizer.token_text,
+            priority=self._request.priority,
+            stops=stops,
+            reached=reached,
         )
 
     async def _follow(
@@ -212,7 +231,7 @@ class Turn:
         while True:
             event = await produced.get()
             if isinstance(event, Started):
-                saver.begin()
+                saver.note_decoding()
             elif isinstance(event, Produced):
                 index = event.index
                 self._show(index, event.shown, event)

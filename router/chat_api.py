@@ -43,6 +43,7 @@ class ChatApi:
             identity=chat.identity,
             sampling=chat.sampling,
             prompt=chat.prompt,
+            priority=chat.priority,
         )
         opened = await unless_gone(request, self._turns.open(turn))
         headers = memory_headers(opened.admitted)

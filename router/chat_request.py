@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fabric.generation import Identity, Sampling
+from fabric.generation import Identity, Priority, Sampling
 from fabric.limits import COMPLETION_TOKENS_DEFAULT, TOOLS_MAX, TOP_LOGPROBS_MAX
 from router.chat_messages import parse_messages
 from router.fields import Fields, refuse, require_object, require_text, unsupported
 from router.identity import identify
+from router.priority import priority_of
 from router.prompt import Prompt, chat_prompt
 from router.sampling import parse_sampling, tokens_limit
 
@@ -43,6 +44,7 @@ class ChatRequest:
     sampling: Sampling
     stream: bool
     include_usage: bool
+    priority: Priority
 
 
 def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> ChatRequest:
@@ -64,6 +66,7 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> ChatRequest:
         sampling=sampling,
         stream=stream,
         include_usage=include_usage,
+        priority=priority_of(headers, fields),
     )
 
 

@@ -43,6 +43,7 @@ class CompletionApi:
             identity=asked.identity,
             sampling=asked.sampling,
             prompt=asked.prompt,
+            priority=asked.priority,
         )
         opened = await unless_gone(request, self._turns.open(turn))
         headers = memory_headers(opened.admitted)

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fabric.generation import Identity, Sampling
+from fabric.generation import Identity, Priority, Sampling
 from fabric.limits import TOP_LOGPROBS_MAX
 from router.chat_request import parse_stream
 from router.fields import Fields, refuse, require_text, unsupported
 from router.identity import identify
+from router.priority import priority_of
 from router.prompt import Prompt, raw_prompt
 from router.sampling import parse_sampling, tokens_limit
 
@@ -25,6 +26,7 @@ class CompletionRequest:
     sampling: Sampling
     stream: bool
     include_usage: bool
+    priority: Priority
 
 
 def parse_completion(headers: Mapping[str, str], body: dict[str, Any]) -> CompletionRequest:
@@ -48,6 +50,7 @@ def parse_completion(headers: Mapping[str, str], body: dict[str, Any]) -> Comple
         sampling=sampling,
         stream=stream,
         include_usage=include_usage,
+        priority=priority_of(headers, fields),
     )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fabric.generation import GenerateRequest, Identity, Sampling
+from fabric.generation import GenerateRequest, Identity, Priority, Sampling
 from fabric.ids import OperationId, TenantId
 from router.prompt import Prompt
 
@@ -17,6 +17,7 @@ class Turn:
     identity: Identity
     sampling: Sampling
     prompt: Prompt
+    priority: Priority = Priority.INTERACTIVE
 
     def request(self, epoch: int) -> GenerateRequest:
         """Spell the turn for a node, at the epoch that the directory knows."""
@@ -32,4 +33,5 @@ class Turn:
             template_options=prompt.template_options,
             sketch=prompt.sketch,
             epoch=epoch,
+            priority=self.priority,
         )

@@ -6,17 +6,28 @@ out to be one too many is what puts a turn's last token into the cache.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from enum import StrEnum
+from typing import Any, cast
 
 import mlx.core as mx
 
 from fabric.cache_spec import ModelCacheSpec
 from fabric.generation import Sampling
 from fabric.limits import PREFILL_CHUNK_TOKENS_MAX, PREFILL_CHUNK_TOKENS_MIN
-from node.mlx import ragged_layer
-from node.mlx.ragged_layer import RaggedLayer
-from node.mlx.resident_cache import ResidentCache
+from node.mlx import attention, recurrent_layer
+from node.mlx.batch_layers import PaddedLayer, RaggedLayer
+from node.mlx.opaque_cache import OpaqueCache
+from node.mlx.recurrent_layer import RecurrentLayer
+from node.mlx.resident_cache import ResidentCache, nest
 from node.mlx.sampling import Chooser, make_chooser
+
+
+class Batching(StrEnum):
+    """How sequences decode together; the probe finds out what a model's attention takes."""
+
+    RAGGED = "ragged"
+    PADDED = "padded"
+    ALONE = "alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +53,13 @@ class DecodeSlot:
 class Engine:
     """Owns the model's computation; every method runs on the engine thread."""
 
-    def __init__(self, model: Any, spec: ModelCacheSpec) -> None:
-        self._model = model
-        self.spec = spec
-        self.can_batch = ragged_layer.install(model)
+    def __init__(self, model: Any, spec: ModelCacheSpec | None, *, packed: bool = True) -> None:
+        self.model = model
+        self.is_opaque = spec is None  # of these caches nothing can be cut or stored
+        self.spec = spec or ModelCacheSpec(())
+        self.packed = packed
+        self.batching = Batching.ALONE if self.is_opaque else Batching.RAGGED
+        attention.install()
         # Without a fused kernel the masked half of the scores is computed as well: on CPU
         # 2,000 tokens in chunks of 512 took 0.6x the time of one chunk.
         self.chunk_tokens_max = (
@@ -54,17 +68,22 @@ class Engine:
 
     def new_cache(self, capacity_tokens: int) -> ResidentCache:
         """Make an empty resident cache with room for `capacity_tokens`."""
-        return ResidentCache(self.spec, capacity_tokens)
+        if self.is_opaque:
+            return cast("ResidentCache", OpaqueCache(self.model))
+        return ResidentCache(self.spec, capacity_tokens, packed=self.packed)
 
     def prefill(self, cache: ResidentCache, tokens: list[int]) -> None:
         """Compute the cache of `tokens`; on failure the cache is as before."""
-        before = cache.tokens_count
+        cache.take_out()
+        mark = cache.mark()
         try:
-            self._model(mx.array([tokens], mx.uint32), cache=cache.layers)
+            self.model(mx.array([tokens], mx.uint32), cache=cache.layers)
             cache.settle()
         except BaseException:
-            cache.rewind(before)
+            cache.undo(mark)
             raise
+        cache.advance(len(tokens))
+        cache.slide()
 
     def start(
         self, cache: ResidentCache, prompt: list[int], sampling: Sampling, seed: int
@@ -76,33 +95,57 @@ class Engine:
 
     def launch(self, slots: list[DecodeSlot]) -> None:
         """Feed every slot's pending token and start computing the next ones."""
-        before = [slot.cache.tokens_count for slot in slots]
+        caches = [slot.cache for slot in slots]
+        for cache in caches:
+            cache.make_room()
+        marks = [cache.mark() for cache in caches]
+        choosers = [slot.chooser.mark() for slot in slots]
         try:
-            logits = self._forward(slots)
-            drawn = _draw(slots, logits)
+            drawn = _draw(slots, self._forward(caches, [slot.pending for slot in slots]))
         except BaseException:
-            for slot, count in zip(slots, before, strict=True):
-                slot.cache.rewind(count)
+            for cache, mark in zip(caches, marks, strict=True):
+                cache.undo(mark)
+            for slot, chosen in zip(slots, choosers, strict=True):
+                slot.chooser.undo(chosen)
             raise
         for slot, (token, logprobs) in zip(slots, drawn, strict=True):
             if slot.pending_is_drawn:
                 slot.unread.append((slot.pending, slot.pending_logprobs))
             slot.pending, slot.pending_logprobs, slot.pending_is_drawn = token, logprobs, True
-        mx.async_eval([slot.pending for slot in slots])
+            slot.cache.advance(1)
+        loose = [slot.cache.loose_ends() for slot in slots]
+        mx.async_eval([slot.pending for slot in slots], loose)
 
-    def _forward(self, slots: list[DecodeSlot]) -> mx.array:
-        if len(slots) == 1:
-            tokens = slots[0].pending[None]
-            return self._model(tokens, cache=slots[0].cache.layers)[:, -1, :]
-        if not self.can_batch:
-            return mx.concatenate([self._forward([slot]) for slot in slots])
-        tokens = mx.concatenate([slot.pending for slot in slots])[:, None]
-        offsets = mx.array([slot.cache.tokens_count for slot in slots])
+    def feed(self, caches: list[ResidentCache], tokens: list[mx.array]) -> mx.array:
+        """Append one token `[1]` to each cache; return logits `[caches, vocabulary]`."""
+        for cache in caches:
+            cache.make_room()
+        logits = self._forward(caches, tokens)
+        for cache in caches:
+            cache.advance(1)
+        mx.async_eval(logits, [cache.loose_ends() for cache in caches])
+        return logits
+
+    def _forward(self, caches: list[ResidentCache], tokens: list[mx.array]) -> mx.array:
+        if len(caches) == 1:
+            caches[0].take_out()
+            return self.model(tokens[0][None], cache=caches[0].layers)[:, -1, :]
+        if self.batching is Batching.ALONE:
+            rows = [self._forward([c], [t]) for c, t in zip(caches, tokens, strict=True)]
+            return mx.concatenate(rows)
+        offsets = mx.array([cache.tokens_count for cache in caches])
         views = [
-            RaggedLayer([slot.cache.layers[layer] for slot in slots], offsets)
-            for layer in range(len(self.spec.layers))
+            self._together([cache.leaves[leaf] for cache in caches], offsets)
+            for leaf in range(len(self.spec.layers))
         ]
-        return self._model(tokens, cache=views)[:, -1, :]
+        together = mx.concatenate(tokens)[:, None]
+        return self.model(together, cache=nest(self.spec, views))[:, -1, :]
+
+    def _together(self, leaves: list[Any], offsets: mx.array) -> Any:
+        if isinstance(leaves[0], RecurrentLayer):
+            return recurrent_layer.stack(leaves)
+        kind = RaggedLayer if self.batching is Batching.RAGGED else PaddedLayer
+        return kind(leaves, offsets)
 
     def read(self, slot: DecodeSlot) -> list[Drawn]:
         """Wait for and return the tokens that were fed since the last read."""

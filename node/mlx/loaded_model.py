@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load
 from xxhash import xxh3_128
 
-from fabric.cache_spec import LayerKind, LayerSpec, ModelCacheSpec
+from fabric.cache_spec import ModelCacheSpec
 from fabric.errors import FatalError
 from fabric.ids import Fingerprint
+from fabric.settings import KvBits
+from node.mlx.engine import Engine
+from node.mlx.probe import fit_engine
 
-BITS = 4
 BUNDLED = Path(__file__).resolve().parent.parent / "bundled"
 _CONTEXT_TOKENS_DEFAULT = 8_192
 _READ_BYTES = 1 << 24
@@ -38,11 +39,16 @@ class LoadedModel:
     """A model ready to run, with everything that identifies its caches."""
 
     name: str
-    model: Any
+    engine: Engine
     tokenizer: TokenizerWrapper
-    spec: ModelCacheSpec
     fingerprint: Fingerprint
     context_tokens_max: int
+    problem: str | None  # why nothing of this model's caches is reused
+
+    @property
+    def spec(self) -> ModelCacheSpec:
+        """What the model keeps per token."""
+        return self.engine.spec
 
 
 def model_folder(model: str) -> Path:
@@ -55,40 +61,25 @@ def model_folder(model: str) -> Path:
     raise FatalError(message, code="model_not_found")
 
 
-def load_model(model: str, context_tokens_max: int = 0) -> LoadedModel:
+def load_model(model: str, context_tokens_max: int = 0, bits: KvBits | None = None) -> LoadedModel:
     """Load weights and tokenizer; call it on the thread that will run the model."""
     folder = model_folder(model)
     loaded, tokenizer, config = load(str(folder), return_config=True)
-    spec = read_spec(loaded)
+    engine, problem = _fit(loaded, bits or KvBits())
     text_config = config.get("text_config", config)
     context = int(text_config.get("max_position_embeddings", _CONTEXT_TOKENS_DEFAULT))
     if context_tokens_max:
         context = min(context, context_tokens_max)
-    print_of = fingerprint(folder, spec)
-    return LoadedModel(folder.name, loaded, tokenizer, spec, print_of, context)
+    print_of = fingerprint(folder, engine.spec)
+    return LoadedModel(folder.name, engine, tokenizer, print_of, context, problem)
 
 
-def read_spec(model: Any) -> ModelCacheSpec:
-    """Run one token through the model and describe the caches it filled."""
-    caches = make_prompt_cache(model)
-    kinds = sorted({type(cache).__name__ for cache in caches if type(cache) is not KVCache})
-    if kinds:
-        message = f"caches of kind {', '.join(kinds)} cannot be stored yet"
-        raise FatalError(message, code="unsupported_model")
-    model(mx.array([[0]]), cache=caches)
-    mx.eval([cache.state for cache in caches])
-    return ModelCacheSpec(tuple(_layer_spec(cache) for cache in caches))
-
-
-def _layer_spec(cache: KVCache) -> LayerSpec:
-    keys, values = cache.keys_and_values()
-    widths = (keys.shape[-1], values.shape[-1])
-    group = next((g for g in (64, 32) if all(width % g == 0 for width in widths)), 0)
-    if not group:
-        message = f"head dimensions {widths} are not multiples of a quantization group"
-        raise FatalError(message, code="unsupported_model")
-    dtype = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16"}[keys.dtype]
-    return LayerSpec(LayerKind.FULL, keys.shape[1], *widths, BITS, group, dtype)
+def _fit(model: Any, bits: KvBits) -> tuple[Engine, str | None]:
+    """Return an engine on our caches, or on mlx-lm's own and why."""
+    try:
+        return fit_engine(model, bits), None
+    except FatalError as error:
+        return Engine(model, None), error.message
 
 
 def fingerprint(folder: Path, spec: ModelCacheSpec) -> Fingerprint:

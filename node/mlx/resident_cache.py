@@ -3,85 +3,298 @@
 The bytes of tokens `a:b` in a layer's array are one run per head, `[kv_heads, b-a, row]`.
 Blocks keep that order, so a block is read by one scatter read to its final place.
 Memoryviews must be gone before the next step: a live one would force MLX to copy.
+
+    full layers     0 .................................................. tokens_count
+    window layers                      base ............................ tokens_count
+    recurrent layers                                                     tokens_count
+
+Window layers hold whole blocks from `base` on. A block is copied out before it slides away
+(`slid`), recurrent states where the caller says so (`snapshots`): who saves the agent takes
+them from there.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from fabric.cache_spec import ModelCacheSpec
+from fabric.cache_spec import CacheGroup, LayerKind, LayerSpec, ModelCacheSpec
+from fabric.limits import BLOCK_TOKENS
+from node.mlx.recurrent_layer import Mark, RecurrentLayer, Snapshot
 from node.mlx.resident_layer import ResidentLayer
+from node.mlx.token_store import DTYPES, GROWTH_TOKENS
+from node.mlx.window_layer import WindowLayer
+
+Leaf = ResidentLayer | RecurrentLayer
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMark:
+    """What a step that fails half-way goes back to."""
+
+    tokens_count: int
+    states: tuple[Mark, ...]
 
 
 class ResidentCache:
     """A sequence's cache in memory; only the engine thread computes with it."""
 
-    def __init__(self, spec: ModelCacheSpec, capacity_tokens: int) -> None:
+    def __init__(self, spec: ModelCacheSpec, capacity_tokens: int, *, packed: bool = True) -> None:
         self.spec = spec
-        self.layers = [ResidentLayer(layer, capacity_tokens) for layer in spec.layers]
+        self.tokens_count = 0
+        room = min(capacity_tokens, spec.window_tokens + 2 * BLOCK_TOKENS)
+        self.leaves = [
+            _leaf(layer, room if layer.window_tokens else capacity_tokens, packed=packed)
+            for layer in spec.layers
+        ]
+        self.layers = nest(spec, self.leaves)
+        self.recurrent = [leaf for leaf in self.leaves if isinstance(leaf, RecurrentLayer)]
+        self.snapshots: dict[int, list[Snapshot]] = {}
+        self.slid: dict[int, memoryview] = {}
+        self.keeps_slid = False
+        self._windows = [leaf for leaf in self.leaves if isinstance(leaf, WindowLayer)]
+        self._copied_out = 0  # window blocks before this token were stored or copied out
+        self._has_index = any(layer.kind is LayerKind.INDEXED for layer in spec.layers)
         self.settle()
 
-    @property
-    def tokens_count(self) -> int:
-        """Tokens held."""
-        return self.layers[0].offset
+    # --- how much ----------------------------------------------------------------------------
 
     @property
     def size_bytes(self) -> int:
         """Memory held, capacity included."""
-        return sum(layer.nbytes for layer in self.layers)
+        held = sum(leaf.nbytes for leaf in self.leaves)
+        held += sum(view.nbytes for view in self.slid.values())
+        snapshots = (a for taken in self.snapshots.values() for state in taken for a in state)
+        return held + sum(int(array.nbytes) for array in snapshots)
+
+    @property
+    def window_base(self) -> int:
+        """First token that window layers hold."""
+        return self._windows[0].base if self._windows else 0
+
+    def reserve(self, tokens_count: int) -> None:
+        """Make room for `tokens_count` tokens in total; window layers slide instead."""
+        for leaf in self.leaves:
+            if isinstance(leaf, ResidentLayer) and not isinstance(leaf, WindowLayer):
+                leaf.reserve(tokens_count)
+
+    # --- steps -------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Evaluate all arrays, so that their memory may be read or written directly."""
-        mx.eval([layer.state for layer in self.layers])
+        mx.eval([leaf.state for leaf in self.leaves])
 
-    def reserve(self, tokens_count: int) -> None:
-        """Make room for `tokens_count` tokens in total."""
-        for layer in self.layers:
-            layer.reserve(tokens_count)
+    def loose_ends(self) -> list[Any]:
+        """List arrays that a step changes but its logits may not depend on."""
+        if self._has_index:
+            return [leaf.state for leaf in self.leaves if isinstance(leaf, ResidentLayer)]
+        return [array for layer in self.recurrent for array in layer.mark().arrays]
+
+    def advance(self, count: int) -> None:
+        """Count tokens that a step appended."""
+        self.tokens_count += count
+
+    def mark(self) -> CacheMark:
+        """Note where a step begins."""
+        return CacheMark(self.tokens_count, tuple(layer.mark() for layer in self.recurrent))
+
+    def undo(self, mark: CacheMark) -> None:
+        """Undo a step that failed, wherever it got to."""
+        self._set_count(mark.tokens_count)
+        for layer, state in zip(self.recurrent, mark.states, strict=True):
+            layer.undo(state)
+
+    def take_out(self) -> None:
+        """Leave the stacks of a batch."""
+        for layer in self.recurrent:
+            layer.take_out()
+
+    def slide(self) -> None:
+        """Let window layers forget what no further token sees, copying it out first."""
+        keep = self._needed_from(self.tokens_count)
+        if keep <= self.window_base:
+            return
+        self.settle()
+        self._copy_out(keep)
+        self._hold_windows(keep, self.tokens_count - keep + GROWTH_TOKENS)
+
+    def make_room(self) -> None:
+        """Slide before a decode step that would make window layers grow."""
+        if self._windows:
+            layer = self._windows[0]
+            if self.tokens_count + 1 > layer.base + layer.capacity_tokens:
+                self.slide()
+
+    def rest(self) -> None:
+        """Give back the room that an agent between two turns does not need."""
+        self.take_out()
+        if self._windows:
+            keep = max(self._needed_from(self.tokens_count), self.window_base)
+            self.settle()
+            self._copy_out(keep)
+            self._hold_windows(keep, self.tokens_count - keep)
+
+    def _needed_from(self, tokens_count: int) -> int:
+        """Return the start of the first block that a token at `tokens_count` still sees."""
+        if not self._windows:
+            return 0
+        first = max(0, tokens_count - self.spec.window_tokens + 1)
+        # The tail block is not full yet: it has to be copied out as a whole later.
+        return min(first, tokens_count) // BLOCK_TOKENS * BLOCK_TOKENS
+
+    def _copy_out(self, until: int) -> None:
+        for start in range(self._copied_out, until, BLOCK_TOKENS):
+            if self.keeps_slid and start >= self.window_base:
+                end = start + BLOCK_TOKENS
+                self.slid[start] = self.gather(start, end, CacheGroup.WINDOW)
+        self._copied_out = max(self._copied_out, until)
+
+    def _hold_windows(self, base: int, capacity_tokens: int) -> None:
+        for layer in self._windows:
+            layer.keep_from(base, capacity_tokens)
+        self.settle()
+
+    # --- going back --------------------------------------------------------------------------
+
+    def can_rewind(self, tokens_count: int) -> bool:
+        """Say whether the first `tokens_count` tokens can be kept without reading anything."""
+        if tokens_count == self.tokens_count:
+            return True
+        if tokens_count > self.tokens_count or (self.recurrent and tokens_count):
+            return False
+        return self._needed_from(tokens_count) >= self.window_base
 
     def rewind(self, tokens_count: int) -> None:
-        """Keep the first `tokens_count` tokens; also undoes a step that failed half-way."""
-        assert tokens_count <= self.tokens_count, "cannot rewind forwards"
-        for layer in self.layers:
-            layer.offset = tokens_count
+        """Keep the first `tokens_count` tokens."""
+        assert self.can_rewind(tokens_count), "only what is held can be kept"
+        if tokens_count != self.tokens_count:
+            self.slid.clear()
+            self.snapshots.clear()
+            self.clear_states()
+            self._copied_out = min(self._copied_out, _floor(tokens_count))
+        self._set_count(tokens_count)
+
+    def place_windows(self, tokens_count: int) -> int:
+        """Prepare an empty cache for window blocks as of `tokens_count`; return their start."""
+        base = self._needed_from(tokens_count)
+        for layer in self._windows:
+            layer.base = base
+        return base
 
     def assume(self, tokens_count: int) -> None:
         """Declare the first `tokens_count` tokens valid after their bytes were loaded."""
-        for layer in self.layers:
-            assert tokens_count <= layer.capacity_tokens, "more tokens than capacity"
-            layer.offset = tokens_count
+        for leaf in self.leaves:
+            if isinstance(leaf, ResidentLayer):
+                assert tokens_count <= leaf.base + leaf.capacity_tokens, "more than capacity"
+        self._set_count(tokens_count)
+        self._copied_out = _floor(tokens_count)
 
-    def _rows(self) -> Iterator[tuple[memoryview, int, int, int]]:
+    def _set_count(self, tokens_count: int) -> None:
+        self.tokens_count = tokens_count
+        for leaf in self.leaves:
+            if isinstance(leaf, ResidentLayer):
+                leaf.offset = tokens_count
+
+    # --- bytes in and out --------------------------------------------------------------------
+
+    def _rows(self, group: CacheGroup) -> Iterator[tuple[memoryview, int, int, int]]:
         """Yield each array's heads as (bytes, kv_heads, capacity, bytes per token and head)."""
-        for layer in self.layers:
-            for array, heads in layer.slots():
+        for leaf in self.leaves:
+            if not isinstance(leaf, ResidentLayer) or leaf.spec.group is not group:
+                continue
+            for array, heads in leaf.slots():
                 capacity = array.shape[2]
                 view = memoryview(array).cast("B")
                 head_bytes = len(view) // array.shape[1]
                 part = view[heads.start * head_bytes : heads.stop * head_bytes]
                 yield part, heads.stop - heads.start, capacity, head_bytes // capacity
 
-    def scatter_views(self, start: int, end: int) -> list[memoryview]:
+    def _base(self, group: CacheGroup) -> int:
+        return self.window_base if group is CacheGroup.WINDOW else 0
+
+    def scatter_views(
+        self, start: int, end: int, group: CacheGroup = CacheGroup.FULL
+    ) -> list[memoryview]:
         """List writable views of tokens `start:end` in block-file order."""
+        base = self._base(group)
         views = []
-        for view, heads, capacity, row in self._rows():
+        for view, heads, capacity, row in self._rows(group):
             for head in range(heads):
-                base = head * capacity
-                views.append(view[(base + start) * row : (base + end) * row])
+                first = head * capacity - base
+                views.append(view[(first + start) * row : (first + end) * row])
         return views
 
-    def gather(self, start: int, end: int) -> memoryview:
+    def gather(self, start: int, end: int, group: CacheGroup = CacheGroup.FULL) -> memoryview:
         """Copy tokens `start:end` into one buffer in block-file order."""
-        assert 0 <= start < end <= self.tokens_count, "gather only what is held"
+        base = self._base(group)
+        assert base <= start < end <= self.tokens_count, "gather only what is held"
         count = end - start
-        out = np.empty(self.spec.kv_bytes(count), np.uint8)
+        out = np.empty(self.spec.kv_bytes(count, group), np.uint8)
         at = 0
-        for view, heads, capacity, row in self._rows():
+        for view, heads, capacity, row in self._rows(group):
             size = heads * count * row
             source = np.frombuffer(view, np.uint8).reshape(heads, capacity, row)
-            out[at : at + size].reshape(heads, count, row)[:] = source[:, start:end]
+            picked = source[:, start - base : end - base]
+            out[at : at + size].reshape(heads, count, row)[:] = picked
             at += size
         assert at == len(out), "the spec and the arrays disagree"
         return out.data
+
+    # --- recurrent states --------------------------------------------------------------------
+
+    def take_snapshot(self) -> None:
+        """Remember the recurrent states as of now."""
+        if self.recurrent:
+            taken = [layer.snapshot() for layer in self.recurrent]
+            mx.eval(taken)
+            self.snapshots[self.tokens_count] = taken
+
+    def gather_snapshot(self, tokens_count: int) -> memoryview:
+        """Copy the states remembered at `tokens_count` into one buffer in file order."""
+        arrays = [mx.contiguous(a) for state in self.snapshots[tokens_count] for a in state]
+        mx.eval(arrays)
+        out = bytearray()
+        for array in arrays:
+            out += memoryview(array).cast("B")
+        assert len(out) == self.spec.kv_bytes(0, CacheGroup.STATE), "states are as specified"
+        return memoryview(out)
+
+    def state_views(self) -> list[memoryview]:
+        """List writable views of the states of a cache that has not been used yet."""
+        return [memoryview(array).cast("B") for layer in self.recurrent for array in layer.cache]
+
+    def clear_states(self) -> None:
+        """Go back to the states of an empty context."""
+        for leaf, layer in zip(self.leaves, self.spec.layers, strict=True):
+            if isinstance(leaf, RecurrentLayer):
+                leaf.replace(_zero_states(layer))
+        mx.eval([layer.cache for layer in self.recurrent])
+
+
+def _floor(tokens_count: int) -> int:
+    return tokens_count // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def _zero_states(layer: LayerSpec) -> Snapshot:
+    return [mx.zeros(state.shape, DTYPES[state.dtype]) for state in layer.states]
+
+
+def _leaf(layer: LayerSpec, capacity_tokens: int, *, packed: bool) -> Leaf:
+    if layer.kind is LayerKind.RECURRENT:
+        return RecurrentLayer(_zero_states(layer))
+    if layer.kind is LayerKind.WINDOW:
+        return WindowLayer(layer, capacity_tokens, packed=packed)
+    is_packed = packed and layer.kind is LayerKind.FULL
+    return ResidentLayer(layer, capacity_tokens, packed=is_packed)
+
+
+def nest(spec: ModelCacheSpec, leaves: list[Any]) -> list[Any]:
+    """Arrange one object per leaf as the model makes its caches: some are lists of several."""
+    at, out = 0, []
+    for count in spec.nesting:
+        out.append(leaves[at] if count == 0 else leaves[at : at + count])
+        at += max(count, 1)
+    assert at == len(leaves), "the nesting covers every layer"
+    return out

@@ -33,6 +33,14 @@ class Chooser:
         s = self.sampling
         return s.temperature == 0 and not self.processors and s.logprobs is None
 
+    def mark(self) -> tuple[int, mx.array | None]:
+        """Note what has been drawn so far."""
+        return self.drawn_count, self.history
+
+    def undo(self, mark: tuple[int, mx.array | None]) -> None:
+        """Forget what was drawn since: the step failed."""
+        self.drawn_count, self.history = mark
+
     def choose(self, logits: mx.array) -> tuple[mx.array, mx.array | None]:
         """Pick from `[1, vocab]`; return the token `[1]` and log probabilities if wanted."""
         for processor in self.processors:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import fabric
+from router.cli.bench import add_bench
 from router.cli.config_check import add_config
 from router.cli.demo import add_demo
 from router.cli.doctor import add_doctor
@@ -30,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for declare in (add_up, add_down, add_serve, add_queries, add_verbs):
         declare(commands)
-    for declare in (add_doctor, add_config, add_demo):
+    for declare in (add_doctor, add_config, add_demo, add_bench):
         declare(commands)
     return parser
 

@@ -13,7 +13,7 @@ from router.cli.main import build_parser
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
     *("up", "down", "serve", "status", "nodes", "agents", "agent", "migrate", "erase"),
-    *("doctor", "config", "demo"),
+    *("doctor", "config", "demo", "bench"),
 }
 MISUSES = {
     "no command": [],

@@ -54,6 +54,7 @@ def test_metadata_says_what_it_is(tmp_path):
     assert metadata == {
         "format": "macfabric-block",
         "version": "1",
+        "group": "full",
         "fingerprint": FINGERPRINT.hex(),
         "parent": PARENT.hex(),
         "block_hash": BLOCK.hex(),

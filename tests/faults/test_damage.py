@@ -18,14 +18,14 @@ from tests.support.blocks import (
 )
 
 BLOCK = make_block(1, 3)
-NAME = f"blocks/{BLOCK.ref.name}.blk"
+NAME = f"blocks/{BLOCK.ref.name}.full"
 HEADER = render_block_header(SPEC, FINGERPRINT, BLOCK.parent, BLOCK.ref.block_hash, 3)
 RAW = HEADER + BLOCK.payload
 
 
 def is_a_miss(raw: bytes, block=BLOCK) -> bool:
     """Put `raw` where the block lies; tell whether it is refused and taken out of use."""
-    disk = CrashDisk(files={f"blocks/{block.ref.name}.blk": bytes(raw)})
+    disk = CrashDisk(files={f"blocks/{block.ref.name}.full": bytes(raw)})
     store = BlockStore(disk, SPEC, FINGERPRINT)
     store._index.insert(block.ref, len(RAW))
     try:

@@ -17,7 +17,7 @@ from tests.faults.turns import HISTORY, problem_after_restart, take_turns
 from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, SPEC, make_block, make_manifest, refs_of
 
 BLOCK = make_block(1, 3)
-NAME = f"blocks/{BLOCK.ref.name}.blk"
+NAME = f"blocks/{BLOCK.ref.name}.full"
 
 
 def damage(path):

@@ -254,7 +254,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(i=index)
     def damage(self, i):
         if i in self.stored:
-            path = self.disk.root / "blocks" / f"{self.blocks[i].ref.name}.blk"
+            path = self.disk.root / "blocks" / f"{self.blocks[i].ref.name}.full"
             raw = bytearray(path.read_bytes())
             raw[len(raw) * 3 // 4] ^= 4
             path.write_bytes(raw)

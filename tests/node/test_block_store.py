@@ -67,7 +67,7 @@ def test_the_file_is_header_and_payload(store, disk):
     block = make_block(1)
     block.put_into(store)
     header = render_block_header(SPEC, FINGERPRINT, block.parent, block.ref.block_hash, 2)
-    assert disk.read(f"blocks/{block.ref.name}.blk", 1 << 20) == header + block.payload
+    assert disk.read(f"blocks/{block.ref.name}.full", 1 << 20) == header + block.payload
     assert store.total_bytes == len(header) + block.ref.payload_bytes
 
 
@@ -116,19 +116,19 @@ def test_recover_finds_what_was_put(store, disk):
 def test_recover_reclaims_what_is_no_block(store, disk, tmp_path):
     block = make_block(1)
     block.put_into(store)
-    raw = disk.read(f"blocks/{block.ref.name}.blk", 1 << 20)
+    raw = disk.read(f"blocks/{block.ref.name}.full", 1 << 20)
     name = "ab" * 32 + "-" + "cd" * 16
-    disk.publish(f"blocks/{name}.blk", [raw + b"x"])
-    disk.publish(f"blocks/{name[1:]}.blk", [raw])
+    disk.publish(f"blocks/{name}.full", [raw + b"x"])
+    disk.publish(f"blocks/{name[1:]}.full", [raw])
     disk.publish(f"blocks/{name}.old", [raw])
     disk.publish("blocks/readme", [b""])
-    (disk.root / "blocks" / f"{name[:-2]}aa.blk").symlink_to(tmp_path)
+    (disk.root / "blocks" / f"{name[:-2]}aa.full").symlink_to(tmp_path)
 
     again = BlockStore(disk, SPEC, FINGERPRINT)
     assert len(again.check_integrity()) == 6
     assert again.recover() == 5
     assert again.check_integrity() == []
-    assert disk.list_names("blocks") == [f"{block.ref.name}.blk"]
+    assert disk.list_names("blocks") == [f"{block.ref.name}.full"]
     assert tmp_path.exists()
 
 
@@ -152,7 +152,7 @@ def test_a_missing_block_is_a_miss(store, disk):
     with pytest.raises(BlockMissingError):
         block.load_from(store)
     block.put_into(store)
-    os.unlink(disk.root / "blocks" / f"{block.ref.name}.blk")  # noqa: PTH108
+    os.unlink(disk.root / "blocks" / f"{block.ref.name}.full")  # noqa: PTH108
     for call in (block.load_from, lambda store: store.open_payload(block.ref)):
         with pytest.raises(BlockMissingError):
             call(store)
@@ -243,7 +243,7 @@ def test_scrub_takes_turns_and_finds_damage(store, disk):
     for block in blocks:
         block.put_into(store)
     bad = blocks[3]
-    path = disk.root / "blocks" / f"{bad.ref.name}.blk"
+    path = disk.root / "blocks" / f"{bad.ref.name}.full"
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
@@ -265,7 +265,7 @@ def test_scrub_takes_turns_and_finds_damage(store, disk):
 def test_scrub_meets_every_kind_of_damage(store, disk, damage):
     block = make_block(1)
     block.put_into(store)
-    path = disk.root / "blocks" / f"{block.ref.name}.blk"
+    path = disk.root / "blocks" / f"{block.ref.name}.full"
     raw = bytearray(path.read_bytes())
     raw[2000] ^= 1
     if damage == "gone":
@@ -279,7 +279,7 @@ def test_scrub_meets_every_kind_of_damage(store, disk, damage):
 def test_check_integrity_sees_what_is_wrong(store, disk):
     block = make_block(1)
     block.put_into(store)
-    path = disk.root / "blocks" / f"{block.ref.name}.blk"
+    path = disk.root / "blocks" / f"{block.ref.name}.full"
     path.rename(disk.root / "elsewhere")
     assert store.check_integrity() == [f"{block.ref.name} is indexed but not stored"]
     (disk.root / "elsewhere").rename(path)

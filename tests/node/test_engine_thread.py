@@ -1,8 +1,7 @@
 """The engine thread with a real tiny model: batches, cancels, failures, exact bytes."""
 
-import queue
-import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,86 +9,9 @@ import pytest
 from mlx_lm.models.cache import QuantizedKVCache
 
 from fabric.generation import FinishReason, Sampling
-from node.clock import SystemClock
-from node.engine_thread import EngineThread
-from node.mlx.answer import Answer
-from node.mlx.chat_tokenizer import ChatTokenizer
-from node.mlx.engine import Engine
-from node.mlx.loaded_model import LoadedModel, load_model
-from node.mlx.resident_cache import ResidentCache
-from node.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
-from tests.support.tiny_models import LLAMA, VOCABULARY, write_model
-
-
-class Bench:
-    """An engine thread and what a test needs to feed it."""
-
-    def __init__(self, folder: Path, *, exact_chunks: bool = False) -> None:
-        self.thread = EngineThread(
-            SystemClock(), active_max=8, waiting_max=32, exact_chunks=exact_chunks
-        )
-
-        def build() -> tuple[Engine, LoadedModel]:
-            loaded = load_model(str(folder))
-            return Engine(loaded.model, loaded.spec), loaded
-
-        self.loaded = self.thread.start(build)
-        self.tokenizer = ChatTokenizer(self.loaded.tokenizer)
-
-    def cache(self, capacity_tokens: int = 512) -> ResidentCache:
-        """Return an empty cache."""
-        return self.thread.call(lambda: self.thread.engine.new_cache(capacity_tokens)).result()
-
-    def submit(
-        self, prompt: list[int], sampling: Sampling, cache: ResidentCache | None = None
-    ) -> tuple[Sequence, "queue.Queue[SequenceEvent]"]:
-        """Queue a sequence and return it with its events."""
-        events: queue.Queue[SequenceEvent] = queue.Queue()
-        sequence = Sequence(
-            cache=cache or self.cache(),
-            prompt=prompt,
-            sampling=sampling,
-            seed=sampling.seed or 0,
-            answer=Answer(self.tokenizer, "", sampling.stop, None),
-            emit=events.put,
-            stop_ids=self.tokenizer.eos_ids,
-            token_text=self.tokenizer.token_text,
-        )
-        self.thread.submit(sequence)
-        return sequence, events
-
-    def bytes_of(self, cache: ResidentCache) -> bytes:
-        """Return a cache's exact contents."""
-
-        def gather() -> bytes:
-            cache.settle()
-            return bytes(cache.gather(0, cache.tokens_count))
-
-        return self.thread.call(gather).result()
-
-
-def wait(events: "queue.Queue[SequenceEvent]") -> Ended | Broke:
-    """Drain events up to the last one."""
-    while True:
-        event = events.get(timeout=60)
-        if isinstance(event, (Ended, Broke)):
-            return event
-
-
-def ended(events: "queue.Queue[SequenceEvent]") -> Ended:
-    """Drain events of a sequence that must end well."""
-    event = wait(events)
-    assert isinstance(event, Ended)
-    return event
-
-
-def prompt_of(count: int, seed: int) -> list[int]:
-    """Return random ordinary tokens."""
-    rng = random.Random(seed)
-    return [rng.randrange(10, VOCABULARY) for _ in range(count)]
-
-
-GREEDY = Sampling(max_tokens=12, ignore_eos=True)
+from node.sequence import Broke, Ended, Produced
+from tests.node.engine_bench import GREEDY, Bench, at_token, ended, prompt_of, wait
+from tests.support.tiny_models import LLAMA, write_model
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +33,8 @@ def test_same_tokens_as_mlx_lm_with_its_quantized_cache(bench: Bench) -> None:
     prompt = prompt_of(200, 1)
 
     def oracle() -> list[int]:
-        caches = [QuantizedKVCache(64, 4) for _ in bench.loaded.model.layers]
-        model, out = bench.loaded.model, []
+        model, out = bench.loaded.engine.model, []
+        caches = [QuantizedKVCache(64, 4) for _ in model.layers]
         model(mx.array([prompt[:-1]]), cache=caches)
         token = mx.array([prompt[-1:]])
         for _ in range(12):
@@ -139,7 +61,7 @@ def test_same_tokens_as_mlx_lm_with_its_quantized_cache(bench: Bench) -> None:
 def test_batched_equals_alone(bench: Bench, sampling: Sampling) -> None:
     """A sequence's tokens do not depend on who else is in the batch."""
     prompts = [prompt_of(count, count) for count in (150, 3, 40)]
-    alone = [ended(bench.submit(prompt, sampling)[1]).answer_ids for prompt in prompts]
+    alone = [bench.answer(prompt, sampling) for prompt in prompts]
 
     together = [bench.submit(prompt, sampling)[1] for prompt in prompts]
 
@@ -198,21 +120,48 @@ def test_cancel_keeps_cache_and_tokens_in_step(bench: Bench) -> None:
     assert 20 + len(end.answer_ids) == sequence.cache.tokens_count
 
 
-def test_one_failure_ends_only_itself(bench: Bench) -> None:
-    """A sequence whose cache breaks does not take the batch with it."""
-    broken_cache = bench.cache()
-    prompts = [prompt_of(40, 6), prompt_of(50, 7)]
-    want = ended(bench.submit(prompts[0], GREEDY)[1]).answer_ids
-    sampling = Sampling(max_tokens=40, ignore_eos=True)
-    good, good_events = bench.submit(prompts[0], sampling)
-    bad, bad_events = bench.submit(prompts[1], sampling, broken_cache)
-    bad_events.get(timeout=60)  # decoding has begun
-    broken_cache.layers[2]._stores[0].arrays = (mx.zeros((1, 2, 3, 1)),) * 3
+COMPANY = [
+    GREEDY,
+    Sampling(max_tokens=12, temperature=1.0, seed=1, ignore_eos=True),
+    Sampling(max_tokens=12, temperature=0.7, top_p=0.8, min_p=0.02, seed=1, ignore_eos=True),
+    Sampling(max_tokens=12, temperature=1.2, top_k=30, seed=2, logprobs=2, ignore_eos=True),
+    Sampling(max_tokens=12, temperature=0.9, frequency_penalty=0.8, seed=3, ignore_eos=True),
+]
+
+
+def test_one_seed_gives_one_answer_in_any_company(bench: Bench) -> None:
+    """Five ways of sampling in one batch draw what each draws alone."""
+    prompts = [prompt_of(count, count) for count in (120, 5, 60, 33, 2)]
+    alone = [bench.answer(*one) for one in zip(prompts, COMPANY, strict=True)]
+    for order in (range(5), reversed(range(5))):
+        events = {at: bench.submit(prompts[at], COMPANY[at])[1] for at in order}
+        assert alone == [ended(events[at]).answer_ids for at in range(5)]
+    other_seed = replace(COMPANY[1], seed=9)
+    assert bench.answer(prompts[1], other_seed) != alone[1]
+
+
+@pytest.mark.parametrize("what", ["cache", "sampler"])
+def test_one_failure_ends_only_itself(bench: Bench, what: str) -> None:
+    """Who fails in the middle of a batch neither ends nor changes the others."""
+    prompts = [prompt_of(40, 6), prompt_of(50, 7), prompt_of(60, 8)]
+    chosen = [replace(COMPANY[at], max_tokens=30) for at in (0, 4, 1)]
+    alone = [bench.answer(*one) for one in zip(prompts[:2], chosen[:2], strict=True)]
+    good = [bench.make(*one) for one in zip(prompts[:2], chosen[:2], strict=True)]
+    bad, bad_events = bench.make(prompts[2], chosen[2])
+
+    def fail() -> None:
+        if what == "cache":
+            bad.cache.leaves[2] = bad.cache.layers[2] = object()
+        else:
+            bad.slot.chooser.processors.append(lambda history, logits: logits[9, 9, 9])
+
+    at_token(bad, 4, fail)
+    for sequence in (bad, good[0][0], good[1][0]):  # short prompts start and draw first
+        bench.thread.submit(sequence)
 
     assert isinstance(wait(bad_events), Broke)
-    assert want == ended(good_events).answer_ids[:12]
-    assert good.cache.tokens_count == 40 + 40
-    assert bad.slot is not None
+    assert alone == [ended(events).answer_ids for _, events in good]
+    assert [sequence.cache.tokens_count for sequence, _ in good] == [40 + 30, 50 + 30]
 
 
 def test_exact_chunks_make_warm_bit_equal_to_cold(folder: Path) -> None:

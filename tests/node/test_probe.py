@@ -2,64 +2,106 @@
 
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from fabric.errors import FatalError
-from node.mlx.engine import Engine
-from node.mlx.loaded_model import read_spec
-from node.mlx.probe import probe
+from fabric.settings import KvBits
+from node.mlx.engine import Batching, Engine
+from node.mlx.model_spec import read_spec
+from node.mlx.probe import fit_engine
+from node.mlx.resident_layer import ResidentLayer
+from tests.support.architectures import ARCHITECTURES, OPAQUE
 from tests.support.tiny_models import LLAMA, build_model
 
-LATENT: dict[str, Any] = {
-    **LLAMA,
-    "model_type": "deepseek_v3",
-    "num_key_value_heads": 4,
-    "moe_intermediate_size": 64,
-    "n_shared_experts": 1,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "kv_lora_rank": 128,
-    "q_lora_rank": 32,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 64,
-    "v_head_dim": 64,
-    "rope_scaling": None,
-}
+
+def fit(config: dict[str, Any], bits: KvBits = KvBits()) -> Engine:  # noqa: B008 - frozen
+    """Fit an engine to a tiny random model."""
+    return fit_engine(build_model(config), bits)
 
 
-def engine_of(config: dict[str, Any]) -> Engine:
-    """Build an engine over a tiny random model."""
-    model = build_model(config)
-    return Engine(model, read_spec(model))
+def test_plain_attention_gets_packed_and_ragged_caches() -> None:
+    """A llama takes the fastest of everything."""
+    engine = fit(LLAMA)
+
+    assert engine.packed
+    assert engine.batching is Batching.RAGGED
 
 
-def test_plain_attention_may_batch() -> None:
-    """A llama passes and keeps its ragged batches."""
-    engine = engine_of(LLAMA)
-    probe(engine)
+def test_latent_attention_gets_plain_numbers_and_more_bits() -> None:
+    """Attention that computes with what it fetches cannot take packed or ragged caches."""
+    engine = fit(ARCHITECTURES["deepseek_v3"])
 
-    assert engine.can_batch
+    assert not engine.packed
+    assert engine.batching is Batching.PADDED
+    assert {slot.bits for layer in engine.spec.layers for slot in layer.slots} == {8}
 
 
-def test_latent_attention_is_refused_clearly() -> None:
-    """A model that cannot take packed caches does not start, and says why."""
-    with pytest.raises(FatalError, match="4-bit caches"):
-        probe(engine_of(LATENT))
+def test_bits_are_chosen_per_class() -> None:
+    """What an operator sets is what is stored; 0 keeps the model's own numbers."""
+    gemma = fit(ARCHITECTURES["gemma3_text"], KvBits(full=8, window=4))
+    native = fit(ARCHITECTURES["deepseek_v3"], KvBits(latent=0))
+
+    assert [layer.slots[0].bits for layer in gemma.spec.layers] == [4, 4, 8, 4, 4, 8]
+    assert native.spec.layers[0].tensors(0, 1)[0].dtype == "F32"
+    assert len(native.spec.layers[0].tensors(0, 1)) == 2
+
+
+def test_unknown_caches_are_refused_by_kind() -> None:
+    """A cache that nobody here can cut is named, not guessed at."""
+    with pytest.raises(FatalError, match="ChunkedKVCache"):
+        fit(OPAQUE)
+
+
+def test_a_model_that_computes_something_else_on_our_caches_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The comparison with mlx-lm's own caches is real: an off-by-one mask does not pass."""
+    mask = ResidentLayer.make_mask
+
+    def blind(layer: Any, n: int, **options: Any) -> Any:
+        made = mask(layer, n, return_array=True, window_size=None)
+        return made if n == 1 else made & (mx.arange(made.shape[-1]) > 0)
+
+    monkeypatch.setattr(ResidentLayer, "make_mask", blind)
+    with pytest.raises(FatalError, match="something else"):
+        fit(LLAMA)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
+def test_a_window_off_by_one_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe looks past the end of a window, where it can."""
+    read = read_spec
+
+    def narrower(model: Any, bits: KvBits) -> Any:
+        spec = read(model, bits)
+        for layer in spec.layers:
+            if layer.window_tokens:
+                object.__setattr__(layer, "window_tokens", layer.window_tokens - 1)
+        return spec
+
+    monkeypatch.setattr("node.mlx.probe.read_spec", narrower)
+    with pytest.raises(FatalError, match="something else"):
+        fit(ARCHITECTURES[name])
 
 
 def test_batches_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a batch decodes something else than its sequences alone, it is not used."""
-    engine = engine_of(LLAMA)
-    forward = engine._forward
+    """Where a batch computes something else than its sequences alone, it is not used."""
+    forward = Engine._forward
 
-    def wrong(slots: Any) -> Any:
-        logits = forward(slots)
-        return logits if len(slots) == 1 else -logits
+    def wrong(engine: Engine, caches: list[Any], tokens: list[Any]) -> Any:
+        logits = forward(engine, caches, tokens)
+        return -logits if len(caches) > 1 and engine.batching is not Batching.ALONE else logits
 
-    monkeypatch.setattr(engine, "_forward", wrong)
-    probe(engine)
+    monkeypatch.setattr(Engine, "_forward", wrong)
 
-    assert not engine.can_batch
+    assert fit(LLAMA).batching is Batching.ALONE
+
+
+def test_where_positions_are_is_known_for_every_layer() -> None:
+    """The spec says which dimensions carry the position, for every layer that has any."""
+    layers = fit(ARCHITECTURES["deepseek_v32"]).spec.layers
+
+    assert not any(layer.rotations_unknown for layer in layers)
+    assert [(r.slot, r.start, r.dims) for r in layers[0].rotations] == [("values", 0, 64)]
+    assert [(r.slot, r.start, r.dims) for r in layers[1].rotations] == [("index", 0, 64)]

@@ -8,25 +8,17 @@ import pytest
 
 from fabric.control import (
     AgentList,
-    AgentView,
-    CommitMigration,
-    Copied,
-    CopyBlocks,
     Done,
     EraseAgent,
     EraseReceipt,
     Flush,
     ListAgents,
-    Offer,
-    OfferMigration,
-    ReleaseAgent,
-    SealAgent,
 )
 from fabric.errors import FabricError
 from fabric.generation import CacheTier, MatchKind
-from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
+from fabric.ids import AgentId, OperationId, TenantId
 from node.service import NodeService
-from tests.support.services import TENANT, ask, call, running
+from tests.support.services import ask, call, migrate, running
 from tests.support.tiny_models import LLAMA, write_model
 
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 60}
@@ -187,19 +179,6 @@ def test_eviction_and_restart_change_nothing(model: str, tmp_path: Path) -> None
 
     assert want == conversation(lambda: current[0], "agent", restart)
     services[-1].__exit__(None, None, None)
-
-
-def migrate(source: NodeService, target: NodeService, agent: str, epoch: int) -> Copied:
-    """Move an agent as the router does."""
-    migration, who = MigrationId(f"migration-{epoch}"), AgentId(agent)
-    to, frm = NodeName(target.node.name), NodeName(source.node.name)
-    offer = call(source, OfferMigration(migration, TENANT, who, epoch, to), Offer)
-    copied = call(target, CopyBlocks(migration, frm, offer), Copied)
-    sealed = call(source, SealAgent(migration, TENANT, who, epoch, to), Offer)
-    call(target, CopyBlocks(migration, frm, sealed), Copied)
-    call(target, CommitMigration(migration, sealed, epoch + 1), AgentView)
-    call(source, ReleaseAgent(migration, TENANT, who, epoch + 1, to), Done)
-    return copied
 
 
 def test_migration_changes_nothing_and_ships_only_what_is_missing(

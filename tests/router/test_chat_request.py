@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.errors import FabricError, RejectedError
-from fabric.generation import Identity, IdentityKind
+from fabric.generation import Identity, IdentityKind, Priority
 from fabric.limits import COMPLETION_TOKENS_DEFAULT
 from router.chat_request import parse_chat
 
@@ -158,6 +158,8 @@ REFUSED = [
     ("prompt_cache_key", {"prompt_cache_key": []}, "invalid_type"),
     ("metadata", {"metadata": "x"}, "invalid_type"),
     ("metadata.agent_id", {"metadata": {"agent_id": 1}}, "invalid_type"),
+    ("service_tier", {"service_tier": "batch"}, "invalid_value"),
+    ("service_tier", {"service_tier": 1}, "invalid_type"),
 ]
 
 
@@ -239,6 +241,30 @@ def test_identity(headers, fields, kind, agent):
     assert parse(headers, **fields).identity == Identity(kind, agent)
 
 
+PRIORITIES = [
+    ({}, {}, Priority.INTERACTIVE),
+    ({}, {"service_tier": "auto"}, Priority.INTERACTIVE),
+    ({}, {"service_tier": "priority"}, Priority.INTERACTIVE),
+    ({}, {"service_tier": "flex"}, Priority.BACKGROUND),
+    ({"x-macfabric-priority": "background"}, {}, Priority.BACKGROUND),
+    ({"x-macfabric-priority": " Interactive"}, {"service_tier": "flex"}, Priority.INTERACTIVE),
+]
+
+
+@pytest.mark.parametrize(("headers", "fields", "want"), PRIORITIES)
+def test_priority(headers, fields, want):
+    assert parse(headers, **fields).priority is want
+
+
+@pytest.mark.parametrize("named", ["", "urgent", "background,interactive", "\xff"])
+def test_unknown_priority_is_refused(named):
+    with pytest.raises(RejectedError) as caught:
+        parse({"x-macfabric-priority": named}, service_tier="flex")
+
+    assert caught.value.param == "x-macfabric-priority"
+    assert caught.value.status == 400
+
+
 def test_a_key_that_is_no_agent_id_is_digested():
     identity = parse(user="böb smith/../..").identity
 
@@ -278,7 +304,7 @@ NAMES = st.sampled_from(
     [
         *("model", "messages", "temperature", "stop", "n", "tools", "tool_choice", "logit_bias"),
         *("stream", "stream_options", "seed", "metadata", "user", "response_format"),
-        *("chat_template_kwargs", "max_tokens", "top_logprobs", "logprobs"),
+        *("chat_template_kwargs", "max_tokens", "top_logprobs", "logprobs", "service_tier"),
     ]
 )
 

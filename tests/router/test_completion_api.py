@@ -1,11 +1,14 @@
+from operator import attrgetter
+
 import openai
 import pytest
 
-from fabric.generation import Delta, Finished, FinishReason, TokenLogprob
+from fabric.generation import Delta, Finished, FinishReason, Priority, TokenLogprob
 from tests.router.fake_node import MODEL
 from tests.router.rig import rig
 
 pytestmark = pytest.mark.anyio
+ASKED = {"role": "user", "content": "x"}
 
 
 async def test_continues_a_prompt_whole_and_streamed():
@@ -70,6 +73,24 @@ async def test_refusals(fields, param):
             await made.openai().completions.create(model=MODEL, **fields)
 
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("api", ["chat.completions", "completions"])
+async def test_priority_reaches_the_node_and_is_checked(api):
+    said = {"prompt": "x"} if api == "completions" else {"messages": [ASKED]}
+    async with rig("a") as made:
+        client = attrgetter(api)(made.openai())
+        header = {"X-Macfabric-Priority": "background"}
+        await client.create(model=MODEL, **said)
+        await client.create(model=MODEL, **said, extra_headers=header)
+        await client.create(model=MODEL, **said, extra_body={"service_tier": "flex"})
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.create(model=MODEL, **said, extra_headers=dict.fromkeys(header, "soon"))
+        priorities = [request.priority for request in made["node-a"].requests]
+
+    assert priorities == [Priority.INTERACTIVE, Priority.BACKGROUND, Priority.BACKGROUND]
+    assert caught.value.param == "x-macfabric-priority"
+    assert caught.value.body["code"] == "invalid_value"
 
 
 async def test_one_prompt_in_a_list_is_one_prompt():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fabric.block import BlockRef
 from fabric.block_file import payload_bytes
-from fabric.cache_spec import LayerKind, LayerSpec, ModelCacheSpec
+from fabric.cache_spec import LayerKind, ModelCacheSpec, attention_layer
 from fabric.hashing import ROOT_PARENT, block_hash, payload_checksum, tenant_salt, token_bytes
 from fabric.ids import AgentId, BlockHash, Fingerprint, NodeName, TenantId
 from fabric.manifest import Manifest, OwnerState, Piece
@@ -19,7 +19,9 @@ SALT = tenant_salt(CLUSTER_KEY, TENANT)
 
 
 def make_spec(layers: int = 1, heads: int = 1, width: int = 64, dtype: str = "F16"):
-    layer = LayerSpec(LayerKind.FULL, heads, width, width, 4, 64, dtype)
+    layer = attention_layer(
+        LayerKind.FULL, heads, (width, width), bits=4, group_size=64, dtype=dtype
+    )
     return ModelCacheSpec((layer,) * layers)
 
 

@@ -8,7 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fabric.control import ErrorReply, decode_reply, encode_call
+from fabric.control import (
+    AgentView,
+    CommitMigration,
+    Copied,
+    CopyBlocks,
+    Done,
+    ErrorReply,
+    Offer,
+    OfferMigration,
+    ReleaseAgent,
+    SealAgent,
+    decode_reply,
+    encode_call,
+)
 from fabric.errors import FabricError
 from fabric.generation import (
     Admitted,
@@ -20,7 +33,7 @@ from fabric.generation import (
     IdentityKind,
     Sampling,
 )
-from fabric.ids import AgentId, NodeName, OperationId, TenantId
+from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
 from fabric.settings import NodeSettings
 from node.service import NodeConfig, NodeService
 
@@ -131,3 +144,16 @@ def ask(
         return Reply([event async for event in service.node.generate(request)])
 
     return asyncio.run_coroutine_threadsafe(drain(), service._loop).result(120)
+
+
+def migrate(source: NodeService, target: NodeService, agent: str, epoch: int) -> Copied:
+    """Move an agent as the router does."""
+    migration, who = MigrationId(f"migration-{epoch}"), AgentId(agent)
+    to, frm = NodeName(target.node.name), NodeName(source.node.name)
+    offer = call(source, OfferMigration(migration, TENANT, who, epoch, to), Offer)
+    copied = call(target, CopyBlocks(migration, frm, offer), Copied)
+    sealed = call(source, SealAgent(migration, TENANT, who, epoch, to), Offer)
+    call(target, CopyBlocks(migration, frm, sealed), Copied)
+    call(target, CommitMigration(migration, sealed, epoch + 1), AgentView)
+    call(source, ReleaseAgent(migration, TENANT, who, epoch + 1, to), Done)
+    return copied

@@ -1,0 +1,82 @@
+"""Find the benchmarks of this folder and run one: `macfabric bench` starts it.
+
+A benchmark is a file beside this one with a constant DESCRIPTION (one line), a function
+`add_arguments(parser)` and a function `run(arguments) -> Report`; `arguments.quick` asks for a
+run of seconds, whose figures show only that the benchmark works.
+"""
+
+import argparse
+import ast
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.report import as_record, print_record, show
+from router.cli.output import print_pairs
+
+FOLDER = Path(__file__).resolve().parent
+MISSED = 1
+MISUSED = 2
+
+
+def found() -> dict[str, str]:
+    """Return the description of every benchmark by name, without importing any."""
+    described = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "DESCRIPTION":
+                described[path.stem] = str(ast.literal_eval(node.value))
+    return described
+
+
+def list_all(argv: Sequence[str]) -> int:
+    """Print every benchmark with its description."""
+    parser = argparse.ArgumentParser(prog="macfabric bench", description="List the benchmarks.")
+    parser.add_argument("--list", action="store_true", help="(this is what happens anyway)")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    arguments = parser.parse_args(argv)
+    if arguments.json:
+        print_record(found())
+    else:
+        print_pairs(found().items())
+    return 0
+
+
+def run_one(name: str, argv: Sequence[str]) -> int:
+    """Run a benchmark; exit status 1 if one of its limits is missed."""
+    module = importlib.import_module(f"benchmarks.{name}")
+    parser = argparse.ArgumentParser(
+        prog=f"macfabric bench {name}", description=f"{name}: {module.DESCRIPTION}."
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--quick", action="store_true", help="seconds instead of minutes")
+    module.add_arguments(parser)
+    arguments = parser.parse_args(argv)
+    report = module.run(arguments)
+    if arguments.json:
+        print_record(as_record(name, report))
+    else:
+        show(name, report)
+    return 0 if report.met else MISSED
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line; without a name first, list what there is."""
+    if not argv or argv[0].startswith("-"):
+        return list_all(argv)
+    name, *rest = argv
+    names = found()
+    if name not in names:
+        print(f"no benchmark {name!r}; there are: {', '.join(names)}", file=sys.stderr)
+        return MISUSED
+    return run_one(name, rest)
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Python's own way out aborts, often, soon after a thread that used MLX has ended.
+    os._exit(status)

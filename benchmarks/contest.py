@@ -1,0 +1,92 @@
+"""Measure contestants side by side on a machine that others use too.
+
+They take turns within one run, so that whatever else the machine does meets all of them, and
+the figures are medians over the rounds.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.report import is_metal, say
+
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one turn of a contestant took."""
+
+    tokens_count: int
+    cpu_s: float  # of all threads of this process
+    wall_s: float
+
+
+def judged_clock() -> str:
+    """Name the clock whose ratios are judged: CPU time where the CPU does the work.
+
+    Wall time on a shared machine includes the neighbours; a GPU's work is in wall time only.
+    """
+    return "wall" if is_metal() else "cpu"
+
+
+def stopwatch(work: Callable[[], int]) -> Spent:
+    """Run `work`, which returns the tokens it made, and measure it."""
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    tokens_count = work()
+    return Spent(tokens_count, time.process_time() - cpu_s, time.perf_counter() - wall_s)
+
+
+def contest(
+    name: str, contestants: Mapping[str, Callable[[], int]], rounds: int
+) -> dict[str, list[Spent]]:
+    """Let each contestant work once a round, in alternating order; the first round warms up."""
+    spent: dict[str, list[Spent]] = {contestant: [] for contestant in contestants}
+    for number in range(rounds + 1):
+        for contestant in list(contestants)[:: 1 if number % 2 else -1]:
+            taken = stopwatch(contestants[contestant])
+            if number:
+                spent[contestant].append(taken)
+                rate = taken.tokens_count / taken.wall_s
+                say(f"{name}, round {number} of {rounds}: {contestant} {rate:.1f} tokens/s")
+    return spent
+
+
+def rates(spent: list[Spent]) -> dict[str, float]:
+    """Return the median tokens per second by both clocks."""
+    return {
+        "tokens_per_cpu_s": statistics.median(s.tokens_count / s.cpu_s for s in spent),
+        "tokens_per_wall_s": statistics.median(s.tokens_count / s.wall_s for s in spent),
+    }
+
+
+def rate_ratios(ours: list[Spent], theirs: list[Spent]) -> dict[str, float]:
+    """Return the median over the rounds of our rate over theirs, by both clocks.
+
+    `low` and `high`: the 95 % interval of the judged one.
+    """
+    pairs = list(zip(ours, theirs, strict=True))
+    made = np.array([a.tokens_count / b.tokens_count for a, b in pairs])
+    by_clock = {
+        "cpu": made * np.array([b.cpu_s / a.cpu_s for a, b in pairs]),
+        "wall": made * np.array([b.wall_s / a.wall_s for a, b in pairs]),
+    }
+    low, high = bootstrap_interval(by_clock[judged_clock()], np.median)
+    medians = {clock: float(np.median(found)) for clock, found in by_clock.items()}
+    return medians | {"low": low, "high": high}
+
+
+def bootstrap_interval(
+    values: np.ndarray, statistic: Callable[..., np.ndarray] = np.mean
+) -> tuple[float, float]:
+    """Return the 95 % interval of a statistic, resampling `values` with replacement.
+
+    Source: Efron, "Bootstrap methods", 1979 (percentile interval).
+    """
+    rng = np.random.default_rng(0)
+    picks = rng.integers(0, len(values), (RESAMPLES, len(values)))
+    low, high = np.percentile(statistic(values[picks], axis=1), (2.5, 97.5))
+    return float(low), float(high)

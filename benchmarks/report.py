@@ -1,0 +1,144 @@
+"""What every benchmark hands back, and how it is printed for people and for programs."""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from router.cli.output import Steps, print_pairs, print_table
+
+# Standard output belongs to the report; what is going on is said on standard error.
+say = Steps().say
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A figure and the bound that it is promised to keep."""
+
+    statement: str
+    figure: float
+    bound: float
+    is_least: bool  # True: the figure must reach the bound; False: it must not exceed it
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure keeps the bound; a figure that is no number keeps none."""
+        return self.figure >= self.bound if self.is_least else self.figure <= self.bound
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of one benchmark; figures may be tables: {row: {column: number}}."""
+
+    parameters: Mapping[str, Any]
+    figures: Mapping[str, Any]
+    ratios: Mapping[str, float]
+    limits: tuple[Limit, ...]
+    notes: tuple[str, ...] = field(default=())  # what the figures do not show
+
+    @property
+    def met(self) -> bool:
+        """Whether every limit is met."""
+        return all(limit.met for limit in self.limits)
+
+
+def environment() -> dict[str, Any]:
+    """Return what figures depend on besides the code; no date and no path."""
+    preloaded = (Path(path).name for path in os.environ.get("LD_PRELOAD", "").split(":"))
+    return {
+        "mlx": importlib.metadata.version("mlx"),
+        "mlx_lm": importlib.metadata.version("mlx-lm"),
+        "backend": "metal" if is_metal() else "cpu",
+        "blas": [name for name in preloaded if "blas" in name.lower()],
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cores": _cores(),
+        "python": platform.python_version(),
+    }
+
+
+def is_metal() -> bool:
+    """Whether the model runs on the GPU, whose work is in no process's CPU time."""
+    import mlx.core as mx
+
+    return bool(mx.metal.is_available())
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def as_record(name: str, report: Report) -> dict[str, Any]:
+    """Return the report as the JSON document that `--json` prints."""
+    return {
+        "name": name,
+        "environment": environment(),
+        "parameters": dict(report.parameters),
+        "figures": dict(report.figures),
+        "ratios": dict(report.ratios),
+        "limits": [
+            {
+                "statement": limit.statement,
+                # JSON has no NaN.
+                "figure": limit.figure if math.isfinite(limit.figure) else None,
+                "bound": limit.bound,
+                "met": limit.met,
+            }
+            for limit in report.limits
+        ],
+        "notes": list(report.notes),
+        "met": report.met,
+    }
+
+
+def show(name: str, report: Report) -> None:
+    """Print the report for people."""
+    record = as_record(name, report)
+    flat = _flat({key: record[key] for key in ("environment", "parameters")})
+    print_pairs((key.partition(".")[2], value) for key, value in flat)
+    for key, value in _tables(report.figures):
+        columns = list(dict.fromkeys(column for row in value.values() for column in row))
+        rows = [[row, *(_text(cells.get(c, "")) for c in columns)] for row, cells in value.items()]
+        print()
+        print_table(key, [key, *columns], rows)
+    tables = {key for key, _ in _tables(report.figures)}
+    plain = {key: value for key, value in report.figures.items() if key not in tables}
+    print()
+    print_pairs((key, _text(value)) for key, value in _flat({**plain, **report.ratios}))
+    print()
+    for limit in report.limits:
+        verdict = "met   " if limit.met else "MISSED"
+        sign = "≥" if limit.is_least else "≤"
+        print(f"{verdict}  {limit.statement}: {_text(limit.figure)} {sign} {_text(limit.bound)}")
+    for note in report.notes:
+        print(f"note    {note}")
+
+
+def print_record(record: Mapping[str, Any]) -> None:
+    """Print one JSON document on standard output."""
+    print(json.dumps(record, indent=2, ensure_ascii=False))
+
+
+def _tables(figures: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Mapping[str, Any]]]]:
+    for key, value in figures.items():
+        if isinstance(value, Mapping) and all(isinstance(v, Mapping) for v in value.values()):
+            yield key, value
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

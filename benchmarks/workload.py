@@ -1,0 +1,114 @@
+"""Random models of a stated geometry, and caches filled without computing every token.
+
+What a model says does not matter here, only how much work it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models import llama
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from fabric.settings import KvBits
+from node.mlx.engine import Engine
+from node.mlx.probe import fit_engine
+from node.mlx.resident_cache import ResidentCache
+
+PATTERN_TOKENS = 64  # computed truly, then repeated up to a cache's length
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A llama model's shape."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+
+    def as_parameters(self) -> dict[str, int]:
+        """Return the shape by name, for a report."""
+        return asdict(self)
+
+
+def build_model(shape: Geometry, seed: int = 0) -> Any:
+    """Build a llama model with random float32 weights."""
+    mx.random.seed(seed)
+    config = {
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.query_heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocabulary,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+    }
+    model = llama.Model(llama.ModelArgs.from_dict(config))
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+def build_engine(model: Any) -> Engine:
+    """Build the node's engine around a model, as a node does."""
+    return fit_engine(model, KvBits())
+
+
+def pattern(vocabulary: int, seed: int = 0) -> list[int]:
+    """Return the tokens that a synthetic cache repeats."""
+    rng = np.random.default_rng(seed)
+    picked: list[int] = rng.integers(0, vocabulary, PATTERN_TOKENS).tolist()
+    return picked
+
+
+def resident_caches(
+    engine: Engine, tokens: list[int], lengths: Sequence[int], room_tokens: int
+) -> list[ResidentCache]:
+    """Return a resident cache of each length [tokens], with room for as many more."""
+    source = engine.new_cache(len(tokens))
+    engine.prefill(source, tokens)
+    runs = [bytes(view) for view in source.scatter_views(0, len(tokens))]
+    caches = []
+    for count in lengths:
+        cache = engine.new_cache(count + room_tokens)
+        cache.reserve(count + room_tokens)
+        cache.settle()
+        _repeat(runs, cache.scatter_views(0, count))
+        cache.assume(count)
+        caches.append(cache)
+    return caches
+
+
+def _repeat(runs: list[bytes], into: list[memoryview]) -> None:
+    """Fill each view, one head's run of tokens, with the same head's run of the source."""
+    for run, view in zip(runs, into, strict=True):
+        whole = np.frombuffer(view, np.uint8)
+        whole[:] = np.resize(np.frombuffer(run, np.uint8), whole.shape)
+
+
+def stock_caches(model: Any, tokens: list[int], lengths: Sequence[int]) -> list[list[KVCache]]:
+    """Return mlx-lm's full-precision caches of each length [tokens]."""
+    source = make_prompt_cache(model)
+    model(mx.array([tokens]), cache=source)
+    parts = [layer.keys_and_values() for layer in source]
+    mx.eval(parts)
+    return [[KVCache.from_state(_repeated(part, count)) for part in parts] for count in lengths]
+
+
+def _repeated(part: Sequence[mx.array], tokens_count: int) -> tuple[mx.array, mx.array, int]:
+    times = -(-tokens_count // part[0].shape[2])
+    keys, values = (
+        mx.contiguous(mx.tile(array, (1, 1, times, 1))[:, :, :tokens_count]) for array in part
+    )
+    mx.eval(keys, values)
+    return keys, values, tokens_count

@@ -1,0 +1,87 @@
+"""How a stored key turns when it moves to another position, as data.
+
+A rotary embedding turns pairs of a row's dimensions by (position × frequency), so a row kept
+for position p becomes the row for p + d by turning it by d more. Only the turning counts: a
+magnitude factor (yarn, longrope) is in the stored row already.
+
+Source: Su et al. 2021, arXiv 2104.09864, section 3.2.2.
+"""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import TypeAlias
+
+from fabric.errors import RejectedError
+
+KEYS, VALUES, INDEX = "keys", "values", "index"
+SLOTS = (KEYS, VALUES, INDEX)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The turning span of one slot's rows `[..., width]`: dimensions `start` to `start + dims`.
+
+    `traditional` pairs neighbours (0,1), (2,3), else the halves (0, dims/2), (1, dims/2 + 1).
+    Exactly one of `base` and `frequencies` is set; `frequencies` are radians per token of each
+    pair before `scale`, 0 for a pair that stands still.
+    """
+
+    slot: str
+    start: int
+    dims: int
+    traditional: bool
+    base: float | None
+    scale: float
+    frequencies: tuple[float, ...] | None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no rotation; raise RejectedError."""
+        _require(self.slot in SLOTS, f"no slot {self.slot!r:.40}")
+        _require(self.start >= 0, "starts below 0")
+        _require(self.dims > 0 and self.dims % 2 == 0, "dims are not whole pairs")
+        _require(isfinite(self.scale), "scale is not finite")
+        _require((self.base is None) != (self.frequencies is None), "needs base or frequencies")
+        if self.base is not None:
+            _require(isfinite(self.base) and self.base > 0, "base is not a positive number")
+        if self.frequencies is not None:
+            _require(len(self.frequencies) * 2 == self.dims, "needs one frequency per pair")
+            _require(all(map(isfinite, self.frequencies)), "a frequency is not finite")
+
+    @property
+    def radians_per_token(self) -> tuple[float, ...]:
+        """Angle by which each pair turns from one position to the next."""
+        if self.frequencies is not None:
+            return tuple(self.scale * frequency for frequency in self.frequencies)
+        assert self.base is not None
+        return tuple(self.scale * self.base ** (-d / self.dims) for d in range(0, self.dims, 2))
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Dimensions of the stored row that turn together, one pair per frequency."""
+        half = self.dims // 2
+        if self.traditional:
+            return tuple((self.start + 2 * i, self.start + 2 * i + 1) for i in range(half))
+        return tuple((self.start + i, self.start + half + i) for i in range(half))
+
+    @property
+    def moving_dims(self) -> tuple[int, ...]:
+        """Dimensions of the stored row that change with the position, ascending."""
+        turning = zip(self.pairs, self.radians_per_token, strict=True)
+        return tuple(sorted(dim for pair, angle in turning if angle for dim in pair))
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownRotation:
+    """A layer whose rows must not be moved to other positions, and why."""
+
+    reason: str
+
+
+# One cache's rotations, at most one per slot; empty if its rows fit every position as they are.
+CacheRotations: TypeAlias = tuple[Rotation, ...] | UnknownRotation
+
+
+def _require(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not holds:
+        message = f"rotation: {what}"
+        raise RejectedError(message, code="invalid_message")

@@ -1,0 +1,148 @@
+"""Read from a model's own caches what it remembers per layer.
+
+A few tokens are run through the model and the caches that it made are looked at; no name of
+a model decides anything. A cache of a kind that is not known here makes the model opaque: it
+is served, and nothing of it is reused.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+
+from fabric.cache_spec import (
+    NATIVE,
+    LayerKind,
+    LayerSpec,
+    ModelCacheSpec,
+    SlotSpec,
+    TensorSpec,
+)
+from fabric.errors import FatalError
+from fabric.rotation import CacheRotations, UnknownRotation
+from fabric.settings import KvBits
+from node.mlx import attention
+from node.mlx.token_store import DTYPE_NAMES
+
+_TOKENS = [0, 1, 2]
+_GROUP_SIZES = (64, 32)  # of equal padding the larger: fewer scales
+
+
+def read_spec(model: Any, bits: KvBits) -> ModelCacheSpec:
+    """Describe the model's caches, quantized to `bits`; raise FatalError for unknown kinds."""
+    attention.install()
+    caches = make_prompt_cache(model)
+    leaves, nesting = flatten(caches)
+    unknown = sorted({_type_name(leaf) for leaf in leaves if not _is_known(leaf)})
+    if unknown:
+        message = f"caches of kind {', '.join(unknown)} cannot be cut or stored"
+        raise FatalError(message, code="unsupported_model")
+    with attention.observing() as calls:
+        model(mx.array([_TOKENS]), cache=caches)
+    mx.eval([_arrays(leaf) for leaf in leaves])
+    with_sinks = {id(call.cache) for call in calls if call.has_sinks}
+    layers = tuple(_layer(leaf, bits, has_sinks=id(leaf) in with_sinks) for leaf in leaves)
+    sharing = sum(call.cache is None for call in calls)
+    return ModelCacheSpec(layers, nesting, sharing)
+
+
+def with_rotations(spec: ModelCacheSpec, found: list[CacheRotations]) -> ModelCacheSpec:
+    """Note for every layer where positions are written into it."""
+    by_cache = iter(found)
+    layers: list[LayerSpec] = []
+    at = 0
+    for count in spec.nesting:
+        members = spec.layers[at : at + max(count, 1)]
+        at += len(members)
+        layers += _rotated(members, next(by_cache))
+    return replace(spec, layers=tuple(layers))
+
+
+def _rotated(members: tuple[LayerSpec, ...], found: CacheRotations) -> list[LayerSpec]:
+    if isinstance(found, UnknownRotation):
+        return [replace(layer, rotations_unknown=found.reason) for layer in members]
+    left = list(found)
+    out = []
+    for layer in members:
+        names = {slot.name for slot in layer.slots}
+        own = tuple(rotation for rotation in left if rotation.slot in names)
+        left = [rotation for rotation in left if rotation not in own]
+        out.append(replace(layer, rotations=own))
+    return out
+
+
+def flatten(caches: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
+    """List every plain cache, and how many each of the model's caches is made of."""
+    leaves: list[Any] = []
+    nesting = []
+    for cache in caches:
+        if type(cache) is CacheList:
+            leaves += cache.caches
+            nesting.append(len(cache.caches))
+        else:
+            leaves.append(cache)
+            nesting.append(0)
+    return leaves, tuple(nesting)
+
+
+def _type_name(cache: Any) -> str:
+    return type(cache).__name__
+
+
+def _is_known(cache: Any) -> bool:
+    if type(cache) is RotatingKVCache:
+        return bool(cache.keep == 0)  # kept first tokens would be a second window
+    return type(cache) in (KVCache, ArraysCache)
+
+
+def _arrays(leaf: Any) -> list[mx.array]:
+    if isinstance(leaf, ArraysCache):
+        return [array for array in leaf.cache if array is not None]
+    return [leaf.keys, leaf.values]
+
+
+def _layer(leaf: Any, bits: KvBits, *, has_sinks: bool) -> LayerSpec:
+    if isinstance(leaf, ArraysCache):
+        return _recurrent_layer(leaf)
+    keys, values = leaf.keys_and_values()
+    if values.shape[-1] == 0 or not mx.any(values).item():
+        # An index keeps keys only; what it puts in the place of values is a dummy.
+        return LayerSpec(LayerKind.INDEXED, (_slot("index", keys, NATIVE),))
+    if isinstance(leaf, RotatingKVCache):
+        kind, count, window = LayerKind.WINDOW, bits.window, leaf.max_size
+    else:
+        kind, count, window = LayerKind.FULL, bits.full, 0
+    slots = (_slot("keys", keys, count), _slot("values", values, count))
+    return LayerSpec(kind, slots, window_tokens=window, has_sinks=has_sinks)
+
+
+def _recurrent_layer(leaf: ArraysCache) -> LayerSpec:
+    if any(array is None for array in leaf.cache):
+        message = "a recurrent layer leaves part of its state empty"
+        raise FatalError(message, code="unsupported_model")
+    states = tuple(
+        TensorSpec(f"state.{index}", _dtype(array), tuple(array.shape))
+        for index, array in enumerate(leaf.cache)
+    )
+    return LayerSpec(LayerKind.RECURRENT, states=states)
+
+
+def _slot(name: str, vectors: mx.array, bits: int) -> SlotSpec:
+    heads, width = vectors.shape[1], vectors.shape[-1]
+    group = min(_GROUP_SIZES, key=lambda size: (-(-width // size) * size, -size))
+    return SlotSpec(name, heads, width, bits, group if bits else 0, _dtype(vectors))
+
+
+def _dtype(array: mx.array) -> str:
+    name = DTYPE_NAMES.get(array.dtype)
+    if name is None:
+        message = f"caches of type {array.dtype} cannot be stored"
+        raise FatalError(message, code="unsupported_model")
+    return name

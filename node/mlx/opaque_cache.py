@@ -1,0 +1,60 @@
+"""A sequence's cache of a kind we cannot cut or store: mlx-lm's own, used once and dropped."""
+
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from node.mlx.resident_cache import CacheMark
+
+
+class OpaqueCache:
+    """Looks like a ResidentCache to the engine; nothing can be read from it or kept of it."""
+
+    keeps_slid = False
+
+    def __init__(self, model: Any) -> None:
+        self.layers = make_prompt_cache(model)
+        self.tokens_count = 0
+        self.slid: dict[int, memoryview] = {}
+        self.snapshots: dict[int, Any] = {}
+
+    def _arrays(self) -> list[mx.array]:
+        states = [cache.state for cache in self.layers if not cache.empty()]
+        return [leaf for _, leaf in tree_flatten(states) if isinstance(leaf, mx.array)]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory held."""
+        return sum(int(array.nbytes) for array in self._arrays())
+
+    def settle(self) -> None:
+        """Evaluate all arrays."""
+        mx.eval(self._arrays())
+
+    def loose_ends(self) -> list[mx.array]:
+        """List arrays that a step changes."""
+        return self._arrays()
+
+    def advance(self, count: int) -> None:
+        """Count tokens that a step appended."""
+        self.tokens_count += count
+
+    def mark(self) -> CacheMark:
+        """Note where a step begins; nothing can go back to it."""
+        return CacheMark(self.tokens_count, ())
+
+    def undo(self, mark: CacheMark) -> None:
+        """Do nothing: the sequence that failed ends, and its cache with it."""
+
+    def can_rewind(self, tokens_count: int) -> bool:
+        """Say that nothing but all of it can be kept."""
+        return tokens_count == self.tokens_count
+
+    def take_out(self) -> None: ...
+    def slide(self) -> None: ...
+    def make_room(self) -> None: ...
+    def rest(self) -> None: ...
+    def take_snapshot(self) -> None: ...
+    def reserve(self, tokens_count: int) -> None: ...

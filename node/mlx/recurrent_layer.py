@@ -1,0 +1,95 @@
+"""A recurrent layer: arrays that say everything about the past, and cannot be cut.
+
+Steps replace the arrays and never write into them, so a snapshot is a list of references.
+Sequences that decode together are rows of one stack, which is built when the batch changes
+and not in every step; a sequence takes its row out when it goes its own way.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+
+Snapshot = list[mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A state to go back to: whole arrays, and which row of them is meant."""
+
+    arrays: Snapshot
+    row: int | None
+
+
+class RecurrentLayer(ArraysCache):
+    """Resident state of one recurrent layer; alone it is a list of arrays `[1, …]`."""
+
+    def __init__(self, states: Snapshot) -> None:
+        super().__init__(len(states))
+        self.cache = list(states)
+        self.stack: StackedState | None = None
+        self.row = 0
+
+    def take_out(self) -> None:
+        """Leave the stack with a copy of the own row."""
+        if self.stack is not None:
+            row = mx.array([self.row])
+            self.cache = [mx.take(array, row, axis=0) for array in self.stack.cache]
+            self.stack = None
+
+    def snapshot(self) -> Snapshot:
+        """Return the present state as arrays that nothing will change."""
+        self.take_out()
+        return list(self.cache)
+
+    def replace(self, states: Snapshot) -> None:
+        """Go on from another state."""
+        self.stack = None
+        self.cache = list(states)
+
+    def mark(self) -> Mark:
+        """Note the present state without copying anything."""
+        if self.stack is None:
+            return Mark(list(self.cache), None)
+        return Mark(list(self.stack.cache), self.row)
+
+    def undo(self, mark: Mark) -> None:
+        """Go back to a noted state."""
+        if mark.row is None:
+            self.replace(mark.arrays)
+        else:
+            row = mx.array([mark.row])
+            self.replace([mx.take(array, row, axis=0) for array in mark.arrays])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this sequence's own state."""
+        if self.stack is None:
+            return sum(int(array.nbytes) for array in self.cache)
+        return sum(int(array.nbytes) // array.shape[0] for array in self.stack.cache)
+
+
+class StackedState(ArraysCache):
+    """One recurrent layer of several sequences; the model replaces its arrays."""
+
+    def __init__(self, layers: list[RecurrentLayer]) -> None:
+        super().__init__(len(layers[0].cache))
+        states = [layer.snapshot() for layer in layers]
+        self.cache = [mx.concatenate(list(rows)) for rows in zip(*states, strict=True)]
+        self._count = len(layers)
+        for row, layer in enumerate(layers):
+            layer.stack, layer.row = self, row
+
+    def is_of(self, layers: list[RecurrentLayer]) -> bool:
+        """Say whether these layers, in this order, are the rows of this stack."""
+        return len(layers) == self._count and all(
+            layer.stack is self and layer.row == row for row, layer in enumerate(layers)
+        )
+
+
+def stack(layers: list[RecurrentLayer]) -> StackedState:
+    """Return the stack of these sequences, the present one if they form one already."""
+    present = layers[0].stack
+    if present is not None and present.is_of(layers):
+        return present
+    return StackedState(layers)

@@ -1,0 +1,106 @@
+"""Growing arrays of one slot: vectors of some heads, appended token by token.
+
+Packed stores hold 4- or 8-bit codes with scales and biases, plain ones the model's numbers.
+All arrays are `[1, heads, capacity, width]`; positions count from the store's own start.
+"""
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from fabric.cache_spec import NATIVE, WORD_BITS, SlotSpec
+
+GROWTH_TOKENS = 256
+DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Packed(NamedTuple):
+    """Quantized vectors `[1, heads, tokens, width]` as attention is given them."""
+
+    codes: mx.array
+    scales: mx.array
+    biases: mx.array
+    bits: int
+    group_size: int
+    width: int  # without the zeros that fill the last group
+
+    def dense(self) -> mx.array:
+        """Return the numbers that the codes stand for."""
+        numbers = mx.dequantize(
+            self.codes, self.scales, self.biases, group_size=self.group_size, bits=self.bits
+        )
+        return numbers if numbers.shape[-1] == self.width else numbers[..., : self.width]
+
+
+def round_up(tokens_count: int) -> int:
+    """Round a capacity up to the growth step."""
+    return -(-tokens_count // GROWTH_TOKENS) * GROWTH_TOKENS
+
+
+class TokenStore:
+    """Arrays that grow along their token axis."""
+
+    def __init__(self, slot: SlotSpec, heads: int, capacity_tokens: int) -> None:
+        self.slot = slot
+        self._heads = heads
+        self.arrays = self._zeros(round_up(capacity_tokens))
+
+    def _zeros(self, tokens_count: int) -> tuple[mx.array, ...]:
+        slot, lead = self.slot, (1, self._heads, tokens_count)
+        dtype = DTYPES[slot.dtype]
+        if slot.bits == NATIVE:
+            return (mx.zeros((*lead, slot.width), dtype),)
+        groups = slot.stored_width // slot.group_size
+        return (
+            mx.zeros((*lead, slot.stored_width * slot.bits // WORD_BITS), mx.uint32),
+            mx.zeros((*lead, groups), dtype),
+            mx.zeros((*lead, groups), dtype),
+        )
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that fit without growing."""
+        return int(self.arrays[0].shape[2])
+
+    def reserve(self, tokens_count: int) -> None:
+        """Make room for `tokens_count` tokens in total."""
+        missing = round_up(tokens_count) - self.capacity_tokens
+        if missing > 0:
+            pairs = zip(self.arrays, self._zeros(missing), strict=True)
+            self.arrays = tuple(mx.concatenate(pair, axis=2) for pair in pairs)
+
+    def keep(self, start: int, end: int, capacity_tokens: int) -> None:
+        """Keep tokens `start:end` as the first ones, with room for `capacity_tokens`."""
+        spare = self._zeros(round_up(capacity_tokens) - (end - start))
+        pairs = zip(self.arrays, spare, strict=True)
+        self.arrays = tuple(
+            mx.concatenate([array[:, :, start:end], zeros], axis=2) for array, zeros in pairs
+        )
+
+    def write(self, vectors: mx.array, start: int) -> None:
+        """Store `[1, heads, n, width]` as the tokens from `start` on."""
+        slot, end = self.slot, start + vectors.shape[2]
+        if slot.bits == NATIVE:
+            self.arrays[0][..., start:end, :] = vectors
+            return
+        spare = slot.stored_width - slot.width
+        if spare:
+            vectors = mx.pad(vectors, [(0, 0), (0, 0), (0, 0), (0, spare)])
+        parts = mx.quantize(vectors, group_size=slot.group_size, bits=slot.bits)
+        for array, part in zip(self.arrays, parts, strict=True):
+            array[..., start:end, :] = part
+
+    def fetch(self, heads: slice, start: int, end: int) -> mx.array | Packed:
+        """Return tokens `start:end` of some heads as they are stored."""
+        parts = [array[:, heads, start:end] for array in self.arrays]
+        if self.slot.bits == NATIVE:
+            return parts[0]
+        codes, scales, biases = parts
+        slot = self.slot
+        return Packed(codes, scales, biases, slot.bits, slot.group_size, slot.width)
+
+
+def dense(fetched: mx.array | Packed) -> mx.array:
+    """Return what was fetched as plain numbers."""
+    return fetched.dense() if isinstance(fetched, Packed) else fetched

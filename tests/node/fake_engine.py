@@ -1,0 +1,192 @@
+"""An engine without a model: what it draws depends on every token that its cache was fed.
+
+So a lost, repeated or misplaced token changes all that follows. `log` says what ran when.
+"""
+
+import zlib
+from dataclasses import dataclass, field
+
+from fabric.generation import Sampling
+from fabric.limits import PREFILL_CHUNK_TOKENS_MAX
+from node.memory_budget import MemoryBudget
+from node.mlx.answer import Shown
+from node.mlx.engine import Drawn
+from node.scheduler import Scheduler
+from node.sequence import Broke, Ended, Produced, Sequence
+
+TOKEN_BYTES = 10
+END = 0  # never drawn
+
+
+class BrokenError(RuntimeError):
+    """What a test asked for."""
+
+
+class FakeClock:
+    def __init__(self):
+        self.now_s = 0.0
+
+    def monotonic_s(self):
+        return self.now_s
+
+    def wall_s(self):
+        return self.now_s
+
+
+class FakeCache:
+    def __init__(self):
+        self.tokens = []
+
+    @property
+    def tokens_count(self):
+        return len(self.tokens)
+
+    @property
+    def size_bytes(self):
+        return TOKEN_BYTES * len(self.tokens)
+
+
+@dataclass
+class FakeSlot:
+    cache: FakeCache
+    seed: int
+    pending: int
+    pending_is_drawn: bool = False
+    unread: list = field(default_factory=list)
+    fails_at: int | None = None
+
+
+class FakeEngine:
+    """Computes `tokens_per_s` on the given clock; a slot or cache may be told to fail."""
+
+    def __init__(self, clock=None, tokens_per_s=1e9):
+        self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MAX
+        self.log = []
+        self._clock = clock or FakeClock()
+        self._tokens_per_s = tokens_per_s
+
+    def prefill(self, cache, tokens):
+        if getattr(cache, "is_broken", False):
+            raise BrokenError
+        self.log.append(("prefill", cache, len(tokens)))
+        self._clock.now_s += len(tokens) / self._tokens_per_s
+        cache.tokens += tokens
+
+    def start(self, cache, prompt, sampling, seed):
+        assert cache.tokens == prompt[:-1]
+        if sampling.top_k == 666:
+            raise BrokenError
+        return FakeSlot(cache, seed, prompt[-1], fails_at=getattr(cache, "fails_at", None))
+
+    def launch(self, slots):
+        for slot in slots:
+            if slot.fails_at is not None and slot.cache.tokens_count >= slot.fails_at:
+                raise BrokenError
+        self.log.append(("decode", [slot.cache for slot in slots]))
+        for slot in slots:
+            slot.cache.tokens.append(slot.pending)
+            if slot.pending_is_drawn:
+                slot.unread.append(slot.pending)
+            slot.pending = next_token(slot.cache.tokens, slot.seed)
+            slot.pending_is_drawn = True
+
+    def read(self, slot):
+        drawn = [Drawn(token) for token in slot.unread]
+        slot.unread.clear()
+        return drawn
+
+
+def next_token(tokens, seed):
+    return 1 + zlib.crc32(repr((tokens, seed)).encode()) % 1_000
+
+
+def expected(prompt, seed, count):
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, seed))
+    return tokens[len(prompt) :]
+
+
+class FakeAnswer:
+    def __init__(self):
+        self.text = ""
+        self.ends = []
+        self.fails_at = None
+
+    def push(self, token):
+        if self.fails_at is not None and len(self.ends) == self.fails_at:
+            raise BrokenError
+        self.text += f"{token} "
+        self.ends.append(len(self.text))
+        return Shown(text=f"{token} ")
+
+    def finish(self, *, stopped):
+        return Shown()
+
+
+def make_sequence(prompt_tokens, answer_tokens=8, *, cached=0, seed=1, top_k=0, **options):
+    """Return a sequence and the list that its events go to."""
+    events = []
+    prompt = [1 + (seed * 7 + 3 * i) % 997 for i in range(prompt_tokens)]
+    cache = FakeCache()
+    cache.tokens = prompt[:cached]
+    sequence = Sequence(
+        cache=cache,
+        prompt=prompt,
+        sampling=Sampling(max_tokens=answer_tokens, top_k=top_k),
+        seed=seed,
+        answer=FakeAnswer(),
+        emit=options.pop("emit", events.append),
+        stop_ids=frozenset({END}),
+        token_text=str,
+        **options,
+    )
+    return sequence, events
+
+
+def last_of(events):
+    """Return the final event, which must be the only one."""
+    final = [event for event in events if isinstance(event, Ended | Broke)]
+    assert len(final) == 1
+    assert events[-1] is final[0]
+    return final[0]
+
+
+def is_undisturbed(sequence, events):
+    """Say whether the answer is what the prompt and seed alone determine."""
+    want = expected(sequence.prompt, sequence.seed, sequence.sampling.max_tokens)
+    numbers = [event.index for event in events if isinstance(event, Produced)]
+    return (
+        last_of(events).answer_ids == want
+        and numbers == list(range(len(want)))
+        and sequence.cache.tokens == sequence.prompt + want
+    )
+
+
+class SchedulerRig:
+    """A scheduler over a fake engine, one iteration at a time."""
+
+    def __init__(
+        self, *, active_max=8, total_bytes=1 << 40, make_room=None, spill=None, tokens_per_s=1e9
+    ):
+        self.clock = FakeClock()
+        self.engine = FakeEngine(self.clock, tokens_per_s)
+        self.budget = MemoryBudget(total_bytes, make_room)
+        self.scheduler = Scheduler(
+            self.clock, self.budget, active_max=active_max, exact_chunks=False, spill=spill
+        )
+        self.scheduler.engine = self.engine
+        self.queue = self.scheduler.queue
+
+    def add(self, *arguments, **options):
+        sequence, events = make_sequence(*arguments, **options)
+        self.scheduler.add(sequence)
+        return sequence, events
+
+    def run(self, iterations=10_000):
+        """Iterate until nothing is left, or as often as told."""
+        for _ in range(iterations):
+            if not any(self.queue):
+                return
+            self.scheduler.iterate()
+        assert iterations < 10_000, "something never ended"

@@ -1,0 +1,131 @@
+"""Whole nodes with models of every reuse class: turns, restarts, moves, and no reuse at all."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fabric.generation import CacheTier, Delta, MatchKind
+from node.service import NodeService
+from tests.support.architectures import ARCHITECTURES, OPAQUE
+from tests.support.services import Reply, ask, migrate, running, start_service
+from tests.support.tiny_models import write_model
+
+SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 30}
+TURNS = ("naïve café 東京", "the log " * 40, "größer")
+# A window with shared layers, a latent with an index, states beside attention, and beside latents.
+CLASSES = ("gemma4_text", "glm_moe_dsa", "qwen3_5", "kimi_linear")
+
+
+@pytest.fixture(scope="module", params=CLASSES)
+def model(request, tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("models") / request.param
+    return str(write_model(folder, ARCHITECTURES[request.param]))
+
+
+def logprobs_of(reply: Reply) -> list[tuple[str, float]]:
+    entries = (event.logprobs for event in reply.events if isinstance(event, Delta))
+    return [(entry.token, entry.logprob) for group in entries for entry in group]
+
+
+def converse(
+    service: Callable[[], NodeService], between: Callable[[], None], epoch: Callable[[], int]
+) -> tuple[list[list[tuple[str, float]]], list[Reply]]:
+    """Talk for some turns; answers go back as text that their tokens spell again."""
+    messages, replies = [SYSTEM], []
+    for text in TURNS:
+        messages.append({"role": "user", "content": text})
+        reply = ask(
+            service(), messages, agent="agent", epoch=epoch(), max_tokens=6, logprobs=1,
+            ignore_eos=True,
+        )  # fmt: skip
+        replies.append(reply)
+        messages.append({"role": "assistant", "content": reply.text})
+        between()
+    return [logprobs_of(reply) for reply in replies], replies
+
+
+def test_restarts_and_moves_change_no_bit(model, tmp_path):
+    """Log probabilities of all turns: undisturbed, restarted between turns, moved between turns."""
+    with running(tmp_path, model, "calm") as calm:
+        assert calm.node.self_test.passed, calm.node.self_test.detail
+        want, replies = converse(lambda: calm, lambda: None, lambda: 1)
+        assert [reply.admitted.cache for reply in replies] == [
+            CacheTier.COLD, CacheTier.HOT, CacheTier.HOT,
+        ]  # fmt: skip
+        again = ask(calm, [SYSTEM, {"role": "user", "content": TURNS[0]}], max_tokens=2)
+        other = ask(calm, [SYSTEM, {"role": "user", "content": "other"}], max_tokens=2)
+
+    assert again.admitted.cached_tokens >= 256  # blocks that a stranger's turn stored
+    assert other.admitted.cached_tokens >= 256
+    with running(tmp_path, model, "left") as left, running(tmp_path, model, "right") as right:
+        here, moves = [left, right], []
+
+        def move() -> None:
+            moves.append(migrate(here[0], here[1], "agent", len(moves) + 1))
+            here.reverse()
+
+        got, replies = converse(lambda: here[0], move, lambda: len(moves) + 1)
+    assert got == want
+    assert [reply.admitted.cache for reply in replies[1:]] == [CacheTier.PEER] * 2
+
+    current = [start_service(tmp_path, model, "reborn")]
+
+    def restart() -> None:
+        current[-1].stop()
+        current.append(start_service(tmp_path, model, "reborn"))
+
+    got, replies = converse(lambda: current[-1], restart, lambda: 1)
+    current[-1].stop()
+    assert got == want
+    assert [reply.admitted.cache for reply in replies[1:]] == [CacheTier.DISK] * 2
+
+
+def test_a_model_of_unknown_caches_is_served_without_reuse(tmp_path):
+    """Right answers, nothing stored, and everybody is told."""
+    folder = str(write_model(tmp_path / "opaque", OPAQUE))
+    with running(tmp_path, folder) as service:
+        messages = [SYSTEM, {"role": "user", "content": "alpha"}]
+        first, second = (ask(service, messages, agent="agent", max_tokens=5) for _ in range(2))
+        view = service.node.view()
+
+    assert first.text == second.text
+    assert second.admitted.cache is CacheTier.COLD
+    assert second.admitted.match is MatchKind.NONE
+    assert "served without reuse" in second.admitted.match_reason
+    assert not view.reuse
+    assert not view.self_test.passed
+    assert "ChunkedKVCache" in view.self_test.detail
+    assert view.agents == view.tokens == 0
+
+
+def test_a_model_that_fails_its_self_test_is_served_without_reuse(tmp_path, monkeypatch):
+    """Memory that does not come back as it went is not used, and the node says so."""
+    folder = str(write_model(tmp_path / "llama", ARCHITECTURES["llama"]))
+    monkeypatch.setattr("node.self_test._compare", _differs)
+    with running(tmp_path, folder) as service:
+        messages = [SYSTEM, {"role": "user", "content": "alpha"}]
+        replies = [ask(service, messages, agent="agent", max_tokens=5) for _ in range(2)]
+        stored = service.node.store.blocks.total_bytes
+
+    assert replies[0].text == replies[1].text
+    assert [reply.admitted.cache for reply in replies] == [CacheTier.COLD] * 2
+    assert "answers differently" in replies[1].admitted.match_reason
+    assert stored == 0
+
+
+async def _differs(_node) -> tuple[bool, str]:
+    return False, "the restored agent answers differently"
+
+
+def test_long_prompts_of_window_models_keep_every_block(tmp_path: Path):
+    """Blocks that slid out of the window while the prompt was computed are stored, too."""
+    folder = str(write_model(tmp_path / "gpt", ARCHITECTURES["gpt_oss"]))
+    prompt = "the cat sat on the mat. " * 160
+    with running(tmp_path, folder) as service:
+        ask(service, prompt, agent="agent", max_tokens=2)
+        record = next(iter(service.node.table)).saved
+
+    assert record is not None
+    assert [place.start for place in record.windows] == list(range(0, record.tokens_count, 256))
+    assert len(record.windows) > 3

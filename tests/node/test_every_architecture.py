@@ -1,0 +1,305 @@
+"""Every kind of cache, on tiny random models: what batching, restoring and cutting must keep.
+
+Weights are random: these compare paths, bit for bit where the design says so.
+"""
+
+from dataclasses import dataclass
+from functools import cache as remembered
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import QuantizedKVCache
+
+from fabric.block_chain import BlockSpan
+from fabric.cache_spec import CacheGroup, LayerKind
+from fabric.generation import Sampling
+from fabric.hashing import group_hash
+from fabric.limits import BLOCK_TOKENS
+from fabric.settings import KvBits
+from node.agent_store import AgentStore, Stock
+from node.block_store import BlockStore
+from node.manifest_store import ManifestStore
+from node.mlx.engine import Batching, Engine
+from node.mlx.probe import fit_engine
+from node.mlx.resident_cache import ResidentCache
+from node.posix_disk import PosixDisk
+from tests.support.architectures import ARCHITECTURES, WINDOW_TOKENS
+from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, TENANT
+from tests.support.tiny_models import VOCABULARY, build_model
+
+STEPS = 6
+GREEDY = Sampling(max_tokens=STEPS)
+CHUNK_TOKENS = 20  # cuts at its multiples meet the same chunks warm and cold
+EVERY = pytest.mark.parametrize("name", ARCHITECTURES)
+
+
+@remembered
+def engine_of(name: str) -> Engine:
+    return fit_engine(build_model(ARCHITECTURES[name]), KvBits())
+
+
+def prompt_of(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng([seed, count]).integers(10, VOCABULARY, count).tolist()
+
+
+def prefilled(engine: Engine, prompt: list[int]) -> ResidentCache:
+    """Prefill in small chunks, keeping what slides away and a state at every chunk's end."""
+    cache = engine.new_cache(len(prompt) + STEPS)
+    cache.keeps_slid = True
+    extend(engine, cache, prompt)
+    return cache
+
+
+def extend(engine: Engine, cache: ResidentCache, prompt: list[int]) -> None:
+    while (at := cache.tokens_count) < len(prompt):
+        engine.prefill(cache, prompt[at : min(at + CHUNK_TOKENS, len(prompt))])
+        cache.take_snapshot()
+
+
+def generate(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    """Decode all prompts in one batch."""
+    slots = [engine.start(prefilled(engine, p[:-1]), p, GREEDY, 0) for p in prompts]
+    out: list[list[int]] = [[] for _ in prompts]
+    for _ in range(STEPS + 1):
+        engine.launch(slots)
+        for tokens, slot in zip(out, slots, strict=True):
+            tokens += [drawn.token for drawn in engine.read(slot)]
+    return out
+
+
+def logits_after(engine: Engine, cache: ResidentCache, tokens: list[int]) -> np.ndarray:
+    rows = [engine.feed([cache], [mx.array([token], mx.uint32)]) for token in tokens]
+    return np.array(mx.concatenate(rows).astype(mx.float32))
+
+
+@EVERY
+def test_batched_equals_alone(name):
+    """Three sequences of unequal length; and as many as key heads, which broadcasts wrongly."""
+    engine = engine_of(name)
+    slots = [slot for layer in engine.spec.layers for slot in layer.slots]
+    prompts = [prompt_of(count) for count in (100, 3, 47, 31)]
+    alone = [generate(engine, [prompt])[0] for prompt in prompts]
+
+    assert engine.batching is not Batching.ALONE
+    for size in {3, *(slot.heads for slot in slots if 1 < slot.heads <= len(prompts))}:
+        assert generate(engine, prompts[:size]) == alone[:size]
+
+
+@EVERY
+def test_a_sequence_may_leave_and_join_a_batch(name):
+    """Whoever else is in a step, every sequence gets the tokens that it gets alone."""
+    engine = engine_of(name)
+    prompts = [prompt_of(count, seed=1) for count in (40, 21, 66)]
+    alone = [generate(engine, [prompt])[0] for prompt in prompts]
+    slots = [engine.start(prefilled(engine, p[:-1]), p, GREEDY, 0) for p in prompts]
+    out: list[list[int]] = [[] for _ in prompts]
+
+    for step in ((0, 1), (0, 1), (0, 1, 2), (2, 0), (2, 1, 0), (1, 2), (1,), (2, 0), (0, 1, 2)):
+        engine.launch([slots[index] for index in step])
+        for index in step:
+            out[index] += [drawn.token for drawn in engine.read(slots[index])]
+
+    assert [tokens[: len(want)] for tokens, want in zip(out, alone, strict=True)] == [
+        want[: len(tokens)] for tokens, want in zip(out, alone, strict=True)
+    ]
+    assert min(map(len, out)) >= STEPS - 1
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "glm4_moe", "minimax_m2", "deepseek_v2"])
+def test_tokens_are_those_of_mlx_lm_with_its_own_quantized_cache(name):
+    engine, prompt = engine_of(name), prompt_of(90)
+    caches = [QuantizedKVCache(64, 4) for _ in engine.spec.layers]
+    for at in range(0, len(prompt) - 1, CHUNK_TOKENS):
+        chunk = prompt[at : min(at + CHUNK_TOKENS, len(prompt) - 1)]
+        engine.model(mx.array([chunk]), cache=caches)
+    token, want = mx.array([prompt[-1:]]), []
+    for _ in range(STEPS):
+        token = mx.argmax(engine.model(token, cache=caches)[:, -1], axis=-1, keepdims=True)
+        want.append(int(token.item()))
+
+    assert generate(engine, [prompt]) == [want]
+
+
+@dataclass
+class Shelf:
+    """A block store on a disk, and what a test put there."""
+
+    store: AgentStore
+    blocks: BlockStore
+
+    def save(self, cache: ResidentCache, prompt: list[int]) -> Stock:
+        """Store all of a cache's blocks, as a turn would."""
+        salt, stock = self.store.salt(TENANT), Stock()
+        ids = prompt[: cache.tokens_count]
+        spans = self.store.spans(TENANT, ids)
+        for span in spans:
+            kv = cache.gather(span.start, span.end)
+            stock.full.append(self.store.save_block(span, ids, kv))
+            window = span.in_group(salt, CacheGroup.WINDOW)
+            if CacheGroup.WINDOW in cache.spec.groups:
+                kv = cache.slid.get(span.start)
+                if kv is None:
+                    kv = cache.gather(span.start, span.end, CacheGroup.WINDOW)
+                stock.windows[span.start] = self.store.save_block(window, ids, kv)
+        for end in cache.snapshots:
+            span = self.store.state_span(TENANT, ids, spans, end)
+            kv = cache.gather_snapshot(end)
+            stock.states[end] = self.store.save_block(span, ids, kv)
+        return stock
+
+
+@pytest.fixture
+def shelf_for(tmp_path):
+    made = []
+
+    def make(engine: Engine) -> Shelf:
+        disk = PosixDisk(tmp_path / str(len(made)), "none")
+        made.append(disk)
+        blocks = BlockStore(disk, engine.spec, FINGERPRINT)
+        records = ManifestStore(disk, CLUSTER_KEY)
+        return Shelf(AgentStore(blocks, records, CLUSTER_KEY, FINGERPRINT, engine.spec), blocks)
+
+    yield make
+    for disk in made:
+        disk.close()
+
+
+CUTS = (
+    CHUNK_TOKENS,  # before the window is full
+    2 * CHUNK_TOKENS,  # and after
+    13 * CHUNK_TOKENS,  # just into the second block
+    15 * CHUNK_TOKENS,  # the end
+)
+
+
+@EVERY
+def test_restored_equals_never_evicted(name, shelf_for):
+    """From disk, at any cut: the logits of the next tokens are equal bit for bit."""
+    engine, prompt = engine_of(name), prompt_of(15 * CHUNK_TOKENS)
+    shelf = shelf_for(engine)
+    stock = shelf.save(prefilled(engine, prompt), prompt)
+
+    assert CUTS[0] < WINDOW_TOKENS < CUTS[1]
+    for cut in CUTS:
+        undisturbed = prefilled(engine, prompt[:cut])
+        restored = engine.new_cache(len(prompt) + 64)
+        loaded = shelf.store.load(TENANT, prompt, stock, cut, restored)
+        restored.assume(loaded)
+
+        assert loaded == cut
+        following = prompt_of(4, seed=cut)
+        want = logits_after(engine, undisturbed, following)
+        assert np.array_equal(logits_after(engine, restored, following), want)
+
+
+@EVERY
+def test_warm_equals_cold_at_a_safe_cut(name, shelf_for):
+    """The rest of a prompt on top of restored blocks is what a cold prompt computes."""
+    engine, prompt = engine_of(name), prompt_of(14 * CHUNK_TOKENS, seed=3)
+    shelf = shelf_for(engine)
+    cold = prefilled(engine, prompt)
+    stock = shelf.save(cold, prompt)
+    warm = engine.new_cache(len(prompt) + 64)
+    warm.assume(shelf.store.load(TENANT, prompt, stock, 7 * CHUNK_TOKENS, warm))
+    extend(engine, warm, prompt)
+
+    want = logits_after(engine, cold, prompt_of(3))
+    assert np.array_equal(logits_after(engine, warm, prompt_of(3)), want)
+    assert bytes(warm.gather(0, len(prompt))) == bytes(cold.gather(0, len(prompt)))
+
+
+WINDOWED = [n for n in ARCHITECTURES if "gemma" in n or n == "gpt_oss"]
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_window_layers_are_bounded_and_read_only_their_last_blocks(name, shelf_for):
+    """Hot memory does not grow with the context, and a restore opens few window blocks."""
+    engine, prompt = engine_of(name), prompt_of(1_100)
+    cache = prefilled(engine, prompt)
+    shelf = shelf_for(engine)
+    stock = shelf.save(cache, prompt)
+    cache.slid.clear()
+    cache.rest()
+    full_bytes = sum(leaf.nbytes for leaf in cache.leaves if leaf.spec.group is CacheGroup.FULL)
+    opened = []
+    load_into = shelf.blocks.load_into
+    shelf.blocks.load_into = lambda ref, *rest: (opened.append(ref.group), load_into(ref, *rest))
+    restored = engine.new_cache(len(prompt))
+
+    assert shelf.store.load(TENANT, prompt, stock, len(prompt), restored) == len(prompt)
+    assert opened.count(CacheGroup.WINDOW) == 1
+    assert opened.count(CacheGroup.FULL) == -(-len(prompt) // BLOCK_TOKENS)
+    per_token = engine.spec.kv_bytes(1, CacheGroup.WINDOW)
+    assert cache.size_bytes - full_bytes <= (WINDOW_TOKENS + 2 * BLOCK_TOKENS) * per_token
+    assert cache.tokens_count == 1_100
+
+
+@pytest.mark.parametrize("name", [*WINDOWED, "qwen3_next", "kimi_linear"])
+def test_what_cannot_be_restored_exactly_falls_back(name, shelf_for):
+    """A lost window block or state costs tokens, never truth."""
+    engine, prompt = engine_of(name), prompt_of(15 * CHUNK_TOKENS)
+    shelf = shelf_for(engine)
+    stock = shelf.save(prefilled(engine, prompt), prompt)
+    lost = [*stock.windows.values(), stock.states.get(len(prompt))]
+    last = [ref for ref in lost if ref is not None][-1]
+    path = next(shelf.blocks._disk.root.rglob(f"{last.name}*"))
+    raw = bytearray(path.read_bytes())
+    raw[-2_000] ^= 1
+    path.write_bytes(raw)
+    restored = engine.new_cache(len(prompt) + 64)
+
+    loaded = shelf.store.load(TENANT, prompt, stock, len(prompt), restored)
+    restored.assume(loaded)
+
+    assert 0 < loaded < len(prompt)
+    want = logits_after(engine, prefilled(engine, prompt[:loaded]), prompt_of(3))
+    if loaded % CHUNK_TOKENS == 0:
+        assert np.array_equal(logits_after(engine, restored, prompt_of(3)), want)
+    else:
+        got = logits_after(engine, restored, prompt_of(3))
+        assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
+
+
+@EVERY
+def test_a_failing_step_changes_nothing(name, monkeypatch):
+    """A step that fails in the last layer leaves every sequence where it was."""
+    engine, prompts = engine_of(name), [prompt_of(count) for count in (33, 34)]
+    caches = [prefilled(engine, prompt) for prompt in prompts]
+    undisturbed = [prefilled(engine, prompt) for prompt in prompts]
+    tokens = [mx.array([5], mx.uint32)] * 2
+    engine.feed(caches, tokens)
+    engine.feed(undisturbed, tokens)
+    slots = [engine.start(c, [*p, 5, 9], GREEDY, 0) for c, p in zip(caches, prompts, strict=True)]
+    with monkeypatch.context() as patch:
+        patch.setattr("node.mlx.engine._draw", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.launch(slots)
+
+    assert [cache.tokens_count for cache in caches] == [34, 35]
+    got = np.array(engine.feed(caches, [mx.array([7], mx.uint32)] * 2))
+    assert np.array_equal(got, np.array(engine.feed(undisturbed, [mx.array([7], mx.uint32)] * 2)))
+
+
+def test_spec_says_what_the_models_are():
+    kinds = {name: {layer.kind for layer in engine_of(name).spec.layers} for name in ARCHITECTURES}
+    full, window, latent = LayerKind.FULL, LayerKind.WINDOW, LayerKind.LATENT
+    indexed, recurrent = LayerKind.INDEXED, LayerKind.RECURRENT
+
+    assert kinds["llama"] == kinds["deepseek_v2"] == kinds["llama_80"] == {full}
+    assert kinds["gpt_oss"] == kinds["gemma3_text"] == kinds["gemma4_text"] == {full, window}
+    assert kinds["deepseek_v3"] == kinds["kimi_k2"] == kinds["glm4_moe_lite"] == {latent}
+    assert kinds["deepseek_v32"] == kinds["glm_moe_dsa"] == {latent, indexed}
+    assert kinds["qwen3_next"] == kinds["qwen3_5"] == {full, recurrent}
+    assert kinds["kimi_linear"] == {latent, recurrent}
+    assert engine_of("gemma4_text").spec.sharing_count == 4
+    assert all(layer.has_sinks for layer in engine_of("gpt_oss").spec.layers)
+    widths = [layer.slots[0].stored_width for layer in engine_of("llama_80").spec.layers]
+    assert widths == [96] * 4
+    assert engine_of("llama_112").spec.layers[0].slots[0].stored_width == 128
+
+
+def test_names_of_groups_do_not_collide():
+    span = BlockSpan(0, 256, b"p" * 32, b"h" * 32)
+    names = {group_hash(b"k" * 32, span.block_hash, group) for group in CacheGroup}
+    assert len(names) == len(CacheGroup)

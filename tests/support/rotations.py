@@ -1,0 +1,29 @@
+"""Rotations worked out in float64, pair by pair: what the fast kernel is held to."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from fabric.rotation import Rotation
+
+
+def turned(rows: mx.array, rotation: Rotation, delta: Any) -> np.ndarray:
+    """Turn `[..., tokens, width]` in float64, pair by pair."""
+    out = np.array(rows.astype(mx.float32), np.float64)
+    angles = np.multiply.outer(np.asarray(delta), np.array(rotation.radians_per_token))
+    first, second = (list(dims) for dims in zip(*rotation.pairs, strict=True))
+    x, y = out[..., first], out[..., second]
+    out[..., first] = x * np.cos(angles) - y * np.sin(angles)
+    out[..., second] = x * np.sin(angles) + y * np.cos(angles)
+    return out
+
+
+def still(rows: mx.array, rotation: Rotation | None) -> np.ndarray:
+    """Leave out the dimensions that move."""
+    return np.delete(np.array(rows), rotation.moving_dims if rotation else (), axis=-1)
+
+
+def close(a: Any, b: Any, relative: float) -> bool:
+    a, b = np.array(a, np.float64), np.array(b, np.float64)
+    return bool(np.abs(a - b).max() <= relative * np.abs(b).max())
