@@ -10,7 +10,7 @@ TESTS  ?= tests
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test fuzz lint clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -22,6 +22,9 @@ demo: $(READY)  ## show the product: agents that remember, on a local fabric of 
 
 test: $(READY)  ## run the tests (TESTS=tests/unit ARGS="-k name" narrow them)
 	@$(BIN)/python -m pytest $(TESTS) -q $(ARGS)
+
+fuzz: $(READY)  ## a million hostile inputs for every parser: minutes (ARGS="-k manifest" narrows)
+	@$(BIN)/python -m pytest tests/fuzz -q -s -m nightly $(ARGS)
 
 lint: $(READY)  ## ruff, mypy and the import rules
 	@$(BIN)/ruff check .

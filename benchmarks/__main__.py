@@ -67,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0].startswith("-"):
         return list_all(argv)
     name, *rest = argv
+    name = name.replace("-", "_")
     names = found()
     if name not in names:
         print(f"no benchmark {name!r}; there are: {', '.join(names)}", file=sys.stderr)

@@ -164,7 +164,7 @@ def run(arguments: argparse.Namespace) -> Report:
                      for count in CONTEXTS}  # fmt: skip
         limits += _limits(name, sizes[name])
     if "Gemma 3 12B" in names:
-        held = _hot_bytes(_as_half(_whole(GEOMETRIES["Gemma 3 12B"])), GEMMA_TOKENS)
+        held = _hot_bytes(half_precision_spec(GEOMETRIES["Gemma 3 12B"]), GEMMA_TOKENS)
         sizes["Gemma 3 12B"]["hot GiB at 32k, measured"] = held / GIB
         statement = "Gemma 3 12B hot at 32,768 tokens, as allocated [GB]"
         limits.append(Limit(statement, held / 1e9, GEMMA_GB_MAX, is_least=False))
@@ -217,8 +217,9 @@ def _repeated(spec: ModelCacheSpec, geometry: Geometry) -> ModelCacheSpec:
     return ModelCacheSpec(spec.layers * (geometry.layers // geometry.pattern))
 
 
-def _whole(geometry: Geometry) -> ModelCacheSpec:
-    return _repeated(_engine(geometry).spec, geometry)
+def half_precision_spec(geometry: Geometry) -> ModelCacheSpec:
+    """Return the whole model's cache as it is on a Mac: 4 bits, 16-bit scales."""
+    return _as_half(_repeated(_engine(geometry).spec, geometry))
 
 
 def _as_half(spec: ModelCacheSpec) -> ModelCacheSpec:

@@ -16,6 +16,7 @@ from fabric.settings import KvBits
 from node.mlx.engine import Engine
 from node.mlx.probe import fit_engine
 from node.mlx.resident_cache import ResidentCache
+from node.staging import Place
 
 PATTERN_TOKENS = 64  # computed truly, then repeated up to a cache's length
 
@@ -77,23 +78,22 @@ def resident_caches(
     """Return a resident cache of each length [tokens], with room for as many more."""
     source = engine.new_cache(len(tokens))
     engine.prefill(source, tokens)
-    runs = [bytes(view) for view in source.scatter_views(0, len(tokens))]
+    runs = [place.copy() for place in source.places(0, len(tokens))]
     caches = []
     for count in lengths:
         cache = engine.new_cache(count + room_tokens)
         cache.reserve(count + room_tokens)
         cache.settle()
-        _repeat(runs, cache.scatter_views(0, count))
+        _repeat(runs, cache.places(0, count))
         cache.assume(count)
         caches.append(cache)
     return caches
 
 
-def _repeat(runs: list[bytes], into: list[memoryview]) -> None:
-    """Fill each view, one head's run of tokens, with the same head's run of the source."""
+def _repeat(runs: list[Place], into: list[Place]) -> None:
+    """Fill each view `[heads, tokens, bytes]` with the source's tokens, over and over."""
     for run, view in zip(runs, into, strict=True):
-        whole = np.frombuffer(view, np.uint8)
-        whole[:] = np.resize(np.frombuffer(run, np.uint8), whole.shape)
+        view[:] = run[:, np.arange(view.shape[1]) % run.shape[1]]
 
 
 def stock_caches(model: Any, tokens: list[int], lengths: Sequence[int]) -> list[list[KVCache]]:

@@ -31,12 +31,22 @@ class BlockSpan:
 
 
 def block_spans(
-    salt: bytes, fingerprint: Fingerprint, tokens: Sequence[int]
+    salt: bytes,
+    fingerprint: Fingerprint,
+    tokens: Sequence[int],
+    known: Sequence[BlockSpan] = (),
+    same_tokens: int = 0,
 ) -> tuple[BlockSpan, ...]:
-    """List the blocks of `tokens` in order; the last one may be partial (the tail)."""
-    spans = []
-    parent = ROOT_PARENT
-    for start in range(0, len(tokens), BLOCK_TOKENS):
+    """List the blocks of `tokens` in order; the last one may be partial (the tail).
+
+    `known` are the blocks of a sequence that begins with the same `same_tokens` tokens: those
+    within them are not hashed again.
+    """
+    spans = list(known[: min(same_tokens, len(tokens)) // BLOCK_TOKENS])
+    if spans and not spans[-1].is_full:
+        del spans[-1]
+    parent = spans[-1].block_hash if spans else ROOT_PARENT
+    for start in range(len(spans) * BLOCK_TOKENS, len(tokens), BLOCK_TOKENS):
         piece = tokens[start : start + BLOCK_TOKENS]
         name = block_hash(salt, fingerprint, parent, piece)
         spans.append(BlockSpan(start, start + len(piece), parent, name))

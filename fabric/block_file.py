@@ -10,12 +10,13 @@ hit can compare them too.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 from fabric.cache_spec import CacheGroup, ModelCacheSpec, TensorSpec
 from fabric.errors import CorruptDataError, RejectedError
-from fabric.ids import BlockHash, Fingerprint, parse_block_hash
+from fabric.ids import BlockHash, Fingerprint, parse_block_hash, parse_fingerprint
 from fabric.limits import BLOCK_BYTES_MAX, BLOCK_TOKENS
 from fabric.safetensors_header import parse_header, render_header
 
@@ -79,6 +80,48 @@ def parse_parent(
     if raw_header != expected:
         raise CorruptDataError(message)
     return parent
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHeader:
+    """What a block file says of itself; nothing of it is proven."""
+
+    fingerprint: Fingerprint
+    parent: BlockHash
+    block_hash: BlockHash
+    group: CacheGroup
+    tokens_count: int
+    data_start: int
+
+
+def read_block_header(raw_prefix: bytes, file_bytes: int) -> BlockHeader:
+    """Parse a block file's header without the model's spec; raise CorruptDataError in doubt.
+
+    For checkers that have no spec. It proves that the file is a safetensors file of ours, not
+    that its tensors are the model's.
+    """
+    header = parse_header(raw_prefix, file_bytes)
+    said, last = header.metadata, header.tensors[-1:]
+    if said.keys() != {"format", "version", "group", *_DIGESTS} or said["format"] != FORMAT:
+        message = "not a block file"
+        raise CorruptDataError(message)
+    if said["version"] != VERSION:
+        message = f"block file of another version than {VERSION}"
+        raise CorruptDataError(message)
+    try:
+        digests = [bytes.fromhex(said[digest]) for digest in _DIGESTS]
+        fingerprint = parse_fingerprint(digests[0])
+        parent, block_hash = map(parse_block_hash, digests[1:])
+        group = CacheGroup(said["group"])
+    except (ValueError, RejectedError):
+        message = "block header's metadata are none"
+        raise CorruptDataError(message) from None
+    count = last[0].shape[0] if last and len(last[0].shape) == 1 else 0
+    if last != (TensorSpec(TOKENS_TENSOR, "U32", (count,)),) or not 0 < count <= BLOCK_TOKENS:
+        message = "block file does not end with its tokens"
+        raise CorruptDataError(message)
+    start = header.data_start
+    return BlockHeader(fingerprint, parent, block_hash, group, count, start)
 
 
 @lru_cache(maxsize=8)

@@ -5,6 +5,7 @@ missing or wrongly typed fields, extension types and repeated keys are all refus
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -13,16 +14,29 @@ from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_
 
 import msgpack
 
-from fabric.errors import RejectedError, TooLargeError
-from fabric.limits import CONTROL_BYTES_MAX, JSON_DEPTH_MAX
+from fabric.errors import CorruptDataError, RejectedError, TooLargeError
+from fabric.limits import CONTROL_BYTES_MAX, JSON_DEPTH_MAX, KIB
+from fabric.u32s import U32s
 
 T = TypeVar("T")
 
 
+_PACK_BYTES = 512 * KIB  # one list of a long record, without a larger buffer and another copy
+# What is plain already; a record of a long context holds thousands.
+_PLAIN = frozenset({bool, bytes, float, int, str, NoneType})
+
+
 def to_plain(value: Any) -> Any:
     """Turn dataclasses, enums and tuples into dicts, strings and lists."""
-    if is_dataclass(value):
-        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    kind: type = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is U32s:
+        return value.pack()
+    names = _field_names(kind)
+    if names is not None:
+        items = ((name, getattr(value, name)) for name in names)
+        return {name: x if type(x) in _PLAIN else to_plain(x) for name, x in items}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (tuple, list)):
@@ -30,6 +44,11 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: to_plain(item) for key, item in value.items()}
     return value
+
+
+@cache
+def _field_names(cls: type) -> tuple[str, ...] | None:
+    return tuple(field.name for field in fields(cls)) if is_dataclass(cls) else None
 
 
 @cache
@@ -95,12 +114,21 @@ def _container(origin: Any, kinds: tuple[Any, ...], value: Any, where: str) -> A
     return origin(from_plain(kinds[0], item, f"{where}[{i}]") for i, item in enumerate(value))
 
 
+def _u32s(value: Any, where: str) -> U32s:
+    try:
+        return U32s.unpack(_scalar(bytes, value, where))
+    except CorruptDataError as error:
+        raise _refuse(where, error.message) from None
+
+
 def from_plain(kind: Any, value: Any, where: str = "message") -> Any:
     """Build a `kind` from plain data; raise RejectedError that names the field."""
     if kind is Any:  # passes through unchanged: chat messages, tool schemas
         return value
     if isinstance(kind, NewType):
         return from_plain(kind.__supertype__, value, where)
+    if kind is U32s:
+        return _u32s(value, where)
     origin = get_origin(kind)
     if origin in (Union, UnionType):
         return _union(get_args(kind), value, where)
@@ -126,6 +154,20 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 def pack(value: Any) -> bytes:
     """Encode a dataclass as msgpack."""
     return bytes(msgpack.packb(to_plain(value), use_bin_type=True))
+
+
+def pack_fields(value: Any, packed: Mapping[str, Sequence[bytes]]) -> bytes:
+    """Encode a dataclass as `pack` does; lists in `packed` have their items encoded already."""
+    packer = msgpack.Packer(use_bin_type=True, buf_size=_PACK_BYTES)
+    names = _field_names(type(value)) or ()
+    parts = [packer.pack_map_header(len(names))]
+    for name in names:
+        parts.append(packer.pack(name))
+        if name in packed:
+            parts += (packer.pack_array_header(len(packed[name])), *packed[name])
+        else:
+            parts.append(packer.pack(to_plain(getattr(value, name))))
+    return b"".join(parts)
 
 
 def unpack_plain(raw: bytes, limit_bytes: int = CONTROL_BYTES_MAX) -> Any:

@@ -90,6 +90,9 @@ class AgentView:
     last_match: LastMatch | None = None
     sealed_to: NodeName | None = None
     migration: MigrationId | None = None  # the one that sealed it, or that brought it here
+    durable: bool = False  # the disk holds all that memory does
+    pinned: bool = False
+    pin_held: bool = False  # it fits; a pin beyond its tenant's part counts for nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,9 @@ class NodeView:
     degraded: str | None = None  # e.g. why the disk tier refuses writes
     reuse: bool = True
     changes: int = 0  # counter of agent changes: unchanged means ListAgents says the same
+    evicted_agents: int = 0  # expired, or gone for lack of room, since the node's start
+    scrubbed_bytes: int = 0  # stored blocks read again in idle moments, since the node's start
+    damaged_blocks: int = 0  # found by reads and scrubs and taken out of use, since then
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +170,20 @@ class EraseReceipt:
 
     node: NodeName
     existed: bool
-    blocks_removed: int
-    bytes_removed: int
-    blocks_kept_shared: int  # another agent of the same tenant refers to them
+    blocks_removed: int = 0
+    bytes_removed: int = 0
+    blocks_kept_shared: int = 0  # another agent of the same tenant refers to them
+    bytes_kept_shared: int = 0
+    record_removed: bool = False  # text, tokens and the list of blocks
+
+
+@dataclass(frozen=True, slots=True)
+class PinAgent:
+    """To the owner: let this agent go last, or like any other."""
+
+    tenant: TenantId
+    agent: AgentId
+    pinned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +307,7 @@ CALLS: dict[str, tuple[type, type]] = {
     "describe": (Describe, NodeView),
     "list_agents": (ListAgents, AgentList),
     "erase_agent": (EraseAgent, EraseReceipt),
+    "pin_agent": (PinAgent, AgentView),
     "offer_migration": (OfferMigration, Offer),
     "copy_blocks": (CopyBlocks, Copied),
     "seal_agent": (SealAgent, Offer),

@@ -77,6 +77,16 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumption:
+    """An answer that stopped between two tokens, to be continued as if it had not."""
+
+    answer_ids: tuple[int, ...]  # produced and told; the agent's record ends with them
+    drawn: int  # the next token: chosen, not told yet
+    top: tuple[tuple[int, float], ...]  # its log probability and its rivals', if asked for
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One turn: `messages` for chat, `prompt` for raw completion; exactly one is set."""
 
@@ -91,6 +101,7 @@ class GenerateRequest:
     sketch: tuple[int, ...] = ()
     epoch: int = 0  # the directory's epoch of the agent; 0: unknown or new
     priority: Priority = Priority.INTERACTIVE
+    resume: Resumption | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +175,17 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Last event of a node whose agent is being moved: the turn goes on where the agent is.
+
+    Without `resume` nothing was produced yet, and the request is sent again as it was.
+    """
+
+    resume: Resumption | None
+    event: str = "handed_over"
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Last event of a turn that broke after its first event."""
 
@@ -173,13 +195,14 @@ class Failed:
     event: str = "failed"
 
 
-Event = Admitted | Delta | ToolCalls | Finished | Failed
+Event = Admitted | Delta | ToolCalls | Finished | HandedOver | Failed
 
 _EVENTS: dict[str, type[Event]] = {
     "admitted": Admitted,
     "delta": Delta,
     "tool_calls": ToolCalls,
     "finished": Finished,
+    "handed_over": HandedOver,
     "failed": Failed,
 }
 

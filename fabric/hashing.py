@@ -3,7 +3,6 @@
 BLAKE2b decides identity because equality is by digest alone; xxh3 only detects damage.
 """
 
-from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
@@ -18,6 +17,7 @@ from fabric.ids import (
     TenantId,
 )
 from fabric.limits import BLOCK_TOKENS
+from fabric.u32s import U32s
 
 ROOT_PARENT = BlockHash(bytes(32))
 CLUSTER_KEY_BYTES = 32
@@ -36,9 +36,7 @@ def agent_digest(cluster_key: bytes, tenant: TenantId, agent: AgentId) -> str:
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
     """Pack token ids as little-endian u32."""
-    packed = array("I", tokens)
-    assert packed.itemsize == 4, "array('I') is 32 bits on every supported platform"
-    return packed.tobytes()
+    return (tokens if isinstance(tokens, U32s) else U32s(tokens)).pack()
 
 
 def block_hash(

@@ -13,11 +13,36 @@ HEADER_BYTES_MAX: Final = 1 * MIB  # 192 tensors need 20 KiB
 BLOCK_BYTES_MAX: Final = 256 * MIB
 MANIFEST_BYTES_MAX: Final = 64 * MIB
 AGENT_TOKENS_MAX: Final = 1 << 20
+PACKED_PIECES_MAX: Final = 1 << 14  # remembered in their packed form, 8 MB; 4M tokens' worth
 AGENTS_PER_NODE_MAX: Final = 10_000
 LAYERS_MAX: Final = 512
+BLOCK_TENSORS_MAX: Final = 4_096  # 512 layers of eight; their header stays under its limit
+SPEC_BYTES_MAX: Final = 4 * MIB  # a cache spec; 512 layers with all frequencies take 1 MiB
 STATE_EVERY_TOKENS: Final = 4_096  # 77 MB for a large hybrid model, as much as 10k of its tokens
 STATES_PER_AGENT_MAX: Final = 8
 UNSAVED_BYTES_MAX: Final = 128 * MIB  # of one prompt, before it waits for the disk
+
+# Saving again what a turn could not
+FLUSH_IDLE_S: Final = 15.0  # how long an agent may be in memory only before it is tried again
+FLUSH_RETRY_S: Final = 1.0  # rest for a disk that refused, however much memory is wanted
+FLUSH_FAILURES_MAX: Final = 3  # in one pass; the disk, not the agent, is then at fault
+
+# Integrity
+SCRUB_IDLE_S: Final = 5.0  # no turn for so long before stored blocks are read again
+SCRUB_STEP_S: Final = 1.0  # a step's bytes, so that an arriving turn waits for one block at most
+FSCK_FINDINGS_MAX: Final = 10_000  # listed for one folder; the rest is counted
+
+# Retention
+PIN_SHARE_MAX: Final = 0.25  # of a tenant's floor: pins that keep everybody else out are no favour
+SPARE_SHARE: Final = 0.05  # freed beyond need, so that a full tier is not sorted for every block
+RECLAIM_EVERY_S: Final = 60.0  # how late an expired agent may go
+FOLDERS_EVERY_S: Final = 3_600.0  # how often the folders of other models are measured
+THIN_ROUNDS_MAX: Final = 8  # records made smaller before agents are evicted after all
+EVICTIONS_MAX: Final = 64  # agents that one step removes; turns of others run in between
+DISK_FREE_MIN_BYTES: Final = 512 * MIB  # left to others of the drive, whatever the budget says
+TENANT_SHARES_MAX: Final = 1_024
+ODDS_TENANTS_MAX: Final = 5_120  # five classes of agents each
+ODDS_COUNTS_MAX: Final = 1_024  # then halved: habits change
 
 # HTTP
 BODY_BYTES_MAX: Final = 32 * MIB  # a million tokens of text with room to spare
@@ -72,3 +97,14 @@ HANDSHAKE_TIMEOUT_S: Final = 5.0
 SKETCH_PIECE_BYTES: Final = 512
 SKETCH_PIECES_MAX: Final = 8_192
 SKETCH_AGENTS_MAX: Final = 100_000
+
+# Hibernation: one agent as one file
+HIBERNATION_BYTES_MAX: Final = 64 * GIB  # a million tokens of an 8B model are 38 GB
+HIBERNATION_FRAME_BYTES_MAX: Final = 1 * MIB  # what is held before its signature is checked
+HIBERNATION_HEADER_BYTES_MAX: Final = 4 * KIB
+HIBERNATIONS_MAX: Final = 4  # files under way per node, either way; each holds one block
+HIBERNATION_STALL_S: Final = 60.0  # a client that neither reads nor writes for so long is dropped
+HIBERNATION_KEY_FILE_BYTES_MIN: Final = 16
+HIBERNATION_KEY_FILE_BYTES_MAX: Final = 64 * KIB
+MODEL_NAME_CHARS_MAX: Final = 512
+EPOCH_MAX: Final = 1 << 48  # of a record from outside: above it, it could outlive every later owner

@@ -9,23 +9,36 @@ second: a prompt is matched on `text`, and `token_ends` maps the match back to t
     states                       |              |      recurrent states, each at its token
 """
 
-from array import array
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from itertools import pairwise
 
 from fabric.block import BlockRef
 from fabric.cache_spec import CacheGroup
-from fabric.codec import from_plain, pack, to_plain, unpack_plain
+from fabric.codec import pack, pack_fields, unpack
 from fabric.errors import CorruptDataError, RejectedError
-from fabric.hashing import payload_checksum, token_bytes
-from fabric.ids import AgentId, Fingerprint, MigrationId, NodeName, TenantId
-from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS, MANIFEST_BYTES_MAX
+from fabric.hashing import payload_checksum
+from fabric.ids import (
+    BLOCK_HASH_BYTES,
+    CHECKSUM_BYTES,
+    AgentId,
+    Fingerprint,
+    MigrationId,
+    NodeName,
+    TenantId,
+)
+from fabric.limits import (
+    AGENT_TOKENS_MAX,
+    BLOCK_BYTES_MAX,
+    BLOCK_TOKENS,
+    MANIFEST_BYTES_MAX,
+    PACKED_PIECES_MAX,
+)
+from fabric.u32s import U32s
 
 MAGIC = b"MFMANI01"
-_CHECKSUM_BYTES = 16
-_PACKED = ("token_ids", "token_ends")
-_TOKEN_BYTES = 4
+CUT = "cut"  # in `extras`: a repair cut the record short; its next turn takes that away
 
 
 class OwnerState(StrEnum):
@@ -71,8 +84,8 @@ class Manifest:
     revision: int
     state: OwnerState
     text: str
-    token_ids: tuple[int, ...]
-    token_ends: tuple[int, ...]  # byte offset in utf-8 `text` where each token's text ends
+    token_ids: U32s
+    token_ends: U32s  # byte offset in utf-8 `text` where each token's text ends
     prompt_tokens_count: int  # tokens of the last rendered prompt; the rest was generated
     pieces: tuple[Piece, ...]
     windows: tuple[Placed, ...] = ()
@@ -83,12 +96,24 @@ class Manifest:
     used_s: float = 0.0
     migration: MigrationId | None = None
     sealed_to: NodeName | None = None
+    pinned: bool = False
     extras: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Take any sequence for the long lists; raise CorruptDataError if they are out of range."""
+        for name in ("token_ids", "token_ends"):
+            if type(getattr(self, name)) is not U32s:
+                object.__setattr__(self, name, U32s(getattr(self, name)))
 
     @property
     def tokens_count(self) -> int:
         """Tokens in the agent's memory."""
         return len(self.token_ids)
+
+    @property
+    def is_cut(self) -> bool:
+        """Say whether the record lost its end: its text begins like conversations of others."""
+        return CUT in self.extras
 
     @property
     def refs(self) -> list[BlockRef]:
@@ -110,7 +135,23 @@ class Manifest:
 
 
 def _problem(manifest: Manifest) -> str | None:
-    return _tokens_problem(manifest) or _pieces_problem(manifest) or _placing_problem(manifest)
+    return (
+        _tokens_problem(manifest)
+        or _refs_problem(manifest)
+        or _pieces_problem(manifest)
+        or _placing_problem(manifest)
+    )
+
+
+def _refs_problem(manifest: Manifest) -> str | None:
+    for ref in manifest.refs:
+        if (len(ref.block_hash), len(ref.checksum)) != (BLOCK_HASH_BYTES, CHECKSUM_BYTES):
+            return "a block is not named by digests"
+        if not 0 < ref.tokens_count <= BLOCK_TOKENS:
+            return "a block has no or too many tokens"
+        if not 0 <= ref.payload_bytes <= BLOCK_BYTES_MAX:
+            return "a block is over the limit"
+    return None
 
 
 def _tokens_problem(manifest: Manifest) -> str | None:
@@ -119,10 +160,8 @@ def _tokens_problem(manifest: Manifest) -> str | None:
         return "token ends do not match token ids"
     if not 0 <= manifest.prompt_tokens_count <= count:
         return "prompt length is out of range"
-    if count and (min(manifest.token_ids) < 0 or max(manifest.token_ids) >= 1 << 32):
-        return "a token id is out of range"
     ends = manifest.token_ends
-    if any(a > b for a, b in pairwise(ends)) or (ends and ends[0] < 0):
+    if not ends.is_ascending():
         return "token ends go backwards"
     if ends and ends[-1] > len(manifest.text.encode("utf-8", "surrogatepass")):
         return "token ends run past the text"
@@ -135,7 +174,7 @@ def _pieces_problem(manifest: Manifest) -> str | None:
     covered, count = 0, manifest.tokens_count
     for piece in manifest.pieces:
         block = piece.block
-        if not 0 <= piece.start < piece.end <= block.tokens_count <= BLOCK_TOKENS:
+        if not 0 <= piece.start < piece.end <= block.tokens_count:
             return "a piece lies outside its block"
         covered += piece.end - piece.start
     return None if covered == count else f"pieces cover {covered} of {count} tokens"
@@ -155,18 +194,22 @@ def _placing_problem(manifest: Manifest) -> str | None:
     return None
 
 
+@lru_cache(maxsize=PACKED_PIECES_MAX)
+def _packed_piece(piece: Piece) -> bytes:
+    """Pack one piece; all but the last of a record were in the one before it."""
+    return pack(piece)
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """Serialize as magic, checksum, msgpack; token lists as little-endian u32."""
     manifest.check()
-    packed = {name: token_bytes(getattr(manifest, name)) for name in _PACKED}
-    rest = to_plain(replace(manifest, token_ids=(), token_ends=()))  # they are long
-    body = pack(rest | packed)
-    return MAGIC + payload_checksum([body]) + body
+    body = pack_fields(manifest, {"pieces": [_packed_piece(piece) for piece in manifest.pieces]})
+    return b"".join((MAGIC, payload_checksum([body]), body))
 
 
 def decode_manifest(raw: bytes) -> Manifest:
     """Parse what `encode_manifest` wrote; raise CorruptDataError for anything else."""
-    lead = len(MAGIC) + _CHECKSUM_BYTES
+    lead = len(MAGIC) + CHECKSUM_BYTES
     if len(raw) > MANIFEST_BYTES_MAX or len(raw) < lead or not raw.startswith(MAGIC):
         message = "not a manifest of this version"
         raise CorruptDataError(message)
@@ -175,19 +218,9 @@ def decode_manifest(raw: bytes) -> Manifest:
         message = "manifest checksum does not match"
         raise CorruptDataError(message)
     try:
-        plain = unpack_plain(body, MANIFEST_BYTES_MAX)
-        if isinstance(plain, dict):
-            plain |= {name: _unpacked(plain.get(name)) for name in _PACKED}
-        manifest: Manifest = from_plain(Manifest, plain, "manifest")
+        manifest = unpack(Manifest, body, MANIFEST_BYTES_MAX)
     except RejectedError as error:
         message = f"manifest does not decode: {error.message}"
         raise CorruptDataError(message) from None
     manifest.check()
     return manifest
-
-
-def _unpacked(raw: object) -> list[int]:
-    if not isinstance(raw, bytes) or len(raw) % _TOKEN_BYTES:
-        message = "a token list is not made of u32"
-        raise RejectedError(message)
-    return array("I", raw).tolist()

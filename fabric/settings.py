@@ -9,8 +9,16 @@ from typing import Any
 
 from fabric.codec import from_plain
 from fabric.errors import RejectedError
-from fabric.ids import parse_node_name, parse_tenant_id
-from fabric.limits import ACTIVE_SEQUENCES_MAX, GIB, WAITING_REQUESTS_MAX
+from fabric.ids import TenantId, parse_node_name, parse_tenant_id
+from fabric.limits import (
+    ACTIVE_SEQUENCES_MAX,
+    GIB,
+    MIB,
+    PIN_SHARE_MAX,
+    TENANT_SHARES_MAX,
+    WAITING_REQUESTS_MAX,
+)
+from fabric.retention import Rules, TenantShare
 
 KEY_CHARS_MIN = 16
 KV_BITS = {0, 4, 8}
@@ -31,14 +39,25 @@ class NodeSettings:
 
     hot_bytes: int = 8 * GIB  # resident 4-bit caches of agents
     disk_bytes: int = 500 * GIB
-    disk_ttl_s: float = 24 * 3600.0
+    disk_ttl_s: float = 24 * 3600.0  # an agent idle for so long goes, unless its pin holds
+    tenants: dict[str, TenantShare] = field(default_factory=dict)  # parts of both budgets
+    pin_share: float = PIN_SHARE_MAX  # of a tenant's floor that its pins may fill
     exact_chunks: bool = False  # prefill on a fixed grid: warm is bit-equal to cold, slower
     diverge_ratio_min: float = 0.5  # below this share of common text, an agent starts afresh
     active_max: int = ACTIVE_SEQUENCES_MAX
     waiting_max: int = WAITING_REQUESTS_MAX
     context_tokens_max: int = 0  # 0: what the model's config says
     kv_bits: KvBits = field(default_factory=KvBits)
+    encrypt_at_rest: bool = False  # with a key derived from the cluster key; costs a copy per read
     durability: str = "full"  # "full", "barrier" or "none": what a publish waits for
+    scrub_bytes_per_s: int = 16 * MIB  # stored blocks read again while nothing runs; 0: never
+    scrub_every_s: float = 24 * 3600.0  # a block's next check, at the earliest
+
+    @property
+    def rules(self) -> Rules:
+        """What is fair between tenants, in memory and on disk."""
+        tenants = {TenantId(name): share for name, share in self.tenants.items()}
+        return Rules(tenants, self.pin_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +93,24 @@ def parse_settings(section: Any) -> FabricSettings:
             message = f"macfabric.router.api_keys.{tenant}: a key has at least 16 characters"
             raise RejectedError(message, code="invalid_settings")
     _check_ranges(settings)
+    _check_tenants(settings.node.tenants)
     return settings
+
+
+def _check_tenants(tenants: dict[str, TenantShare]) -> None:
+    rules = [(len(tenants) <= TENANT_SHARES_MAX, f": at most {TENANT_SHARES_MAX}")]
+    for tenant, share in tenants.items():
+        parse_tenant_id(tenant)
+        floor = share.floor if share.floor is not None else 0.0
+        rules += [
+            (0 < share.quota <= 1, f".{tenant}.quota must be over 0 and at most 1"),
+            (0 <= floor <= share.quota, f".{tenant}.floor must be 0 to its quota"),
+        ]
+    rules.append((sum(s.floor or 0 for s in tenants.values()) <= 1, ": floors are over 1 together"))
+    for holds, message in rules:
+        if not holds:
+            text = f"macfabric.node.tenants{message}"
+            raise RejectedError(text, code="invalid_settings")
 
 
 def _check_ranges(settings: FabricSettings) -> None:
@@ -83,6 +119,7 @@ def _check_ranges(settings: FabricSettings) -> None:
         (node.hot_bytes > 0, "node.hot_bytes must be positive"),
         (node.disk_bytes > 0, "node.disk_bytes must be positive"),
         (node.disk_ttl_s > 0, "node.disk_ttl_s must be positive"),
+        (0 <= node.pin_share <= PIN_SHARE_MAX, f"node.pin_share must be 0-{PIN_SHARE_MAX}"),
         (0 <= node.diverge_ratio_min <= 1, "node.diverge_ratio_min must be between 0 and 1"),
         (1 <= node.active_max <= ACTIVE_SEQUENCES_MAX, "node.active_max must be 1-32"),
         (1 <= node.waiting_max <= WAITING_REQUESTS_MAX, "node.waiting_max must be 1-256"),
@@ -92,6 +129,8 @@ def _check_ranges(settings: FabricSettings) -> None:
             "node.kv_bits are 0 (the model's own), 4 or 8",
         ),
         (node.durability in ("full", "barrier", "none"), "node.durability is full|barrier|none"),
+        (node.scrub_bytes_per_s >= 0, "node.scrub_bytes_per_s must not be negative"),
+        (node.scrub_every_s > 0, "node.scrub_every_s must be positive"),
         (0 <= router.port <= 65535, "router.port must be 0-65535"),
         (router.takeover_after_s > 0, "router.takeover_after_s must be positive"),
     )

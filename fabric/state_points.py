@@ -13,12 +13,17 @@ from fabric.limits import BLOCK_TOKENS, STATE_EVERY_TOKENS, STATES_PER_AGENT_MAX
 from fabric.manifest import Placed
 
 
-def state_points(ids: Sequence[int], special_ids: AbstractSet[int], done: int) -> tuple[int, ...]:
-    """List the token counts in `done` … `len(ids) - 1` at which to keep a prompt's state."""
+def state_points(
+    ids: Sequence[int], special_ids: AbstractSet[int], done: int, *, on_grid: bool = False
+) -> tuple[int, ...]:
+    """List the token counts in `done` … `len(ids) - 1` at which to keep a prompt's state.
+
+    `on_grid` asks for block boundaries only: where reuse is cut down to them, no other serves.
+    """
     last = len(ids) - 1  # the prompt's last token is decoded, not prefilled
     points = set(range(STATE_EVERY_TOKENS, last, STATE_EVERY_TOKENS))
     points.add(_first_message_end(ids, special_ids) // BLOCK_TOKENS * BLOCK_TOKENS)
-    points.add(last)
+    points.add(last // BLOCK_TOKENS * BLOCK_TOKENS if on_grid else last)
     return tuple(sorted(point for point in points if done < point <= last))
 
 

@@ -1,13 +1,19 @@
 """One agent as its node holds it: the last committed record, and its cache while hot."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from fabric.block_chain import BlockSpan
 from fabric.control import AgentView, LastMatch, TierBytes
 from fabric.ids import AgentId, TenantId
 from fabric.manifest import Manifest, OwnerState
 from node.mlx.resident_cache import ResidentCache
 from node.prompt_plan import EMPTY_TRANSCRIPT, Transcript
+
+if TYPE_CHECKING:
+    from node.turn import Turn
 
 AgentKey = tuple[TenantId, AgentId]
 
@@ -20,10 +26,15 @@ class Agent:
     saved: Manifest | None = None  # the record on disk; older than `manifest` if that failed
     cache: ResidentCache | None = None  # holds exactly the manifest's tokens while idle
     is_durable: bool = False
+    stored_tokens: int = 0  # leading ones whose bits in memory are those of `saved` blocks
+    named: tuple[Sequence[int], tuple[BlockSpan, ...]] = ((), ())  # tokens, and their blocks
+    was_evicted: bool = False  # while turns waited: they begin anew
+    is_pin_held: bool = False  # the pin is honoured: it fits its tenant's part
     came_from_peer: bool = False  # until its first turn here
     last_match: LastMatch | None = None
     turn_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting_count: int = 0
+    turn: "Turn | None" = None  # the one that runs now
     decided: asyncio.Event = field(default_factory=asyncio.Event)  # set unless sealed
 
     def __post_init__(self) -> None:
@@ -42,9 +53,33 @@ class Agent:
         return self.turn_lock.locked() or self.waiting_count > 0
 
     @property
+    def is_unsaved(self) -> bool:
+        """Say whether memory holds turns that the disk does not."""
+        owned = self.manifest.state is OwnerState.OWNED
+        return owned and self.cache is not None and not self.is_durable
+
+    def note_saved(self, record: Manifest, spans: tuple[BlockSpan, ...]) -> None:
+        """Note that the disk holds `record`, with the blocks that memory holds."""
+        self.manifest = self.saved = record
+        self.is_durable = True
+        self.stored_tokens = record.tokens_count
+        self.named = (record.token_ids, spans)
+
+    def chain(self) -> tuple[BlockSpan, ...]:
+        """Return the names of the blocks of the record's tokens, if they are known."""
+        ids, spans = self.named
+        return spans if ids is self.manifest.token_ids else ()
+
+    @property
     def hot_bytes(self) -> int:
         """Memory held by the resident cache."""
         return self.cache.size_bytes if self.cache is not None else 0
+
+    @property
+    def prompt_bytes(self) -> bytes:
+        """Text of the last prompt, without the answer that followed."""
+        record, count = self.manifest, self.manifest.prompt_tokens_count
+        return record.text.encode()[: record.token_ends[count - 1]] if count else b""
 
     def transcript(self) -> Transcript:
         """Unpack the record for matching."""
@@ -80,4 +115,7 @@ class Agent:
             last_match=self.last_match,
             sealed_to=record.sealed_to,
             migration=record.migration,
+            durable=self.is_durable,
+            pinned=record.pinned,
+            pin_held=record.pinned and self.is_pin_held,
         )

@@ -13,13 +13,15 @@ from fabric.block_chain import BlockSpan, block_spans, span_ending
 from fabric.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.errors import CorruptDataError
 from fabric.hashing import tenant_salt
-from fabric.ids import Fingerprint, TenantId
-from fabric.limits import BLOCK_TOKENS
+from fabric.ids import AgentId, Fingerprint, TenantId
+from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS
 from fabric.manifest import Manifest
 from fabric.restore_plan import Stored, restore_point, window_blocks
-from node.block_store import BlockStore
+from node.block_store import BlockMissingError, BlockStore
 from node.manifest_store import ManifestStore
 from node.mlx.resident_cache import ResidentCache
+from node.posix_disk import DiskError
+from node.staging import Place
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class Erased:
     blocks_removed: int
     bytes_removed: int
     blocks_kept_shared: int
+    bytes_kept_shared: int
 
 
 @dataclass(slots=True)
@@ -52,18 +55,37 @@ class Stock:
         return [*self.full, *self.windows.values(), *self.states.values()]
 
 
-def stock_of(record: Manifest | None) -> Stock:
-    """List the blocks of an agent's own record, as far as they can be used as they are."""
+def stock_of(record: Manifest | None, tokens_max: int = AGENT_TOKENS_MAX) -> Stock:
+    """List the blocks of a record's first tokens, as far as they can be used as they are."""
     stock = Stock()
     if record is None:
         return stock
+    end = 0
     for piece in record.pieces:
-        if (piece.start, piece.end, piece.delta) != (0, piece.block.tokens_count, 0):
+        end += piece.end - piece.start
+        is_whole = (piece.start, piece.end, piece.delta) == (0, piece.block.tokens_count, 0)
+        if not is_whole or end > tokens_max:
             break
         stock.full.append(piece.block)
-    stock.windows = {place.start: place.block for place in record.windows}
-    stock.states = {place.end: place.block for place in record.states}
+    stock.windows = {p.start: p.block for p in record.windows if p.end <= tokens_max}
+    stock.states = {p.end: p.block for p in record.states if p.end <= tokens_max}
     return stock
+
+
+def _same_refs(before: list[BlockRef], after: list[BlockRef]) -> int:
+    """Count the leading blocks that a record has from the one before it."""
+    pairs = enumerate(zip(before, after, strict=False))
+    return next((i for i, (a, b) in pairs if a is not b), min(len(before), len(after)))
+
+
+def tokens_in_common(record: Manifest | None, stock: Stock, tokens_max: int) -> int:
+    """Count the leading tokens that a record and a stock have in the very same full blocks."""
+    end = 0
+    for ours, theirs in zip(stock_of(record, tokens_max).full, stock.full, strict=False):
+        if ours != theirs:
+            break
+        end += ours.tokens_count
+    return end
 
 
 class AgentStore:
@@ -82,6 +104,7 @@ class AgentStore:
         self._cluster_key = cluster_key
         self._fingerprint = fingerprint
         self._spec = spec
+        self._doubtful: dict[tuple[TenantId, AgentId], list[list[BlockRef]]] = {}
 
     def recover(self) -> list[Manifest]:
         """Return all records; remove blocks that none refers to.
@@ -98,9 +121,15 @@ class AgentStore:
 
     # --- names -------------------------------------------------------------------------------
 
-    def spans(self, tenant: TenantId, ids: Sequence[int]) -> tuple[BlockSpan, ...]:
-        """Cut a tenant's tokens into named blocks."""
-        return block_spans(self.salt(tenant), self._fingerprint, ids)
+    def spans(
+        self,
+        tenant: TenantId,
+        ids: Sequence[int],
+        known: Sequence[BlockSpan] = (),
+        same_tokens: int = 0,
+    ) -> tuple[BlockSpan, ...]:
+        """Cut a tenant's tokens into named blocks; `known` ones cover `same_tokens` of them."""
+        return block_spans(self.salt(tenant), self._fingerprint, ids, known, same_tokens)
 
     def salt(self, tenant: TenantId) -> bytes:
         """Return the key of a tenant's block names."""
@@ -188,36 +217,73 @@ class AgentStore:
 
     def publish(self, manifest: Manifest, previous: Manifest | None) -> None:
         """Make `manifest` the agent's record: the commit point of a turn."""
-        gone = self.blocks.retain(manifest.refs)
+        before = previous.refs if previous is not None else []
+        refs = manifest.refs
+        same = _same_refs(before, refs)
+        added, removed = refs[same:], before[same:]
+        gone = self.blocks.retain(added) + self.blocks.missing(refs[:same])
         if gone:  # erased by another agent's turn since they were found
-            self.blocks.release(manifest.refs)
+            self.blocks.release(added)
             message = f"{len(gone)} blocks of the record are not stored any more"
             raise CorruptDataError(message)
         try:
             self._manifests.publish(manifest)
-        except BaseException:
-            self.blocks.release(manifest.refs)
+        except BaseException as error:
+            if isinstance(error, DiskError) and error.is_in_place:
+                self._doubt(manifest, added)
+            else:
+                self.blocks.release(added)
             raise
+        self._settle(manifest)
         if previous is not None:
-            self.blocks.release(previous.refs)
+            self.blocks.release(removed)
+            self._sweep()
+
+    def _doubt(self, manifest: Manifest, added: list[BlockRef]) -> None:
+        """Keep the new blocks of a record that the disk has but may lose with its power."""
+        held = self._doubtful.setdefault((manifest.tenant, manifest.agent), [])
+        if held and held[-1] == added:
+            self.blocks.release(added)  # tried again: they are kept already
+        else:
+            held.append(added)
+
+    def _settle(self, manifest: Manifest) -> None:
+        """Let go of records that another has replaced for good."""
+        for refs in self._doubtful.pop((manifest.tenant, manifest.agent), ()):
+            self.blocks.release(refs)
+
+    def _sweep(self) -> None:
+        """Remove what nobody needs; the record stands whether that succeeds or not."""
+        try:
             self.blocks.sweep()
+        except DiskError as error:
+            _log.error("blocks that nobody needs stay for now: %s", error.message)
 
     def erase(self, manifest: Manifest) -> Erased:
         """Remove an agent's record and every block nobody else refers to."""
         refs = list(dict.fromkeys(manifest.refs))
         self._manifests.remove(manifest.tenant, manifest.agent)
+        self._settle(manifest)
         self.blocks.release(manifest.refs)
         self.blocks.sweep()
-        removed = [ref for ref in refs if not self.blocks.has(ref)]
+        kept = {ref for ref in refs if self.blocks.has(ref)}
         return Erased(
-            blocks_removed=len(removed),
-            bytes_removed=sum(ref.payload_bytes for ref in removed),
-            blocks_kept_shared=len(refs) - len(removed),
+            blocks_removed=len(refs) - len(kept),
+            bytes_removed=sum(ref.payload_bytes for ref in refs if ref not in kept),
+            blocks_kept_shared=len(kept),
+            bytes_kept_shared=sum(ref.payload_bytes for ref in kept),
         )
+
+    def evict(self, manifests: Sequence[Manifest]) -> None:
+        """Remove agents' records and every block that nobody else refers to; raise DiskError."""
+        self._manifests.remove_all((record.tenant, record.agent) for record in manifests)
+        for record in manifests:
+            self.blocks.release(record.refs)
+        self.blocks.sweep()
 
     def missing(self, manifest: Manifest) -> list[BlockRef]:
         """List the record's blocks that are not stored here."""
-        return [ref for ref in dict.fromkeys(manifest.refs) if not self.blocks.has(ref)]
+        return self.blocks.missing(dict.fromkeys(manifest.refs))
 
 
 class _Loading:
@@ -239,6 +305,7 @@ class _Loading:
         self._salt = store.salt(tenant)
         self._spans = store.spans(tenant, ids)
         self._full_count = 0  # blocks read already
+        self._is_suspect = False  # one was damaged
 
     def run(self, limit: int) -> int:
         while limit and (point := self._store.restore_point(self._stock, self._ids, limit)):
@@ -248,9 +315,10 @@ class _Loading:
         return 0
 
     def _load_full(self, point: int) -> bool:
+        rows = self._cache.rows()
         for index in range(self._full_count, -(-point // BLOCK_TOKENS)):
             span = self._spans[index]
-            views = self._cache.scatter_views(span.start, span.end)
+            views = [row[:, span.start : span.end] for row in rows]
             if not self._read(self._stock.full[index], span, views):
                 del self._stock.full[index:]
                 return False
@@ -264,7 +332,7 @@ class _Loading:
         for start in window_blocks(point, self._cache.spec.window_tokens):
             whole, ref = self._spans[start // BLOCK_TOKENS], self._stock.windows[start]
             span = whole.in_group(self._salt, CacheGroup.WINDOW)
-            views = self._cache.scatter_views(span.start, span.end, CacheGroup.WINDOW)
+            views = self._cache.places(span.start, span.end, CacheGroup.WINDOW)
             if not self._read(ref, span, views):
                 del self._stock.windows[start]
                 return False
@@ -280,7 +348,7 @@ class _Loading:
             return False
         return True
 
-    def _read(self, ref: BlockRef, span: BlockSpan, views: list[memoryview]) -> bool:
+    def _read(self, ref: BlockRef, span: BlockSpan, views: Sequence[Place | memoryview]) -> bool:
         """Read one block, which must be the very one that its place asks for."""
         if (ref.block_hash, ref.group) != (span.block_hash, span.group):
             return False
@@ -289,5 +357,10 @@ class _Loading:
             self._store.blocks.load_into(ref, span.parent, tokens, views)
         except CorruptDataError as error:
             _log.warning("block at token %d is a miss: %s", span.start, error.message)
+            if not isinstance(error, BlockMissingError) and not self._is_suspect:
+                # What damaged one may have damaged more. Found now, all of it is computed and
+                # saved again by this turn; found later, each would cost a turn of its own.
+                self._is_suspect = True
+                self._store.blocks.verify(self._stock.refs())
             return False
         return True

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fabric.errors import OverloadedError
 from fabric.generation import Identity, IdentityKind
@@ -9,19 +10,32 @@ from fabric.ids import AgentId, Fingerprint, NodeName, TenantId
 from fabric.limits import AGENTS_PER_NODE_MAX
 from fabric.manifest import Manifest, OwnerState
 from fabric.ports import Clock
+from fabric.retention import Candidate, Rules, choose
+from fabric.u32s import U32s
 from node.agent import Agent, AgentKey
 from node.conversation_index import ConversationIndex
+from node.use_log import UseLog
+
+SAME_FOR_ALL = Rules()
 
 
 class AgentTable:
     """Agents by key; lives on the node's event loop."""
 
-    def __init__(self, node: NodeName, fingerprint: Fingerprint, clock: Clock) -> None:
+    def __init__(
+        self,
+        node: NodeName,
+        fingerprint: Fingerprint,
+        clock: Clock,
+        rules: Rules = SAME_FOR_ALL,
+    ) -> None:
         self._node = node
         self._fingerprint = fingerprint
         self._clock = clock
         self._agents: dict[AgentKey, Agent] = {}
         self._index = ConversationIndex()
+        self._rules = rules
+        self.use = UseLog(clock)
         self.changes = 0
 
     def __iter__(self) -> Iterator[Agent]:
@@ -40,15 +54,18 @@ class AgentTable:
         """Add or re-index an agent after its record changed."""
         self.changes += 1
         self._agents[agent.key] = agent
+        self.use.note(agent.manifest)
         if agent.manifest.state is OwnerState.OWNED and agent.manifest.token_ids:
-            self._index.put(agent.key, agent.transcript().prompt_bytes)
+            self._index.put(agent.key, agent.prompt_bytes)
         else:
             self._index.remove(agent.key)
 
     def remove(self, key: AgentKey) -> None:
         """Forget an agent."""
         self.changes += 1
-        self._agents.pop(key, None)
+        gone = self._agents.pop(key, None)
+        if gone is not None:
+            self.use.forget(gone.manifest)
         self._index.remove(key)
 
     def forget(self, agent: Agent) -> None:
@@ -71,8 +88,8 @@ class AgentTable:
             revision=0,
             state=OwnerState.OWNED,
             text="",
-            token_ids=(),
-            token_ends=(),
+            token_ids=U32s(),
+            token_ends=U32s(),
             prompt_tokens_count=0,
             pieces=(),
             group=group,
@@ -91,11 +108,13 @@ class AgentTable:
         """
         for key in self._index.candidates(tenant, prompt):
             agent = self._agents[key]
-            if agent.is_busy or (
-                identity.kind is IdentityKind.GROUP and agent.manifest.group != identity.agent
+            if (
+                agent.is_busy
+                or agent.manifest.is_cut
+                or (identity.kind is IdentityKind.GROUP and agent.manifest.group != identity.agent)
             ):
                 continue
-            if prompt.startswith(agent.transcript().prompt_bytes):
+            if prompt.startswith(agent.prompt_bytes):
                 return agent
         return None
 
@@ -115,13 +134,46 @@ class AgentTable:
         return sum(agent.hot_bytes for agent in self._agents.values())
 
     def cool(self, budget_bytes: int) -> None:
-        """Free least recently used resident caches until they fit; their blocks are on disk."""
-        idle = [a for a in self if a.cache is not None and a.is_durable and not a.is_busy]
-        idle.sort(key=lambda agent: agent.manifest.used_s)
-        excess = self.hot_bytes - budget_bytes
-        for agent in idle:
-            if excess <= 0:
-                return
-            excess -= agent.hot_bytes
-            agent.cache = None
+        """Free the resident caches worth least until they fit; their blocks are on disk."""
+        if not self._rules.tenants and self.hot_bytes <= budget_bytes:
+            return
+        hot = [self._candidate(a, is_fixed=not a.is_durable) for a in self if a.cache is not None]
+        for gone in choose(hot, max(0, budget_bytes), self._rules).dropped:
+            self._agents[gone.key].cache = None
             self.changes += 1
+
+    def shed(self, budget_bytes: int) -> None:
+        """Free caches that the disk refused, worth least first, until memory is not overdrawn.
+
+        Such an agent goes back to its last saved turn; without one, it is forgotten.
+        """
+        if self.hot_bytes <= budget_bytes:
+            return
+        hot = [self._candidate(a, is_fixed=False) for a in self if a.cache is not None]
+        for gone in choose(hot, max(0, budget_bytes), self._rules).dropped:
+            agent = self._agents[gone.key]
+            agent.cache = None
+            if agent.is_durable:
+                self.changes += 1
+            elif agent.saved is None:
+                agent.was_evicted = True
+                self.remove(agent.key)
+            else:
+                record, saved = agent.manifest, agent.saved
+                agent.manifest = replace(
+                    saved, epoch=record.epoch, owner=record.owner, state=record.state
+                )
+                agent.is_durable = agent.manifest == saved
+                self.put(agent)
+
+    def _candidate(self, agent: Agent, *, is_fixed: bool) -> Candidate:
+        """Describe a resident cache; a byte of any saves the same time on its way from the disk."""
+        return Candidate(
+            agent.key,
+            {agent.key: agent.hot_bytes},
+            self.use.idle_s(agent.manifest),
+            self.use.odds(agent.manifest),
+            saves_s=float(agent.hot_bytes),
+            is_active=is_fixed or agent.is_busy,
+            is_pinned=agent.manifest.pinned,
+        )

@@ -7,9 +7,10 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain, islice
 from operator import attrgetter
 from typing import Final, Protocol
+
+import numpy as np
 
 from fabric.block import BlockRef
 from fabric.block_file import (
@@ -22,12 +23,12 @@ from fabric.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.errors import CorruptDataError
 from fabric.hashing import payload_checksum, token_bytes
 from fabric.ids import BlockHash, Checksum, Fingerprint
-from fabric.limits import BLOCK_TOKENS, MIB
+from fabric.limits import BLOCK_TOKENS
 from fabric.ports import Disk
 from node.posix_disk import DiskError
+from node.staging import Place, put_in_place, staged_groups, staging_buffer
 
 DIRECTORY: Final = "blocks"
-READ_GROUP_BYTES: Final = 1 * MIB  # checksummed while it is still in the processor's cache
 _LEAF: Final = re.compile(r"([0-9a-f]{64})-([0-9a-f]{32})\.(full|window|state)", re.ASCII)
 
 _log = logging.getLogger(__name__)
@@ -62,6 +63,10 @@ class BlockFiles:
     def file_bytes(self, ref: BlockRef) -> int:
         """Bytes of the block's file, header included."""
         return self._sizes[ref.group][ref.tokens_count]
+
+    def bytes_of(self, group: CacheGroup, tokens_count: int) -> int:
+        """Bytes that the file of a block of so many tokens would have."""
+        return self._sizes[group][tokens_count]
 
     def make_ref(
         self,
@@ -124,17 +129,17 @@ class BlockFiles:
         ref: BlockRef,
         parent: BlockHash,
         tokens: Sequence[int],
-        buffers: Sequence[memoryview],
+        places: Sequence[Place | memoryview],
     ) -> None:
-        """Read the packed cache into `buffers`; raise FileNotFoundError or CorruptDataError."""
+        """Read the packed cache into `places`; raise FileNotFoundError or CorruptDataError."""
         expected_header, expected_tokens = self._header(ref, parent), token_bytes(tokens)
         header, packed = bytearray(len(expected_header)), bytearray(len(expected_tokens))
-        room = sum(map(attrgetter("nbytes"), buffers)) + len(packed)
-        assert room == ref.payload_bytes, "the buffers are as large as the packed cache"
+        room = sum(map(attrgetter("nbytes"), places)) + len(packed)
+        assert room == ref.payload_bytes, "the places are as large as the packed cache"
         self._check_length(ref)
-        views = [memoryview(header), *buffers, memoryview(packed)]
-        groups = self._fill(file_name(ref), views)
-        checksum = payload_checksum(islice(chain.from_iterable(groups), 1, None))
+        targets = [np.asarray(place) for place in (memoryview(header), *places, memoryview(packed))]
+        parts = self._fill(file_name(ref), targets, skip_bytes=len(header))
+        checksum = payload_checksum(parts)
         _require(header == expected_header, "block header is not this block's")
         _require(packed == expected_tokens, "block holds other tokens")
         _require(checksum == ref.checksum, "block checksum does not match")
@@ -157,6 +162,13 @@ class BlockFiles:
         descriptor = self._disk.open_payload(file_name(ref))
         return descriptor, self.file_bytes(ref) - ref.payload_bytes, ref.payload_bytes
 
+    def read_payload(self, ref: BlockRef) -> memoryview:
+        """Read a block's data into memory, where its file cannot be sent as it is."""
+        file_bytes = self.file_bytes(ref)
+        raw = memoryview(self._disk.read(file_name(ref), file_bytes))
+        _require(len(raw) == file_bytes, "block file has another length")
+        return raw[file_bytes - ref.payload_bytes :]
+
     def exists(self, ref: BlockRef) -> bool:
         """Tell whether there is a file of that name, whatever is in it."""
         try:
@@ -173,41 +185,50 @@ class BlockFiles:
         )
 
     def _ref_of_file(self, leaf: str) -> BlockRef | None:
-        match = _LEAF.fullmatch(leaf)
+        named = parse_leaf(leaf)
         try:
             file_bytes = self._disk.size_bytes(f"{DIRECTORY}/{leaf}")
         except (FileNotFoundError, CorruptDataError):
             return None
-        if match is None:
+        if named is None:
             return None
-        group = CacheGroup(match[3])
+        block_hash, checksum, group = named
         count = self._counts.get(group, {}).get(file_bytes)
         if count is None:
             return None
-        block_hash, checksum = map(bytes.fromhex, match.groups()[:2])
         size = payload_bytes(self._spec, count, group)
-        return BlockRef(BlockHash(block_hash), Checksum(checksum), count, size, group)
+        return BlockRef(block_hash, checksum, count, size, group)
 
     def _check_length(self, ref: BlockRef) -> None:
         expected = self._sizes.get(ref.group, {}).get(ref.tokens_count)
         is_whole = self._disk.size_bytes(file_name(ref)) == expected
         _require(is_whole, "block file has another length")
 
-    def _fill(self, name: str, views: list[memoryview]) -> Iterator[list[memoryview]]:
-        """Fill `views` from the start of a file, yielding them group by group."""
-        file_bytes = sum(map(attrgetter("nbytes"), views))
-        step = max(1, len(views) * READ_GROUP_BYTES // file_bytes)
+    def _fill(self, name: str, places: Sequence[Place], *, skip_bytes: int) -> Iterator[memoryview]:
+        """Fill `places` from the start of a file, yielding its bytes behind `skip_bytes`."""
         offset = 0
-        for start in range(0, len(views), step):
-            group = views[start : start + step]
-            offset += self._disk.read_into(name, offset, group)
-            yield group
-        _require(offset == file_bytes, "block file was cut short")
+        for group in staged_groups(places):
+            size_bytes = sum(map(attrgetter("nbytes"), group))
+            staged = staging_buffer()[:size_bytes]
+            count = self._disk.read_into(name, offset, [staged.data])
+            _require(count == size_bytes, "block file was cut short")
+            put_in_place(staged, group)
+            yield staged.data[max(0, skip_bytes - offset) :]
+            offset += size_bytes
 
 
 def file_name(ref: BlockRef) -> str:
     """Name the file of a block; hex digits and its group only."""
     return f"{DIRECTORY}/{ref.name}.{ref.group.value}"
+
+
+def parse_leaf(leaf: str) -> tuple[BlockHash, Checksum, CacheGroup] | None:
+    """Read hash, checksum and group off a block file's name, or None if it is no such name."""
+    match = _LEAF.fullmatch(leaf)
+    if match is None:
+        return None
+    block_hash, checksum = map(bytes.fromhex, match.groups()[:2])
+    return BlockHash(block_hash), Checksum(checksum), CacheGroup(match[3])
 
 
 def _groups(spec: ModelCacheSpec) -> tuple[CacheGroup, ...]:

@@ -35,6 +35,11 @@ class BlockIndex:
         with self._changed:
             return self._has(ref)
 
+    def missing(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
+        """List those of `refs` that are not stored."""
+        with self._changed:
+            return [ref for ref in refs if not self._has(ref)]
+
     def snapshot(self) -> dict[BlockRef, int]:
         """Copy the index: each stored block and the bytes of its file."""
         with self._changed:
@@ -76,17 +81,30 @@ class BlockIndex:
         wanted = list(refs)
         with self._changed:
             self._references.update(wanted)
-            for ref in set(wanted):
+            distinct = dict.fromkeys(wanted)
+            # Most are neither: they were in the record before this one.
+            for ref in [ref for ref in distinct if ref in self._pins or ref in self._unneeded]:
                 self._unpin(ref)
+            return [ref for ref in distinct if not self._has(ref)]
+
+    def hold(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
+        """Count a reference as `retain` does, but leave writers their pins."""
+        wanted = list(refs)
+        with self._changed:
+            self._references.update(wanted)
+            for ref in set(wanted):
+                self._weigh(ref)
             return [ref for ref in dict.fromkeys(wanted) if not self._has(ref)]
 
     def release(self, refs: Iterable[BlockRef]) -> None:
         """Take back one `retain` of the same `refs`."""
         with self._changed:
             for ref in refs:
-                assert self._references[ref] > 0, "a block is released as often as retained"
-                self._references[ref] -= 1
-                if not self._references[ref]:
+                count = self._references[ref]
+                assert count > 0, "a block is released as often as retained"
+                if count > 1:
+                    self._references[ref] = count - 1
+                else:
                     del self._references[ref]
                     self._weigh(ref)
 

@@ -10,7 +10,7 @@ it never returns wrong data. Methods may be called from any thread.
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -22,7 +22,8 @@ from fabric.hashing import token_bytes
 from fabric.ids import BlockHash, Fingerprint
 from node.block_files import BlockDisk, BlockFiles, file_name
 from node.block_index import BlockIndex
-from node.posix_disk import DiskError
+from node.posix_disk import QUARANTINE, DiskError
+from node.staging import Place
 
 SWEEP_BLOCKS: Final = 256  # removed with one flush of the folder
 
@@ -50,6 +51,7 @@ class Scrub:
     blocks_count: int
     file_bytes: int
     damaged: tuple[BlockRef, ...]
+    is_round_over: bool  # every block stored when the round began has been read
 
 
 class BlockStore:
@@ -61,6 +63,7 @@ class BlockStore:
         self._index = BlockIndex()
         self._scrub_lock = threading.Lock()
         self._to_scrub: list[BlockRef] = []
+        self.damaged_count = 0  # blocks taken out of use since this process began
 
     def recover(self) -> int:
         """Rebuild the index; remove files that cannot be this model's blocks; count those."""
@@ -85,10 +88,26 @@ class BlockStore:
         """Tell whether these very bytes are stored."""
         return self._index.has(ref)
 
+    def missing(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
+        """List those of `refs` that are not stored."""
+        return self._index.missing(refs)
+
     @property
     def total_bytes(self) -> int:
         """Bytes of all block files, headers included."""
         return self._index.total_bytes
+
+    def file_bytes(self, group: CacheGroup, tokens_count: int) -> int:
+        """Return the bytes of a block's file, header included."""
+        return self._files.bytes_of(group, tokens_count)
+
+    def sizes(self) -> dict[Hashable, int]:
+        """Return the bytes of every block's file, header included."""
+        return {ref: size for ref, size in self._index.snapshot().items()}  # noqa: C416 - widens
+
+    def free_bytes(self) -> int:
+        """Return what the drive still takes."""
+        return self._disk.free_bytes()
 
     def retain(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
         """Count a record's reference to each of `refs`; list those that are not stored.
@@ -97,8 +116,12 @@ class BlockStore:
         """
         return self._index.retain(refs)
 
+    def hold(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
+        """Keep blocks for a reader until it releases them; list those that are not stored."""
+        return self._index.hold(refs)
+
     def release(self, refs: Iterable[BlockRef]) -> None:
-        """Take back one `retain` of the same `refs`; a sweep may remove them from now on."""
+        """Take back one `retain` or `hold` of the same `refs`; a sweep may remove them then."""
         self._index.release(refs)
 
     def abandon(self, refs: Iterable[BlockRef]) -> None:
@@ -149,16 +172,16 @@ class BlockStore:
         ref: BlockRef,
         parent: BlockHash,
         tokens: Sequence[int],
-        buffers: Sequence[memoryview],
+        places: Sequence[Place | memoryview],
     ) -> None:
-        """Read the packed cache of a block straight into `buffers`, given in file order.
+        """Read the packed cache of a block into `places`, given in file order.
 
         Raises BlockMissingError, or CorruptDataError after quarantining the file; either
-        way what the buffers hold is then undefined.
+        way what the places hold is then undefined.
         """
         self._files.check_fit(ref, tokens)
         with self._doubting(ref):
-            self._files.read(ref, parent, tokens, buffers)
+            self._files.read(ref, parent, tokens, places)
 
     def open_payload(self, ref: BlockRef) -> tuple[int, int, int]:
         """Open a block for sending; return descriptor (the caller closes it), offset, length.
@@ -168,6 +191,11 @@ class BlockStore:
         """
         with self._doubting(ref):
             return self._files.open(ref)
+
+    def read_payload(self, ref: BlockRef) -> memoryview:
+        """Read a block's bytes for sending, as `open_payload` lends them."""
+        with self._doubting(ref):
+            return self._files.read_payload(ref)
 
     @contextmanager
     def _doubting(self, ref: BlockRef) -> Iterator[None]:
@@ -195,6 +223,7 @@ class BlockStore:
     def _quarantine(self, ref: BlockRef, reason: str) -> None:
         with self._index.exclusive(ref):
             self._index.drop(ref)
+            self.damaged_count += 1
             try:
                 self._disk.quarantine(file_name(ref), reason)
             except DiskError as error:
@@ -218,19 +247,15 @@ class BlockStore:
             file_bytes += sum(taken.values())
         return Sweep(blocks_count, file_bytes)
 
-    def scrub(self, budget_bytes: int) -> Scrub:
-        """Read some stored blocks again, up to one over the budget, and quarantine damaged ones.
+    def empty_quarantine(self) -> int:
+        """Remove all damaged files, which nobody can tell the owners of; count them."""
+        leaves = self._disk.list_names(QUARANTINE)
+        return self._disk.remove_all([f"{QUARANTINE}/{leaf}" for leaf in leaves])
 
-        Successive calls take turns over all blocks; one ends early at the end of a round.
-        """
+    def verify(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
+        """Read blocks again as a whole; quarantine and list those that are damaged."""
         damaged = []
-        blocks_count = file_bytes = 0
-        with self._scrub_lock:
-            if not self._to_scrub:
-                self._to_scrub = sorted(self._index.snapshot(), key=lambda ref: ref.name)
-        while file_bytes < budget_bytes and (ref := self._next_to_scrub()) is not None:
-            blocks_count += 1
-            file_bytes += self._files.file_bytes(ref)
+        for ref in filter(self.has, refs):
             try:
                 with self._doubting(ref):
                     self._files.verify(ref)
@@ -238,7 +263,25 @@ class BlockStore:
                 continue
             except CorruptDataError:
                 damaged.append(ref)
-        return Scrub(blocks_count, file_bytes, tuple(damaged))
+        return damaged
+
+    def scrub(self, budget_bytes: int) -> Scrub:
+        """Read some stored blocks again, up to one over the budget, and quarantine damaged ones.
+
+        Successive calls take turns over all blocks; one ends early at the end of a round.
+        """
+        damaged: list[BlockRef] = []
+        blocks_count = file_bytes = 0
+        with self._scrub_lock:
+            if not self._to_scrub:
+                self._to_scrub = sorted(self._index.snapshot(), key=lambda ref: ref.name)
+        while file_bytes < budget_bytes and (ref := self._next_to_scrub()) is not None:
+            blocks_count += 1
+            file_bytes += self._files.file_bytes(ref)
+            damaged += self.verify([ref])
+        with self._scrub_lock:
+            is_round_over = not self._to_scrub
+        return Scrub(blocks_count, file_bytes, tuple(damaged), is_round_over)
 
     def _next_to_scrub(self) -> BlockRef | None:
         with self._scrub_lock:

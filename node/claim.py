@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabric.errors import (
+    FabricError,
     OverloadedError,
     RetryElsewhereError,
     RetryLaterError,
@@ -26,15 +27,7 @@ TURNS_WAITING_MAX = 16  # per agent
 @contextlib.asynccontextmanager
 async def claimed(node: "Node", request: GenerateRequest, text: str) -> AsyncIterator[Agent]:
     """Hold the agent of this request; nobody else runs a turn of it meanwhile."""
-    agent = _resolve(node, request, text)
-    if agent.waiting_count >= TURNS_WAITING_MAX:
-        message = f"{TURNS_WAITING_MAX} turns already wait for this agent"
-        raise OverloadedError(message)
-    agent.waiting_count += 1
-    try:
-        await agent.turn_lock.acquire()
-    finally:
-        agent.waiting_count -= 1
+    agent = await _lock(node, request, text)
     try:
         await _own(node, agent, request.epoch)
         yield agent
@@ -43,6 +36,27 @@ async def claimed(node: "Node", request: GenerateRequest, text: str) -> AsyncIte
         if not agent.manifest.token_ids and not agent.is_busy:
             node.table.forget(agent)  # it never got to remember anything
         node.table.cool(node.settings.hot_bytes)
+        node.note_hot()
+
+
+async def _lock(node: "Node", request: GenerateRequest, text: str) -> Agent:
+    """Wait for the agent's turn; one that was evicted meanwhile begins anew."""
+    for _ in range(TURNS_WAITING_MAX):
+        with contextlib.suppress(FabricError):  # without room, a new agent is refused below
+            await node.reclaim.make_place(request.tenant)
+        agent = _resolve(node, request, text)
+        if agent.waiting_count >= TURNS_WAITING_MAX:
+            break
+        agent.waiting_count += 1
+        try:
+            await agent.turn_lock.acquire()
+        finally:
+            agent.waiting_count -= 1
+        if not agent.was_evicted:
+            return agent
+        agent.turn_lock.release()
+    message = f"{TURNS_WAITING_MAX} turns already wait for this agent"
+    raise OverloadedError(message)
 
 
 def _resolve(node: "Node", request: GenerateRequest, text: str) -> Agent:

@@ -13,10 +13,10 @@ from fabric.control import (
     Describe,
     Done,
     EraseAgent,
-    EraseReceipt,
     Flush,
     ListAgents,
     OfferMigration,
+    PinAgent,
     ReleaseAgent,
     SealAgent,
     Stop,
@@ -24,7 +24,7 @@ from fabric.control import (
     encode_reply,
 )
 from fabric.errors import FabricError
-from node import migration_source, migration_target
+from node import eviction, migration_source, migration_target, pins
 from node.http_server import error_reply
 from node.node import Node
 
@@ -39,7 +39,8 @@ class ControlCalls:
         self._answers: dict[type, Callable[[Any], Awaitable[object]]] = {
             Describe: self._describe,
             ListAgents: self._list_agents,
-            EraseAgent: self._erase,
+            EraseAgent: lambda call: eviction.erase(node, call),
+            PinAgent: lambda call: pins.pin(node, call),
             OfferMigration: self._offer,
             SealAgent: lambda call: migration_source.seal(node, call),
             ReleaseAgent: lambda call: migration_source.release(node, call),
@@ -77,40 +78,24 @@ class ControlCalls:
         await migration_target.forget(self._node, call.migration)
         return await migration_source.take_back(self._node, call)
 
-    async def _erase(self, call: EraseAgent) -> EraseReceipt:
-        node = self._node
-        agent = node.table.get((call.tenant, call.agent))
-        if agent is None:
-            return EraseReceipt(node.name, existed=False, **_NOTHING)
-        async with agent.turn_lock:
-            node.table.forget(agent)
-            agent.cache = None
-            saved = agent.saved
-            if saved is None:
-                return EraseReceipt(node.name, existed=True, **_NOTHING)
-            erased = await node.in_worker(lambda: node.store.erase(saved))
-        agent.decided.set()
-        return EraseReceipt(
-            node.name,
-            existed=True,
-            blocks_removed=erased.blocks_removed,
-            bytes_removed=erased.bytes_removed,
-            blocks_kept_shared=erased.blocks_kept_shared,
-        )
-
     async def _flush(self, call: Flush) -> Done:
         node = self._node
         await node.quiesce()
+        left = await node.flusher.flush()
         if call.drop_hot:
             node.table.cool(0)
-        return Done(f"{len(node.table)} agents are durable" if not node.degraded else node.degraded)
+            node.note_hot()
+        return Done(_saved_note(node, left))
 
     async def _stop(self, _: Stop) -> Done:
         self._node.is_draining = True
         for turn in list(self._node.turns):
             turn.cancel()
         await self._node.quiesce()
-        return Done("everything is saved")
+        return Done(_saved_note(self._node, await self._node.flusher.flush()))
 
 
-_NOTHING = {"blocks_removed": 0, "bytes_removed": 0, "blocks_kept_shared": 0}
+def _saved_note(node: Node, left: int) -> str:
+    if left:
+        return f"{left} agents are in memory only: {node.degraded}"
+    return node.degraded or f"{len(node.table)} agents are durable"

@@ -22,6 +22,9 @@ def tell(sequence: Sequence, event: SequenceEvent) -> None:
 
 def deliver(sequence: Sequence, drawn: Drawn) -> bool:
     """Take the next token and say whether it was the last."""
+    resumed = sequence.resumed
+    if resumed is not None and len(sequence.answer_ids) == len(resumed.answer_ids):
+        drawn = Drawn(drawn.token, resumed.top)  # its probability was computed where it was drawn
     sequence.answer_ids.append(drawn.token)
     shown = sequence.answer.push(drawn.token)
     count = len(sequence.answer_ids)
@@ -49,6 +52,16 @@ def end(sequence: Sequence, reason: FinishReason | None, stop_string: str | None
         return
     ended = Ended(reason, shown, sequence.answer_ids, answer.text, answer.ends, stop_string)
     tell(sequence, ended)
+
+
+def hand_over(sequence: Sequence, drawn: Drawn | None) -> None:
+    """Emit the last event of a sequence that goes on elsewhere, with the token drawn last."""
+    answer = sequence.answer
+    # What the answer holds back (half a character, the beginning of a stop string) is shown by
+    # who goes on, whose answer is fed the same tokens.
+    shown = answer.finish(stopped=True)
+    ids, ends = sequence.answer_ids, answer.ends
+    tell(sequence, Ended(None, shown, ids, answer.text, ends, None, is_handover=True, drawn=drawn))
 
 
 def fail(sequence: Sequence, error: Exception) -> None:

@@ -1,10 +1,10 @@
-"""The node's HTTP side: one route on which the router asks for turns.
+"""The node's HTTP side: the route on which the router asks for turns, and those of others.
 
 Tokens travel here and not through Ray, where each would cost milliseconds.
 """
 
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -29,23 +29,23 @@ REQUEST_BYTES_MAX = BODY_BYTES_MAX + MIB  # the client's body and what the route
 Serve = Callable[[GenerateRequest], AsyncIterator[Event]]
 
 
-def build_app(cluster_key: bytes, serve: Serve) -> Starlette:
-    """Build the node's ASGI application."""
+def build_app(cluster_key: bytes, serve: Serve, more: Sequence[Route] = ()) -> Starlette:
+    """Build the node's ASGI application; `more` routes check the cluster's secret themselves."""
     secret = http_secret(cluster_key)
 
     async def generate(request: Request) -> Response:
         try:
-            _authorize(request, secret)
-            asked = from_plain(GenerateRequest, parse_json(await _body(request)), "request")
+            authorize(request, secret)
+            asked = from_plain(GenerateRequest, parse_json(await read_body(request)), "request")
             events = serve(asked)
             first = await anext(events)
         except FabricError as error:
-            return JSONResponse({"error": to_plain(error_reply(error))}, int(error.status))
+            return error_response(error)
         except ClientDisconnect:
             return Response(status_code=400)
         return StreamingResponse(_lines(first, events), media_type="application/x-ndjson")
 
-    return Starlette(routes=[Route(GENERATE_PATH, generate, methods=["POST"])])
+    return Starlette(routes=[Route(GENERATE_PATH, generate, methods=["POST"]), *more])
 
 
 def error_reply(error: FabricError) -> ErrorReply:
@@ -54,14 +54,21 @@ def error_reply(error: FabricError) -> ErrorReply:
     return ErrorReply(int(error.status), error.code, error.message, retry_after_s, error.param)
 
 
-def _authorize(request: Request, secret: str) -> None:
+def error_response(error: FabricError) -> JSONResponse:
+    """Answer with an error as the router reads it."""
+    return JSONResponse({"error": to_plain(error_reply(error))}, int(error.status))
+
+
+def authorize(request: Request, secret: str) -> None:
+    """Raise UnauthorizedError unless this cluster's router asks."""
     given = request.headers.get(CLUSTER_HEADER, "")
     if not hmac.compare_digest(given.encode(), secret.encode()):
         message = "only this cluster's router may ask a node"
         raise UnauthorizedError(message)
 
 
-async def _body(request: Request) -> bytes:
+async def read_body(request: Request) -> bytes:
+    """Return the whole body; raise TooLargeError over the limit."""
     parts: list[bytes] = []
     size_bytes = 0
     async for part in request.stream():

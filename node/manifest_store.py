@@ -6,6 +6,7 @@ lost; it does not keep a node from starting. Methods may be called from any thre
 
 import logging
 import threading
+from collections.abc import Iterable
 from typing import Final
 
 from fabric.errors import CorruptDataError, StaleEpochError
@@ -13,7 +14,7 @@ from fabric.hashing import agent_digest
 from fabric.ids import AgentId, TenantId
 from fabric.limits import MANIFEST_BYTES_MAX
 from fabric.manifest import Manifest, decode_manifest, encode_manifest
-from fabric.ports import Disk
+from node.block_files import BlockDisk
 from node.posix_disk import DiskError
 
 DIRECTORY: Final = "manifests"
@@ -27,7 +28,7 @@ Version = tuple[int, int]
 class ManifestStore:
     """The latest record of each agent of one node."""
 
-    def __init__(self, disk: Disk, cluster_key: bytes) -> None:
+    def __init__(self, disk: BlockDisk, cluster_key: bytes) -> None:
         self._disk = disk
         self._cluster_key = cluster_key
         self._lock = threading.Lock()  # also orders writes: of two records the later one stays
@@ -69,6 +70,14 @@ class ManifestStore:
         with self._lock:
             self._versions.pop(name, None)
             return self._disk.remove(name)
+
+    def remove_all(self, agents: Iterable[tuple[TenantId, AgentId]]) -> int:
+        """Remove several agents' records durably; count them."""
+        names = [self._name(tenant, agent) for tenant, agent in agents]
+        with self._lock:
+            for name in names:
+                self._versions.pop(name, None)
+            return self._disk.remove_all(names)
 
     def _name(self, tenant: TenantId, agent: AgentId) -> str:
         return f"{DIRECTORY}/{agent_digest(self._cluster_key, tenant, agent)}.mf"

@@ -44,6 +44,8 @@ def offer(node: "Node", call: OfferMigration) -> Offer:
     if agent.manifest.state is not OwnerState.OWNED:
         message = f"the agent is {agent.manifest.state} here"
         raise ConflictError(message, code="not_owner")
+    if agent.saved is None and agent.turn is not None:
+        return _offer(node, call, agent.manifest)  # its first turn runs: all of it is the tail
     if agent.saved is None:
         message = "the agent has no finished turn to move yet"
         raise ConflictError(message, code="nothing_saved")
@@ -57,6 +59,8 @@ async def seal(node: "Node", call: SealAgent) -> Offer:
     if record.state is OwnerState.SEALED and record.migration == call.migration:
         return _offer(node, call, record)
     _check_epoch(agent, call.epoch)
+    if agent.turn is not None:
+        agent.turn.hand_over()
     try:
         await asyncio.wait_for(agent.turn_lock.acquire(), SEAL_WAIT_S)
     except TimeoutError:
@@ -98,6 +102,7 @@ async def release(node: "Node", call: ReleaseAgent) -> Done:
     )
     await _republish(node, agent, replica)
     agent.cache = None
+    node.note_hot()
     agent.decided.set()
     return Done()
 

@@ -11,6 +11,7 @@ from fabric.block import BlockRef
 from fabric.control import AgentView, CommitMigration, Copied, CopyBlocks
 from fabric.errors import ConflictError, RejectedError
 from fabric.ids import MigrationId
+from fabric.limits import FILE_ALIGN_BYTES
 from fabric.manifest import Manifest, OwnerState, decode_manifest
 from fabric.restore_plan import essential
 from node.agent import Agent
@@ -26,6 +27,9 @@ ABORTED_MAX = 1_024  # remembered; a commit later than that many aborts is caugh
 async def copy_blocks(node: "Node", call: CopyBlocks) -> Copied:
     """Fetch, verify and publish the offered record's blocks that are not here yet."""
     record = _checked(node, call.offer.manifest)
+    missing_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in node.store.missing(record))
+    if missing_bytes:
+        await node.reclaim.make_room(record.tenant, missing_bytes)
     return await node.in_worker(lambda: _fetch(node, call, record))
 
 
@@ -121,4 +125,5 @@ async def commit(node: "Node", call: CommitMigration) -> AgentView:
     agent.is_durable, agent.came_from_peer, agent.cache = True, True, None
     agent.decided.set()
     node.table.put(agent)
+    node.note_hot()
     return agent.view()

@@ -22,7 +22,9 @@ from fabric.settings import NodeSettings
 from node.agent_store import AgentStore
 from node.agent_table import AgentTable
 from node.engine_thread import EngineThread
+from node.flusher import Flusher
 from node.mlx.chat_tokenizer import ChatTokenizer
+from node.reclaim import Reclaim
 from node.transfer_server import TransferServer
 from node.turn import Turn
 
@@ -60,12 +62,21 @@ class Node:
     workers: ThreadPoolExecutor
     self_test: SelfTest
     problem: str | None = None  # why no agent's cache is kept: every prompt is computed whole
+    vocabulary_size: int = 0  # token ids that the model takes
     http_url: str = ""
     is_draining: bool = False
     degraded: str | None = None
+    scrubbed_bytes: int = 0
+    flusher: Flusher = field(init=False)
+    reclaim: Reclaim = field(init=False)
     turns: set[Turn] = field(default_factory=set)
     adopted: dict[MigrationId, list[BlockRef]] = field(default_factory=dict)  # not yet owned
     aborted: OrderedDict[MigrationId, None] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        """Look after agents that could not be saved, and after the disk's budget."""
+        self.flusher = Flusher(self)
+        self.reclaim = Reclaim(self)
 
     @property
     def name(self) -> NodeName:
@@ -93,6 +104,20 @@ class Node:
     def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
         """Serve one turn; closing the iterator cancels it."""
         return Turn(self, request).events()
+
+    def note_hot(self) -> None:
+        """Tell the memory budget what idle caches hold now; call it after every change."""
+        held_bytes = self.table.hot_bytes
+        self.engine.budget.set_idle(held_bytes)
+        if held_bytes > self.settings.hot_bytes:
+            self.flusher.hurry()
+
+    def make_room(self, size_bytes: int) -> None:
+        """Cool idle agents until `size_bytes` more are free, as far as that goes."""
+        self.table.cool(self.table.hot_bytes - size_bytes)
+        self.note_hot()
+        self.flusher.hurry()
+        self.engine.wake()
 
     def refuse_new(self) -> None:
         """Raise where this node takes no new agents."""
@@ -143,4 +168,7 @@ class Node:
             degraded=self.degraded,
             reuse=self.reuses,
             changes=self.table.changes,
+            evicted_agents=self.reclaim.evicted_count,
+            scrubbed_bytes=self.scrubbed_bytes,
+            damaged_blocks=self.store.blocks.damaged_count,
         )

@@ -80,6 +80,13 @@ class OfferBook:
             kept = {n: o for n, o in self._offers.items() if o.ticket.migration != migration}
             self._offers = kept
 
+    def agents(self) -> frozenset[tuple[TenantId, AgentId]]:
+        """Return the agents whose blocks some node may fetch now."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            tickets = [offer.ticket for offer in self._offers.values() if offer.expires_s > now_s]
+        return frozenset((ticket.tenant, ticket.agent) for ticket in tickets)
+
     def check(self, raw_ticket: bytes, peer: NodeName) -> Mapping[str, BlockRef]:
         """Return the blocks that `peer` may fetch; raise UnauthorizedError if none."""
         ticket = open_ticket(self._cluster_key, raw_ticket)

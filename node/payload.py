@@ -3,7 +3,8 @@
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fabric.block import BlockRef
@@ -26,9 +27,67 @@ class OpenPayload:
     start: int
     length: int
 
+    def read(self, length: int, offset: int) -> bytes:
+        """Return some of its bytes; raise CorruptDataError where the file has fewer."""
+        raw = os.pread(self.descriptor, length, self.start + offset)
+        if len(raw) != length:
+            raise _shrunk()
+        return raw
+
+    @contextmanager
+    def view(self, offset: int) -> Iterator[memoryview]:
+        """Lend its bytes from `offset` to its end, for system calls only.
+
+        A file that fails under a mapping is EFAULT to them, and SIGBUS to anybody else.
+        """
+        start = self.start + offset
+        lead = start % mmap.ALLOCATIONGRANULARITY
+        try:
+            mapped = mmap.mmap(
+                self.descriptor,
+                lead + self.length - offset,
+                prot=mmap.PROT_READ,
+                offset=start - lead,
+            )
+        except ValueError:
+            raise _shrunk() from None
+        with mapped, memoryview(mapped) as whole, whole[lead:] as view:
+            yield view
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPayload:
+    """A block's payload in memory: what a disk that encrypts has to lend."""
+
+    whole: memoryview
+
+    @property
+    def length(self) -> int:
+        """Bytes of the payload."""
+        return len(self.whole)
+
+    def read(self, length: int, offset: int) -> bytes:
+        """Return some of its bytes."""
+        return bytes(self.whole[offset : offset + length])
+
+    @contextmanager
+    def view(self, offset: int) -> Iterator[memoryview]:
+        """Lend its bytes from `offset` to its end."""
+        yield self.whole[offset:]
+
+    def close(self) -> None:
+        """Need nothing closed."""
+
+
+Payload = OpenPayload | HeldPayload
+
 
 def send_payload(
-    channel: Channel, payload: OpenPayload, index: int, offset: int, link_bytes_per_s: int
+    channel: Channel, payload: Payload, index: int, offset: int, link_bytes_per_s: int
 ) -> int:
     """Send `payload` from `offset` to its end as part `index`; return the bytes on the wire."""
     sent = 0
@@ -41,15 +100,13 @@ def send_payload(
 
 
 def _send_compressed(
-    channel: Channel, payload: OpenPayload, index: int, offset: int, link_bytes_per_s: int
+    channel: Channel, payload: Payload, index: int, offset: int, link_bytes_per_s: int
 ) -> tuple[int, int]:
     """Send compressed slices for as long as that pays; return where it stopped."""
     sent = 0
     while offset < payload.length:
         length = min(ZSTD_SLICE_BYTES, payload.length - offset)
-        raw = os.pread(payload.descriptor, length, payload.start + offset)
-        if len(raw) != length:
-            raise _shrunk()
+        raw = payload.read(length, offset)
         started_s = time.perf_counter()
         packed = compress_slice(raw)
         speed = length / max(time.perf_counter() - started_s, 1e-6)
@@ -62,18 +119,9 @@ def _send_compressed(
     return offset, sent
 
 
-def _send_raw(channel: Channel, payload: OpenPayload, index: int, offset: int) -> None:
-    # Only system calls touch the mapping: a file that fails under it is EFAULT, not SIGBUS.
-    start = payload.start + offset
+def _send_raw(channel: Channel, payload: Payload, index: int, offset: int) -> None:
     length = payload.length - offset
-    lead = start % mmap.ALLOCATIONGRANULARITY
-    try:
-        mapped = mmap.mmap(
-            payload.descriptor, lead + length, prot=mmap.PROT_READ, offset=start - lead
-        )
-    except ValueError:
-        raise _shrunk() from None
-    with mapped, memoryview(mapped) as whole, whole[lead:] as view:
+    with payload.view(offset) as view:
         channel.send(PayloadHead(index, offset, length, length))
         channel.send_slices(view)
 

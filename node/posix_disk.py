@@ -39,7 +39,7 @@ QUARANTINE: Final = "quarantine"
 QUARANTINE_FILES_MAX: Final = 32  # enough to inspect; a failing drive must not fill itself
 REASON_CHARS_MAX: Final = 40
 _CLOSED: Final = -1
-_TEMP: Final = ".tmp-"
+TEMPORARY: Final = ".tmp-"
 _PART: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,199}", re.ASCII)
 _OPEN: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: a planted pipe must not hang the reader.
@@ -58,6 +58,12 @@ class DiskError(FabricError):
     def __init__(self, message: str, cause: int | None = None) -> None:
         super().__init__(message)
         self.cause = cause  # errno
+        self.is_in_place = False  # a publish failed at its last step: the new file is there
+
+    @property
+    def reason(self) -> str:
+        """What the system said, without the name of any file."""
+        return os.strerror(self.cause) if self.cause is not None else "the disk refused"
 
     @property
     def is_full(self) -> bool:
@@ -73,10 +79,13 @@ class DiskError(FabricError):
 class PosixDisk:
     """A fabric.ports.Disk over the directory `root`, which it creates."""
 
-    def __init__(self, root: Path | str, durability: str = "full") -> None:
+    def __init__(
+        self, root: Path | str, durability: str = "full", *, keeps_modes: bool = False
+    ) -> None:
         assert durability in DURABILITIES, "settings name one of three levels"
         self._durability = durability
-        self._prefix = f"{_TEMP}{secrets.token_hex(4)}-"
+        self._keeps_modes = keeps_modes  # for who only looks: nothing is made private
+        self._prefix = f"{TEMPORARY}{secrets.token_hex(4)}-"
         self._serial = itertools.count()
         self._lock = threading.Lock()
         self._directories: dict[str, int] = {}
@@ -87,16 +96,20 @@ class PosixDisk:
             self._root = os.open(self.root, OPEN_DIRECTORY)
             self._own_root()
 
-    def recover(self) -> int:
-        """Claim the root for this process, remove what a crash left half-written; count it."""
+    def claim(self) -> None:
+        """Hold the root for this process until `close`; raise DiskError if another does."""
         with _disk_errors(f"claim {self.root}, perhaps in use by another node,"):
             fcntl.flock(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def recover(self) -> int:
+        """Claim the root for this process, remove what a crash left half-written; count it."""
+        self.claim()
         removed = 0
         with _disk_errors(f"recover {self.root}"):
             ours = [name for name, is_dir in scan(self._root) if is_dir and _PART.fullmatch(name)]
             for directory in ("", *ours):
                 at = self._directory(directory)
-                temps = [name for name, _ in scan(at) if name.startswith(_TEMP)]
+                temps = [name for name, _ in scan(at) if name.startswith(TEMPORARY)]
                 for temp in temps:
                     os.unlink(temp, dir_fd=at)
                 removed += len(temps)
@@ -129,6 +142,7 @@ class PosixDisk:
                 with contextlib.suppress(OSError):
                     os.unlink(temp, dir_fd=at)
                 raise
+        with _disk_errors(f"make durable {name}", in_place=True):
             flush(at, self._durability)
 
     def read(self, name: str, limit_bytes: int) -> bytes:
@@ -241,6 +255,8 @@ class PosixDisk:
             flush(parent, self._durability)
 
     def _own_root(self) -> None:
+        if self._keeps_modes:
+            return
         found = os.fstat(self._root)
         if found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH:
             os.close(self._root)
@@ -266,7 +282,8 @@ class PosixDisk:
             flush(self._root, self._durability)
             opened = os.open(directory, OPEN_DIRECTORY, dir_fd=self._root)
             self._directories[directory] = opened
-            make_private(opened)
+            if not self._keeps_modes:
+                make_private(opened)
             return opened
 
     @contextlib.contextmanager
@@ -276,7 +293,7 @@ class PosixDisk:
 
 
 @contextlib.contextmanager
-def _disk_errors(action: str, *, may_miss: bool = False) -> Iterator[None]:
+def _disk_errors(action: str, *, may_miss: bool = False, in_place: bool = False) -> Iterator[None]:
     """Turn whatever the system reports into one DiskError that says what could not be done."""
     try:
         yield
@@ -284,7 +301,9 @@ def _disk_errors(action: str, *, may_miss: bool = False) -> Iterator[None]:
         if may_miss and isinstance(error, FileNotFoundError):
             raise
         message = f"cannot {action}: {error.strerror or error}"
-        raise DiskError(message, error.errno) from error
+        refusal = DiskError(message, error.errno)
+        refusal.is_in_place = in_place
+        raise refusal from error
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from fabric.ids import TenantId
 from fabric.limits import BLOCK_TOKENS
 from fabric.text_match import common_prefix_items
 from node.agent import Agent
-from node.agent_store import Stock, stock_of
+from node.agent_store import Stock, stock_of, tokens_in_common
 from node.mlx.resident_cache import ResidentCache
 from node.prompt_plan import PromptPlan
 
@@ -29,6 +29,7 @@ class Prepared:
     cached: int
     tier: CacheTier
     stock: Stock
+    room_tokens: int  # capacity that prompt and answer need
 
     @property
     def states(self) -> dict[int, BlockRef]:
@@ -49,22 +50,29 @@ class _Source:
 async def prepare(node: "Node", agent: Agent, plan: PromptPlan, answer_tokens: int) -> Prepared:
     """Bring the reusable prefix of `plan` into a resident cache."""
     resident, agent.cache = agent.cache, None
+    node.note_hot()
+    room = len(plan.ids) + min(answer_tokens, ROOM_TOKENS)
     usable = node.usable_prefix(min(plan.kept_tokens, len(plan.ids) - 1))
     if usable and resident is not None and resident.can_rewind(usable):
         await node.on_engine(lambda: resident.rewind(usable))
-        return Prepared(plan, resident, usable, CacheTier.HOT, stock_of(agent.saved))
+        return Prepared(
+            plan, resident, usable, CacheTier.HOT, stock_of(agent.saved, agent.stored_tokens), room
+        )
     source = await node.in_worker(lambda: _best_source(node, agent, plan, usable))
-    room = max(len(plan.ids) + min(answer_tokens, ROOM_TOKENS), len(source.ids))
-    node.table.cool(node.settings.hot_bytes - node.spec.resident_bytes(room))
-    fresh = await node.on_engine(lambda: node.engine.engine.new_cache(room))
+    # A cold prompt gets its memory when the engine admits it; what is read back is here before.
+    held = max(room, len(source.ids)) if source.point else 0
+    node.table.cool(node.settings.hot_bytes - node.spec.resident_bytes(held))
+    fresh = await node.on_engine(lambda: node.engine.engine.new_cache(held))
     fresh.keeps_slid = node.reuses
     if not source.point:
-        return Prepared(plan, fresh, 0, CacheTier.COLD, Stock())
+        agent.stored_tokens = 0
+        return Prepared(plan, fresh, 0, CacheTier.COLD, Stock(), room)
     tenant = agent.manifest.tenant
     cached = await node.in_worker(lambda: _load(node, tenant, source, fresh))
+    agent.stored_tokens = tokens_in_common(agent.saved, source.stock, cached)
     fresh.assume(cached)
     tier = source.tier if cached else CacheTier.COLD
-    return Prepared(plan, fresh, cached, tier, source.stock)
+    return Prepared(plan, fresh, cached, tier, source.stock, room)
 
 
 def _best_source(node: "Node", agent: Agent, plan: PromptPlan, usable: int) -> _Source:

@@ -69,6 +69,7 @@ class PromptPlan:
     kept_tokens: int
     match: MatchKind
     reason: str
+    taken_tokens: int = 0  # leading ids and ends that are the record's own
 
 
 def plan_prompt(
@@ -81,28 +82,28 @@ def plan_prompt(
     """
     prompt = text.encode()
     common = common_prefix_bytes(prompt, stored.text)
-    ids, ends = ([], []) if raw else _encode_behind_cut(tokenizer, prompt, stored, common)
+    ids, ends, taken = _encode_behind_cut(tokenizer, prompt, stored, common, raw=raw)
     if not ids:
         encoded = tokenizer.encode(text, special_prefix=raw)
         ids, ends = encoded.ids, encoded.ends
     kept = common_prefix_items(ids, stored.ids)
     match = _classify(len(ids), kept, len(stored.ids))
-    return PromptPlan(prompt, ids, ends, kept, match, _reason(match, kept, stored))
+    return PromptPlan(prompt, ids, ends, kept, match, _reason(match, kept, stored), taken)
 
 
 def _encode_behind_cut(
-    tokenizer: PromptTokenizer, prompt: bytes, stored: Transcript, common: int
-) -> tuple[list[int], list[int]]:
+    tokenizer: PromptTokenizer, prompt: bytes, stored: Transcript, common: int, *, raw: bool
+) -> tuple[list[int], list[int], int]:
     """Encode from the last safe cut; nothing if there is none or it proves unsafe."""
-    cut = _last_cut(tokenizer.cut_texts, prompt, stored, common)
+    cut = None if raw else _last_cut(tokenizer.cut_texts, prompt, stored, common)
     if cut is None:
-        return [], []
+        return [], [], 0
     index, start = cut
     fresh = tokenizer.encode(prompt[start:].decode())
     if not fresh.ids or fresh.ids[0] not in tokenizer.cut_texts:
-        return [], []
+        return [], [], 0
     ends = stored.ends[:index] + [start + end for end in fresh.ends]
-    return stored.ids[:index] + fresh.ids, ends
+    return stored.ids[:index] + fresh.ids, ends, index
 
 
 def _last_cut(

@@ -10,7 +10,7 @@ from fabric.chunks import prefill_chunk_tokens
 from fabric.limits import BACKGROUND_PROMOTED_MAX, PAUSED_SEQUENCES_MAX
 from fabric.ports import Clock
 from node.decode_step import decode_step
-from node.delivery import end, fail, tell
+from node.delivery import end, fail, hand_over, tell
 from node.memory_budget import MemoryBudget, Reservation
 from node.mlx.engine import Engine
 from node.run_queue import RunQueue
@@ -82,6 +82,13 @@ class Scheduler:
             if sequence.cancelled.is_set():
                 end(sequence, None)
                 self._leave(sequence)
+            elif sequence.yielding.is_set():
+                self._guarded(sequence, partial(self._hand_over, sequence))
+
+    def _hand_over(self, sequence: Sequence) -> None:
+        slot = sequence.slot
+        hand_over(sequence, self._ready_engine.peek(slot) if slot is not None else None)
+        self._leave(sequence)
 
     def _promote(self) -> None:
         """Let background that nobody served for long count as interactive."""
@@ -157,6 +164,8 @@ class Scheduler:
         sequence.slot = self._ready_engine.start(
             sequence.cache, sequence.prompt, sequence.sampling, sequence.seed
         )
+        if sequence.resumed is not None:
+            sequence.slot.take_up(len(sequence.answer_ids) + 1)
         self.queue.run(sequence)
         tell(sequence, Started())
 

@@ -18,6 +18,7 @@ from fabric.generation import (
     Sampling,
 )
 from fabric.ids import AgentId, OperationId, TenantId
+from fabric.limits import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from node.node import Node
@@ -57,7 +58,7 @@ async def _compare(node: "Node") -> tuple[bool, str]:
     admitted, second = await _ask(node)
     if admitted.cache is not CacheTier.DISK:
         return False, f"expected a restore from disk, got {admitted.cache}"
-    if admitted.cached_tokens != admitted.prompt_tokens - 1:
+    if admitted.cached_tokens != node.usable_prefix(admitted.prompt_tokens - 1):
         return False, f"restored {admitted.cached_tokens} of {admitted.prompt_tokens} tokens"
     if first != second:
         return False, "the restored agent answers differently"
@@ -65,8 +66,11 @@ async def _compare(node: "Node") -> tuple[bool, str]:
 
 
 def _prompt(node: "Node") -> str:
-    """Return words for more than one block, or for half of a small context."""
-    prompt = " ".join([_WORDS] * 12)
+    """Return words, on a grid for more than one block; for half of a small context at most."""
+    prompt = " ".join([_WORDS] * 6)
+    tokens_min = BLOCK_TOKENS + 1 if node.settings.exact_chunks else 1
+    while len(node.tokenizer.encode(prompt).ids) <= tokens_min:
+        prompt = f"{prompt} {prompt}"
     while len(node.tokenizer.encode(prompt).ids) > node.context_tokens_max // 2:
         prompt = prompt[: len(prompt) // 2]
     return prompt

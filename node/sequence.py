@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from threading import Event
 
 from fabric.errors import FabricError
-from fabric.generation import FinishReason, Priority, Sampling, TokenLogprob
+from fabric.generation import FinishReason, Priority, Resumption, Sampling, TokenLogprob
 from node.memory_budget import Reservation
 from node.mlx.answer import Answer, Shown
-from node.mlx.engine import DecodeSlot
+from node.mlx.engine import DecodeSlot, Drawn
 from node.mlx.resident_cache import ResidentCache
 
 
@@ -36,6 +36,8 @@ class Ended:
     answer_text: str
     answer_ends: list[int]
     stop_string: str | None
+    is_handover: bool = False  # it goes on elsewhere: `drawn` is its next token, if it had any
+    drawn: Drawn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class Sequence:
     `is_blocked`: while true, a prompt is passed over (its beginning is still being loaded).
     `stops`: ascending positions in tokens at which a prefill chunk must end.
     `reached`: called after each prefill chunk with the tokens in the cache.
+    `resumed`: the answer's beginning, made elsewhere; the prompt ends with the token drawn there.
+    `yielding`: set to end it between two tokens so that another node can go on.
     `owns_reservation`: whoever submitted it releases `reservation`, once its cache is counted
     among the idle ones or gone; otherwise that happens at the end of the sequence.
     """
@@ -80,7 +84,9 @@ class Sequence:
     stops: tuple[int, ...] = ()
     reached: Callable[[int], None] | None = None
     owns_reservation: bool = False
+    resumed: Resumption | None = None
     cancelled: Event = field(default_factory=Event)
+    yielding: Event = field(default_factory=Event)
     slot: DecodeSlot | None = None
     answer_ids: list[int] = field(default_factory=list)
     # What the scheduler keeps about it.

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import uvicorn
@@ -19,6 +20,7 @@ from fabric.control import SelfTest, encode_reply
 from fabric.errors import FatalError, RetryLaterError
 from fabric.limits import CONTROL_TIMEOUT_S
 from fabric.manifest import OwnerState
+from fabric.spec_file import SpecRecord
 from node.agent import Agent
 from node.agent_store import AgentStore
 from node.agent_table import AgentTable
@@ -26,20 +28,25 @@ from node.block_store import BlockStore
 from node.clock import SystemClock
 from node.control_calls import ControlCalls
 from node.engine_thread import EngineThread
+from node.folder_spec import keep_spec
+from node.hibernation_http import HibernationHttp
 from node.http_server import build_app, error_reply
 from node.manifest_store import ManifestStore
+from node.memory_budget import MemoryBudget
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.engine import Engine
 from node.mlx.loaded_model import LoadedModel, load_model
+from node.model_folders import folder_name
 from node.node import Node, NodeConfig
 from node.posix_disk import PosixDisk
+from node.scrubber import Scrubber
+from node.sealed_disk import SealedDisk, open_disk
 from node.self_test import run_self_test
 from node.transfer_server import TransferServer
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 WORKERS = 8
-_FOLDER_CHARS = 16
 _CONTROL_TIMEOUT_S = 3600.0  # a copy may take long; the caller has its own, shorter limit
 _UNTESTED = SelfTest(passed=False, detail="not run yet", seconds=0.0)
 
@@ -61,6 +68,7 @@ class NodeService:
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._disk: PosixDisk | None = None
+        self._scrubber: Scrubber | None = None
 
     @property
     def node(self) -> Node:
@@ -74,10 +82,15 @@ class NodeService:
         self._thread.start()
         self._node = self._build()
         self._calls = ControlCalls(self._node)
+        self._on_loop(self._node.reclaim.round()).result()
         self._on_loop(self._listen()).result()
         self._node.self_test = self._on_loop(run_self_test(self._node)).result()
         if not self._node.self_test.passed:
             _log.error("self-test failed: %s", self._node.self_test.detail)
+        self._scrubber = Scrubber(self._node)
+        self._loop.call_soon_threadsafe(self._scrubber.start)
+        self._loop.call_soon_threadsafe(self._node.flusher.start)
+        self._loop.call_soon_threadsafe(self._node.reclaim.start)
 
     def control(self, raw: bytes) -> bytes:
         """Answer one control call; callable from any thread."""
@@ -116,6 +129,7 @@ class NodeService:
             active_max=config.settings.active_max,
             waiting_max=config.settings.waiting_max,
             exact_chunks=config.settings.exact_chunks,
+            budget=MemoryBudget(config.settings.hot_bytes, self._make_room),
         )
 
         def build() -> tuple[Engine, LoadedModel]:
@@ -125,17 +139,27 @@ class NodeService:
 
         loaded = engine.start(build)
         # Another model's agents wait in a folder of their own until it is served again.
-        folder = config.data_dir / loaded.fingerprint.hex()[:_FOLDER_CHARS]
-        self._disk = disk = PosixDisk(folder, config.settings.durability)
+        folder = config.data_dir / folder_name(loaded.fingerprint)
+        self._disk = disk = open_disk(
+            folder,
+            config.settings.durability,
+            config.cluster_key,
+            seals=config.settings.encrypt_at_rest,
+        )
         disk.recover()
+        if isinstance(disk, SealedDisk):
+            disk.seal_all()
+        if loaded.problem is None:
+            keep_spec(disk, SpecRecord(loaded.fingerprint, loaded.name, loaded.spec))
         blocks = BlockStore(disk, loaded.spec, loaded.fingerprint)
         manifests = ManifestStore(disk, config.cluster_key)
         store = AgentStore(blocks, manifests, config.cluster_key, loaded.fingerprint, loaded.spec)
-        table = AgentTable(config.name, loaded.fingerprint, clock)
+        table = AgentTable(config.name, loaded.fingerprint, clock, config.settings.rules)
         for record in store.recover():
             agent = Agent(record, saved=record, is_durable=True)
             if record.owner != config.name and record.state is OwnerState.OWNED:
-                continue  # the folder was copied from another node
+                # The folder was copied from another node: its blocks are as good as a replica's.
+                agent.manifest = replace(record, state=OwnerState.REPLICA)
             table.put(agent)
         transfers = TransferServer(
             config.name,
@@ -144,6 +168,7 @@ class NodeService:
             blocks,
             clock,
             host=config.host,
+            from_memory=isinstance(disk, SealedDisk),
         )
         return Node(
             config=config,
@@ -160,14 +185,19 @@ class NodeService:
             workers=ThreadPoolExecutor(WORKERS, thread_name_prefix="worker"),
             self_test=_UNTESTED,
             problem=loaded.problem,
+            vocabulary_size=loaded.vocabulary_size,
         )
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Pass the engine's wish for memory on to the loop, which owns the idle caches."""
+        self._loop.call_soon_threadsafe(lambda: self.node.make_room(size_bytes))
 
     async def _listen(self) -> None:
         node = self.node
         listener = socket.create_server((self._config.host, 0))
         host, port = listener.getsockname()[:2]
         node.http_url = f"http://{host}:{port}"
-        app = build_app(self._config.cluster_key, node.generate)
+        app = build_app(self._config.cluster_key, node.generate, HibernationHttp(node).routes())
         server = uvicorn.Server(
             uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
         )
@@ -177,9 +207,16 @@ class NodeService:
     async def _close(self) -> None:
         node = self.node
         node.is_draining = True
+        if self._scrubber is not None:
+            await self._scrubber.stop()
         for turn in list(node.turns):
             turn.cancel()
         await node.quiesce()
+        await node.flusher.stop()
+        await node.reclaim.stop()
+        left = await node.flusher.flush()
+        if left:
+            _log.error("%d agents are lost with this process: %s", left, node.degraded)
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             with contextlib.suppress(TimeoutError):

@@ -5,7 +5,6 @@ them; one more thread accepts, and cuts connections whose deadline has passed.
 """
 
 import logging
-import os
 import secrets
 import selectors
 import socket
@@ -45,7 +44,7 @@ from fabric.wire import (
 from node.addresses import local_addresses
 from node.channel import Channel
 from node.offers import OfferBook
-from node.payload import OpenPayload, send_payload
+from node.payload import HeldPayload, OpenPayload, Payload, send_payload
 
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - asked for by name; strangers stop at the handshake
 LISTED_S: Final = 15.0  # a cable may be plugged in at any time, but listing costs processes
@@ -63,6 +62,10 @@ class BlockSource(Protocol):
         """
         ...
 
+    def read_payload(self, ref: BlockRef) -> memoryview:
+        """Return a block's bytes; raises as `open_payload` does."""
+        ...
+
 
 class TransferServer:
     """Listens until `stop`; `offer` and `withdraw` decide what may be fetched."""
@@ -77,16 +80,21 @@ class TransferServer:
         host: str = "127.0.0.1",
         port: int = 0,
         *,
+        from_memory: bool = False,
         connections_max: int = TRANSFER_CONNECTIONS_MAX,
         handshake_s: float = HANDSHAKE_TIMEOUT_S,
         patience_s: float = TRANSFER_TIMEOUT_S,
     ) -> None:
-        """Bind `host` (an address of this machine, or EVERYWHERE) and listen."""
+        """Bind `host` (an address of this machine, or EVERYWHERE) and listen.
+
+        `from_memory`: blocks are not sent straight from their files, which are encrypted.
+        """
         self._name = name
         self._cluster_key = cluster_key
         self._fingerprint = fingerprint
         self._blocks = blocks
         self._clock = clock
+        self._from_memory = from_memory
         self._connections_max = connections_max
         self._handshake_s = handshake_s
         self._patience_s = patience_s
@@ -131,6 +139,10 @@ class TransferServer:
     def withdraw(self, migration: MigrationId) -> None:
         """Refuse all tickets of `migration`; a request being answered is answered to its end."""
         self._offers.withdraw(migration)
+
+    def offered_agents(self) -> frozenset[tuple[TenantId, AgentId]]:
+        """Return the agents whose blocks some node may fetch now."""
+        return self._offers.agents()
 
     def counts(self) -> dict[str, int]:
         """Count connections, blocks, bytes and refusals by code since the start."""
@@ -250,9 +262,13 @@ class TransferServer:
         return index
 
     @contextmanager
-    def _opened(self, ref: BlockRef) -> Iterator[OpenPayload]:
+    def _opened(self, ref: BlockRef) -> Iterator[Payload]:
+        payload: Payload
         try:
-            payload = OpenPayload(*self._blocks.open_payload(ref))
+            if self._from_memory:
+                payload = HeldPayload(self._blocks.read_payload(ref))
+            else:
+                payload = OpenPayload(*self._blocks.open_payload(ref))
         except FileNotFoundError:
             message = "the block is no longer here"
             raise NotFoundError(message) from None
@@ -265,7 +281,7 @@ class TransferServer:
                 raise CorruptDataError(message)
             yield payload
         finally:
-            os.close(payload.descriptor)
+            payload.close()
 
     def _count(self, what: str) -> None:
         with self._lock:

@@ -22,8 +22,10 @@ from fabric.generation import (
     Finished,
     FinishReason,
     GenerateRequest,
+    HandedOver,
     IdentityKind,
     MatchKind,
+    Resumption,
     ToolCalls,
 )
 from fabric.limits import STREAM_EVENTS_MAX
@@ -33,6 +35,7 @@ from node.claim import claimed
 from node.mlx.answer import Answer, Shown
 from node.prefix import Prepared, prepare
 from node.prompt_plan import EMPTY_TRANSCRIPT, PromptPlan, plan_prompt
+from node.resumption import plan_resumption, without_answer
 from node.saver import Saver
 from node.sequence import Broke, Ended, Produced, Sequence, SequenceEvent, Started
 
@@ -51,6 +54,7 @@ class Turn:
         self._queue: asyncio.Queue[Event | FabricError | None] = asyncio.Queue()
         self._sequence: Sequence | None = None
         self._cancelled = False
+        self._is_yielding = False
         node.turns.add(self)
         self.task = asyncio.create_task(self._run())
 
@@ -75,6 +79,13 @@ class Turn:
             self._sequence.cancelled.set()
             self._node.engine.wake()
 
+    def hand_over(self) -> None:
+        """Stop between two tokens, saved, so that the turn can go on where its agent goes."""
+        self._is_yielding = True
+        if self._sequence is not None:
+            self._sequence.yielding.set()
+            self._node.engine.wake()
+
     def _emit(self, event: Event | FabricError) -> None:
         if self._queue.qsize() >= STREAM_EVENTS_MAX:
             self.cancel()
@@ -85,7 +96,11 @@ class Turn:
         try:
             text = await self._node.in_worker(self._render)
             async with claimed(self._node, self._request, text) as agent:
-                finished = await self._serve(agent, text)
+                agent.turn = self
+                try:
+                    finished = await self._serve(agent, text)
+                finally:
+                    agent.turn = None
             # Only now, so that the next turn finds the agent idle.
             if finished is not None:
                 self._emit(finished)
@@ -117,8 +132,12 @@ class Turn:
             raise RejectedError(message, code="invalid_text", param="messages") from None
         return text
 
-    async def _serve(self, agent: Agent, text: str) -> Finished | None:
-        plan = await self._node.in_worker(lambda: self._plan(agent, text))
+    async def _serve(self, agent: Agent, text: str) -> Finished | HandedOver | None:
+        resume = self._request.resume
+        if resume is not None:
+            plan = plan_resumption(agent.manifest, resume)
+        else:
+            plan = await self._node.in_worker(lambda: self._plan(agent, text))
         self._check_length(plan)
         prepared = await prepare(self._node, agent, plan, self._request.sampling.max_tokens)
         cached = prepared.cached
@@ -130,19 +149,17 @@ class Turn:
             match = MatchKind.DIVERGE  # it begins like another conversation
         agent.last_match = LastMatch(match, cached, len(plan.ids), reason)
         agent.came_from_peer = False
-        self._emit(
-            Admitted(
-                agent=agent.manifest.agent,
-                node=self._node.name,
-                epoch=agent.manifest.epoch,
-                cache=prepared.tier,
-                match=match,
-                prompt_tokens=len(plan.ids),
-                cached_tokens=cached,
-                match_reason=reason,
-            )
+        admitted = Admitted(
+            agent=agent.manifest.agent,
+            node=self._node.name,
+            epoch=agent.manifest.epoch,
+            cache=prepared.tier,
+            match=match,
+            prompt_tokens=len(plan.ids),
+            cached_tokens=cached,
+            match_reason=reason,
         )
-        return await self._decode(agent, text, prepared)
+        return await self._decode(agent, text, prepared, admitted)
 
     def _plan(self, agent: Agent, text: str) -> PromptPlan:
         stored = agent.transcript()
@@ -170,22 +187,43 @@ class Turn:
                 "shorten the conversation"
             )
             raise RejectedError(message, code="context_length_exceeded", param="messages")
+        self._node.engine.budget.check(self._node.spec.resident_bytes(count))
 
-    async def _decode(self, agent: Agent, text: str, prepared: Prepared) -> Finished | None:
+    async def _decode(
+        self, agent: Agent, text: str, prepared: Prepared, admitted: Admitted
+    ) -> Finished | HandedOver | None:
         produced: asyncio.Queue[SequenceEvent] = asyncio.Queue()
         sequence = self._make_sequence(text, prepared, produced)
         self._sequence = sequence
         if self._cancelled:
             sequence.cancelled.set()
+        if self._is_yielding:
+            sequence.yielding.set()
+        if self._request.resume is not None:
+            prepared = replace(prepared, plan=without_answer(prepared.plan, agent.manifest))
         saver = Saver(self._node, agent, prepared, self._request)
         sequence.is_blocked = saver.is_behind
-        self._node.engine.submit(sequence)
+        try:
+            self._node.engine.submit(sequence)
+        except FabricError:
+            if prepared.cache.tokens_count == agent.manifest.tokens_count:
+                agent.cache = prepared.cache  # it is as it was
+            raise
+        self._emit(admitted)
         saver.begin()
-        ended = await self._follow(produced, saver)
-        if isinstance(ended, Broke):
-            await saver.abandon()
-            raise ended.error
-        durable = await saver.commit(ended)
+        try:
+            ended = await self._follow(produced, saver)
+            if isinstance(ended, Broke):
+                await saver.abandon()
+                raise ended.error
+            durable = await saver.commit(ended)
+        finally:
+            if sequence.reservation is not None:
+                sequence.reservation.release()
+            self._node.note_hot()
+            self._node.engine.wake()
+        if ended.is_handover:
+            return HandedOver(_resumption(sequence, ended))
         if ended.reason is None:  # cancelled: nobody listens
             return None
         reason = FinishReason.TOOL_CALLS if sequence.answer.has_calls else ended.reason
@@ -196,12 +234,19 @@ class Turn:
     ) -> Sequence:
         node, asked, ids = self._node, self._request.sampling, prepared.plan.ids
         loop = asyncio.get_running_loop()
-        room = node.context_tokens_max - len(ids)
+        resume = self._request.resume
+        before = list(resume.answer_ids) if resume is not None else []
+        room = node.context_tokens_max - len(ids) + len(before)
+        seed = resume.seed if resume is not None else asked.seed
+        answer = Answer(node.tokenizer, text, asked.stop, self._request.tools)
+        for token in before:
+            answer.push(token)
 
         cache = prepared.cache
         stops: tuple[int, ...] = ()
         if node.reuses and CacheGroup.STATE in node.spec.groups:
-            stops = state_points(ids, node.tokenizer.cut_texts.keys(), prepared.cached)
+            special_ids, on_grid = node.tokenizer.cut_texts.keys(), node.settings.exact_chunks
+            stops = state_points(ids, special_ids, prepared.cached, on_grid=on_grid)
 
         def emit(event: SequenceEvent) -> None:
             loop.call_soon_threadsafe(produced.put_nowait, event)
@@ -214,12 +259,17 @@ class Turn:
             cache=cache,
             prompt=ids,
             sampling=replace(asked, max_tokens=max(1, min(asked.max_tokens, room))),
-            seed=asked.seed if asked.seed is not None else secrets.randbits(63),
-            answer=Answer(node.tokenizer, text, asked.stop, self._request.tools),
+            seed=seed if seed is not None else secrets.randbits(63),
+            answer=answer,
             emit=emit,
             stop_ids=node.tokenizer.eos_ids,
             token_text=node.tokenizer.token_text,
             priority=self._request.priority,
+            reserve_bytes=node.spec.resident_bytes(prepared.room_tokens),
+            granted=lambda: cache.reserve(prepared.room_tokens),
+            owns_reservation=True,
+            resumed=resume,
+            answer_ids=before,
             stops=stops,
             reached=reached,
         )
@@ -236,7 +286,7 @@ class Turn:
                 index = event.index
                 self._show(index, event.shown, event)
             else:
-                if isinstance(event, Ended):
+                if isinstance(event, Ended) and not event.is_handover:
                     self._show(index, event.shown, None)
                 return event
 
@@ -248,3 +298,12 @@ class Turn:
             self._emit(Delta(index, shown.text, logprobs=logprobs))
         if shown.calls:
             self._emit(ToolCalls(tuple(shown.calls)))
+
+
+def _resumption(sequence: Sequence, ended: Ended) -> Resumption | None:
+    """Say how to go on; None where nothing was drawn, so that the turn simply starts again."""
+    if ended.drawn is None and not ended.answer_ids:
+        return None
+    assert ended.drawn is not None, "who has answered has drawn the next token"
+    drawn = ended.drawn
+    return Resumption(tuple(ended.answer_ids), drawn.token, drawn.top, sequence.seed)

@@ -1,4 +1,4 @@
-"""GET, DELETE and migrate for agents; each tenant sees its own."""
+"""GET, DELETE, pin and migrate for agents; each tenant sees its own."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fabric.codec import to_plain
+from fabric.control import AgentView, PinAgent
 from fabric.errors import NotFoundError
 from fabric.ids import AgentId, parse_agent_id
 from fabric.manifest import OwnerState
@@ -34,6 +35,7 @@ class AgentsApi:
             Route("/v1/agents/{agent}", self.show, methods=["GET"]),
             Route("/v1/agents/{agent}", self.erase, methods=["DELETE"]),
             Route("/v1/agents/{agent}/migrate", self.migrate, methods=["POST"]),
+            Route("/v1/agents/{agent}/pin", self.pin, methods=["POST"]),
         ]
 
     async def index(self, request: Request) -> Response:
@@ -65,7 +67,30 @@ class AgentsApi:
                 "receipts": receipts,
                 "blocks_removed": sum(item["blocks_removed"] for item in receipts),
                 "bytes_removed": sum(item["bytes_removed"] for item in receipts),
+                "blocks_kept_shared": sum(item["blocks_kept_shared"] for item in receipts),
                 "unreachable": list(erasure.unreachable),
+            }
+        )
+
+    async def pin(self, request: Request) -> Response:
+        """Let an agent be evicted last, or, with `pinned` false, like any other."""
+        key = _key(request)
+        fields = Fields(await read_object(request))
+        fields.require("pinned")
+        pinned = fields.flag("pinned")
+        await self._fleet.membership.refresh(relist=True)
+        owner = self._fleet.directory.owner(key)
+        if owner is None:
+            message = f"no agent is called {key[1]!r}"
+            raise NotFoundError(message, code="unknown_agent")
+        view = await self._fleet.link(owner.node).call(PinAgent(*key, pinned), AgentView)
+        return JSONResponse(
+            {
+                "id": key[1],
+                "object": "agent.pin",
+                "node": owner.node,
+                "pinned": view.pinned,
+                "pin_held": view.pin_held,
             }
         )
 
@@ -112,11 +137,14 @@ def _agent(key: Key, directory: Directory) -> dict[str, Any]:
         "blocks": view.blocks if view else 0,
         "bytes": to_plain(view.bytes) if view else {"hot": 0, "disk": 0},
         "tiers": list(view.tiers) if view else [],
+        "durable": view.durable if view else False,
         "busy": view.busy if view else True,
         "created_s": view.created_s if view else None,
         "used_s": view.used_s if view else None,
         "last_match": to_plain(view.last_match) if view else None,
         "replicas": replicas,
+        "pinned": view.pinned if view else False,
+        "pin_held": view.pin_held if view else False,
         "pins": [],
         "directives": [],
     }

@@ -15,6 +15,8 @@ from router.chat_api import ChatApi
 from router.completion_api import CompletionApi
 from router.fleet import Fleet
 from router.health_api import HealthApi
+from router.hibernation_api import HibernationApi
+from router.hibernations import Hibernations
 from router.metrics_api import MetricsApi
 from router.models_api import ModelsApi
 from router.nodes_api import NodesApi
@@ -30,6 +32,7 @@ def routes_of(services: Services) -> list[BaseRoute]:
         *CompletionApi(services.turns, clock).routes(),
         *ModelsApi(fleet).routes(),
         *AgentsApi(fleet, services.migrations, services.erasures).routes(),
+        *HibernationApi(Hibernations(fleet, services.migrations)).routes(),
         *NodesApi(fleet).routes(),
         *MetricsApi(fleet, services.telemetry).routes(),
     ]

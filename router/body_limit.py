@@ -1,12 +1,19 @@
-"""Bounds request bodies by the bytes that arrive: Content-Length may be absent or lie."""
+"""Bounds request bodies by the bytes that arrive: Content-Length may be absent or lie.
+
+An agent's file passes through to a node without being held, and has a limit of its own.
+"""
+
+import re
+from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fabric.errors import OverloadedError, TooLargeError
-from fabric.limits import BODY_BYTES_MAX
+from fabric.limits import BODY_BYTES_MAX, HIBERNATION_BYTES_MAX
 
 BODIES_BYTES_MAX = 16 * BODY_BYTES_MAX  # of all requests being served, together
+_PASSES_THROUGH: Final = re.compile(r"/v1/agents/[^/]+/resume")
 
 
 class BodyLimit:
@@ -22,20 +29,23 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        passes = _PASSES_THROUGH.fullmatch(scope["path"]) is not None
+        limit_bytes = HIBERNATION_BYTES_MAX if passes else self._limit_bytes
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isascii() and declared.isdigit() and int(declared[:20]) > self._limit_bytes:
-            raise self._too_large()
-        read_bytes = 0
+        if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit_bytes:
+            raise _too_large(limit_bytes)
+        read_bytes = held_bytes = 0
 
         async def counted() -> Message:
-            nonlocal read_bytes
+            nonlocal read_bytes, held_bytes
             message = await receive()
             if message["type"] == "http.request":
                 size_bytes = len(message.get("body", b""))
                 read_bytes += size_bytes
-                self._held_bytes += size_bytes
-                if read_bytes > self._limit_bytes:
-                    raise self._too_large()
+                held_bytes += 0 if passes else size_bytes
+                self._held_bytes += 0 if passes else size_bytes
+                if read_bytes > limit_bytes:
+                    raise _too_large(limit_bytes)
                 if self._held_bytes > BODIES_BYTES_MAX:
                     text = "too many large requests at once"
                     raise OverloadedError(text)
@@ -44,8 +54,9 @@ class BodyLimit:
         try:
             await self._app(scope, counted, send)
         finally:
-            self._held_bytes -= read_bytes
+            self._held_bytes -= held_bytes
 
-    def _too_large(self) -> TooLargeError:
-        message = f"the body is over the limit of {self._limit_bytes} bytes"
-        return TooLargeError(message)
+
+def _too_large(limit_bytes: int) -> TooLargeError:
+    message = f"the body is over the limit of {limit_bytes} bytes"
+    return TooLargeError(message)

@@ -73,13 +73,13 @@ class Fleet:
             raise NodeLostError(message)
         return member.link
 
-    def require_node(self, name: str) -> NodeName:
+    def require_node(self, name: str, param: str = "to") -> NodeName:
         """Return `name` as a node's; raise NotFoundError that tells the known ones."""
         names = [member.name for member in self.membership.members]
         if name in names:
             return NodeName(name)
         message = f"no node is called {name!r}; known: {', '.join(names) or 'none'}"
-        raise NotFoundError(message, code="unknown_node", param="to")
+        raise NotFoundError(message, code="unknown_node", param=param)
 
     def is_up(self, name: NodeName) -> bool:
         """Say whether a node's lease has not run out."""

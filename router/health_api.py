@@ -47,5 +47,7 @@ class HealthApi:
             "state": health.value,
             "ok": is_ok,
             "self_test": to_plain(view.self_test) if view else None,
+            "reuse": view.reuse if view else None,
             "degraded": view.degraded if view else None,
+            "damaged_blocks": view.damaged_blocks if view else None,
         }

@@ -39,9 +39,8 @@ _LOG = logging.getLogger("macfabric.router.migration")
 
 COPY_TIMEOUT_S = 1800.0  # 50 GB over gigabit Ethernet
 FLUSH_TIMEOUT_S = 60.0  # what makes an agent durable: blocks still in memory go to disk
-SEAL_WAIT_S = 300.0  # a running turn may have a long answer to finish first
+SEAL_WAIT_S = 300.0  # a turn is handed over between two steps, and a step may be a long chunk
 SEAL_RETRY_S = 0.1
-SPEAKING_POLL_S = 0.01
 ASK_AGAIN_S = 0.25
 
 
@@ -119,22 +118,15 @@ class Migration:
         call = SealAgent(self._name, tenant, agent, self._holding.epoch, self._target.name)
         deadline_s = self._fleet.clock.monotonic_s() + SEAL_WAIT_S
         self.gate.clear()
-        # Turns under way are no pause: sealing begins when the last one has ended.
-        while self._is_speaking(before_s=deadline_s):  # noqa: ASYNC110 - or the deadline
-            await asyncio.sleep(SPEAKING_POLL_S)
         while True:
             self._sealed_s = self._fleet.clock.monotonic_s()
             try:
                 return await self._source.call(call, Offer, FLUSH_TIMEOUT_S)
             except RetryLaterError as busy:
-                # A turn is running there: let it finish, then try again.
+                # A turn there has not come to its next token yet.
                 if self._fleet.clock.monotonic_s() >= deadline_s:
                     raise
                 await asyncio.sleep(min(busy.retry_after_s, SEAL_RETRY_S))
-
-    def _is_speaking(self, before_s: float) -> bool:
-        is_early = self._fleet.clock.monotonic_s() < before_s
-        return is_early and self._fleet.ledger.is_speaking(self._key)
 
     async def _commit(self, final: Offer) -> None:
         call = CommitMigration(self._name, final, self._holding.epoch + 1)

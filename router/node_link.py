@@ -4,7 +4,7 @@ A call that is not answered may or may not have been executed; nothing here send
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +20,7 @@ from fabric.generation import (
     Failed,
     Finished,
     GenerateRequest,
+    HandedOver,
     decode_event,
 )
 from fabric.ids import NodeName
@@ -62,6 +63,12 @@ class NodeLink(Protocol):
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Stream one turn's events; closing the generator cancels the turn."""
+        ...
+
+    async def post(
+        self, path: str, data: bytes | AsyncIterator[bytes], headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        """Return the node's answer as soon as it begins; raise the FabricError it stands for."""
         ...
 
 
@@ -119,17 +126,13 @@ class HttpNodeLink:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Stream one turn's events; closing the generator cancels the turn."""
-        if not self.http_url:
-            text = f"{self.name} has not told its address yet"
-            raise NodeLostError(text)
+        headers = {"content-type": "application/json"}
         try:
-            async with await self._unless_lost(self._post(request)) as response:
-                if response.status != HTTPStatus.OK:
-                    raise await _refusal(response)
+            async with await self.post(GENERATE_PATH, dump_json(request), headers) as response:
                 async for line in self._lines(response.content):
                     event = _event(line, self.name)
                     yield event
-                    if isinstance(event, (Finished, Failed)):
+                    if isinstance(event, (Finished, HandedOver, Failed)):
                         return
         except (aiohttp.ClientError, OSError) as error:
             text = f"the connection to {self.name} broke ({type(error).__name__})"
@@ -137,11 +140,32 @@ class HttpNodeLink:
         text = f"{self.name} ended the stream without a last event"
         raise NodeLostError(text)
 
-    async def _post(self, request: GenerateRequest) -> aiohttp.ClientResponse:
+    async def post(
+        self, path: str, data: bytes | AsyncIterator[bytes], headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        """Return the node's answer as soon as it begins; raise the FabricError it stands for."""
+        if not self.http_url:
+            text = f"{self.name} has not told its address yet"
+            raise NodeLostError(text)
+        try:
+            response = await self._unless_lost(self._post(path, data, headers))
+            if response.status != HTTPStatus.OK:
+                try:
+                    raise await _refusal(response)
+                finally:
+                    response.close()  # also what is still being sent
+        except (aiohttp.ClientError, OSError) as error:
+            text = f"the connection to {self.name} broke ({type(error).__name__})"
+            raise NodeLostError(text) from error
+        return response
+
+    async def _post(
+        self, path: str, data: bytes | AsyncIterator[bytes], headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
         return await self._session.post(
-            self.http_url + GENERATE_PATH,
-            data=dump_json(request),
-            headers={CLUSTER_HEADER: self._secret, "content-type": "application/json"},
+            self.http_url + path,
+            data=data,
+            headers={**headers, CLUSTER_HEADER: self._secret},
             allow_redirects=False,
         )
 

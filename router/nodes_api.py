@@ -72,7 +72,10 @@ class NodesApi:
             "decode_tokens_per_s": view.decode_tokens_per_s,
             "self_test": to_plain(view.self_test),
             "degraded": view.degraded,
+            "evicted_agents": view.evicted_agents,
             "reuse": view.reuse,
+            "scrubbed_bytes": view.scrubbed_bytes,
+            "damaged_blocks": view.damaged_blocks,
         }
 
 

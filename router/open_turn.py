@@ -1,10 +1,21 @@
-"""A turn that a node has admitted: its first event, and the rest as they come."""
+"""A turn that a node has admitted: its first event, and the rest as they come.
+
+A turn whose agent is moved goes on where the agent goes; who reads the events sees one stream.
+"""
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from fabric.errors import FabricError, RetryLaterError
-from fabric.generation import Admitted, Delta, Event, Failed, Finished, ToolCalls
+from fabric.generation import (
+    Admitted,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    HandedOver,
+    ToolCalls,
+)
 from fabric.ports import Clock
 from router.node_link import NodeLostError
 from router.remote_errors import remote_error
@@ -28,6 +39,7 @@ class OpenTurn:
         telemetry: Telemetry,
         on_first: Callable[[], None],
         on_end: Callable[[], None],
+        follow: Callable[[HandedOver], Awaitable[AsyncGenerator[Event, None]]],
     ) -> None:
         self.admitted = admitted
         self._source = source
@@ -36,6 +48,7 @@ class OpenTurn:
         self._telemetry = telemetry
         self._on_first = on_first
         self._on_end = on_end
+        self._follow = follow
         self._is_closed = False
         telemetry.admitted(admitted)
 
@@ -43,7 +56,7 @@ class OpenTurn:
         """Yield what the node produces; raise a FabricError where it breaks off."""
         is_first = True
         try:
-            async for event in self._source:
+            async for event in self._spliced():
                 if is_first:
                     is_first = False
                     self._first_token()
@@ -61,6 +74,20 @@ class OpenTurn:
             raise
         finally:
             await self.close()
+
+    async def _spliced(self) -> AsyncGenerator[Event, None]:
+        """Yield the events of every node that the turn runs on, one after the other."""
+        handed: HandedOver | None = None
+        while True:
+            async for event in self._source:
+                if isinstance(event, HandedOver):
+                    handed = event
+                    break
+                yield event
+            if handed is None:
+                return
+            await self._source.aclose()
+            self._source, handed = await self._follow(handed), None
 
     async def close(self) -> None:
         """Let the turn go; if it has not ended, its node stops generating."""
@@ -80,6 +107,7 @@ class OpenTurn:
 
 
 def _answered(event: Event) -> Answered:
+    assert not isinstance(event, HandedOver), "followed before"
     if isinstance(event, Failed):
         raise remote_error(event.status, event.code, event.message)
     if isinstance(event, Admitted):

@@ -60,6 +60,19 @@ class Telemetry:
             "macfabric_node_agents", "Agents held, by node.", ["node"], registry=self.registry
         )
 
+        self._scrubbed = Gauge(
+            "macfabric_scrubbed_bytes",
+            "Stored blocks read again in idle moments since the node's start.",
+            ["node"],
+            registry=self.registry,
+        )
+        self._damaged = Gauge(
+            "macfabric_damaged_blocks",
+            "Blocks that failed a check and were taken out of use since the node's start.",
+            ["node"],
+            registry=self.registry,
+        )
+
     def _add_migrations(self) -> None:
         registry = self.registry
         self._migrations = Counter(
@@ -120,6 +133,8 @@ class Telemetry:
             self._up.labels(member.name).set(health is Health.ALIVE)
             if member.view is not None:
                 self._agents.labels(member.name).set(member.view.agents)
+                self._scrubbed.labels(member.name).set(member.view.scrubbed_bytes)
+                self._damaged.labels(member.name).set(member.view.damaged_blocks)
         for state, count in by_state.items():
             self._nodes.labels(state.value).set(count)
         return generate_latest(self.registry)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fabric.generation import GenerateRequest, Identity, Priority, Sampling
+from fabric.generation import GenerateRequest, Identity, Priority, Resumption, Sampling
 from fabric.ids import OperationId, TenantId
 from router.prompt import Prompt
 
@@ -18,6 +18,7 @@ class Turn:
     sampling: Sampling
     prompt: Prompt
     priority: Priority = Priority.INTERACTIVE
+    resume: Resumption | None = None
 
     def request(self, epoch: int) -> GenerateRequest:
         """Spell the turn for a node, at the epoch that the directory knows."""
@@ -34,4 +35,5 @@ class Turn:
             sketch=prompt.sketch,
             epoch=epoch,
             priority=self.priority,
+            resume=self.resume,
         )

@@ -11,8 +11,8 @@ Once a node has sent its first event, nothing is retried: the client sees where 
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, replace
 
 from fabric.errors import (
     FabricError,
@@ -21,11 +21,12 @@ from fabric.errors import (
     RetryElsewhereError,
     RetryLaterError,
 )
-from fabric.generation import Admitted, Event, Failed, IdentityKind
+from fabric.generation import Admitted, Event, Failed, HandedOver, Identity, IdentityKind
 from fabric.ids import NodeName
 from fabric.manifest import OwnerState
 from router.directory import Directory, Holding, Key, Reservation
 from router.fleet import Fleet
+from router.ledger import Entry
 from router.migrations import Migrations
 from router.node_link import NodeLostError
 from router.open_turn import OpenTurn
@@ -51,6 +52,16 @@ class Target:
     prefill_s: float = 0.0
     cold: bool = False
     reservation: Reservation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A turn on one node: its admission, its further events, and how to end its booking."""
+
+    first: Admitted
+    source: AsyncGenerator[Event, None]
+    entry: Entry
+    end: Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -99,11 +110,37 @@ class Turns:
             raise
 
     async def _open(self, turn: Turn) -> OpenTurn:
+        started_s = self._now_s()
+        standing = await self._admitted(turn)
+
+        async def follow(handed: HandedOver) -> AsyncGenerator[Event, None]:
+            nonlocal standing
+            key = (turn.tenant, standing.first.agent)
+            standing.end()
+            identity = Identity(IdentityKind.AGENT, key[1])
+            further = replace(turn, identity=identity, resume=handed.resume)
+            _LOG.info("agent %s: its turn goes on where it went", key[1])
+            standing = await self._admitted(further)
+            return standing.source
+
+        return OpenTurn(
+            standing.first,
+            standing.source,
+            started_s=started_s,
+            clock=self._fleet.clock,
+            telemetry=self._telemetry,
+            on_first=lambda: self._fleet.ledger.prefilled(standing.entry),
+            on_end=lambda: standing.end(),  # noqa: PLW0108 - of the node it runs on by then
+            follow=follow,
+        )
+
+    async def _admitted(self, turn: Turn) -> Standing:
+        """Find a node that takes the turn, whatever it takes."""
         attempt = Attempt(self._now_s())
         while True:
             target = await self._target(turn, attempt)
             try:
-                return await self._start(turn, target, attempt.started_s)
+                return await self._start(turn, target)
             except NodeLostError as error:
                 await self._wait_or_give_up(turn, target, attempt, error)
             except RetryElsewhereError as error:
@@ -176,7 +213,7 @@ class Turns:
             cold=not placed.cached,
         )
 
-    async def _start(self, turn: Turn, target: Target, started_s: float) -> OpenTurn:
+    async def _start(self, turn: Turn, target: Target) -> Standing:
         fleet, reservation = self._fleet, target.reservation
         source = fleet.link(target.node).generate(turn.request(target.epoch))
         if reservation:
@@ -196,22 +233,16 @@ class Turns:
             fleet.ledger.end(entry)
             self._leave(turn, reservation)
 
-        return OpenTurn(
-            first,
-            source,
-            started_s=started_s,
-            clock=fleet.clock,
-            telemetry=self._telemetry,
-            on_first=partial(fleet.ledger.prefilled, entry),
-            on_end=end,
-        )
+        return Standing(first, source, entry, end)
 
     def _remember(self, turn: Turn, first: Admitted, reservation: Reservation | None) -> None:
         if reservation:
             reservation.epoch = first.epoch
         key = (turn.tenant, first.agent)
-        is_group = turn.identity.kind is IdentityKind.GROUP
-        group = turn.identity.agent if is_group else None
+        known = self._directory.owner(key)
+        group = known.group if known else None
+        if turn.identity.kind is IdentityKind.GROUP:
+            group = turn.identity.agent
         holding = Holding(first.node, first.epoch, OwnerState.OWNED, self._now_s(), group)
         self._directory.note(key, holding)
         self._fleet.sketches.put(turn.tenant, first.node, first.agent, turn.prompt.sketch)

@@ -5,6 +5,7 @@ the host reads them, so reading and detokenizing hide behind computing. The step
 out to be one too many is what puts a turn's last token into the cache.
 """
 
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
@@ -17,6 +18,7 @@ from fabric.limits import PREFILL_CHUNK_TOKENS_MAX, PREFILL_CHUNK_TOKENS_MIN
 from node.mlx import attention, recurrent_layer
 from node.mlx.batch_layers import PaddedLayer, RaggedLayer
 from node.mlx.opaque_cache import OpaqueCache
+from node.mlx.padded_groups import CPU_TOKENS_MAX, padded_groups
 from node.mlx.recurrent_layer import RecurrentLayer
 from node.mlx.resident_cache import ResidentCache, nest
 from node.mlx.sampling import Chooser, make_chooser
@@ -49,6 +51,11 @@ class DecodeSlot:
     pending_is_drawn: bool = False  # False: the prompt's last token, known to the host
     unread: list[tuple[mx.array, mx.array | None]] = field(default_factory=list)
 
+    def take_up(self, drawn_count: int) -> None:
+        """Take the prompt's last token for the last of `drawn_count` that were drawn elsewhere."""
+        self.pending_is_drawn = True
+        self.chooser.drawn_count = drawn_count
+
 
 class Engine:
     """Owns the model's computation; every method runs on the engine thread."""
@@ -62,9 +69,9 @@ class Engine:
         attention.install()
         # Without a fused kernel the masked half of the scores is computed as well: on CPU
         # 2,000 tokens in chunks of 512 took 0.6x the time of one chunk.
-        self.chunk_tokens_max = (
-            PREFILL_CHUNK_TOKENS_MAX if mx.metal.is_available() else PREFILL_CHUNK_TOKENS_MIN
-        )
+        is_gpu = mx.metal.is_available()
+        self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MAX if is_gpu else PREFILL_CHUNK_TOKENS_MIN
+        self._padded_tokens_max = sys.maxsize if is_gpu else CPU_TOKENS_MAX
 
     def new_cache(self, capacity_tokens: int) -> ResidentCache:
         """Make an empty resident cache with room for `capacity_tokens`."""
@@ -130,9 +137,21 @@ class Engine:
         if len(caches) == 1:
             caches[0].take_out()
             return self.model(tokens[0][None], cache=caches[0].layers)[:, -1, :]
-        if self.batching is Batching.ALONE:
-            rows = [self._forward([c], [t]) for c, t in zip(caches, tokens, strict=True)]
-            return mx.concatenate(rows)
+        if self.batching is Batching.RAGGED:
+            return self._forward_together(caches, tokens)
+        groups = [[index] for index in range(len(caches))]
+        if self.batching is Batching.PADDED:
+            lengths = [cache.tokens_count for cache in caches]
+            groups = padded_groups(lengths, tokens_max=self._padded_tokens_max)
+        rows: dict[int, mx.array] = {}
+        for group in groups:
+            picked = [caches[i] for i in group], [tokens[i] for i in group]
+            forward = self._forward if len(group) == 1 else self._forward_together
+            logits = forward(*picked)
+            rows |= {index: logits[at : at + 1] for at, index in enumerate(group)}
+        return mx.concatenate([rows[index] for index in range(len(caches))])
+
+    def _forward_together(self, caches: list[ResidentCache], tokens: list[mx.array]) -> mx.array:
         offsets = mx.array([cache.tokens_count for cache in caches])
         views = [
             self._together([cache.leaves[leaf] for cache in caches], offsets)
@@ -146,6 +165,13 @@ class Engine:
             return recurrent_layer.stack(leaves)
         kind = RaggedLayer if self.batching is Batching.RAGGED else PaddedLayer
         return kind(leaves, offsets)
+
+    def peek(self, slot: DecodeSlot) -> Drawn | None:
+        """Wait for and return the token that was drawn and not fed yet, if there is one."""
+        if not slot.pending_is_drawn:
+            return None
+        chosen = int(slot.pending.item())
+        return Drawn(chosen, _top(slot.pending_logprobs, chosen, slot.chooser.sampling.logprobs))
 
     def read(self, slot: DecodeSlot) -> list[Drawn]:
         """Wait for and return the tokens that were fed since the last read."""

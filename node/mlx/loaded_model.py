@@ -44,6 +44,7 @@ class LoadedModel:
     fingerprint: Fingerprint
     context_tokens_max: int
     problem: str | None  # why nothing of this model's caches is reused
+    vocabulary_size: int  # token ids that the model takes; tokenizers may know fewer
 
     @property
     def spec(self) -> ModelCacheSpec:
@@ -71,7 +72,8 @@ def load_model(model: str, context_tokens_max: int = 0, bits: KvBits | None = No
     if context_tokens_max:
         context = min(context, context_tokens_max)
     print_of = fingerprint(folder, engine.spec)
-    return LoadedModel(folder.name, engine, tokenizer, print_of, context, problem)
+    vocabulary_size = int(text_config.get("vocab_size") or len(tokenizer))
+    return LoadedModel(folder.name, engine, tokenizer, print_of, context, problem, vocabulary_size)
 
 
 def _fit(model: Any, bits: KvBits) -> tuple[Engine, str | None]:

@@ -1,8 +1,8 @@
 """All layers of one sequence, and their exact bytes in and out without a staging copy.
 
 The bytes of tokens `a:b` in a layer's array are one run per head, `[kv_heads, b-a, row]`.
-Blocks keep that order, so a block is read by one scatter read to its final place.
-Memoryviews must be gone before the next step: a live one would force MLX to copy.
+Blocks keep that order, so a block is read to its final place.
+Views must be gone before the next step: a live one would force MLX to copy.
 
     full layers     0 .................................................. tokens_count
     window layers                      base ............................ tokens_count
@@ -26,6 +26,7 @@ from node.mlx.recurrent_layer import Mark, RecurrentLayer, Snapshot
 from node.mlx.resident_layer import ResidentLayer
 from node.mlx.token_store import DTYPES, GROWTH_TOKENS
 from node.mlx.window_layer import WindowLayer
+from node.staging import Place
 
 Leaf = ResidentLayer | RecurrentLayer
 
@@ -199,8 +200,15 @@ class ResidentCache:
 
     # --- bytes in and out --------------------------------------------------------------------
 
-    def _rows(self, group: CacheGroup) -> Iterator[tuple[memoryview, int, int, int]]:
-        """Yield each array's heads as (bytes, kv_heads, capacity, bytes per token and head)."""
+    def rows(self, group: CacheGroup = CacheGroup.FULL) -> list[Place]:
+        """List writable views of a group's arrays `[kv_heads, capacity, bytes]` in file order."""
+        return [
+            np.frombuffer(view, np.uint8).reshape(heads, capacity, -1)
+            for view, heads, capacity in self._heads(group)
+        ]
+
+    def _heads(self, group: CacheGroup) -> Iterator[tuple[memoryview, int, int]]:
+        """Yield each array's own heads as (bytes, kv_heads, capacity)."""
         for leaf in self.leaves:
             if not isinstance(leaf, ResidentLayer) or leaf.spec.group is not group:
                 continue
@@ -209,36 +217,25 @@ class ResidentCache:
                 view = memoryview(array).cast("B")
                 head_bytes = len(view) // array.shape[1]
                 part = view[heads.start * head_bytes : heads.stop * head_bytes]
-                yield part, heads.stop - heads.start, capacity, head_bytes // capacity
+                yield part, heads.stop - heads.start, capacity
 
     def _base(self, group: CacheGroup) -> int:
         return self.window_base if group is CacheGroup.WINDOW else 0
 
-    def scatter_views(
-        self, start: int, end: int, group: CacheGroup = CacheGroup.FULL
-    ) -> list[memoryview]:
-        """List writable views of tokens `start:end` in block-file order."""
+    def places(self, start: int, end: int, group: CacheGroup = CacheGroup.FULL) -> list[Place]:
+        """List writable views `[kv_heads, end-start, bytes]` of tokens in block-file order."""
         base = self._base(group)
-        views = []
-        for view, heads, capacity, row in self._rows(group):
-            for head in range(heads):
-                first = head * capacity - base
-                views.append(view[(first + start) * row : (first + end) * row])
-        return views
+        return [rows[:, start - base : end - base] for rows in self.rows(group)]
 
     def gather(self, start: int, end: int, group: CacheGroup = CacheGroup.FULL) -> memoryview:
         """Copy tokens `start:end` into one buffer in block-file order."""
-        base = self._base(group)
-        assert base <= start < end <= self.tokens_count, "gather only what is held"
-        count = end - start
-        out = np.empty(self.spec.kv_bytes(count, group), np.uint8)
+        held_from = self._base(group)
+        assert held_from <= start < end <= self.tokens_count, "gather only what is held"
+        out = np.empty(self.spec.kv_bytes(end - start, group), np.uint8)
         at = 0
-        for view, heads, capacity, row in self._rows(group):
-            size = heads * count * row
-            source = np.frombuffer(view, np.uint8).reshape(heads, capacity, row)
-            picked = source[:, start - base : end - base]
-            out[at : at + size].reshape(heads, count, row)[:] = picked
-            at += size
+        for picked in self.places(start, end, group):
+            out[at : at + picked.size].reshape(picked.shape)[:] = picked
+            at += picked.size
         assert at == len(out), "the spec and the arrays disagree"
         return out.data
 

@@ -66,7 +66,9 @@ class TokenStore:
     def reserve(self, tokens_count: int) -> None:
         """Make room for `tokens_count` tokens in total."""
         missing = round_up(tokens_count) - self.capacity_tokens
-        if missing > 0:
+        if missing > 0 and not self.capacity_tokens:
+            self.arrays = self._zeros(missing)
+        elif missing > 0:
             pairs = zip(self.arrays, self._zeros(missing), strict=True)
             self.arrays = tuple(mx.concatenate(pair, axis=2) for pair in pairs)
 

@@ -5,14 +5,11 @@ the checkout, started as a child.
 """
 
 import argparse
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from router.cli.errors import FAILED, CommandError
+from router.cli.child import run_module
+from router.cli.errors import CommandError
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -48,24 +45,6 @@ def run_bench(arguments: argparse.Namespace) -> int:
         raise CommandError(message)
     flags = ["--json"] if arguments.json else []
     if arguments.name is None or arguments.list:
-        return _run_child(flags)
+        return run_module(FOLDER.name, flags, FOLDER.parent)
     flags += ["--quick"] if arguments.quick else []
-    return _run_child([arguments.name, *flags, *arguments.options])
-
-
-def _run_child(argv: list[str]) -> int:
-    # -P: a file in the user's folder must not take the place of a module.
-    command = [sys.executable, "-P", "-m", FOLDER.name, *argv]
-    paths = [str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    with subprocess.Popen(command, env=environment) as child:
-        before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-        try:
-            status = child.wait()
-        except KeyboardInterrupt:
-            child.wait()  # the terminal told it as well
-            message = "interrupted"
-            raise CommandError(message) from None
-        finally:
-            signal.signal(signal.SIGTERM, before)
-    return status if status >= 0 else FAILED
+    return run_module(FOLDER.name, [arguments.name, *flags, *arguments.options], FOLDER.parent)

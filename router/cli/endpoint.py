@@ -1,8 +1,10 @@
 """The fabric's HTTP API as the command line uses it."""
 
+import contextlib
 import http.client
 import json
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -33,18 +35,32 @@ class Endpoint:
         self, method: str, path: str, body: object = None, timeout_s: float = TIMEOUT_S
     ) -> Any:
         """Make one request and return its JSON; raise CommandError in words."""
-        headers = {"accept": "application/json"}
-        if self.key:
-            headers["authorization"] = f"Bearer {self.key}"
-        payload = None
+        payload, more = None, {}
         if body is not None:
-            payload = json.dumps(body)
-            headers["content-type"] = "application/json"
-        connection = self._connect(timeout_s)
-        try:
-            connection.request(method, urlsplit(self.url).path.rstrip("/") + path, payload, headers)
+            payload, more = json.dumps(body), {"content-type": "application/json"}
+        with self.asking(method, path, timeout_s) as connection:
+            connection.request(method, self.path_of(path), payload, self.headers(more))
             response = connection.getresponse()
             raw = response.read()
+        return self.read(response.status, raw)
+
+    def path_of(self, path: str) -> str:
+        """Return a resource's path on the server that the URL names."""
+        return urlsplit(self.url).path.rstrip("/") + path
+
+    def headers(self, more: Mapping[str, str]) -> dict[str, str]:
+        """Return the headers that every request has, and `more`."""
+        key = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        return {"accept": "application/json", **key, **more}
+
+    @contextlib.contextmanager
+    def asking(
+        self, method: str, path: str, timeout_s: float
+    ) -> Iterator[http.client.HTTPConnection]:
+        """Give a connection for one request; turn what breaks it into a CommandError."""
+        connection = self._connect(timeout_s)
+        try:
+            yield connection
         except TimeoutError:
             message = f"{self.url} did not answer {method} {path} within {timeout_s:g} s."
             raise CommandError(message) from None
@@ -54,7 +70,6 @@ class Endpoint:
             raise CommandError(message) from None
         finally:
             connection.close()
-        return self._read(response.status, raw)
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)
@@ -70,7 +85,8 @@ class Endpoint:
         )
         return kind(host, port, timeout=timeout_s)
 
-    def _read(self, status: int, raw: bytes) -> Any:
+    def read(self, status: int, raw: bytes) -> Any:
+        """Return an answer's JSON; raise CommandError with what it says went wrong."""
         try:
             value = json.loads(raw) if raw else {}
         except ValueError:

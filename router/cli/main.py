@@ -14,6 +14,8 @@ from router.cli.config_check import add_config
 from router.cli.demo import add_demo
 from router.cli.doctor import add_doctor
 from router.cli.errors import FAILED, MISUSED, CommandError
+from router.cli.fsck import add_fsck
+from router.cli.hibernate import add_hibernation
 from router.cli.names import require_own_names
 from router.cli.queries import add_queries
 from router.cli.serve import add_serve
@@ -31,7 +33,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for declare in (add_up, add_down, add_serve, add_queries, add_verbs):
         declare(commands)
-    for declare in (add_doctor, add_config, add_demo, add_bench):
+    add_hibernation(commands)
+    for declare in (add_doctor, add_fsck, add_config, add_demo, add_bench):
         declare(commands)
     return parser
 

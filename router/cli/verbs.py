@@ -1,10 +1,11 @@
-"""Commands that change an agent: migrate, erase."""
+"""Commands that change an agent: migrate, pin, erase."""
 
 import argparse
 from typing import Any
 
 from router.cli.endpoint import agent_path
-from router.cli.output import human_bytes, print_json, print_pairs
+from router.cli.errors import FAILED
+from router.cli.output import human_bytes, print_json, print_pairs, print_table
 from router.cli.queries import add_common, endpoint_of
 
 MIGRATE_TIMEOUT_S = 600.0  # a large agent over Wi-Fi
@@ -16,10 +17,14 @@ def add_verbs(commands: Any) -> None:
     migrate.add_argument("id", metavar="ID")
     migrate.add_argument("--to", required=True, metavar="NODE", help="where it should live")
     migrate.set_defaults(run=run_migrate)
+    pin = commands.add_parser("pin", help="let an agent go last when room is short")
+    pin.add_argument("id", metavar="ID")
+    pin.add_argument("--off", action="store_true", help="let it go like any other again")
+    pin.set_defaults(run=run_pin)
     erase = commands.add_parser("erase", help="remove every byte of an agent, everywhere")
     erase.add_argument("id", metavar="ID")
     erase.set_defaults(run=run_erase)
-    for parser in (migrate, erase):
+    for parser in (migrate, pin, erase):
         add_common(parser)
 
 
@@ -46,11 +51,46 @@ def run_migrate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def run_pin(arguments: argparse.Namespace) -> int:
+    """Pin or unpin an agent and say whether the pin counts."""
+    body = {"pinned": not arguments.off}
+    answer = endpoint_of(arguments).call("POST", agent_path(arguments.id, "pin"), body)
+    if arguments.json:
+        print_json(answer)
+        return 0
+    if not answer.get("pinned"):
+        said = "not pinned"
+    elif answer.get("pin_held"):
+        said = "pinned"
+    else:
+        said = "pinned, without effect: the pins of this tenant are over their part of the disk"
+    print_pairs([("agent", arguments.id), ("node", answer.get("node")), ("pin", said)])
+    return 0
+
+
 def run_erase(arguments: argparse.Namespace) -> int:
-    """Erase an agent and print the receipt."""
+    """Erase an agent and print the receipt; exit status 1 while a node still owes its part."""
     receipt = endpoint_of(arguments).call("DELETE", agent_path(arguments.id))
     if arguments.json:
         print_json(receipt)
-        return 0
-    print_pairs(receipt.items())
-    return 0
+        return 0 if receipt.get("deleted") else FAILED
+    removed = f"{receipt.get('blocks_removed')} blocks, {human_bytes(receipt.get('bytes_removed'))}"
+    print_pairs([("agent", receipt.get("id")), ("removed", removed)])
+    columns = ("node", "record", "blocks", "bytes", "blocks kept for other agents")
+    print_table(
+        "Receipt",
+        columns,
+        (
+            (
+                part.get("node"),
+                "removed" if part.get("record_removed") else "none",
+                part.get("blocks_removed"),
+                human_bytes(part.get("bytes_removed")),
+                part.get("blocks_kept_shared"),
+            )
+            for part in receipt.get("receipts", ())
+        ),
+    )
+    for node in receipt.get("unreachable", ()):
+        print(f"warning: {node} is away; it erases its part when it is back")
+    return 0 if receipt.get("deleted") else FAILED

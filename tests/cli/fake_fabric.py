@@ -62,14 +62,33 @@ MOVED = {
     "seconds": 0.12,
     "pause_seconds": 0.02,
 }
-RECEIPT = {"id": "mira", "deleted": True, "blocks_removed": 8, "bytes_removed": 524288}
+RECEIPT = {
+    "id": "mira",
+    "deleted": True,
+    "blocks_removed": 8,
+    "bytes_removed": 524288,
+    "receipts": [
+        {
+            "node": "node-a",
+            "record_removed": True,
+            "blocks_removed": 8,
+            "bytes_removed": 524288,
+            "blocks_kept_shared": 3,
+        }
+    ],
+    "unreachable": [],
+}
+PINNED = {"id": "mira", "node": "node-a", "pinned": True, "pin_held": True}
 ANSWERS = {
     ("GET", "/healthz"): {"status": "degraded"},
     ("GET", "/v1/nodes"): {"object": "list", "data": NODES},
     ("GET", "/v1/agents"): {"object": "list", "data": [AGENT, {"id": "new", "state": "owned"}]},
     ("GET", "/v1/agents/mira"): AGENT,
     ("POST", "/v1/agents/mira/migrate"): MOVED,
+    ("POST", "/v1/agents/mira/pin"): PINNED,
+    ("POST", "/v1/agents/ivan/pin"): {**PINNED, "pin_held": False},
     ("DELETE", "/v1/agents/mira"): RECEIPT,
+    ("DELETE", "/v1/agents/ivan"): {**RECEIPT, "deleted": False, "unreachable": ["node-b"]},
 }
 
 

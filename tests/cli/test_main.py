@@ -12,8 +12,9 @@ from router.cli.main import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
-    *("up", "down", "serve", "status", "nodes", "agents", "agent", "migrate", "erase"),
-    *("doctor", "config", "demo", "bench"),
+    *("up", "down", "serve", "status", "nodes", "agents", "agent", "migrate", "pin", "erase"),
+    *("hibernate", "resume"),
+    *("doctor", "fsck", "config", "demo", "bench"),
 }
 MISUSES = {
     "no command": [],

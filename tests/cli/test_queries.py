@@ -5,7 +5,7 @@ import json
 import pytest
 
 from router.cli.folder import DataFolder, write_private
-from tests.cli.fake_fabric import AGENT, MOVED, NODES, RECEIPT
+from tests.cli.fake_fabric import AGENT, MOVED, NODES, PINNED, RECEIPT
 
 # Command line -> what the text must contain, and the JSON it must print.
 COMMANDS = {
@@ -17,7 +17,8 @@ COMMANDS = {
         ["8 sent, 1 there", "512.0 KiB", "0.12, of which paused 0.02"],
         MOVED,
     ),
-    "erase": (["erase", "mira"], ["blocks_removed", "8"], RECEIPT),
+    "pin": (["pin", "mira"], ["node-a", "pinned"], PINNED),
+    "erase": (["erase", "mira"], ["8 blocks, 512.0 KiB", "node-a  removed", "3"], RECEIPT),
     "status": (["status"], ["3, 1 ready", "degraded", "no space left", "3 of 9"], None),
 }
 
@@ -55,6 +56,26 @@ def test_json_of_status_counts(run, fabric):
     assert printed["agents"] == 2
     assert printed["nodes"] == NODES
     assert printed["url"] == fabric.url
+
+
+def test_pin_says_what_it_wants_and_whether_it_counts(run, fabric):
+    run("pin", "mira", "--off", "--url", fabric.url)
+    status, out, _ = run("pin", "ivan", "--url", fabric.url)
+
+    asked = [(method, path, body) for method, path, body in fabric.asked]
+    assert asked == [
+        ("POST", "/v1/agents/mira/pin", {"pinned": False}),
+        ("POST", "/v1/agents/ivan/pin", {"pinned": True}),
+    ]
+    assert status == 0
+    assert "without effect" in out
+
+
+def test_an_erasure_that_a_node_owes_is_not_done(run, fabric):
+    status, out, _ = run("erase", "ivan", "--url", fabric.url)
+
+    assert status == 1
+    assert "node-b is away" in out
 
 
 def test_migrate_says_where_to(run, fabric):

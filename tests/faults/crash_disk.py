@@ -71,6 +71,17 @@ class Trace:
     def rename(self, directory: str, old: str, new: str) -> None:
         self._bind(directory, (old, None), (new, self.names[directory, old]))
 
+    def move(self, old: tuple[str, str], new: tuple[str, str]) -> None:
+        """Rename between directories: each of them remembers its half on its own."""
+        inode = self.names[old]
+        self._bind(new[0], (new[1], inode))
+        self._bind(old[0], (old[1], None))
+
+    def overwrite(self, name: str, offset: int, data: bytes) -> None:
+        """Damage a file as a drive does: behind the program's back, and for good."""
+        inode = self.names[tuple(name.split("/"))]
+        self.ops += [Write(inode, offset, data), Flush(inode)]
+
     def unlink(self, directory: str, name: str) -> None:
         self._bind(directory, (name, None))
 
@@ -255,4 +266,13 @@ class CrashDisk:
         return len(existed)
 
     def quarantine(self, name: str, reason: str) -> None:
-        self.files[f"quarantine/{reason}"] = self.files.pop(name)
+        leaf = f"{name.rpartition('/')[2]}.{reason.replace(' ', '-')}"
+        self.files[f"quarantine/{leaf}"] = self.files.pop(name)
+        old = tuple(name.split("/"))
+        if old in self.trace.names:
+            if "quarantine" not in self._directories:
+                self._directories.add("quarantine")
+                self.trace.create("", "quarantine")
+                self.trace.ops.append(FlushDirectory(""))
+            self.trace.move(old, ("quarantine", leaf))
+            self.trace.ops += [FlushDirectory(old[0]), FlushDirectory("quarantine")]

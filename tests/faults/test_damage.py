@@ -1,39 +1,74 @@
 """Damaged files: a read gives the right bytes or a miss, never others."""
 
 import random
+from dataclasses import dataclass
+from functools import cache, cached_property
 
 import pytest
 
 from fabric.block_file import render_block_header
+from fabric.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.errors import CorruptDataError
 from fabric.safetensors_header import parse_header
 from node.block_store import BlockStore
 from node.posix_disk import PosixDisk
 from tests.faults.crash_disk import CrashDisk
-from tests.support.blocks import (
-    FINGERPRINT,
-    SPEC,
-    make_block,
-    with_kv,
-)
+from tests.support.blocks import FINGERPRINT, MIXED, SPEC, Block, make_block, with_kv
 
-BLOCK = make_block(1, 3)
-NAME = f"blocks/{BLOCK.ref.name}.full"
-HEADER = render_block_header(SPEC, FINGERPRINT, BLOCK.parent, BLOCK.ref.block_hash, 3)
-RAW = HEADER + BLOCK.payload
+GROUPS = pytest.mark.parametrize("group", CacheGroup)
 
 
-def is_a_miss(raw: bytes, block=BLOCK) -> bool:
-    """Put `raw` where the block lies; tell whether it is refused and taken out of use."""
-    disk = CrashDisk(files={f"blocks/{block.ref.name}.full": bytes(raw)})
-    store = BlockStore(disk, SPEC, FINGERPRINT)
-    store._index.insert(block.ref, len(RAW))
-    try:
-        arrived = block.load_from(store)
-    except CorruptDataError:
-        return not store.has(block.ref) and disk.list_names("blocks") == []
-    assert arrived == block.kv
-    return False
+@dataclass(frozen=True)
+class Case:
+    """A stored block of one group, and its file."""
+
+    block: Block
+    spec: ModelCacheSpec
+
+    @cached_property
+    def store(self) -> BlockStore:
+        return BlockStore(CrashDisk(), self.spec, FINGERPRINT)
+
+    @cached_property
+    def name(self) -> str:
+        return f"blocks/{self.block.ref.name}.{self.block.ref.group}"
+
+    @cached_property
+    def header(self) -> bytes:
+        return header_of(self.block, self.spec)
+
+    @cached_property
+    def raw(self) -> bytes:
+        return self.header + self.block.payload
+
+    def is_a_miss(self, raw: bytes) -> bool:
+        """Put `raw` where the block lies; tell whether it is refused and taken out of use."""
+        store, files = self.store, self.store._disk.files
+        files.clear()
+        files[self.name] = bytes(raw)
+        store._index.insert(self.block.ref, len(self.raw))
+        damaged_count = store.damaged_count
+        try:
+            arrived = self.block.load_from(store)
+        except CorruptDataError:
+            assert store.damaged_count == damaged_count + 1
+            assert not store.has(self.block.ref)
+            [kept] = files
+            return kept.startswith("quarantine/")
+        assert arrived == self.block.kv
+        return False
+
+
+@cache
+def case_of(group: CacheGroup) -> Case:
+    spec = SPEC if group is CacheGroup.FULL else MIXED
+    return Case(make_block(1, 3, spec, group=group), spec)
+
+
+def header_of(block: Block, spec: ModelCacheSpec) -> bytes:
+    ref = block.ref
+    count, group = ref.tokens_count, ref.group
+    return render_block_header(spec, FINGERPRINT, block.parent, ref.block_hash, count, group)
 
 
 def flipped(raw: bytes, bit: int) -> bytearray:
@@ -42,61 +77,85 @@ def flipped(raw: bytes, bit: int) -> bytearray:
     return out
 
 
-def test_the_undamaged_file_loads():
-    assert not is_a_miss(RAW)
+@GROUPS
+def test_the_undamaged_file_loads(group):
+    case = case_of(group)
+    assert not case.is_a_miss(case.raw)
 
 
-def test_every_header_byte_flipped():
-    rng = random.Random(0)
-    for at in range(len(HEADER)):
-        raw = flipped(RAW, 8 * at + rng.randrange(8))
-        assert is_a_miss(raw), f"byte {at}"
+@GROUPS
+def test_every_header_byte_flipped(group):
+    case, rng = case_of(group), random.Random(0)
+    text_bytes = len(case.header.rstrip(b" "))
+    for at in range(len(case.header)):
+        raw = flipped(case.raw, 8 * at + rng.randrange(8))
+        assert case.is_a_miss(raw), f"byte {at}"
+        if at >= text_bytes + 100:
+            continue  # padding: the parser stops at the first of it that is no space
         try:
-            parsed = parse_header(bytes(raw[: len(HEADER)]), len(raw))
+            parsed = parse_header(bytes(raw[: len(case.header)]), len(raw))
         except CorruptDataError:
             continue
-        assert sum(tensor.size_bytes for tensor in parsed.tensors) == len(BLOCK.payload)
+        assert sum(tensor.size_bytes for tensor in parsed.tensors) == len(case.block.payload)
 
 
-def test_every_payload_bit_flipped():
-    for bit in range(8 * len(HEADER), 8 * len(RAW)):
-        assert is_a_miss(flipped(RAW, bit)), f"bit {bit}"
+@GROUPS
+def test_payload_bits_flipped(group):
+    """Every bit; of a small state, that is fewer than of keys."""
+    case = case_of(group)
+    bits = range(8 * len(case.header), 8 * len(case.raw))
+    assert len(bits) >= 1_000
+    for bit in bits:
+        assert case.is_a_miss(flipped(case.raw, bit)), f"bit {bit}"
 
 
-def test_runs_of_zeros_and_noise():
-    rng = random.Random(1)
-    for _ in range(500):
-        start = rng.randrange(len(RAW))
-        end = min(len(RAW), start + rng.choice([1, 16, 512, 4096, 1 << 20]))
+@GROUPS
+def test_runs_of_zeros_and_noise(group):
+    case, rng = case_of(group), random.Random(1)
+    whole = case.raw
+    for _ in range(200):
+        start = rng.randrange(len(whole))
+        end = min(len(whole), start + rng.choice([1, 16, 512, 4096, 1 << 20]))
         for fill in (bytes(end - start), rng.randbytes(end - start)):
-            raw = RAW[:start] + fill + RAW[end:]
-            assert is_a_miss(raw) == (raw != RAW)
+            raw = whole[:start] + fill + whole[end:]
+            assert case.is_a_miss(raw) == (raw != whole)
 
 
-def test_every_truncation_and_extension():
-    cuts = [*range(0, len(HEADER), 97), *range(len(HEADER) - 9, len(RAW))]
-    for raw in [RAW[:cut] for cut in cuts] + [RAW + b"\0", RAW + RAW, bytes(len(RAW)), b""]:
-        assert is_a_miss(raw)
+@GROUPS
+def test_every_truncation_and_extension(group):
+    case = case_of(group)
+    raw, header_bytes = case.raw, len(case.header)
+    cuts = [*range(0, header_bytes, 97), *range(header_bytes - 9, len(raw))]
+    for bad in [raw[:cut] for cut in cuts] + [raw + b"\0", raw + raw, bytes(len(raw)), b""]:
+        assert case.is_a_miss(bad)
 
 
-def test_swapped_files():
-    same_tokens = with_kv(BLOCK.tokens, bytes(reversed(BLOCK.kv)))
-    same_bits = with_kv(BLOCK.tokens, BLOCK.kv, parent=BLOCK.ref.block_hash)
-    for other in (make_block(2, 3), same_tokens, same_bits):
-        header = render_block_header(SPEC, FINGERPRINT, other.parent, other.ref.block_hash, 3)
-        assert is_a_miss(header + other.payload)
-        assert is_a_miss(RAW, other)
+@GROUPS
+def test_swapped_files(group):
+    """Other tokens, other bits, another place, another group: never in this block's place."""
+    case, block = case_of(group), case_of(group).block
+    others = [
+        make_block(2, 3, case.spec, group=group),
+        with_kv(block.tokens, bytes(reversed(block.kv)), case.spec, group=group),
+        with_kv(block.tokens, block.kv, case.spec, block.ref.block_hash, group),
+    ]
+    others += [make_block(1, 3, MIXED, group=other) for other in CacheGroup if other is not group]
+    for other in others:
+        there = Case(other, MIXED if other.ref.group is not group else case.spec)
+        assert case.is_a_miss(there.raw)
+        assert there.is_a_miss(case.raw)
 
 
 def test_a_damaged_block_is_put_away_and_can_be_computed_again(tmp_path):
+    case = case_of(CacheGroup.FULL)
     disk = PosixDisk(tmp_path / "root", "none")
     store = BlockStore(disk, SPEC, FINGERPRINT)
-    BLOCK.put_into(store)
-    (disk.root / NAME).write_bytes(flipped(RAW, 8 * len(RAW) - 1))
+    case.block.put_into(store)
+    (disk.root / case.name).write_bytes(flipped(case.raw, 8 * len(case.raw) - 1))
     with pytest.raises(CorruptDataError):
-        BLOCK.load_from(store)
+        case.block.load_from(store)
     [kept] = disk.list_names("quarantine")
-    assert kept.startswith(BLOCK.ref.name)
-    BLOCK.put_into(store)
-    assert BLOCK.load_from(store) == BLOCK.kv
+    assert kept.startswith(case.block.ref.name)
+    case.block.put_into(store)
+    assert case.block.load_from(store) == case.block.kv
     disk.close()

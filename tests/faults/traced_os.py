@@ -65,8 +65,11 @@ class TracedOs:
             self.trace.ops.append(FlushDirectory(at) if isinstance(at, str) else Flush(at))
 
     def _saw_rename(self, _result, old, new, *, src_dir_fd, dst_dir_fd) -> None:
-        assert src_dir_fd == dst_dir_fd, "a publish renames within one directory"
-        self.trace.rename(self._open[src_dir_fd], old, new)
+        source, target = self._open[src_dir_fd], self._open[dst_dir_fd]
+        if source == target:
+            self.trace.rename(source, old, new)
+        else:
+            self.trace.move((source, old), (target, new))
 
     def _saw_unlink(self, _result, name, *, dir_fd) -> None:
         self.trace.unlink(self._open[dir_fd], name)

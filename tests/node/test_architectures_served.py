@@ -12,7 +12,7 @@ from tests.support.services import Reply, ask, migrate, running, start_service
 from tests.support.tiny_models import write_model
 
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 30}
-TURNS = ("naïve café 東京", "the log " * 40, "größer")
+TURNS = ("naïve café 東京", "größer " * 20)
 # A window with shared layers, a latent with an index, states beside attention, and beside latents.
 CLASSES = ("gemma4_text", "glm_moe_dsa", "qwen3_5", "kimi_linear")
 
@@ -41,7 +41,8 @@ def converse(
         )  # fmt: skip
         replies.append(reply)
         messages.append({"role": "assistant", "content": reply.text})
-        between()
+        if text is not TURNS[-1]:
+            between()
     return [logprobs_of(reply) for reply in replies], replies
 
 
@@ -51,7 +52,7 @@ def test_restarts_and_moves_change_no_bit(model, tmp_path):
         assert calm.node.self_test.passed, calm.node.self_test.detail
         want, replies = converse(lambda: calm, lambda: None, lambda: 1)
         assert [reply.admitted.cache for reply in replies] == [
-            CacheTier.COLD, CacheTier.HOT, CacheTier.HOT,
+            CacheTier.COLD, CacheTier.HOT,
         ]  # fmt: skip
         again = ask(calm, [SYSTEM, {"role": "user", "content": TURNS[0]}], max_tokens=2)
         other = ask(calm, [SYSTEM, {"role": "user", "content": "other"}], max_tokens=2)
@@ -67,7 +68,7 @@ def test_restarts_and_moves_change_no_bit(model, tmp_path):
 
         got, replies = converse(lambda: here[0], move, lambda: len(moves) + 1)
     assert got == want
-    assert [reply.admitted.cache for reply in replies[1:]] == [CacheTier.PEER] * 2
+    assert [reply.admitted.cache for reply in replies[1:]] == [CacheTier.PEER]
 
     current = [start_service(tmp_path, model, "reborn")]
 
@@ -78,7 +79,7 @@ def test_restarts_and_moves_change_no_bit(model, tmp_path):
     got, replies = converse(lambda: current[-1], restart, lambda: 1)
     current[-1].stop()
     assert got == want
-    assert [reply.admitted.cache for reply in replies[1:]] == [CacheTier.DISK] * 2
+    assert [reply.admitted.cache for reply in replies[1:]] == [CacheTier.DISK]
 
 
 def test_a_model_of_unknown_caches_is_served_without_reuse(tmp_path):

@@ -17,6 +17,7 @@ from fabric.generation import Sampling
 from fabric.hashing import group_hash
 from fabric.limits import BLOCK_TOKENS
 from fabric.settings import KvBits
+from fabric.spec_file import SpecRecord, decode_spec, encode_spec
 from node.agent_store import AgentStore, Stock
 from node.block_store import BlockStore
 from node.manifest_store import ManifestStore
@@ -30,8 +31,13 @@ from tests.support.tiny_models import VOCABULARY, build_model
 
 STEPS = 6
 GREEDY = Sampling(max_tokens=STEPS)
-CHUNK_TOKENS = 20  # cuts at its multiples meet the same chunks warm and cold
+# Where prefill chunks end, so that warm and cold prompts meet the same shapes: before the window
+# is full, after it, just into the second block, and the end.
+GRID = (20, 40, 260, 300)
 EVERY = pytest.mark.parametrize("name", ARCHITECTURES)
+ONE_OF_EACH_CLASS = pytest.mark.parametrize(
+    "name", ["llama_80", "gemma4_text", "gpt_oss", "deepseek_v2", "glm_moe_dsa", "kimi_linear"]
+)
 
 
 @remembered
@@ -44,7 +50,7 @@ def prompt_of(count: int, seed: int = 0) -> list[int]:
 
 
 def prefilled(engine: Engine, prompt: list[int]) -> ResidentCache:
-    """Prefill in small chunks, keeping what slides away and a state at every chunk's end."""
+    """Prefill chunk by chunk, keeping what slides away and a state at every chunk's end."""
     cache = engine.new_cache(len(prompt) + STEPS)
     cache.keeps_slid = True
     extend(engine, cache, prompt)
@@ -53,7 +59,8 @@ def prefilled(engine: Engine, prompt: list[int]) -> ResidentCache:
 
 def extend(engine: Engine, cache: ResidentCache, prompt: list[int]) -> None:
     while (at := cache.tokens_count) < len(prompt):
-        engine.prefill(cache, prompt[at : min(at + CHUNK_TOKENS, len(prompt))])
+        end = next((stop for stop in GRID if stop > at), len(prompt))
+        engine.prefill(cache, prompt[at:end])
         cache.take_snapshot()
 
 
@@ -86,7 +93,7 @@ def test_batched_equals_alone(name):
         assert generate(engine, prompts[:size]) == alone[:size]
 
 
-@EVERY
+@ONE_OF_EACH_CLASS
 def test_a_sequence_may_leave_and_join_a_batch(name):
     """Whoever else is in a step, every sequence gets the tokens that it gets alone."""
     engine = engine_of(name)
@@ -110,8 +117,7 @@ def test_a_sequence_may_leave_and_join_a_batch(name):
 def test_tokens_are_those_of_mlx_lm_with_its_own_quantized_cache(name):
     engine, prompt = engine_of(name), prompt_of(90)
     caches = [QuantizedKVCache(64, 4) for _ in engine.spec.layers]
-    for at in range(0, len(prompt) - 1, CHUNK_TOKENS):
-        chunk = prompt[at : min(at + CHUNK_TOKENS, len(prompt) - 1)]
+    for chunk in (prompt[:20], prompt[20:40], prompt[40:-1]):
         engine.model(mx.array([chunk]), cache=caches)
     token, want = mx.array([prompt[-1:]]), []
     for _ in range(STEPS):
@@ -165,23 +171,15 @@ def shelf_for(tmp_path):
         disk.close()
 
 
-CUTS = (
-    CHUNK_TOKENS,  # before the window is full
-    2 * CHUNK_TOKENS,  # and after
-    13 * CHUNK_TOKENS,  # just into the second block
-    15 * CHUNK_TOKENS,  # the end
-)
-
-
 @EVERY
 def test_restored_equals_never_evicted(name, shelf_for):
     """From disk, at any cut: the logits of the next tokens are equal bit for bit."""
-    engine, prompt = engine_of(name), prompt_of(15 * CHUNK_TOKENS)
+    engine, prompt = engine_of(name), prompt_of(GRID[-1])
     shelf = shelf_for(engine)
     stock = shelf.save(prefilled(engine, prompt), prompt)
 
-    assert CUTS[0] < WINDOW_TOKENS < CUTS[1]
-    for cut in CUTS:
+    assert GRID[0] < WINDOW_TOKENS < GRID[1] < BLOCK_TOKENS < GRID[2]
+    for cut in GRID:
         undisturbed = prefilled(engine, prompt[:cut])
         restored = engine.new_cache(len(prompt) + 64)
         loaded = shelf.store.load(TENANT, prompt, stock, cut, restored)
@@ -196,12 +194,12 @@ def test_restored_equals_never_evicted(name, shelf_for):
 @EVERY
 def test_warm_equals_cold_at_a_safe_cut(name, shelf_for):
     """The rest of a prompt on top of restored blocks is what a cold prompt computes."""
-    engine, prompt = engine_of(name), prompt_of(14 * CHUNK_TOKENS, seed=3)
+    engine, prompt = engine_of(name), prompt_of(GRID[-1], seed=3)
     shelf = shelf_for(engine)
     cold = prefilled(engine, prompt)
     stock = shelf.save(cold, prompt)
     warm = engine.new_cache(len(prompt) + 64)
-    warm.assume(shelf.store.load(TENANT, prompt, stock, 7 * CHUNK_TOKENS, warm))
+    warm.assume(shelf.store.load(TENANT, prompt, stock, GRID[1], warm))
     extend(engine, warm, prompt)
 
     want = logits_after(engine, cold, prompt_of(3))
@@ -238,7 +236,7 @@ def test_window_layers_are_bounded_and_read_only_their_last_blocks(name, shelf_f
 @pytest.mark.parametrize("name", [*WINDOWED, "qwen3_next", "kimi_linear"])
 def test_what_cannot_be_restored_exactly_falls_back(name, shelf_for):
     """A lost window block or state costs tokens, never truth."""
-    engine, prompt = engine_of(name), prompt_of(15 * CHUNK_TOKENS)
+    engine, prompt = engine_of(name), prompt_of(GRID[-1])
     shelf = shelf_for(engine)
     stock = shelf.save(prefilled(engine, prompt), prompt)
     lost = [*stock.windows.values(), stock.states.get(len(prompt))]
@@ -254,14 +252,14 @@ def test_what_cannot_be_restored_exactly_falls_back(name, shelf_for):
 
     assert 0 < loaded < len(prompt)
     want = logits_after(engine, prefilled(engine, prompt[:loaded]), prompt_of(3))
-    if loaded % CHUNK_TOKENS == 0:
+    if loaded in GRID:
         assert np.array_equal(logits_after(engine, restored, prompt_of(3)), want)
     else:
         got = logits_after(engine, restored, prompt_of(3))
         assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
 
 
-@EVERY
+@ONE_OF_EACH_CLASS
 def test_a_failing_step_changes_nothing(name, monkeypatch):
     """A step that fails in the last layer leaves every sequence where it was."""
     engine, prompts = engine_of(name), [prompt_of(count) for count in (33, 34)]
@@ -303,3 +301,10 @@ def test_names_of_groups_do_not_collide():
     span = BlockSpan(0, 256, b"p" * 32, b"h" * 32)
     names = {group_hash(b"k" * 32, span.block_hash, group) for group in CacheGroup}
     assert len(names) == len(CacheGroup)
+
+
+@EVERY
+def test_the_written_spec_is_the_spec(name):
+    """What a node writes beside its blocks tells an offline check all of their layout."""
+    record = SpecRecord(FINGERPRINT, name, engine_of(name).spec)
+    assert decode_spec(encode_spec(record)) == record

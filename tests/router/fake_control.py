@@ -23,6 +23,7 @@ from fabric.control import (
     NodeView,
     Offer,
     OfferMigration,
+    PinAgent,
     ReleaseAgent,
     SealAgent,
     SelfTest,
@@ -41,6 +42,7 @@ class FakeControl:
             Describe: lambda _: self.view(),
             ListAgents: lambda _: self._list(),
             EraseAgent: self._erase,
+            PinAgent: self._pin,
             OfferMigration: self._offer,
             CopyBlocks: self._copy,
             SealAgent: self._seal,
@@ -97,6 +99,8 @@ class FakeControl:
             used_s=2.0,
             last_match=memory.last_match,
             sealed_to=memory.sealed_to,
+            pinned=memory.pinned,
+            pin_held=memory.pinned,
         )
 
     def _list(self):
@@ -118,6 +122,12 @@ class FakeControl:
         self.changes += 1
         size = len(memory.text) if memory else 0
         return EraseReceipt(self.name, memory is not None, -(-size // BLOCK_CHARS), size, 0)
+
+    def _pin(self, call):
+        memory = self._find(call)
+        memory.pinned = call.pinned
+        self.changes += 1
+        return self.agent_view(memory)
 
     def _flush(self, call):
         if call.drop_hot:

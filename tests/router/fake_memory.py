@@ -52,6 +52,7 @@ class Memory:
     sealed_to: str | None = None
     busy: int = 0
     hot: bool = True
+    pinned: bool = False
     last_match: LastMatch | None = None
 
     @property

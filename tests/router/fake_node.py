@@ -53,6 +53,7 @@ class FakeNode(FakeControl):
         self.is_loading = False
         self.http_url = ""
         self.aborted: set[str] = set()
+        self.more_routes: dict = {}  # path: what answers it
         self.after: dict = {}  # control call: what happens before its answer
         self._runner = None
         self._copy_s = copy_s
@@ -61,6 +62,8 @@ class FakeNode(FakeControl):
     async def start(self):
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post(GENERATE_PATH, self._generate)
+        for path, answer in self.more_routes.items():
+            app.router.add_post(path, answer)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)

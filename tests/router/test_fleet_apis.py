@@ -114,7 +114,11 @@ async def test_health():
     async with rig(nodes=[FakeNode("node-a"), failing]) as made:
         http = made.http()
         good = await http.get("/healthz")
-        failing.view_changes = {"degraded": "no space left on device"}
+        failing.view_changes = {
+            "degraded": "no space left on device",
+            "damaged_blocks": 3,
+            "reuse": False,
+        }
         await made.fleet.membership.refresh()
         degraded = await http.get("/healthz")
         made.fleet.membership.find("node-a").beat_s -= 60
@@ -125,11 +129,15 @@ async def test_health():
     assert good.json()["nodes"][0]["self_test"]["passed"] is True
     assert (degraded.status_code, degraded.json()["status"]) == (200, "degraded")
     assert degraded.json()["nodes"][1]["degraded"] == "no space left on device"
+    assert [node["reuse"] for node in degraded.json()["nodes"]] == [True, False]
+    assert [node["damaged_blocks"] for node in degraded.json()["nodes"]] == [0, 3]
     assert (bad.status_code, bad.json()["status"]) == (503, "unavailable")
 
 
 async def test_metrics():
     async with rig("ab") as made:
+        made["node-b"].view_changes = {"scrubbed_bytes": 5_000, "damaged_blocks": 2}
+        await made.fleet.membership.refresh()
         await made.chat("hello", agent="alice")
         await made.chat("hello", "x", "y", agent="alice")
         await made.openai().models.list()
@@ -142,5 +150,7 @@ async def test_metrics():
     assert 'macfabric_ttft_seconds_count{cache="cold"} 1.0' in metrics
     assert 'macfabric_nodes{state="alive"} 2.0' in metrics
     assert 'macfabric_node_up{node="node-a"} 1.0' in metrics
+    assert 'macfabric_scrubbed_bytes{node="node-b"} 5000.0' in metrics
+    assert 'macfabric_damaged_blocks{node="node-b"} 2.0' in metrics
     assert "alice" not in metrics
     assert "default" not in metrics

@@ -136,7 +136,7 @@ async def test_the_agent_serves_while_it_is_copied_and_waits_while_it_is_sealed(
     assert 0.25 <= moved["pause_seconds"] < moved["seconds"]
 
 
-async def test_a_running_turn_ends_before_the_seal():
+async def test_a_source_that_cannot_hand_its_turn_over_finishes_it_first():
     async with rig("ab") as made:
         source, target = await begun(made)
         source.does.delay_s = 0.01
@@ -149,7 +149,7 @@ async def test_a_running_turn_ends_before_the_seal():
 
     assert moved.status_code == 200
     assert "[DONE]" in streamed.text
-    assert source.calls["seal_agent"] == 1, "the router knows whose turn it is"
+    assert source.calls["seal_agent"] > 1
     assert moved.json()["pause_seconds"] < 0.2 < moved.json()["seconds"]
     assert target.memory[KEY].text.endswith("<assistant>x<user>y")
 

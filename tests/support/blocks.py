@@ -5,8 +5,22 @@ from dataclasses import dataclass
 
 from fabric.block import BlockRef
 from fabric.block_file import payload_bytes
-from fabric.cache_spec import LayerKind, ModelCacheSpec, attention_layer
-from fabric.hashing import ROOT_PARENT, block_hash, payload_checksum, tenant_salt, token_bytes
+from fabric.cache_spec import (
+    CacheGroup,
+    LayerKind,
+    LayerSpec,
+    ModelCacheSpec,
+    TensorSpec,
+    attention_layer,
+)
+from fabric.hashing import (
+    ROOT_PARENT,
+    block_hash,
+    group_hash,
+    payload_checksum,
+    tenant_salt,
+    token_bytes,
+)
 from fabric.ids import AgentId, BlockHash, Fingerprint, NodeName, TenantId
 from fabric.manifest import Manifest, OwnerState, Piece
 from node.block_store import BlockStore
@@ -25,7 +39,21 @@ def make_spec(layers: int = 1, heads: int = 1, width: int = 64, dtype: str = "F1
     return ModelCacheSpec((layer,) * layers)
 
 
+def make_mixed_spec() -> ModelCacheSpec:
+    """Describe a model with a layer of each group."""
+    sizes = {"bits": 4, "group_size": 64, "dtype": "F16"}
+    state = (TensorSpec("state.0", "F32", (1, 4, 8)), TensorSpec("state.1", "F32", (1, 3)))
+    return ModelCacheSpec(
+        (
+            attention_layer(LayerKind.FULL, 1, (64, 64), **sizes),
+            attention_layer(LayerKind.WINDOW, 1, (64, 64), window_tokens=32, **sizes),
+            LayerSpec(LayerKind.RECURRENT, states=state),
+        )
+    )
+
+
 SPEC = make_spec()
+MIXED = make_mixed_spec()
 
 
 @dataclass(frozen=True)
@@ -42,7 +70,8 @@ class Block:
         return self.kv + token_bytes(self.tokens)
 
     def put_into(self, store: BlockStore) -> BlockRef:
-        return store.put(self.parent, self.ref.block_hash, self.tokens, [memoryview(self.kv)])
+        kv = [memoryview(self.kv)]
+        return store.put(self.parent, self.ref.block_hash, self.tokens, kv, self.ref.group)
 
     def adopt_into(self, store: BlockStore) -> None:
         store.adopt(self.ref, self.parent, self.tokens, memoryview(self.payload))
@@ -56,18 +85,23 @@ class Block:
         return bytes(resident)
 
 
-def make_block(seed: int, tokens_count: int = 2, spec=SPEC, parent=ROOT_PARENT) -> Block:
+def make_block(
+    seed: int, tokens_count: int = 2, spec=SPEC, parent=ROOT_PARENT, group=CacheGroup.FULL
+) -> Block:
     rng = random.Random(seed)
     tokens = tuple(rng.randrange(1 << 16) for _ in range(tokens_count))
-    return with_kv(tokens, rng.randbytes(spec.kv_bytes(tokens_count)), spec, parent)
+    return with_kv(tokens, rng.randbytes(spec.kv_bytes(tokens_count, group)), spec, parent, group)
 
 
-def with_kv(tokens: tuple[int, ...], kv: bytes, spec=SPEC, parent=ROOT_PARENT) -> Block:
+def with_kv(
+    tokens: tuple[int, ...], kv: bytes, spec=SPEC, parent=ROOT_PARENT, group=CacheGroup.FULL
+) -> Block:
     ref = BlockRef(
-        block_hash(SALT, FINGERPRINT, parent, tokens),
+        group_hash(SALT, block_hash(SALT, FINGERPRINT, parent, tokens), group),
         payload_checksum([kv, token_bytes(tokens)]),
         len(tokens),
-        payload_bytes(spec, len(tokens)),
+        payload_bytes(spec, len(tokens), group),
+        group,
     )
     return Block(parent, tokens, kv, ref)
 

@@ -70,13 +70,15 @@ class Reply:
         return last
 
 
-def start_service(folder: Path, model: str, name: str = "node-a", **settings: Any) -> NodeService:
+def start_service(
+    folder: Path, model: str, name: str = "node-a", *, cluster_key: bytes = KEY, **settings: Any
+) -> NodeService:
     """Start a node on `folder`; with durability off, as tests restart but never lose power."""
     config = NodeConfig(
         name=NodeName(name),
         data_dir=folder / name,
         model=model,
-        cluster_key=KEY,
+        cluster_key=cluster_key,
         settings=NodeSettings(**{"durability": "none", **settings}),
         host="127.0.0.1",
         incarnation=next(_incarnations),

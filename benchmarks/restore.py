@@ -1,0 +1,208 @@
+"""From SSD to ready-to-decode, beside a raw read of the same bytes into a resident buffer.
+
+Block files of a real model's geometry are written by the node's own store and read back by the
+node's own load path, every byte checked. The raw read opens the same files and does nothing but
+`preadv`. Both targets are resident before the clock starts; what allocating the cache costs on
+top is a figure of its own.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from benchmarks.memory import GEOMETRIES, half_precision_spec
+from benchmarks.report import Limit, Report, say
+from fabric.cache_spec import ModelCacheSpec
+from fabric.ids import Fingerprint, TenantId
+from fabric.limits import BLOCK_TOKENS
+from node.agent_store import AgentStore, Stock
+from node.block_store import BlockStore
+from node.manifest_store import ManifestStore
+from node.mlx.resident_cache import ResidentCache
+from node.posix_disk import PosixDisk
+from node.staging import Place
+
+DESCRIPTION = "bytes from SSD to ready-to-decode, against a raw read of the same files"
+
+MODEL = "Llama 3.1 8B"
+CONTEXTS = (1_024, 8_192, 32_768)
+QUICK = (1_024,)
+ROUNDS = 7
+SHARE_MIN = 0.8  # of the raw read's speed
+KEY = bytes(range(32))
+FINGERPRINT = Fingerprint(b"r" * 32)
+TENANT = TenantId("bench")
+PROBED_FILES = 4  # a few pages of fresh files stay in lists of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A context's blocks on disk, and where their payloads lie."""
+
+    store: AgentStore
+    spec: ModelCacheSpec
+    ids: list[int]
+    stock: Stock
+
+    def kv_bytes(self, tokens_count: int) -> int:
+        """Bytes of cache that this many tokens are restored to."""
+        return self.spec.kv_bytes(tokens_count)
+
+    def drop(self, blocks_count: int) -> None:
+        """Ask the system to forget the files' pages."""
+        for ref in self.stock.full[:blocks_count]:
+            descriptor, _, _ = self.store.blocks.open_payload(ref)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+    def can_drop(self) -> bool:
+        """Say whether the system forgets when asked; asking about a page reads it, so once only."""
+        if not (hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")):
+            return False
+        self.drop(PROBED_FILES)
+        cached = 0
+        for ref in self.stock.full[:PROBED_FILES]:
+            descriptor, start, length = self.store.blocks.open_payload(ref)
+            cached += _is_cached(descriptor, start + length // 2)
+            os.close(descriptor)
+        return cached <= PROBED_FILES // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One round's times of the raw read and of the restore."""
+
+    raw_s: float
+    restore_s: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare this benchmark's own options."""
+    parser.add_argument("--folder", help="where to write, on the drive to measure")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="reads of each kind")
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    """Measure every context, warm and cold."""
+    contexts = QUICK if arguments.quick else CONTEXTS
+    rounds = 3 if arguments.quick else arguments.rounds
+    figures: dict[str, dict[str, float]] = {}
+    shares: dict[str, float] = {}
+    notes = ["both targets are in memory before the clock starts; 'allocated' includes the cache's"]
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        library = write_library(Path(folder), half_precision_spec(GEOMETRIES[MODEL]), max(contexts))
+        can_drop = library.can_drop()
+        for count in contexts:
+            kinds = {"warm": False} | ({"cold": True} if can_drop else {})
+            for kind, cold in kinds.items():
+                say(f"{count} tokens, {kind} page cache")
+                pairs = measure(library, count, rounds, cold=cold)
+                name = f"{count:,} tokens, {kind}"
+                shares[name] = statistics.median(pair.raw_s / pair.restore_s for pair in pairs)
+                figures[name] = _row(library.kv_bytes(count), pairs)
+            warm = figures[f"{count:,} tokens, warm"]
+            warm["allocated ms"] = 1e3 * _allocated_s(library, count)
+    if not can_drop:
+        notes.append("this system does not let a program drop pages: nothing was measured cold")
+    limits = tuple(
+        Limit(f"{name}: share of the raw read's speed", share, SHARE_MIN, is_least=True)
+        for name, share in shares.items()
+    )
+    parameters = {"model": MODEL, "rounds": rounds, "block_tokens": BLOCK_TOKENS}
+    return Report(parameters, {"restore": figures}, shares, limits, tuple(notes))
+
+
+def write_library(folder: Path, spec: ModelCacheSpec, tokens_count: int) -> Library:
+    """Write a context's full blocks of arbitrary contents as a node does."""
+    say(f"writing {spec.kv_bytes(tokens_count) / 1e9:.2f} GB")
+    disk = PosixDisk(folder, "full")
+    disk.recover()
+    blocks = BlockStore(disk, spec, FINGERPRINT)
+    store = AgentStore(blocks, ManifestStore(disk, KEY), KEY, FINGERPRINT, spec)
+    rng = np.random.default_rng(0)
+    ids: list[int] = rng.integers(0, 1 << 17, tokens_count).tolist()
+    stock = Stock()
+    for span in store.spans(TENANT, ids):
+        kv = rng.bytes(spec.kv_bytes(BLOCK_TOKENS))
+        stock.full.append(store.save_block(span, ids, memoryview(kv)))
+    return Library(store, spec, ids, stock)
+
+
+def measure(library: Library, tokens_count: int, rounds: int, *, cold: bool) -> list[Pair]:
+    """Time both reads, one after the other, `rounds` times after one of each unmeasured."""
+    blocks_count = tokens_count // BLOCK_TOKENS
+    buffer = np.zeros(library.kv_bytes(tokens_count), np.uint8)
+    cache = ResidentCache(library.spec, tokens_count)
+    pairs = []
+    for _ in range(rounds + 1):
+        times = []
+        for read in (lambda: raw_read(library, buffer), lambda: restore(library, cache)):
+            if cold:
+                library.drop(blocks_count)
+            times.append(_seconds(read))
+        pairs.append(Pair(*times))
+    return pairs[1:]
+
+
+def raw_read(library: Library, buffer: Place) -> None:
+    """Read the payloads of as many files as fill `buffer`, each by one system call."""
+    size = library.kv_bytes(BLOCK_TOKENS)
+    for index in range(buffer.nbytes // size):
+        descriptor, start, _ = library.store.blocks.open_payload(library.stock.full[index])
+        into = buffer[index * size : (index + 1) * size]
+        count = os.preadv(descriptor, [into.data], start)
+        os.close(descriptor)
+        assert count == size, "a regular file is read whole"
+
+
+def restore(library: Library, cache: ResidentCache) -> None:
+    """Bring the beginning of the context into `cache` as a node does before it decodes."""
+    count = cache.leaves[0].capacity_tokens
+    cache.rewind(0)
+    stock = Stock(list(library.stock.full[: count // BLOCK_TOKENS]))
+    ids: Sequence[int] = library.ids[:count]
+    loaded = library.store.load(TENANT, ids, stock, count, cache)
+    assert loaded == count, "every block is sound"
+    cache.assume(loaded)
+
+
+def _allocated_s(library: Library, tokens_count: int) -> float:
+    def whole() -> None:
+        restore(library, ResidentCache(library.spec, tokens_count))
+        mx.clear_cache()  # so that the next one pays for its memory again
+
+    return min(_seconds(whole) for _ in range(2))
+
+
+def _row(size_bytes: int, pairs: Sequence[Pair]) -> dict[str, float]:
+    raw_s = statistics.median(pair.raw_s for pair in pairs)
+    restore_s = statistics.median(pair.restore_s for pair in pairs)
+    return {
+        "MB": size_bytes / 1e6,
+        "raw GB/s": size_bytes / raw_s / 1e9,
+        "restore GB/s": size_bytes / restore_s / 1e9,
+        "restore ms": 1e3 * restore_s,
+    }
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
+
+
+def _is_cached(descriptor: int, start: int) -> bool:
+    try:
+        return os.preadv(descriptor, [bytearray(1)], start, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system that cannot tell, such as one in memory
+        return True

@@ -1,0 +1,232 @@
+"""What it costs to save a turn of 50 tokens, behind a short context and behind a long one.
+
+The node's own saver, store and disk save turns of a synthetic cache of a real model's geometry;
+only the model is left out. Every turn takes the place of the one before it behind the same tokens,
+which end alike within a block, so that all write a tail block of one length. Contexts alternate.
+"""
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from benchmarks.memory import GEOMETRIES, half_precision_spec
+from benchmarks.report import Limit, Report, say
+from fabric.control import SelfTest
+from fabric.generation import (
+    CacheTier,
+    FinishReason,
+    GenerateRequest,
+    Identity,
+    IdentityKind,
+    MatchKind,
+    Sampling,
+)
+from fabric.ids import AgentId, Fingerprint, NodeName, OperationId, TenantId
+from fabric.settings import NodeSettings
+from node.agent import Agent
+from node.agent_store import AgentStore, stock_of
+from node.agent_table import AgentTable
+from node.block_store import BlockStore
+from node.clock import SystemClock
+from node.engine_thread import EngineThread
+from node.manifest_store import ManifestStore
+from node.mlx.answer import Shown
+from node.mlx.resident_cache import ResidentCache
+from node.node import Node, NodeConfig
+from node.posix_disk import PosixDisk
+from node.prefix import Prepared
+from node.prompt_plan import PromptPlan
+from node.saver import Saver
+from node.sequence import Ended
+from node.transfer_server import TransferServer
+
+DESCRIPTION = "CPU time and bytes to save a 50-token turn at 1k and at 32k tokens"
+
+MODEL = "Llama 3.1 8B"
+CONTEXTS = (1_024, 8_192, 32_768)
+BEHIND_BLOCK_TOKENS = 103  # where in a block the turn begins: it ends half-way on average
+PROMPT_TOKENS, ANSWER_TOKENS = 20, 30
+WORD = "word"
+ROUNDS = 24
+NAMING_S = 0.01  # for the prompt's blocks, which are named while the answer is decoded
+TIMES_MAX = 1.2  # of the shortest context's cost
+KEY = bytes(range(32))
+FINGERPRINT = Fingerprint(b"t" * 32)
+TENANT = TenantId("bench")
+
+
+class CountingDisk(PosixDisk):
+    """A disk that counts what is written to it."""
+
+    written_bytes = 0
+
+    def publish(self, name: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        self.written_bytes += sum(memoryview(part).nbytes for part in parts)
+        super().publish(name, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """A node that saves, and its disk."""
+
+    node: Node
+    disk: CountingDisk
+
+
+@dataclass
+class Talk:
+    """One agent's conversation, and what its turns cost."""
+
+    agent: Agent
+    cache: ResidentCache
+    held: int = 0  # tokens behind which every turn begins
+    cpu_s: list[float] = field(default_factory=list)
+    written_bytes: list[int] = field(default_factory=list)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare this benchmark's own options."""
+    parser.add_argument("--folder", help="where to write")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each context")
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    """Save turns of every context by turns."""
+    rounds = 3 if arguments.quick else arguments.rounds
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        talks = asyncio.run(_converse(Path(folder), rounds))
+    rows = {f"{count:,} tokens": _row(talk) for count, talk in talks.items()}
+    short, long = talks[CONTEXTS[0]], talks[CONTEXTS[-1]]
+    ratios = {
+        "CPU time": _ratio(long.cpu_s, short.cpu_s),
+        "bytes written": _ratio(long.written_bytes, short.written_bytes),
+    }
+    span = f"at {CONTEXTS[-1]:,} tokens, times that at {CONTEXTS[0]:,}"
+    return Report(
+        {"model": MODEL, "turn_tokens": PROMPT_TOKENS + ANSWER_TOKENS, "rounds": rounds},
+        {"turn": rows},
+        ratios,
+        tuple(
+            Limit(f"{name} {span}", ratio, TIMES_MAX, is_least=False)
+            for name, ratio in ratios.items()
+        ),
+        ("CPU time of the whole process, writing and flushing included; the least of equal turns",),
+    )
+
+
+def _ratio(long: Sequence[float], short: Sequence[float]) -> float:
+    """Compare the least of equal turns: other work on the machine only adds to them."""
+    return min(long) / min(short)
+
+
+def _row(talk: Talk) -> dict[str, float]:
+    return {
+        "CPU ms, least": 1e3 * min(talk.cpu_s),
+        "CPU ms, median": 1e3 * statistics.median(talk.cpu_s),
+        "MB written": min(talk.written_bytes) / 1e6,
+    }
+
+
+async def _converse(folder: Path, rounds: int) -> dict[int, Talk]:
+    desk = _open_desk(folder)
+    talks = {}
+    for count in CONTEXTS:
+        say(f"a context of {count:,} tokens")
+        held = count + BEHIND_BLOCK_TOKENS
+        cache = ResidentCache(desk.node.spec, held + PROMPT_TOKENS + ANSWER_TOKENS)
+        agent = desk.node.table.create(TENANT, AgentId(f"at-{count}"), None, 1)
+        talks[count] = Talk(agent, cache)
+        await _take_turn(desk, talks[count], held - ANSWER_TOKENS)
+        talks[count].held = held
+    order = list(talks.values())
+    for _ in range(rounds + 1):
+        order.append(order.pop(0))  # nobody always comes behind the longest
+        for talk in order:
+            await _take_turn(desk, talk, PROMPT_TOKENS)
+    desk.node.engine.stop()
+    desk.node.transfers.stop()
+    desk.node.workers.shutdown()
+    for talk in talks.values():
+        del talk.cpu_s[:2], talk.written_bytes[:2]  # the first prompt, and a turn to warm up
+    return talks
+
+
+def _open_desk(folder: Path) -> Desk:
+    spec, name, clock = half_precision_spec(GEOMETRIES[MODEL]), NodeName("bench"), SystemClock()
+    disk = CountingDisk(folder, "full")
+    disk.recover()
+    blocks = BlockStore(disk, spec, FINGERPRINT)
+    config = NodeConfig(name, folder, MODEL, KEY, NodeSettings(), "127.0.0.1", 1)
+    engine = EngineThread(clock, active_max=1, waiting_max=1, exact_chunks=False)
+    none = cast("Any", None)  # of what computes and tokenizes, saving a turn asks nothing
+    engine.start(lambda: (none, None))
+    node = Node(
+        config=config,
+        clock=clock,
+        engine=engine,
+        tokenizer=none,
+        spec=spec,
+        fingerprint=FINGERPRINT,
+        model_name=MODEL,
+        context_tokens_max=1 << 17,
+        store=AgentStore(blocks, ManifestStore(disk, KEY), KEY, FINGERPRINT, spec),
+        table=AgentTable(name, FINGERPRINT, clock),
+        transfers=TransferServer(name, KEY, FINGERPRINT, blocks, clock, host=config.host),
+        workers=ThreadPoolExecutor(2),
+        self_test=SelfTest(passed=True, detail="", seconds=0.0),
+    )
+    return Desk(node, disk)
+
+
+def _turn(desk: Desk, talk: Talk, prompt_tokens: int) -> tuple[Saver, Ended]:
+    """Make the conversation's next turn: its saver, and how its answer ends."""
+    agent, cache = talk.agent, talk.cache
+    old, width = agent.manifest, len(WORD)
+    rng = np.random.default_rng(old.revision)
+    new: list[int] = rng.integers(0, 1 << 17, prompt_tokens + ANSWER_TOKENS).tolist()
+    ids = [*old.token_ids[: talk.held], *new[:prompt_tokens]]
+    plan = PromptPlan(
+        (WORD * len(ids)).encode(),
+        ids,
+        list(range(width, width * len(ids) + 1, width)),
+        talk.held,
+        MatchKind.DIVERGE,
+        "",
+        talk.held,
+    )
+    stock = stock_of(agent.saved, agent.stored_tokens)
+    prepared = Prepared(plan, cache, talk.held, CacheTier.HOT, stock, len(ids))
+    identity = Identity(IdentityKind.AGENT, old.agent)
+    request = GenerateRequest(OperationId("bench"), TENANT, identity, Sampling(), prompt="")
+    ended = Ended(
+        FinishReason.STOP,
+        Shown(),
+        new[prompt_tokens:],
+        WORD * ANSWER_TOKENS,
+        [width * (i + 1) for i in range(ANSWER_TOKENS)],
+        None,
+    )
+    return Saver(desk.node, agent, prepared, request), ended
+
+
+async def _take_turn(desk: Desk, talk: Talk, prompt_tokens: int) -> None:
+    """Go on behind the held tokens with a prompt and an answer; count only the saving."""
+    saver, ended = _turn(desk, talk, prompt_tokens)
+    before_bytes, before_s = desk.disk.written_bytes, time.process_time()
+    saver.begin()
+    await asyncio.sleep(NAMING_S)
+    talk.cache.rewind(talk.held)
+    talk.cache.assume(talk.held + prompt_tokens + ANSWER_TOKENS)
+    durable = await saver.commit(ended)
+    talk.cpu_s.append(time.process_time() - before_s)
+    talk.written_bytes.append(desk.disk.written_bytes - before_bytes)
+    assert durable, desk.node.degraded

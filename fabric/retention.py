@@ -1,0 +1,242 @@
+"""Whom to let go when a tier is full: who saves the least time per byte, within fair shares.
+
+    rank    odds of another turn × seconds it is spared ÷ bytes kept ÷ silence so far
+    floor   what a tenant keeps whatever the others do; without a setting, an equal part
+    quota   what a tenant never exceeds
+    pin     goes last, as long as a tenant's pins fit their part of its floor
+
+Bytes that several agents refer to count once, and are free only when the last one goes.
+Active agents stay in any case. Knows nothing of memory, disks or clocks.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fabric.ids import AgentId, TenantId
+from fabric.limits import PIN_SHARE_MAX
+
+AgentKey = tuple[TenantId, AgentId]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One agent's place in a tier."""
+
+    key: AgentKey
+    pieces: Mapping[Hashable, int]  # what is kept for it, by name: bytes
+    idle_s: float  # since its last turn
+    odds: float  # that there will be another one
+    saves_s: float  # what that one would be spared
+    is_active: bool = False
+    is_pinned: bool = False
+
+    @property
+    def tenant(self) -> TenantId:
+        """Whose agent it is; tenants share no pieces."""
+        return self.key[0]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its pieces, shared or not."""
+        return sum(self.pieces.values())
+
+
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """A tenant's part of every tier, as fractions of the tier's budget."""
+
+    quota: float = 1.0
+    floor: float | None = None  # none: an equal part of what the named floors leave
+
+
+def by_recency(candidate: Candidate) -> float:
+    """Rank by the last turn alone (LRU)."""
+    return -candidate.idle_s
+
+
+def by_benefit(candidate: Candidate) -> float:
+    """Rank by the seconds that a byte is expected to save per second to come.
+
+    A silence is expected to last about as long as it has lasted.
+    """
+    expected_s = candidate.odds * candidate.saves_s / (1.0 + candidate.idle_s)
+    return expected_s / max(1, candidate.size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is fair, and what counts as valuable."""
+
+    tenants: Mapping[TenantId, TenantShare] = field(default_factory=dict)
+    pin_share: float = PIN_SHARE_MAX  # of a tenant's floor
+    ttl_s: float = math.inf
+    rank: Callable[[Candidate], float] = by_benefit
+
+    def quota_bytes(self, tenant: TenantId, budget_bytes: int) -> float:
+        """Return what a tenant may hold at most."""
+        return self.tenants.get(tenant, TenantShare()).quota * budget_bytes
+
+    def floors_bytes(self, present: Iterable[TenantId], budget_bytes: int) -> dict[TenantId, float]:
+        """Return what each of the tenants present keeps whatever the others do."""
+        named = {tenant: s.floor for tenant, s in self.tenants.items() if s.floor is not None}
+        tenants = set(present)
+        rest = max(0.0, 1.0 - math.fsum(named.values())) / max(1, len(tenants - named.keys()))
+        return {
+            tenant: min(
+                named.get(tenant, rest) * budget_bytes, self.quota_bytes(tenant, budget_bytes)
+            )
+            for tenant in tenants
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Whom to let go, in order, and how a tier stands after that; negative: over by so much."""
+
+    dropped: tuple[Candidate, ...]
+    held: frozenset[AgentKey]  # the pins that are honoured
+    free_bytes: float  # of the budget
+    quota_free_bytes: Mapping[TenantId, float]  # of the quota of each tenant present
+
+    def room_bytes(self, tenant: TenantId) -> float:
+        """Return what `tenant` may add before somebody has to go."""
+        return min(self.free_bytes, self.quota_free_bytes.get(tenant, self.free_bytes))
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    budget_bytes: int,
+    rules: Rules,
+    *,
+    incoming: Mapping[TenantId, int] | None = None,
+    spare_share: float = 0.0,
+) -> Choice:
+    """Choose whom to let go: the expired, those over a quota, and until the rest fits.
+
+    `incoming` bytes by tenant count as if they were there. Where somebody must go for lack
+    of room, so do others until `spare_share` of the budget is free, so that the next to come
+    need not ask. A tenant within its floor loses nothing and active agents are never chosen,
+    so the rest may not fit in the end.
+    """
+    tier = _Tier(candidates, budget_bytes, rules, incoming or {})
+    tier.drop_expired()
+    tier.drop_over_quota(1.0 - spare_share)
+    tier.drop_over_budget(1.0 - spare_share)
+    return tier.choice()
+
+
+def standing(
+    candidates: Sequence[Candidate],
+    budget_bytes: int,
+    rules: Rules,
+    *,
+    incoming: Mapping[TenantId, int] | None = None,
+) -> Choice:
+    """Say how a tier stands with everybody in it."""
+    return _Tier(candidates, budget_bytes, rules, incoming or {}).choice()
+
+
+def _held_pins(
+    candidates: Sequence[Candidate], floors: Mapping[TenantId, float], rules: Rules
+) -> frozenset[AgentKey]:
+    """Choose the pins that are honoured, the most valuable first; others count for nothing."""
+    room = {tenant: rules.pin_share * floor for tenant, floor in floors.items()}
+    held: set[AgentKey] = set()
+    counted: set[Hashable] = set()
+    pinned = (c for c in candidates if c.is_pinned)
+    for candidate in sorted(pinned, key=lambda c: (-rules.rank(c), c.key)):
+        fresh = {name: size for name, size in candidate.pieces.items() if name not in counted}
+        size_bytes = sum(fresh.values())
+        if size_bytes <= room[candidate.tenant]:
+            room[candidate.tenant] -= size_bytes
+            counted |= fresh.keys()
+            held.add(candidate.key)
+    return frozenset(held)
+
+
+class _Tier:
+    """Who is there, what they hold, and who has been dropped so far."""
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        budget_bytes: int,
+        rules: Rules,
+        incoming: Mapping[TenantId, int],
+    ) -> None:
+        self._budget_bytes = budget_bytes
+        self._rules = rules
+        self._bytes = +Counter(incoming)  # who brings nothing has no part
+        self._referrers: Counter[Hashable] = Counter()
+        for candidate in candidates:
+            for name, size in candidate.pieces.items():
+                self._bytes[candidate.tenant] += 0 if self._referrers[name] else size
+                self._referrers[name] += 1
+        self._total_bytes = sum(self._bytes.values())
+        self._floors = rules.floors_bytes(
+            {*self._bytes, *(c.tenant for c in candidates)}, budget_bytes
+        )
+        self._held = _held_pins(candidates, self._floors, rules)
+        order = sorted((rules.rank(c), c.key, c) for c in candidates if not c.is_active)
+        self._left = [candidate for _, _, candidate in order]
+        self._dropped: list[Candidate] = []
+
+    def choice(self) -> Choice:
+        quota_free_bytes = {
+            tenant: self._rules.quota_bytes(tenant, self._budget_bytes) - held_bytes
+            for tenant, held_bytes in self._bytes.items()
+        }
+        free_bytes = self._budget_bytes - self._total_bytes
+        return Choice(tuple(self._dropped), self._held, free_bytes, quota_free_bytes)
+
+    def drop_expired(self) -> None:
+        self._sweep(lambda c: c.idle_s > self._rules.ttl_s, self._held)
+
+    def drop_over_quota(self, fill: float) -> None:
+        quotas = {t: self._rules.quota_bytes(t, self._budget_bytes) for t in self._bytes}
+        over = {t: fill * quota for t, quota in quotas.items() if self._bytes[t] > quota}
+        for spared in (self._held, ()):
+            self._sweep(lambda c: self._bytes[c.tenant] > over.get(c.tenant, math.inf), spared)
+
+    def drop_over_budget(self, fill: float) -> None:
+        """Respect floors; then fall below one from above it; then let pins go, too."""
+        if self._total_bytes <= self._budget_bytes:
+            return
+        self._sweep(
+            lambda c: self._total_bytes > fill * self._budget_bytes and self._keeps_floor(c),
+            self._held,
+        )
+        for spared in (self._held, ()):
+            self._sweep(
+                lambda c: self._total_bytes > self._budget_bytes and self._is_above_floor(c),
+                spared,
+            )
+
+    def _keeps_floor(self, candidate: Candidate) -> bool:
+        left_bytes = self._bytes[candidate.tenant] - self._freed_bytes(candidate)
+        return left_bytes >= self._floors[candidate.tenant]
+
+    def _is_above_floor(self, candidate: Candidate) -> bool:
+        return self._bytes[candidate.tenant] > self._floors[candidate.tenant]
+
+    def _sweep(self, is_due: Callable[[Candidate], bool], spared: Collection[AgentKey]) -> None:
+        """Drop, the least valuable first, whoever is due when it is looked at."""
+        left = []
+        for candidate in self._left:
+            if candidate.key not in spared and is_due(candidate):
+                self._drop(candidate)
+            else:
+                left.append(candidate)
+        self._left = left
+
+    def _freed_bytes(self, candidate: Candidate) -> int:
+        return sum(size for name, size in candidate.pieces.items() if self._referrers[name] == 1)
+
+    def _drop(self, candidate: Candidate) -> None:
+        freed_bytes = self._freed_bytes(candidate)
+        self._bytes[candidate.tenant] -= freed_bytes
+        self._total_bytes -= freed_bytes
+        self._referrers.subtract(candidate.pieces.keys())
+        self._dropped.append(candidate)

@@ -1,0 +1,44 @@
+"""How long agents have been idle, and how likely each is to come back.
+
+Idle time grows by the steady clock. The calendar is asked once, when an agent is met for the
+first time (after a restart, a move): a clock that jumps later makes nobody old.
+"""
+
+from fabric.ids import AgentId, TenantId
+from fabric.manifest import Manifest
+from fabric.ports import Clock
+from fabric.return_odds import ReturnOdds
+
+
+class UseLog:
+    """The last turn of every agent of one node."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._odds = ReturnOdds()
+        self._seen: dict[tuple[TenantId, AgentId], tuple[float, float]] = {}  # used_s, steady s
+
+    def note(self, record: Manifest) -> None:
+        """Take in a record that may tell of a turn."""
+        key, now_s = (record.tenant, record.agent), self._clock.monotonic_s()
+        seen = self._seen.get(key)
+        if seen is None:
+            idle_s = max(0.0, self._clock.wall_s() - record.used_s)
+            self._seen[key] = (record.used_s, now_s - idle_s)
+            self._odds.note_all(record.tenant, record.revision)
+        elif seen[0] != record.used_s:
+            self._seen[key] = (record.used_s, now_s)
+            self._odds.note(record.tenant, record.revision)
+
+    def forget(self, record: Manifest) -> None:
+        """Drop an agent; what was learned of its tenant's habits stays."""
+        self._seen.pop((record.tenant, record.agent), None)
+
+    def idle_s(self, record: Manifest) -> float:
+        """Return the seconds since the agent's last turn."""
+        seen = self._seen.get((record.tenant, record.agent))
+        return self._clock.monotonic_s() - seen[1] if seen is not None else 0.0
+
+    def odds(self, record: Manifest) -> float:
+        """Estimate the probability of another turn."""
+        return self._odds.odds(record.tenant, record.revision)

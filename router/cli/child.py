@@ -1,0 +1,32 @@
+"""Run another program of ours as a child: what the router may not import, it starts."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from router.cli.errors import FAILED, CommandError
+
+
+def run_module(module: str, argv: Sequence[str], beside: Path | None = None) -> int:
+    """Run `python -m module` to its end; return its exit status, 1 if a signal ended it.
+
+    `beside` is the folder that holds the module, if it is not installed.
+    """
+    # -P: a file in the user's folder must not take the place of a module.
+    command = [sys.executable, "-P", "-m", module, *argv]
+    paths = [str(beside or ""), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    with subprocess.Popen(command, env=environment) as child:
+        before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        try:
+            status = child.wait()
+        except KeyboardInterrupt:
+            child.wait()  # the terminal told it as well
+            message = "interrupted"
+            raise CommandError(message) from None
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return status if status >= 0 else FAILED

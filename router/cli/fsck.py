@@ -1,0 +1,43 @@
+"""`macfabric fsck`: check, and repair, what nodes stored in this machine's data folder.
+
+Nodes know the files, the router does not: the check is a program of theirs.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from router.cli.child import run_module
+from router.cli.folder import default_data_dir
+
+MODULE = "node.fsck"
+
+
+def add_fsck(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "fsck",
+        help="check the stored memory of nodes that do not run, and repair it",
+        description=(
+            "Read every record and block again. Exit status 0: sound; 1: problems found or, with "
+            "--repair, left; 2: used wrongly, or a node is running on the folder."
+        ),
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    parser.add_argument("--node", metavar="NAME", help="one node of it (default: all)")
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="quarantine what is damaged, cut records to what is left, remove what none needs",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run_fsck)
+
+
+def run_fsck(arguments: argparse.Namespace) -> int:
+    """Run the check as a child process; return its exit status."""
+    argv = [f"--data={(arguments.data or default_data_dir()).expanduser()}"]
+    argv += [f"--node={arguments.node}"] if arguments.node is not None else []
+    argv += ["--repair"] if arguments.repair else []
+    argv += ["--json"] if arguments.json else []
+    return run_module(MODULE, argv)

@@ -1,0 +1,165 @@
+"""Commands that turn an agent into a file and back: hibernate, resume."""
+
+import argparse
+import secrets
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from fabric.hibernation import Header, SignedWith, brought_signing_key
+from fabric.hibernation_calls import (
+    EPOCH_HEADER,
+    NODE_HEADER,
+    REVISION_HEADER,
+    SALT_HEADER,
+    SIGNING_KEY_HEADER,
+)
+from router.cli.endpoint import Endpoint, agent_path
+from router.cli.errors import MISUSED, CommandError
+from router.cli.file_exchange import download, read_header, upload
+from router.cli.key_file import SALT_BYTES, signing_key
+from router.cli.output import human_bytes, human_count, print_json, print_pairs
+from router.cli.queries import add_common, endpoint_of
+
+
+def add_hibernation(commands: Any) -> None:
+    """Declare the commands."""
+    hibernate = commands.add_parser("hibernate", help="write an agent into one signed file")
+    hibernate.add_argument("id", metavar="ID")
+    hibernate.add_argument("file", metavar="FILE", type=Path)
+    hibernate.add_argument(
+        "--keep",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep the agent here as well (default), or erase it once the file is safe",
+    )
+    hibernate.add_argument("--force", action="store_true", help="replace an existing FILE")
+    hibernate.set_defaults(run=run_hibernate)
+    resume = commands.add_parser("resume", help="bring an agent back from its file")
+    resume.add_argument("file", metavar="FILE", type=Path)
+    resume.add_argument(
+        "--as", dest="name", metavar="ID", help="under this name (default: its own)"
+    )
+    resume.add_argument("--node", help="on this node (default: the least busy that fits)")
+    resume.add_argument(
+        "--replace", action="store_true", help="take the place of an agent of that name"
+    )
+    resume.set_defaults(run=run_resume)
+    for parser in (hibernate, resume):
+        parser.add_argument(
+            "--key-file",
+            type=Path,
+            metavar="PATH",
+            help="sign with this file's key or passphrase, for another fabric",
+        )
+        add_common(parser)
+
+
+def run_hibernate(arguments: argparse.Namespace) -> int:
+    """Store an agent's file; remove the agent only if it was told to and the file is whole."""
+    target: Path = arguments.file
+    if target.exists() and not arguments.force:
+        message = f"{target} exists already; --force replaces it"
+        raise CommandError(message, MISUSED)
+    endpoint = endpoint_of(arguments)
+    headers, key = _signing_headers(arguments.key_file)
+    header, answered = download(
+        endpoint,
+        agent_path(arguments.id, "hibernate"),
+        headers,
+        target,
+        key_of=lambda _: brought_signing_key(key) if key is not None else None,
+        quiet=arguments.json,
+    )
+    if not arguments.keep:
+        _erase_if_unchanged(endpoint, arguments.id, answered)
+    told = {
+        "id": arguments.id,
+        "file": str(target),
+        "node": answered.get(NODE_HEADER),
+        "epoch": header.epoch,
+        "revision": header.revision,
+        "tokens": header.tokens_count,
+        "blocks": header.blocks_count,
+        "bytes": target.stat().st_size,
+        "model": header.model,
+        "fingerprint": header.fingerprint.hex(),
+        "signed_with": header.signed_with.value,
+        "kept": arguments.keep,
+    }
+    if arguments.json:
+        print_json(told)
+        return 0
+    for_whom = "this fabric" if header.signed_with is SignedWith.FABRIC else "holders of the key"
+    print_pairs(
+        [
+            ("agent", arguments.id),
+            ("file", f"{target}, {human_bytes(told['bytes'])}, for {for_whom}"),
+            ("tokens", human_count(header.tokens_count)),
+            ("model", header.model),
+            ("the agent", "stays where it was" if arguments.keep else "was erased here"),
+        ]
+    )
+    return 0
+
+
+def run_resume(arguments: argparse.Namespace) -> int:
+    """Send an agent's file and say where it lives now."""
+    source: Path = arguments.file
+    try:
+        file = source.open("rb")
+    except OSError as error:
+        message = f"{source}: {error.strerror}"
+        raise CommandError(message, MISUSED) from None
+    with file:
+        header = read_header(file)
+        headers = _key_headers(header, arguments.key_file)
+        query = {"replace": "true"} if arguments.replace else {}
+        if arguments.node:
+            query["node"] = arguments.node
+        path = agent_path(arguments.name or header.agent, "resume")
+        path += f"?{urlencode(query)}" if query else ""
+        endpoint = endpoint_of(arguments)
+        resumed = upload(endpoint, path, headers, file, quiet=arguments.json)
+    if arguments.json:
+        print_json(resumed)
+        return 0
+    received, reused = resumed.get("blocks_received"), resumed.get("blocks_reused")
+    print_pairs(
+        [
+            ("agent", resumed.get("id")),
+            ("node", resumed.get("node")),
+            ("epoch", resumed.get("epoch")),
+            ("tokens", human_count(resumed.get("tokens"))),
+            ("blocks", f"{received}, {reused} of them there already"),
+            ("bytes", human_bytes(resumed.get("bytes_received"))),
+        ]
+    )
+    return 0
+
+
+def _signing_headers(key_file: Path | None) -> tuple[dict[str, str], bytes | None]:
+    if key_file is None:
+        return {}, None
+    salt = secrets.token_bytes(SALT_BYTES)
+    key = signing_key(key_file, salt)
+    return {SIGNING_KEY_HEADER: key.hex(), SALT_HEADER: salt.hex()}, key
+
+
+def _key_headers(header: Header, key_file: Path | None) -> dict[str, str]:
+    if header.signed_with is SignedWith.FABRIC:
+        return {}
+    if key_file is None:
+        message = "the file is signed with a key of its own; name its key file with --key-file"
+        raise CommandError(message, MISUSED)
+    return {SIGNING_KEY_HEADER: signing_key(key_file, header.salt).hex()}
+
+
+def _erase_if_unchanged(endpoint: Endpoint, agent: str, answered: Any) -> None:
+    """Erase the agent unless it had another turn since the file was written."""
+    known = (answered.get(EPOCH_HEADER), answered.get(REVISION_HEADER))
+    now = endpoint.get(agent_path(agent))
+    if known != (str(now.get("epoch")), str(now.get("revision"))):
+        message = "the file is whole, but the agent had another turn meanwhile and was not erased"
+        raise CommandError(message)
+    endpoint.call("DELETE", agent_path(agent))

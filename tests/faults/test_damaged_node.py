@@ -1,0 +1,157 @@
+"""A whole node over damaged files, of a window and of a hybrid model: a miss, never other words.
+
+Prompts are computed on the exact grid, so what is computed again is bit-equal to a cold run.
+"""
+
+import json
+import random
+
+import pytest
+
+from fabric.block_file import tokens_by_file_bytes
+from fabric.cache_spec import CacheGroup
+from fabric.control import Done, Flush
+from fabric.generation import CacheTier, Delta
+from fabric.spec_file import decode_spec
+from node import fsck
+from node.block_files import parse_leaf
+from node.service import NodeService
+from tests.support.architectures import ARCHITECTURES
+from tests.support.services import KEY, Reply, ask, call, running
+from tests.support.tiny_models import write_model
+
+WORDS = "the cat sat on the mat and the dog sat on the log. größer 東京 "
+OTHER = "naïve café on the mat. " * 8
+GROUPS = {
+    "gpt_oss": (CacheGroup.FULL, CacheGroup.WINDOW),
+    "qwen3_5": (CacheGroup.FULL, CacheGroup.STATE),
+}
+
+
+def logprobs_of(reply: Reply) -> list[tuple[str, float]]:
+    entries = (event.logprobs for event in reply.events if isinstance(event, Delta))
+    return [(entry.token, entry.logprob) for group in entries for entry in group]
+
+
+def prompt_of(service: NodeService, tokens_min: int) -> str:
+    """Repeat words: training a tokenizer is not repeatable, so a text's length in tokens varies."""
+    prompt = WORDS
+    while len(service.node.tokenizer.encode(prompt).ids) < tokens_min:
+        prompt += WORDS
+    return prompt
+
+
+def answer(service: NodeService, prompt: str, agent: str) -> Reply:
+    return ask(service, prompt, agent=agent, max_tokens=4, logprobs=1, ignore_eos=True)
+
+
+def files_of(service: NodeService, group: CacheGroup) -> list:
+    folder = service._disk.root / "blocks"
+    return sorted(p for p in folder.iterdir() if parse_leaf(p.name)[2] is group)
+
+
+def flip_bits(files, rng) -> None:
+    """Flip one bit of each: of the first one's header, of the others' payload."""
+    for index, path in enumerate(files):
+        size = path.stat().st_size
+        flip(path, size - 1 - rng.randrange(size // 4) if index else rng.randrange(500))
+
+
+def truncate(files, rng) -> None:
+    for path in files:
+        raw = path.read_bytes()
+        path.write_bytes(raw[: rng.randrange(len(raw))])
+
+
+def swap(files, rng) -> None:
+    """Give every file the next one's content, its own length's if there is one."""
+    contents = [path.read_bytes() for path in files]
+    for path, other in zip(files, contents[1:] + contents[:1], strict=True):
+        path.write_bytes(other if len(files) > 1 else bytes(reversed(other)))
+
+
+def flip(path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1 << at % 8
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_answers_are_those_of_a_cold_run(name, tmp_path):
+    model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
+    rng = random.Random(name)
+    nodes = tmp_path / "data" / "nodes"
+    with running(nodes, model, exact_chunks=True, scrub_bytes_per_s=0) as warm:
+        prompt = prompt_of(warm, 520)
+        cold = answer(warm, prompt, "agent")
+        assert cold.admitted.cache is CacheTier.COLD
+        want = logprobs_of(cold)
+        other = logprobs_of(answer(warm, OTHER, "other"))
+        call(warm, Flush(drop_hot=True), Done)
+        restored = answer(warm, prompt, "agent")
+        assert restored.admitted.cache is CacheTier.DISK
+        assert logprobs_of(restored) == want
+        for group in GROUPS[name]:
+            sizes = tokens_by_file_bytes(warm.node.spec, group)
+            for damage in (flip_bits, truncate, swap):
+                call(warm, Flush(drop_hot=True), Done)
+                full = [p for p in files_of(warm, group) if sizes.get(p.stat().st_size) == 256]
+                assert full
+                before = warm.node.view().damaged_blocks
+                damage(full, rng)
+                reply = answer(warm, prompt, "agent")
+
+                assert logprobs_of(reply) == want, f"{damage.__name__} of {group}"
+                assert reply.admitted.cached_tokens < restored.admitted.cached_tokens
+                assert warm.node.view().damaged_blocks > before
+                assert warm.node.degraded is None
+                # All of it was found and computed again at once, not one block a turn.
+                call(warm, Flush(drop_hot=True), Done)
+                healed = answer(warm, prompt, "agent")
+                assert logprobs_of(healed) == want
+                assert healed.admitted.cached_tokens == restored.admitted.cached_tokens
+        assert logprobs_of(answer(warm, OTHER, "other")) == other
+        assert warm._disk.list_names("quarantine")
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_real_folder_is_checked_repaired_and_served_again(name, tmp_path, capsys):
+    """Refused while the node runs, sound when it has stopped, of use again after a repair."""
+    model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
+    data = tmp_path / "data"
+
+    def check(*argv: str) -> tuple[int, dict]:
+        capsys.readouterr()
+        status = fsck.main([f"--data={data}", "--json", *argv])
+        out = capsys.readouterr().out
+        return status, json.loads(out)["folders"][0] if out else {}
+
+    with running(data / "nodes", model, exact_chunks=True) as service:
+        (data / "cluster.key").write_text(KEY.hex())
+        prompt, spec = prompt_of(service, 520), service.node.spec
+        want = logprobs_of(answer(service, prompt, "agent"))
+        assert check()[0] == 2
+        root = service._disk.root
+    status, report = check()
+    assert (status, report["findings"]) == (0, [])
+    assert (report["records"], report["model"]) == (1, name)
+    assert decode_spec((root / "model.spec").read_bytes()).spec == spec
+
+    sizes = tokens_by_file_bytes(spec)
+    [tail] = [p for p in (root / "blocks").glob("*.full") if sizes[p.stat().st_size] < 256]
+    others = sorted((root / "blocks").glob(f"*.{GROUPS[name][1]}"))
+    for path in (tail, others[0]):
+        flip(path, -1)
+    assert check()[0] == 1
+    status, report = check("--repair")
+    assert (status, report["problems_left"]) == (0, 0)
+    assert check()[0] == 0
+    with running(data / "nodes", model, exact_chunks=True) as service:
+        [agent] = service.node.table
+        assert agent.manifest.is_cut
+        assert agent.manifest.tokens_count == 512
+        stranger = ask(service, prompt, max_tokens=1)  # begins like it, and is not taken for it
+        assert stranger.admitted.agent != "agent"
+        assert logprobs_of(answer(service, prompt, "agent")) == want
+        assert not agent.manifest.is_cut
+        assert service.node.view().damaged_blocks == 0

@@ -1,0 +1,160 @@
+"""SIGKILL a real process before every disk operation of every flow, and inside every write.
+
+The default run tries a sample of the operations; `pytest -m nightly` tries all of them. Run as
+a script, this file forks the victims, as test_kill9_publish.py does.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from node.posix_disk import PosixDisk
+from tests.faults.flows import A1, LAST, World, live, problem_after_restart, record_name
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+OPERATIONS = (
+    "open", "mkdir", "writev", "fsync", "rename", "unlink", "close", "stat", "fstat", "readv",
+    "lseek",
+)  # fmt: skip
+SAMPLE = 29  # every so many operations; a prime, so that it meets every kind of them
+
+
+def damage_under(root: Path):
+    """Return what flips a byte of a file behind the disk's back, once."""
+
+    def damage(name: str) -> None:
+        path = root / name
+        if not path.exists():
+            return
+        raw = bytearray(path.read_bytes())
+        raw[-1] = 0xA5
+        path.write_bytes(raw)
+
+    return damage
+
+
+def arm(point: int, *, torn: bool) -> None:
+    """Make operation number `point` of this process its last; if torn, half of it happens."""
+    numbers = count()
+    for name in OPERATIONS:
+        call = getattr(os, name)
+
+        def counted(*args, _call=call, _name=name, **kwargs):
+            if next(numbers) == point:
+                if torn and _name == "writev":
+                    whole = b"".join(bytes(view) for view in args[1])
+                    os.write(args[0], whole[: len(whole) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            # The page cache outlives a process, so flushing it would only take time.
+            return None if _name == "fsync" else _call(*args, **kwargs)
+
+        setattr(os, name, counted)
+
+
+def die_at(point: int, root: Path, *, torn: bool) -> bool:
+    """Fork a process that takes its steps until it dies; return whether it did."""
+    acknowledgements = os.open(f"{root}.acknowledged", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    victim = os.fork()
+    if victim == 0:
+        arm(point, torn=torn)
+        try:
+            disk = PosixDisk(root, "full")
+            live(
+                disk,
+                lambda step: os.write(acknowledgements, b"%d\n" % step),
+                damage_under(root),
+            )
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - a forked child must not return
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(victim, 0)
+    os.close(acknowledgements)
+    assert status in (0, signal.SIGKILL), "a victim dies by our hand or finishes its steps"
+    return os.WIFSIGNALED(status)
+
+
+def main(folder: str, step: int) -> None:
+    points = {}
+    for offset, kind in enumerate(("whole", "torn")):
+        tried = []
+        for point in count(offset, step):
+            tried.append(f"{kind}-{point}")
+            if not die_at(point, Path(folder) / tried[-1], torn=kind == "torn"):
+                break
+        points[kind] = tried
+    print(json.dumps(points))
+
+
+def acknowledged(root: Path) -> int:
+    return max(map(int, Path(f"{root}.acknowledged").read_text().split()), default=0)
+
+
+def check_all(folder: Path, step: int) -> int:
+    """Kill at every `step`-th operation; check what each victim left; return their number."""
+    done = subprocess.run(
+        [sys.executable, __file__, str(folder), str(step)],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=1_200,
+    )
+    roots = [folder / name for names in json.loads(done.stdout).values() for name in names]
+    found, promised = {}, set()
+    for root in roots:
+        disk, damage = PosixDisk(root, "none"), damage_under(root)
+        last = acknowledged(root)
+        problem = problem_after_restart(disk, last, damage)
+        if problem is None:
+            live(disk, lambda _step: None, damage)  # and the node lives on
+            problem = problem_after_restart(disk, LAST, damage)
+        disk.close()
+        left = [path.name for path in root.rglob(".tmp-*")]
+        if problem or left:
+            found[root.name] = (problem, left)
+        promised.add(last)
+    assert found == {}
+    assert len(promised) >= (LAST + 1 if step == 1 else LAST - 2)
+    return len(roots)
+
+
+def test_deaths_leave_the_old_state_or_the_new(tmp_path):
+    assert check_all(tmp_path, SAMPLE) > LAST
+
+
+@pytest.mark.nightly
+def test_every_death_leaves_the_old_state_or_the_new(tmp_path):
+    assert check_all(tmp_path, 1) > 500
+
+
+def test_the_checker_sees_what_is_wrong(tmp_path):
+    """Each of these is a disk that no sound node leaves behind."""
+    wrongs = {
+        "a record lacks a block": lambda root: next(root.glob("blocks/*.state")).unlink(),
+        "although": lambda root: next(root.glob("manifests/*")).unlink(),
+        "mixed": lambda root: (root / record_name(A1)).unlink(),
+    }
+    for words, spoil in wrongs.items():
+        root = tmp_path / words.split()[-1]
+        disk = PosixDisk(root, "none")
+        world = World(disk, damage_under(root))
+        for take in world.steps()[: 5 if words == "mixed" else 2]:
+            take()
+        disk.close()
+        spoil(root)
+        disk = PosixDisk(root, "none")
+        problem = problem_after_restart(disk, 4 if words == "mixed" else 1, damage_under(root))
+        disk.close()
+        assert words in (problem or ""), words
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

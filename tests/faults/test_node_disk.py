@@ -1,0 +1,264 @@
+"""A whole node on a disk that fails: right answers, honest promises, and saved afterwards."""
+
+import asyncio
+import errno
+import itertools
+import time
+
+import pytest
+
+from fabric.control import AgentList, Done, Flush, ListAgents
+from fabric.generation import CacheTier
+from tests.support.architectures import ARCHITECTURES
+from tests.support.failing_disk import CALLS, WRITES, FailingCalls
+from tests.support.services import ask, call, running
+from tests.support.tiny_models import LLAMA, write_model
+
+SMALL = {**LLAMA, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
+WORDS = "the cat sat on the mat and the dog sat on the log. "
+WITH_OTHER_GROUPS = ("gemma4_text", "qwen3_5")  # windows; recurrent states
+BRIEF = {"max_tokens": 4, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("models") / "small", SMALL))
+
+
+@pytest.fixture(scope="module")
+def cold(model, tmp_path_factory):
+    """Return what an untroubled node answers to each prompt."""
+    with running(tmp_path_factory.mktemp("cold"), model) as service:
+        known = {}
+
+        def answer(prompt: str) -> str:
+            if prompt not in known:
+                known[prompt] = ask(service, prompt, agent=f"cold-{len(known)}", **BRIEF).text
+            return known[prompt]
+
+        yield answer
+
+
+def view_of(service, agent: str):
+    listed = call(service, ListAgents(), AgentList)
+    return next(entry.view for entry in listed.agents if entry.view.agent == agent)
+
+
+def wait_until(holds) -> None:
+    """Let the node's own flusher work."""
+    for _ in range(6_000):
+        if holds():
+            return
+        time.sleep(0.01)
+    pytest.fail("nothing happened for a minute")
+
+
+def cool_all(service) -> None:
+    """Drop what may be dropped, on the node's loop."""
+
+    async def cool() -> None:
+        service.node.table.cool(0)
+
+    asyncio.run_coroutine_threadsafe(cool(), service._loop).result(60)
+
+
+def grown(prompt: str, text: str) -> str:
+    return f"{prompt}{text} and then {WORDS * 2}"
+
+
+REFUSALS = {
+    "full": (errno.ENOSPC, WRITES),
+    "over quota": (errno.EDQUOT, WRITES),
+    "read-only": (errno.EROFS, ("open", *WRITES)),
+    "no descriptors": (errno.EMFILE, ("open",)),
+    "failing": (errno.EIO, CALLS),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_disk_that_refuses_and_recovers(model, cold, tmp_path, monkeypatch, name):
+    """The turn ends well and says that it is not durable; the next good moment saves it."""
+    cause, calls = REFUSALS[name]
+    faults = FailingCalls(cause, calls).install(monkeypatch)
+    prompt = WORDS * 12
+    with running(tmp_path, model, durability="full") as service:
+        first = ask(service, prompt, agent="hurt", **BRIEF)
+        assert first.finished.durable
+        longer = grown(prompt, first.text)
+        faults.is_broken = True
+        second = ask(service, longer, agent="hurt", **BRIEF)
+        assert faults.failed
+        assert second.text == cold(longer)
+        assert second.admitted.cache is CacheTier.HOT
+        assert not second.finished.durable
+        assert service.node.degraded
+        assert service.node.view().degraded
+        seen = view_of(service, "hurt")
+        assert (seen.durable, "hot" in seen.tiers) == (False, True)
+        # Nothing takes it out of memory, not even a flush that drops what is hot.
+        note = call(service, Flush(drop_hot=True), Done).detail
+        assert "memory only" in note
+        assert service.node.table.get(("default", "hurt")).cache is not None
+        third = ask(service, WORDS * 5, agent="other", **BRIEF)
+        assert third.text == cold(WORDS * 5)
+        assert not third.finished.durable
+
+        faults.mend()
+        assert ask(service, WORDS * 6, agent="healthy", **BRIEF).finished.durable
+        for agent in ("hurt", "other"):
+            wait_until(lambda key=("default", agent): service.node.table.get(key).is_durable)
+            assert view_of(service, agent).durable
+        call(service, Flush(drop_hot=True), Done)
+        assert service.node.degraded is None
+        assert service.node.table.hot_bytes == 0
+        assert service.node.store.blocks.check_integrity() == []
+        again = ask(service, grown(longer, second.text), agent="hurt", **BRIEF)
+        assert again.admitted.cache is CacheTier.DISK
+        assert again.admitted.cached_tokens >= second.admitted.prompt_tokens
+        assert again.text == cold(grown(longer, second.text))
+
+
+@pytest.mark.parametrize("how", ["flush", "stop"])
+def test_what_waits_is_saved_on_demand_and_at_shutdown(model, cold, tmp_path, monkeypatch, how):
+    faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
+    prompt = WORDS * 12
+    with running(tmp_path, model, durability="full") as service:
+        faults.is_broken = True
+        assert not ask(service, prompt, agent="hurt", **BRIEF).finished.durable
+        faults.mend()
+        if how == "flush":
+            assert "durable" in call(service, Flush(), Done).detail
+            assert view_of(service, "hurt").durable
+    with running(tmp_path, model, durability="full") as service:
+        reply = ask(service, prompt, agent="hurt", **BRIEF)
+        assert reply.admitted.cache is CacheTier.DISK
+        assert reply.admitted.cached_tokens == reply.admitted.prompt_tokens - 1
+        assert reply.text == cold(prompt)
+
+
+@pytest.mark.parametrize("reason", ["idle", "wanted"])
+def test_what_waits_is_tried_again(model, tmp_path, monkeypatch, reason):
+    """An agent over the hot budget stays in memory until the disk has it, and then goes."""
+    if reason == "idle":
+        monkeypatch.setattr("node.flusher.FLUSH_IDLE_S", 0.05)
+    monkeypatch.setattr("node.flusher.FLUSH_RETRY_S", 0.0)
+    faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
+    with running(tmp_path, model, durability="full") as service:
+        faults.is_broken = True
+        assert not ask(service, WORDS * 12, agent="hurt", **BRIEF).finished.durable
+        agent = service.node.table.get(("default", "hurt"))
+        for _ in range(2):  # tried again and refused again
+            refused = len(faults.failed)
+            if reason == "wanted":
+                service._make_room(1)
+            wait_until(lambda refused=refused: len(faults.failed) > refused)
+        cool_all(service)
+        assert agent.cache is not None
+        faults.mend()
+        if reason == "wanted":
+            service._make_room(1)
+        wait_until(lambda: agent.is_durable)
+        cool_all(service)
+        assert agent.cache is None
+        assert service.node.degraded is None
+
+
+def trouble_at(service, faults, point, prompt):
+    """Take a turn in which disk operation `point` fails; return the reply."""
+    faults.point, faults.seen, faults.is_broken = point, 0, True
+    reply = ask(service, prompt, agent="hurt", **BRIEF)
+    faults.mend()
+    return reply
+
+
+def check_every_point(model, cold, tmp_path, monkeypatch, causes, step):
+    """Fail the n-th operation of a turn, for every `step`-th n; then go on and restart."""
+    failures = 0
+    for cause in causes:
+        faults = FailingCalls(cause).install(monkeypatch)
+        folder = tmp_path / str(cause)
+        for point in itertools.count(0, step):
+            start = f"{point} {WORDS * 6}"
+            with running(folder / str(point), model, durability="full") as service:
+                first = ask(service, start, agent="hurt", **BRIEF)
+                bystander = ask(service, WORDS * 3, agent="other", **BRIEF)
+                cool_all(service)
+                second = trouble_at(service, faults, point, grown(start, first.text))
+                assert second.text == cold(grown(start, first.text)), point
+                agent = service.node.table.get(("default", "hurt"))
+                assert agent.is_durable == second.finished.durable, point
+                assert second.finished.durable or service.node.degraded
+                failures += len(faults.failed)
+                was_reached = bool(faults.failed)
+                faults.failed.clear()
+                assert ask(service, WORDS * 3, agent="other", **BRIEF).text == bystander.text
+                call(service, Flush(drop_hot=True), Done)
+                assert view_of(service, "hurt").durable
+                assert service.node.degraded is None
+                assert service.node.store.blocks.check_integrity() == []
+            with running(folder / str(point), model, durability="full") as service:
+                reply = ask(service, grown(start, first.text), agent="hurt", **BRIEF)
+                assert reply.admitted.cache is CacheTier.DISK, point
+                assert reply.text == second.text, point
+            if not was_reached:
+                break
+    return failures
+
+
+def test_some_operations_of_a_turn_fail(model, cold, tmp_path, monkeypatch):
+    assert check_every_point(model, cold, tmp_path, monkeypatch, [errno.EIO], 7) >= 3
+
+
+@pytest.mark.nightly
+def test_any_operation_of_a_turn_may_fail(model, cold, tmp_path, monkeypatch):
+    causes = [errno.EIO, errno.ENOSPC, errno.EMFILE]
+    assert check_every_point(model, cold, tmp_path, monkeypatch, causes, 1) > 30
+
+
+def test_a_slow_disk_changes_no_answer(model, cold, tmp_path, monkeypatch):
+    faults = FailingCalls(calls=(), delay_s=0.01).install(monkeypatch)
+    prompt = WORDS * 12
+    with running(tmp_path, model, durability="full") as service:
+        faults.is_broken = True
+        reply = ask(service, prompt, agent="slow", **BRIEF)
+        assert reply.finished.durable
+        assert reply.text == cold(prompt)
+        assert service.node.degraded is None
+        cool_all(service)
+        again = ask(service, prompt, agent="slow", **BRIEF)
+        assert again.admitted.cache is CacheTier.DISK
+        assert again.text == reply.text
+    assert faults.seen > 10
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama", *(pytest.param(name, marks=pytest.mark.nightly) for name in WITH_OTHER_GROUPS)],
+)
+def test_a_turn_saved_late_comes_back_bit_for_bit(tmp_path, monkeypatch, name):
+    """With windows and recurrent states: as if the disk had never refused."""
+    config = SMALL if name == "llama" else ARCHITECTURES[name]
+    model = str(write_model(tmp_path / "model", config))
+    prompts = [WORDS * 24 + "größer naïve " * times for times in (0, 8, 9)]
+
+    def talk(service, number: int):
+        reply = ask(service, prompts[number], agent="a", logprobs=1, **BRIEF)
+        return [entry for event in reply.events for entry in getattr(event, "logprobs", ())]
+
+    with running(tmp_path, model, "calm") as service:
+        want = []
+        for number in range(len(prompts)):
+            want.append(talk(service, number))
+            cool_all(service)  # so that each turn goes on from the disk, as below
+    faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
+    with running(tmp_path, model, "hurt") as service:
+        got = [talk(service, 0)]
+        cool_all(service)
+        faults.is_broken = True
+        got.append(talk(service, 1))
+        assert not view_of(service, "a").durable
+        faults.mend()
+    with running(tmp_path, model, "hurt") as service:
+        got.append(talk(service, 2))
+        assert service.node.table.get(("default", "a")).last_match.cached_tokens > 256
+    assert got == want

@@ -1,0 +1,124 @@
+"""Whatever a parser is given, it returns or raises its documented error; nothing else happens.
+
+Inputs follow from (target, shard, index), so a failure names all that is needed to repeat it.
+`make fuzz`, or `pytest -m nightly tests/fuzz`, tries a million inputs for every target.
+"""
+
+import random
+import resource
+import signal
+import tracemalloc
+from contextlib import contextmanager
+
+import pytest
+
+from tests.fuzz.targets import TARGETS, Target
+
+INPUTS = 2_000  # of each target in every run of the tests
+NIGHTLY_INPUTS, SHARDS = 1_000_000, 10
+WEIGHED = 200  # inputs whose memory is measured, which is slow
+BYTES_PER_INPUT_BYTE_MAX = 64
+HANG_S = 60  # of CPU time for a batch that takes a fraction of a second
+BATCH = 1_000
+
+
+@contextmanager
+def no_hang():
+    """Fail where a batch of inputs takes absurdly long; not a measurement."""
+
+    def expire(*_):
+        message = f"a batch of {BATCH} inputs took over {HANG_S} s of CPU time"
+        raise AssertionError(message)
+
+    before = signal.signal(signal.SIGVTALRM, expire)
+    signal.setitimer(signal.ITIMER_VIRTUAL, HANG_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def accepts(target: Target, raw: bytes, where: str) -> bool:
+    """Parse one input; tell whether it was accepted."""
+    try:
+        target.parse(raw)
+    except target.raises:
+        return False
+    except BaseException as error:
+        message = f"{where}: {type(error).__name__}: {error}; the input is {raw.hex()}"
+        raise AssertionError(message) from error
+    return True
+
+
+def run(name: str, shard: int, count: int) -> int:
+    """Try `count` inputs; return how many were accepted."""
+    target, rng, accepted = TARGETS[name], random.Random(f"{name} {shard}"), 0
+    for start in range(0, count, BATCH):
+        with no_hang():
+            for index in range(start, min(count, start + BATCH)):
+                raw = target.hostile(rng)
+                accepted += accepts(target, raw, f"{name}, shard {shard}, input {index}")
+    return accepted
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_valid_inputs_are_accepted(name):
+    """Or else mutants of them would show nothing."""
+    for seed in TARGETS[name].seeds:
+        assert accepts(TARGETS[name], seed, name)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_hostile_inputs(name):
+    """Most are refused; some survive, or the mutants would be too wild to get anywhere."""
+    accepted = run(name, 0, INPUTS)
+    assert 0 < accepted < INPUTS * 0.6
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_memory_is_bounded_by_the_input(name):
+    target, rng = TARGETS[name], random.Random(f"{name} memory")
+    accepts(target, target.seeds[0], name)  # caches fill once
+    inputs = [target.hostile(rng) for _ in range(WEIGHED)]
+    tracemalloc.start()
+    try:
+        for index, raw in enumerate(inputs):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            accepts(target, raw, f"{name}, input {index}")
+            _, peak = tracemalloc.get_traced_memory()
+            allowed = target.allocated_bytes_max + BYTES_PER_INPUT_BYTE_MAX * len(raw)
+            assert peak - before < allowed, raw.hex()
+    finally:
+        tracemalloc.stop()
+
+
+PLANTED = {
+    "safetensors header": ("fabric.safetensors_header._are_integers", lambda value: True),
+    "block header": ("fabric.block_file.parse_block_hash", lambda raw: raw),
+    "manifest": ("fabric.manifest._pieces_problem", lambda manifest: None),
+    "cache spec": ("fabric.spec_file._is_slot", lambda slot: True),
+    "wire frame": ("fabric.wire._require", lambda holds, what: None),
+    "settings": ("fabric.codec._scalar", lambda kind, value, where: value),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found(name, monkeypatch):
+    """With one of its checks taken out, a parser does not get through as many inputs."""
+    monkeypatch.setattr(*PLANTED[name])
+    with pytest.raises(AssertionError, match="the input is"):
+        run(name, 0, INPUTS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("shard", range(1, SHARDS + 1))
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_million_hostile_inputs(name, shard):
+    before_s = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    accepted = run(name, shard, NIGHTLY_INPUTS // SHARDS)
+    took_s = resource.getrusage(resource.RUSAGE_SELF).ru_utime - before_s
+    count = NIGHTLY_INPUTS // SHARDS
+    print(f"{name}, shard {shard}: {count:,} inputs, {accepted:,} accepted, {took_s:.0f} s CPU")
+    assert 0 < accepted < count

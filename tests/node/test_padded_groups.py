@@ -1,0 +1,23 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.mlx.padded_groups import CPU_TOKENS_MAX, WASTE_MAX, padded_groups
+
+
+def test_equal_and_short_ones_go_together():
+    assert padded_groups([128] * 8) == [list(range(8))]
+
+
+def test_a_giant_goes_alone():
+    assert padded_groups([100, 60_000, 110]) == [[1], [2, 0]]
+
+
+@given(st.lists(st.integers(1, 6_000), min_size=1, max_size=32))
+def test_every_sequence_is_in_one_group_that_wastes_little(lengths):
+    groups = padded_groups(lengths)
+
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    for group in groups:
+        held = [lengths[index] for index in group]
+        padded = len(held) * max(held)
+        assert len(held) == 1 or padded <= min(CPU_TOKENS_MAX, WASTE_MAX * sum(held))

@@ -1,0 +1,79 @@
+"""A real disk whose system calls fail on purpose, for everybody in this process who uses one."""
+
+import errno
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CALLS = ("open", "mkdir", "writev", "fsync", "rename", "unlink", "stat", "fstat", "readv", "lseek")
+WRITES = ("mkdir", "writev", "fsync", "rename", "unlink")
+
+
+@dataclass
+class FailingCalls:
+    """Fails calls of node.posix_disk and node.descriptors; counts those it looked at.
+
+    `point`: only that call fails, once. Without it every call of `calls` does, until `mend`.
+    """
+
+    cause: int = errno.EIO
+    calls: tuple[str, ...] = CALLS
+    point: int | None = None
+    delay_s: float = 0.0
+    is_broken: bool = False
+    seen: int = 0
+    failed: list[str] = field(default_factory=list)
+
+    def mend(self) -> None:
+        """Let every call succeed from now on."""
+        self.is_broken = False
+
+    def install(self, monkeypatch) -> "FailingCalls":
+        """Take the place of `os` in the modules that touch the disk."""
+        from node import descriptors, posix_disk
+
+        stand_in = _Os(self)
+        monkeypatch.setattr(posix_disk, "os", stand_in)
+        monkeypatch.setattr(descriptors, "os", stand_in)
+        return self
+
+    def step(self, name: str, args: tuple, kwargs: dict) -> None:
+        """Fail or delay one call."""
+        number, self.seen = self.seen, self.seen + 1
+        time.sleep(self.delay_s)
+        if self.cause == errno.EROFS and name == "open" and not args[1] & os.O_CREAT:
+            return  # a read-only disk reads
+        if number == self.point or (self.point is None and name in self.calls):
+            self.failed.append(name)
+            raise OSError(self.cause, os.strerror(self.cause))
+
+
+class _Os:
+    """The os module with some calls watched."""
+
+    def __init__(self, faults: FailingCalls) -> None:
+        self._faults = faults
+
+    def __getattr__(self, name: str):
+        call = getattr(os, name)
+        if name == "fsync":
+            call = _no_flush  # the drive is not what fails here
+        if name not in CALLS:
+            return call
+
+        def watched(*args, **kwargs):
+            if self._faults.is_broken:
+                self._faults.step(name, args, kwargs)
+            return call(*args, **kwargs)
+
+        return watched
+
+
+def _no_flush(_descriptor: int) -> None:
+    return None
+
+
+def block_files(folder: Path) -> set[str]:
+    """List the block files anywhere under a folder."""
+    return {path.name for path in folder.rglob("blocks/*")}

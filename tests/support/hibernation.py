@@ -1,0 +1,88 @@
+"""Agents as files, asked of real nodes as the router asks them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+
+from fabric.cluster_secret import http_secret
+from fabric.generation import CLUSTER_HEADER
+from fabric.hibernation import HEAD_BYTES, MAGIC, TAG_BYTES
+from fabric.hibernation_calls import (
+    CALL_HEADER,
+    HIBERNATE_PATH,
+    RESUME_PATH,
+    Hibernate,
+    Resume,
+    encode_beside,
+)
+from fabric.ids import AgentId, TenantId
+from node.service import NodeService
+from tests.support.services import TENANT
+
+BROUGHT_KEY = b"b" * 32
+
+
+def headers_of(service: NodeService, call: Hibernate | Resume) -> dict[str, str]:
+    """Spell what goes beside a file."""
+    secret = http_secret(service.node.config.cluster_key)
+    return {CLUSTER_HEADER: secret, CALL_HEADER: encode_beside(call)}
+
+
+def post(service: NodeService, path: str, call: Hibernate | Resume, body: Any) -> httpx2.Response:
+    """Ask a node over HTTP."""
+    url = service.node.http_url + path
+    return httpx2.post(url, content=body, headers=headers_of(service, call), timeout=60)
+
+
+def hibernate(
+    service: NodeService,
+    agent: str,
+    *,
+    epoch: int = 1,
+    key: bytes | None = None,
+    tenant: TenantId = TENANT,
+) -> bytes:
+    """Return an agent's file."""
+    call = Hibernate(tenant, AgentId(agent), epoch, key, b"salt" if key else b"")
+    got = post(service, HIBERNATE_PATH, call, b"")
+    assert got.status_code == 200, got.text
+    return got.content
+
+
+def resume(
+    service: NodeService,
+    raw: bytes,
+    agent: str = "back",
+    *,
+    epoch: int = 2,
+    replace: bool = False,
+    key: bytes | None = None,
+    tenant: TenantId = TENANT,
+) -> dict[str, Any]:
+    """Bring a file to a node; return its answer, or the code of its refusal as `refused`."""
+    call = Resume(tenant, AgentId(agent), epoch, replace, key)
+    got = post(service, RESUME_PATH, call, raw)
+    answer = got.json()
+    if got.status_code == 200:
+        return dict(answer)
+    return {
+        "refused": answer["error"]["code"],
+        "status": got.status_code,
+        "message": answer["error"]["message"],
+    }
+
+
+def frame_ends(raw: bytes) -> Iterator[int]:
+    """List where each frame of a file ends."""
+    at = len(MAGIC)
+    while at < len(raw):
+        at += HEAD_BYTES + int.from_bytes(raw[at + 4 : at + 8], "little") + TAG_BYTES
+        yield at
+
+
+def trace_of(service: NodeService) -> tuple[Any, ...]:
+    """Everything that a refused file must leave as it was."""
+    blocks = service.node.store.blocks
+    agents = {(a.key, a.manifest.epoch, a.manifest.revision) for a in service.node.table}
+    return agents, blocks.total_bytes, tuple(blocks.check_integrity())

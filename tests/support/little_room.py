@@ -1,0 +1,44 @@
+"""A node with little room and agents of one size, for tests of retention."""
+
+import asyncio
+
+from fabric.control import AgentList, ListAgents
+from node.disk_tier import record_bytes
+from tests.support.services import TENANT, ask, call
+from tests.support.tiny_models import LLAMA
+
+SMALL = {**LLAMA, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
+WORDS = "the cat sat on the mat and the dog sat on the log. " * 10
+BRIEF = {"max_tokens": 2, "ignore_eos": True}
+DAY_S = 24 * 3600.0
+
+
+def talk(service, number, tenant=TENANT, name="a"):
+    """Take a turn that shares nothing with others' beginnings."""
+    return ask(
+        service, f"{name} {number} {WORDS}", agent=f"{name}-{number}", tenant=tenant, **BRIEF
+    )
+
+
+def on_loop(service, work):
+    return asyncio.run_coroutine_threadsafe(work, service._loop).result(60)
+
+
+def stored(service, tenant=TENANT):
+    """Name a tenant's agents that are on the disk."""
+    listed = call(service, ListAgents(), AgentList).agents
+    return {a.view.agent for a in listed if "disk" in a.view.tiers and a.view.tenant == tenant}
+
+
+def age(service, seconds):
+    """Let every agent have been idle for so much longer."""
+    seen = service.node.table.use._seen
+    for key, (used_s, steady_s) in seen.items():
+        seen[key] = (used_s, steady_s - seconds)
+
+
+def check(service, budget_bytes):
+    blocks = service.node.store.blocks
+    assert blocks.check_integrity() == []
+    records = sum(record_bytes(agent.saved) for agent in service.node.table if agent.saved)
+    assert blocks.total_bytes + records <= budget_bytes
