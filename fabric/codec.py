@@ -159,7 +159,8 @@ def pack(value: Any) -> bytes:
 def pack_fields(value: Any, packed: Mapping[str, Sequence[bytes]]) -> bytes:
     """Encode a dataclass as `pack` does; lists in `packed` have their items encoded already."""
     packer = msgpack.Packer(use_bin_type=True, buf_size=_PACK_BYTES)
-    names = _field_names(type(value)) or ()
+    kind: type = type(value)
+    names = _field_names(kind) or ()
     parts = [packer.pack_map_header(len(names))]
     for name in names:
         parts.append(packer.pack(name))
