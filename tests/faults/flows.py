@@ -1,7 +1,8 @@
 """Everything that changes a node's disk, as steps of one history through the real agent store.
 
 save, save over (sweep), save of a neighbour that shares a block, migrate in, migrate in over an
-older record, erase, quarantine of a record, quarantine of a block, and a save after it. Records
+older record, erase, quarantine of a record, quarantine of a block, a save after it, old windows
+dropped from a record (thin), a save, and the eviction of an agent from the disk. Records
 have full, window and state blocks. After any cut the records are those before the step under
 way or those after it, with their very bytes, and nothing else lies in the blocks' folder.
 """
@@ -32,6 +33,7 @@ from fabric.hashing import (
 from fabric.ids import AgentId, BlockHash
 from fabric.limits import BLOCK_TOKENS
 from fabric.manifest import Manifest, Piece, Placed
+from fabric.restore_plan import essential
 from node.agent_store import AgentStore
 from node.block_store import BlockStore
 from node.manifest_store import ManifestStore
@@ -120,12 +122,17 @@ B1 = make_context("b", (*SHARED, 3_001), 1)
 C1 = make_context("c", (4_001, 4_002, 4_003, 4_004), 7, epoch=3)
 A3 = make_context("a", (*SHARED, 2_001, 2_002, 5_001), 3, epoch=2)
 A4 = make_context("a", (*SHARED, 2_001, 2_002, 5_001, 6_001), 4, epoch=2)
+_THIN = replace(essential(A4.record, 2), revision=5)
+A5 = Context(_THIN, tuple(block for block in A4.blocks if block.ref in _THIN.refs))
+assert len(A5.blocks) < len(A4.blocks)
+D1 = make_context("d", (*SHARED, 7_001), 1)
 HURT = A3.blocks[3]  # the window block behind the shared one
 assert HURT.ref.group is CacheGroup.WINDOW
 
 # The contexts on disk after each step.
 STATES: list[list[Context]] = [
     [], [A1], [A2], [A2, B1], [A2, B1, C1], [A3, B1, C1], [A3, C1], [A3], [A3], [A4],
+    [A5], [A5, D1], [D1],
 ]  # fmt: skip
 RECORD_LOST, BLOCK_LOST, LAST = 7, 8, len(STATES) - 1
 BLOCKS = {block.ref: block for state in STATES for context in state for block in context.blocks}
@@ -174,6 +181,9 @@ class World:
             self.lose_record,
             self.lose_block,
             lambda: self.save(A4),
+            lambda: self._publish(A5),
+            lambda: self.save(D1),
+            lambda: self.evict(A5),
         ]
 
     # --- the steps ---------------------------------------------------------------------------
@@ -200,6 +210,9 @@ class World:
 
     def erase(self, context: Context) -> None:
         self.store.erase(self.held.pop(context.key))
+
+    def evict(self, context: Context) -> None:
+        self.store.evict([self.held.pop(context.key)])
 
     def lose_record(self) -> None:
         self.damage(record_name(C1))
