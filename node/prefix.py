@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fabric.block import BlockRef
 from fabric.generation import CacheTier
 from fabric.ids import TenantId
 from fabric.limits import BLOCK_TOKENS
@@ -30,11 +29,6 @@ class Prepared:
     tier: CacheTier
     stock: Stock
     room_tokens: int  # capacity that prompt and answer need
-
-    @property
-    def states(self) -> dict[int, BlockRef]:
-        """Stored recurrent states within the cached tokens."""
-        return {end: ref for end, ref in self.stock.states.items() if end <= self.cached}
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,10 +183,10 @@ class RecordWriter:
             return ()
         await self.save_passing(ids)
         salt = self._node.store.salt(self._agent.manifest.tenant)
+        spans = [whole.in_group(salt, CacheGroup.WINDOW) for whole in spans]
         places = []
-        for whole in spans:
-            span = whole.in_group(salt, CacheGroup.WINDOW)
-            ref = self.stored(span)
+        for span, known in zip(spans, self.stored_all(spans), strict=True):
+            ref = known
             if ref is None and span.start >= self._cache.window_base:
                 ref = await self.save(span, ids)
             if ref is not None:

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fabric.ids import NodeName
-from router.directory import Key
 
 
 @dataclass(slots=True)
@@ -16,7 +15,6 @@ class Entry:
 
     node: NodeName
     prefill_s: float
-    agent: Key | None = None  # known once the node has admitted the turn
     open: bool = field(default=True, repr=False)
 
 
@@ -26,7 +24,6 @@ class Ledger:
     def __init__(self) -> None:
         self._prefill_s: dict[NodeName, float] = {}
         self._turns: Counter[NodeName] = Counter()
-        self._speaking: Counter[Key] = Counter()
         self._last: dict[NodeName, int] = {}
         self._last_cold: dict[NodeName, int] = {}
         self._count = 0
@@ -41,12 +38,6 @@ class Ledger:
             self._last_cold[node] = self._count
         return Entry(node, prefill_s)
 
-    def admitted(self, entry: Entry, agent: Key) -> None:
-        """Note whose turn it is."""
-        assert entry.agent is None, "a turn is admitted once"
-        entry.agent = agent
-        self._speaking[agent] += 1
-
     def prefilled(self, entry: Entry) -> None:
         """Note that the turn has produced its first token."""
         left_s = self._prefill_s.get(entry.node, 0.0) - entry.prefill_s
@@ -59,10 +50,6 @@ class Ledger:
             entry.open = False
             self.prefilled(entry)
             self._turns[entry.node] -= 1
-            if entry.agent is not None:
-                self._speaking[entry.agent] -= 1
-                if not self._speaking[entry.agent]:
-                    del self._speaking[entry.agent]
 
     def prefill_s(self, node: NodeName) -> float:
         """Seconds of prefill given to the node and not finished."""
@@ -71,10 +58,6 @@ class Ledger:
     def turns(self, node: NodeName) -> int:
         """Turns running there through this router."""
         return self._turns[node]
-
-    def is_speaking(self, agent: Key) -> bool:
-        """Say whether a turn of the agent is running through this router."""
-        return agent in self._speaking
 
     def turn_order(self, node: NodeName) -> int:
         """Return a number that is higher the later the node got a turn; 0 if never."""

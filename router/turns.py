@@ -227,7 +227,6 @@ class Turns:
             await source.aclose()
             raise
         self._remember(turn, first, reservation)
-        fleet.ledger.admitted(entry, (turn.tenant, first.agent))
 
         def end() -> None:
             fleet.ledger.end(entry)

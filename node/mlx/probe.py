@@ -129,7 +129,7 @@ def _latent(layer: LayerSpec, bits: KvBits) -> LayerSpec:
     widths = {slot.width for slot in layer.slots}
     if layer.kind is not LayerKind.FULL or heads != {1} or len(widths) != len(layer.slots):
         return layer
-    group = {True: 0, False: layer.slots[0].group_size}[bits.latent == NATIVE]
+    group = layer.slots[0].group_size if bits.latent != NATIVE else 0
     slots = tuple(replace(slot, bits=bits.latent, group_size=group) for slot in layer.slots)
     return replace(layer, kind=LayerKind.LATENT, slots=slots)
 

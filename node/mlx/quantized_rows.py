@@ -10,8 +10,9 @@ from typing import Any
 
 import mlx.core as mx
 
-GROWTH_TOKENS = 256
-PACKED_QUERIES_MAX = 16
+from node.mlx.resident_layer import PACKED_QUERIES_MAX
+from node.mlx.token_store import round_up
+
 Triple = tuple[mx.array, mx.array, mx.array]
 Format = tuple[Any, ...]
 
@@ -111,7 +112,7 @@ def _written(arrays: Triple | None, parts: Triple, start: int) -> Triple:
     """Return the arrays with `parts` in the columns from `start` on, grown where needed."""
     end = start + parts[0].shape[2]
     if arrays is None:
-        arrays = _zeros(parts, parts[0].shape[0], _round_up(end))
+        arrays = _zeros(parts, parts[0].shape[0], round_up(end))
     for array, part in zip(arrays, parts, strict=True):
         # Without this, one row would be broadcast to all rows.
         if array.shape[:2] != part.shape[:2] or array.shape[3] != part.shape[3]:
@@ -119,7 +120,7 @@ def _written(arrays: Triple | None, parts: Triple, start: int) -> Triple:
             raise ValueError(message)
     rows, _, capacity, _ = arrays[0].shape
     if end > capacity:
-        more = _zeros(arrays, rows, _round_up(end) - capacity)
+        more = _zeros(arrays, rows, round_up(end) - capacity)
         codes, scales, biases = (
             mx.concatenate(pair, axis=2) for pair in zip(arrays, more, strict=True)
         )
@@ -127,10 +128,6 @@ def _written(arrays: Triple | None, parts: Triple, start: int) -> Triple:
     for array, part in zip(arrays, parts, strict=True):
         array[:, :, start:end] = part
     return arrays
-
-
-def _round_up(tokens_count: int) -> int:
-    return -(-tokens_count // GROWTH_TOKENS) * GROWTH_TOKENS
 
 
 def _zeros(like: Triple, rows: int, columns: int) -> Triple:
@@ -148,7 +145,7 @@ def stacked(sources: Sequence[tuple[Triple | None, int, int]], end: int) -> Trip
         end: Columns in use of the result; room for one token more is allocated.
     """
     like = next(arrays for arrays, _, used in sources if arrays is not None and used)
-    result = _zeros(like, sum(rows for _, rows, _ in sources), _round_up(end + 1))
+    result = _zeros(like, sum(rows for _, rows, _ in sources), round_up(end + 1))
     first = 0
     for arrays, rows, used in sources:
         if arrays is not None and used:

@@ -115,11 +115,8 @@ class ResidentCache:
     def slide(self) -> None:
         """Let window layers forget what no further token sees, copying it out first."""
         keep = self._needed_from(self.tokens_count)
-        if keep <= self.window_base:
-            return
-        self.settle()
-        self._copy_out(keep)
-        self._hold_windows(keep, self.tokens_count - keep + GROWTH_TOKENS)
+        if keep > self.window_base:
+            self._hold_windows(keep, GROWTH_TOKENS)
 
     def make_room(self) -> None:
         """Slide before a decode step that would make window layers grow."""
@@ -133,9 +130,7 @@ class ResidentCache:
         self.take_out()
         if self._windows:
             keep = max(self._needed_from(self.tokens_count), self.window_base)
-            self.settle()
-            self._copy_out(keep)
-            self._hold_windows(keep, self.tokens_count - keep)
+            self._hold_windows(keep, 0)
 
     def _needed_from(self, tokens_count: int) -> int:
         """Return the start of the first block that a token at `tokens_count` still sees."""
@@ -152,9 +147,12 @@ class ResidentCache:
                 self.slid[start] = self.gather(start, end, CacheGroup.WINDOW)
         self._copied_out = max(self._copied_out, until)
 
-    def _hold_windows(self, base: int, capacity_tokens: int) -> None:
+    def _hold_windows(self, base: int, room_tokens: int) -> None:
+        """Hold the tokens from `base` on, with room for more, once the others are copied out."""
+        self.settle()
+        self._copy_out(base)
         for layer in self._windows:
-            layer.keep_from(base, capacity_tokens)
+            layer.keep_from(base, self.tokens_count - base + room_tokens)
         self.settle()
 
     # --- going back --------------------------------------------------------------------------

@@ -6,10 +6,8 @@ a script, this file forks the victims, as test_kill9_publish.py does.
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import traceback
 from itertools import count
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 
 from node.posix_disk import PosixDisk
 from tests.faults.flows import A1, LAST, World, live, problem_after_restart, record_name
+from tests.faults.sigkill import die_at
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPERATIONS = (
@@ -40,54 +39,16 @@ def damage_under(root: Path):
     return damage
 
 
-def arm(point: int, *, torn: bool) -> None:
-    """Make operation number `point` of this process its last; if torn, half of it happens."""
-    numbers = count()
-    for name in OPERATIONS:
-        call = getattr(os, name)
-
-        def counted(*args, _call=call, _name=name, **kwargs):
-            if next(numbers) == point:
-                if torn and _name == "writev":
-                    whole = b"".join(bytes(view) for view in args[1])
-                    os.write(args[0], whole[: len(whole) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            # The page cache outlives a process, so flushing it would only take time.
-            return None if _name == "fsync" else _call(*args, **kwargs)
-
-        setattr(os, name, counted)
-
-
-def die_at(point: int, root: Path, *, torn: bool) -> bool:
-    """Fork a process that takes its steps until it dies; return whether it did."""
-    acknowledgements = os.open(f"{root}.acknowledged", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    victim = os.fork()
-    if victim == 0:
-        arm(point, torn=torn)
-        try:
-            disk = PosixDisk(root, "full")
-            live(
-                disk,
-                lambda step: os.write(acknowledgements, b"%d\n" % step),
-                damage_under(root),
-            )
-            os._exit(0)
-        except BaseException:  # noqa: BLE001 - a forked child must not return
-            traceback.print_exc()
-            os._exit(1)
-    _, status = os.waitpid(victim, 0)
-    os.close(acknowledgements)
-    assert status in (0, signal.SIGKILL), "a victim dies by our hand or finishes its steps"
-    return os.WIFSIGNALED(status)
-
-
 def main(folder: str, step: int) -> None:
     points = {}
     for offset, kind in enumerate(("whole", "torn")):
         tried = []
         for point in count(offset, step):
             tried.append(f"{kind}-{point}")
-            if not die_at(point, Path(folder) / tried[-1], torn=kind == "torn"):
+            root = Path(folder) / tried[-1]
+            damage = damage_under(root)
+            take = lambda disk, acknowledge, damage=damage: live(disk, acknowledge, damage)  # noqa: E731
+            if not die_at(point, root, OPERATIONS, take, torn=kind == "torn"):
                 break
         points[kind] = tried
     print(json.dumps(points))

@@ -7,7 +7,7 @@ from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from node.mlx.batch_quantized_cache import MergeableQuantizedKVCache
-from node.mlx.quantized_rows import GROWTH_TOKENS
+from node.mlx.token_store import GROWTH_TOKENS
 from tests.support.architectures import ARCHITECTURES
 from tests.support.tiny_models import build_model
 

@@ -16,7 +16,17 @@ from fabric.retention import TenantShare
 from node.disk_tier import record_bytes
 from node.eviction import evict
 from node.reclaim import NoRoomError
-from tests.support.little_room import BRIEF, SMALL, WORDS, age, check, on_loop, stored, talk
+from tests.support.little_room import (
+    BRIEF,
+    SMALL,
+    WORDS,
+    age,
+    agent_bytes_in,
+    check,
+    on_loop,
+    stored,
+    talk,
+)
 from tests.support.services import TENANT, ask, call, migrate, running
 from tests.support.tiny_models import write_model
 
@@ -28,11 +38,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def agent_bytes(model, tmp_path_factory):
-    """Return what one agent of `talk` takes on the disk."""
-    with running(tmp_path_factory.mktemp("measure"), model) as service:
-        talk(service, 0)
-        agent = service.node.table.get((TENANT, "a-0"))
-        return service.node.store.blocks.total_bytes + record_bytes(agent.saved)
+    return agent_bytes_in(tmp_path_factory.mktemp("measure"), model)
 
 
 def test_a_full_disk_makes_room_for_every_turn_and_after_a_restart(model, agent_bytes, tmp_path):

@@ -20,7 +20,18 @@ from fabric.ids import AgentId, OperationId
 from node.disk_tier import record_bytes
 from node.eviction import evict
 from tests.support.architectures import ARCHITECTURES
-from tests.support.little_room import BRIEF, DAY_S, SMALL, WORDS, age, check, on_loop, stored, talk
+from tests.support.little_room import (
+    BRIEF,
+    DAY_S,
+    SMALL,
+    WORDS,
+    age,
+    agent_bytes_in,
+    check,
+    on_loop,
+    stored,
+    talk,
+)
 from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import write_model
 
@@ -32,11 +43,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def agent_bytes(model, tmp_path_factory):
-    """Return what one agent of `talk` takes on the disk."""
-    with running(tmp_path_factory.mktemp("measure"), model) as service:
-        talk(service, 0)
-        agent = service.node.table.get((TENANT, "a-0"))
-        return service.node.store.blocks.total_bytes + record_bytes(agent.saved)
+    return agent_bytes_in(tmp_path_factory.mktemp("measure"), model)
 
 
 def test_the_expired_go_and_the_active_and_pinned_stay(model, tmp_path):

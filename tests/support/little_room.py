@@ -4,7 +4,7 @@ import asyncio
 
 from fabric.control import AgentList, ListAgents
 from node.disk_tier import record_bytes
-from tests.support.services import TENANT, ask, call
+from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA
 
 SMALL = {**LLAMA, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
@@ -18,6 +18,14 @@ def talk(service, number, tenant=TENANT, name="a"):
     return ask(
         service, f"{name} {number} {WORDS}", agent=f"{name}-{number}", tenant=tenant, **BRIEF
     )
+
+
+def agent_bytes_in(folder, model):
+    """Return what one agent of `talk` takes on the disk."""
+    with running(folder, model) as service:
+        talk(service, 0)
+        agent = service.node.table.get((TENANT, "a-0"))
+        return service.node.store.blocks.total_bytes + record_bytes(agent.saved)
 
 
 def on_loop(service, work):
