@@ -204,6 +204,7 @@ class Offer:
     manifest: bytes
     ticket: bytes
     addresses: tuple[Address, ...]
+    live: bool = False  # a turn runs: the record grows, and somebody waits for what follows
 
 
 @dataclass(frozen=True, slots=True)

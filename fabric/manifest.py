@@ -9,7 +9,7 @@ second: a prompt is matched on `text`, and `token_ends` maps the match back to t
     states                       |              |      recurrent states, each at its token
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
@@ -125,6 +125,10 @@ class Manifest:
     def stored_bytes(self) -> int:
         """Payload bytes of all blocks this manifest refers to."""
         return sum(ref.payload_bytes for ref in self.refs)
+
+    def sealed(self, migration: MigrationId, to: NodeName) -> "Manifest":
+        """Return it as the final record that `migration` takes to another node."""
+        return replace(self, state=OwnerState.SEALED, migration=migration, sealed_to=to)
 
     def check(self) -> None:
         """Raise CorruptDataError unless pieces cover exactly the tokens, in order."""

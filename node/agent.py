@@ -61,6 +61,8 @@ class Agent:
     def note_saved(self, record: Manifest, spans: tuple[BlockSpan, ...]) -> None:
         """Note that the disk holds `record`, with the blocks that memory holds."""
         self.manifest = self.saved = record
+        if record.state is OwnerState.SEALED:
+            self.decided.clear()
         self.is_durable = True
         self.stored_tokens = record.tokens_count
         self.named = (record.token_ids, spans)

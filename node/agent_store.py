@@ -200,13 +200,26 @@ class AgentStore:
         stock: Stock,
         limit: int,
         cache: ResidentCache,
+        loaded_count: int = 0,
     ) -> int:
-        """Read blocks straight into an empty `cache`; return how many leading tokens are good.
+        """Read blocks straight into an unused `cache`; return how many leading tokens are good.
 
         `ids` are the tokens that the blocks claim to hold. A block that is missing or fails
-        any check is taken out of `stock`, and less is restored.
+        any check is taken out of `stock`, and less is restored. The first `loaded_count` full
+        blocks are in the cache already.
         """
-        return _Loading(self, tenant, ids, stock, cache).run(limit)
+        return _Loading(self, tenant, ids, stock, cache, loaded_count).run(limit)
+
+    def load_full(
+        self,
+        tenant: TenantId,
+        ids: Sequence[int],
+        stock: Stock,
+        cache: ResidentCache,
+        loaded_count: int = 0,
+    ) -> int:
+        """Read the full blocks of `stock` alone, which nothing can run on yet; count the good."""
+        return _Loading(self, tenant, ids, stock, cache, loaded_count).run_full()
 
     # --- write -------------------------------------------------------------------------------
 
@@ -296,6 +309,7 @@ class _Loading:
         ids: Sequence[int],
         stock: Stock,
         cache: ResidentCache,
+        loaded_count: int,
     ) -> None:
         self._store = store
         self._tenant = tenant
@@ -304,7 +318,7 @@ class _Loading:
         self._cache = cache
         self._salt = store.salt(tenant)
         self._spans = store.spans(tenant, ids)
-        self._full_count = 0  # blocks read already
+        self._full_count = loaded_count  # blocks read already
         self._is_suspect = False  # one was damaged
 
     def run(self, limit: int) -> int:
@@ -313,6 +327,10 @@ class _Loading:
                 return point
         self._cache.clear_states()
         return 0
+
+    def run_full(self) -> int:
+        self._load_full(len(self._stock.full) * BLOCK_TOKENS)
+        return self._full_count
 
     def _load_full(self, point: int) -> bool:
         rows = self._cache.rows()

@@ -41,7 +41,7 @@ class ControlCalls:
             ListAgents: self._list_agents,
             EraseAgent: lambda call: eviction.erase(node, call),
             PinAgent: lambda call: pins.pin(node, call),
-            OfferMigration: self._offer,
+            OfferMigration: lambda call: migration_source.offer(node, call),
             SealAgent: lambda call: migration_source.seal(node, call),
             ReleaseAgent: lambda call: migration_source.release(node, call),
             AbortMigration: self._abort,
@@ -70,9 +70,6 @@ class ControlCalls:
         node = self._node
         agents = tuple(AgentSketch(a.view(), a.manifest.sketch) for a in node.table)
         return AgentList(node.name, node.config.incarnation, node.table.changes, agents)
-
-    async def _offer(self, call: OfferMigration) -> object:
-        return migration_source.offer(self._node, call)
 
     async def _abort(self, call: AbortMigration) -> Done:
         await migration_target.forget(self._node, call.migration)

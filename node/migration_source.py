@@ -37,15 +37,20 @@ def owned_agent(node: "Node", tenant: TenantId, agent: AgentId) -> Agent:
     return found
 
 
-def offer(node: "Node", call: OfferMigration) -> Offer:
-    """Offer the agent's last saved record; it goes on serving turns meanwhile."""
+async def offer(node: "Node", call: OfferMigration) -> Offer:
+    """Offer what the agent has so far; it goes on serving turns meanwhile.
+
+    Of a turn that runs, its full blocks are saved first: asked again and again, this leaves
+    less and less for the time when the agent is sealed.
+    """
     agent = owned_agent(node, call.tenant, call.agent)
     _check_epoch(agent, call.epoch)
     if agent.manifest.state is not OwnerState.OWNED:
         message = f"the agent is {agent.manifest.state} here"
         raise ConflictError(message, code="not_owner")
-    if agent.saved is None and agent.turn is not None:
-        return _offer(node, call, agent.manifest)  # its first turn runs: all of it is the tail
+    if agent.turn is not None:
+        running = await agent.turn.save_now() or agent.saved or agent.manifest
+        return replace(_offer(node, call, running), live=True)
     if agent.saved is None:
         message = "the agent has no finished turn to move yet"
         raise ConflictError(message, code="nothing_saved")
@@ -59,10 +64,15 @@ async def seal(node: "Node", call: SealAgent) -> Offer:
     if record.state is OwnerState.SEALED and record.migration == call.migration:
         return _offer(node, call, record)
     _check_epoch(agent, call.epoch)
-    if agent.turn is not None:
-        agent.turn.hand_over()
     try:
-        await asyncio.wait_for(agent.turn_lock.acquire(), SEAL_WAIT_S)
+        async with asyncio.timeout(SEAL_WAIT_S):
+            if agent.turn is not None:
+                agent.turn.hand_over(call)
+                await asyncio.wait([agent.turn.task])
+            record = agent.manifest
+            if record.state is OwnerState.SEALED and record.migration == call.migration:
+                return _offer(node, call, record)
+            await agent.turn_lock.acquire()
     except TimeoutError:
         message = "a turn of this agent is still running"
         raise RetryLaterError(message, code="agent_busy") from None
@@ -71,13 +81,7 @@ async def seal(node: "Node", call: SealAgent) -> Offer:
         if record.state is not OwnerState.OWNED or agent.saved is None or not agent.is_durable:
             message = f"the agent cannot be sealed: {record.state}, durable={agent.is_durable}"
             raise ConflictError(message, code="cannot_seal")
-        sealed = replace(
-            record,
-            state=OwnerState.SEALED,
-            revision=record.revision + 1,
-            migration=call.migration,
-            sealed_to=call.target,
-        )
+        sealed = replace(record.sealed(call.migration, call.target), revision=record.revision + 1)
         await _republish(node, agent, sealed)
         agent.decided.clear()
         return _offer(node, call, sealed)
@@ -111,6 +115,8 @@ async def take_back(node: "Node", call: AbortMigration) -> Done:
     """Undo the seal of this very migration; repeatable."""
     node.transfers.withdraw(call.migration)
     agent = node.table.get((call.tenant, call.agent))
+    if agent is not None and agent.turn is not None:
+        await agent.turn.keep(call.migration)
     if (
         agent is None
         or agent.manifest.state is not OwnerState.SEALED

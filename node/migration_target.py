@@ -30,7 +30,10 @@ async def copy_blocks(node: "Node", call: CopyBlocks) -> Copied:
     missing_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in node.store.missing(record))
     if missing_bytes:
         await node.reclaim.make_room(record.tenant, missing_bytes)
-    return await node.in_worker(lambda: _fetch(node, call, record))
+    copied = await node.in_worker(lambda: _fetch(node, call, record))
+    if call.offer.live or call.migration in node.arrivals:
+        await node.arrivals.extend(call.migration, record)
+    return copied
 
 
 def _checked(node: "Node", raw: bytes) -> Manifest:
@@ -83,6 +86,7 @@ async def forget(node: "Node", migration: MigrationId) -> None:
     node.aborted[migration] = None
     while len(node.aborted) > ABORTED_MAX:
         node.aborted.popitem(last=False)
+    node.arrivals.drop(migration)
     refs = node.adopted.pop(migration, [])
     node.store.blocks.abandon(refs)
     if refs:
@@ -122,7 +126,9 @@ async def commit(node: "Node", call: CommitMigration) -> AgentView:
     if agent is None:
         agent = Agent(owned)
     agent.manifest = agent.saved = owned
-    agent.is_durable, agent.came_from_peer, agent.cache = True, True, None
+    agent.cache = node.arrivals.take(call.migration, owned)
+    agent.stored_tokens = owned.tokens_count if agent.cache else 0
+    agent.is_durable, agent.came_from_peer = True, agent.cache is None
     agent.decided.set()
     node.table.put(agent)
     node.note_hot()

@@ -21,6 +21,7 @@ from fabric.ports import Clock
 from fabric.settings import NodeSettings
 from node.agent_store import AgentStore
 from node.agent_table import AgentTable
+from node.arrivals import Arrivals
 from node.engine_thread import EngineThread
 from node.flusher import Flusher
 from node.mlx.chat_tokenizer import ChatTokenizer
@@ -69,13 +70,15 @@ class Node:
     scrubbed_bytes: int = 0
     flusher: Flusher = field(init=False)
     reclaim: Reclaim = field(init=False)
+    arrivals: Arrivals = field(init=False)
     turns: set[Turn] = field(default_factory=set)
     adopted: dict[MigrationId, list[BlockRef]] = field(default_factory=dict)  # not yet owned
     aborted: OrderedDict[MigrationId, None] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
-        """Look after agents that could not be saved, and after the disk's budget."""
+        """Look after agents that could not be saved, after the disk's budget, and arrivals."""
         self.flusher = Flusher(self)
+        self.arrivals = Arrivals(self)
         self.reclaim = Reclaim(self)
 
     @property
@@ -107,14 +110,17 @@ class Node:
 
     def note_hot(self) -> None:
         """Tell the memory budget what idle caches hold now; call it after every change."""
-        held_bytes = self.table.hot_bytes
+        held_bytes = self.table.hot_bytes + self.arrivals.size_bytes
         self.engine.budget.set_idle(held_bytes)
         if held_bytes > self.settings.hot_bytes:
             self.flusher.hurry()
 
     def make_room(self, size_bytes: int) -> None:
         """Cool idle agents until `size_bytes` more are free, as far as that goes."""
-        self.table.cool(self.table.hot_bytes - size_bytes)
+        wanted_bytes = self.table.hot_bytes - size_bytes
+        self.table.cool(wanted_bytes)
+        if self.table.hot_bytes > wanted_bytes:
+            self.arrivals.clear()
         self.note_hot()
         self.flusher.hurry()
         self.engine.wake()

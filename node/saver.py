@@ -10,14 +10,18 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fabric.block_chain import BlockSpan
 from fabric.cache_spec import CacheGroup
+from fabric.control import SealAgent
 from fabric.errors import FabricError
 from fabric.generation import GenerateRequest
-from fabric.limits import UNSAVED_BYTES_MAX
-from fabric.manifest import CUT, Manifest, OwnerState
+from fabric.limits import BLOCK_TOKENS, UNSAVED_BYTES_MAX
+from fabric.manifest import CUT, Manifest, OwnerState, Piece
+from fabric.u32s import U32s
 from node.agent import Agent
 from node.prefix import Prepared
 from node.record_writer import RecordWriter
@@ -44,8 +48,10 @@ class Saver:
         self._request = request
         self._cache = prepared.cache
         self._writer = RecordWriter(node, agent, prepared.cache, prepared.stock, prepared.cached)
+        self._ids: Sequence[int] = prepared.plan.ids[:-1]  # those whose blocks are saved ahead
         self._named_tokens = prepared.plan.kept_tokens  # leading ones whose blocks have names
         self._early: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()  # one block is stored once, whoever is first
         self._is_decoding = False
         self._has_failed = False
         self._over = asyncio.Event()
@@ -71,28 +77,62 @@ class Saver:
         return waiting > max(UNSAVED_BYTES_MAX, 2 * spec.kv_bytes(0, CacheGroup.STATE))
 
     async def _save_ahead(self) -> None:
-        plan, writer = self._prepared.plan, self._writer
-        ids = plan.ids[:-1]
+        writer = self._writer
         try:
-            spans = await writer.name(ids, plan.kept_tokens)
-            self._named_tokens = len(ids)
+            async with self._writing:
+                spans = await self._name(self._ids)
             known = zip(spans, writer.stored_all(spans), strict=True)
             full = deque(span for span, ref in known if span.is_full and ref is None)
             passing = len(self._node.spec.groups) > 1
             wait_s = DRAIN_S if passing else FIRST_WAIT_S
             while (full or passing) and not await self._is_over_within(wait_s):
-                await writer.save_passing(ids)
+                async with self._writing:
+                    await writer.save_passing(self._ids)
                 self._node.engine.wake()
                 wait_s = DRAIN_S if passing else FIRST_WAIT_S
                 if full and self._is_decoding:
                     began_s = self._node.clock.monotonic_s()
-                    await writer.save(full.popleft(), ids)
+                    async with self._writing:
+                        await writer.save(full.popleft(), self._ids)
                     wait_s = IDLE_SHARE * (self._node.clock.monotonic_s() - began_s)
         except (FabricError, OSError) as error:
             _log.warning("saving ahead stopped: %s", error)
             self._has_failed = True
         finally:
             self._node.engine.wake()
+
+    async def _name(self, ids: Sequence[int]) -> Sequence[BlockSpan]:
+        spans = await self._writer.name(ids, self._named_tokens)
+        self._ids, self._named_tokens = ids, len(ids)
+        return spans
+
+    async def save_now(self, answer_ids: Sequence[int]) -> Manifest | None:
+        """Save every full block that the turn has so far; return a record that ends with them.
+
+        It is published nowhere: it names what another node may copy while the turn goes on.
+        None where there is nothing, or no disk to save it to.
+        """
+        ids = [*self._prepared.plan.ids, *answer_ids]
+        count = min(len(ids), self._cache.tokens_count) // BLOCK_TOKENS * BLOCK_TOKENS
+        try:
+            async with self._writing:
+                if not count or self._has_failed or self._over.is_set():
+                    return None
+                spans = (await self._name(ids))[: count // BLOCK_TOKENS]
+                refs = [await self._writer.save(span, ids) for span in spans]
+        except (FabricError, OSError) as error:
+            _log.warning("saving for a move stopped: %s", error)
+            return None
+        return replace(
+            self._agent.manifest,
+            text="",
+            token_ids=U32s(ids[:count]),
+            token_ends=U32s([0] * count),
+            prompt_tokens_count=0,
+            pieces=tuple(Piece(ref, 0, ref.tokens_count) for ref in refs),
+            windows=(),
+            states=(),
+        )
 
     async def _is_over_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -103,6 +143,8 @@ class Saver:
         self._over.set()
         if self._early is not None:
             await self._early
+        async with self._writing:  # a move's save ends with the block that it is at
+            pass
 
     # --- the end of the turn -----------------------------------------------------------------
 
@@ -111,8 +153,12 @@ class Saver:
         await self._end_early()
         self._writer.abandon()
 
-    async def commit(self, ended: Ended) -> bool:
-        """Publish the turn's record and keep its cache hot; say whether it is durable."""
+    async def commit(self, ended: Ended, seal: SealAgent | None = None) -> bool:
+        """Publish the turn's record and keep its cache hot; say whether it is durable.
+
+        With `seal` it is published as the final one of that move: one write instead of two
+        while a client waits for its next token.
+        """
         await self._end_early()
         cache, agent, node = self._cache, self._agent, self._node
         manifest = self._record(ended)
@@ -125,7 +171,8 @@ class Saver:
             return False
         try:
             same_tokens = min(self._named_tokens, manifest.prompt_tokens_count)
-            saved = await self._writer.publish(manifest, same_tokens)
+            final = manifest if seal is None else manifest.sealed(seal.migration, seal.target)
+            saved = await self._writer.publish(final, same_tokens)
         except (FabricError, OSError) as error:
             node.flusher.note_failure(agent, error)
             agent.manifest = manifest

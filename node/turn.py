@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabric.cache_spec import CacheGroup
-from fabric.control import LastMatch
+from fabric.control import LastMatch, SealAgent
 from fabric.errors import FabricError, RejectedError
 from fabric.generation import (
     Admitted,
@@ -28,7 +28,9 @@ from fabric.generation import (
     Resumption,
     ToolCalls,
 )
+from fabric.ids import MigrationId
 from fabric.limits import STREAM_EVENTS_MAX
+from fabric.manifest import Manifest
 from fabric.state_points import state_points
 from node.agent import Agent
 from node.claim import claimed
@@ -54,7 +56,9 @@ class Turn:
         self._queue: asyncio.Queue[Event | FabricError | None] = asyncio.Queue()
         self._sequence: Sequence | None = None
         self._cancelled = False
-        self._is_yielding = False
+        self._seal: SealAgent | None = None  # the move that waits for its end
+        self._is_saving = False
+        self._saver: Saver | None = None
         node.turns.add(self)
         self.task = asyncio.create_task(self._run())
 
@@ -79,12 +83,27 @@ class Turn:
             self._sequence.cancelled.set()
             self._node.engine.wake()
 
-    def hand_over(self) -> None:
-        """Stop between two tokens, saved, so that the turn can go on where its agent goes."""
-        self._is_yielding = True
+    async def save_now(self) -> Manifest | None:
+        """Save what the turn has so far; return a record of it, published nowhere."""
+        if self._saver is None or self._sequence is None:
+            return None
+        return await self._saver.save_now(list(self._sequence.answer_ids))
+
+    def hand_over(self, seal: SealAgent) -> None:
+        """Stop between two tokens, saved and sealed, so that the turn goes on elsewhere."""
+        self._seal = seal
         if self._sequence is not None:
             self._sequence.yielding.set()
             self._node.engine.wake()
+
+    async def keep(self, migration: MigrationId) -> None:
+        """Forget the seal of a move that came to nothing, or wait until it can be undone."""
+        if self._seal is None or self._seal.migration != migration:
+            return
+        if self._is_saving:
+            await asyncio.wait([self.task])
+        else:
+            self._seal = None
 
     def _emit(self, event: Event | FabricError) -> None:
         if self._queue.qsize() >= STREAM_EVENTS_MAX:
@@ -197,11 +216,11 @@ class Turn:
         self._sequence = sequence
         if self._cancelled:
             sequence.cancelled.set()
-        if self._is_yielding:
+        if self._seal is not None:
             sequence.yielding.set()
         if self._request.resume is not None:
             prepared = replace(prepared, plan=without_answer(prepared.plan, agent.manifest))
-        saver = Saver(self._node, agent, prepared, self._request)
+        self._saver = saver = Saver(self._node, agent, prepared, self._request)
         sequence.is_blocked = saver.is_behind
         try:
             self._node.engine.submit(sequence)
@@ -216,7 +235,8 @@ class Turn:
             if isinstance(ended, Broke):
                 await saver.abandon()
                 raise ended.error
-            durable = await saver.commit(ended)
+            self._is_saving = True
+            durable = await saver.commit(ended, self._seal)
         finally:
             if sequence.reservation is not None:
                 sequence.reservation.release()

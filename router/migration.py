@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fabric.control import (
     AbortMigration,
@@ -42,6 +42,8 @@ FLUSH_TIMEOUT_S = 60.0  # what makes an agent durable: blocks still in memory go
 SEAL_WAIT_S = 300.0  # a turn is handed over between two steps, and a step may be a long chunk
 SEAL_RETRY_S = 0.1
 ASK_AGAIN_S = 0.25
+TAIL_BLOCKS = 1  # what a round of copying may send to be the last before the seal
+COPY_ROUNDS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Migration:
         """Move the agent; raise a FabricError after putting everything back."""
         started_s = self._fleet.clock.monotonic_s()
         try:
-            first = await self._copy(await self._offer())
+            first = await self._copy_ahead()
             final = await self._seal()
             tail = await self._copy(final)
             await self._commit(final)
@@ -108,6 +110,22 @@ class Migration:
         tenant, agent = self._key
         call = OfferMigration(self._name, tenant, agent, self._holding.epoch, self._target.name)
         return await self._source.call(call, Offer, FLUSH_TIMEOUT_S)
+
+    async def _copy_ahead(self) -> Copied:
+        """Copy while the agent serves, again for as long as there is much that is new."""
+        offer = await self._offer()
+        total = await self._copy(offer)
+        blocks, rounds = total.blocks_sent, 1
+        while offer.live and blocks > TAIL_BLOCKS and rounds < COPY_ROUNDS_MAX:
+            offer = await self._offer()
+            more = await self._copy(offer)
+            blocks, rounds = more.blocks_sent, rounds + 1
+            total = replace(
+                total,
+                blocks_sent=total.blocks_sent + more.blocks_sent,
+                bytes_sent=total.bytes_sent + more.bytes_sent,
+            )
+        return total
 
     async def _copy(self, offer: Offer) -> Copied:
         call = CopyBlocks(self._name, self._source.name, offer)
