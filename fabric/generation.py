@@ -81,9 +81,10 @@ class Resumption:
     """An answer that stopped between two tokens, to be continued as if it had not."""
 
     answer_ids: tuple[int, ...]  # produced and told; the agent's record ends with them
-    drawn: int  # the next token: chosen, not told yet
+    drawn: int  # the next token: chosen, not in the cache yet
     top: tuple[tuple[int, float], ...]  # its log probability and its rivals', if asked for
     seed: int
+    told: bool = False  # the client has seen the drawn one, too
 
 
 @dataclass(frozen=True, slots=True)

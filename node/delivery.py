@@ -1,10 +1,12 @@
 """Turn what the engine drew into a sequence's events: tokens, text, its end or its failure."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from fabric.errors import FabricError
 from fabric.generation import FinishReason, TokenLogprob
+from node.mlx.answer import Shown
 from node.mlx.engine import Drawn
 from node.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
 
@@ -22,24 +24,36 @@ def tell(sequence: Sequence, event: SequenceEvent) -> None:
 
 def deliver(sequence: Sequence, drawn: Drawn) -> bool:
     """Take the next token and say whether it was the last."""
-    resumed = sequence.resumed
+    resumed, was_told = sequence.resumed, False
     if resumed is not None and len(sequence.answer_ids) == len(resumed.answer_ids):
-        drawn = Drawn(drawn.token, resumed.top)  # its probability was computed where it was drawn
+        # Its probability was computed where it was drawn, and perhaps shown there.
+        drawn, was_told = Drawn(drawn.token, resumed.top), resumed.told
     sequence.answer_ids.append(drawn.token)
     shown = sequence.answer.push(drawn.token)
-    count = len(sequence.answer_ids)
-    is_end = drawn.token in sequence.stop_ids and not sequence.sampling.ignore_eos
-    logprobs = () if is_end else _logprobs(sequence, drawn)
-    tell(sequence, Produced(count - 1, shown, logprobs))
-    if is_end:
-        end(sequence, FinishReason.STOP)
-    elif shown.stopped_by is not None:
-        end(sequence, FinishReason.STOP, shown.stopped_by)
-    elif count >= sequence.sampling.max_tokens:
-        end(sequence, FinishReason.LENGTH)
-    else:
-        return False
-    return True
+    event = produced(sequence, len(sequence.answer_ids), drawn, shown)
+    tell(sequence, replace(event, shown=Shown(), logprobs=()) if was_told else event)
+    reason = finish_reason(sequence, len(sequence.answer_ids), drawn.token, shown)
+    if reason is not None:
+        end(sequence, reason, shown.stopped_by if reason is FinishReason.STOP else None)
+    return reason is not None
+
+
+def produced(sequence: Sequence, count: int, drawn: Drawn, shown: Shown) -> Produced:
+    """Describe an answer's token number `count`, counted from 1."""
+    return Produced(
+        count - 1, shown, () if _is_end(sequence, drawn.token) else _logprobs(sequence, drawn)
+    )
+
+
+def finish_reason(sequence: Sequence, count: int, token: int, shown: Shown) -> FinishReason | None:
+    """Say why an answer ends with its `count`-th token, if it does."""
+    if _is_end(sequence, token) or shown.stopped_by is not None:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if count >= sequence.sampling.max_tokens else None
+
+
+def _is_end(sequence: Sequence, token: int) -> bool:
+    return token in sequence.stop_ids and not sequence.sampling.ignore_eos
 
 
 def end(sequence: Sequence, reason: FinishReason | None, stop_string: str | None = None) -> None:

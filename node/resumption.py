@@ -6,6 +6,7 @@ from fabric.errors import ConflictError
 from fabric.generation import MatchKind, Resumption
 from fabric.manifest import Manifest
 from node.prompt_plan import PromptPlan
+from node.sequence import Ended, Sequence
 
 REASON = "continues an answer that was begun on another node"
 
@@ -28,6 +29,17 @@ def plan_resumption(record: Manifest, resume: Resumption) -> PromptPlan:
         match=MatchKind.EXTEND,
         reason=REASON,
     )
+
+
+def resumption(sequence: Sequence, ended: Ended) -> Resumption | None:
+    """Say how to go on; None where nothing was drawn, so that the turn simply starts again."""
+    before, ids = sequence.resumed, tuple(ended.answer_ids)
+    if before is not None and before.answer_ids == ids:
+        return before  # moved on before it came to anything here
+    if ended.drawn is None:
+        assert not ids, "who has answered has drawn the next token"
+        return None
+    return Resumption(ids, ended.drawn.token, ended.drawn.top, sequence.seed)
 
 
 def without_answer(plan: PromptPlan, record: Manifest) -> PromptPlan:

@@ -82,7 +82,7 @@ class Scheduler:
             if sequence.cancelled.is_set():
                 end(sequence, None)
                 self._leave(sequence)
-            elif sequence.yielding.is_set():
+            elif sequence.yielding.is_set() and sequence.can_yield:
                 self._guarded(sequence, partial(self._hand_over, sequence))
 
     def _hand_over(self, sequence: Sequence) -> None:

@@ -103,6 +103,11 @@ class Sequence:
         return len(self.prompt) - 1 - self.cache.tokens_count
 
     @property
+    def can_yield(self) -> bool:
+        """Say whether it can stop here: an answer that is taken up is first brought back whole."""
+        return self.resumed is None or self.slot is not None
+
+    @property
     def is_urgent(self) -> bool:
         """Say whether it counts as interactive."""
         return self.is_promoted or self.priority is Priority.INTERACTIVE

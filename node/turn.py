@@ -8,6 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -34,10 +35,12 @@ from fabric.manifest import Manifest
 from fabric.state_points import state_points
 from node.agent import Agent
 from node.claim import claimed
+from node.delivery import finish_reason, produced
 from node.mlx.answer import Answer, Shown
+from node.mlx.engine import Drawn
 from node.prefix import Prepared, prepare
 from node.prompt_plan import EMPTY_TRANSCRIPT, PromptPlan, plan_prompt
-from node.resumption import plan_resumption, without_answer
+from node.resumption import plan_resumption, resumption, without_answer
 from node.saver import Saver
 from node.sequence import Broke, Ended, Produced, Sequence, SequenceEvent, Started
 
@@ -211,8 +214,8 @@ class Turn:
     async def _decode(
         self, agent: Agent, text: str, prepared: Prepared, admitted: Admitted
     ) -> Finished | HandedOver | None:
-        produced: asyncio.Queue[SequenceEvent] = asyncio.Queue()
-        sequence = self._make_sequence(text, prepared, produced)
+        events: asyncio.Queue[SequenceEvent] = asyncio.Queue()
+        sequence = self._make_sequence(text, prepared, events)
         self._sequence = sequence
         if self._cancelled:
             sequence.cancelled.set()
@@ -231,10 +234,11 @@ class Turn:
         self._emit(admitted)
         saver.begin()
         try:
-            ended = await self._follow(produced, saver)
+            ended = await self._follow(events, saver)
             if isinstance(ended, Broke):
                 await saver.abandon()
                 raise ended.error
+            resume = self._show_drawn(sequence, ended, text) if ended.is_handover else None
             self._is_saving = True
             durable = await saver.commit(ended, self._seal)
         finally:
@@ -243,14 +247,14 @@ class Turn:
             self._node.note_hot()
             self._node.engine.wake()
         if ended.is_handover:
-            return HandedOver(_resumption(sequence, ended))
+            return HandedOver(resume)
         if ended.reason is None:  # cancelled: nobody listens
             return None
         reason = FinishReason.TOOL_CALLS if sequence.answer.has_calls else ended.reason
         return Finished(reason, len(ended.answer_ids), ended.stop_string, durable)
 
     def _make_sequence(
-        self, text: str, prepared: Prepared, produced: "asyncio.Queue[SequenceEvent]"
+        self, text: str, prepared: Prepared, events: "asyncio.Queue[SequenceEvent]"
     ) -> Sequence:
         node, asked, ids = self._node, self._request.sampling, prepared.plan.ids
         loop = asyncio.get_running_loop()
@@ -258,10 +262,7 @@ class Turn:
         before = list(resume.answer_ids) if resume is not None else []
         room = node.context_tokens_max - len(ids) + len(before)
         seed = resume.seed if resume is not None else asked.seed
-        answer = Answer(node.tokenizer, text, asked.stop, self._request.tools)
-        for token in before:
-            answer.push(token)
-
+        answer = self._answer_with(text, before)
         cache = prepared.cache
         stops: tuple[int, ...] = ()
         if node.reuses and CacheGroup.STATE in node.spec.groups:
@@ -269,7 +270,7 @@ class Turn:
             stops = state_points(ids, special_ids, prepared.cached, on_grid=on_grid)
 
         def emit(event: SequenceEvent) -> None:
-            loop.call_soon_threadsafe(produced.put_nowait, event)
+            loop.call_soon_threadsafe(events.put_nowait, event)
 
         def reached(tokens_count: int) -> None:
             if tokens_count in stops:
@@ -294,12 +295,34 @@ class Turn:
             reached=reached,
         )
 
-    async def _follow(
-        self, produced: "asyncio.Queue[SequenceEvent]", saver: Saver
-    ) -> Ended | Broke:
+    def _answer_with(self, text: str, ids: SequenceOf[int]) -> Answer:
+        answer = Answer(
+            self._node.tokenizer, text, self._request.sampling.stop, self._request.tools
+        )
+        for token in ids:
+            answer.push(token)
+        return answer
+
+    def _show_drawn(self, sequence: Sequence, ended: Ended, text: str) -> Resumption | None:
+        """Say how to go on elsewhere, and show the token that is drawn already.
+
+        The next node has to compute the one behind it before it would come to show this one.
+        """
+        resume = resumption(sequence, ended)
+        if resume is None or resume.told:
+            return resume
+        shown = self._answer_with(text, resume.answer_ids).push(resume.drawn)
+        count = len(resume.answer_ids) + 1
+        if finish_reason(sequence, count, resume.drawn, shown) is not None:
+            return resume  # who goes on will see that it was the last
+        event = produced(sequence, count, Drawn(resume.drawn, resume.top), shown)
+        self._show(event.index, shown, event)
+        return replace(resume, told=True)
+
+    async def _follow(self, events: "asyncio.Queue[SequenceEvent]", saver: Saver) -> Ended | Broke:
         index = 0
         while True:
-            event = await produced.get()
+            event = await events.get()
             if isinstance(event, Started):
                 saver.note_decoding()
             elif isinstance(event, Produced):
@@ -318,12 +341,3 @@ class Turn:
             self._emit(Delta(index, shown.text, logprobs=logprobs))
         if shown.calls:
             self._emit(ToolCalls(tuple(shown.calls)))
-
-
-def _resumption(sequence: Sequence, ended: Ended) -> Resumption | None:
-    """Say how to go on; None where nothing was drawn, so that the turn simply starts again."""
-    if ended.drawn is None and not ended.answer_ids:
-        return None
-    assert ended.drawn is not None, "who has answered has drawn the next token"
-    drawn = ended.drawn
-    return Resumption(tuple(ended.answer_ids), drawn.token, drawn.top, sequence.seed)

@@ -1,0 +1,192 @@
+"""A running turn's agent moves: what is copied ahead, sealed in one write, and hot on arrival."""
+
+import asyncio
+
+import pytest
+
+from fabric.control import (
+    AbortMigration,
+    AgentView,
+    CommitMigration,
+    Copied,
+    CopyBlocks,
+    Done,
+    Offer,
+    OfferMigration,
+    SealAgent,
+)
+from fabric.generation import CacheTier, Delta, GenerateRequest, HandedOver, Sampling
+from fabric.ids import AgentId, MigrationId, OperationId
+from fabric.limits import BLOCK_TOKENS
+from fabric.manifest import OwnerState, decode_manifest
+from tests.support.architectures import ARCHITECTURES
+from tests.support.services import TENANT, ask, call, identity_of, running
+from tests.support.tiny_models import write_model
+
+PROMPT = "the cat sat on the mat and the dog sat on the log. " * 90  # more than three blocks
+ANSWER_TOKENS = 340  # more than one more
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma4_text", "qwen3_5"])
+def nodes(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    model = str(write_model(folder / "model", ARCHITECTURES[request.param]))
+    with running(folder, model, "node-a") as a, running(folder, model, "node-b") as b:
+        yield a, b
+
+
+@pytest.fixture(scope="module")
+def calm(nodes):
+    return ask(nodes[0], PROMPT, agent="calm", max_tokens=ANSWER_TOKENS, ignore_eos=True).text
+
+
+class Stream:
+    """A turn that is read as it goes, on the node's own loop."""
+
+    def __init__(self, service, agent, resume=None, epoch=1):
+        sampling = Sampling(max_tokens=ANSWER_TOKENS, ignore_eos=True)
+        self._request = GenerateRequest(
+            OperationId(f"turn-{agent}-{epoch}"), TENANT, identity_of(agent), sampling,
+            prompt=PROMPT, epoch=epoch, resume=resume,
+        )  # fmt: skip
+        self.events, self._service, self._seen = [], service, asyncio.Condition()
+        self._future = asyncio.run_coroutine_threadsafe(self._read(), service._loop)
+
+    async def _read(self):
+        async for event in self._service.node.generate(self._request):
+            async with self._seen:
+                self.events.append(event)
+                self._seen.notify_all()
+
+    def wait_for_token(self, number):
+        def is_there():
+            return any(isinstance(e, Delta) and e.index >= number for e in self.events)
+
+        async def wait():
+            async with self._seen:
+                await self._seen.wait_for(is_there)
+
+        asyncio.run_coroutine_threadsafe(wait(), self._service._loop).result(120)
+
+    def end(self):
+        self._future.result(240)
+        return self.events
+
+    @property
+    def text(self):
+        return "".join(event.text for event in self.events if isinstance(event, Delta))
+
+
+one_class = pytest.mark.parametrize("nodes", ["llama"], indirect=True)
+
+
+def move_of(agent):
+    return MigrationId(f"move-{agent}")
+
+
+def move_call(kind, node, agent, epoch=1):
+    return kind(move_of(agent), TENANT, AgentId(agent), epoch, node.node.name)
+
+
+def copy(source, target, offer):
+    move = move_of(decode_manifest(offer.manifest).agent)
+    return call(target, CopyBlocks(move, source.node.name, offer), Copied)
+
+
+def held(service, agent):
+    return service.node.table.get((TENANT, AgentId(agent)))
+
+
+def test_a_turn_is_copied_as_it_grows_and_goes_on_hot(nodes, calm):
+    a, b = nodes
+    stream = Stream(a, "growing")
+    stream.wait_for_token(1)
+    first = call(a, move_call(OfferMigration, b, "growing"), Offer)
+    assert first.live
+    assert copy(a, b, first).blocks_sent >= len(PROMPT) // 10 // BLOCK_TOKENS // 4
+    stream.wait_for_token(BLOCK_TOKENS + 40)
+    later = call(a, move_call(OfferMigration, b, "growing"), Offer)
+    grown = decode_manifest(later.manifest)
+    assert grown.tokens_count > decode_manifest(first.manifest).tokens_count
+    assert grown.tokens_count % BLOCK_TOKENS == 0
+    copy(a, b, later)
+
+    sealed = call(a, move_call(SealAgent, b, "growing"), Offer)
+    record = held(a, "growing").saved
+    assert (record.state, record.migration) == (OwnerState.SEALED, move_of("growing"))
+    before = record.revision
+    assert call(a, move_call(SealAgent, b, "growing"), Offer).manifest == sealed.manifest
+    assert held(a, "growing").saved.revision == before == 1  # one write for turn and seal
+    tail = copy(a, b, sealed)
+    full_blocks_left = record.tokens_count // BLOCK_TOKENS - grown.tokens_count // BLOCK_TOKENS
+    groups = len(b.node.spec.groups)
+    assert tail.blocks_sent <= full_blocks_left + 1 + (groups - 1) * (full_blocks_left + 3)
+    call(b, CommitMigration(move_of("growing"), sealed, 2), AgentView)
+    assert held(b, "growing").cache.tokens_count == record.tokens_count
+
+    handed = stream.end()[-1]
+    assert isinstance(handed, HandedOver)
+    on = Stream(b, "growing", handed.resume, epoch=2)
+    finished = on.end()
+    assert finished[0].cache is CacheTier.HOT
+    assert stream.text + on.text == calm
+
+
+@one_class
+def test_an_aborted_move_leaves_no_memory_behind_and_the_source_goes_on(nodes, calm):
+    a, b = nodes
+    stream = Stream(a, "staying")
+    stream.wait_for_token(1)
+    copy(a, b, call(a, move_call(OfferMigration, b, "staying"), Offer))
+    assert b.node.arrivals.size_bytes > 0
+    call(a, move_call(SealAgent, b, "staying"), Offer)
+    abort = AbortMigration(move_of("staying"), TENANT, AgentId("staying"))
+    call(b, abort, Done)
+    call(a, abort, Done)
+    assert b.node.arrivals.size_bytes == 0
+    assert held(a, "staying").manifest.state is OwnerState.OWNED
+
+    on = Stream(a, "staying", stream.end()[-1].resume)
+    on.end()
+    assert stream.text + on.text == calm
+
+
+@one_class
+def test_an_abort_that_overtakes_the_seal_keeps_the_turn(nodes, calm):
+    a, b = nodes
+    stream = Stream(a, "kept")
+    stream.wait_for_token(1)
+
+    async def seal_and_abort():
+        turn = held(a, "kept").turn
+        turn.hand_over(move_call(SealAgent, b, "kept"))
+        await turn.keep(MigrationId("another-move"))
+        assert turn._seal is not None
+        await turn.keep(move_of("kept"))
+
+    asyncio.run_coroutine_threadsafe(seal_and_abort(), a._loop).result(60)
+    handed = stream.end()[-1]
+    assert held(a, "kept").saved.state is OwnerState.OWNED
+    on = Stream(a, "kept", handed.resume)
+    on.end()
+    assert stream.text + on.text == calm
+
+
+@one_class
+def test_memory_that_is_wanted_takes_arrivals_first_but_not_the_move(nodes, calm):
+    a, b = nodes
+    stream = Stream(a, "squeezed")
+    stream.wait_for_token(1)
+    copy(a, b, call(a, move_call(OfferMigration, b, "squeezed"), Offer))
+
+    async def squeeze():
+        b.node.make_room(b.node.settings.hot_bytes)
+        return b.node.arrivals.size_bytes
+
+    assert asyncio.run_coroutine_threadsafe(squeeze(), b._loop).result(60) == 0
+    sealed = call(a, move_call(SealAgent, b, "squeezed"), Offer)
+    copy(a, b, sealed)
+    call(b, CommitMigration(move_of("squeezed"), sealed, 2), AgentView)
+    on = Stream(b, "squeezed", stream.end()[-1].resume, epoch=2)
+    assert on.end()[0].cache is CacheTier.PEER
+    assert stream.text + on.text == calm
