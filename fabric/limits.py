@@ -93,6 +93,23 @@ TRANSFER_STREAMS: Final = 4
 TRANSFER_CONNECTIONS_MAX: Final = 64
 TRANSFER_TIMEOUT_S: Final = 30.0
 HANDSHAKE_TIMEOUT_S: Final = 5.0
+OFFER_LIFE_MAX_S: Final = 4 * 3600.0  # of an offer that is fetched from all the time
+
+# Copies of agents
+COPY_TIMEOUT_S: Final = 3_600.0  # one agent's; 50 GB over Wi-Fi take half of it
+DRAIN_AT_ONCE_MAX: Final = 3  # agents on their way off one node; more only share its links
+DRAIN_ROUNDS_MAX: Final = 3  # in a row without a move, before a drain rests
+DRAIN_ROUND_REST_S: Final = 1.0
+DRAIN_AGAIN_S: Final = 30.0  # a drain that rested is tried again
+DRAIN_STUCK_MAX: Final = 100  # named in an answer; the rest is counted
+FORK_TRIES_MAX: Final = 3  # a turn that ends may replace the last block under the copy
+REPLICAS_MAX: Final = 7  # of one agent; a fabric is two to eight Macs
+REPLICAS_WAITING_MAX: Final = 1_024  # agents noted for copying; the next sweep finds the rest
+REPLICA_REST_S: Final = 30.0  # before a copy that failed is tried again
+PREFETCHES_MAX: Final = 2  # per node, at once: they compete with turns for the disk
+PREFETCH_TIMEOUT_S: Final = 120.0
+PREFETCH_HINTS_MAX: Final = 4  # agents that one request may name
+PREFETCH_TASKS_MAX: Final = 32  # hints under way in the router; more are dropped
 
 # Router
 SKETCH_PIECE_BYTES: Final = 512

@@ -7,6 +7,7 @@ import pytest
 from fabric import PROTOCOL_VERSION
 from fabric.errors import ConflictError, RejectedError, UnauthorizedError
 from fabric.ids import AgentId, Fingerprint, MigrationId, NodeName, TenantId
+from fabric.limits import OFFER_LIFE_MAX_S
 from fabric.ticket import issue_ticket, open_ticket
 from fabric.wire import Challenge, FetchRequest, Hello, Proof, Refusal, encode_frame
 from node.clock import SystemClock
@@ -225,15 +226,30 @@ def test_a_ticket_ends_with_its_time_its_withdrawal_and_its_server(shelf):
     server.withdraw(MigrationId("migration-2"))
 
     assert refused(port, withdrawn, [ref]) == "bad_ticket"
-    clock.now_s += 29.9
-    assert fetch([loopback(port)], expiring, [ref])[0].blocks == 1
-    clock.now_s += 0.1
+    clock.now_s += 30
     assert refused(port, expiring, [ref]) == "ticket_expired"
     server.stop()
 
     restarted = serve(shelf, clock)
     assert refused(restarted.addresses()[0].port, expiring, [ref]) == "bad_ticket"
     restarted.stop()
+
+
+def test_a_long_copy_renews_its_ticket_but_not_for_ever(shelf):
+    clock = StoppedClock()
+    server = serve(shelf, clock)
+    port = server.addresses()[0].port
+    ref = shelf.add(1_000)
+    began_s, ticket = clock.now_s, offer(server, [ref], valid_s=600)
+    fetched = 0
+    while clock.now_s + 599 < began_s + OFFER_LIFE_MAX_S:
+        clock.now_s += 599
+        fetched += fetch([loopback(port)], ticket, [ref])[0].blocks
+    assert fetched == OFFER_LIFE_MAX_S // 599
+    clock.now_s = began_s + OFFER_LIFE_MAX_S
+
+    assert refused(port, ticket, [ref]) == "ticket_expired"
+    server.stop()
 
 
 def test_offering_the_same_again_renews_and_the_final_offer_stands_beside_it(shelf):
