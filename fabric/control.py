@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from fabric.codec import pack, unpack
+from fabric.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
 from fabric.errors import RejectedError
 from fabric.ids import (
     AgentId,
@@ -93,6 +94,7 @@ class AgentView:
     durable: bool = False  # the disk holds all that memory does
     pinned: bool = False
     pin_held: bool = False  # it fits; a pin beyond its tenant's part counts for nothing
+    kept: bool = False  # a replica made on purpose, which follows its owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class NodeView:
     model: str
     fingerprint: str
     context_tokens_max: int
-    state: str  # "ready" or "draining"
+    state: str  # "ready", "draining" (takes no new agents) or "stopping"
     agents: int
     tokens: int
     bytes: TierBytes
@@ -125,6 +127,7 @@ class NodeView:
     evicted_agents: int = 0  # expired, or gone for lack of room, since the node's start
     scrubbed_bytes: int = 0  # stored blocks read again in idle moments, since the node's start
     damaged_blocks: int = 0  # found by reads and scrubs and taken out of use, since then
+    free: TierBytes | None = None  # of its budgets, as far as it knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +217,7 @@ class CopyBlocks:
     migration: MigrationId
     source: NodeName
     offer: Offer
+    background: bool = False  # nobody waits, and no owned agent may go to make room for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +319,11 @@ CALLS: dict[str, tuple[type, type]] = {
     "commit_migration": (CommitMigration, AgentView),
     "release_agent": (ReleaseAgent, Done),
     "abort_migration": (AbortMigration, Done),
+    "offer_copy": (OfferCopy, Offer),
+    "keep_replica": (KeepReplica, AgentView),
+    "keep_fork": (KeepFork, AgentView),
+    "prefetch_agent": (PrefetchAgent, AgentView),
+    "drain_node": (DrainNode, Done),
     "flush": (Flush, Done),
     "stop": (Stop, Done),
 }

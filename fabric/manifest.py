@@ -17,6 +17,7 @@ from itertools import pairwise
 from fabric.block import BlockRef
 from fabric.cache_spec import CacheGroup
 from fabric.codec import pack, pack_fields, unpack
+from fabric.copy_calls import FORK
 from fabric.errors import CorruptDataError, RejectedError
 from fabric.hashing import payload_checksum
 from fabric.ids import (
@@ -109,6 +110,11 @@ class Manifest:
     def tokens_count(self) -> int:
         """Tokens in the agent's memory."""
         return len(self.token_ids)
+
+    @property
+    def is_found_by_content(self) -> bool:
+        """Say whether prompts that begin like it may continue it, besides those with its id."""
+        return CUT not in self.extras and FORK not in self.extras
 
     @property
     def is_cut(self) -> bool:

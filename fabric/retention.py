@@ -4,6 +4,7 @@
     floor   what a tenant keeps whatever the others do; without a setting, an equal part
     quota   what a tenant never exceeds
     pin     goes last, as long as a tenant's pins fit their part of its floor
+    spare   goes first: another node has the same
 
 Bytes that several agents refer to count once, and are free only when the last one goes.
 Active agents stay in any case. Knows nothing of memory, disks or clocks.
@@ -31,6 +32,7 @@ class Candidate:
     saves_s: float  # what that one would be spared
     is_active: bool = False
     is_pinned: bool = False
+    is_spare: bool = False
 
     @property
     def tenant(self) -> TenantId:
@@ -179,8 +181,10 @@ class _Tier:
             {*self._bytes, *(c.tenant for c in candidates)}, budget_bytes
         )
         self._held = _held_pins(candidates, self._floors, rules)
-        order = sorted((rules.rank(c), c.key, c) for c in candidates if not c.is_active)
-        self._left = [candidate for _, _, candidate in order]
+        order = sorted(
+            (not c.is_spare, rules.rank(c), c.key, c) for c in candidates if not c.is_active
+        )
+        self._left = [candidate for *_, candidate in order]
         self._dropped: list[Candidate] = []
 
     def choice(self) -> Choice:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from fabric.block_chain import BlockSpan
 from fabric.control import AgentView, LastMatch, TierBytes
+from fabric.copy_calls import KEPT
 from fabric.ids import AgentId, TenantId
 from fabric.manifest import Manifest, OwnerState
 from node.mlx.resident_cache import ResidentCache
 from node.prompt_plan import EMPTY_TRANSCRIPT, Transcript
 
 if TYPE_CHECKING:
+    from node.prefetch import Loading
     from node.turn import Turn
 
 AgentKey = tuple[TenantId, AgentId]
@@ -36,6 +38,7 @@ class Agent:
     waiting_count: int = 0
     turn: "Turn | None" = None  # the one that runs now
     decided: asyncio.Event = field(default_factory=asyncio.Event)  # set unless sealed
+    loading: "Loading | None" = None  # its memory is on its way from the disk, ahead of a turn
 
     def __post_init__(self) -> None:
         """Start undecided only if the record says that a migration holds it."""
@@ -120,4 +123,5 @@ class Agent:
             durable=self.is_durable,
             pinned=record.pinned,
             pin_held=record.pinned and self.is_pin_held,
+            kept=record.state is OwnerState.REPLICA and KEPT in record.extras,
         )

@@ -5,6 +5,7 @@ except as buffers.
 """
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -201,14 +202,16 @@ class AgentStore:
         limit: int,
         cache: ResidentCache,
         loaded_count: int = 0,
+        *,
+        cancel: threading.Event | None = None,
     ) -> int:
         """Read blocks straight into an unused `cache`; return how many leading tokens are good.
 
         `ids` are the tokens that the blocks claim to hold. A block that is missing or fails
         any check is taken out of `stock`, and less is restored. The first `loaded_count` full
-        blocks are in the cache already.
+        blocks are in the cache already. Where `cancel` is set, nothing more is read.
         """
-        return _Loading(self, tenant, ids, stock, cache, loaded_count).run(limit)
+        return _Loading(self, tenant, ids, stock, cache, loaded_count, cancel).run(limit)
 
     def load_full(
         self,
@@ -310,8 +313,10 @@ class _Loading:
         stock: Stock,
         cache: ResidentCache,
         loaded_count: int,
+        cancel: threading.Event | None = None,
     ) -> None:
         self._store = store
+        self._cancel = cancel
         self._tenant = tenant
         self._ids = ids
         self._stock = stock
@@ -369,6 +374,8 @@ class _Loading:
     def _read(self, ref: BlockRef, span: BlockSpan, views: Sequence[Place | memoryview]) -> bool:
         """Read one block, which must be the very one that its place asks for."""
         if (ref.block_hash, ref.group) != (span.block_hash, span.group):
+            return False
+        if self._cancel is not None and self._cancel.is_set():
             return False
         tokens = self._ids[span.start : span.end]
         try:

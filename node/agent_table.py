@@ -110,7 +110,7 @@ class AgentTable:
             agent = self._agents[key]
             if (
                 agent.is_busy
-                or agent.manifest.is_cut
+                or not agent.manifest.is_found_by_content
                 or (identity.kind is IdentityKind.GROUP and agent.manifest.group != identity.agent)
             ):
                 continue

@@ -23,8 +23,9 @@ from fabric.control import (
     decode_call,
     encode_reply,
 )
+from fabric.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
 from fabric.errors import FabricError
-from node import eviction, migration_source, migration_target, pins
+from node import copies, draining, eviction, migration_source, migration_target, pins
 from node.http_server import error_reply
 from node.node import Node
 
@@ -47,6 +48,11 @@ class ControlCalls:
             AbortMigration: self._abort,
             CopyBlocks: lambda call: migration_target.copy_blocks(node, call),
             CommitMigration: lambda call: migration_target.commit(node, call),
+            OfferCopy: self._offer_copy,
+            KeepReplica: lambda call: copies.keep_replica(node, call),
+            KeepFork: lambda call: copies.keep_fork(node, call),
+            PrefetchAgent: node.prefetches.answer,
+            DrainNode: lambda call: draining.drain(node, call),
             Flush: self._flush,
             Stop: self._stop,
         }
@@ -71,6 +77,9 @@ class ControlCalls:
         agents = tuple(AgentSketch(a.view(), a.manifest.sketch) for a in node.table)
         return AgentList(node.name, node.config.incarnation, node.table.changes, agents)
 
+    async def _offer_copy(self, call: OfferCopy) -> object:
+        return copies.offer_copy(self._node, call)
+
     async def _abort(self, call: AbortMigration) -> Done:
         await migration_target.forget(self._node, call.migration)
         return await migration_source.take_back(self._node, call)
@@ -85,7 +94,7 @@ class ControlCalls:
         return Done(_saved_note(node, left))
 
     async def _stop(self, _: Stop) -> Done:
-        self._node.is_draining = True
+        self._node.is_draining = self._node.is_stopping = True
         for turn in list(self._node.turns):
             turn.cancel()
         await self._node.quiesce()

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 PREFILL_TOKENS_PER_S = 300.0  # until this node has measured its own
 DISK_BYTES_PER_S = 2e9  # below what any Apple SSD reads
-REPLICA_WORTH = 0.25  # its owner serves it; here it only spares a move back
 _TOKEN_RECORD_BYTES = 8  # id and end of a token in a record
 _REF_RECORD_BYTES = 128
 
@@ -28,6 +27,11 @@ class DiskTier:
     candidates: Sequence[Candidate]
     capacity_bytes: int
     incoming: Mapping[TenantId, int]
+
+    def spare_only(self) -> "DiskTier":
+        """Return it as it looks to who may make room at the cost of replicas alone."""
+        kept = [c if c.is_spare else replace(c, is_active=True) for c in self.candidates]
+        return replace(self, candidates=kept)
 
     def is_crowded(self, ttl_s: float) -> bool:
         """Say whether all that has not expired is more than the capacity."""
@@ -81,8 +85,7 @@ def _valued(node: "Node", agent: "Agent", active: bool) -> Candidate:  # noqa: F
     record, use = agent.manifest, node.table.use
     speed = node.engine.prefill_speed.per_s or PREFILL_TOKENS_PER_S
     saves_s = record.tokens_count * (1 / speed - node.spec.bytes_per_token / DISK_BYTES_PER_S)
-    if record.state is OwnerState.REPLICA:
-        saves_s *= REPLICA_WORTH
+    is_spare = record.state is OwnerState.REPLICA  # its owner serves it
     return Candidate(
         agent.key,
         {},
@@ -90,5 +93,6 @@ def _valued(node: "Node", agent: "Agent", active: bool) -> Candidate:  # noqa: F
         use.odds(record),
         max(0.0, saves_s),
         is_active=active,
-        is_pinned=record.pinned,
+        is_pinned=record.pinned and not is_spare,
+        is_spare=is_spare,
     )

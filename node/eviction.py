@@ -86,6 +86,7 @@ async def erase(node: "Node", call: EraseAgent) -> EraseReceipt:
     if agent is None:
         await node.in_worker(node.store.blocks.sweep)  # perhaps what an earlier call could not
         return EraseReceipt(node.name, existed=False)
+    await node.prefetches.stop(agent)
     async with agent.turn_lock:
         # In the table until it is gone: a turn that comes meanwhile waits for the lock.
         saved, agent.cache = agent.saved, None

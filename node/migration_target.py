@@ -29,11 +29,15 @@ async def copy_blocks(node: "Node", call: CopyBlocks) -> Copied:
     record = _checked(node, call.offer.manifest)
     missing_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in node.store.missing(record))
     if missing_bytes:
-        await node.reclaim.make_room(record.tenant, missing_bytes)
-    copied = await node.in_worker(lambda: _fetch(node, call, record))
-    if call.offer.live or call.migration in node.arrivals:
-        await node.arrivals.extend(call.migration, record)
-    return copied
+        await node.reclaim.make_room(record.tenant, missing_bytes, spare_only=call.background)
+    try:
+        copied = await node.in_worker(lambda: _fetch(node, call, record))
+        if call.offer.live or call.migration in node.arrivals:
+            await node.arrivals.extend(call.migration, record)
+        return copied
+    finally:
+        if call.migration in node.aborted:  # meanwhile: what came after that is in nobody's way
+            await forget(node, call.migration)
 
 
 def _checked(node: "Node", raw: bytes) -> Manifest:

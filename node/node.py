@@ -25,6 +25,7 @@ from node.arrivals import Arrivals
 from node.engine_thread import EngineThread
 from node.flusher import Flusher
 from node.mlx.chat_tokenizer import ChatTokenizer
+from node.prefetch import Prefetches
 from node.reclaim import Reclaim
 from node.transfer_server import TransferServer
 from node.turn import Turn
@@ -65,21 +66,24 @@ class Node:
     problem: str | None = None  # why no agent's cache is kept: every prompt is computed whole
     vocabulary_size: int = 0  # token ids that the model takes
     http_url: str = ""
-    is_draining: bool = False
+    is_draining: bool = False  # no new agents: somebody said so
+    is_stopping: bool = False
     degraded: str | None = None
     scrubbed_bytes: int = 0
     flusher: Flusher = field(init=False)
     reclaim: Reclaim = field(init=False)
     arrivals: Arrivals = field(init=False)
+    prefetches: Prefetches = field(init=False)
     turns: set[Turn] = field(default_factory=set)
     adopted: dict[MigrationId, list[BlockRef]] = field(default_factory=dict)  # not yet owned
     aborted: OrderedDict[MigrationId, None] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
-        """Look after agents that could not be saved, after the disk's budget, and arrivals."""
+        """Look after unsaved agents, the disk's budget, and what comes into memory."""
         self.flusher = Flusher(self)
         self.arrivals = Arrivals(self)
         self.reclaim = Reclaim(self)
+        self.prefetches = Prefetches(self)
 
     @property
     def name(self) -> NodeName:
@@ -125,10 +129,17 @@ class Node:
         self.flusher.hurry()
         self.engine.wake()
 
+    @property
+    def state(self) -> str:
+        """Say in a word what the node takes."""
+        if self.is_stopping:
+            return "stopping"
+        return "draining" if self.is_draining else "ready"
+
     def refuse_new(self) -> None:
         """Raise where this node takes no new agents."""
-        if self.is_draining:
-            message = "this node is draining"
+        if self.is_draining or self.is_stopping:
+            message = f"this node is {self.state}"
             raise RetryElsewhereError(message, code="draining")
 
     def usable_prefix(self, tokens_count: int) -> int:
@@ -159,7 +170,7 @@ class Node:
             model=self.model_name,
             fingerprint=self.fingerprint.hex(),
             context_tokens_max=self.context_tokens_max,
-            state="draining" if self.is_draining else "ready",
+            state=self.state,
             agents=len(agents),
             tokens=sum(agent.manifest.tokens_count for agent in agents),
             bytes=TierBytes(hot=self.table.hot_bytes, disk=self.store.blocks.total_bytes),
@@ -177,4 +188,8 @@ class Node:
             evicted_agents=self.reclaim.evicted_count,
             scrubbed_bytes=self.scrubbed_bytes,
             damaged_blocks=self.store.blocks.damaged_count,
+            free=TierBytes(
+                hot=max(0, self.settings.hot_bytes - self.table.hot_bytes),
+                disk=self.reclaim.free_bytes,
+            ),
         )

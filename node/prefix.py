@@ -43,6 +43,7 @@ class _Source:
 
 async def prepare(node: "Node", agent: Agent, plan: PromptPlan, answer_tokens: int) -> Prepared:
     """Bring the reusable prefix of `plan` into a resident cache."""
+    await node.prefetches.join(agent)
     resident, agent.cache = agent.cache, None
     node.note_hot()
     room = len(plan.ids) + min(answer_tokens, ROOM_TOKENS)

@@ -112,14 +112,25 @@ class Reclaim:
         except (FabricError, OSError) as error:
             _log.error("cannot reclaim disk space: %s", error)
 
-    async def make_room(self, tenant: TenantId, size_bytes: int) -> None:
-        """Have `size_bytes` free for `tenant`; raise NoRoomError if nobody may go for it."""
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the budget that were free when that was found out last, less what came since."""
+        found = self._stands.free_bytes if self._stands is not None else 0.0
+        return max(0, int(found) - self._since.total())
+
+    async def make_room(
+        self, tenant: TenantId, size_bytes: int, *, spare_only: bool = False
+    ) -> None:
+        """Have `size_bytes` free for `tenant`; raise NoRoomError if nobody may go for it.
+
+        `spare_only`: nothing but replicas may.
+        """
         if tenant == SELF_TEST or self._take(tenant, size_bytes):
             return
         async with self._turn:
             if self._take(tenant, size_bytes):
                 return
-            await self._fit((tenant, size_bytes))
+            await self._fit((tenant, size_bytes), spare_only=spare_only)
             if not self._take(tenant, size_bytes):
                 message = f"no room for {size_bytes} bytes: the disk budget is full of what is used"
                 raise NoRoomError(message)
@@ -168,9 +179,16 @@ class Reclaim:
 
     # --- bytes -------------------------------------------------------------------------------
 
-    async def _fit(self, wish: tuple[TenantId, int] | None = None) -> None:
+    async def _fit(
+        self, wish: tuple[TenantId, int] | None = None, *, spare_only: bool = False
+    ) -> None:
         """Let go of folders, of old states, and of agents until everything fits."""
         tier = await self._survey(wish)
+        if spare_only:
+            chosen = await self._chosen(tier.spare_only())
+            self.evicted_count += await evict(self._node, chosen)
+            self._keep(await self._survey(wish), wish)
+            return
         for folder in list(self._others):
             if not tier.is_crowded(self._rules.ttl_s):
                 break

@@ -21,6 +21,7 @@ from fabric.errors import FatalError, RetryLaterError
 from fabric.limits import CONTROL_TIMEOUT_S
 from fabric.manifest import OwnerState
 from fabric.spec_file import SpecRecord
+from node import draining
 from node.agent import Agent
 from node.agent_store import AgentStore
 from node.agent_table import AgentTable
@@ -186,6 +187,7 @@ class NodeService:
             self_test=_UNTESTED,
             problem=loaded.problem,
             vocabulary_size=loaded.vocabulary_size,
+            is_draining=draining.is_noted(config.data_dir),
         )
 
     def _make_room(self, size_bytes: int) -> None:
@@ -206,12 +208,13 @@ class NodeService:
 
     async def _close(self) -> None:
         node = self.node
-        node.is_draining = True
+        node.is_draining = node.is_stopping = True
         if self._scrubber is not None:
             await self._scrubber.stop()
         for turn in list(node.turns):
             turn.cancel()
         await node.quiesce()
+        await node.prefetches.close()
         await node.flusher.stop()
         await node.reclaim.stop()
         left = await node.flusher.flush()

@@ -1,0 +1,64 @@
+"""Copies of agents between real nodes, asked for as the router asks."""
+
+import itertools
+
+from fabric.control import AbortMigration, AgentView, Copied, CopyBlocks, Done, Offer
+from fabric.copy_calls import KeepFork, KeepReplica, OfferCopy
+from fabric.ids import AgentId, MigrationId, NodeName, OperationId
+from node.service import NodeService
+from tests.support.services import TENANT, call
+
+_names = itertools.count()
+
+
+def copied_offer(
+    source: NodeService, target: NodeService, agent: str, epoch: int, *, background: bool = False
+) -> tuple[MigrationId, Offer, Copied | None]:
+    """Offer an agent's record and let another node copy its blocks."""
+    name = MigrationId(f"copy-{next(_names):06d}")
+    to = NodeName(target.node.name)
+    offer = call(source, OfferCopy(name, TENANT, AgentId(agent), epoch, to), Offer)
+    if source is target:
+        return name, offer, None
+    blocks = CopyBlocks(name, NodeName(source.node.name), offer, background)
+    return name, offer, call(target, blocks, Copied)
+
+
+def withdraw(service: NodeService, name: MigrationId, agent: str) -> None:
+    """End an offer or a copy."""
+    call(service, AbortMigration(name, TENANT, AgentId(agent)), Done)
+
+
+def fork(
+    source: NodeService,
+    target: NodeService,
+    agent: str,
+    name: str,
+    *,
+    epoch: int = 1,
+    operation: str = "operation-1",
+) -> AgentView:
+    """Fork an agent."""
+    migration, offer, _ = copied_offer(source, target, agent, epoch)
+    keep = KeepFork(migration, offer.manifest, OperationId(operation), AgentId(name), 1)
+    view = call(target, keep, AgentView)
+    withdraw(source, migration, agent)
+    return view
+
+
+def replicate(
+    source: NodeService,
+    target: NodeService,
+    agent: str,
+    *,
+    epoch: int = 1,
+    kept: bool = True,
+    background: bool = False,
+) -> tuple[AgentView, Copied]:
+    """Make or refresh a replica."""
+    migration, offer, copied = copied_offer(source, target, agent, epoch, background=background)
+    keep = KeepReplica(migration, offer.manifest, NodeName(source.node.name), kept)
+    view = call(target, keep, AgentView)
+    withdraw(source, migration, agent)
+    assert copied is not None, "to another node"
+    return view, copied
