@@ -15,6 +15,7 @@ from fabric.limits import (
     GIB,
     MIB,
     PIN_SHARE_MAX,
+    REPLICAS_MAX,
     TENANT_SHARES_MAX,
     WAITING_REQUESTS_MAX,
 )
@@ -69,6 +70,7 @@ class RouterSettings:
     api_keys: dict[str, str] = field(default_factory=dict)  # tenant: key
     loopback_without_key: bool = True
     takeover_after_s: float = 2.0  # how long a turn waits for a silent owner
+    replicas: int = 0  # copies of each agent on other nodes, refreshed behind its turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ def _check_ranges(settings: FabricSettings) -> None:
         (node.scrub_every_s > 0, "node.scrub_every_s must be positive"),
         (0 <= router.port <= 65535, "router.port must be 0-65535"),
         (router.takeover_after_s > 0, "router.takeover_after_s must be positive"),
+        (0 <= router.replicas <= REPLICAS_MAX, f"router.replicas must be 0-{REPLICAS_MAX}"),
     )
     for holds, message in rules:
         if not holds:

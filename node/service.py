@@ -88,6 +88,7 @@ class NodeService:
         self._node.self_test = self._on_loop(run_self_test(self._node)).result()
         if not self._node.self_test.passed:
             _log.error("self-test failed: %s", self._node.self_test.detail)
+        self._node.is_draining = draining.is_noted(self._config.data_dir)
         self._scrubber = Scrubber(self._node)
         self._loop.call_soon_threadsafe(self._scrubber.start)
         self._loop.call_soon_threadsafe(self._node.flusher.start)
@@ -187,7 +188,6 @@ class NodeService:
             self_test=_UNTESTED,
             problem=loaded.problem,
             vocabulary_size=loaded.vocabulary_size,
-            is_draining=draining.is_noted(config.data_dir),
         )
 
     def _make_room(self, size_bytes: int) -> None:

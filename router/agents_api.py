@@ -18,6 +18,7 @@ from router.fields import Fields, require_text
 from router.fleet import Fleet
 from router.json_body import read_object
 from router.migrations import Migrations
+from router.sites import is_current
 
 
 class AgentsApi:
@@ -119,6 +120,20 @@ def _key(request: Request) -> Key:
     return tenant_of(request), AgentId(parse_agent_id(request.path_params["agent"]))
 
 
+def _copy(holding: Holding, owner: Holding | None) -> dict[str, Any]:
+    view = holding.view
+    return {
+        "node": holding.node,
+        "epoch": holding.epoch,
+        "revision": view.revision if view else 0,
+        "tokens": view.tokens if view else 0,
+        "current": owner is not None and is_current(holding, owner),
+        "kept": view.kept if view else False,
+        "tiers": list(view.tiers) if view else [],
+        "bytes": to_plain(view.bytes) if view else {"hot": 0, "disk": 0},
+    }
+
+
 def _agent(key: Key, directory: Directory) -> dict[str, Any]:
     owner = directory.owner(key)
     holdings = directory.holdings(key)
@@ -143,6 +158,7 @@ def _agent(key: Key, directory: Directory) -> dict[str, Any]:
         "used_s": view.used_s if view else None,
         "last_match": to_plain(view.last_match) if view else None,
         "replicas": replicas,
+        "copies": [_copy(holding, owner) for holding in holdings if holding.node in replicas],
         "pinned": view.pinned if view else False,
         "pin_held": view.pin_held if view else False,
         "pins": [],

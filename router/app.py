@@ -13,6 +13,8 @@ from router.auth import Auth
 from router.body_limit import BodyLimit
 from router.chat_api import ChatApi
 from router.completion_api import CompletionApi
+from router.copies_api import CopiesApi
+from router.drain_api import DrainApi
 from router.fleet import Fleet
 from router.health_api import HealthApi
 from router.hibernation_api import HibernationApi
@@ -33,7 +35,9 @@ def routes_of(services: Services) -> list[BaseRoute]:
         *ModelsApi(fleet).routes(),
         *AgentsApi(fleet, services.migrations, services.erasures).routes(),
         *HibernationApi(Hibernations(fleet, services.migrations)).routes(),
-        *NodesApi(fleet).routes(),
+        *CopiesApi(services.forks, services.replicas, services.prefetches).routes(),
+        *NodesApi(fleet, services.drains).routes(),
+        *DrainApi(fleet, services.drains).routes(),
         *MetricsApi(fleet, services.telemetry).routes(),
     ]
 

@@ -14,6 +14,7 @@ from router.answer import gather, memory_headers, usage
 from router.auth import tenant_of
 from router.completion_request import CompletionRequest, parse_completion
 from router.disconnect import unless_gone
+from router.expected_next import expected_next
 from router.fresh_ids import fresh_name, fresh_operation
 from router.json_body import read_object
 from router.open_turn import OpenTurn
@@ -44,6 +45,7 @@ class CompletionApi:
             sampling=asked.sampling,
             prompt=asked.prompt,
             priority=asked.priority,
+            prefetch=expected_next(request.headers),
         )
         opened = await unless_gone(request, self._turns.open(turn))
         headers = memory_headers(opened.admitted)

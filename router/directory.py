@@ -119,6 +119,15 @@ class Directory:
         """Return a tenant's agents, by id."""
         return sorted(key[1] for key in self._holdings if key[0] == tenant)
 
+    def all_keys(self) -> list[Key]:
+        """Return all agents of all tenants."""
+        return list(self._holdings)
+
+    def owned_by(self, node: NodeName) -> list[Key]:
+        """Return the agents that the node owns, or has sealed for a move, in order."""
+        keys = self._by_node.get(node, set())
+        return sorted(k for k in keys if (owner := self.owner(k)) and owner.node == node)
+
     def epoch_of(self, node: NodeName) -> int:
         """Return the highest epoch at which a node owns an agent; 0 if it owns none."""
         owned = (self._holdings[key][node] for key in self._by_node.get(node, set()))

@@ -11,6 +11,7 @@ from router.directory import Key
 from router.fleet import Fleet
 from router.fresh_ids import fresh_operation
 from router.migrations import Migrations
+from router.replicas import Replicas
 
 _LOG = logging.getLogger("macfabric.router.erasures")
 
@@ -27,9 +28,10 @@ class Erasure:
 class Erasures:
     """Sends erasures to all nodes; those that do not answer get them when they are back."""
 
-    def __init__(self, fleet: Fleet, migrations: Migrations) -> None:
+    def __init__(self, fleet: Fleet, migrations: Migrations, replicas: Replicas) -> None:
         self._fleet = fleet
         self._migrations = migrations
+        self._replicas = replicas
         self._owed: dict[NodeName, set[Key]] = {}
 
     async def erase(self, tenant: TenantId, agent: AgentId) -> Erasure:
@@ -38,6 +40,11 @@ class Erasures:
         if self._migrations.is_moving(key):
             message = f"agent {agent} is being moved; erase it when that is done"
             raise ConflictError(message, code="migration_in_progress")
+        async with self._replicas.barred(key):
+            return await self._erase(key)
+
+    async def _erase(self, key: Key) -> Erasure:
+        agent = key[1]
         holders = {holding.node for holding in self._fleet.directory.holdings(key)}
         nodes = [member.name for member in self._fleet.membership.members]
         answers = await asyncio.gather(*(self._erase_on(node, key) for node in nodes))

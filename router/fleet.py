@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from xxhash import xxh3_64
 
 from fabric.control import AgentList, NodeView
-from fabric.errors import NotFoundError, RetryLaterError
+from fabric.errors import ConflictError, NotFoundError, RetryLaterError
 from fabric.generation import IdentityKind
 from fabric.ids import AgentId, NodeName
 from fabric.limits import BEAT_S, BLOCK_TOKENS
+from fabric.manifest import OwnerState
 from fabric.ports import Clock
 from router.directory import Directory, Key
 from router.ledger import Ledger
@@ -81,6 +82,18 @@ class Fleet:
         message = f"no node is called {name!r}; known: {', '.join(names) or 'none'}"
         raise NotFoundError(message, code="unknown_node", param=param)
 
+    def require_taking(self, name: str, param: str = "to") -> NodeName:
+        """Return a node that takes agents; raise a FabricError that says why another does not."""
+        node = self.require_node(name, param)
+        member = self.membership.find(node)
+        if self.membership.health(node) is not Health.ALIVE or not member or not member.view:
+            message = f"node {node} is not answering"
+            raise RetryLaterError(message, retry_after_s=2.0, code=NodeLostError.code)
+        if member.view.state != READY:
+            message = f"node {node} is {member.view.state}: it takes no agents"
+            raise ConflictError(message, code="node_draining", param=param)
+        return node
+
     def is_up(self, name: NodeName) -> bool:
         """Say whether a node's lease has not run out."""
         return self.membership.health(name) is not Health.EXPIRED
@@ -126,7 +139,11 @@ class Fleet:
         if self.policy is not Policy.SECONDS:  # the baselines place every unnamed turn
             return None
         matches = self.sketches.matches(turn.tenant, turn.prompt.sketch)
-        found = [(m.pieces_count, n) for n, m in matches.items() if m.continued]
+        found = [
+            (match.pieces_count, node)
+            for node, match in matches.items()
+            if match.continued and not self._is_replica((turn.tenant, match.continued), node)
+        ]
         for _, node in sorted(found, reverse=True):
             if node not in without and self.is_up(node):
                 return node
@@ -185,6 +202,11 @@ class Fleet:
         if group is None:
             return True
         return any(h.node == node and h.group == group for h in self.directory.holdings(key))
+
+    def _is_replica(self, key: Key, node: NodeName) -> bool:
+        """Say whether a node only keeps a copy of an agent: it does not go on with it."""
+        holdings = self.directory.holdings(key)
+        return any(h.node == node and h.state is OwnerState.REPLICA for h in holdings)
 
     def _is_hot(self, key: Key, node: NodeName) -> bool:
         for holding in self.directory.holdings(key):

@@ -38,6 +38,11 @@ class Migrations:
         """Say whether this router is moving the agent right now."""
         return key in self._running
 
+    @property
+    def is_idle(self) -> bool:
+        """Say whether no agent at all is on the move."""
+        return not self._running
+
     async def settle(self, key: Key) -> None:
         """Wait while the agent may be served nowhere; raise RetryLaterError if that lasts."""
         migration = self._running.get(key)
@@ -103,10 +108,10 @@ class Migrations:
         holding = self._owner(key)
         if holding.node == target:
             return MigrationReceipt(key[1], target, target, holding.epoch)
-        for node in (holding.node, target):
-            if self._fleet.membership.health(node) is not Health.ALIVE:
-                message = f"node {node} is not answering"
-                raise RetryLaterError(message, retry_after_s=2.0, code="node_lost")
+        if self._fleet.membership.health(holding.node) is not Health.ALIVE:
+            message = f"node {holding.node} is not answering"
+            raise RetryLaterError(message, retry_after_s=2.0, code="node_lost")
+        self._fleet.require_taking(target)
         migration = Migration(self._fleet, fresh_migration(), key, holding, target)
         self._running[key] = migration
         _LOG.info("agent %s moves from %s to %s", key[1], holding.node, target)

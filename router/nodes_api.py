@@ -8,6 +8,9 @@ from starlette.routing import Route
 
 from fabric.codec import to_plain
 from fabric.control import Done, Flush
+from router.auth import tenant_of
+from router.drain_api import drain_row
+from router.drains import Drains
 from router.fields import Fields
 from router.fleet import Fleet
 from router.json_body import read_object
@@ -19,8 +22,9 @@ FLUSH_TIMEOUT_S = 120.0
 class NodesApi:
     """Nodes as their last beat described them."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, drains: Drains) -> None:
         self._fleet = fleet
+        self._drains = drains
 
     def routes(self) -> list[Route]:
         """Return the routes of this API."""
@@ -29,11 +33,16 @@ class NodesApi:
             Route("/v1/nodes/{node}/flush", self.flush, methods=["POST"]),
         ]
 
-    async def index(self, _request: Request) -> Response:
+    async def index(self, request: Request) -> Response:
         """List all nodes, lost ones included."""
         membership = self._fleet.membership
         await membership.refresh()
-        nodes = [self._node(m, membership.health(m.name)) for m in membership.members]
+        tenant = tenant_of(request)
+        nodes = [
+            self._node(m, membership.health(m.name))
+            | {"drain": drain_row(self._drains, m.name, tenant)}
+            for m in membership.members
+        ]
         return JSONResponse({"object": "list", "data": nodes})
 
     async def flush(self, request: Request) -> Response:
@@ -61,6 +70,7 @@ class NodesApi:
             "agents": view.agents,
             "tokens": view.tokens,
             "bytes": to_plain(view.bytes),
+            "free": to_plain(view.free),
             "bytes_per_token": view.bytes_per_token,
             "addresses": to_plain(view.addresses),
             "epoch": self._fleet.directory.epoch_of(member.name),

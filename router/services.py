@@ -4,10 +4,15 @@ import asyncio
 from dataclasses import dataclass
 
 from fabric.settings import RouterSettings
+from router.drains import Drains
 from router.erasures import Erasures
 from router.fleet import Fleet
+from router.forks import Forks
 from router.migrations import Migrations
+from router.prefetches import Prefetches
 from router.recovery import Recovery
+from router.replicas import Replicas
+from router.sites import Sites
 from router.telemetry import Telemetry
 from router.turns import Turns
 
@@ -21,15 +26,23 @@ class Services:
     migrations: Migrations
     recovery: Recovery
     erasures: Erasures
+    drains: Drains
+    forks: Forks
+    replicas: Replicas
+    prefetches: Prefetches
     turns: Turns
 
     async def run(self) -> None:
-        """Beat, recover and sweep until cancelled."""
+        """Beat, recover, copy and sweep until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.fleet.membership.run())
                 tasks.create_task(self._tend())
+                tasks.create_task(self.replicas.run())
         finally:
+            await self.drains.close()
+            await self.prefetches.close()
+            await self.replicas.close()
             await self.migrations.close()
 
     async def _tend(self) -> None:
@@ -37,6 +50,7 @@ class Services:
             await asyncio.sleep(self.fleet.membership.beat_s)
             await self.recovery.round()
             await self.erasures.sweep()
+            self.drains.sweep()
 
 
 def assemble(fleet: Fleet, settings: RouterSettings) -> Services:
@@ -44,11 +58,20 @@ def assemble(fleet: Fleet, settings: RouterSettings) -> Services:
     telemetry = Telemetry()
     migrations = Migrations(fleet, telemetry)
     recovery = Recovery(fleet, migrations)
+    sites = Sites(fleet)
+    replicas = Replicas(fleet, migrations, sites, telemetry, settings.replicas)
+    prefetches = Prefetches(fleet, migrations, replicas, telemetry)
     return Services(
         fleet=fleet,
         telemetry=telemetry,
         migrations=migrations,
         recovery=recovery,
-        erasures=Erasures(fleet, migrations),
-        turns=Turns(fleet, migrations, recovery, telemetry, settings.takeover_after_s),
+        erasures=Erasures(fleet, migrations, replicas),
+        drains=Drains(fleet, migrations, sites),
+        forks=Forks(fleet, migrations, sites, telemetry),
+        replicas=replicas,
+        prefetches=prefetches,
+        turns=Turns(
+            fleet, migrations, recovery, telemetry, settings.takeover_after_s, prefetches.hint
+        ),
     )

@@ -44,6 +44,7 @@ class Telemetry:
             "macfabric_takeovers", "Agents taken over from lost nodes.", registry=self.registry
         )
         self._add_migrations()
+        self._add_copies()
         self._nodes = Gauge(
             "macfabric_nodes",
             "Nodes by the state of their lease.",
@@ -94,6 +95,17 @@ class Telemetry:
             "macfabric_migration_bytes", "Bytes that moves sent.", registry=registry
         )
 
+    def _add_copies(self) -> None:
+        self._copies = Counter(
+            "macfabric_copies",
+            "Replicas, forks and prefetches by outcome.",
+            ["kind", "outcome"],
+            registry=self.registry,
+        )
+        self._copy_bytes = Counter(
+            "macfabric_copy_bytes", "Bytes that copies sent.", ["kind"], registry=self.registry
+        )
+
     def admitted(self, event: Admitted) -> None:
         """Count a turn's prompt."""
         self._prompt.inc(event.prompt_tokens)
@@ -119,6 +131,11 @@ class Telemetry:
         self._migration_s.observe(receipt.seconds)
         self._pause_s.observe(receipt.pause_seconds)
         self._migration_bytes.inc(receipt.bytes_sent)
+
+    def copied(self, kind: str, sent_bytes: int, *, ok: bool) -> None:
+        """Count a replica, a fork or a prefetch."""
+        self._copies.labels(kind, "ok" if ok else "failed").inc()
+        self._copy_bytes.labels(kind).inc(sent_bytes)
 
     def migration_failed(self) -> None:
         """Count a move that ended where it began."""

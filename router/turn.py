@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fabric.generation import GenerateRequest, Identity, Priority, Resumption, Sampling
-from fabric.ids import OperationId, TenantId
+from fabric.ids import AgentId, OperationId, TenantId
 from router.prompt import Prompt
 
 
@@ -19,6 +19,7 @@ class Turn:
     prompt: Prompt
     priority: Priority = Priority.INTERACTIVE
     resume: Resumption | None = None
+    prefetch: tuple[AgentId, ...] = ()  # whose turns are expected next
 
     def request(self, epoch: int) -> GenerateRequest:
         """Spell the turn for a node, at the epoch that the directory knows."""

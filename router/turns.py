@@ -11,7 +11,7 @@ Once a node has sent its first event, nothing is retried: the client sees where 
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from fabric.errors import (
@@ -22,7 +22,7 @@ from fabric.errors import (
     RetryLaterError,
 )
 from fabric.generation import Admitted, Event, Failed, HandedOver, Identity, IdentityKind
-from fabric.ids import NodeName
+from fabric.ids import AgentId, NodeName, TenantId
 from fabric.manifest import OwnerState
 from router.directory import Directory, Holding, Key, Reservation
 from router.fleet import Fleet
@@ -84,18 +84,20 @@ class Turns:
         recovery: Recovery,
         telemetry: Telemetry,
         takeover_after_s: float,
+        hint: Callable[[TenantId, Sequence[AgentId]], None] = lambda *_: None,
     ) -> None:
         self._fleet = fleet
         self._migrations = migrations
         self._recovery = recovery
         self._telemetry = telemetry
         self._takeover_after_s = takeover_after_s
+        self._hint = hint
 
     async def open(self, turn: Turn) -> OpenTurn:
         """Return the turn once a node has admitted it."""
         try:
             self._check_model(turn.model)
-            return await self._open(turn)
+            opened = await self._open(turn)
         except RetryLaterError as error:
             self._telemetry.ended("overloaded" if error.status == 429 else "unavailable")
             raise
@@ -108,6 +110,8 @@ class Turns:
         except FabricError:
             self._telemetry.ended("failed")
             raise
+        self._hint(turn.tenant, turn.prefetch)
+        return opened
 
     async def _open(self, turn: Turn) -> OpenTurn:
         started_s = self._now_s()
@@ -195,7 +199,7 @@ class Turns:
     def _replica(self, key: Key, attempt: Attempt) -> NodeName | None:
         """Find who keeps the latest copy of an agent's memory."""
         holdings = self._directory.holdings(key)
-        latest = sorted(holdings, key=lambda holding: -holding.epoch)
+        latest = sorted(holdings, key=_lateness, reverse=True)
         return next((h.node for h in latest if self._usable(h.node, attempt)), None)
 
     def _unnamed(self, turn: Turn, attempt: Attempt) -> Target:
@@ -309,6 +313,10 @@ class Turns:
 
     def _now_s(self) -> float:
         return self._fleet.clock.monotonic_s()
+
+
+def _lateness(holding: Holding) -> tuple[int, int]:
+    return holding.epoch, holding.view.revision if holding.view is not None else 0
 
 
 def _admission(event: Event, node: NodeName) -> Admitted:

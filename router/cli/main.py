@@ -16,6 +16,7 @@ from router.cli.doctor import add_doctor
 from router.cli.errors import FAILED, MISUSED, CommandError
 from router.cli.fsck import add_fsck
 from router.cli.hibernate import add_hibernation
+from router.cli.moves import add_moves
 from router.cli.names import require_own_names
 from router.cli.queries import add_queries
 from router.cli.serve import add_serve
@@ -31,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"macfabric {fabric.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for declare in (add_up, add_down, add_serve, add_queries, add_verbs):
+    for declare in (add_up, add_down, add_serve, add_queries, add_verbs, add_moves):
         declare(commands)
     add_hibernation(commands)
     for declare in (add_doctor, add_fsck, add_config, add_demo, add_bench):

@@ -78,6 +78,42 @@ RECEIPT = {
     ],
     "unreachable": [],
 }
+COPIED = {"blocks_sent": 3, "blocks_reused": 5, "bytes_sent": 2048, "seconds": 0.5}
+FORKED = {"id": "ivan", "forked_from": "mira", "node": "node-a", "tokens": 2048, **COPIED}
+REPLICA = {
+    "id": "mira",
+    "object": "agent.replica",
+    "owner": "node-a",
+    "node": "node-b",
+    "kept": True,
+    "tokens": 2048,
+    **COPIED,
+}
+PREFETCHED = {
+    "id": "mira",
+    "object": "agent.prefetch",
+    "node": "node-a",
+    "tiers": ["hot", "disk"],
+    "bytes": {"hot": 1048576, "disk": 524288},
+}
+DRAINED = {
+    "node": "node-a",
+    "state": "drained",
+    "agents_moved": 7,
+    "agents_left": 0,
+    "bytes_sent": 524288,
+    "seconds": 3.5,
+    "stuck": [],
+    "stuck_others": 0,
+}
+STUCK = {
+    **DRAINED,
+    "node": "node-b",
+    "state": "stuck",
+    "agents_left": 3,
+    "stuck": [{"id": "mira", "code": "cannot_seal", "message": "the disk is full"}],
+    "stuck_others": 2,
+}
 PINNED = {"id": "mira", "node": "node-a", "pinned": True, "pin_held": True}
 ANSWERS = {
     ("GET", "/healthz"): {"status": "degraded"},
@@ -85,11 +121,20 @@ ANSWERS = {
     ("GET", "/v1/agents"): {"object": "list", "data": [AGENT, {"id": "new", "state": "owned"}]},
     ("GET", "/v1/agents/mira"): AGENT,
     ("POST", "/v1/agents/mira/migrate"): MOVED,
+    ("POST", "/v1/agents/mira/fork"): FORKED,
+    ("POST", "/v1/agents/mira/replicate"): REPLICA,
+    ("POST", "/v1/agents/mira/prefetch"): PREFETCHED,
+    ("POST", "/v1/nodes/node-a/drain"): DRAINED,
+    ("POST", "/v1/nodes/node-a/undrain"): {"node": "node-a", "state": "ready"},
+    ("POST", "/v1/nodes/node-b/drain"): {**STUCK, "state": "draining"},
+    ("POST", "/v1/nodes/node-c/drain"): {**DRAINED, "state": "draining"},
     ("POST", "/v1/agents/mira/pin"): PINNED,
     ("POST", "/v1/agents/ivan/pin"): {**PINNED, "pin_held": False},
     ("DELETE", "/v1/agents/mira"): RECEIPT,
     ("DELETE", "/v1/agents/ivan"): {**RECEIPT, "deleted": False, "unreachable": ["node-b"]},
 }
+
+NODES[1]["drain"] = STUCK  # what watching `drain node-b` sees at last
 
 
 class FakeFabric:

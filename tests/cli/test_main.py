@@ -15,6 +15,11 @@ COMMANDS = {
     *("up", "down", "serve", "status", "nodes", "agents", "agent", "migrate", "pin", "erase"),
     *("hibernate", "resume"),
     *("doctor", "fsck", "config", "demo", "bench"),
+    "drain",
+    "fork",
+    "prefetch",
+    "replicate",
+    "undrain",
 }
 MISUSES = {
     "no command": [],

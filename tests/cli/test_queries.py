@@ -5,7 +5,18 @@ import json
 import pytest
 
 from router.cli.folder import DataFolder, write_private
-from tests.cli.fake_fabric import AGENT, MOVED, NODES, PINNED, RECEIPT
+from tests.cli.fake_fabric import (
+    AGENT,
+    DRAINED,
+    FORKED,
+    MOVED,
+    NODES,
+    PINNED,
+    PREFETCHED,
+    RECEIPT,
+    REPLICA,
+    STUCK,
+)
 
 # Command line -> what the text must contain, and the JSON it must print.
 COMMANDS = {
@@ -17,6 +28,11 @@ COMMANDS = {
         ["8 sent, 1 there", "512.0 KiB", "0.12, of which paused 0.02"],
         MOVED,
     ),
+    "fork": (["fork", "mira", "--as", "ivan"], ["ivan", "2,048", "3 sent, 5 there"], FORKED),
+    "replicate": (["replicate", "mira", "--to", "node-b"], ["after each turn", "2.0 KiB"], REPLICA),
+    "prefetch": (["prefetch", "mira"], ["hot, disk", "1.0 MiB"], PREFETCHED),
+    "drain": (["drain", "node-a", "--no-wait"], ["drained", "7 agents, 512.0 KiB"], DRAINED),
+    "undrain": (["undrain", "node-a"], ["node-a", "ready"], {"node": "node-a", "state": "ready"}),
     "pin": (["pin", "mira"], ["node-a", "pinned"], PINNED),
     "erase": (["erase", "mira"], ["8 blocks, 512.0 KiB", "node-a  removed", "3"], RECEIPT),
     "status": (["status"], ["3, 1 ready", "degraded", "no space left", "3 of 9"], None),
@@ -69,6 +85,34 @@ def test_pin_says_what_it_wants_and_whether_it_counts(run, fabric):
     ]
     assert status == 0
     assert "without effect" in out
+
+
+def test_watching_a_drain_ends_with_it_and_names_who_is_left(run, fabric):
+    status, out, err = run("drain", "node-b", "--url", fabric.url)
+    printed = json.loads(run("drain", "node-b", "--json", "--url", fabric.url)[1])
+
+    assert status == 1
+    assert "the disk is full" in out
+    assert "7 moved, 3 left" in err
+    assert "2 more" in err
+    assert printed == STUCK
+
+
+def test_a_drain_that_somebody_else_ended_is_no_success(run, fabric):
+    status, _, err = run("drain", "node-c", "--url", fabric.url)
+
+    assert status == 1
+    assert "somebody ended it" in err
+
+
+def test_copies_say_what_they_want(run, fabric):
+    run("fork", "mira", "--as", "ivan", "--to", "node-b", "--url", fabric.url)
+    run("replicate", "mira", "--to", "node-b", "--once", "--url", fabric.url)
+
+    assert [(path, body) for _, path, body in fabric.asked] == [
+        ("/v1/agents/mira/fork", {"as": "ivan", "to": "node-b"}),
+        ("/v1/agents/mira/replicate", {"to": "node-b", "keep": False}),
+    ]
 
 
 def test_an_erasure_that_a_node_owes_is_not_done(run, fabric):

@@ -31,10 +31,11 @@ from fabric.control import (
 )
 from fabric.errors import ConflictError, NotFoundError, RetryLaterError, StaleEpochError
 from fabric.manifest import OwnerState
+from tests.router.fake_copies import FakeCopies
 from tests.router.fake_memory import BLOCK_CHARS, Memory, block_names
 
 
-class FakeControl:
+class FakeControl(FakeCopies):
     """What the control calls do to the memory of a fake node."""
 
     def handlers(self):
@@ -50,6 +51,7 @@ class FakeControl:
             ReleaseAgent: self._release,
             AbortMigration: self._abort,
             Flush: self._flush,
+            **self.copy_handlers(),
         }
 
     def view(self):
@@ -63,7 +65,7 @@ class FakeControl:
             model=self.model,
             fingerprint="f" * 64,
             context_tokens_max=100_000,
-            state="ready",
+            state="draining" if self.is_draining else "ready",
             agents=len(self.memory),
             tokens=text,
             bytes=TierBytes(text, text),
@@ -101,6 +103,9 @@ class FakeControl:
             sealed_to=memory.sealed_to,
             pinned=memory.pinned,
             pin_held=memory.pinned,
+            migration=memory.migration if memory.state is OwnerState.OWNED else None,
+            durable=True,
+            kept=memory.kept and memory.state is OwnerState.REPLICA,
         )
 
     def _list(self):

@@ -53,6 +53,7 @@ class Memory:
     busy: int = 0
     hot: bool = True
     pinned: bool = False
+    kept: bool = False
     last_match: LastMatch | None = None
 
     @property

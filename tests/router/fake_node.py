@@ -179,6 +179,7 @@ class FakeNode(FakeControl):
         return memory
 
     def _new(self, tenant, agent, epoch, group):
+        self.refuse_new()
         memory = Memory(tenant, agent, epoch, group=group)
         self.memory[memory.key] = memory
         self.changes += 1

@@ -1,0 +1,104 @@
+"""What a fake node does about copies, prefetches and drains."""
+
+import asyncio
+import json
+
+from fabric.control import Done, Offer
+from fabric.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
+from fabric.errors import ConflictError, RetryElsewhereError, StaleEpochError
+from fabric.manifest import OwnerState
+from tests.router.fake_memory import Memory, block_names
+
+
+class FakeCopies:
+    """Mixed into a fake node, whose memory and blocks these calls are about."""
+
+    is_draining = False
+
+    def copy_handlers(self):
+        return {
+            OfferCopy: self._offer_copy,
+            KeepReplica: self._keep_replica,
+            KeepFork: self._keep_fork,
+            PrefetchAgent: self._prefetch,
+            DrainNode: self._drain,
+        }
+
+    def refuse_new(self):
+        if self.is_draining:
+            message = "this node is draining"
+            raise RetryElsewhereError(message, code="draining")
+
+    def _offer_copy(self, call):
+        memory = self._find(call)
+        if memory.epoch != call.epoch:
+            message = f"the agent is at epoch {memory.epoch}, not {call.epoch}"
+            raise StaleEpochError(message)
+        if memory.state is not OwnerState.OWNED:
+            message = "not owned here"
+            raise ConflictError(message, code="not_owner")
+        plain = json.loads(memory.record()) | {"revision": memory.revision, "epoch": memory.epoch}
+        return Offer(json.dumps(plain).encode(), b"ticket", ())
+
+    def _arrived(self, call):
+        record = json.loads(call.manifest)
+        if call.migration in self.aborted:
+            message = "this copy was aborted"
+            raise ConflictError(message, code="aborted")
+        if block_names(record["text"]) - self.blocks:
+            message = "not all blocks are here"
+            raise ConflictError(message, code="blocks_missing")
+        return record
+
+    def _keep_replica(self, call):
+        record = self._arrived(call)
+        key = (record["tenant"], record["agent"])
+        known = self.memory.get(key)
+        if known is not None and known.state is not OwnerState.REPLICA:
+            message = "it is owned here"
+            raise ConflictError(message, code="not_a_replica")
+        self.memory[key] = Memory(**record, state=OwnerState.REPLICA, hot=False, kept=call.kept)
+        self.changes += 1
+        return self.agent_view(self.memory[key])
+
+    def _keep_fork(self, call):
+        record = self._arrived(call)
+        key = (record["tenant"], call.agent)
+        known = self.memory.get(key)
+        if known is not None and known.migration != call.operation:
+            message = "the name is taken"
+            raise ConflictError(message, code="agent_exists")
+        self.refuse_new()
+        if known is None:
+            changed = {"agent": call.agent, "epoch": call.epoch, "group": None, "sketch": ()}
+            record |= changed | {"migration": call.operation, "hot": False}
+            self.memory[key] = Memory(**record)
+            self.changes += 1
+        return self.agent_view(self.memory[key])
+
+    async def _prefetch(self, call):
+        memory = self._find(call)
+        if call.cancel:
+            return self.agent_view(memory)
+        if memory.epoch != call.epoch:
+            message = "another epoch"
+            raise StaleEpochError(message)
+        await asyncio.sleep(self._copy_s)
+        if not memory.hot:
+            memory.hot = True
+            self.changes += 1
+        return self.agent_view(memory)
+
+    def _drain(self, call):
+        self.is_draining = call.draining
+        return Done("drains" if call.draining else "takes agents")
+
+
+def owned(nodes):
+    """Name who owns what: (agent, node), sorted."""
+    return sorted(
+        (memory.agent, node.name)
+        for node in nodes.values()
+        for memory in node.memory.values()
+        if memory.state is OwnerState.OWNED
+    )
