@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from fabric.compression import link_bytes_per_s
 from fabric.control import Address, LinkKind, NodeView
 from fabric.ids import NodeName
-from router.placement import SHIP_EFFICIENCY, SHIP_START_S
+from router.placement import SHIP_EFFICIENCY, SHIP_START_S, STICKINESS_S, STICKINESS_SHARE
 
 MESSAGE_TOKENS = 512
 ANSWER_TOKENS = 256
 DISK_BYTES_PER_S = 2e9  # a guess below what any Apple SSD reads
-TOKENS_PER_S_MIN = 1.0
+PREFILL_TOKENS_PER_S = 300.0  # of a node that has not measured its own
+DECODE_TOKENS_PER_S = 30.0
 LINK_BYTES_PER_S = 1e9 / 8  # where two nodes have no kind of link in common that says more
 
 
@@ -32,10 +33,11 @@ class Site:
     name: NodeName
     missing_bytes: int
     link_bytes_per_s: float
-    prefill_tokens_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0  # 0: not measured yet
     decode_tokens_per_s: float = 0.0
     queue_s: float = 0.0
     active: int = 0
+    held_tokens: int = 0
     hot_free_bytes: int | None = None
     disk_free_bytes: int | None = None
 
@@ -51,20 +53,29 @@ def cost_s(site: Site, agent_bytes: int) -> float:
     """Estimate what living there costs an agent of `agent_bytes`, the move included."""
     is_roomy = site.hot_free_bytes is None or site.hot_free_bytes >= agent_bytes
     reload_s = 0.0 if is_roomy else agent_bytes / DISK_BYTES_PER_S
-    prefill_s = MESSAGE_TOKENS / max(site.prefill_tokens_per_s, TOKENS_PER_S_MIN)
+    prefill_s = MESSAGE_TOKENS / (site.prefill_tokens_per_s or PREFILL_TOKENS_PER_S)
     crowd = math.sqrt(site.active + 1)  # one answer slows down with the root of their number
-    decode_s = crowd * ANSWER_TOKENS / max(site.decode_tokens_per_s, TOKENS_PER_S_MIN)
+    decode_s = crowd * ANSWER_TOKENS / (site.decode_tokens_per_s or DECODE_TOKENS_PER_S)
     return travel_s(site) + reload_s + site.queue_s + prefill_s + decode_s
 
 
 def choose_site(sites: Sequence[Site], agent_bytes: int) -> Site | None:
-    """Return the cheapest site whose disk holds what it lacks; None where there is none."""
-    fitting = [
-        site
+    """Return the cheapest site whose disk holds what it lacks; None where there is none.
+
+    Among estimates that are too close to tell anything, whoever has most of the agent already,
+    and then whoever holds least of others.
+    """
+    costs = {
+        site.name: cost_s(site, agent_bytes)
         for site in sites
         if site.disk_free_bytes is None or site.disk_free_bytes >= site.missing_bytes
-    ]
-    return min(fitting, key=lambda site: (cost_s(site, agent_bytes), site.name), default=None)
+    }
+    if not costs:
+        return None
+    best_s = min(costs.values())
+    near_s = best_s + max(STICKINESS_S, STICKINESS_SHARE * best_s)
+    near = [site for site in sites if costs.get(site.name, math.inf) <= near_s]
+    return min(near, key=lambda site: (site.missing_bytes, site.held_tokens, site.name))
 
 
 def path_bytes_per_s(source: NodeView, target: NodeView) -> float:

@@ -137,7 +137,8 @@ class Drains:
         drain = self._drains.get(node)
         if drain is None:
             drain = self._drains[node] = Drain(node, self._fleet.clock.monotonic_s())
-        if drain.task is None or drain.task.done():
+        is_over = drain.state is DrainState.DRAINED and not self._left(node)
+        if not is_over and (drain.task is None or drain.task.done()):
             drain.state, drain.ended_s = DrainState.DRAINING, None
             drain.left_count = len(self._left(node))
             drain.task = asyncio.create_task(self._run(drain))

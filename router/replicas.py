@@ -146,7 +146,7 @@ class Replicas:
         wanted = self._count - len(done)
         if wanted > 0:
             sites = self._sites.of(key, owner, without=done)
-            sites.sort(key=lambda site: (travel_s(site), -(site.disk_free_bytes or 0), site.name))
+            sites.sort(key=lambda site: (travel_s(site), site.held_tokens, site.name))
             yield from (site.name for site in sites[:wanted])
 
     # --- copying -----------------------------------------------------------------------------

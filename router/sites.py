@@ -61,6 +61,7 @@ class Sites:
             decode_tokens_per_s=view.decode_tokens_per_s,
             queue_s=self._fleet.ledger.prefill_s(view.name),
             active=self._fleet.ledger.turns(view.name),
+            held_tokens=view.tokens + coming // max(1, view.bytes_per_token),
             hot_free_bytes=free.hot - coming if free else None,
             disk_free_bytes=free.disk - coming if free else None,
         )

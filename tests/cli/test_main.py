@@ -13,13 +13,8 @@ from router.cli.main import build_parser
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
     *("up", "down", "serve", "status", "nodes", "agents", "agent", "migrate", "pin", "erase"),
-    *("hibernate", "resume"),
+    *("hibernate", "resume", "fork", "replicate", "prefetch", "drain", "undrain"),
     *("doctor", "fsck", "config", "demo", "bench"),
-    "drain",
-    "fork",
-    "prefetch",
-    "replicate",
-    "undrain",
 }
 MISUSES = {
     "no command": [],
