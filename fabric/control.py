@@ -95,6 +95,7 @@ class AgentView:
     pinned: bool = False
     pin_held: bool = False  # it fits; a pin beyond its tenant's part counts for nothing
     kept: bool = False  # a replica made on purpose, which follows its owner
+    tail: str = ""  # of the last saved block's name, which stands for all tokens up to its end
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
 
-KEPT = "kept"  # in a record's `extras`: a replica made on purpose, to be kept up to date
+KEPT = "kept"  # in a record's `extras`: a replica to be copied anew after its agent's turns
+COPIED = "copied"  # likewise: the owner's revision that a replica was copied of
 FORK = "fork"  # likewise: a fork without a turn of its own, which only its own id finds
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from node.prefetch import Loading
     from node.turn import Turn
 
+TAIL_BYTES = 8
+
 AgentKey = tuple[TenantId, AgentId]
 
 
@@ -98,6 +100,11 @@ class Agent:
             record.prompt_tokens_count,
         )
 
+    @property
+    def _tail(self) -> str:
+        pieces = self.saved.pieces if self.saved is not None else ()
+        return pieces[-1].block.block_hash[:TAIL_BYTES].hex() if pieces else ""
+
     def view(self) -> AgentView:
         """Describe the agent for operators and the directory."""
         record = self.manifest
@@ -124,4 +131,5 @@ class Agent:
             pinned=record.pinned,
             pin_held=record.pinned and self.is_pin_held,
             kept=record.state is OwnerState.REPLICA and KEPT in record.extras,
+            tail=self._tail,
         )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabric.control import AgentView, Offer
-from fabric.copy_calls import FORK, KEPT, KeepFork, KeepReplica, OfferCopy
+from fabric.copy_calls import COPIED, FORK, KEPT, KeepFork, KeepReplica, OfferCopy
 from fabric.errors import (
     ConflictError,
     CorruptDataError,
@@ -63,35 +63,49 @@ def offer_copy(node: "Node", call: OfferCopy) -> Offer:
 async def keep_replica(node: "Node", call: KeepReplica) -> AgentView:
     """Publish the record as a replica; repeatable, and never in place of something later."""
     offered = essential(await _decoded(node, call.manifest), node.spec.window_tokens)
-    extras = {name: value for name, value in offered.extras.items() if name != KEPT}
-    record = replace(
-        offered,
-        state=OwnerState.REPLICA,
-        owner=call.source,
-        migration=None,
-        sealed_to=None,
-        extras=extras | ({KEPT: "yes"} if call.kept else {}),
-    )
-    agent = node.table.get((record.tenant, record.agent))
-    if agent is None:
+    agent = node.table.get((offered.tenant, offered.agent))
+    if agent is not None:
+        _check_replaceable(agent, offered)
+    else:
         _require_place(node)
-        agent = Agent(record)
-    _check_replaceable(agent, record)
-    previous = agent.saved
-    if previous is not None and previous == record:
+    previous = agent.saved if agent is not None else None
+    record = _replica(offered, call, previous)
+    if previous is not None and replace(record, revision=previous.revision) == previous:
         node.adopted.pop(call.migration, None)
+        assert agent is not None, "whose record it is"
         return agent.view()
+    agent = agent or Agent(record)
     await _publish(node, agent, record, call.migration)
     return agent.view()
 
 
-def _check_replaceable(agent: Agent, record: Manifest) -> None:
+def _replica(offered: Manifest, call: KeepReplica, previous: Manifest | None) -> Manifest:
+    extras = {name: value for name, value in offered.extras.items() if name != KEPT}
+    kept = {KEPT: "yes"} if call.kept else {}
+    revision = offered.revision
+    if previous is not None and previous.epoch == offered.epoch:
+        # A record never goes back. What an owner that gave way left behind may count more turns
+        # than its successor's does.
+        revision = max(revision, previous.revision + 1)
+    return replace(
+        offered,
+        state=OwnerState.REPLICA,
+        owner=call.source,
+        revision=revision,
+        migration=None,
+        sealed_to=None,
+        extras=extras | {COPIED: str(offered.revision)} | kept,
+    )
+
+
+def _check_replaceable(agent: Agent, offered: Manifest) -> None:
     known = agent.manifest
     if known.state is not OwnerState.REPLICA:
         message = f"the agent is {known.state} here"
         raise ConflictError(message, code="not_a_replica")
-    if (known.epoch, known.revision) > (record.epoch, record.revision):
-        message = f"a later copy is here: epoch {known.epoch}, revision {known.revision}"
+    copied = known.extras.get(COPIED, "")
+    if (known.epoch, int(copied) if copied.isdecimal() else 0) > (offered.epoch, offered.revision):
+        message = f"a later copy is here: epoch {known.epoch}, revision {copied}"
         raise ConflictError(message, code="stale_copy")
     if agent.is_busy:
         message = "a turn takes the agent over"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from fabric.block_chain import BlockSpan
 from fabric.cache_spec import CacheGroup
 from fabric.control import SealAgent
-from fabric.copy_calls import FORK, KEPT
+from fabric.copy_calls import COPIED, FORK, KEPT
 from fabric.errors import FabricError
 from fabric.generation import GenerateRequest
 from fabric.limits import BLOCK_TOKENS, UNSAVED_BYTES_MAX
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 IDLE_SHARE = 19.0  # saving ahead takes a twentieth of the time, so that decoding is not slowed
 FIRST_WAIT_S = 0.25  # a short answer is over before that
-_PASSING = (CUT, FORK, KEPT)  # what a record says of itself until its agent's next turn
+_PASSING = (COPIED, CUT, FORK, KEPT)  # what a record says of itself until its agent's next turn
 DRAIN_S = 0.05  # how often a prompt under way is asked for what it cannot hold on to
 
 

@@ -12,11 +12,13 @@ from router.fleet import Fleet
 
 
 def is_current(replica: Holding, owner: Holding) -> bool:
-    """Say whether a node's copy is of the owner's last saved record."""
+    """Say whether a node's copy holds what the owner has saved last.
+
+    Revisions do not tell: an owner that was lost and its successor count on from the same one.
+    """
     if replica.view is None or owner.view is None:
         return False
-    same_epoch = replica.epoch == owner.epoch
-    return same_epoch and replica.view.revision == owner.view.revision
+    return replica.view.tail == owner.view.tail != ""
 
 
 def replicas(fleet: Fleet, key: Key) -> list[Holding]:

@@ -5,7 +5,16 @@ import threading
 
 import pytest
 
-from fabric.control import AgentList, Copied, CopyBlocks, EraseAgent, EraseReceipt, ListAgents
+from fabric.control import (
+    AgentList,
+    Copied,
+    CopyBlocks,
+    Done,
+    EraseAgent,
+    EraseReceipt,
+    ListAgents,
+    ReleaseAgent,
+)
 from fabric.copy_calls import KeepFork, KeepReplica
 from fabric.errors import FabricError
 from fabric.generation import CacheTier, Delta, GenerateRequest, Sampling
@@ -84,10 +93,20 @@ def model(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("models") / "llama", LLAMA))
 
 
-@pytest.fixture
-def pair(model, tmp_path):
-    with running(tmp_path, model, "here") as here, running(tmp_path, model, "there") as there:
+@pytest.fixture(scope="module")
+def nodes(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nodes")
+    with running(folder, model, "here") as here, running(folder, model, "there") as there:
         yield here, there
+
+
+@pytest.fixture
+def pair(nodes):
+    yield nodes
+    for service in nodes:
+        for name in views(service):
+            erase(service, name)
+        assert service.node.store.blocks.total_bytes == 0, "nothing is left of any copy"
 
 
 def code_of(work):
@@ -172,11 +191,12 @@ def test_a_replica_takes_over_where_the_agent_was(pair):
     view, copied = replicate(here, there, "alice")
     assert (view.state, view.epoch, view.revision, view.node) == ("replica", 1, 1, "here")
     assert view.kept
+    assert view.tail == views(here)["alice"][0].tail != ""
     assert copied.blocks_sent == view.blocks > 1
     second = onward(HELLO, first, "größer")
     want, stayed = turn(here, second, "alice")
     refreshed, copied = replicate(here, there, "alice")
-    assert refreshed.revision == 2
+    assert refreshed.tail == views(here)["alice"][0].tail != view.tail
     assert copied.blocks_sent < refreshed.blocks, "only what is new travels"
     assert replicate(here, there, "alice")[1].blocks_sent == 0
     assert code_of(lambda: turn(there, second, "alice", epoch=1)) == (421, "not_owner")
@@ -189,6 +209,14 @@ def test_a_replica_takes_over_where_the_agent_was(pair):
     assert taken.admitted.cache is CacheTier.PEER
     assert not views(there)["alice"][0].kept
     assert code_of(lambda: replicate(here, there, "alice")) == (409, "not_a_replica")
+    # The lost owner comes back with more turns than its successor's record counts.
+    turn(here, third, "alice")
+    here_to = ReleaseAgent("move-it-now", TENANT, AgentId("alice"), 3, NodeName("there"))
+    call(here, here_to, Done)
+    behind = views(here)["alice"][0]
+    assert (behind.state, behind.epoch) == ("replica", 3)
+    assert behind.revision > views(there)["alice"][0].revision
+    assert replicate(there, here, "alice", epoch=3)[0].tail == views(there)["alice"][0].tail
 
 
 def test_a_later_copy_stays_and_a_late_one_of_an_aborted_copy_is_refused(pair):
@@ -232,18 +260,21 @@ def test_a_replica_survives_a_restart_and_an_erasure_takes_it_everywhere(model, 
 
 
 def test_no_owned_agent_goes_to_make_room_for_a_replica(model, tmp_path):
+    def said(name, times=45):
+        return [{"role": "user", "content": f"{name} the cat sat on the mat. " * times}]
+
     with running(tmp_path, model, "here") as here:
-        turn(here, HELLO, "alice")
+        turn(here, said("alice"), "alice")
         size = here.node.store.blocks.total_bytes
-        with running(tmp_path, model, "there", disk_bytes=int(3.2 * size)) as there:
-            for name in ("first", "second"):
-                turn(there, [{"role": "user", "content": f"{name} the dog sat " * 100}], name)
+        with running(tmp_path, model, "there", disk_bytes=int(3.6 * size)) as there:
+            for name in ("first", "other"):
+                turn(there, said(name), name)
             replicate(here, there, "alice", background=True)
-            turn(here, [{"role": "user", "content": "東京 the log sat " * 100}], "bella")
+            turn(here, said("bella"), "bella")
             replicate(here, there, "bella", background=True)
-            assert views(there).keys() == {"first", "second", "bella"}, "one replica for another"
-            turn(here, [{"role": "user", "content": "naïve the mat sat " * 220}], "large")
+            assert views(there).keys() == {"first", "other", "bella"}, "one replica for another"
+            turn(here, said("large", times=120), "large")
             refused = code_of(lambda: copied_offer(here, there, "large", 1, background=True))
             assert refused[1] == "disk_budget"
-            assert views(there).keys() >= {"first", "second"}
+            assert views(there).keys() >= {"first", "other"}
             assert there.node.store.blocks.check_integrity() == []

@@ -4,6 +4,8 @@ import asyncio
 import json
 from dataclasses import replace
 
+from xxhash import xxh3_64_hexdigest
+
 from fabric.control import (
     AbortMigration,
     Address,
@@ -105,6 +107,7 @@ class FakeControl(FakeCopies):
             pin_held=memory.pinned,
             migration=memory.migration if memory.state is OwnerState.OWNED else None,
             durable=True,
+            tail=xxh3_64_hexdigest(memory.text.encode()) if chars else "",
             kept=memory.kept and memory.state is OwnerState.REPLICA,
         )
 
