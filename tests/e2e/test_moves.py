@@ -1,0 +1,156 @@
+"""A whole fabric: a node is emptied while it streams, an agent is forked, a copy takes over."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.local_fabric import LocalFabric, local_fabric
+from tests.support.tiny_models import LLAMA, write_model
+
+SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 24}
+ASKED = [SYSTEM, {"role": "user", "content": "größer 東京 naïve"}]
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory) -> Iterator[LocalFabric]:
+    folder: Path = tmp_path_factory.mktemp("moves")
+    model = str(write_model(folder / "model", LLAMA))
+    with local_fabric(folder, model, "node-a", "node-b", "node-c") as made:
+        yield made
+
+
+def post(fabric: LocalFabric, path: str, **body: Any) -> dict[str, Any]:
+    got = fabric.http.post(f"/v1/{path}", json=body)
+    assert got.status_code in (200, 202), got.text
+    return dict(got.json())
+
+
+def node(fabric: LocalFabric, name: str) -> dict[str, Any]:
+    rows = fabric.http.get("/v1/nodes").json()["data"]
+    return dict(next(row for row in rows if row["name"] == name))
+
+
+def wait_for(what: Any) -> Any:
+    """Poll until something is true of the fabric; return that."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not (found := what()):
+        assert time.monotonic() < deadline_s, "it never happened"
+        time.sleep(0.05)
+    return found
+
+
+def stream(fabric: LocalFabric, agent: str, started: threading.Event) -> str:
+    got = fabric.openai.chat.completions.create(
+        model=fabric.model_name, messages=ASKED, stream=True, max_tokens=160, temperature=0,
+        extra_headers={"X-Agent-ID": agent}, extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    text = ""
+    for chunk in got:
+        text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+        if len(text) > 20:
+            started.set()
+    return text
+
+
+def asked(name: str) -> list[dict[str, Any]]:
+    """Begin a conversation that shares no block with others."""
+    return [{"role": "system", "content": f"{name}: {SYSTEM['content']}"}, ASKED[1]]
+
+
+def onward(answer: Any, words: str, began: list[dict[str, Any]] = ASKED) -> list[dict[str, Any]]:
+    return [
+        *began,
+        {"role": "assistant", "content": answer.text},
+        {"role": "user", "content": words},
+    ]
+
+
+def test_a_node_is_emptied_while_one_of_its_agents_streams(fabric):
+    calm = stream(fabric, "calm", threading.Event())
+    home = fabric.http.get("/v1/agents/calm").json()["owner"]
+    idle = fabric.chat(ASKED, "idle")
+    if idle.node != home:
+        fabric.migrate("idle", home)
+    texts, started = [], threading.Event()
+    fabric.migrate("calm", home)
+    # The streaming agent is put there by moving its first turn's memory.
+    fabric.chat(ASKED, "streamer")
+    fabric.migrate("streamer", home)
+    streaming = threading.Thread(target=lambda: texts.append(stream(fabric, "streamer", started)))
+    streaming.start()
+    assert started.wait(WAIT_S)
+    begun = post(fabric, f"nodes/{home}/drain")
+    done = wait_for(lambda: (d := node(fabric, home)["drain"]) and d["state"] != "draining" and d)
+    streaming.join(WAIT_S)
+
+    assert begun["state"] in ("draining", "drained")
+    assert (done["state"], done["agents_moved"], done["stuck"]) == ("drained", 3, [])
+    assert texts == [calm], "every token once, and the same ones"
+    assert node(fabric, home)["agents"] == 0
+    assert node(fabric, home)["state"] == "draining"
+    again = fabric.chat(onward(idle, "more"), "idle")
+    assert again.node != home
+    assert again.cached_tokens > 100
+    assert fabric.chat(ASKED, "newcomer").node != home
+    assert post(fabric, f"nodes/{home}/undrain")["state"] == "ready"
+    assert node(fabric, home)["state"] == "ready"
+
+
+def test_forks_of_one_prefill_answer_as_their_mother_does(fabric):
+    began = asked("mother")
+    first = fabric.chat(began, "mother")
+    others = [name for name in fabric.services if name != first.node]
+    beside = post(fabric, "agents/mother/fork", **{"as": "beside"})
+    afar = post(fabric, "agents/mother/fork", **{"as": "afar", "to": others[0]})
+    hers = fabric.chat(onward(first, "the dog", began), "mother")
+    theirs = [fabric.chat(onward(first, "the dog", began), name) for name in ("beside", "afar")]
+    assert fabric.http.delete("/v1/agents/mother").json()["deleted"] is True
+    later = [*onward(first, "the dog", began), {"role": "assistant", "content": hers.text},
+             {"role": "user", "content": "the log"}]  # fmt: skip
+
+    assert (beside["node"], beside["bytes_sent"]) == (first.node, 0)
+    assert afar["node"] == others[0]
+    assert afar["bytes_sent"] > 0
+    assert [answer.text for answer in theirs] == [hers.text, hers.text]
+    assert [answer.node for answer in theirs] == [first.node, others[0]]
+    assert {answer.cached_tokens >= hers.cached_tokens for answer in theirs} == {True}
+    assert fabric.chat(later, "beside").cached_tokens > hers.cached_tokens
+    assert fabric.http.get("/v1/agents/mother").status_code == 404
+
+
+def test_a_copy_takes_over_from_a_node_that_is_gone(fabric):
+    began = asked("precious")
+    first = fabric.chat(began, "precious")
+    keeper = next(name for name in fabric.services if name != first.node)
+    kept = post(fabric, "agents/precious/replicate", to=keeper)
+    second = fabric.chat(onward(first, "the dog", began), "precious")
+
+    def copies() -> Any:
+        shown = fabric.http.get("/v1/agents/precious").json()["copies"]
+        return [copy for copy in shown if copy["node"] == keeper and copy["current"]]
+
+    assert kept["kept"] is True
+    assert wait_for(copies)[0]["tokens"] > kept["tokens"]
+    third = [*onward(first, "the dog", began), {"role": "assistant", "content": second.text},
+             {"role": "user", "content": "the log"}]  # fmt: skip
+    others = [name for name in fabric.services if name != keeper]
+    for name in others:
+        fabric._down.add(name)
+        fabric.services[name].stop()
+    try:
+        answer = fabric.chat(third, "precious")
+        shown = fabric.http.get("/v1/agents/precious").json()
+    finally:
+        for name in others:
+            fabric.services[name] = fabric._start(name)
+            fabric._down.discard(name)
+
+    assert answer.node == shown["owner"] == keeper
+    assert answer.epoch > 1
+    assert answer.cached_tokens > second.cached_tokens
+    assert answer.cache == "peer"
