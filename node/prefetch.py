@@ -100,7 +100,7 @@ class Prefetches:
         node.table.cool(min(node.settings.hot_bytes, budget.claimable_bytes) - size_bytes)
         node.note_hot()
         reservation = Reservation(budget)
-        if node.table.hot_bytes + size_bytes > budget.claimable_bytes:
+        if budget.idle_bytes + size_bytes > budget.claimable_bytes:
             message = f"no memory is free for {size_bytes} bytes beside what is at work"
             raise RetryLaterError(message, code="no_room")
         reservation.count(size_bytes)

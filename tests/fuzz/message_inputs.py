@@ -18,6 +18,7 @@ from fabric.control import (
     Offer,
     encode_call,
 )
+from fabric.copy_calls import KeepFork, PrefetchAgent
 from fabric.ids import AgentId, Fingerprint, MigrationId, NodeName, OperationId, TenantId
 from fabric.settings import FabricSettings
 from fabric.ticket import Ticket, _sign
@@ -107,6 +108,8 @@ def call_seeds() -> list[bytes]:
             EraseAgent(OperationId("operation"), TenantId("default"), AgentId("alice")),
             Flush(drop_hot=True),
             CommitMigration(migration, offer, 4),
+            KeepFork(migration, b"manifest", OperationId("operation"), AgentId("bob"), 1),
+            PrefetchAgent(TenantId("default"), AgentId("alice"), 3, cancel=True),
         )
     ]
 

@@ -95,10 +95,10 @@ class Slow:
         self.begun, self.go_on = threading.Event(), threading.Event()
         load = service.node.store.load
 
-        def slowly(*arguments):
+        def slowly(*arguments, **options):
             self.begun.set()
             assert self.go_on.wait(60)
-            return load(*arguments)
+            return load(*arguments, **options)
 
         monkeypatch.setattr(service.node.store, "load", slowly)
 
