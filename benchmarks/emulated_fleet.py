@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Self
@@ -27,7 +28,7 @@ MACS_MAX = 16
 ETHERNET = "en0"
 ETHERNET_MTU, THUNDERBOLT_MTU = 1500, 9000
 NOWHERE = "02:00:00:00:00:01"  # a link address that nobody has
-END_GRACE_S = 2.0
+END_GRACE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -103,9 +104,10 @@ class EmulatedFleet:
         for child in self._children:
             if child.poll() is None:
                 child.terminate()
+        deadline_s = time.monotonic() + END_GRACE_S
         for child in self._children:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(END_GRACE_S)
+                child.wait(max(0.0, deadline_s - time.monotonic()))
         if self._guard is not None:
             self._guard.kill()
             self._guard.wait()
@@ -158,8 +160,11 @@ class EmulatedFleet:
 
     def exec(self, mac: int, argv: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
         """Start a process in a Mac; it is ended with the fleet at the latest."""
-        command = ["ip", "netns", "exec", self.namespace(mac), *argv]
-        child = subprocess.Popen(command, **popen)
+        return self.spawn(["ip", "netns", "exec", self.namespace(mac), *argv], **popen)
+
+    def spawn(self, argv: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
+        """Start a process that is ended with the fleet at the latest."""
+        child = subprocess.Popen(argv, **popen)
         self._children.append(child)
         return child
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 STATE_DIR = Path("/run/macfabric-fleets")
+FILES_DIR = Path("/var/lib/macfabric-fleets")
 FLEETS_MAX = 64
 COMMAND_TIMEOUT_S = 30.0
 GONE_TIMEOUT_S = 10.0
@@ -174,6 +175,11 @@ def sweep() -> list[int]:
     return swept
 
 
+def state_folder(number: int) -> Path:
+    """Return where the files of a fleet's Macs are; gone with the fleet."""
+    return FILES_DIR / str(number)
+
+
 def laptop_device(number: int) -> str:
     """Return the device by which this machine itself is on a fleet's Ethernet."""
     return f"mf{number}-laptop"
@@ -221,6 +227,7 @@ def remove(number: int) -> None:
     run("ip", "link", "del", laptop_device(number), check=False)
     for name in names:
         run("ip", "netns", "del", name, check=False)
+    shutil.rmtree(state_folder(number), ignore_errors=True)
 
 
 def _path(number: int) -> Path:

@@ -1,0 +1,109 @@
+"""An emulated Mac is logged in to by ssh, keeps to itself, and can lose its power."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.emulated_fleet import EmulatedFleet
+from benchmarks.emulated_mac import ROOT, start_macs, why_not
+from benchmarks.namespaces import state_folder
+
+pytestmark = [
+    pytest.mark.privileged,
+    pytest.mark.skipif(why_not() is not None, reason=f"no emulated Macs: {why_not()}"),
+]
+SSH = ["ssh", "-i", "/home/mac/.ssh/macfabric", "-o", "BatchMode=yes"]
+SSH += ["-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR"]
+
+
+@pytest.fixture(scope="module")
+def macs():
+    with EmulatedFleet(macs=2) as fleet:
+        made = start_macs(fleet, ["studio", "mini"])
+        made[0].write(".ssh/macfabric", (state_folder(fleet.number) / "key").read_text())
+        yield made
+
+
+def bash(mac, command):
+    done = mac.run(["bash", "-c", command])
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_one_logs_in_by_key_and_only_by_key(macs):
+    studio, mini = macs
+    script = "hostname -s; whoami; echo $SSH_CONNECTION | cut -d' ' -f1,3"
+    said = studio.run([*SSH, f"mac@{mini.host}", script])
+    assert said.stdout.split() == ["mini", "mac", studio.host, mini.host]
+
+    assert mini.run([*SSH, f"mac@{studio.host}", "true"]).returncode == 255  # it has no key
+    assert studio.run([*SSH, f"root@{mini.host}", "true"]).returncode == 255
+
+
+def test_files_are_its_own_and_the_project_is_read_only(macs):
+    studio, mini = macs
+    for folder in ("/tmp", "/var/tmp", "/dev/shm", "/home/mac"):
+        bash(studio, f"echo mine > {folder}/note && test -s {folder}/note")
+        bash(mini, f"test ! -e {folder}/note")
+        assert not Path(folder, "note").exists()
+    assert mini.run(["touch", f"{ROOT}/note"]).returncode != 0
+    assert mini.run(["touch", "/etc/note"]).returncode != 0
+    bash(mini, f"cd {ROOT} && .venv/bin/python -c 'import node, sys; print(node.__file__)'")
+    home = bash(mini, "ls -A /home")
+    assert home.split() == ["mac"]
+
+
+def test_a_pulled_plug_ends_all_of_it_and_the_home_stays(macs):
+    mini = macs[1]
+    bash(mini, "echo kept > ~/kept; echo gone > /tmp/gone")
+    sleeper = mini.exec(["sleep", "600"])
+    mini.kill()
+    assert sleeper.wait(10) != 0
+
+    mini.start()
+    assert bash(mini, "cat ~/kept; ls /tmp").split() == ["kept"]
+
+
+def test_a_frozen_mac_says_nothing_until_it_thaws(macs):
+    mini = macs[1]
+    ticking = mini.exec(
+        ["sh", "-c", "while echo tick; do sleep 0.05; done"], stdout=subprocess.PIPE
+    )
+    ticking.stdout.readline()
+    mini.freeze()
+    states = {state(pid) for pid in mini._frozen}
+    mini.thaw()
+    assert states == {"T"}
+    for _ in range(5):
+        assert ticking.stdout.readline() == b"tick\n"
+    ticking.kill()
+
+
+def state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_ray_stop_reaches_no_further_than_its_mac(macs, tmp_path):
+    """`ray stop` ends every process called raylet that it sees: here, only its Mac's."""
+    decoy = tmp_path / "raylet"
+    shutil.copy(shutil.which("sleep"), decoy)
+    for mac in macs:
+        mac.write("raylet", "")
+        shutil.copy(decoy, mac.home / "raylet")
+        (mac.home / "raylet").chmod(0o755)
+    outside = subprocess.Popen([decoy, "600"])
+    inside = [mac.exec(["/home/mac/raylet", "600"]) for mac in macs]
+    try:
+        for mac in macs:
+            assert bash(mac, "while ! pgrep -c -x raylet; do sleep 0.1; done") == "1\n"
+        # Each sees its own and neither of the two others: only now may anything be ended.
+        stopped = macs[0].run([f"{ROOT}/.venv/bin/python", "-m", "ray.scripts.scripts", "stop"])
+        assert stopped.returncode == 0, stopped.stdout
+        assert inside[0].wait(30) != 0
+        assert inside[1].poll() is None
+        assert outside.poll() is None
+    finally:
+        outside.kill()
+        outside.wait()
