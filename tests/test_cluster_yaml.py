@@ -19,7 +19,7 @@ from fabric.settings import parse_settings
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = yaml.safe_load((ROOT / "cluster.yaml").read_text())
 START = SHIPPED["head_start_ray_commands"], SHIPPED["worker_start_ray_commands"]
-STOP_ROUTER, STOP_RAY, START_HEAD, START_ROUTER = START[0]
+LOOK, STOP_ROUTER, STOP_RAY, START_HEAD, START_ROUTER = START[0]
 WORKER_STOP_RAY, START_WORKER = START[1]
 COMMANDS = [*SHIPPED["setup_commands"], *START[0], *START[1]]
 RAY_SWITCHES = {
@@ -126,6 +126,14 @@ case $1 in -s) echo Annas-Mac_mini;; -I) echo 192.168.3.3 10.0.0.1;; esac
 IPCONFIG = """\
 #!/bin/sh
 [ "$*" = "getifaddr en0" ] && echo 192.168.7.7
+"""
+
+
+# What `ps` shows of a head that runs: enough for the file's own look at it.
+RUNNING = """\
+#!/bin/sh
+case "$*" in *-axo*) echo gcs_server --gcs_server_port=6379; echo raylet/raylet --a --head;;
+*) exec /bin/ps "$@";; esac
 """
 
 
@@ -238,6 +246,38 @@ def test_address_without_ssh(mac, command):
     assert options(mac.log("ray")[0])["--node-ip-address"] == "192.168.7.7"
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["nothing", "code", "file", "ray is gone", "never started"],
+)
+def test_a_head_that_runs_is_left_alone_unless_something_changed(mac, change):
+    code, file = mac.home / "macfabric/app/node/launch.py", mac.home / "ray_bootstrap_config.yaml"
+    for folder in ("fabric", "node", "router"):
+        (mac.home / "macfabric/app" / folder).mkdir(parents=True)
+    code.write_text("one = 1\n")
+    file.write_text("cluster_name: macfabric\n")
+    mac.install(".local/bin/ps", RUNNING)
+    if change != "never started":
+        mac.run(LOOK)
+        mac.run(START_HEAD)
+        assert mac.log("ray")[0][0] == "start"
+        (mac.home / "ray.log").unlink()
+    if change == "code":
+        code.write_text("one = 2\n")
+    elif change == "file":
+        file.write_text("cluster_name: mine\n")
+    elif change == "ray is gone":
+        mac.install(".local/bin/ps", "#!/bin/sh\n")
+
+    mac.run(LOOK)
+    mac.run(STOP_RAY)
+    stopped = (mac.home / "ray.log").exists()
+    mac.run(START_HEAD)
+    started = (mac.home / "ray.log").exists() and mac.log("ray")[0][0] == "start"
+
+    assert (stopped, started) == ((False, False) if change == "nothing" else (True, True))
+
+
 def test_router_is_started_once_and_stopped_by_the_next_start(mac):
     mac.run(START_HEAD)
     mac.run(START_ROUTER)
@@ -248,6 +288,12 @@ def test_router_is_started_once_and_stopped_by_the_next_start(mac):
         assert arguments == ["serve", "--address", "auto", "--config", config]
         assert switches == RAY_SWITCHES
         assert alive(pid)
+
+        (mac.home / "macfabric" / "steady").touch()
+        mac.run(STOP_ROUTER)
+        mac.run(START_ROUTER)
+        assert int((mac.home / "macfabric" / "serve.pid").read_text()) == pid
+        (mac.home / "macfabric" / "steady").unlink()
 
         mac.run(STOP_ROUTER)
         assert not (mac.home / "macfabric" / "serve.pid").exists()
