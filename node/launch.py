@@ -53,7 +53,9 @@ class LaunchedNode:
     host: str
     actor: Any
     since_s: float
-    asked: Any = None  # the reference of a Describe under way
+    origin: bytes  # what it has to have been started with
+    is_ours: bool = False  # it was: an actor of that name may be older than our settings
+    asked: Any = None  # the reference of a call under way
     ask_at_s: float = 0.0
     view: NodeView | None = None
     failure: str | None = None
@@ -81,7 +83,7 @@ class Launch:
             self._create_missing()
         for node in self.nodes.values():
             if node.asked is None and now_s >= node.ask_at_s:
-                node.asked = node.actor.control.remote(_DESCRIBE)
+                node.asked = _ask(node)
         yield from self._collect()
 
     def _create_missing(self) -> None:
@@ -97,12 +99,9 @@ class Launch:
                 self._warn_once(f"Ray node {row['NodeManagerAddress']}: {error.message}")
                 continue
             if name not in self.nodes:
-                host = row["NodeManagerAddress"]
-                self.nodes[name] = LaunchedNode(
-                    name, host, self._create(name, host), time.monotonic()
-                )
+                self.nodes[name] = self._create(name, row["NodeManagerAddress"])
 
-    def _create(self, name: NodeName, host: str) -> Any:
+    def _create(self, name: NodeName, host: str) -> LaunchedNode:
         import ray
 
         from node.ray_actor import (
@@ -111,6 +110,7 @@ class Launch:
             SERVICE_MODULE,
             NodeActor,
             actor_name,
+            origin_of,
         )
 
         actor_class = ray.remote(concurrency_groups={"control": CONTROL_CALLS_MAX})(NodeActor)
@@ -126,7 +126,7 @@ class Launch:
             max_task_retries=0,  # a control call may have been carried out: only the caller knows
         )
         options = self.options
-        return placed.remote(
+        arguments = (
             str(name),
             f"{options.data_dir}/nodes/{name}",
             options.settings.model,
@@ -135,6 +135,8 @@ class Launch:
             pack(options.settings.node),
             options.service_module or SERVICE_MODULE,
         )
+        actor = placed.remote(*arguments)
+        return LaunchedNode(name, host, actor, time.monotonic(), origin_of(*arguments))
 
     def _collect(self) -> Iterator[dict[str, Any]]:
         import ray
@@ -149,13 +151,31 @@ class Launch:
             node.asked = None
             node.ask_at_s = time.monotonic() + (READY_POLL_S if node.view else LOADING_POLL_S)
             try:
-                reply = decode_reply(NodeView, ray.get(reference))
+                answer = ray.get(reference)
+                if not node.is_ours:
+                    self._compare(node, answer)
+                    continue
+                reply = decode_reply(NodeView, answer)
             except ray.exceptions.RayActorError as error:
                 yield from self._on_lost(node, error)
             except RejectedError as error:
                 self._warn_once(f"{node.name} answers wrongly: {error.message}")
             else:
                 yield from self._on_reply(node, reply)
+
+    def _compare(self, node: LaunchedNode, origin: bytes) -> None:
+        """Keep an actor that was started as we would start it; replace any other."""
+        import ray
+
+        if origin == node.origin:
+            node.is_ours, node.ask_at_s = True, 0.0
+            return
+        _log.info("%s runs with other settings, starting it anew", node.name)
+        stopped = node.actor.control.remote(encode_call(Stop()))
+        if not ray.wait([stopped], timeout=EXIT_TIMEOUT_S)[0]:
+            _log.warning("%s did not stop in time", node.name)
+        ray.kill(node.actor, no_restart=True)
+        del self.nodes[node.name]
 
     def _on_lost(self, node: LaunchedNode, error: Exception) -> Iterator[dict[str, Any]]:
         import ray
@@ -201,6 +221,18 @@ class Launch:
         if message not in self._strange:
             self._strange.add(message)
             _log.warning("%s", message)
+
+
+def _ask(node: LaunchedNode) -> Any:
+    """Ask an actor how it is, but first of all what it was started with."""
+    import ray
+
+    if node.is_ours:
+        return node.actor.control.remote(_DESCRIBE)
+    try:
+        return node.actor.origin.remote()
+    except AttributeError:  # an actor of an earlier version has no such method
+        return ray.put(b"")
 
 
 def connect(address: str, deadline_s: float) -> None:

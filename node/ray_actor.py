@@ -6,6 +6,7 @@ and with it MLX, is loaded in the actor's own process only.
 
 import asyncio
 import contextlib
+import hashlib
 import importlib
 import logging
 import secrets
@@ -43,6 +44,15 @@ def actor_name(node: str) -> str:
     return f"macfabric-node-{node}"
 
 
+def origin_of(*arguments: str | bytes) -> bytes:
+    """Return a digest of what an actor is started with; it says nothing about the key in it."""
+    digest = hashlib.blake2b(digest_size=32)
+    for argument in arguments:
+        raw = argument.encode() if isinstance(argument, str) else argument
+        digest.update(len(raw).to_bytes(8, "big") + raw)
+    return digest.digest()
+
+
 class NodeActor:
     """One node's process as Ray runs it; takes plain arguments, so a restart needs nothing else."""
 
@@ -60,6 +70,7 @@ class NodeActor:
         self._refusal: ErrorReply | None = _refusal(LOADING, "the model is loading")
         self._pool = ThreadPoolExecutor(CONTROL_CALLS_MAX, thread_name_prefix="control")
         arguments = (name, data_dir, model, host, cluster_key, settings, service_module)
+        self._origin = origin_of(*arguments)
         threading.Thread(target=self._start, args=arguments, name="start", daemon=True).start()
 
     @ray.method(concurrency_group="control")
@@ -67,6 +78,11 @@ class NodeActor:
         """Answer one control call; blocks nobody else for as long as it takes."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._answer, raw)
+
+    @ray.method(concurrency_group="control")
+    async def origin(self) -> bytes:
+        """Tell what it was started with; Ray restarts it with the same for ever."""
+        return self._origin
 
     def _answer(self, raw: bytes) -> bytes:
         refusal = self._refusal

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from ipaddress import ip_address
 from typing import Any, TypeVar
 
 import uvicorn
@@ -43,7 +44,7 @@ from node.posix_disk import PosixDisk
 from node.scrubber import Scrubber
 from node.sealed_disk import SealedDisk, open_disk
 from node.self_test import run_self_test
-from node.transfer_server import TransferServer
+from node.transfer_server import EVERYWHERE, TransferServer
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ class NodeService:
             loaded.fingerprint,
             blocks,
             clock,
-            host=config.host,
+            host=_data_host(config.host),
             from_memory=isinstance(disk, SealedDisk),
         )
         return Node(
@@ -224,3 +225,8 @@ class NodeService:
             self._server.should_exit = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._serving, CONTROL_TIMEOUT_S)
+
+
+def _data_host(host: str) -> str:
+    """Say where the data plane listens: on every cable of a Mac, whichever Ray knows it by."""
+    return host if ip_address(host).is_loopback else EVERYWHERE

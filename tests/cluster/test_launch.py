@@ -104,6 +104,23 @@ def test_nodes_become_ready_restart_and_stop(cluster):
     assert [note[0] for note in launching.notes("node-b")] == ["start", "start", "stop", "stopped"]
 
 
+def test_nodes_with_other_settings_are_stopped_and_started_anew(cluster):
+    """Ray restarts an actor with what it was first given: new settings need a new actor."""
+    first = Launching(cluster, "before", "--model", "loads:0", "--expect", "3")
+    before = {event["node"]: event for event in first.until("ready", 3)}
+    assert first.next()["status"] == 0
+
+    options = ("--model", "loads:0.0", "--expect", "3", "--watch", "--at-exit", "stop")
+    second = Launching(cluster, "after", *options)
+    after = {event["node"]: event for event in second.until("ready", 3)}
+    assert sorted(after) == sorted(before)
+    for name, event in after.items():
+        assert event["pid"] != before[name]["pid"]
+        assert event["incarnation"] == before[name]["incarnation"] + 1
+        assert [note[0] for note in second.notes(name)][-3:] == ["stop", "stopped", "start"]
+    assert second.end()["status"] == 0
+
+
 def test_too_few_macs_are_told(cluster):
     launching = Launching(
         cluster, "few", "--model", "loads:0", "--expect", "4", "--timeout", "6", "--watch"

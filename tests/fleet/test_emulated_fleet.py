@@ -78,15 +78,15 @@ def test_bytes_take_the_link_that_the_address_names(fleet):
 
 
 def test_a_mac_sees_its_devices_as_the_product_names_them(fleet):
-    script = "from node.addresses import list_interfaces as found; "
-    script += "print(*((i.device, i.kind.value) for i in found()))"
+    script = "from node.addresses import local_addresses as found; "
+    script += "print(*((i.host, i.kind.value) for i in found(7000)))"
     argv = [sys.executable, "-c", script]
     child = fleet.exec(0, argv, stdout=PIPE, text=True, env={"PYTHONPATH": str(ROOT)})
     out, _ = child.communicate(timeout=60)
 
-    assert "('en0', 'ethernet')" in out
-    assert "('thunderbolt0', 'thunderbolt')" in out
-    assert "('thunderbolt1', 'thunderbolt')" in out
+    assert f"('{fleet.ethernet_host(0)}', 'ethernet')" in out
+    for peer in (1, 2):
+        assert f"('{fleet.thunderbolt_host(0, peer)}', 'thunderbolt')" in out
 
 
 def test_rates_change_while_the_links_are_up(fleet):
