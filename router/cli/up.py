@@ -14,6 +14,7 @@ from typing import Any
 from fabric.errors import FabricError
 from fabric.ids import NodeName, parse_node_name
 from fabric.settings import FabricSettings, RouterSettings
+from router.cli.cluster_down import stop_cluster
 from router.cli.config_file import read_settings
 from router.cli.endpoint import KEY_VARIABLE
 from router.cli.errors import MISUSED, CommandError
@@ -54,9 +55,12 @@ def add_down(commands: Any) -> None:
         "down",
         help="stop the fabric that `up` started, also after it crashed",
         description="Stop the fabric that runs in DIR: asks it to save everything first, and "
-        "ends what a crashed one left behind.",
+        "ends what a crashed one left behind. With --config, stop the one that `ray up FILE` "
+        "started: log in to each of its Macs, save everything, and stop router, nodes and Ray.",
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    where.add_argument("--config", type=Path, metavar="FILE", help="the Macs of a cluster.yaml")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_down)
 
@@ -104,7 +108,9 @@ def run_up(arguments: argparse.Namespace) -> int:
 
 
 def run_down(arguments: argparse.Namespace) -> int:
-    """Stop the fabric of a data folder."""
+    """Stop the fabric of a data folder, or of a cluster file."""
+    if arguments.config is not None:
+        return stop_cluster(arguments.config, as_json=arguments.json)
     folder = DataFolder((arguments.data or default_data_dir()).expanduser().resolve())
     steps = Steps(quiet=arguments.json)
     up, _ = folder.read_run()

@@ -1,0 +1,119 @@
+"""`macfabric down --config cluster.yaml`: stop what `ray up` started, on every Mac, by ssh.
+
+`ray down` stops the head only: its router keeps running, and the other Macs' nodes until they
+have missed the head for a minute.
+"""
+
+import shlex
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fabric.errors import FabricError
+from fabric.settings import parse_settings
+from router.cli.config_file import our_section, read_cluster_file
+from router.cli.errors import FAILED, MISUSED, CommandError
+from router.cli.output import Steps, print_json, print_table
+
+# Where cluster.yaml puts the programs.
+PROGRAMS = "~/macfabric/venv/bin"
+CONNECT_TIMEOUT_S = 10
+STOP_TIMEOUT_S = 120.0
+AT_ONCE_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What came of stopping one Mac."""
+
+    host: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The Macs of a cluster file and how to log in to them."""
+
+    head: str
+    workers: tuple[str, ...]
+    login: tuple[str, ...]  # the ssh command, up to the host
+    user: str
+    data_dir: str
+
+    def run(self, host: str, command: str) -> Stopped:
+        """Run a shell command on a Mac; what goes wrong is told, not raised."""
+        argv = [*self.login, "--", f"{self.user}@{host}", command]
+        try:
+            done = subprocess.run(
+                argv,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=STOP_TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
+            )
+        except FileNotFoundError:
+            message = "there is no ssh on this machine"
+            raise CommandError(message) from None
+        except subprocess.TimeoutExpired:
+            return Stopped(host, ok=False, detail=f"no answer within {STOP_TIMEOUT_S:g} s")
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        detail = "stopped" if done.returncode == 0 else (said or ["it did not say why"])[-1]
+        return Stopped(host, ok=done.returncode == 0, detail=detail)
+
+
+def stop_cluster(path: Path, *, as_json: bool) -> int:
+    """Stop router, nodes and Ray of a cluster file's Macs; 1 if one of them was not reached."""
+    cluster = read_cluster(read_cluster_file(path), path)
+    steps = Steps(quiet=as_json)
+    steps.say(f"asking the router on {cluster.head} to have everything saved and to stop")
+    # The head's programs first: nodes save what they hold only while Ray runs.
+    down = f"{PROGRAMS}/macfabric down --data {_shell_path(cluster.data_dir)}"
+    saved = cluster.run(cluster.head, down)
+    steps.say("stopping Ray on every Mac")
+    hosts = [cluster.head, *cluster.workers]
+    with ThreadPoolExecutor(min(AT_ONCE_MAX, len(hosts))) as pool:
+        rows = list(pool.map(lambda host: cluster.run(host, f"{PROGRAMS}/ray stop"), hosts))
+    if not saved.ok and rows[0].ok:
+        rows[0] = Stopped(cluster.head, ok=False, detail=f"its router did not stop: {saved.detail}")
+    ok = all(row.ok for row in rows)
+    if as_json:
+        print_json({"ok": ok, "macs": [asdict(row) for row in rows]})
+    else:
+        print_table("Macs", ("host", "result"), [(row.host, row.detail) for row in rows])
+    return 0 if ok else FAILED
+
+
+def read_cluster(whole: dict[str, Any], path: Path) -> Cluster:
+    """Return what a cluster file says about its Macs; raise CommandError where it says nothing."""
+    provider, auth = whole.get("provider"), whole.get("auth")
+    provider, auth = (part if isinstance(part, dict) else {} for part in (provider, auth))
+    head, workers = provider.get("head_ip"), provider.get("worker_ips")
+    user, key = auth.get("ssh_user"), auth.get("ssh_private_key")
+    workers = [] if workers is None else workers
+    if not isinstance(workers, list) or not _are_words([head, user, *workers]):
+        message = f"{path} does not say which Macs; see `macfabric config check {path}`"
+        raise CommandError(message, MISUSED)
+    try:
+        data_dir = parse_settings(our_section(whole)).data_dir
+    except FabricError as error:
+        message = f"{path}: {error.message}"
+        raise CommandError(message, MISUSED) from None
+    login = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}"]
+    login += ["-o", "StrictHostKeyChecking=accept-new", "-o", "LogLevel=ERROR"]
+    login += ["-i", str(Path(str(key)).expanduser())] if key else []
+    return Cluster(str(head), tuple(map(str, workers)), tuple(login), str(user), data_dir)
+
+
+def _are_words(values: Sequence[object]) -> bool:
+    return all(isinstance(value, str) and value and not value.isspace() for value in values)
+
+
+def _shell_path(path: str) -> str:
+    """Quote a path for the other side's shell, which has to expand a leading ~ itself."""
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
