@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def add_config(commands: Any) -> None:
 def run_check(arguments: argparse.Namespace) -> int:
     """Check a file and print what was found."""
     whole = read_cluster_file(arguments.file)
-    findings = [*ray_findings(whole), *own_findings(whole, arguments.file.resolve().parent)]
+    findings = [*ray_findings(whole), *own_findings(whole, Path.cwd())]
     wrong = any(finding.level == "error" for finding in findings)
     if arguments.json:
         print_json({"ok": not wrong, "findings": [asdict(finding) for finding in findings]})
@@ -89,14 +90,21 @@ def ray_findings(whole: dict[str, Any]) -> Iterator[Finding]:
 
 
 def own_findings(whole: dict[str, Any], base: Path) -> Iterator[Finding]:
-    """Yield what Ray accepts although it is wrong, and errors in our section."""
+    """Yield what Ray accepts although it is wrong, and errors in our section.
+
+    `base` is where `ray up` will run: paths start there, not beside the file.
+    """
     yield from _provider(_map(whole, "provider"), whole)
     yield from _access(whole, base)
     yield from _commands(whole)
     try:
-        parse_settings(our_section(whole))
+        settings = parse_settings(our_section(whole))
     except FabricError as error:
         yield _error("metadata.macfabric", error.message)
+        return
+    if not settings.router.api_keys and not _is_loopback(settings.router.host):
+        message = "is empty: whoever comes from another machine is refused"
+        yield _warning("metadata.macfabric.router.api_keys", message)
 
 
 def _provider(provider: dict[str, Any], whole: dict[str, Any]) -> Iterator[Finding]:
@@ -110,6 +118,7 @@ def _provider(provider: dict[str, Any], whole: dict[str, Any]) -> Iterator[Findi
     head, workers = provider.get("head_ip"), provider.get("worker_ips")
     if not isinstance(workers, list):
         return  # Ray has said so
+    yield from _hosts(head, workers)
     if head in workers:
         yield _error("provider.worker_ips", f"names the head {head}: it is a node anyway")
     for address in sorted({str(w) for w in workers if workers.count(w) > 1}):
@@ -124,17 +133,31 @@ def _provider(provider: dict[str, Any], whole: dict[str, Any]) -> Iterator[Findi
             yield _warning(key, f"is {wanted}, but there are only {count} workers")
 
 
+def _hosts(head: object, workers: list[Any]) -> Iterator[Finding]:
+    for key, host in [("head_ip", head), *(("worker_ips", worker) for worker in workers)]:
+        if _is_loopback(host):
+            message = f"names {host}, which every Mac takes for itself"
+            yield _error(f"provider.{key}", message)
+        elif str(host).endswith(".local"):
+            message = f"names {host}; such a name may lead to the Mac itself: better its address"
+            yield _warning(f"provider.{key}", message)
+
+
 def _access(whole: dict[str, Any], base: Path) -> Iterator[Finding]:
     auth = _map(whole, "auth")
     if not auth.get("ssh_user"):
         yield _error("auth.ssh_user", "is missing: `ray up` fails later, with a KeyError")
     key = auth.get("ssh_private_key")
+    if not key and _map(whole, "provider").get("worker_ips"):
+        message = "is missing: the head, which starts the workers, has no key to them"
+        yield _error("auth.ssh_private_key", message)
     if key and not Path(str(key)).expanduser().exists():
         yield _warning("auth.ssh_private_key", f"{key} does not exist on this machine")
     for remote, local in _map(whole, "file_mounts").items():
         path = Path(str(local)).expanduser()
         if not (path if path.is_absolute() else base / path).exists():
-            yield _error(f"file_mounts.{remote}", f"{local} does not exist on this machine")
+            message = f"{local} does not exist, seen from {base}, where `ray up` would run"
+            yield _error(f"file_mounts.{remote}", message)
 
 
 def _commands(whole: dict[str, Any]) -> Iterator[Finding]:
@@ -160,6 +183,13 @@ def _commands(whole: dict[str, Any]) -> Iterator[Finding]:
     if has_workers and "RAY_HEAD_IP" not in workers:
         message = "never uses $RAY_HEAD_IP: the workers do not know the head"
         yield _error("worker_start_ray_commands", message)
+
+
+def _is_loopback(host: object) -> bool:
+    try:
+        return ip_address(str(host)).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def _shell_complaint(command: str) -> str | None:

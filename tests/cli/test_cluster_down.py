@@ -1,0 +1,83 @@
+"""`down --config`: what is asked of which Mac, and what is told of those that do not answer."""
+
+import json
+import os
+
+import pytest
+import yaml
+
+CLUSTER = {
+    "provider": {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["10.0.0.2", "10.0.0.3"]},
+    "auth": {"ssh_user": "mac", "ssh_private_key": "~/key"},
+    "metadata": {"macfabric": {"data_dir": "~/my data"}},
+}
+# Notes its arguments; the Mac named like the file `gone` is not there.
+SSH = """\
+#!/bin/sh
+printf '%s\\n' "$*" >> "$HOME/calls"
+[ ! -e "$HOME/gone" ] || ! echo "$*" | grep -q "$(cat "$HOME/gone")" || {
+echo "ssh: connect to host: No route to host" >&2; exit 255; }
+"""
+
+
+@pytest.fixture
+def laptop(tmp_path, monkeypatch):
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(CLUSTER))
+    return tmp_path
+
+
+def test_the_nodes_save_before_any_ray_is_stopped(laptop, run):
+    status, out, _ = run("down", "--config", str(laptop / "cluster.yaml"), "--json")
+    first, *others = (laptop / "calls").read_text().splitlines()
+
+    assert status == 0
+    assert [row["ok"] for row in json.loads(out)["macs"]] == [True, True, True]
+    assert first.endswith("mac@10.0.0.1 ~/macfabric/venv/bin/macfabric down --data ~/'my data'")
+    assert f"-i {laptop}/key" in first
+    assert "BatchMode=yes" in first
+    assert sorted(call.split(" -- ")[1] for call in others) == [
+        f"mac@10.0.0.{n} ~/macfabric/venv/bin/ray stop" for n in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("gone", ["10.0.0.1", "10.0.0.3"])
+def test_a_mac_that_is_not_there_is_told_and_the_others_stop(laptop, run, gone):
+    (laptop / "gone").write_text(gone)
+    status, out, _ = run("down", "--config", str(laptop / "cluster.yaml"))
+    lines = {line.split()[0]: line for line in out.splitlines()[1:]}
+
+    assert status == 1
+    assert "No route to host" in lines.pop(gone)
+    assert all("stopped" in line for line in lines.values())
+    assert len((laptop / "calls").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda c: c.pop("provider"),
+        lambda c: c["provider"].update(worker_ips="10.0.0.2"),
+        lambda c: c["provider"].update(head_ip=7),
+        lambda c: c.pop("auth"),
+        lambda c: c["metadata"]["macfabric"].update(modle="x"),
+    ],
+)
+def test_a_file_that_names_no_macs_is_misuse(laptop, run, spoil):
+    config = json.loads(json.dumps(CLUSTER))
+    spoil(config)
+    (laptop / "cluster.yaml").write_text(yaml.safe_dump(config))
+
+    status, _, error = run("down", "--config", str(laptop / "cluster.yaml"))
+    assert status == 2
+    assert "cluster.yaml" in error
+    assert not (laptop / "calls").exists()
+
+
+def test_a_folder_and_a_file_at_once_is_misuse(laptop, run):
+    assert run("down", "--config", "x", "--data", "y")[0] == 2

@@ -1,0 +1,138 @@
+"""A fabric started by `ray up` on emulated Macs: what differs from the shipped cluster.yaml."""
+
+import json
+import os
+import sysconfig
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.emulated_fleet import EmulatedFleet
+from benchmarks.emulated_mac import ROOT, EmulatedMac, start_macs
+from benchmarks.namespaces import state_folder
+
+NAMES = ("studio", "mini", "air")
+LAPTOP = "laptop"
+KEY = "one-key-for-the-family"
+UP_TIMEOUT_S = 300.0
+READY_TIMEOUT_S = 300.0
+RAY = str(ROOT / ".venv/bin/ray")
+
+# No package index can be reached from an emulated Mac. Its virtual environment is made from the
+# Python that runs this test, and finds the requirements where that one has them; our own packages
+# are those that `ray up` has just copied.
+MAKE_VENV = (
+    "~/macfabric/venv/bin/python -c 'import sys' 2>/dev/null"
+    " || {python} -m venv --without-pip ~/macfabric/venv"
+)
+INSTALL = (
+    "cd ~/macfabric/venv && python=$PWD/bin/python"
+    ' && packages=$($python -c "import site; print(site.getsitepackages()[0])")'
+    " && printf '%s\\n' ~/macfabric/app {packages} > $packages/macfabric.pth"
+    " && script() {{ printf '#!%s\\nimport sys\\nfrom %s import main\\nsys.exit(main())\\n'"
+    " $python $2 > bin/$1; chmod 755 bin/$1; }}"
+    " && script ray ray.scripts.scripts && script macfabric router.cli.main"
+)
+
+
+def edited(shipped: str, head: str, workers: list[str]) -> str:
+    """Return cluster.yaml as its reader would change it, and with the two commands from above."""
+    import yaml
+
+    installing = yaml.safe_load(shipped)["setup_commands"][1:]
+    text = shipped
+    for old, new in (
+        ("head_ip: 192.168.1.10", f"head_ip: {head}"),
+        ("    - 192.168.1.11\n    - 192.168.1.12\n", "".join(f"    - {w}\n" for w in workers)),
+        ("min_workers: 2", f"min_workers: {len(workers)}"),
+        ("max_workers: 2", f"max_workers: {len(workers)}"),
+        ("      host: 127.0.0.1\n", "      host: 0.0.0.0\n"),
+        (
+            "      # api_keys:\n      #   family: at-least-sixteen-characters\n",
+            f"      api_keys:\n        family: {KEY}\n",
+        ),
+    ):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    begin = text.index("  # A Python 3.12 of its own")
+    end = text.index("# Run on the head, one after the other.")
+    python = os.path.realpath(sysconfig.get_config_var("BINDIR") + "/python3")
+    own = [
+        MAKE_VENV.format(python=python),
+        INSTALL.format(packages=sysconfig.get_paths()["purelib"]),
+    ]
+    assert len(installing) == len(own)
+    lines = "".join(f"  - {json.dumps(command)}\n" for command in own)
+    return f"{text[:begin]}{lines}\n{text[end:]}"
+
+
+@dataclass(slots=True)
+class RayUp:
+    """Three Macs and the laptop from which they are started."""
+
+    fleet: EmulatedFleet
+    macs: list[EmulatedMac] = field(default_factory=list)
+
+    @property
+    def laptop(self) -> EmulatedMac:
+        return self.macs[-1]
+
+    @property
+    def head(self) -> EmulatedMac:
+        return self.macs[0]
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.head.host}:8000"
+
+    def prepare(self) -> None:
+        """Switch the Macs on and do what README tells to do on the laptop before `ray up`."""
+        self.macs = start_macs(self.fleet, [*NAMES, LAPTOP])
+        key = state_folder(self.fleet.number) / "key"
+        self.laptop.write(".ssh/macfabric", key.read_text())
+        shipped = (ROOT / "cluster.yaml").read_text()
+        workers = [mac.host for mac in self.macs[1:-1]]
+        self.laptop.write("cluster.yaml", edited(shipped, self.head.host, workers))
+        self.on_laptop(RAY, "get-auth-token", "--generate")
+
+    def on_laptop(self, *argv: str, timeout_s: float = 60.0) -> str:
+        """Run a program on the laptop; return what it says."""
+        done = self.laptop.run(argv, timeout_s, env={"MACFABRIC_API_KEY": KEY})
+        assert done.returncode == 0, f"{' '.join(argv)}\n{done.stdout[-4000:]}\n{self.logs()}"
+        return done.stdout
+
+    def macfabric(self, *argv: str) -> dict:
+        """Run our command line on the laptop against the fabric."""
+        python = str(ROOT / ".venv/bin/python")
+        said = self.on_laptop(python, "-m", "router.cli.main", *argv, "--url", self.url, "--json")
+        return json.loads(said)
+
+    def up(self) -> str:
+        """Run `ray up`."""
+        return self.on_laptop(RAY, "up", "-y", "/home/mac/cluster.yaml", timeout_s=UP_TIMEOUT_S)
+
+    def wait_nodes(self, count: int, timeout_s: float = READY_TIMEOUT_S) -> list[dict]:
+        """Wait until `count` nodes serve; return what the router says of them."""
+        deadline_s = time.monotonic() + timeout_s
+        python = str(ROOT / ".venv/bin/python")
+        argv = [python, "-m", "router.cli.main", "nodes", "--url", self.url, "--json"]
+        while True:
+            done = self.laptop.run(argv, env={"MACFABRIC_API_KEY": KEY})
+            if done.returncode == 0:
+                ready = [row for row in json.loads(done.stdout) if row["state"] == "ready"]
+                if len(ready) >= count:
+                    return ready
+            assert time.monotonic() < deadline_s, f"{done.stdout}\n{self.logs()}"
+            time.sleep(0.5)
+
+    def logs(self) -> str:
+        """Return the ends of what the head wrote."""
+        found = [
+            *self.head.home.glob("macfabric/logs/*"),
+            *self.head.home.glob(".macfabric/logs/*"),
+        ]
+        return "\n".join(
+            f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}"
+            for path in found
+            if path.is_file() and not Path(path).is_symlink()
+        )

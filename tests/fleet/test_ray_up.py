@@ -1,0 +1,255 @@
+"""`ray up` on three emulated Macs, from a fourth one, with the shipped cluster.yaml.
+
+What differs from that file is in ray_up.py: what its reader edits, and the two commands that
+install, because no package index can be reached.
+"""
+
+import json
+import subprocess
+import time
+
+import pytest
+import yaml
+
+from benchmarks.emulated_fleet import EmulatedFleet
+from benchmarks.emulated_mac import ROOT, why_not
+from tests.fleet.ray_up import KEY, NAMES, RayUp, edited
+
+pytestmark = [
+    pytest.mark.nightly,  # ten minutes on two cores, most of them Ray's starts
+    pytest.mark.privileged,
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=f"no emulated Macs: {why_not()}"),
+]
+TURN_TIMEOUT_S = 120.0
+BACK_TIMEOUT_S = 300.0
+
+# One turn of one agent by the official SDK; with a file's name, turns until that file is there.
+CLIENT = """
+import json, os, sys
+from openai import OpenAI
+url, key, agent, code, *until = sys.argv[1:]
+client = OpenAI(base_url=f"{url}/v1", api_key=key, timeout=100, max_retries=0)
+fact = f"The vault code of {agent} is {code}."
+filler = " ".join(f"word{i % 37}" for i in range(500))
+messages = [{"role": "user", "content": f"{filler} {fact}"},
+    {"role": "assistant", "content": "Noted."},
+    {"role": "user", "content": f"The vault code of {agent} is"}]
+while True:
+    raw = client.chat.completions.with_raw_response.create(
+        model="recall", messages=messages, max_tokens=12, extra_headers={"X-Agent-ID": agent})
+    said = {k.removeprefix("x-macfabric-"): v for k, v in raw.headers.items()}
+    said["text"] = raw.parse().choices[0].message.content
+    print(json.dumps(said), flush=True)
+    if not until or os.path.exists(until[0]): break
+"""
+CODE = "otter lantern quartz"
+COUNT_RAY_NODES = """
+import ray
+ray.init(address="auto", logging_level="error")
+print(sum(row["Alive"] for row in ray.nodes()))
+"""
+
+
+@pytest.fixture(scope="module")
+def fabric():
+    cables = [(0, 1), (0, 2), (1, 2)]  # not to the laptop
+    with EmulatedFleet(macs=4, ethernet_mbit=1000, thunderbolt_mbit=10_000, cables=cables) as fleet:
+        made = RayUp(fleet)
+        made.prepare()
+        yield made
+
+
+def turn(fabric, agent="mira"):
+    done = fabric.on_laptop(*client(fabric, agent), timeout_s=TURN_TIMEOUT_S)
+    said = json.loads(done.splitlines()[-1])
+    assert CODE in said["text"]
+    return said
+
+
+def client(fabric, agent, *until):
+    return [f"{ROOT}/.venv/bin/python", "-c", CLIENT, fabric.url, KEY, agent, CODE, *until]
+
+
+def lives(nodes):
+    """Return what is another after a restart."""
+    return {node["name"]: (node["pid"], node["incarnation"]) for node in nodes}
+
+
+def test_only_what_its_reader_edits_differs_from_the_shipped_file():
+    shipped = (ROOT / "cluster.yaml").read_text()
+    before = yaml.safe_load(shipped)
+    after = yaml.safe_load(edited(shipped, "10.0.0.1", ["10.0.0.2", "10.0.0.3"]))
+    for config in (before, after):
+        del config["provider"]["head_ip"], config["provider"]["worker_ips"]
+        del config["setup_commands"][1:]
+        del config["metadata"]["macfabric"]["router"]["host"]
+    del after["metadata"]["macfabric"]["router"]["api_keys"]
+
+    assert after == before
+
+
+def test_up_starts_a_node_on_every_mac_and_the_router(fabric):
+    check = [f"{ROOT}/.venv/bin/python", "-m", "router.cli.main", "config", "check"]
+    assert "is fine" in fabric.on_laptop(*check, "/home/mac/cluster.yaml")
+
+    fabric.up()
+    nodes = fabric.wait_nodes(len(NAMES))
+
+    assert {node["name"]: node["host"] for node in nodes} == {
+        mac.name: mac.host for mac in fabric.macs[:-1]
+    }
+    count = ["/home/mac/macfabric/venv/bin/python", "-P", "-c", COUNT_RAY_NODES]
+    done = fabric.head.run(count, 60, env={"RAY_AUTH_MODE": "token", "PYTHONPATH": ""})
+    assert done.stdout.split()[-1] == str(len(NAMES)), done.stdout
+
+
+def test_the_code_that_runs_is_what_was_copied(fabric):
+    where = "import node, router; print(node.__file__, router.__file__)"
+    argv = ["/home/mac/macfabric/venv/bin/python", "-P", "-c", where]
+    for mac in fabric.macs[:-1]:
+        found = mac.run(argv, env={"PYTHONPATH": ""}).stdout.split()
+        assert all(path.startswith("/home/mac/macfabric/app/") for path in found), found
+
+
+def test_strangers_are_refused(fabric):
+    refused = fabric.laptop.run([*client(fabric, "mira")[:4], "a-key-that-nobody-has", "mira", "x"])
+    assert refused.returncode != 0
+    assert "401" in refused.stdout
+
+
+def test_an_agent_moves_over_the_fast_link(fabric):
+    first = turn(fabric)
+    assert first["cache"] == "cold"
+    source = NAMES.index(first["node"])
+    target = (source + 1) % len(NAMES)
+    fast = fabric.fleet.thunderbolt_device(source, target)
+    devices = fabric.fleet.devices(source)
+
+    before = {device: fabric.fleet.sent_bytes(source, device) for device in devices}
+    moved = fabric.macfabric("migrate", "mira", "--to", NAMES[target])
+    sent = {device: fabric.fleet.sent_bytes(source, device) - before[device] for device in devices}
+
+    assert (moved["from"], moved["to"], moved["epoch"]) == (first["node"], NAMES[target], 2)
+    assert moved["bytes_sent"] > 1_000_000
+    assert sent[fast] >= moved["bytes_sent"]
+    assert sum(sent.values()) - sent[fast] < moved["bytes_sent"] / 2  # beats and Ray
+    after = turn(fabric)
+    assert (after["node"], after["cache"], after["epoch"]) == (NAMES[target], "peer", "2")
+    assert int(after["cached-tokens"]) > 1000
+
+
+def test_up_again_disturbs_nobody(fabric):
+    before = lives(fabric.wait_nodes(len(NAMES)))
+    agent = fabric.macfabric("agent", "mira")
+    turns = fabric.laptop.exec(
+        client(fabric, "mira", "/tmp/enough"), stdout=subprocess.PIPE, text=True
+    )
+    assert CODE in turns.stdout.readline()
+    fabric.up()
+    fabric.on_laptop("touch", "/tmp/enough")
+    said = [json.loads(line) for line in turns.communicate(timeout=TURN_TIMEOUT_S)[0].splitlines()]
+
+    assert turns.returncode == 0
+    assert len(said) > 1
+    assert all(CODE in turn["text"] and turn["cache"] == "hot" for turn in said)
+    assert lives(fabric.wait_nodes(len(NAMES))) == before
+    assert fabric.macfabric("agent", "mira")["epoch"] == agent["epoch"]
+
+
+FAULTS = {
+    "it hangs": (lambda f, v: v.freeze(), lambda f, v: v.thaw()),
+    "it cannot speak to the head": (
+        lambda f, v: f.fleet.block(v.index, 0),
+        lambda f, v: f.fleet.unblock(v.index, 0),
+    ),
+    "the head cannot speak to it": (
+        lambda f, v: f.fleet.block(0, v.index),
+        lambda f, v: f.fleet.unblock(0, v.index),
+    ),
+    "its cables are pulled": (
+        lambda f, v: [f.fleet.cut(v.index, device) for device in f.fleet.devices(v.index)],
+        lambda f, v: [f.fleet.restore(v.index, device) for device in f.fleet.devices(v.index)],
+    ),
+    "its power fails": (lambda f, v: v.kill(), lambda f, v: v.start()),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_agent_whose_mac_is_lost_answers_elsewhere_and_has_one_owner(fabric, fault):
+    begin, end = FAULTS[fault]
+    victim = fabric.macs[2]  # a worker
+    if fabric.macfabric("agent", "mira")["owner"] != victim.name:
+        fabric.macfabric("migrate", "mira", "--to", victim.name)
+    assert turn(fabric)["node"] == victim.name
+    epoch = fabric.macfabric("agent", "mira")["epoch"]
+    before = lives(fabric.wait_nodes(len(NAMES)))
+
+    begin(fabric, victim)
+    try:
+        elsewhere = retried_turn(fabric)
+    finally:
+        end(fabric, victim)
+    assert elsewhere["node"] != victim.name
+    assert int(elsewhere["epoch"]) > epoch
+
+    after = lives(fabric.wait_nodes(len(NAMES), BACK_TIMEOUT_S))
+    others = {name: life for name, life in before.items() if name != victim.name}
+    assert {name: after[name] for name in others} == others
+    if fault == "its power fails":
+        assert after[victim.name][1] == before[victim.name][1] + 1
+    # What the victim holds as the owner's is superseded: the one that answered owns the agent.
+    assert turn(fabric)["node"] == elsewhere["node"]
+    owners = [row["owner"] for row in fabric.macfabric("agents") if row["id"] == "mira"]
+    assert owners == [elsewhere["node"]]
+
+
+def retried_turn(fabric):
+    """Ask as a client does: again, while its agent's node is being given up."""
+    deadline_s = time.monotonic() + TURN_TIMEOUT_S
+    while True:
+        done = fabric.laptop.run(client(fabric, "mira"), TURN_TIMEOUT_S)
+        if done.returncode == 0:
+            said = json.loads(done.stdout.splitlines()[-1])
+            assert CODE in said["text"]
+            return said
+        assert time.monotonic() < deadline_s, done.stdout
+
+
+def test_up_with_other_settings_starts_nodes_anew_and_keeps_agents(fabric):
+    before = lives(fabric.wait_nodes(len(NAMES)))
+    path = fabric.laptop.home / "cluster.yaml"
+    text = path.read_text()
+    assert text.count("hot_bytes: 8589934592") == 1
+    fabric.laptop.write("cluster.yaml", text.replace("hot_bytes: 8589934592", "hot_bytes: 4000000"))
+
+    fabric.up()
+    deadline_s = time.monotonic() + BACK_TIMEOUT_S
+    while any(
+        now[1] <= before[name][1]
+        for name, now in lives(fabric.wait_nodes(len(NAMES), BACK_TIMEOUT_S)).items()
+    ):
+        assert time.monotonic() < deadline_s, fabric.logs()
+        time.sleep(1)
+    said = turn(fabric)
+    assert said["cache"] == "disk"
+    assert int(said["cached-tokens"]) > 1000
+
+
+def test_down_leaves_nothing_running(fabric):
+    down = [f"{ROOT}/.venv/bin/python", "-m", "router.cli.main", "down", "--json"]
+    said = fabric.on_laptop(*down, "--config", "/home/mac/cluster.yaml", timeout_s=200)
+    rows = json.loads(said)["macs"]
+
+    assert [(row["host"], row["ok"]) for row in rows] == [
+        (mac.host, True) for mac in fabric.macs[:-1]
+    ]
+    for mac in fabric.macs[:-1]:
+        left = mac.run(["ps", "-A", "-o", "comm="]).stdout.split()
+        assert set(left) <= {"sshd", "ps"}, left
+
+    fabric.macs[1].kill()
+    again = fabric.laptop.run([*down, "--config", "/home/mac/cluster.yaml"], 200)
+    rows = json.loads(again.stdout)["macs"]
+    assert again.returncode == 1
+    assert [row["ok"] for row in rows] == [True, False, True], rows
