@@ -212,7 +212,7 @@ def test_head_start_command(mac):
     assert given["--labels"] == "mac=annas-mac-mini"
     assert int(given["--object-store-memory"]) <= 500_000_000
     assert given["--autoscaling-config"] == "~/ray_bootstrap_config.yaml"
-    assert given["--dashboard-host"] == "127.0.0.1"
+    assert given["--include-dashboard"] == "false"
     assert switches == RAY_SWITCHES | {
         "RAY_enable_autoscaler_v2": "0",
         "RAY_gcs_storage": "rocksdb",
@@ -233,6 +233,18 @@ def test_worker_start_command(mac):
     assert json.loads(given["--resources"]) == {"mlx": 1}
     assert given["--labels"] == "mac=annas-mac-mini"
     assert switches == RAY_SWITCHES | {"RAY_HEAD_IP": "192.168.1.10"}
+
+
+def test_a_worker_that_does_not_start_is_tried_again(mac):
+    """Ray itself would leave it out for ever."""
+    once = "[ -e $HOME/tried ] || { touch $HOME/tried; exit 1; }\n"
+    mac.install("macfabric/venv/bin/ray", RECORDER + 'case "$1" in start) ' + once + ";; esac\n")
+    mac.install(".local/bin/sleep", "#!/bin/sh\n")
+
+    mac.run(START_WORKER, RAY_HEAD_IP="192.168.1.10")
+
+    assert (mac.home / "tried").exists()
+    assert mac.log("ray")[0][0] == "start"
 
 
 @pytest.mark.parametrize("command", [START_HEAD, START_WORKER])

@@ -57,6 +57,10 @@ def fabric():
     with EmulatedFleet(macs=4, ethernet_mbit=1000, thunderbolt_mbit=10_000, cables=cables) as fleet:
         made = RayUp(fleet)
         made.prepare()
+        check = [f"{ROOT}/.venv/bin/python", "-m", "router.cli.main", "config", "check"]
+        assert "is fine" in made.on_laptop(*check, "/home/mac/cluster.yaml")
+        made.up()
+        made.wait_nodes(len(NAMES))
         yield made
 
 
@@ -90,10 +94,6 @@ def test_only_what_its_reader_edits_differs_from_the_shipped_file():
 
 
 def test_up_starts_a_node_on_every_mac_and_the_router(fabric):
-    check = [f"{ROOT}/.venv/bin/python", "-m", "router.cli.main", "config", "check"]
-    assert "is fine" in fabric.on_laptop(*check, "/home/mac/cluster.yaml")
-
-    fabric.up()
     nodes = fabric.wait_nodes(len(NAMES))
 
     assert {node["name"]: node["host"] for node in nodes} == {
