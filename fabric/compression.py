@@ -5,6 +5,7 @@ three decides. 4-bit blocks are nearly random: level 1 leaves 0.83-0.93 of them,
 1 GB/s per core, so a gigabit link gains some 10 % and ten gigabit lose.
 """
 
+import math
 from typing import Final
 
 import zstandard
@@ -50,6 +51,11 @@ def zstd_pays(
     raw_s = 1 / link
     zstd_s = max(1 / compress, ratio / link, 1 / decompress)
     return zstd_s < raw_s * (1 - GAIN_MIN)
+
+
+def zstd_may_pay(link: float) -> bool:
+    """Say whether any ratio could pay on a link of so many bytes per second."""
+    return zstd_pays(link, 0.0, math.inf)
 
 
 def compress_slice(raw: bytes | memoryview) -> bytes:

@@ -10,6 +10,10 @@
 A frame is magic, protocol version, kind and length in 8 bytes, then strict msgpack. The
 version stands before anything that may change, so any two versions can refuse each other.
 Either side may answer with a Refusal and close. Payload bytes follow their head unframed.
+
+From the proof on every frame and every payload slice ends with a MAC under a key of its own
+direction, made from the cluster key and both nonces; the counter is the number of MACs before
+it. So what arrives is what this peer sent on this connection, whole and in this order.
 """
 
 import hmac
@@ -43,7 +47,8 @@ from fabric.ids import (
     parse_fingerprint,
     parse_node_name,
 )
-from fabric.limits import BLOCK_BYTES_MAX, FRAME_BYTES_MAX, KIB, MIB
+from fabric.limits import BLOCK_BYTES_MAX, FRAME_BYTES_MAX, KIB, TRANSFER_SLICE_BYTES_MAX
+from fabric.priority import Priority
 
 MAGIC: Final = b"mf"
 HEAD_BYTES: Final = 8
@@ -51,7 +56,8 @@ NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 TICKET_BYTES_MAX: Final = 2 * KIB
 FETCH_PARTS_MAX: Final = 64  # a request fits any socket buffer: sending one never blocks
-ZSTD_SLICE_BYTES: Final = 1 * MIB  # decoded bytes under one zstd head: bounds both ends
+MAC_BYTES: Final = 16
+SESSION_KEY_BYTES: Final = 32
 REFUSAL_CHARS_MAX: Final = 300
 
 _HEAD = Struct(">2sBBI")
@@ -120,26 +126,29 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class FetchPart:
-    """One block from `offset` to its end."""
+    """`length` bytes of one block from `offset`."""
 
     block_hash: BlockHash
     checksum: Checksum
-    offset: int = 0
+    offset: int
+    length: int
 
     def __post_init__(self) -> None:
         """Refuse what names no block."""
         parse_block_hash(self.block_hash)
         parse_checksum(self.checksum)
         _require(0 <= self.offset < BLOCK_BYTES_MAX, "fetch: offset out of range")
+        _require(0 < self.length <= BLOCK_BYTES_MAX - self.offset, "fetch: length out of range")
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """Blocks to send, in this order, under one ticket."""
+    """Ranges of blocks to send, in this order, under one ticket."""
 
     ticket: bytes
     parts: tuple[FetchPart, ...]
-    link_bytes_per_s: int = 0  # nominal; 0: never compress
+    link_bytes_per_s: int = 0  # measured or nominal; 0: never compress
+    priority: Priority = Priority.FETCH
 
     def __post_init__(self) -> None:
         """Refuse empty and oversize requests."""
@@ -150,9 +159,12 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class PayloadHead:
-    """`length` bytes of requested block `index` from `offset`; `wire_bytes` follow."""
+    """One slice: `length` bytes of requested part `index`, from `offset` of its block.
 
-    index: int  # counts the blocks requested on this connection
+    `wire_bytes` and their MAC follow.
+    """
+
+    index: int  # counts the parts requested on this connection
     offset: int
     length: int
     wire_bytes: int
@@ -161,11 +173,11 @@ class PayloadHead:
     def __post_init__(self) -> None:
         """Refuse lengths that no honest sender produces, before anything is allocated."""
         _require(self.index >= 0 and self.offset >= 0, "payload: negative index or offset")
-        _require(0 < self.length <= BLOCK_BYTES_MAX - self.offset, "payload: length out of range")
+        _require(0 < self.length <= TRANSFER_SLICE_BYTES_MAX, "payload: length out of range")
+        _require(self.offset <= BLOCK_BYTES_MAX - self.length, "payload: offset out of range")
         if self.codec is PayloadCodec.RAW:
             _require(self.wire_bytes == self.length, "payload: raw lengths differ")
         else:
-            _require(self.length <= ZSTD_SLICE_BYTES, "payload: compressed slice too long")
             _require(0 < self.wire_bytes < self.length, "payload: compression gains nothing")
 
 
@@ -266,6 +278,25 @@ def check_proof(
     if not hmac.compare_digest(proof, prove(cluster_key, role, hello, server_nonce)):
         message = f"the {role} does not hold this cluster's key"
         raise UnauthorizedError(message, code="bad_key")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKeys:
+    """What authenticates one connection after its handshake, by who sends."""
+
+    client: bytes
+    server: bytes
+
+
+def session_keys(cluster_key: bytes, hello: Hello, server_nonce: bytes) -> SessionKeys:
+    """Derive a connection's keys; both nonces are in them, so no two connections share one."""
+
+    def derive(role: Role) -> bytes:
+        transcript = pack(_Transcript(role, PROTOCOL_VERSION, hello, server_nonce))
+        size, person = SESSION_KEY_BYTES, b"mf-session-v1"
+        return blake2b(transcript, digest_size=size, key=cluster_key, person=person).digest()
+
+    return SessionKeys(derive(Role.CLIENT), derive(Role.SERVER))
 
 
 def refusal_of(error: FabricError) -> Refusal:

@@ -1,22 +1,16 @@
-"""One block's bytes over a channel, out of a file and into a buffer, raw or compressed."""
+"""A range of one block's bytes over a channel, out of a file or memory, raw or compressed."""
 
-import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fabric.block import BlockRef
-from fabric.compression import compress_slice, decompress_slice, zstd_pays
+from fabric.compression import compress_slice, decompress_slice, zstd_may_pay, zstd_pays
 from fabric.errors import CorruptDataError, RejectedError
-from fabric.hashing import payload_checksum
-from fabric.limits import BLOCK_BYTES_MAX, TICKET_BLOCKS_MAX
-from fabric.wire import ZSTD_SLICE_BYTES, PayloadCodec, PayloadHead, Refusal, refusal_error
+from fabric.wire import FetchPart, PayloadCodec, PayloadHead, Refusal, refusal_error
 from node.channel import Channel
 
-Allocate = Callable[[BlockRef], memoryview]
-Done = Callable[[BlockRef, memoryview], None]
+ZSTD_REST_MAX = 64  # slices sent raw at most before compressing is tried again
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,32 +21,14 @@ class OpenPayload:
     start: int
     length: int
 
-    def read(self, length: int, offset: int) -> bytes:
-        """Return some of its bytes; raise CorruptDataError where the file has fewer."""
-        raw = os.pread(self.descriptor, length, self.start + offset)
-        if len(raw) != length:
-            raise _shrunk()
-        return raw
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill `view`; raise CorruptDataError where the file has fewer bytes.
 
-    @contextmanager
-    def view(self, offset: int) -> Iterator[memoryview]:
-        """Lend its bytes from `offset` to its end, for system calls only.
-
-        A file that fails under a mapping is EFAULT to them, and SIGBUS to anybody else.
+        Not by a mapping: a file that shrinks under one is SIGBUS to whoever computes its MAC.
         """
-        start = self.start + offset
-        lead = start % mmap.ALLOCATIONGRANULARITY
-        try:
-            mapped = mmap.mmap(
-                self.descriptor,
-                lead + self.length - offset,
-                prot=mmap.PROT_READ,
-                offset=start - lead,
-            )
-        except ValueError:
-            raise _shrunk() from None
-        with mapped, memoryview(mapped) as whole, whole[lead:] as view:
-            yield view
+        if os.preadv(self.descriptor, [view], self.start + offset) != len(view):
+            message = "the block's file is shorter than its record says"
+            raise CorruptDataError(message)
 
     def close(self) -> None:
         """Close the file."""
@@ -70,14 +46,9 @@ class HeldPayload:
         """Bytes of the payload."""
         return len(self.whole)
 
-    def read(self, length: int, offset: int) -> bytes:
-        """Return some of its bytes."""
-        return bytes(self.whole[offset : offset + length])
-
-    @contextmanager
-    def view(self, offset: int) -> Iterator[memoryview]:
-        """Lend its bytes from `offset` to its end."""
-        yield self.whole[offset:]
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill `view`."""
+        view[:] = self.whole[offset : offset + len(view)]
 
     def close(self) -> None:
         """Need nothing closed."""
@@ -86,121 +57,72 @@ class HeldPayload:
 Payload = OpenPayload | HeldPayload
 
 
-def send_payload(
-    channel: Channel, payload: Payload, index: int, offset: int, link_bytes_per_s: int
-) -> int:
-    """Send `payload` from `offset` to its end as part `index`; return the bytes on the wire."""
-    sent = 0
-    if link_bytes_per_s > 0:
-        offset, sent = _send_compressed(channel, payload, index, offset, link_bytes_per_s)
-    if offset < payload.length:
-        _send_raw(channel, payload, index, offset)
-        sent += payload.length - offset
-    return sent
+class Compressor:
+    """Compresses one connection's slices where that pays, and seldom tries where it does not."""
 
+    def __init__(self) -> None:
+        """Try the first slice."""
+        self._rest = self._left = 0
 
-def _send_compressed(
-    channel: Channel, payload: Payload, index: int, offset: int, link_bytes_per_s: int
-) -> tuple[int, int]:
-    """Send compressed slices for as long as that pays; return where it stopped."""
-    sent = 0
-    while offset < payload.length:
-        length = min(ZSTD_SLICE_BYTES, payload.length - offset)
-        raw = payload.read(length, offset)
+    def packed(self, raw: memoryview, link_bytes_per_s: int) -> bytes | None:
+        """Return `raw` compressed; None where sending it as it is takes no longer."""
+        if self._left or not zstd_may_pay(link_bytes_per_s):
+            self._left = max(0, self._left - 1)
+            return None
         started_s = time.perf_counter()
         packed = compress_slice(raw)
-        speed = length / max(time.perf_counter() - started_s, 1e-6)
-        if not zstd_pays(link_bytes_per_s, len(packed) / length, speed):
-            break
-        channel.send(PayloadHead(index, offset, length, len(packed), PayloadCodec.ZSTD))
-        channel.send_slices(memoryview(packed))
+        speed = len(raw) / max(time.perf_counter() - started_s, 1e-6)
+        if zstd_pays(link_bytes_per_s, len(packed) / len(raw), speed):
+            self._rest = 0
+            return packed
+        self._rest = self._left = min(2 * self._rest + 1, ZSTD_REST_MAX)
+        return None
+
+
+def send_range(
+    channel: Channel,
+    payload: Payload,
+    index: int,
+    part: FetchPart,
+    link_bytes_per_s: int,
+    compressor: Compressor,
+) -> Iterator[int]:
+    """Send what `part` names as number `index`; yield each slice's bytes on the wire."""
+    offset, end = part.offset, part.offset + part.length
+    while offset < end:
+        length = min(channel.slice_bytes, end - offset)
+        room = channel.room(length)
+        payload.read_into(room, offset)
+        packed = compressor.packed(room, link_bytes_per_s)
+        if packed is None:
+            head = PayloadHead(index, offset, length, length)
+        else:
+            room[: len(packed)] = packed
+            head = PayloadHead(index, offset, length, len(packed), PayloadCodec.ZSTD)
+        channel.send_slice(head)
         offset += length
-        sent += len(packed)
-    return offset, sent
+        yield head.wire_bytes
 
 
-def _send_raw(channel: Channel, payload: Payload, index: int, offset: int) -> None:
-    length = payload.length - offset
-    with payload.view(offset) as view:
-        channel.send(PayloadHead(index, offset, length, length))
-        channel.send_slices(view)
+def receive_slice(
+    channel: Channel, index: int, offset: int, left_bytes: int, place: Callable[[], memoryview]
+) -> PayloadHead:
+    """Receive the next slice of part `index` to `offset` of the block at `place`.
 
-
-def _shrunk() -> CorruptDataError:
-    message = "the block's file is shorter than its record says"
-    return CorruptDataError(message)
-
-
-class Landing:
-    """A block on its way in: where its bytes go and how many are there."""
-
-    def __init__(self, ref: BlockRef) -> None:
-        """Expect `ref`."""
-        self.ref = ref
-        self.view: memoryview | None = None
-        self.filled = 0
-        self.wire_bytes = 0
-        self.wrong_count = 0
-        self.was_cut = False
-
-    @property
-    def complete(self) -> bool:
-        """Whether all bytes are there."""
-        return self.filled == self.ref.payload_bytes
-
-    def place(self, allocate: Allocate) -> memoryview:
-        """Return the buffer, asking `allocate` for it the first time."""
-        if self.view is None:
-            view = allocate(self.ref).cast("B")
-            assert len(view) == self.ref.payload_bytes, "allocate gives the payload's length"
-            self.view = view
-        return self.view
-
-    def restart(self) -> None:
-        """Trust none of the bytes that came."""
-        self.filled = 0
-
-    def check(self) -> None:
-        """Raise CorruptDataError unless the bytes are the ones the record names."""
-        assert self.complete, "checked when all bytes are there"
-        assert self.view is not None, "complete blocks have a buffer"
-        if payload_checksum([self.view]) != self.ref.checksum:
-            message = f"block {self.ref.name} arrived with a wrong checksum"
-            raise CorruptDataError(message)
-
-
-def landings_of(refs: Sequence[BlockRef]) -> list[Landing]:
-    """Expect each distinct block once, largest first; raise RejectedError for odd lengths."""
-    if len(refs) > TICKET_BLOCKS_MAX:
-        message = f"a fetch of {len(refs)} blocks is over the limit of {TICKET_BLOCKS_MAX}"
-        raise RejectedError(message, code="invalid_fetch")
-    if any(not 0 < ref.payload_bytes <= BLOCK_BYTES_MAX for ref in refs):
-        message = "a block's length is out of range"
-        raise RejectedError(message, code="invalid_fetch")
-    distinct = {ref.name: Landing(ref) for ref in refs}
-    return sorted(distinct.values(), key=lambda landing: -landing.ref.payload_bytes)
-
-
-def receive_payload(channel: Channel, landing: Landing, index: int, allocate: Allocate) -> None:
-    """Receive the rest of a block; what came before an error stays counted in `filled`."""
-    while not landing.complete:
-        head = _receive_head(channel)
-        left = landing.ref.payload_bytes - landing.filled
-        if head.index != index or head.offset != landing.filled or head.length > left:
-            message = "the peer sends bytes that were not asked for"
-            raise CorruptDataError(message)
-        view = landing.place(allocate)[head.offset : head.offset + head.length]
-        if head.codec is PayloadCodec.ZSTD:
-            decompress_slice(channel.receive_bytes(head.wire_bytes), view)
-            landing.filled += head.length
-            landing.wire_bytes += head.wire_bytes
-            continue
-        received = 0
-        while received < head.length:
-            count = channel.receive_slice(view[received:])
-            received += count
-            landing.filled += count
-            landing.wire_bytes += count
+    Raises CorruptDataError for what is not part of the `left_bytes` asked for there.
+    """
+    head = _receive_head(channel)
+    if head.index != index or head.offset != offset or head.length > left_bytes:
+        message = "the peer sends bytes that were not asked for"
+        raise CorruptDataError(message)
+    view = place()[offset : offset + head.length]
+    if head.codec is PayloadCodec.ZSTD:
+        packed = bytearray(head.wire_bytes)
+        channel.receive_slice(memoryview(packed))
+        decompress_slice(packed, view)
+    else:
+        channel.receive_slice(view)
+    return head
 
 
 def _receive_head(channel: Channel) -> PayloadHead:

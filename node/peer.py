@@ -2,11 +2,16 @@
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fabric.control import Address
 from fabric.ids import Fingerprint, NodeName
-from fabric.limits import HANDSHAKE_TIMEOUT_S, TRANSFER_TIMEOUT_S
+from fabric.limits import (
+    HANDSHAKE_TIMEOUT_S,
+    TRANSFER_SILENCE_ALONE_S,
+    TRANSFER_SILENCE_S,
+    TRANSFER_TIMEOUT_S,
+)
 from fabric.wire import (
     NONCE_BYTES,
     Challenge,
@@ -17,6 +22,7 @@ from fabric.wire import (
     check_proof,
     prove,
     refusal_error,
+    session_keys,
 )
 from node.addresses import connect
 from node.channel import Channel
@@ -29,6 +35,8 @@ class Patience:
     connect_s: float = 2.0
     handshake_s: float = HANDSHAKE_TIMEOUT_S
     slice_s: float = TRANSFER_TIMEOUT_S
+    silence_s: float = TRANSFER_SILENCE_S  # while another link moves
+    silence_alone_s: float = TRANSFER_SILENCE_ALONE_S
     pause_s: float = 0.1  # before an address that failed is tried again; doubles up to the max
     pause_max_s: float = 2.0
     rounds: int = 4  # tries of every address in a row without progress
@@ -36,13 +44,12 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Whom to fetch from, as whom, and with what right."""
+    """Whom to fetch from, and as whom."""
 
     name: NodeName
     source: NodeName
-    cluster_key: bytes
+    cluster_key: bytes = field(repr=False)
     fingerprint: Fingerprint
-    ticket: bytes
     patience: Patience
 
     def dial(self, address: Address) -> Channel:
@@ -57,12 +64,15 @@ class Peer:
     def greet(self, channel: Channel) -> None:
         """Make both ends prove that they hold the cluster's key."""
         channel.hurry(self.patience.handshake_s)
+        key = self.cluster_key
         hello = Hello(self.name, self.source, self.fingerprint, secrets.token_bytes(NONCE_BYTES))
         channel.send(hello)
         reply = channel.receive(Challenge, Refusal)
         if isinstance(reply, Refusal):
             raise refusal_error(reply)
         assert isinstance(reply, Challenge), "one of the two expected kinds"
-        check_proof(self.cluster_key, Role.SERVER, hello, reply.nonce, reply.proof)
-        channel.send(Proof(prove(self.cluster_key, Role.CLIENT, hello, reply.nonce)))
+        check_proof(key, Role.SERVER, hello, reply.nonce, reply.proof)
+        channel.send(Proof(prove(key, Role.CLIENT, hello, reply.nonce)))
+        keys = session_keys(key, hello, reply.nonce)
+        channel.seal(keys.client, keys.server)
         channel.relax()

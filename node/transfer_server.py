@@ -40,11 +40,15 @@ from fabric.wire import (
     Role,
     check_proof,
     prove,
+    session_keys,
 )
 from node.addresses import local_addresses
 from node.channel import Channel
+from node.frame_seal import TamperedError
+from node.held_payloads import HeldPayloads
 from node.offers import OfferBook
-from node.payload import HeldPayload, OpenPayload, Payload, send_payload
+from node.payload import Compressor, OpenPayload, Payload, send_range
+from node.priority_gate import PriorityGate, Sender
 
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - asked for by name; strangers stop at the handshake
 LISTED_S: Final = 15.0  # a cable may be plugged in at any time, but listing costs processes
@@ -94,7 +98,8 @@ class TransferServer:
         self._fingerprint = fingerprint
         self._blocks = blocks
         self._clock = clock
-        self._from_memory = from_memory
+        self._held = HeldPayloads(blocks.read_payload) if from_memory else None
+        self._gate = PriorityGate(clock.monotonic_s)
         self._connections_max = connections_max
         self._handshake_s = handshake_s
         self._patience_s = patience_s
@@ -145,7 +150,7 @@ class TransferServer:
         return self._offers.agents()
 
     def counts(self) -> dict[str, int]:
-        """Count connections, blocks, bytes and refusals by code since the start."""
+        """Count connections, parts of blocks, bytes and refusals by code since the start."""
         with self._lock:
             return dict(self._counts)
 
@@ -217,13 +222,16 @@ class TransferServer:
             with self._lock:
                 self._proven.add(channel)
             channel.relax()
-            index = 0
+            index, compressor = 0, Compressor()
             while isinstance(request := channel.receive(FetchRequest, Goodbye), FetchRequest):
-                index = self._answer(channel, peer, request, index)
+                index = self._answer(channel, peer, request, index, compressor)
         except FabricError as error:
             _LOG.info("refused a transfer: %s", error.message)
             self._count(f"refused_{error.code}")
             channel.refuse(error)
+        except TamperedError as error:
+            _LOG.warning("dropped a transfer connection: %s", error)
+            self._count("refused_tampered")
         except OSError:
             self._count("broken")
         finally:
@@ -231,6 +239,9 @@ class TransferServer:
             with self._lock:
                 self._connections.pop(channel, None)
                 self._proven.discard(channel)
+                is_last = not self._proven
+            if is_last and self._held is not None:
+                self._held.clear()
 
     def _handshake(self, channel: Channel) -> NodeName:
         hello = channel.receive(Hello)
@@ -244,29 +255,42 @@ class TransferServer:
         answer = channel.receive(Proof)
         assert isinstance(answer, Proof), "the only kind expected"
         check_proof(key, Role.CLIENT, hello, nonce, answer.proof)
+        keys = session_keys(key, hello, nonce)
+        channel.seal(keys.server, keys.client)
         if hello.fingerprint != self._fingerprint:
             message = "the nodes run different models or settings that change the cache"
             raise ConflictError(message, code="fingerprint_mismatch")
         return hello.name
 
-    def _answer(self, channel: Channel, peer: NodeName, request: FetchRequest, index: int) -> int:
+    def _answer(
+        self,
+        channel: Channel,
+        peer: NodeName,
+        request: FetchRequest,
+        index: int,
+        compressor: Compressor,
+    ) -> int:
         refs = self._offers.check(request.ticket, peer)
         wanted = [_find(refs, part) for part in request.parts]
-        for ref, part in zip(wanted, request.parts, strict=True):
-            with self._opened(ref) as payload:
-                sent = send_payload(channel, payload, index, part.offset, request.link_bytes_per_s)
-            index += 1
-            with self._lock:
-                self._counts["blocks"] += 1
-                self._counts["bytes"] += sent
+        link = request.link_bytes_per_s
+        with self._gate.sending(channel.local_host(), request.priority) as sender:
+            for ref, part in zip(wanted, request.parts, strict=True):
+                self._let_pass(sender)
+                with self._opened(ref) as payload:
+                    for sent in send_range(channel, payload, index, part, link, compressor):
+                        with self._lock:
+                            self._counts["bytes"] += sent
+                        self._let_pass(sender)
+                index += 1
+                self._count("parts")
         return index
 
     @contextmanager
     def _opened(self, ref: BlockRef) -> Iterator[Payload]:
         payload: Payload
         try:
-            if self._from_memory:
-                payload = HeldPayload(self._blocks.read_payload(ref))
+            if self._held is not None:
+                payload = self._held.get(ref)
             else:
                 payload = OpenPayload(*self._blocks.open_payload(ref))
         except FileNotFoundError:
@@ -283,6 +307,10 @@ class TransferServer:
         finally:
             payload.close()
 
+    def _let_pass(self, sender: Sender) -> None:
+        if self._gate.before_slice(sender):
+            self._count("slices_held_back")
+
     def _count(self, what: str) -> None:
         with self._lock:
             self._counts[what] += 1
@@ -294,7 +322,7 @@ def _find(refs: Mapping[str, BlockRef], part: FetchPart) -> BlockRef:
     if ref is None:
         message = "the ticket does not cover that block"
         raise UnauthorizedError(message, code="not_offered")
-    if part.offset >= ref.payload_bytes:
-        message = "the offset lies past the block's end"
-        raise RejectedError(message, code="bad_offset")
+    if part.offset + part.length > ref.payload_bytes:
+        message = "the range lies past the block's end"
+        raise RejectedError(message, code="bad_range")
     return ref

@@ -21,13 +21,13 @@ from fabric.errors import (
     UnauthorizedError,
 )
 from fabric.ids import Fingerprint, NodeName
-from fabric.limits import BLOCK_BYTES_MAX, FRAME_BYTES_MAX
+from fabric.limits import BLOCK_BYTES_MAX, FRAME_BYTES_MAX, TRANSFER_SLICE_BYTES_MAX
+from fabric.priority import Priority
 from fabric.wire import (
     _KINDS,
     FETCH_PARTS_MAX,
     HEAD_BYTES,
     TICKET_BYTES_MAX,
-    ZSTD_SLICE_BYTES,
     Challenge,
     FetchPart,
     FetchRequest,
@@ -51,20 +51,26 @@ ALL = tuple(kind for kind, _ in _KINDS.values())
 KEY = bytes(range(32))
 HELLO = Hello(NodeName("mac-b"), NodeName("mac-a"), Fingerprint(b"f" * 32), b"n" * 32)
 NONCE = b"s" * 32
+PART = FetchPart(b"h" * 32, b"c" * 16, 0, 1)
 
 names = st.from_regex(r"[a-z0-9][a-z0-9-]{0,62}", fullmatch=True)
 digests = st.binary(min_size=32, max_size=32)
-parts = st.builds(
-    FetchPart,
-    digests,
-    st.binary(min_size=16, max_size=16),
-    st.integers(0, BLOCK_BYTES_MAX - 1),
-)
-raw_heads = st.integers(0, BLOCK_BYTES_MAX - 1).flatmap(
-    lambda offset: st.integers(1, BLOCK_BYTES_MAX - offset).map(
-        lambda length: PayloadHead(7, offset, length, length)
+
+
+def within(bytes_max):
+    """Offset and length of a range of a block, at most `bytes_max` long."""
+    return st.integers(0, BLOCK_BYTES_MAX - 1).flatmap(
+        lambda offset: st.tuples(
+            st.just(offset), st.integers(1, min(bytes_max, BLOCK_BYTES_MAX - offset))
+        )
     )
+
+
+checksums = st.binary(min_size=16, max_size=16)
+parts = st.tuples(digests, checksums, within(BLOCK_BYTES_MAX)).map(
+    lambda drawn: FetchPart(drawn[0], drawn[1], *drawn[2])
 )
+raw_heads = within(TRANSFER_SLICE_BYTES_MAX).map(lambda at: PayloadHead(7, at[0], at[1], at[1]))
 messages = st.one_of(
     st.builds(Hello, names, names, digests, digests),
     st.builds(Challenge, digests, digests),
@@ -74,6 +80,7 @@ messages = st.one_of(
         st.binary(min_size=1, max_size=TICKET_BYTES_MAX),
         st.lists(parts, min_size=1, max_size=FETCH_PARTS_MAX).map(tuple),
         st.integers(0, 1 << 40),
+        st.sampled_from(Priority),
     ),
     raw_heads,
     st.builds(
@@ -96,8 +103,9 @@ def test_what_is_encoded_comes_back(message):
 
 
 def test_the_largest_request_keeps_its_limit():
-    part = FetchPart(b"h" * 32, b"c" * 16, BLOCK_BYTES_MAX - 1)
-    message = FetchRequest(b"t" * TICKET_BYTES_MAX, (part,) * FETCH_PARTS_MAX, 1 << 60)
+    part = FetchPart(b"h" * 32, b"c" * 16, BLOCK_BYTES_MAX // 2, BLOCK_BYTES_MAX // 2)
+    parts = (part,) * FETCH_PARTS_MAX
+    message = FetchRequest(b"t" * TICKET_BYTES_MAX, parts, 1 << 60, Priority.MIGRATION_TAIL)
 
     assert decode(encode_frame(message)) == message
 
@@ -181,21 +189,27 @@ def test_another_version_is_named_whatever_its_frames_look_like():
         lambda: replace(HELLO, fingerprint=b"short"),
         lambda: Challenge(b"n" * 31, b"p" * 32),
         lambda: Proof(b""),
-        lambda: FetchPart(b"h" * 31, b"c" * 16),
-        lambda: FetchPart(b"h" * 32, b"c" * 16, -1),
-        lambda: FetchPart(b"h" * 32, b"c" * 16, BLOCK_BYTES_MAX),
+        lambda: FetchPart(b"h" * 31, b"c" * 16, 0, 1),
+        lambda: FetchPart(b"h" * 32, b"c" * 16, -1, 1),
+        lambda: FetchPart(b"h" * 32, b"c" * 16, 0, 0),
+        lambda: FetchPart(b"h" * 32, b"c" * 16, 0, BLOCK_BYTES_MAX + 1),
+        lambda: FetchPart(b"h" * 32, b"c" * 16, 1, BLOCK_BYTES_MAX),
+        lambda: FetchPart(b"h" * 32, b"c" * 16, BLOCK_BYTES_MAX, 1),
         lambda: FetchRequest(b"t", ()),
-        lambda: FetchRequest(b"", (FetchPart(b"h" * 32, b"c" * 16),)),
-        lambda: FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16),) * (FETCH_PARTS_MAX + 1)),
-        lambda: FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16),), -1),
+        lambda: FetchRequest(b"", (PART,)),
+        lambda: FetchRequest(
+            b"t", (FetchPart(b"h" * 32, b"c" * 16, 0, 1),) * (FETCH_PARTS_MAX + 1)
+        ),
+        lambda: FetchRequest(b"t", (PART,), -1),
         lambda: PayloadHead(-1, 0, 1, 1),
         lambda: PayloadHead(0, -1, 1, 1),
         lambda: PayloadHead(0, 0, 0, 0),
-        lambda: PayloadHead(0, 1, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX),
+        lambda: PayloadHead(0, BLOCK_BYTES_MAX - 1, 2, 2),
+        lambda: PayloadHead(0, 0, TRANSFER_SLICE_BYTES_MAX + 1, TRANSFER_SLICE_BYTES_MAX + 1),
         lambda: PayloadHead(0, 0, 10, 11),
         lambda: PayloadHead(0, 0, 10, 10, PayloadCodec.ZSTD),
         lambda: PayloadHead(0, 0, 10, 0, PayloadCodec.ZSTD),
-        lambda: PayloadHead(0, 0, ZSTD_SLICE_BYTES + 1, 10, PayloadCodec.ZSTD),
+        lambda: PayloadHead(0, 0, TRANSFER_SLICE_BYTES_MAX + 1, 10, PayloadCodec.ZSTD),
         lambda: Refusal("Bad Code", "m"),
         lambda: Refusal("code", "two\nlines"),
         lambda: Refusal("code", "m" * 301),

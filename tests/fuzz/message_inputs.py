@@ -57,7 +57,7 @@ def parse_frame(raw: bytes) -> object:
 
 
 def frame_seeds() -> list[bytes]:
-    part = FetchPart(b"h" * 32, b"c" * 16, 5)
+    part = FetchPart(b"h" * 32, b"c" * 16, 5, 9)
     return [
         encode_frame(message)
         for message in (

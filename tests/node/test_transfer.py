@@ -11,6 +11,7 @@ from fabric.control import LinkKind
 from fabric.errors import CorruptDataError, NotFoundError, RejectedError, RetryLaterError
 from fabric.wire import FETCH_PARTS_MAX, HEAD_BYTES
 from node.clock import SystemClock
+from node.connections import Connections
 from node.transfer_server import EVERYWHERE
 from tests.faults.fault_proxy import Fault, FaultProxy
 from tests.support.transfers import (
@@ -62,8 +63,7 @@ def test_many_blocks_arrive_whole_over_any_number_of_streams(shelf, server, port
     total = sum(ref.payload_bytes for ref in refs)
     assert (report.blocks, report.bytes, report.wire_bytes) == (len(refs), total, total)
     assert (report.streams, report.resumed) == (streams, 0)
-    assert catch.open_max <= streams
-    assert server.counts()["blocks"] == len(refs)
+    assert server.counts()["parts"] >= len(refs)
 
 
 def test_a_block_named_twice_travels_once_and_nothing_costs_no_connection(shelf, server, port):
@@ -116,12 +116,12 @@ def test_two_fetches_share_a_ticket(shelf, server, port):
         assert_arrived(shelf, refs, catch)
 
 
-def test_a_cut_mid_block_goes_on_at_the_very_byte(shelf, server, port):
+def test_a_cut_mid_block_goes_on_behind_the_last_whole_slice(shelf, server, port):
     refs = [shelf.add(3 * MIB)]
     faults = [Fault(cut_at=MIB + 12_345), Fault(cut_at=900_001)]
 
     with FaultProxy(("127.0.0.1", port), faults) as proxy:
-        report, catch = fetch([loopback(proxy.port)], offer(server, refs), refs)
+        report, catch = fetch([loopback(proxy.port)], offer(server, refs), refs, streams=1)
 
     assert_arrived(shelf, refs, catch)
     assert (report.resumed, proxy.connections) == (1, 3)
@@ -159,7 +159,8 @@ def test_a_link_that_dies_mid_block_hands_over_to_the_next(shelf, server, port):
         report, catch = fetch(addresses, offer(server, refs), refs, streams=1)
 
     assert_arrived(shelf, refs, catch)
-    assert (report.resumed, dying.connections) == (1, 1)
+    assert report.resumed == 1
+    assert sum(use.wire_bytes for use in report.links) == report.bytes
 
 
 def test_a_listener_that_says_nothing_costs_one_handshake(shelf, server, port):
@@ -227,15 +228,19 @@ def test_no_address_at_all(shelf, server):
         fetch([], offer(server, [ref]), [ref])
 
 
-def test_a_flipped_bit_is_healed_by_fetching_the_block_again(shelf, server, port):
+def test_a_flipped_bit_costs_one_slice_and_one_connection(shelf, server, port):
     refs = [shelf.add(MIB)]
+    connections = Connections()
 
-    with FaultProxy(("127.0.0.1", port), [Fault(flip_at=500_000)]) as proxy:
-        report, catch = fetch([loopback(proxy.port)], offer(server, refs), refs)
+    with FaultProxy(("127.0.0.1", port), [Fault(flip_at=900_000)]) as proxy:
+        address = loopback(proxy.port)
+        report, catch = fetch([address], offer(server, refs), refs, connections=connections)
+        connections.close()
 
+        assert proxy.connections == 2
     assert_arrived(shelf, refs, catch)
-    assert report.wire_bytes == 2 * MIB
-    assert report.resumed == 0
+    assert connections.counts()["tampered"] == 1
+    assert (report.wire_bytes, report.resumed) == (MIB, 1)
 
 
 def test_a_flip_in_a_frame_head_is_healed_too(shelf, server, port):
@@ -368,7 +373,8 @@ def test_a_compressed_block_resumes_too(shelf, server, port):
     ref = shelf.add(4 * MIB, noise=False)
 
     with FaultProxy(("127.0.0.1", port), [Fault(cut_at=MIB + 100_000)]) as proxy:
-        report, catch = fetch([slow_link(proxy.port)], offer(server, [ref]), [ref])
+        address, ticket = slow_link(proxy.port), offer(server, [ref])
+        report, catch = fetch([address], ticket, [ref], streams=1)
 
     assert_arrived(shelf, [ref], catch)
     assert report.resumed == 1

@@ -5,13 +5,13 @@ import struct
 import time
 import tracemalloc
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from fabric import PROTOCOL_VERSION, compression
 from fabric.errors import CorruptDataError, RetryLaterError
 from fabric.ids import MigrationId
-from fabric.limits import BLOCK_BYTES_MAX
 from fabric.wire import (
     Challenge,
     FetchPart,
@@ -24,10 +24,14 @@ from fabric.wire import (
     Role,
     encode_frame,
     prove,
+    session_keys,
 )
 from node.clock import SystemClock
+from node.connections import Connections
 from node.peer import Peer
+from tests.faults.meddling_proxy import MeddlingProxy
 from tests.support.transfers import (
+    BRIEF,
     FINGERPRINT,
     HASTE,
     KEY,
@@ -80,7 +84,7 @@ HOSTILE_BYTES = {
     "huge frame": struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, 1, 0xFFFFFFFF),
     "unknown kind": struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, 99, 4) + b"abcd",
     "early request": encode_frame(
-        FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16),))  # type: ignore[arg-type]
+        FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16, 0, 1),))  # type: ignore[arg-type]
     ),
     "nested arrays": struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, 1, 512) + b"\xdd" * 512,
     "empty": b"",
@@ -134,7 +138,7 @@ def test_a_peer_that_does_not_read_is_dropped(shelf):
     server = serve(shelf, SystemClock(), patience_s=0.3)
     ref = shelf.add(24 * MIB)
     ticket = offer(server, [ref])
-    peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, ticket, HASTE)
+    peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE)
     channel = peer.dial(server.addresses()[0])
     peer.greet(channel)
     channel.send(FetchRequest(ticket, (part(ref),)))
@@ -148,15 +152,35 @@ def test_a_peer_that_does_not_read_is_dropped(shelf):
     server.stop()
 
 
-def test_an_offset_past_the_end_is_refused(shelf, server, port):
+def test_a_proven_peer_that_drips_its_request_is_dropped(shelf):
+    server = serve(shelf, SystemClock(), patience_s=0.5)
+    channel = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE).dial(server.addresses()[0])
+    Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE).greet(channel)
+    raw = encode_frame(FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16, 0, 1),)))
+
+    with suppress(ConnectionError):
+        for byte in raw:
+            channel._sock.sendall(bytes([byte]))
+            time.sleep(0.05)
+            if server.counts().get("broken"):
+                break
+
+    assert server.counts()["broken"] == 1
+    channel.close()
+    server.stop()
+
+
+@pytest.mark.parametrize(("offset", "length"), [(999, 2), (1_000, 1), (0, 1_001)])
+def test_a_range_past_the_end_is_refused(shelf, server, port, offset, length):
     ref = shelf.add(1_000)
     ticket = offer(server, [ref])
-    peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, ticket, HASTE)
+    peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE)
     channel = peer.dial(loopback(port))
     peer.greet(channel)
-    channel.send(FetchRequest(ticket, (part(ref, 1_000),)))
+    channel.send(FetchRequest(ticket, (part(ref, offset, length),)))
 
-    assert channel.receive(Refusal).code == "bad_offset"
+    assert channel.receive(Refusal).code == "bad_range"
+    assert server.counts()["refused_bad_range"] == 1
     channel.close()
 
 
@@ -169,6 +193,8 @@ def proven(then):
         nonce = b"s" * 32
         channel.send(Challenge(nonce, prove(KEY, Role.SERVER, greeting, nonce)))
         channel.receive(Proof)
+        keys = session_keys(KEY, greeting, nonce)
+        channel.seal(keys.server, keys.client)
         channel.receive(FetchRequest)
         then(channel, sock)
 
@@ -179,65 +205,240 @@ def framed(kind, body):
     return struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, kind, len(body)) + body
 
 
+def sealed(raw):
+    """Say `raw` under a valid MAC."""
+    return lambda channel, sock: sock.sendall(channel._sealed(raw))
+
+
+def said(message):
+    return lambda channel, _: channel.send(message)
+
+
+def sliced(head, payload):
+    def act(channel, _):
+        channel.room(len(payload))[:] = payload
+        channel.send_slice(head)
+
+    return act
+
+
+def bare(raw):
+    """Say `raw` without any MAC, as somebody on the way would have to."""
+    return lambda _, sock: sock.sendall(raw)
+
+
 SIZE = 100_000
 BOMB = compression.compress_slice(bytes(64 * MIB))
-RAW, ZSTD = PayloadCodec.RAW, PayloadCodec.ZSTD
+ZSTD = PayloadCodec.ZSTD
 LIES = {
-    "longer than the block": encode_frame(PayloadHead(0, 0, SIZE + 1, SIZE + 1)),
-    "longest possible": encode_frame(PayloadHead(0, 0, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX)),
-    "another block": encode_frame(PayloadHead(1, 0, SIZE, SIZE)),
-    "another offset": encode_frame(PayloadHead(0, 1, SIZE - 1, SIZE - 1)),
-    "oversize frame": struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, 5, 1 << 31),
-    "no message": framed(5, b"\xc1"),
-    "missing fields": framed(5, b"\x80"),
-    "a request": encode_frame(FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16),))),
-    "zstd bomb": encode_frame(PayloadHead(0, 0, SIZE, len(BOMB), ZSTD)) + BOMB,
-    "zstd junk": encode_frame(PayloadHead(0, 0, SIZE, 50, ZSTD)) + b"j" * 50,
-    "wrong bytes": encode_frame(PayloadHead(0, 0, SIZE, SIZE)) + b"w" * SIZE,
-    "endless zeros": b"\x00" * (4 * MIB),
+    "longer than the block": said(PayloadHead(0, 0, SIZE + 1, SIZE + 1)),
+    "longest possible": said(PayloadHead(0, 0, MIB, MIB)),
+    "another block": said(PayloadHead(1, 0, SIZE, SIZE)),
+    "another offset": said(PayloadHead(0, 1, SIZE - 1, SIZE - 1)),
+    "no message": sealed(framed(5, b"\xc1")),
+    "missing fields": sealed(framed(5, b"\x80")),
+    "zstd bomb": sliced(PayloadHead(0, 0, SIZE, len(BOMB), ZSTD), BOMB),
+    "zstd junk": sliced(PayloadHead(0, 0, SIZE, 50, ZSTD), b"j" * 50),
+    "wrong bytes": sliced(PayloadHead(0, 0, SIZE, SIZE), b"w" * SIZE),
+    "a novel": sealed(framed(6, b"\x82\xa4code\xa9bad\nthing\xa7message\xa2hi")),
+}
+FORGERIES = {
+    "oversize frame": bare(struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, 5, 1 << 31)),
+    "a request": said(FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16, 0, 1),))),
+    "no mac": bare(encode_frame(PayloadHead(0, 0, SIZE, SIZE)) + b"w" * SIZE + bytes(32)),
+    "a refusal without a mac": bare(encode_frame(Refusal("bad_ticket", "no")) + bytes(16)),
+    "endless zeros": bare(b"\x00" * (4 * MIB)),
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", [*LIES, *FORGERIES])
 def test_a_lying_peer_is_found_out_in_bounded_memory(shelf, server, lie):
     ref = shelf.add(SIZE)
     ticket = offer(server, [ref])
-    catch = Catch()
+    catch, connections = Catch(), Connections()
+    is_proven = lie in LIES
+    act = LIES[lie] if is_proven else FORGERIES[lie]
     tracemalloc.start()
 
-    liar = impostor(proven(lambda _, sock: sock.sendall(LIES[lie])))
-    with liar as address, pytest.raises(CorruptDataError):
-        fetch([address], ticket, [ref], catch)
+    expected = pytest.raises(CorruptDataError if is_proven else RetryLaterError)
+    with impostor(proven(act)) as address, expected:
+        patience = replace(HASTE, silence_alone_s=1.0)  # for who falls silent after the lie
+        fetch([address], ticket, [ref], catch, connections=connections, patience=patience)
+    connections.close()
 
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert catch.blocks == {}
     assert len(catch.allocated) <= 1
-    assert peak < 2 * MIB
+    assert peak < 3 * MIB  # of which one slice is the impostor's
+    assert connections.counts()["corrupt" if is_proven else "tampered"] >= 2
 
 
-def test_the_next_block_is_asked_for_before_the_last_has_come(shelf, server):
+def test_a_lying_peer_does_not_spoil_an_honest_link(shelf, server, port):
+    ref = shelf.add(SIZE)
+    with impostor(proven(FORGERIES["no mac"])) as address:
+        _, catch = fetch([address, loopback(port)], offer(server, [ref]), [ref])
+
+    assert list(catch.blocks) == [ref.name]
+
+
+def test_a_peer_that_drips_is_given_up(shelf, server):
+    ref = shelf.add(SIZE)
+
+    def drip(channel, sock):
+        channel.send(PayloadHead(0, 0, SIZE, SIZE))
+        with suppress(OSError):
+            while True:
+                sock.sendall(b"d")
+                time.sleep(0.02)
+
+    with impostor(proven(drip)) as address, pytest.raises(RetryLaterError):
+        fetch([address], offer(server, [ref]), [ref], patience=BRIEF)
+
+
+def test_the_next_range_is_asked_for_before_the_last_has_come(shelf, server):
     refs = [shelf.add(5 * MIB, seed) for seed in range(3)]
     asked = []
 
     def listen(channel, sock):
-        greeting = channel.receive(Hello)
-        channel.send(Challenge(b"s" * 32, prove(KEY, Role.SERVER, greeting, b"s" * 32)))
-        channel.receive(Proof)
+        raw = shelf.payload(refs[0])
+        for offset in range(0, len(raw) - 1, MIB):  # all of the first range but a byte
+            part = raw[offset : min(offset + MIB, len(raw) - 1)]
+            channel.room(len(part))[:] = part
+            channel.send_slice(PayloadHead(0, offset, len(part), len(part)))
         asked.append(channel.receive(FetchRequest))
         sock.shutdown(socket.SHUT_RDWR)
 
-    with impostor(listen) as address, pytest.raises(RetryLaterError):
-        fetch([address], offer(server, refs), refs, streams=1)
+    hurried = replace(HASTE, rounds=1)
+    with impostor(proven(listen)) as address, suppress(RetryLaterError):
+        fetch([address], offer(server, refs), refs, streams=1, patience=hurried)
 
-    assert [len(request.parts) for request in asked] == [2] * HASTE.rounds
+    assert asked
 
 
-def test_a_refusal_cannot_carry_a_novel(shelf, server):
+# --- a man in the middle ---------------------------------------------------------------------
+
+
+def flipped(raw, at):
+    raw = bytearray(raw)
+    raw[at] ^= 1
+    return bytes(raw)
+
+
+class Meddler:
+    """Meddles with the third and fourth slices of a connection, or with one request."""
+
+    def __init__(self, change):
+        self._change = change
+        self._seen = []
+
+    def __call__(self, unit):
+        if not unit.payload and not isinstance(unit.message, FetchRequest):
+            return unit.raw
+        self._seen.append(unit)
+        return self._change(self._seen)
+
+
+def on_third(change):
+    """Apply `change` to the units seen so far, where there are three."""
+    return lambda seen: change(seen) if len(seen) == 3 else seen[-1].raw
+
+
+def swap(seen):
+    if len(seen) == 3:
+        return b""
+    return seen[3].raw + seen[2].raw if len(seen) == 4 else seen[-1].raw
+
+
+PAYLOAD_TRICKS = {
+    "flip the head": on_third(lambda seen: flipped(seen[2].frame, 20) + seen[2].payload),
+    "flip the head's mac": on_third(lambda seen: flipped(seen[2].frame, -1) + seen[2].payload),
+    "flip the payload": on_third(lambda seen: seen[2].frame + flipped(seen[2].payload, 77)),
+    "flip the payload's mac": on_third(lambda seen: seen[2].frame + flipped(seen[2].payload, -1)),
+    "swap slices": swap,
+    "swap payloads": on_third(lambda seen: seen[2].frame + seen[1].payload),
+    "repeat a slice": on_third(lambda seen: seen[1].raw + seen[2].raw),
+    "drop a slice": on_third(lambda _: b""),
+    "truncate": on_third(lambda seen: seen[2].raw[:-9_999]),
+    "hang up in a slice": on_third(lambda _: None),
+}
+
+
+@pytest.mark.parametrize("trick", PAYLOAD_TRICKS)
+def test_payload_meddled_with_never_counts(shelf, server, port, trick):
+    refs = [shelf.add(6 * MIB), shelf.add(6 * MIB, 1)]
+    ticket = offer(server, refs)
+    connections = Connections()
+    meddlers = [Meddler(PAYLOAD_TRICKS[trick]) for _ in range(2)]
+
+    with MeddlingProxy(("127.0.0.1", port), meddlers) as proxy:
+        address = loopback(proxy.port)
+        _, catch = fetch([address], ticket, refs, streams=1, connections=connections)
+        connections.close()
+
+        assert proxy.connections == 3
+    assert catch.blocks == {ref.name: shelf.payload(ref) for ref in refs}
+    counts = connections.counts()
+    assert counts["broken" if trick == "hang up in a slice" else "tampered"] == 2
+
+
+def test_a_man_in_the_middle_who_never_rests_ends_the_fetch(shelf, server, port):
+    refs = [shelf.add(SIZE)]
+    catch = Catch()
+    meddlers = [lambda unit: unit.frame + flipped(unit.payload, 5) if unit.payload else unit.raw]
+
+    with MeddlingProxy(("127.0.0.1", port), meddlers * 50) as proxy:
+        with pytest.raises(RetryLaterError, match="did not send"):
+            fetch([loopback(proxy.port)], offer(server, refs), refs, catch)
+
+        assert proxy.connections == HASTE.rounds
+    assert catch.blocks == {}
+
+
+def test_a_slice_of_another_connection_does_not_fit(shelf, server, port):
     ref = shelf.add(SIZE)
     ticket = offer(server, [ref])
-    novel = framed(6, b"\x82\xa4code\xa9bad\nthing\xa7message\xa2hi")
+    recorded = []
 
-    liar = impostor(proven(lambda _, sock: sock.sendall(novel)))
-    with liar as address, pytest.raises(CorruptDataError, match="no valid frame"):
-        fetch([address], ticket, [ref])
+    def record(unit):
+        recorded.append(unit.raw)
+        return unit.raw
+
+    def replay(unit):
+        return recorded[1] if unit.payload else unit.raw
+
+    connections = Connections()
+    with MeddlingProxy(("127.0.0.1", port), [record, replay]) as proxy:
+        for _ in range(2):
+            kept = Connections()
+            _, catch = fetch([loopback(proxy.port)], ticket, [ref], connections=kept)
+            kept.close()
+            connections = kept
+
+    assert len(recorded) == 2  # the challenge and one slice
+    assert connections.counts()["tampered"] == 1
+    assert list(catch.blocks) == [ref.name]
+
+
+REQUEST_TRICKS = {
+    "flip the ticket": lambda seen: flipped(seen[-1].raw, 60),
+    "flip the mac": lambda seen: flipped(seen[-1].raw, -1),
+    "ask twice": lambda seen: seen[-1].raw * 2,
+    "ask without a mac": lambda seen: encode_frame(seen[-1].message) + bytes(16),
+}
+
+
+@pytest.mark.parametrize("trick", REQUEST_TRICKS)
+def test_a_request_meddled_with_is_refused_and_counted(shelf, server, port, trick):
+    ref = shelf.add(SIZE)
+    meddlers = [Meddler(REQUEST_TRICKS[trick])]
+
+    with MeddlingProxy(("127.0.0.1", port), meddlers, side="client") as proxy:
+        _, catch = fetch([loopback(proxy.port)], offer(server, [ref]), [ref])
+        deadline_s = time.monotonic() + 10
+        while not server.counts().get("refused_tampered") and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+
+    assert server.counts()["refused_tampered"] == 1
+    assert catch.blocks == {ref.name: shelf.payload(ref)}
+    assert_still_serves(shelf, server, port)

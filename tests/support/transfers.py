@@ -136,8 +136,9 @@ def fetch(addresses, ticket, refs, catch=None, **changes):
     return report, catch
 
 
-def part(ref, offset=0):
-    return FetchPart(ref.block_hash, ref.checksum, offset)
+def part(ref, offset=0, length=None):
+    length = ref.payload_bytes - offset if length is None else length
+    return FetchPart(ref.block_hash, ref.checksum, offset, length)
 
 
 @contextmanager

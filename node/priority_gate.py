@@ -1,0 +1,66 @@
+"""Lets urgent blocks pass: a sender of less urgent ones waits between its slices, a little.
+
+It never waits longer than TRANSFER_HOLD_S for a slice, so nobody starves and no receiver takes
+the link for dead. A sender that makes no progress itself holds nobody up.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Condition
+from typing import Final
+
+from fabric.limits import TRANSFER_HOLD_S
+from fabric.priority import Priority
+
+STUCK_S: Final = 0.5  # a sender whose slice takes longer leaves room on the link
+
+
+class Sender:
+    """One answer under way: what it is for, over which link, and when it last moved on."""
+
+    def __init__(self, link: str, priority: Priority, moved_s: float) -> None:
+        """Begin at `moved_s`."""
+        self.link = link
+        self.priority = priority
+        self.moved_s = moved_s
+
+
+class PriorityGate:
+    """The answers that one server is sending."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        """Tell time by `now_s`."""
+        self._now_s = now_s
+        self._changed = Condition()
+        self._senders: set[Sender] = set()
+
+    @contextmanager
+    def sending(self, link: str, priority: Priority) -> Iterator[Sender]:
+        """Count as a sender over `link` (this end's address) meanwhile."""
+        sender = Sender(link, priority, self._now_s())
+        with self._changed:
+            self._senders.add(sender)
+        try:
+            yield sender
+        finally:
+            with self._changed:
+                self._senders.discard(sender)
+                self._changed.notify_all()
+
+    def before_slice(self, sender: Sender) -> bool:
+        """Wait while more urgent blocks use the link, at most TRANSFER_HOLD_S; say whether so."""
+        with self._changed:
+            must_wait = self._is_in_the_way(sender)
+            if must_wait:
+                self._changed.wait_for(lambda: not self._is_in_the_way(sender), TRANSFER_HOLD_S)
+            sender.moved_s = self._now_s()
+        return must_wait
+
+    def _is_in_the_way(self, sender: Sender) -> bool:
+        now_s = self._now_s()
+        return any(
+            other.priority > sender.priority
+            and other.link == sender.link
+            and now_s - other.moved_s < STUCK_S
+            for other in self._senders
+        )
