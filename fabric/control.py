@@ -19,6 +19,7 @@ from fabric.ids import (
     TenantId,
 )
 from fabric.manifest import OwnerState
+from fabric.priority import Priority
 
 Reply = TypeVar("Reply")
 
@@ -218,7 +219,7 @@ class CopyBlocks:
     migration: MigrationId
     source: NodeName
     offer: Offer
-    background: bool = False  # nobody waits, and no owned agent may go to make room for it
+    priority: Priority = Priority.MIGRATION_COPY
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from fabric.errors import ConflictError, RejectedError
 from fabric.ids import MigrationId
 from fabric.limits import FILE_ALIGN_BYTES
 from fabric.manifest import Manifest, OwnerState, decode_manifest
+from fabric.priority import Priority
 from fabric.restore_plan import essential
 from node.agent import Agent
 from node.transfer_client import fetch_blocks
@@ -29,7 +30,8 @@ async def copy_blocks(node: "Node", call: CopyBlocks) -> Copied:
     record = _checked(node, call.offer.manifest)
     missing_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in node.store.missing(record))
     if missing_bytes:
-        await node.reclaim.make_room(record.tenant, missing_bytes, spare_only=call.background)
+        spare_only = call.priority is Priority.PREFETCH  # then no owned agent may go for it
+        await node.reclaim.make_room(record.tenant, missing_bytes, spare_only=spare_only)
     try:
         copied = await node.in_worker(lambda: _fetch(node, call, record))
         if call.offer.live or call.migration in node.arrivals:
@@ -76,6 +78,9 @@ def _fetch(node: "Node", call: CopyBlocks, record: Manifest) -> Copied:
         refs=missing,
         allocate=allocate,
         done=adopt,
+        priority=call.priority,
+        links=node.links,
+        connections=node.connections,
     )
     return Copied(
         blocks_sent=report.blocks,

@@ -22,8 +22,10 @@ from fabric.settings import NodeSettings
 from node.agent_store import AgentStore
 from node.agent_table import AgentTable
 from node.arrivals import Arrivals
+from node.connections import Connections
 from node.engine_thread import EngineThread
 from node.flusher import Flusher
+from node.link_book import LinkBook, NominalLinks
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.prefetch import Prefetches
 from node.reclaim import Reclaim
@@ -70,6 +72,8 @@ class Node:
     is_stopping: bool = False
     degraded: str | None = None
     scrubbed_bytes: int = 0
+    links: LinkBook = field(default_factory=NominalLinks)
+    connections: Connections = field(default_factory=Connections)
     flusher: Flusher = field(init=False)
     reclaim: Reclaim = field(init=False)
     arrivals: Arrivals = field(init=False)

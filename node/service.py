@@ -111,6 +111,7 @@ class NodeService:
         self._on_loop(self._close()).result()
         self._node.engine.stop()
         self._node.transfers.stop()
+        self._node.connections.close()
         self._node.workers.shutdown()
         if self._disk is not None:
             self._disk.close()

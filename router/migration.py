@@ -31,6 +31,7 @@ from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
 from fabric.ids import AgentId, MigrationId, NodeName
 from fabric.limits import CONTROL_TIMEOUT_S
 from fabric.manifest import OwnerState
+from fabric.priority import Priority
 from router.directory import Holding, Key
 from router.fleet import Fleet
 from router.node_link import NodeLink, NodeLostError
@@ -83,7 +84,7 @@ class Migration:
         try:
             first = await self._copy_ahead()
             final = await self._seal()
-            tail = await self._copy(final)
+            tail = await self._copy(final, Priority.MIGRATION_TAIL)
             await self._commit(final)
         except BaseException:
             await asyncio.shield(self._abort())
@@ -127,8 +128,8 @@ class Migration:
             )
         return total
 
-    async def _copy(self, offer: Offer) -> Copied:
-        call = CopyBlocks(self._name, self._source.name, offer)
+    async def _copy(self, offer: Offer, priority: Priority = Priority.MIGRATION_COPY) -> Copied:
+        call = CopyBlocks(self._name, self._source.name, offer, priority=priority)
         return await self._target.call(call, Copied, COPY_TIMEOUT_S)
 
     async def _seal(self) -> Offer:

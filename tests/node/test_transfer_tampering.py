@@ -1,0 +1,156 @@
+"""A man in the middle of a transfer can end connections, and nothing else."""
+
+import time
+
+import pytest
+
+from fabric.errors import RetryLaterError
+from fabric.wire import FetchRequest, encode_frame
+from node.clock import SystemClock
+from node.connections import Connections
+from tests.faults.meddling_proxy import MeddlingProxy
+from tests.support.transfers import HASTE, Catch, Shelf, fetch, loopback, offer, serve
+
+MIB = 1 << 20
+SIZE = 100_000
+
+
+@pytest.fixture
+def shelf(tmp_path):
+    return Shelf(tmp_path)
+
+
+@pytest.fixture
+def server(shelf):
+    server = serve(shelf, SystemClock())
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def port(server):
+    return server.addresses()[0].port
+
+
+def flipped(raw, at):
+    raw = bytearray(raw)
+    raw[at] ^= 1
+    return bytes(raw)
+
+
+class Meddler:
+    """Meddles with the third and fourth slices of a connection, or with one request."""
+
+    def __init__(self, change):
+        self._change = change
+        self._seen = []
+
+    def __call__(self, unit):
+        if not unit.payload and not isinstance(unit.message, FetchRequest):
+            return unit.raw
+        self._seen.append(unit)
+        return self._change(self._seen)
+
+
+def on_third(change):
+    """Apply `change` to the units seen so far, where there are three."""
+    return lambda seen: change(seen) if len(seen) == 3 else seen[-1].raw
+
+
+def swap(seen):
+    if len(seen) == 3:
+        return b""
+    return seen[3].raw + seen[2].raw if len(seen) == 4 else seen[-1].raw
+
+
+PAYLOAD_TRICKS = {
+    "flip the head": on_third(lambda seen: flipped(seen[2].frame, 20) + seen[2].payload),
+    "flip the head's mac": on_third(lambda seen: flipped(seen[2].frame, -1) + seen[2].payload),
+    "flip the payload": on_third(lambda seen: seen[2].frame + flipped(seen[2].payload, 77)),
+    "flip the payload's mac": on_third(lambda seen: seen[2].frame + flipped(seen[2].payload, -1)),
+    "swap slices": swap,
+    "swap payloads": on_third(lambda seen: seen[2].frame + seen[1].payload),
+    "repeat a slice": on_third(lambda seen: seen[1].raw + seen[2].raw),
+    "drop a slice": on_third(lambda _: b""),
+    "truncate": on_third(lambda seen: seen[2].raw[:-9_999]),
+    "hang up in a slice": on_third(lambda _: None),
+}
+
+
+@pytest.mark.parametrize("trick", PAYLOAD_TRICKS)
+def test_payload_meddled_with_never_counts(shelf, server, port, trick):
+    refs = [shelf.add(6 * MIB), shelf.add(6 * MIB, 1)]
+    ticket = offer(server, refs)
+    connections = Connections()
+    meddlers = [Meddler(PAYLOAD_TRICKS[trick]) for _ in range(2)]
+
+    with MeddlingProxy(("127.0.0.1", port), meddlers) as proxy:
+        address = loopback(proxy.port)
+        _, catch = fetch([address], ticket, refs, streams=1, connections=connections)
+        connections.close()
+
+        assert proxy.connections == 3
+    assert catch.blocks == {ref.name: shelf.payload(ref) for ref in refs}
+    counts = connections.counts()
+    assert counts["broken" if trick == "hang up in a slice" else "tampered"] == 2
+
+
+def test_a_man_in_the_middle_who_never_rests_ends_the_fetch(shelf, server, port):
+    refs = [shelf.add(SIZE)]
+    catch = Catch()
+    meddlers = [lambda unit: unit.frame + flipped(unit.payload, 5) if unit.payload else unit.raw]
+
+    with MeddlingProxy(("127.0.0.1", port), meddlers * 50) as proxy:
+        with pytest.raises(RetryLaterError, match="did not send"):
+            fetch([loopback(proxy.port)], offer(server, refs), refs, catch)
+
+        assert proxy.connections == HASTE.rounds
+    assert catch.blocks == {}
+
+
+def test_a_slice_of_another_connection_does_not_fit(shelf, server, port):
+    ref = shelf.add(SIZE)
+    ticket = offer(server, [ref])
+    recorded = []
+
+    def record(unit):
+        recorded.append(unit.raw)
+        return unit.raw
+
+    def replay(unit):
+        return recorded[1] if unit.payload else unit.raw
+
+    connections = Connections()
+    with MeddlingProxy(("127.0.0.1", port), [record, replay]) as proxy:
+        for _ in range(2):
+            kept = Connections()
+            _, catch = fetch([loopback(proxy.port)], ticket, [ref], connections=kept)
+            kept.close()
+            connections = kept
+
+    assert len(recorded) == 2  # the challenge and one slice
+    assert connections.counts()["tampered"] == 1
+    assert list(catch.blocks) == [ref.name]
+
+
+REQUEST_TRICKS = {
+    "flip the ticket": lambda seen: flipped(seen[-1].raw, 60),
+    "flip the mac": lambda seen: flipped(seen[-1].raw, -1),
+    "ask twice": lambda seen: seen[-1].raw * 2,
+    "ask without a mac": lambda seen: encode_frame(seen[-1].message) + bytes(16),
+}
+
+
+@pytest.mark.parametrize("trick", REQUEST_TRICKS)
+def test_a_request_meddled_with_is_refused_and_counted(shelf, server, port, trick):
+    ref = shelf.add(SIZE)
+    meddlers = [Meddler(REQUEST_TRICKS[trick])]
+
+    with MeddlingProxy(("127.0.0.1", port), meddlers, side="client") as proxy:
+        _, catch = fetch([loopback(proxy.port)], offer(server, [ref]), [ref])
+        deadline_s = time.monotonic() + 10
+        while not server.counts().get("refused_tampered") and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+
+    assert server.counts()["refused_tampered"] == 1
+    assert catch.blocks == {ref.name: shelf.payload(ref)}
