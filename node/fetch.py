@@ -25,7 +25,7 @@ from node.peer import Peer
 
 WATCH_S: Final = 0.05
 IDLE_S: Final = 0.01  # how often a stream without work looks for a straggler
-REQUEST_S: Final = 0.05  # what a stream asks for at once should take about so long
+REQUEST_S: Final = 0.2  # what a stream asks for at once should take about so long
 STRAGGLE_S: Final = 0.02  # less delay than this is not worth a broken connection
 MUCH_FASTER: Final = 2.0
 
@@ -94,7 +94,7 @@ class Fetch:
                 if stream.channel is not None and not stream.is_conversing:
                     stream.channel.cut()
             self._changed.wait_for(lambda: not any(s.is_conversing for s in self._streams))
-            self.links.report(time.monotonic(), last=True)
+            self._report(time.monotonic(), is_last=True)
         error, self._error = self._error, None
         if error is not None:
             try:
@@ -256,6 +256,8 @@ class Fetch:
 
     def _assign(self, stream: Stream, now_s: float) -> list[Piece]:
         """Take ranges worth REQUEST_S, and by the end no more than the stream's share of half."""
+        if not self.work.waiting_bytes:
+            return []
         speed = stream.link.stream_bytes_per_s(now_s)
         want = min(speed * REQUEST_S, TRANSFER_REQUEST_BYTES)
         queued = sum(piece.left_bytes for piece in stream.queue)
@@ -334,7 +336,12 @@ class Fetch:
             )
             if is_beaten or silence_s > patience.silence_alone_s:
                 self._cut(stream, "silent")
-        self.links.report(now_s)
+        self._report(now_s)
+
+    def _report(self, now_s: float, *, is_last: bool = False) -> None:
+        # What others may hold back says nothing about the link.
+        if self.order.priority is not Priority.PREFETCH:
+            self.links.report(now_s, last=is_last)
 
     def _guarded(self, stream: Stream) -> None:
         try:

@@ -107,6 +107,7 @@ class TransferServer:
         self._lock = Lock()
         self._connections: dict[Channel, Thread] = {}  # oldest first
         self._proven: set[Channel] = set()
+        self._answering: set[Channel] = set()
         self._counts: Counter[str] = Counter()
         self._stopping = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -204,12 +205,13 @@ class TransferServer:
         channel.close()
 
     def _make_room(self) -> bool:
-        """Let strangers make room for newcomers, so that silence cannot lock peers out."""
+        """Let strangers, then idle peers make room, so that silence cannot lock peers out."""
         if len(self._connections) < self._connections_max:
             return True
         self._counts["refused_overloaded"] += 1
         strangers = (channel for channel in self._connections if channel not in self._proven)
-        oldest = next(strangers, None)
+        idle = (channel for channel in self._connections if channel not in self._answering)
+        oldest = next(strangers, None) or next(idle, None)
         if oldest is None:
             return False
         oldest.cut()
@@ -273,7 +275,10 @@ class TransferServer:
         refs = self._offers.check(request.ticket, peer)
         wanted = [_find(refs, part) for part in request.parts]
         link = request.link_bytes_per_s
-        with self._gate.sending(channel.local_host(), request.priority) as sender:
+        with (
+            self._busy(channel),
+            self._gate.sending(channel.local_host(), request.priority) as sender,
+        ):
             for ref, part in zip(wanted, request.parts, strict=True):
                 self._let_pass(sender)
                 with self._opened(ref) as payload:
@@ -284,6 +289,16 @@ class TransferServer:
                 index += 1
                 self._count("parts")
         return index
+
+    @contextmanager
+    def _busy(self, channel: Channel) -> Iterator[None]:
+        with self._lock:
+            self._answering.add(channel)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._answering.discard(channel)
 
     @contextmanager
     def _opened(self, ref: BlockRef) -> Iterator[Payload]:

@@ -209,6 +209,20 @@ def test_a_kept_connection_that_died_is_replaced(shelf, connections):
     assert connections.counts() == {"dialled": 2}
 
 
+def test_idle_connections_do_not_lock_others_out(shelf):
+    server = serve(shelf, SystemClock(), connections_max=2)
+    ref, address = shelf.add(1_000), server.addresses()[0]
+    idle = [Connections() for _ in range(5)]
+    for connections in idle:
+        _, catch = fetch([address], offer(server, [ref]), [ref], connections=connections)
+        assert list(catch.blocks) == [ref.name]
+
+    assert server.counts()["refused_overloaded"] == 3
+    for connections in idle:
+        connections.close()
+    server.stop()
+
+
 # --- priorities ------------------------------------------------------------------------------
 
 

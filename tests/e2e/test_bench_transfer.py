@@ -1,0 +1,24 @@
+"""`bench transfer` between two emulated Macs: the pulled cable, whatever the machine's speed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.emulated_fleet import why_not
+
+pytestmark = pytest.mark.nightly
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_a_pulled_cable_costs_a_moment_and_no_byte_twice():
+    command = [sys.executable, "-m", "benchmarks", "transfer", "--quick", "--json"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    report = json.loads(ran.stdout)
+
+    assert {"1000 Mbit/s", "two of 1000 Mbit/s"} <= set(report["figures"]["links"])
+    cut = [limit for limit in report["limits"] if limit["statement"].startswith("cut: ")]
+    assert len(cut) == 3
+    assert cut[0]["met"]  # nothing verified came twice
+    assert cut[1]["met"]  # and little was lost in the dead link's buffers
