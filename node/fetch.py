@@ -26,6 +26,7 @@ from node.peer import Peer
 WATCH_S: Final = 0.05
 IDLE_S: Final = 0.01  # how often a stream without work looks for a straggler
 REQUEST_S: Final = 0.2  # what a stream asks for at once should take about so long
+SHARE_TAKEN: Final = 0.75  # of what a stream will get: the rest evens out speeds that were wrong
 STRAGGLE_S: Final = 0.02  # less delay than this is not worth a broken connection
 MUCH_FASTER: Final = 2.0
 
@@ -255,7 +256,7 @@ class Fetch:
     # --- with the lock held ---------------------------------------------------------------------
 
     def _assign(self, stream: Stream, now_s: float) -> list[Piece]:
-        """Take ranges worth REQUEST_S, and by the end no more than the stream's share of half."""
+        """Take ranges worth REQUEST_S, and by the end no more than most of the stream's share."""
         if not self.work.waiting_bytes:
             return []
         speed = stream.link.stream_bytes_per_s(now_s)
@@ -264,7 +265,7 @@ class Fetch:
         if queued > want or not self._helps(stream, now_s):
             return []
         active = sum(s.link.stream_bytes_per_s(now_s) for s in self._streams if s.is_conversing)
-        share = self.work.waiting_bytes * speed / max(active, speed) / 2
+        share = self.work.waiting_bytes * speed / max(active, speed) * SHARE_TAKEN
         most = max(TRANSFER_RANGE_BYTES_MIN, int(min(want, share)))
         pieces: list[Piece] = []
         left = most
