@@ -64,7 +64,8 @@ class Ends:
         sender = fleet.exec(SENDER, [*end, "send", str(folder), str(BLOCKS)], **pipes)
         receiver = fleet.exec(RECEIVER, [*end, "receive"], **pipes)
         if shutil.which("iperf3") is not None:
-            fleet.exec(SENDER, ["iperf3", "-s"], stdout=subprocess.DEVNULL)
+            nowhere: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            fleet.exec(SENDER, ["iperf3", "-s"], **nowhere)
         offer = _answer(sender)
         _tell(receiver, offer)
         return cls(fleet, sender, receiver, offer["refs"][0][-1])
