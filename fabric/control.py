@@ -5,7 +5,6 @@ Each call is one dataclass in and one out, as msgpack bytes, so that whatever ca
 """
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TypeVar
 
 from fabric.codec import pack, unpack
@@ -18,30 +17,13 @@ from fabric.ids import (
     OperationId,
     TenantId,
 )
+from fabric.links import Address as Address  # noqa: PLC0414 - known from here to all who talk
+from fabric.links import LinkKind as LinkKind  # noqa: PLC0414 - likewise
+from fabric.links import LinkView, MeetPeers
 from fabric.manifest import OwnerState
 from fabric.priority import Priority
 
 Reply = TypeVar("Reply")
-
-
-class LinkKind(StrEnum):
-    """What a network address is reached over."""
-
-    THUNDERBOLT = "thunderbolt"
-    ETHERNET = "ethernet"
-    WIFI = "wifi"
-    LOOPBACK = "loopback"
-    OTHER = "other"
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a node's data plane listens."""
-
-    host: str
-    port: int
-    kind: LinkKind
-    speed_mbit: int = 0  # nominal; 0 where the system does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +112,7 @@ class NodeView:
     scrubbed_bytes: int = 0  # stored blocks read again in idle moments, since the node's start
     damaged_blocks: int = 0  # found by reads and scrubs and taken out of use, since then
     free: TierBytes | None = None  # of its budgets, as far as it knows
+    links: tuple[LinkView, ...] = ()  # to every address of every peer it was told of
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +309,7 @@ CALLS: dict[str, tuple[type, type]] = {
     "keep_fork": (KeepFork, AgentView),
     "prefetch_agent": (PrefetchAgent, AgentView),
     "drain_node": (DrainNode, Done),
+    "meet_peers": (MeetPeers, Done),
     "flush": (Flush, Done),
     "stop": (Stop, Done),
 }

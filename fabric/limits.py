@@ -122,6 +122,11 @@ PREFETCH_TIMEOUT_S: Final = 120.0
 PREFETCH_HINTS_MAX: Final = 4  # agents that one request may name
 PREFETCH_TASKS_MAX: Final = 32  # hints under way in the router; more are dropped
 
+# Links
+PEERS_MAX: Final = 64  # a node measures; fabrics have two to eight
+ADDRESSES_MAX: Final = 16  # of one node
+LINKS_TOLD_MAX: Final = 128  # in one beat
+
 # Router
 SKETCH_PIECE_BYTES: Final = 512
 SKETCH_PIECES_MAX: Final = 8_192

@@ -5,20 +5,19 @@ import sys
 
 import pytest
 
-from fabric.control import Address, LinkKind
 from fabric.errors import RejectedError
-from node.addresses import (
+from fabric.interfaces import (
     Interface,
-    connect,
     darwin_kind,
-    link_local_devices,
-    linux_kind,
-    linux_speed_mbit,
-    list_interfaces,
-    local_addresses,
+    leading_to,
     parse_hardware_ports,
     parse_ifconfig,
 )
+from fabric.links import Address, AddressScope, LinkKind, slower_kind
+from node.addresses import answer_where_asked, connect, dial, local_addresses
+from node.interfaces import LISTED_S, Listing, linux_kind, linux_speed_mbit, list_interfaces
+
+THUNDERBOLT, ETHERNET, WIFI = LinkKind.THUNDERBOLT, LinkKind.ETHERNET, LinkKind.WIFI
 
 STUDIO_PORTS = """
 Hardware Port: Ethernet
@@ -105,15 +104,54 @@ def test_a_studio_with_every_kind_of_link():
     found = parse_ifconfig(STUDIO_IFCONFIG, parse_hardware_ports(STUDIO_PORTS))
 
     assert found == [
-        Interface("lo0", "127.0.0.1", LinkKind.LOOPBACK),
-        Interface("en0", "192.168.1.20", LinkKind.ETHERNET, 10_000),
-        Interface("en0", "192.168.1.21", LinkKind.ETHERNET, 10_000),
-        Interface("en1", "192.168.1.33", LinkKind.WIFI),
-        Interface("en7", "10.0.9.2", LinkKind.ETHERNET, 2_500),
-        Interface("bridge0", "169.254.33.7", LinkKind.THUNDERBOLT),
-        Interface("utun4", "100.101.102.103", LinkKind.OTHER),
+        Interface("lo0", "127.0.0.1", LinkKind.LOOPBACK, 0, 8),
+        Interface("en0", "192.168.1.20", ETHERNET, 10_000, 24),
+        Interface("en0", "192.168.1.21", ETHERNET, 10_000, 32),
+        Interface("en1", "192.168.1.33", WIFI, 0, 24),
+        Interface("en7", "10.0.9.2", ETHERNET, 2_500, 24),
+        Interface("bridge0", "169.254.33.7", THUNDERBOLT, 0, 16),
+        Interface("utun4", "100.101.102.103", LinkKind.OTHER, 0, 32),
     ]
-    assert link_local_devices(found) == ["bridge0"]
+
+
+BOTH_CABLES = [
+    Interface("en0", "10.0.0.1", ETHERNET, 1_000, 24),
+    Interface("en0", "10.0.0.9", ETHERNET, 1_000, 24),
+    Interface("en1", "10.0.0.3", WIFI, 0, 24),
+    Interface("bridge0", "10.0.0.5", THUNDERBOLT, 0, 24),
+    Interface("lo0", "127.0.0.1", LinkKind.LOOPBACK, 0, 8),
+]
+
+
+@pytest.mark.parametrize(
+    ("host", "kind", "interfaces", "devices"),
+    [
+        # One network on each cable: the network decides.
+        ("192.168.1.9", ETHERNET, "studio", ["en0", "en1"]),
+        ("169.254.9.9", THUNDERBOLT, "studio", ["bridge0"]),
+        ("10.0.9.9", ETHERNET, "studio", ["en7"]),
+        # All in one network: what the peer says of its end decides.
+        ("10.0.0.2", THUNDERBOLT, "both", ["bridge0", "en0", "en1"]),
+        ("10.0.0.2", ETHERNET, "both", ["en0", "en1", "bridge0"]),
+        ("10.0.0.2", WIFI, "both", ["en0", "en1", "bridge0"]),
+        ("10.0.0.2", None, "both", ["bridge0", "en0", "en1"]),
+        # Routed, this machine's own, loopback, and IPv6 are left to the system.
+        ("192.168.2.9", ETHERNET, "studio", []),
+        ("10.0.0.9", ETHERNET, "both", []),
+        ("127.0.0.7", LinkKind.LOOPBACK, "both", []),
+        ("fd00::1", ETHERNET, "both", []),
+    ],
+)
+def test_a_peer_is_dialled_through_the_interface_in_its_network(host, kind, interfaces, devices):
+    studio = parse_ifconfig(STUDIO_IFCONFIG, parse_hardware_ports(STUDIO_PORTS))
+    found = leading_to(host, kind, {"studio": studio, "both": BOTH_CABLES}[interfaces])
+
+    assert [interface.device for interface in found] == devices
+
+
+def test_a_path_is_as_slow_as_its_slower_end():
+    assert slower_kind(ETHERNET, WIFI) is slower_kind(WIFI, ETHERNET) is WIFI
+    assert slower_kind(THUNDERBOLT, THUNDERBOLT) is THUNDERBOLT
 
 
 @pytest.mark.parametrize(
@@ -160,6 +198,7 @@ def sysfs(tmp_path):
         "wlan0": {"type": "1", "wireless/status": ""},
         "wlp2s0": {"type": "1", "phy80211/name": "phy0"},
         "thunderbolt0": {"type": "1", "speed": "20000"},
+        "bridge0": {"type": "1", "speed": "10000"},
         "eth0": {"type": "1", "speed": "-1"},
         "wg0": {"type": "65534"},
         "tun3": {"type": "1"},
@@ -179,6 +218,7 @@ def sysfs(tmp_path):
         ("wlan0", LinkKind.WIFI, 0),
         ("wlp2s0", LinkKind.WIFI, 0),
         ("thunderbolt0", LinkKind.THUNDERBOLT, 20_000),
+        ("bridge0", LinkKind.THUNDERBOLT, 10_000),
         ("eth0", LinkKind.ETHERNET, 0),
         ("wg0", LinkKind.OTHER, 0),
         ("tun3", LinkKind.OTHER, 0),
@@ -197,17 +237,23 @@ def test_this_machine_has_a_loopback():
 
 
 def test_only_one_host_on_request():
-    assert local_addresses(7, "127.0.0.1") == (Address("127.0.0.1", 7, LinkKind.LOOPBACK),)
-    assert local_addresses(7, "127.0.0.9")[0].kind is LinkKind.LOOPBACK
-    assert local_addresses(7, "192.0.2.1") == (Address("192.0.2.1", 7, LinkKind.OTHER),)
+    (own,) = local_addresses(7, "127.0.0.1")
+    (unlisted,) = local_addresses(7, "127.0.0.9")
+
+    assert (own.kind, own.scope, own.prefix_bits) == (LinkKind.LOOPBACK, AddressScope.MACHINE, 8)
+    assert own.device
+    assert (unlisted.kind, unlisted.device) == (LinkKind.LOOPBACK, "")
+    assert local_addresses(7, "192.0.2.1")[0].kind is LinkKind.OTHER
 
 
-def test_all_addresses_come_most_promising_first(monkeypatch):
+def test_all_addresses_come_most_promising_first():
     found = parse_ifconfig(STUDIO_IFCONFIG, parse_hardware_ports(STUDIO_PORTS))
-    monkeypatch.setattr("node.addresses.list_interfaces", lambda: list(found))
+    addresses = local_addresses(7, interfaces=found)
 
-    assert [a.host for a in local_addresses(7)] == [
-        "169.254.33.7",
+    assert addresses[0] == Address(
+        "169.254.33.7", 7, THUNDERBOLT, 0, "bridge0", AddressScope.LINK, 16
+    )
+    assert [a.host for a in addresses[1:]] == [
         "192.168.1.20",
         "192.168.1.21",
         "10.0.9.2",
@@ -216,11 +262,26 @@ def test_all_addresses_come_most_promising_first(monkeypatch):
     ]
 
 
-def test_loopback_is_listed_where_there_is_nothing_else(monkeypatch):
+def test_loopback_is_listed_where_there_is_nothing_else():
     only = [Interface("lo", "127.0.0.1", LinkKind.LOOPBACK)]
-    monkeypatch.setattr("node.addresses.list_interfaces", lambda: list(only))
 
-    assert local_addresses(7) == (Address("127.0.0.1", 7, LinkKind.LOOPBACK),)
+    assert [a.host for a in local_addresses(7, interfaces=only)] == ["127.0.0.1"]
+
+
+def test_a_listing_is_made_once_in_a_while_and_on_request():
+    listings, now_s = [], [0.0]
+
+    def list_now():
+        listings.append(now_s[0])
+        return [Interface("en0", f"10.0.0.{len(listings)}", ETHERNET)]
+
+    listing = Listing(list_now, lambda: now_s[0])
+    assert listing.current() is listing.latest() is listing.current()
+    now_s[0] = LISTED_S
+    assert listing.latest()[0].host == "10.0.0.1"
+    assert listing.current()[0].host == "10.0.0.2"
+    assert listing.refresh()[0].host == "10.0.0.3"
+    assert listings == [0.0, LISTED_S, LISTED_S]
 
 
 @pytest.mark.parametrize("host", ["localhost", "mac.local", "", "1.2.3", "127.0.0.1\x00"])
@@ -229,10 +290,13 @@ def test_names_are_never_resolved(host):
         connect(host, 1, 0.1)
 
 
-def test_connect_reaches_a_listener_and_reports_a_closed_port():
+def test_a_dial_reaches_a_listener_and_reports_a_closed_port():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        connect("127.0.0.1", port, 1.0).close()
+        dialled = dial("127.0.0.1", port, 1.0)
+        with dialled.sock, listener.accept()[0] as accepted:
+            assert dialled.interface is None
+            assert answer_where_asked(accepted) is None
     with pytest.raises(OSError, match="refused"):
         connect("127.0.0.1", port, 1.0)
 
