@@ -126,6 +126,7 @@ PREFETCH_TASKS_MAX: Final = 32  # hints under way in the router; more are droppe
 PEERS_MAX: Final = 64  # a node measures; fabrics have two to eight
 ADDRESSES_MAX: Final = 16  # of one node
 LINKS_TOLD_MAX: Final = 128  # in one beat
+PROBE_BYTES_MAX: Final = 8 * MIB
 
 # Router
 SKETCH_PIECE_BYTES: Final = 512

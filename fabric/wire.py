@@ -7,6 +7,9 @@
                                                  <- PayloadHead, bytes, PayloadHead, bytes ...
       Goodbye ->
 
+Instead of fetching, the client may measure: Ping is answered by Pong, Probe by ProbeChunks with
+as many bytes of no meaning.
+
 A frame is magic, protocol version, kind and length in 8 bytes, then strict msgpack. The
 version stands before anything that may change, so any two versions can refuse each other.
 Either side may answer with a Refusal and close. Payload bytes follow their head unframed.
@@ -47,7 +50,13 @@ from fabric.ids import (
     parse_fingerprint,
     parse_node_name,
 )
-from fabric.limits import BLOCK_BYTES_MAX, FRAME_BYTES_MAX, KIB, TRANSFER_SLICE_BYTES_MAX
+from fabric.limits import (
+    BLOCK_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    KIB,
+    PROBE_BYTES_MAX,
+    TRANSFER_SLICE_BYTES_MAX,
+)
 from fabric.priority import Priority
 
 MAGIC: Final = b"mf"
@@ -59,6 +68,8 @@ FETCH_PARTS_MAX: Final = 64  # a request fits any socket buffer: sending one nev
 MAC_BYTES: Final = 16
 SESSION_KEY_BYTES: Final = 32
 REFUSAL_CHARS_MAX: Final = 300
+PINGS_MAX: Final = 16  # on one connection
+PROBE_CHUNK_BYTES: Final = 256 * KIB
 
 _HEAD = Struct(">2sBBI")
 _CODE = re.compile(r"[a-z0-9_]{1,40}", re.ASCII)
@@ -182,6 +193,46 @@ class PayloadHead:
 
 
 @dataclass(frozen=True, slots=True)
+class Ping:
+    """Asks for a Pong of the same number: the link's round trip."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        """Refuse more than one connection may ask."""
+        _require(0 <= self.number < PINGS_MAX, "ping: number out of range")
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Answers a Ping."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Asks for bytes that mean nothing, to see how fast they come."""
+
+    size_bytes: int
+
+    def __post_init__(self) -> None:
+        """Refuse what would be a load instead of a look."""
+        _require(0 < self.size_bytes <= PROBE_BYTES_MAX, "probe: size out of range")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeChunk:
+    """Some of the bytes that a Probe asked for; as a frame they are authenticated like all."""
+
+    data: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse what brings a probe no further."""
+        _require(0 < len(self.data) <= PROBE_CHUNK_BYTES, "probe: chunk size out of range")
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """Why this side will not go on; it closes after saying so."""
 
@@ -200,7 +251,8 @@ class Goodbye:
     """The client has all it wants."""
 
 
-Message = Hello | Challenge | Proof | FetchRequest | PayloadHead | Refusal | Goodbye
+Measuring = Ping | Pong | Probe | ProbeChunk
+Message = Hello | Challenge | Proof | FetchRequest | PayloadHead | Refusal | Goodbye | Measuring
 
 # Before the proof a stranger speaks: those frames are small enough to cost nothing.
 _KINDS: Final[dict[int, tuple[type[Message], int]]] = {
@@ -211,6 +263,10 @@ _KINDS: Final[dict[int, tuple[type[Message], int]]] = {
     5: (PayloadHead, 256),
     6: (Refusal, 2 * KIB),
     7: (Goodbye, 16),
+    16: (Ping, 64),
+    17: (Pong, 64),
+    18: (Probe, 64),
+    19: (ProbeChunk, PROBE_CHUNK_BYTES + KIB),
 }
 _NUMBERS: Final = {kind: number for number, (kind, _) in _KINDS.items()}
 assert all(limit <= FRAME_BYTES_MAX for _, limit in _KINDS.values()), "a frame is bounded"

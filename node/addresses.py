@@ -112,6 +112,8 @@ def answer_where_asked(sock: socket.socket) -> Interface | None:
     if sock.family != socket.AF_INET:
         return None
     own, peer = sock.getsockname()[0], sock.getpeername()[0]
+    if ip_address(peer).is_loopback:
+        return None
     interfaces = MACHINE.current()
     devices = {i.device for i in interfaces if i.host == own}
     for interface in leading_to(peer, None, interfaces):

@@ -25,6 +25,7 @@ from fabric.control import (
 )
 from fabric.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
 from fabric.errors import FabricError
+from fabric.links import MeetPeers
 from node import copies, draining, eviction, migration_source, migration_target, pins
 from node.http_server import error_reply
 from node.node import Node
@@ -53,6 +54,7 @@ class ControlCalls:
             KeepFork: lambda call: copies.keep_fork(node, call),
             PrefetchAgent: node.prefetches.answer,
             DrainNode: lambda call: draining.drain(node, call),
+            MeetPeers: self._meet,
             Flush: self._flush,
             Stop: self._stop,
         }
@@ -83,6 +85,11 @@ class ControlCalls:
     async def _abort(self, call: AbortMigration) -> Done:
         await migration_target.forget(self._node, call.migration)
         return await migration_source.take_back(self._node, call)
+
+    async def _meet(self, call: MeetPeers) -> Done:
+        peers = [peer for peer in call.peers if peer.name != self._node.name]
+        self._node.links.meet(peers)
+        return Done()
 
     async def _flush(self, call: Flush) -> Done:
         node = self._node

@@ -25,7 +25,7 @@ from node.arrivals import Arrivals
 from node.connections import Connections
 from node.engine_thread import EngineThread
 from node.flusher import Flusher
-from node.link_book import LinkBook, NominalLinks
+from node.link_table import LinkTable
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.prefetch import Prefetches
 from node.reclaim import Reclaim
@@ -72,22 +72,23 @@ class Node:
     is_stopping: bool = False
     degraded: str | None = None
     scrubbed_bytes: int = 0
-    links: LinkBook = field(default_factory=NominalLinks)
     connections: Connections = field(default_factory=Connections)
     flusher: Flusher = field(init=False)
     reclaim: Reclaim = field(init=False)
     arrivals: Arrivals = field(init=False)
     prefetches: Prefetches = field(init=False)
+    links: LinkTable = field(init=False)
     turns: set[Turn] = field(default_factory=set)
     adopted: dict[MigrationId, list[BlockRef]] = field(default_factory=dict)  # not yet owned
     aborted: OrderedDict[MigrationId, None] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
-        """Look after unsaved agents, the disk's budget, and what comes into memory."""
+        """Look after unsaved agents, the disk's budget, what comes into memory, and links."""
         self.flusher = Flusher(self)
         self.arrivals = Arrivals(self)
         self.reclaim = Reclaim(self)
         self.prefetches = Prefetches(self)
+        self.links = LinkTable(self.clock)
 
     @property
     def name(self) -> NodeName:
@@ -196,4 +197,5 @@ class Node:
                 hot=max(0, self.settings.hot_bytes - self.table.hot_bytes),
                 disk=self.reclaim.free_bytes,
             ),
+            links=self.links.views(),
         )

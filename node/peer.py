@@ -54,7 +54,7 @@ class Peer:
 
     def dial(self, address: Address) -> Channel:
         """Connect; nothing may be asked before `greet`."""
-        sock = connect(address.host, address.port, self.patience.connect_s)
+        sock = connect(address.host, address.port, self.patience.connect_s, address.kind)
         try:
             return Channel(sock, time.monotonic, self.patience.slice_s)
         except OSError:

@@ -47,6 +47,11 @@ class PriorityGate:
                 self._senders.discard(sender)
                 self._changed.notify_all()
 
+    def is_busy(self) -> bool:
+        """Say whether anything is being sent."""
+        with self._changed:
+            return bool(self._senders)
+
     def before_slice(self, sender: Sender) -> bool:
         """Wait while more urgent blocks use the link, at most TRANSFER_HOLD_S; say whether so."""
         with self._changed:

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from ipaddress import ip_address
 from typing import Any, TypeVar
 
 import uvicorn
@@ -20,6 +19,7 @@ import uvicorn
 from fabric.control import SelfTest, encode_reply
 from fabric.errors import FatalError, RetryLaterError
 from fabric.limits import CONTROL_TIMEOUT_S
+from fabric.links import AddressScope, scope_of
 from fabric.manifest import OwnerState
 from fabric.spec_file import SpecRecord
 from node import draining
@@ -33,6 +33,8 @@ from node.engine_thread import EngineThread
 from node.folder_spec import keep_spec
 from node.hibernation_http import HibernationHttp
 from node.http_server import build_app, error_reply
+from node.link_ping import Caller
+from node.link_prober import LinkProber
 from node.manifest_store import ManifestStore
 from node.memory_budget import MemoryBudget
 from node.mlx.chat_tokenizer import ChatTokenizer
@@ -71,6 +73,7 @@ class NodeService:
         self._serving: asyncio.Task[None] | None = None
         self._disk: PosixDisk | None = None
         self._scrubber: Scrubber | None = None
+        self._prober: LinkProber | None = None
 
     @property
     def node(self) -> Node:
@@ -94,6 +97,9 @@ class NodeService:
         self._loop.call_soon_threadsafe(self._scrubber.start)
         self._loop.call_soon_threadsafe(self._node.flusher.start)
         self._loop.call_soon_threadsafe(self._node.reclaim.start)
+        caller = Caller(self._config.name, self._config.cluster_key, self._node.fingerprint)
+        self._prober = LinkProber(self._node.links, caller.measure, self._node.clock)
+        self._prober.start()
 
     def control(self, raw: bytes) -> bytes:
         """Answer one control call; callable from any thread."""
@@ -108,6 +114,8 @@ class NodeService:
         if self._node is None:
             return
         self._calls = None
+        if self._prober is not None:
+            self._prober.stop()
         self._on_loop(self._close()).result()
         self._node.engine.stop()
         self._node.transfers.stop()
@@ -230,4 +238,7 @@ class NodeService:
 
 def _data_host(host: str) -> str:
     """Say where the data plane listens: on every cable of a Mac, whichever Ray knows it by."""
-    return host if ip_address(host).is_loopback else EVERYWHERE
+    try:
+        return host if scope_of(host) is AddressScope.MACHINE else EVERYWHERE
+    except ValueError:  # a name that an operator bound it to
+        return host

@@ -36,22 +36,25 @@ from fabric.wire import (
     FetchRequest,
     Goodbye,
     Hello,
+    Ping,
+    Probe,
     Proof,
     Role,
     check_proof,
     prove,
     session_keys,
 )
-from node.addresses import local_addresses
+from node.addresses import answer_where_asked, local_addresses
 from node.channel import Channel
 from node.frame_seal import TamperedError
 from node.held_payloads import HeldPayloads
+from node.interfaces import MACHINE
+from node.link_answer import LinkAnswers
 from node.offers import OfferBook
 from node.payload import Compressor, OpenPayload, Payload, send_range
 from node.priority_gate import PriorityGate, Sender
 
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - asked for by name; strangers stop at the handshake
-LISTED_S: Final = 15.0  # a cable may be plugged in at any time, but listing costs processes
 WATCH_S: Final = 0.1
 _LOG = logging.getLogger(__name__)
 
@@ -104,6 +107,7 @@ class TransferServer:
         self._handshake_s = handshake_s
         self._patience_s = patience_s
         self._offers = OfferBook(name, cluster_key, clock)
+        self._measured = LinkAnswers(self._gate.is_busy)
         self._lock = Lock()
         self._connections: dict[Channel, Thread] = {}  # oldest first
         self._proven: set[Channel] = set()
@@ -113,21 +117,15 @@ class TransferServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family)
         self._bound: tuple[str, int] = self._listener.getsockname()[:2]
-        self._listed: tuple[float, tuple[Address, ...]] = (0.0, ())
         self._listener.setblocking(False)
         self._waker, self._wake = socket.socketpair()
         self._acceptor = Thread(target=self._accept_all, name="transfer-accept", daemon=True)
         self._acceptor.start()
 
     def addresses(self) -> tuple[Address, ...]:
-        """List where peers reach this server, most promising link first; cached briefly."""
-        now_s = self._clock.monotonic_s()
-        listed_s, addresses = self._listed
-        if not addresses or now_s - listed_s >= LISTED_S:
-            only = None if self._bound[0] == EVERYWHERE else self._bound[0]
-            addresses = local_addresses(self._bound[1], only)
-            self._listed = (now_s, addresses)
-        return addresses
+        """List where peers reach this server as last listed, most promising link first."""
+        only = None if self._bound[0] == EVERYWHERE else self._bound[0]
+        return local_addresses(self._bound[1], only, MACHINE.latest())
 
     def offer(
         self,
@@ -220,12 +218,18 @@ class TransferServer:
 
     def _serve(self, channel: Channel) -> None:
         try:
+            answer_where_asked(channel.sock)
             peer = self._handshake(channel)
             with self._lock:
                 self._proven.add(channel)
             channel.relax()
             index, compressor = 0, Compressor()
-            while isinstance(request := channel.receive(FetchRequest, Goodbye), FetchRequest):
+            asked = (FetchRequest, Ping, Probe, Goodbye)
+            while not isinstance(request := channel.receive(*asked), Goodbye):
+                if isinstance(request, Ping | Probe):
+                    self._measured.answer(channel, request)
+                    continue
+                assert isinstance(request, FetchRequest), "one of the expected kinds"
                 index = self._answer(channel, peer, request, index, compressor)
         except FabricError as error:
             _LOG.info("refused a transfer: %s", error.message)

@@ -15,6 +15,7 @@ from fabric.manifest import OwnerState
 from fabric.ports import Clock
 from router.directory import Directory, Key
 from router.ledger import Ledger
+from router.link_rates import link_bytes_per_s
 from router.membership import Health, LinkFactory, Membership, Roster
 from router.node_link import NodeLink, NodeLostError
 from router.placement import Candidate, Job, Policy, place
@@ -128,6 +129,12 @@ class Fleet:
         missing = max(0, job.prompt_tokens - chosen.cached_tokens)
         rate = max(chosen.prefill_tokens_per_s, 1.0)
         return Placed(chosen.name, missing / rate, chosen.cached_tokens > 0)
+
+    def link_bytes_per_s(self, source: NodeName, target: NodeName) -> float:
+        """Return what the best link from `source` to `target` carries; 0 where none is known."""
+        members = self.membership.find(source), self.membership.find(target)
+        views = [member.view if member else None for member in members]
+        return link_bytes_per_s(views[0], views[1])
 
     def recompute_s(self, turn: Turn, without: NodeName) -> float:
         """Estimate the prefill of a whole prompt on the fastest of the other nodes."""

@@ -73,6 +73,7 @@ class NodesApi:
             "free": to_plain(view.free),
             "bytes_per_token": view.bytes_per_token,
             "addresses": to_plain(view.addresses),
+            "links": to_plain(view.links),
             "epoch": self._fleet.directory.epoch_of(member.name),
             "incarnation": view.incarnation,
             "active": view.active,

@@ -8,6 +8,7 @@ from router.drains import Drains
 from router.erasures import Erasures
 from router.fleet import Fleet
 from router.forks import Forks
+from router.introductions import Introductions
 from router.migrations import Migrations
 from router.prefetches import Prefetches
 from router.recovery import Recovery
@@ -30,6 +31,7 @@ class Services:
     forks: Forks
     replicas: Replicas
     prefetches: Prefetches
+    introductions: Introductions
     turns: Turns
 
     async def run(self) -> None:
@@ -43,6 +45,7 @@ class Services:
             await self.drains.close()
             await self.prefetches.close()
             await self.replicas.close()
+            await self.introductions.close()
             await self.migrations.close()
 
     async def _tend(self) -> None:
@@ -51,6 +54,7 @@ class Services:
             await self.recovery.round()
             await self.erasures.sweep()
             self.drains.sweep()
+            await self.introductions.round()
 
 
 def assemble(fleet: Fleet, settings: RouterSettings) -> Services:
@@ -71,6 +75,7 @@ def assemble(fleet: Fleet, settings: RouterSettings) -> Services:
         forks=Forks(fleet, migrations, sites, telemetry),
         replicas=replicas,
         prefetches=prefetches,
+        introductions=Introductions(fleet),
         turns=Turns(
             fleet, migrations, recovery, telemetry, settings.takeover_after_s, prefetches.hint
         ),

@@ -6,6 +6,7 @@ No tenant, agent or prompt ever becomes a label; nodes do, since there are few.
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from fabric.generation import Admitted, CacheTier
+from router.link_rates import best_by_kind
 from router.membership import Health, Membership
 from router.migration import MigrationReceipt
 
@@ -73,6 +74,36 @@ class Telemetry:
             ["node"],
             registry=self.registry,
         )
+
+        self._add_links()
+
+    def _add_links(self) -> None:
+        labels = ["node", "peer", "kind"]
+        self._rtt = Gauge(
+            "macfabric_link_rtt_seconds",
+            "Round trip to a peer over its best link of a kind.",
+            labels,
+            registry=self.registry,
+        )
+        self._link_rate = Gauge(
+            "macfabric_link_bytes_per_second",
+            "Measured rate from a peer over its best link of a kind.",
+            labels,
+            registry=self.registry,
+        )
+
+    def _show_links(self, membership: Membership) -> None:
+        self._rtt.clear()
+        self._link_rate.clear()
+        for member in membership.members:
+            if member.view is None or membership.health(member.name) is Health.EXPIRED:
+                continue
+            for (peer, kind), best in best_by_kind(member.view.links).items():
+                labels = (member.name, peer, kind.value)
+                if best.rtt_s is not None:
+                    self._rtt.labels(*labels).set(best.rtt_s)
+                if best.bytes_per_s is not None:
+                    self._link_rate.labels(*labels).set(best.bytes_per_s)
 
     def _add_migrations(self) -> None:
         registry = self.registry
@@ -152,6 +183,7 @@ class Telemetry:
                 self._agents.labels(member.name).set(member.view.agents)
                 self._scrubbed.labels(member.name).set(member.view.scrubbed_bytes)
                 self._damaged.labels(member.name).set(member.view.damaged_blocks)
+        self._show_links(membership)
         for state, count in by_state.items():
             self._nodes.labels(state.value).set(count)
         return generate_latest(self.registry)

@@ -32,6 +32,7 @@ from fabric.control import (
     TierBytes,
 )
 from fabric.errors import ConflictError, NotFoundError, RetryLaterError, StaleEpochError
+from fabric.links import MeetPeers
 from fabric.manifest import OwnerState
 from tests.router.fake_copies import FakeCopies
 from tests.router.fake_memory import BLOCK_CHARS, Memory, block_names
@@ -52,9 +53,14 @@ class FakeControl(FakeCopies):
             CommitMigration: self._commit,
             ReleaseAgent: self._release,
             AbortMigration: self._abort,
+            MeetPeers: self._meet,
             Flush: self._flush,
             **self.copy_handlers(),
         }
+
+    def _meet(self, call):
+        self.peers = call.peers
+        return Done()
 
     def view(self):
         text = sum(len(m.text) for m in self.memory.values())

@@ -1,0 +1,154 @@
+"""What one link is worth, from what was heard over it: speed, delay, and when to try it again.
+
+Pure functions from an estimate, an event and the time to the next estimate. Times are the
+owner's monotonic seconds.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fabric.limits import KIB, PROBE_BYTES_MAX
+
+OLD_WEIGHT: Final = 0.8  # of the estimate when a sample of SAMPLE_S or less comes in
+SAMPLE_S: Final = 0.1  # a longer one counts for several
+SAMPLES_MAX: Final = 16
+NOMINAL_SHARE_MAX: Final = 1.25  # above it the sample, not the link, is at fault
+UNMEASURED_SHARE: Final = 0.7  # of nominal that well-made transfers reach; Mooncake: 0.71
+SAMPLE_BYTES_MIN: Final = 256 * KIB  # fewer tell the delay, not the rate
+RATE_FLOOR: Final = 1.0  # bytes/s; a link is never worth nothing
+RESTING_BYTES_PER_S: Final = 1.0  # told of a link that failed, while others work
+
+PING_EVERY_S: Final = 30.0
+RATE_FRESH_S: Final = 600.0
+REST_MIN_S: Final = 2.0  # after the first failure; doubles with each
+SAME_FAILURE_S: Final = 1.0  # several streams break at once: that is one failure
+REST_MAX_S: Final = 60.0  # a plugged-in cable is found within a minute
+
+PROBE_SHARE: Final = 0.01  # of the time, for all links of a node together
+PROBE_TARGET_S: Final = 0.05
+PROBE_BYTES_MIN: Final = 256 * KIB
+
+QUIET_S: Final = 5.0  # without a transfer, before a probe may disturb one
+
+SLEEP_JUMP_S: Final = 5.0
+STALL_S: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEstimate:
+    """One link as its owner sees it."""
+
+    nominal_bytes_per_s: float
+    nominal_is_told: bool = False  # by the system; else it was assumed from the kind
+    rtt_s: float | None = None
+    bytes_per_s: float | None = None
+    heard_s: float | None = None  # when anything came back
+    rated_s: float | None = None  # when the rate was last measured
+    failures: int = 0  # in a row
+    failed_s: float = 0.0  # when it last failed
+    asked_s: float | None = None  # when it was last pinged; None asks for it now
+    probed_s: float | None = None  # when its rate was last asked for
+
+    @property
+    def expected_bytes_per_s(self) -> float:
+        """Return the rate to plan with, whether the link works or not."""
+        if self.bytes_per_s is not None:
+            return self.bytes_per_s
+        return max(RATE_FLOOR, UNMEASURED_SHARE * self.nominal_bytes_per_s)
+
+    @property
+    def is_reachable(self) -> bool | None:
+        """Say whether the last try succeeded; None before the first."""
+        if self.failures:
+            return False
+        return None if self.heard_s is None else True
+
+
+def answered(link: LinkEstimate, rtt_s: float, now_s: float) -> LinkEstimate:
+    """Note a round trip; the delay is averaged like the rate."""
+    old_s = link.rtt_s
+    mean_s = rtt_s if old_s is None else OLD_WEIGHT * old_s + (1 - OLD_WEIGHT) * rtt_s
+    return replace(link, rtt_s=mean_s, heard_s=now_s, failures=0)
+
+
+def moved(link: LinkEstimate, moved_bytes: int, seconds: float, now_s: float) -> LinkEstimate:
+    """Note `moved_bytes` in `seconds`; few bytes say only that the link works.
+
+    No lower clamp: a fast port behind a slow switch really is slower than a tenth of itself.
+    """
+    link = replace(link, heard_s=now_s, failures=0)
+    if moved_bytes < SAMPLE_BYTES_MIN or seconds <= 0:
+        return link
+    sample = max(RATE_FLOOR, moved_bytes / seconds)
+    if link.nominal_is_told:
+        sample = min(sample, NOMINAL_SHARE_MAX * link.nominal_bytes_per_s)
+    old = link.bytes_per_s
+    if old is not None and link.rated_s is not None and now_s - link.rated_s < RATE_FRESH_S:
+        old_weight = OLD_WEIGHT ** min(SAMPLES_MAX, max(1.0, seconds / SAMPLE_S))
+        sample = old_weight * old + (1 - old_weight) * sample
+    return replace(link, bytes_per_s=sample, rated_s=now_s)
+
+
+def failed(link: LinkEstimate, now_s: float) -> LinkEstimate:
+    """Note a failure: the link rests, longer each time."""
+    if link.failures and now_s - link.failed_s < SAME_FAILURE_S:
+        return link
+    return replace(link, failures=link.failures + 1, failed_s=now_s)
+
+
+def rest_s(link: LinkEstimate) -> float:
+    """Return how long a link that failed is left alone."""
+    return min(REST_MAX_S, REST_MIN_S * 2.0 ** min(link.failures - 1, 10))
+
+
+def doubted(link: LinkEstimate) -> LinkEstimate:
+    """Ask for a new ping and, in time, a new rate, as something about the machine changed."""
+    return replace(link, asked_s=None, probed_s=None)
+
+
+def asked(link: LinkEstimate, now_s: float) -> LinkEstimate:
+    """Note that a ping is on its way."""
+    return replace(link, asked_s=now_s)
+
+
+def probed(link: LinkEstimate, now_s: float) -> LinkEstimate:
+    """Note that a probe is on its way."""
+    return replace(link, probed_s=now_s)
+
+
+def ping_due(link: LinkEstimate, now_s: float) -> bool:
+    """Say whether to ask if the link works. What was heard by itself needs no asking."""
+    if link.asked_s is None:
+        return True
+    if link.failures:
+        return now_s - max(link.failed_s, link.asked_s) >= rest_s(link)
+    heard_s = link.asked_s if link.heard_s is None else max(link.heard_s, link.asked_s)
+    return now_s - heard_s >= PING_EVERY_S
+
+
+def probe_due(link: LinkEstimate, now_s: float) -> bool:
+    """Say whether the link works, but nothing of late tells how fast it is."""
+    if not link.is_reachable:
+        return False
+    known_s = max((s for s in (link.rated_s, link.probed_s) if s is not None), default=None)
+    return known_s is None or now_s - known_s >= RATE_FRESH_S
+
+
+def probe_bytes(link: LinkEstimate) -> int:
+    """Return how much to ask for: enough to tell, and soon over even where nominal lies."""
+    wanted = int(link.expected_bytes_per_s * PROBE_TARGET_S)
+    return max(PROBE_BYTES_MIN, min(PROBE_BYTES_MAX, wanted))
+
+
+def probe_pause_s(seconds: float) -> float:
+    """Return how long to leave all links alone after a probe of so many seconds."""
+    return max(1.0, seconds * (1 / PROBE_SHARE - 1))
+
+
+def was_away(steady_s: float, wall_s: float, expected_s: float) -> bool:
+    """Say whether a machine slept, by how far its clocks went while it meant to wait.
+
+    The steady clock stands still in sleep and the wall clock does not; a stopped process sees
+    both go too far. A wall clock that is set by hand looks like sleep: a few pings too many.
+    """
+    return wall_s - steady_s > SLEEP_JUMP_S or steady_s - expected_s > STALL_S
