@@ -15,6 +15,7 @@ from fabric.errors import FabricError
 from fabric.ids import Fingerprint, NodeName
 from fabric.interfaces import Interface
 from fabric.limits import HANDSHAKE_TIMEOUT_S
+from fabric.link_estimate import PROBE_BYTES_MIN
 from fabric.links import Address
 from fabric.wire import Goodbye, Ping, Pong, Probe, ProbeChunk, Refusal, refusal_error
 from node.addresses import dial
@@ -23,7 +24,8 @@ from node.peer import Patience, Peer
 
 PINGS: Final = 4
 CONNECT_S: Final = 2.0
-PROBE_S: Final = 3.0  # a link that takes longer for a probe is not measured by one
+PROBE_ENOUGH_S: Final = 0.25  # then what has come will do
+PROBE_S: Final = 3.0  # a link that takes longer for the least that counts is not measured
 
 _PROBLEMS: Final = {
     errno.EHOSTUNREACH: "host_unreachable",  # 65 on macOS: also what Local Network Privacy says
@@ -66,15 +68,16 @@ class Caller:
             return Measured(problem=problem_of(error))
         channel = Channel(dialled.sock, time.monotonic, HANDSHAKE_TIMEOUT_S)
         rtt_s: float | None = None
-        problem, seconds = None, 0.0
+        problem, moved_bytes, seconds = None, 0, 0.0
         try:
             with _cut_after(channel, HANDSHAKE_TIMEOUT_S):
                 self._peer(peer).greet(channel)
                 rtt_s = _round_trip_s(channel)
             if probe_bytes:
                 with _cut_after(channel, PROBE_S):
-                    seconds = _probe_s(channel, probe_bytes) - rtt_s
-            channel.send(Goodbye())
+                    moved_bytes, seconds = _probe(channel, probe_bytes)
+            else:
+                channel.send(Goodbye())
         except FabricError as error:
             problem = error.code
         except OSError as error:
@@ -84,8 +87,7 @@ class Caller:
         if rtt_s is None:
             return Measured(interface=dialled.interface, problem=problem)
         # A peer that answers pings and does not want to be probed works all the same.
-        moved_bytes = probe_bytes if problem is None and seconds > 0 else 0
-        return Measured(rtt_s, dialled.interface, None, moved_bytes, seconds)
+        return Measured(rtt_s, dialled.interface, None, moved_bytes, max(1e-9, seconds - rtt_s))
 
     def _peer(self, name: NodeName) -> Peer:
         return Peer(self.name, name, self.cluster_key, self.fingerprint, Patience())
@@ -111,17 +113,24 @@ def _round_trip_s(channel: Channel) -> float:
     return best_s
 
 
-def _probe_s(channel: Channel, size_bytes: int) -> float:
+def _probe(channel: Channel, size_bytes: int) -> tuple[int, float]:
+    """Return the bytes that came and the seconds they took; what is slow ends before its end."""
     began_s = time.monotonic()
     channel.send(Probe(size_bytes))
-    left = size_bytes
-    while left > 0:
+    moved_bytes, seconds = 0, 0.0
+    while moved_bytes < size_bytes:
+        if seconds >= PROBE_ENOUGH_S and moved_bytes >= PROBE_BYTES_MIN:
+            channel.cut()
+            break
         reply = channel.receive(ProbeChunk, Refusal)
         if isinstance(reply, Refusal):
             raise refusal_error(reply)
         assert isinstance(reply, ProbeChunk), "one of the two expected kinds"
-        left -= len(reply.data)
-    return time.monotonic() - began_s
+        moved_bytes += len(reply.data)
+        seconds = time.monotonic() - began_s
+    else:
+        channel.send(Goodbye())
+    return moved_bytes, seconds
 
 
 @contextmanager

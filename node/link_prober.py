@@ -75,14 +75,15 @@ class LinkProber:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
+        before = self._clock.monotonic_s(), self._clock.wall_s()
         while not self._is_stopping:
-            steady_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
             self._hurry.wait(self._tick_s)
             self._hurry.clear()
-            steady_s = self._clock.monotonic_s() - steady_s
-            wall_s = self._clock.wall_s() - wall_s
+            now = self._clock.monotonic_s(), self._clock.wall_s()
+            was_asleep = was_away(now[0] - before[0], now[1] - before[1], self._tick_s)
+            before = now
             try:
-                self.look(was_asleep=was_away(steady_s, wall_s, self._tick_s))
+                self.look(was_asleep=was_asleep)
             except Exception:  # noqa: BLE001 - one bad look must not be the last
                 _LOG.exception("cannot look at the links")
 

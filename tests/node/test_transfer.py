@@ -86,7 +86,7 @@ def test_a_server_on_all_addresses_lists_the_ones_peers_can_use(shelf):
         report, _ = fetch([address], offer(server, [ref]), [ref])
         assert report.blocks == 1
     assert EVERYWHERE not in [address.host for address in addresses]
-    assert server.addresses() is addresses
+    assert server.addresses() == addresses
     server.stop()
 
 
