@@ -6,10 +6,9 @@ import platform
 import re
 import resource
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,9 @@ from typing import Any
 import fabric
 from fabric.limits import GIB
 from fabric.settings import FabricSettings
+from router.cli.check import Check
+from router.cli.doctor_links import link_checks, link_rows, stations_of
+from router.cli.doctor_network import network_checks
 from router.cli.errors import FAILED, CommandError
 from router.cli.folder import default_data_dir
 from router.cli.names import foreign_names
@@ -31,20 +33,11 @@ OPEN_FILES_MIN = 4_096
 MACOS_MIN = (14, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing looked at: `ok`, `warning` or `error`, and what was seen."""
-
-    name: str
-    verdict: str
-    detail: str
-
-
 def add_doctor(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "doctor",
-        help="check versions, memory, disk and settings of this machine",
+        help="check this machine, and explain the paths between the nodes",
         description="Exit status 1 where something is wrong; warnings do not count.",
     )
     add_common(parser)
@@ -54,10 +47,13 @@ def add_doctor(commands: Any) -> None:
 def run_doctor(arguments: argparse.Namespace) -> int:
     """Look at everything and print it."""
     folder = (arguments.data or default_data_dir()).expanduser()
-    checks = [*machine_checks(folder), fabric_check(arguments)]
+    nodes, fabric_found = look_at_fabric(arguments)
+    stations = stations_of(nodes)
+    checks = [*machine_checks(folder), fabric_found, *link_checks(stations)]
     wrong = any(check.verdict == "error" for check in checks)
     if arguments.json:
-        print_json({"ok": not wrong, "checks": [asdict(check) for check in checks]})
+        rows, links = [asdict(check) for check in checks], link_rows(stations)
+        print_json({"ok": not wrong, "checks": rows, "links": links})
     else:
         for check in checks:
             print(f"{check.verdict:7}  {check.name}: {check.detail}")
@@ -73,23 +69,23 @@ def machine_checks(folder: Path) -> Iterator[Check]:
     yield _disk(folder)
     yield _sockets(folder)
     yield _ray_variables(dict(os.environ))
-    if sys.platform == "darwin":
-        yield _sleep()
+    yield from network_checks()
 
 
-def fabric_check(arguments: argparse.Namespace) -> Check:
-    """Look at the fabric that runs, if one does."""
+def look_at_fabric(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], Check]:
+    """Look at the fabric that runs, if one does; return its nodes, too."""
     try:
         nodes = rows_of(endpoint_of(arguments).get("/v1/nodes", timeout_s=5.0))
     except CommandError as error:
-        return Check("fabric", "ok", f"none to look at: {error}")
+        return [], Check("fabric", "ok", f"none to look at: {error}")
     failed = [
         str(n.get("name")) for n in nodes if not (n.get("self_test") or {}).get("passed", True)
     ]
     links = ", ".join(f"{node.get('name')}: {_links(node) or 'no links'}" for node in nodes)
     if failed:
-        return Check("fabric", "error", f"the memory test failed on {', '.join(failed)}; {links}")
-    return Check("fabric", "ok", links or "no nodes")
+        detail = f"the memory test failed on {', '.join(failed)}; {links}"
+        return nodes, Check("fabric", "error", detail)
+    return nodes, Check("fabric", "ok", links or "no nodes")
 
 
 def _links(node: dict[str, Any]) -> str:
@@ -183,12 +179,3 @@ def _ray_variables(environment: dict[str, str]) -> Check:
         return Check("RAY_ variables", "ok", "none are set")
     detail = f"{', '.join(found)}: `up` ignores them, `serve` and `ray up` obey them"
     return Check("RAY_ variables", "warning", detail)
-
-
-def _sleep() -> Check:
-    done = subprocess.run(["/usr/bin/pmset", "-g"], capture_output=True, text=True, check=False)
-    found = re.search(r"^\s*sleep\s+(\d+)", done.stdout, re.MULTILINE)
-    if found and found.group(1) != "0":
-        detail = f"this Mac sleeps after {found.group(1)} minutes; its agents wait until it wakes"
-        return Check("sleep", "warning", detail)
-    return Check("sleep", "ok", "this Mac stays awake")
