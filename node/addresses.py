@@ -9,7 +9,6 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
@@ -98,33 +97,13 @@ def bind_to(sock: socket.socket, interface: Interface) -> None:
     Linux may refuse the device to a plain user; the source address then picks the route.
     """
     try:
-        _bind_to_device(sock, interface.device)
+        bind_to_device(sock, interface.device)
     except PermissionError:
         sock.bind((interface.host, 0))
 
 
-def answer_where_asked(sock: socket.socket) -> Interface | None:
-    """Bind an accepted connection to the interface it came in by; return that, if it is known.
-
-    Else the answers, and with them all payload, would take a route of the system's choice.
-    Only where the peer is in that interface's own network: what was routed in is routed out.
-    """
-    if sock.family != socket.AF_INET:
-        return None
-    own, peer = sock.getsockname()[0], sock.getpeername()[0]
-    if ip_address(peer).is_loopback:
-        return None
-    interfaces = MACHINE.current()
-    devices = {i.device for i in interfaces if i.host == own}
-    for interface in leading_to(peer, None, interfaces):
-        if interface.device in devices:
-            with suppress(OSError):  # not permitted, or just gone: it works unbound, too
-                _bind_to_device(sock, interface.device)
-            return interface
-    return None
-
-
-def _bind_to_device(sock: socket.socket, device: str) -> None:
+def bind_to_device(sock: socket.socket, device: str) -> None:
+    """Bind to an interface by name; raise OSError if it is gone or not permitted."""
     if sys.platform == "darwin":
         index = struct.pack("I", socket.if_nametoindex(device))
         sock.setsockopt(socket.IPPROTO_IP, _IP_BOUND_IF, index)

@@ -66,11 +66,6 @@ class Channel:
         """Put a MAC behind all that follows; each direction has its own key."""
         self._outgoing, self._incoming = FrameSeal(outgoing), FrameSeal(incoming)
 
-    @property
-    def sock(self) -> socket.socket:
-        """The connection itself, for what concerns its route."""
-        return self._sock
-
     def hurry(self, seconds: float) -> None:
         """Bound everything until `relax` by one deadline, however the bytes trickle in."""
         self._deadline_s = self._now_s() + seconds

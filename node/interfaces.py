@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -16,7 +17,7 @@ from fabric.interfaces import Interface, is_private_device, parse_hardware_ports
 from fabric.links import LinkKind
 
 COMMAND_TIMEOUT_S: Final = 5.0
-LISTED_S: Final = 15.0  # a cable may be plugged in at any time, but listing costs processes
+LISTED_S: Final = 5.0  # a cable may be pulled at any time, but on macOS listing costs a process
 _SYSFS: Final = Path("/sys/class/net")
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
@@ -26,8 +27,11 @@ _TUNNEL = re.compile(r"(?:tun|tap|wg|utun|ppp|ipsec|tailscale|zt)")
 def list_interfaces() -> list[Interface]:
     """List this machine's IPv4 addresses on interfaces that are up."""
     if sys.platform == "darwin":
-        ports = _output("/usr/sbin/networksetup", "-listallhardwareports")
-        return parse_ifconfig(_output("/sbin/ifconfig"), parse_hardware_ports(ports))
+        devices = tuple(name for _, name in socket.if_nameindex())
+        ports = _hardware_ports(devices)
+        if not ports:
+            _hardware_ports.cache_clear()  # it failed, or was too slow
+        return parse_ifconfig(_output("/sbin/ifconfig"), ports)
     return list(_linux_interfaces())
 
 
@@ -71,6 +75,12 @@ class Listing:
 
 
 MACHINE: Final = Listing()  # one machine, one listing: every dial asks it
+
+
+@lru_cache(maxsize=1)
+def _hardware_ports(_devices: tuple[str, ...]) -> dict[str, str]:
+    """Ask for the ports' names, which takes a Mac long, only when there are other devices."""
+    return parse_hardware_ports(_output("/usr/sbin/networksetup", "-listallhardwareports"))
 
 
 def _output(*command: str) -> str:

@@ -6,11 +6,13 @@ link's rate, one at a time, for a hundredth of the time.
 
 import logging
 import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock, Thread
 from typing import Final, Protocol
 
 from fabric.ids import NodeName
+from fabric.interfaces import Interface
 from fabric.link_estimate import probe_pause_s, was_away
 from fabric.links import Address
 from fabric.ports import Clock
@@ -22,6 +24,7 @@ TICK_S: Final = 1.0
 PINGS_AT_ONCE: Final = 4  # dead links take seconds each
 STOP_S: Final = 10.0
 _LOG = logging.getLogger(__name__)
+Follow = Callable[[Sequence[Interface]], None]
 
 
 class Measure(Protocol):
@@ -40,12 +43,15 @@ class LinkProber:
         table: LinkTable,
         measure: Measure,
         clock: Clock,
+        follow: Follow,
         listing: Listing = MACHINE,
         tick_s: float = TICK_S,
     ) -> None:
+        """Measure by `measure`; tell `follow` of this machine's interfaces when they change."""
         self._table = table
         self._measure = measure
         self._clock = clock
+        self._follow = follow
         self._listing = listing
         self._tick_s = tick_s
         self._interfaces = listing.latest()
@@ -109,6 +115,7 @@ class LinkProber:
         if interfaces != self._interfaces:
             _LOG.info("this machine's addresses changed: its links are tried anew")
             self._interfaces = interfaces
+            self._follow(interfaces)
             self._table.doubt()
 
     def _begin(self, peer: NodeName, address: Address, probe_bytes: int = 0) -> None:

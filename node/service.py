@@ -35,6 +35,7 @@ from node.hibernation_http import HibernationHttp
 from node.http_server import build_app, error_reply
 from node.link_ping import Caller
 from node.link_prober import LinkProber
+from node.listeners import EVERYWHERE
 from node.manifest_store import ManifestStore
 from node.memory_budget import MemoryBudget
 from node.mlx.chat_tokenizer import ChatTokenizer
@@ -46,7 +47,7 @@ from node.posix_disk import PosixDisk
 from node.scrubber import Scrubber
 from node.sealed_disk import SealedDisk, open_disk
 from node.self_test import run_self_test
-from node.transfer_server import EVERYWHERE, TransferServer
+from node.transfer_server import TransferServer
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -98,7 +99,8 @@ class NodeService:
         self._loop.call_soon_threadsafe(self._node.flusher.start)
         self._loop.call_soon_threadsafe(self._node.reclaim.start)
         caller = Caller(self._config.name, self._config.cluster_key, self._node.fingerprint)
-        self._prober = LinkProber(self._node.links, caller.measure, self._node.clock)
+        follow = self._node.transfers.follow
+        self._prober = LinkProber(self._node.links, caller.measure, self._node.clock, follow)
         self._prober.start()
 
     def control(self, raw: bytes) -> bytes:

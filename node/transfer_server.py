@@ -11,7 +11,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from threading import Lock, Thread
 from typing import Final, Protocol
 
@@ -27,6 +27,7 @@ from fabric.errors import (
     UnauthorizedError,
 )
 from fabric.ids import AgentId, Fingerprint, MigrationId, NodeName, TenantId
+from fabric.interfaces import Interface
 from fabric.limits import HANDSHAKE_TIMEOUT_S, TRANSFER_CONNECTIONS_MAX, TRANSFER_TIMEOUT_S
 from fabric.ports import Clock
 from fabric.wire import (
@@ -44,18 +45,19 @@ from fabric.wire import (
     prove,
     session_keys,
 )
-from node.addresses import answer_where_asked, local_addresses
+from node.addresses import local_addresses
 from node.channel import Channel
 from node.frame_seal import TamperedError
 from node.held_payloads import HeldPayloads
 from node.interfaces import MACHINE
 from node.link_answer import LinkAnswers
+from node.listeners import EVERYWHERE, Listeners
 from node.offers import OfferBook
 from node.payload import Compressor, OpenPayload, Payload, send_range
 from node.priority_gate import PriorityGate, Sender
 
-EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - asked for by name; strangers stop at the handshake
 WATCH_S: Final = 0.1
+WAKES_MAX: Final = 64
 _LOG = logging.getLogger(__name__)
 
 
@@ -114,18 +116,24 @@ class TransferServer:
         self._answering: set[Channel] = set()
         self._counts: Counter[str] = Counter()
         self._stopping = False
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family)
-        self._bound: tuple[str, int] = self._listener.getsockname()[:2]
-        self._listener.setblocking(False)
+        self._interfaces = MACHINE.current()
+        self._listeners = Listeners(host, port)
+        self._listeners.follow(self._interfaces)
         self._waker, self._wake = socket.socketpair()
         self._acceptor = Thread(target=self._accept_all, name="transfer-accept", daemon=True)
         self._acceptor.start()
 
     def addresses(self) -> tuple[Address, ...]:
         """List where peers reach this server as last listed, most promising link first."""
-        only = None if self._bound[0] == EVERYWHERE else self._bound[0]
-        return local_addresses(self._bound[1], only, MACHINE.latest())
+        listeners = self._listeners
+        only = None if listeners.host == EVERYWHERE else listeners.host
+        return local_addresses(listeners.port, only, self._interfaces)
+
+    def follow(self, interfaces: Sequence[Interface]) -> None:
+        """Listen on, and tell of, these interfaces from now on."""
+        self._interfaces = tuple(interfaces)
+        with suppress(OSError):  # stopped meanwhile
+            self._wake.send(b"i")
 
     def offer(
         self,
@@ -169,21 +177,27 @@ class TransferServer:
         self._wake.close()
 
     def _accept_all(self) -> None:
-        with selectors.DefaultSelector() as selector, self._listener, self._waker:
-            selector.register(self._listener, selectors.EVENT_READ)
+        with selectors.DefaultSelector() as selector, self._waker, closing(self._listeners):
             selector.register(self._waker, selectors.EVENT_READ)
+            listening: set[socket.socket] = set()
             while not self._stopping:
-                selector.select(WATCH_S if self._connections else None)
-                self._accept_one()
+                self._listeners.follow(self._interfaces)
+                listening = _watch(selector, listening, set(self._listeners.sockets))
+                for key, _ in selector.select(WATCH_S if self._connections else None):
+                    if key.fileobj is self._waker:
+                        self._waker.recv(WAKES_MAX)
+                    else:
+                        assert isinstance(key.fileobj, socket.socket), "all that is watched"
+                        self._accept_one(key.fileobj)
                 now_s = self._clock.monotonic_s()
                 with self._lock:
                     channels = list(self._connections)
                 for channel in channels:
                     channel.expire(now_s)
 
-    def _accept_one(self) -> None:
+    def _accept_one(self, listener: socket.socket) -> None:
         try:
-            sock, _ = self._listener.accept()
+            sock, _ = listener.accept()
         except (BlockingIOError, ConnectionError):  # nobody there, or gone already
             return
         except OSError:
@@ -218,7 +232,6 @@ class TransferServer:
 
     def _serve(self, channel: Channel) -> None:
         try:
-            answer_where_asked(channel.sock)
             peer = self._handshake(channel)
             with self._lock:
                 self._proven.add(channel)
@@ -333,6 +346,17 @@ class TransferServer:
     def _count(self, what: str) -> None:
         with self._lock:
             self._counts[what] += 1
+
+
+def _watch(
+    selector: selectors.BaseSelector, old: set[socket.socket], new: set[socket.socket]
+) -> set[socket.socket]:
+    """Watch `new` listeners instead of `old` ones."""
+    for sock in old - new:
+        selector.unregister(sock)
+    for sock in new - old:
+        selector.register(sock, selectors.EVENT_READ)
+    return new
 
 
 def _find(refs: Mapping[str, BlockRef], part: FetchPart) -> BlockRef:

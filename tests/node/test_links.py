@@ -17,7 +17,7 @@ from node.interfaces import Listing
 from node.link_ping import Caller, Measured
 from node.link_prober import LinkProber
 from node.link_table import LinkTable
-from node.transfer_server import EVERYWHERE
+from node.listeners import EVERYWHERE
 from tests.faults.fault_proxy import Fault, FaultProxy
 from tests.support.transfers import (
     FINGERPRINT,
@@ -63,8 +63,9 @@ def prober():
     """Make probers that are stopped at the end."""
     made = []
 
-    def make(table, measure=CALLER.measure, clock=None, list_now=list):
-        made.append(LinkProber(table, measure, clock or SystemClock(), Listing(list_now), 0.02))
+    def make(table, measure=CALLER.measure, clock=None, list_now=list, follow=print):
+        listing = Listing(list_now)
+        made.append(LinkProber(table, measure, clock or SystemClock(), follow, listing, 0.02))
         made[-1].start()
         return made[-1]
 
@@ -209,7 +210,8 @@ def test_sleep_and_a_new_address_try_every_link_anew(prober):
     clock, recorder = SleepyClock(), Recorder()
     interfaces = []
     table = LinkTable(clock)
-    one = prober(table, recorder, clock, list_now=lambda: list(interfaces))
+    told = []
+    one = prober(table, recorder, clock, lambda: list(interfaces), told.append)
     table.meet([PeerNode(SOURCE, 1, (loopback(1), loopback(2)))])
 
     def pings():
@@ -221,6 +223,7 @@ def test_sleep_and_a_new_address_try_every_link_anew(prober):
     interfaces.append("another cable")
     one._list_at_s = 0.0
     until(lambda: pings() == 6)
+    assert told == [("another cable",)]
     time.sleep(0.2)
     assert pings() == 6  # no more than that
     assert sum(probe_bytes > 0 for _, _, probe_bytes in recorder.asked) == 1  # then a long pause

@@ -12,7 +12,7 @@ from fabric.errors import CorruptDataError, NotFoundError, RejectedError, RetryL
 from fabric.wire import FETCH_PARTS_MAX, HEAD_BYTES
 from node.clock import SystemClock
 from node.connections import Connections
-from node.transfer_server import EVERYWHERE
+from node.listeners import EVERYWHERE
 from tests.faults.fault_proxy import Fault, FaultProxy
 from tests.support.transfers import (
     BRIEF,
