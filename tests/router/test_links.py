@@ -1,0 +1,98 @@
+"""Nodes are told who their peers are, and what they measured is listed and exported."""
+
+import asyncio
+
+import pytest
+
+from fabric.errors import RejectedError
+from fabric.ids import NodeName
+from fabric.links import Address, LinkKind, LinkView
+from tests.router.fake_node import FakeNode
+from tests.router.rig import rig, until
+
+pytestmark = pytest.mark.anyio
+
+A, B = NodeName("node-a"), NodeName("node-b")
+CABLE = Address("10.88.0.1", 7, LinkKind.THUNDERBOLT, 10_000, "bridge0")
+LAN = Address("192.168.1.10", 7, LinkKind.ETHERNET, 1_000, "en0")
+
+
+def link(peer, address, **known):
+    return LinkView(peer, address.host, address.port, address.kind, **known)
+
+
+def names(node):
+    return [peer.name for peer in getattr(node, "peers", ())]
+
+
+async def test_every_node_meets_the_others_and_hears_of_changes():
+    async with rig("abc", scale=4.0) as made:
+        a, b, c = (made[f"node-{letter}"] for letter in "abc")
+        await until(lambda: all(len(names(node)) == 2 for node in (a, b, c)))
+        assert names(b) == ["node-a", "node-c"]
+
+        c.view_changes = {"addresses": (CABLE, LAN)}  # a cable was plugged in
+        await until(lambda: a.peers[1].addresses == (CABLE, LAN))
+        assert a.peers[1].incarnation == 1
+        calls = a.calls["meet_peers"]
+        await c.restart()
+        await until(lambda: a.peers[1].incarnation == 2)
+        await until(lambda: len(names(c)) == 2)
+        assert a.calls["meet_peers"] - calls <= 3  # on change only
+
+        await b.stop()
+        await until(lambda: names(a) == ["node-c"])
+
+
+async def test_a_node_that_refuses_or_hangs_keeps_nobody_from_meeting():
+    old, hung = FakeNode("node-b"), FakeNode("node-c")
+
+    def refuse(_):
+        message = "unknown control call"
+        raise RejectedError(message, code="unknown_call")
+
+    async def hang(_):
+        await asyncio.sleep(3600)
+
+    old._meet, hung._meet = refuse, hang
+    for node in (old, hung):
+        node._handlers = node.handlers()
+    async with rig(nodes=[FakeNode("node-a"), old, hung], scale=4.0) as made:
+        await until(lambda: len(names(made["node-a"])) == 2)
+        await until(lambda: old.calls["meet_peers"] == 1)
+        await asyncio.sleep(0.6)
+        assert old.calls["meet_peers"] == 1  # asking again would not help
+
+
+async def test_links_are_listed_exported_and_priced():
+    known = {"reachable": True, "rtt_s": 0.0003, "bytes_per_s": 1e9, "age_s": 1.0}
+    links = (
+        link(B, CABLE, **known),
+        link(B, LAN, reachable=True, rtt_s=0.001, bytes_per_s=1e8),
+        link(B, Address("10.0.0.1", 7, LinkKind.OTHER), reachable=False, problem="silent"),
+    )
+    async with rig("ab", tended=False) as made:
+        made["node-a"].view_changes = {"links": links}
+        made["node-b"].view_changes = {"addresses": (LAN, CABLE)}
+        await made.fleet.membership.refresh()
+        http = made.http()
+        listed = (await http.get("/v1/nodes")).json()["data"][0]["links"]
+        metrics = (await http.get("/metrics")).text
+        to_a = made.fleet.link_bytes_per_s(B, A)
+        to_b = made.fleet.link_bytes_per_s(A, B)
+        unknown = made.fleet.link_bytes_per_s(A, NodeName("node-z"))
+
+        made["node-a"].view_changes = {"links": (link(B, CABLE, reachable=False),)}
+        await made.fleet.membership.refresh()
+        over_lan = made.fleet.link_bytes_per_s(B, A)
+        later = (await http.get("/metrics")).text
+
+    assert [entry["kind"] for entry in listed] == ["thunderbolt", "ethernet", "other"]
+    assert (listed[0]["rtt_s"], listed[2]["problem"]) == (0.0003, "silent")
+    label = 'kind="thunderbolt",node="node-a",peer="node-b"'
+    assert f"macfabric_link_rtt_seconds{{{label}}} 0.0003" in metrics
+    assert f"macfabric_link_bytes_per_second{{{label}}} 1e+09" in metrics
+    assert 'kind="other"' not in metrics
+    assert "macfabric_link_rtt_seconds{" not in later
+    assert (to_a, to_b, unknown) == (1e9, 1e9, 0.0)
+    assert over_lan == pytest.approx(0.7 * 125e6)
