@@ -25,6 +25,7 @@ SAME_FAILURE_S: Final = 1.0  # several streams break at once: that is one failur
 REST_MAX_S: Final = 60.0  # a plugged-in cable is found within a minute
 
 PROBE_SHARE: Final = 0.01  # of the time, for all links of a node together
+PROBE_CREDIT_S: Final = 1.0
 PROBE_TARGET_S: Final = 0.05
 PROBE_BYTES_MIN: Final = 256 * KIB
 
@@ -140,9 +141,29 @@ def probe_bytes(link: LinkEstimate) -> int:
     return max(PROBE_BYTES_MIN, min(PROBE_BYTES_MAX, wanted))
 
 
-def probe_pause_s(seconds: float) -> float:
-    """Return how long to leave all links alone after a probe of so many seconds."""
-    return max(1.0, seconds * (1 / PROBE_SHARE - 1))
+@dataclass(frozen=True, slots=True)
+class ProbeBudget:
+    """Seconds that probes may take: a hundredth of the time, saved up to a small credit.
+
+    The credit lets a node that has just met its peers measure all links at once.
+    """
+
+    credit_s: float = PROBE_CREDIT_S
+    at_s: float | None = None
+
+    def at(self, now_s: float) -> "ProbeBudget":
+        """Return what has been saved by now."""
+        saved_s = 0.0 if self.at_s is None else PROBE_SHARE * max(0.0, now_s - self.at_s)
+        return ProbeBudget(min(PROBE_CREDIT_S, self.credit_s + saved_s), now_s)
+
+    def spend(self, seconds: float) -> "ProbeBudget":
+        """Return what is left after a probe; it may be less than nothing."""
+        return ProbeBudget(self.credit_s - seconds, self.at_s)
+
+    @property
+    def allows(self) -> bool:
+        """Say whether a probe may begin."""
+        return self.credit_s > 0
 
 
 def was_away(steady_s: float, wall_s: float, expected_s: float) -> bool:

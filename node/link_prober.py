@@ -5,7 +5,6 @@ link's rate, one at a time, for a hundredth of the time.
 """
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock, Thread
@@ -13,7 +12,7 @@ from typing import Final, Protocol
 
 from fabric.ids import NodeName
 from fabric.interfaces import Interface
-from fabric.link_estimate import probe_pause_s, was_away
+from fabric.link_estimate import ProbeBudget, was_away
 from fabric.links import Address
 from fabric.ports import Clock
 from node.interfaces import LISTED_S, MACHINE, Listing
@@ -56,7 +55,8 @@ class LinkProber:
         self._tick_s = tick_s
         self._interfaces = listing.latest()
         self._list_at_s = clock.monotonic_s() + LISTED_S
-        self._probe_at_s = 0.0
+        self._budget = ProbeBudget()
+        self._is_probing = False
         self._lock = Lock()
         self._under_way: set[tuple[NodeName, str, int]] = set()
         self._hurry = Event()
@@ -106,8 +106,11 @@ class LinkProber:
             self._relist()
         for peer, address in self._table.due():
             self._begin(peer, address)
-        if now_s >= self._probe_at_s and (due := self._table.due_probe()) is not None:
-            self._probe_at_s = math.inf
+        with self._lock:
+            self._budget = self._budget.at(now_s)
+            may_probe = self._budget.allows and not self._is_probing
+            busy = frozenset(self._under_way)
+        if may_probe and (due := self._table.due_probe(busy)) is not None:
             self._begin(*due)
 
     def _relist(self) -> None:
@@ -121,26 +124,25 @@ class LinkProber:
     def _begin(self, peer: NodeName, address: Address, probe_bytes: int = 0) -> None:
         key = (peer, address.host, address.port)
         with self._lock:
-            is_under_way = key in self._under_way
-            if not is_under_way:
-                self._under_way.add(key)
-        if not is_under_way:
-            self._pool.submit(self._look_at, peer, address, probe_bytes)
-        elif probe_bytes:
-            self._probe_at_s = 0.0
+            if key in self._under_way:
+                return
+            self._under_way.add(key)
+            self._is_probing = self._is_probing or probe_bytes > 0
+        self._pool.submit(self._look_at, peer, address, probe_bytes)
 
     def _look_at(self, peer: NodeName, address: Address, probe_bytes: int) -> None:
-        began_s = self._clock.monotonic_s()
+        seconds = 0.0
         try:
-            self._note(peer, address, self._measure(peer, address, probe_bytes))
+            measured = self._measure(peer, address, probe_bytes)
+            seconds = measured.seconds
+            self._note(peer, address, measured)
         except Exception:  # noqa: BLE001 - nobody else would hear of it
             _LOG.exception("cannot measure a link to %s", peer)
         finally:
-            now_s = self._clock.monotonic_s()
             with self._lock:
                 self._under_way.discard((peer, address.host, address.port))
-            if probe_bytes:
-                self._probe_at_s = now_s + probe_pause_s(now_s - began_s)
+                if probe_bytes:
+                    self._budget, self._is_probing = self._budget.spend(seconds), False
 
     def _note(self, peer: NodeName, address: Address, measured: Measured) -> None:
         interface = measured.interface

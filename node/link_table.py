@@ -3,7 +3,7 @@
 Thread-safe, bounded, and without any I/O: `node/link_prober.py` does the asking.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final
@@ -102,14 +102,18 @@ class LinkTable:
                 link.estimate = link_estimate.asked(link.estimate, now_s)
         return [(link.peer, link.address) for link in links]
 
-    def due_probe(self) -> tuple[NodeName, Address, int] | None:
-        """Take the link whose rate is to be measured next, and by how many bytes."""
+    def due_probe(self, busy: Container[Key] = ()) -> tuple[NodeName, Address, int] | None:
+        """Take the link whose rate is to be measured next, none of `busy`, and by how much."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             if self._moved_s is not None and now_s - self._moved_s < link_estimate.QUIET_S:
                 return None  # a transfer is under way: it measures, and comes first
-            for link in self._links.values():
-                if link.is_met and link_estimate.probe_due(link.estimate, now_s):
+            for key, link in self._links.items():
+                if (
+                    key not in busy
+                    and link.is_met
+                    and link_estimate.probe_due(link.estimate, now_s)
+                ):
                     link.estimate = link_estimate.probed(link.estimate, now_s)
                     return link.peer, link.address, link_estimate.probe_bytes(link.estimate)
         return None

@@ -46,7 +46,7 @@ def test_whatever_happens_a_link_keeps_a_sane_price_and_is_asked_again(events, t
 
     assert 0 < link.expected_bytes_per_s < math.inf
     if told:
-        assert link.expected_bytes_per_s <= le.NOMINAL_SHARE_MAX * GIGABIT
+        assert link.expected_bytes_per_s <= le.NOMINAL_SHARE_MAX * GIGABIT * (1 + 1e-9)
     assert le.PROBE_BYTES_MIN <= le.probe_bytes(link) <= PROBE_BYTES_MAX
     assert le.ping_due(link, now_s + max(le.PING_EVERY_S, le.REST_MAX_S))
     assert (link.is_reachable is False) == (link.failures > 0)
@@ -112,9 +112,18 @@ def test_traffic_saves_pings_and_probes_but_doubt_asks_at_once():
     assert not le.probe_due(le.failed(link, 1.0), 1e6)
 
 
-@given(st.floats(0.0, 3.0))
-def test_probes_take_a_hundredth_of_the_time(seconds):
-    assert seconds <= 0.0101 * (seconds + le.probe_pause_s(seconds))
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 1000.0)), max_size=50))
+def test_probes_take_a_hundredth_of_the_time_and_a_credit(steps):
+    budget, now_s, spent_s, longest_s = le.ProbeBudget(), 0.0, 0.0, 0.0
+    for seconds, pause_s in steps:
+        budget = budget.at(now_s)
+        if budget.allows:
+            budget = budget.spend(seconds)
+            spent_s, longest_s = spent_s + seconds, max(longest_s, seconds)
+        now_s += seconds + pause_s
+
+    assert spent_s <= le.PROBE_CREDIT_S + 0.01 * now_s + longest_s + 1e-6
+    assert budget.at(now_s + 500.0).allows
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ class Recorder:
 
     def __call__(self, peer, address, probe_bytes=0):
         self.asked.append((peer, address.host, probe_bytes))
-        return Measured(rtt_s=0.001, moved_bytes=probe_bytes, seconds=0.001)
+        return Measured(rtt_s=0.001, moved_bytes=probe_bytes, seconds=3.0 if probe_bytes else 0.0)
 
 
 class SleepyClock(StoppedClock):
@@ -226,4 +226,23 @@ def test_sleep_and_a_new_address_try_every_link_anew(prober):
     assert told == [("another cable",)]
     time.sleep(0.2)
     assert pings() == 6  # no more than that
-    assert sum(probe_bytes > 0 for _, _, probe_bytes in recorder.asked) == 1  # then a long pause
+    assert (
+        sum(probe_bytes > 0 for _, _, probe_bytes in recorder.asked) == 1
+    )  # it took long: then a pause
+
+
+def test_a_transfer_feeds_the_table_and_goes_where_it_points(port, server, shelf):
+    ref = shelf.add(8 * MIB)
+    table = LinkTable(SystemClock())
+    dead, live = loopback(closed_port(), LinkKind.THUNDERBOLT), loopback(port, LinkKind.WIFI)
+    table.meet([PeerNode(SOURCE, 1, (dead, live))])
+    assert table.rank(SOURCE, (live, dead))[0][0] == dead  # by its kind
+    table.unanswered(SOURCE, dead, "refused")
+    report, catch = fetch([dead, live], offer(server, [ref]), [ref], links=table)
+    found = views(table)
+
+    assert catch.blocks[ref.name] == shelf.payload(ref)
+    assert report.blocks == 1
+    assert found["127.0.0.1", port].bytes_per_s > 0
+    assert found["127.0.0.1", port].reachable
+    assert table.rank(SOURCE, (live, dead))[0][0] == live
