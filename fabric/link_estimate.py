@@ -16,6 +16,7 @@ NOMINAL_SHARE_MAX: Final = 1.25  # above it the sample, not the link, is at faul
 UNMEASURED_SHARE: Final = 0.7  # of nominal that well-made transfers reach; Mooncake: 0.71
 SAMPLE_BYTES_MIN: Final = 256 * KIB  # fewer tell the delay, not the rate
 RATE_FLOOR: Final = 1.0  # bytes/s; a link is never worth nothing
+RATE_CEILING: Final = 1e12  # nor more than memory carries
 RESTING_BYTES_PER_S: Final = 1.0  # told of a link that failed, while others work
 
 PING_EVERY_S: Final = 30.0
@@ -80,7 +81,7 @@ def moved(link: LinkEstimate, moved_bytes: int, seconds: float, now_s: float) ->
     link = replace(link, heard_s=now_s, failures=0)
     if moved_bytes < SAMPLE_BYTES_MIN or seconds <= 0:
         return link
-    sample = max(RATE_FLOOR, moved_bytes / seconds)
+    sample = min(RATE_CEILING, max(RATE_FLOOR, moved_bytes / seconds))
     if link.nominal_is_told:
         sample = min(sample, NOMINAL_SHARE_MAX * link.nominal_bytes_per_s)
     old = link.bytes_per_s
