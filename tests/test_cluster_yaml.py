@@ -235,13 +235,14 @@ def test_worker_start_command(mac):
     assert switches == RAY_SWITCHES | {"RAY_HEAD_IP": "192.168.1.10"}
 
 
-def test_a_worker_that_does_not_start_is_tried_again(mac):
-    """Ray itself would leave it out for ever."""
+@pytest.mark.parametrize("command", [START_HEAD, START_WORKER])
+def test_a_start_that_fails_is_tried_again(mac, command):
+    """Ray itself would leave a worker out for ever."""
     once = "[ -e $HOME/tried ] || { touch $HOME/tried; exit 1; }\n"
     mac.install("macfabric/venv/bin/ray", RECORDER + 'case "$1" in start) ' + once + ";; esac\n")
     mac.install(".local/bin/sleep", "#!/bin/sh\n")
 
-    mac.run(START_WORKER, RAY_HEAD_IP="192.168.1.10")
+    mac.run(command, RAY_HEAD_IP="192.168.1.10")
 
     assert (mac.home / "tried").exists()
     assert mac.log("ray")[0][0] == "start"
