@@ -9,21 +9,27 @@ from fabric.link_estimate import UNMEASURED_SHARE
 from fabric.links import LinkKind, LinkView
 
 
-def link_bytes_per_s(source: NodeView | None, target: NodeView | None) -> float:
-    """Return what the best working link from `source` to `target` carries; 0 if none does.
+def measured_bytes_per_s(source: NodeView, target: NodeView) -> float:
+    """Return what the best working link from `source` to `target` was seen to carry, or 0.
 
-    Measured by the target, which fetches; else by the source, as most links carry both ways
-    alike; else a share of nominal.
+    By the target, which fetches; else by the source, as most links carry both ways alike.
     """
+    for here, there in ((target, source), (source, target)):
+        told = [link for link in here.links if link.peer == there.name and link.reachable]
+        rates = [link.bytes_per_s for link in told if link.bytes_per_s]
+        if rates:
+            return max(rates)
+    return 0.0
+
+
+def link_bytes_per_s(source: NodeView | None, target: NodeView | None) -> float:
+    """Return what the best link between two nodes carries, or a share of nominal; 0 if none."""
     if source is None or target is None:
         return 0.0
+    measured = measured_bytes_per_s(source, target)
+    if measured:
+        return measured
     told = [link for link in target.links if link.peer == source.name]
-    rates = [link.bytes_per_s for link in told if link.reachable and link.bytes_per_s]
-    if not rates:
-        back = [link for link in source.links if link.peer == target.name]
-        rates = [link.bytes_per_s for link in back if link.reachable and link.bytes_per_s]
-    if rates:
-        return max(rates)
     dead = {(link.host, link.port) for link in told if link.reachable is False}
     nominal = [
         UNMEASURED_SHARE * compression.link_bytes_per_s(address)

@@ -9,6 +9,7 @@ from fabric.manifest import OwnerState
 from router.destination import Site, path_bytes_per_s
 from router.directory import Holding, Key
 from router.fleet import Fleet
+from router.link_rates import measured_bytes_per_s
 
 
 def is_current(replica: Holding, owner: Holding) -> bool:
@@ -58,7 +59,7 @@ class Sites:
         return Site(
             name=view.name,
             missing_bytes=missing_bytes(agent, held),
-            link_bytes_per_s=path_bytes_per_s(home, view),
+            link_bytes_per_s=measured_bytes_per_s(home, view) or path_bytes_per_s(home, view),
             prefill_tokens_per_s=view.prefill_tokens_per_s,
             decode_tokens_per_s=view.decode_tokens_per_s,
             queue_s=self._fleet.ledger.prefill_s(view.name),
