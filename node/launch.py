@@ -89,7 +89,13 @@ class Launch:
     def _create_missing(self) -> None:
         import ray
 
-        for row in ray.nodes():
+        rows = ray.nodes()
+        own = ray.get_runtime_context().get_node_id()
+        if not any(row["NodeID"] == own and row["Alive"] for row in rows):
+            # Whoever watches over this process starts it again; actors stay where they are.
+            message = "our own Ray node is gone, and with it the news of all others"
+            raise FatalError(message)
+        for row in rows:
             labels = row.get("Labels", {})
             if not row["Alive"] or LABEL not in labels or RESOURCE not in row["Resources"]:
                 continue

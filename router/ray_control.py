@@ -37,6 +37,21 @@ def connect(address: str, namespace: str = NAMESPACE) -> None:
         raise FatalError(message) from None
 
 
+def reconnect_if_orphaned(address: str, namespace: str = NAMESPACE) -> bool:
+    """Join the cluster anew if this driver's own Ray node died; say whether that was so.
+
+    Such a driver still reaches the actors that it knew, but is never told where a restarted one
+    lives: its Ray node would have to say so.
+    """
+    own = ray.get_runtime_context().get_node_id()
+    if any(row["NodeID"] == own and row["Alive"] for row in ray.nodes()):
+        return False
+    _LOG.warning("our own Ray node is gone: joining the cluster anew")
+    ray.shutdown()
+    _join(address, namespace)
+    return True
+
+
 def disconnect() -> None:
     """Leave the cluster; what runs there goes on."""
     ray.shutdown()
@@ -66,7 +81,7 @@ class ActorTransport:
             _LOG.warning("%s: control call raised %s", self._name, type(error.cause).__name__)
             message = f"{self._name} failed on a control call"
             raise FabricError(message, code="control_failed") from None
-        except ray.exceptions.RayError as error:
+        except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
             message = f"the actor of {self._name} is out of reach ({type(error).__name__})"
             raise NodeLostError(message) from None
         return bytes(reply)
@@ -75,13 +90,16 @@ class ActorTransport:
 class ActorRoster:
     """The nodes that have an actor in the cluster, by the actors' names."""
 
-    def __init__(self, namespace: str = NAMESPACE) -> None:
+    def __init__(self, namespace: str = NAMESPACE, address: str | None = None) -> None:
+        """Look in `namespace`; with an `address`, join the cluster anew where that is needed."""
         self._namespace = namespace
+        self._address = address
         self._transports: dict[NodeName, ActorTransport] = {}
 
     async def __call__(self) -> Mapping[NodeName, ControlTransport]:
         """Look for new actors, and for successors of dead ones."""
         try:
+            await self._stay_connected()
             names = await asyncio.to_thread(_node_names, self._namespace)
             for name in names:
                 transport = self._transports.setdefault(name, ActorTransport(name))
@@ -92,6 +110,23 @@ class ActorRoster:
             message = f"Ray does not tell its actors ({type(error).__name__})"
             raise RetryLaterError(message) from None
         return self._transports
+
+    async def _stay_connected(self) -> None:
+        if self._address is None:
+            return
+        if not ray.is_initialized():  # an earlier attempt came too early
+            await asyncio.to_thread(_join, self._address, self._namespace)
+        elif not await asyncio.to_thread(reconnect_if_orphaned, self._address, self._namespace):
+            return
+        for transport in self._transports.values():
+            transport.handle = None
+
+
+def _join(address: str, namespace: str) -> None:
+    try:
+        connect(address, namespace)
+    except FatalError as error:
+        raise ConnectionError(error.message) from None
 
 
 def _actor(name: str, namespace: str) -> Any:

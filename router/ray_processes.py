@@ -26,6 +26,7 @@ OBJECT_STORE_BYTES = (
 SOCKET_PATH_BYTES_MAX = 103
 SOCKET_SUFFIX_BYTES = len("/node/s1234567/sockets/plasma_store.1")
 SHORT_DIR_PREFIX = "macfabric-ray-"
+SESSION_VARIABLE = "MACFABRIC_RAY_SESSION"
 STARTED_MARK = "Ray runtime started."
 STOP_GRACE_S = 5.0
 _PORT_TRIES = 64
@@ -50,7 +51,8 @@ def trim_ray_start(ray_params: Any, head: bool) -> None:  # noqa: FBT001 - Ray c
     """
     ray_params.ray_client_server_port = None
     if head:
-        ray_params.session_name = f"s{os.getpid()}"
+        # The same when the head is started again, or its stored tables would not be its own.
+        ray_params.session_name = os.environ.get(SESSION_VARIABLE, f"s{os.getpid()}")
 
 
 def ray_environment(token: Path, base: Mapping[str, str]) -> dict[str, str]:
@@ -126,6 +128,7 @@ class LocalRay:
         )
         self.address = f"{self.nodes[0].host}:{free_port(self.nodes[0].host)}"
         self.environment = ray_environment(self._token, os.environ)
+        self._session = f"s{os.getpid()}"
 
     def start(self) -> None:
         """Start all nodes at once: the others wait for the head by themselves."""
@@ -138,6 +141,17 @@ class LocalRay:
         environment = self.environment | {
             "RAY_START_HOOK": f"{trim_ray_start.__module__}.{trim_ray_start.__name__}"
         }
+        if self.is_head(node):
+            # On disk, so that nodes and actors outlive the head and meet it again.
+            tables = self._base / "gcs"
+            tables.mkdir(mode=0o700, exist_ok=True)
+            # Ray takes the raylets of this machine that wait for the head for a head that runs.
+            (node.temp_dir / "ray_current_cluster").unlink(missing_ok=True)
+            environment |= {
+                SESSION_VARIABLE: self._session,
+                "RAY_gcs_storage": "rocksdb",
+                "RAY_gcs_storage_path": str(tables),
+            }
         self._keeper.start(node.process, self._command(node), environment, node.log)
 
     def find(self, process: str) -> RayNode | None:
@@ -145,7 +159,7 @@ class LocalRay:
         return next((node for node in self.nodes if node.process == process), None)
 
     def is_head(self, node: RayNode) -> bool:
-        """Say whether the cluster ends with this node."""
+        """Say whether this node runs Ray's own tables, which the others need within a minute."""
         return node is self.nodes[0]
 
     def has_started(self, node: RayNode) -> bool:

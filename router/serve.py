@@ -52,7 +52,7 @@ async def serve(
             await serve_roster(
                 settings,
                 cluster_key,
-                ray_control.ActorRoster(),
+                ray_control.ActorRoster(address=ray_address),
                 listener,
                 policy=policy,
                 on_ready=on_ready,

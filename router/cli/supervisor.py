@@ -62,6 +62,7 @@ class Supervisor:
     _began_s: float = field(default_factory=time.monotonic)
     _ended: dict[str, list[float]] = field(default_factory=dict)
     _router_started: bool = False
+    _held_back: list[str] = field(default_factory=list)  # until Ray's head is there again
 
     def start(self) -> bool:
         """Start everything and wait until it serves; False when asked to end meanwhile."""
@@ -100,6 +101,7 @@ class Supervisor:
 
     def _step(self) -> None:
         event = self.keeper.next_event(TICK_S)
+        self._start_held_back()
         if event is None:
             return
         if event["event"] == "started":
@@ -145,7 +147,7 @@ class Supervisor:
     def _on_exit(self, name: str, status: int | None, why: str) -> None:
         told = why or f"ended with status {status}"
         ray_node = self.ray.find(name) if self.ray else None
-        if name == KEEPER or (ray_node and self.ray and self.ray.is_head(ray_node)):
+        if name == KEEPER:
             raise self._failure(name, told)
         now_s = time.monotonic()
         recent = [t for t in self._ended.get(name, []) if t > now_s - RESTART_WINDOW_S] + [now_s]
@@ -156,10 +158,15 @@ class Supervisor:
         self.say(f"{name} {told}; starting it again")
         if ray_node and self.ray:
             self.ray.start_node(ray_node)
-        elif name == NODES:
-            self._start_nodes()
-        elif name == ROUTER:
-            self._start_router()
+        else:
+            self._held_back.append(name)
+
+    def _start_held_back(self) -> None:
+        """Start what ended, but not before Ray's head runs: without it, it would end again."""
+        if self._held_back and (self.ray is None or self.ray.has_started(self.ray.nodes[0])):
+            for name in self._held_back:
+                self._start_nodes() if name == NODES else self._start_router()
+            self._held_back.clear()
 
     def _start_nodes(self) -> None:
         plan = self.plan

@@ -1,0 +1,262 @@
+"""A real fabric under `macfabric up`: processes by what they are, agents by their records."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from fabric.limits import MANIFEST_BYTES_MAX
+from fabric.manifest import Manifest, OwnerState, decode_manifest
+from router.processes import ProcessId, descendants, identify, is_alive, wait_gone
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSWER_S = 60.0  # how long an agent is asked again before a test gives it up
+SETTLE_S = 60.0
+PAUSE_S = 0.1
+
+
+@dataclass
+class Agent:
+    """One agent as its client knows it: what it told, and what came back."""
+
+    name: str
+    secret: str
+    history: list[dict[str, str]] = field(default_factory=list)
+    epoch: int = 0
+    node: str = ""
+
+
+class RayFabric:
+    """One `macfabric up` with three nodes, and what tests do to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data, home = folder / "data", folder / "home"
+        home.mkdir(parents=True)
+        self.log = folder / "up.log"
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(home)}
+        argv = [sys.executable, "-m", "router.cli.main", "up", "--nodes", "3", "--port", "0"]
+        with self.log.open("w") as log:
+            self.popen = subprocess.Popen(
+                [*argv, "--model", "recall", "--data", str(self.data), "--json"],
+                env=environment,
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        line = self.popen.stdout.readline()
+        assert line, self.log.read_text()
+        self.ready = json.loads(line)
+        self.url, self.names = self.ready["url"], self.ready["nodes"]
+        self.agents: list[Agent] = []
+
+    # --- clients -----------------------------------------------------------------------------
+
+    def get(self, path: str, timeout_s: float = 10.0):
+        """Read one of the router's lists."""
+        with urllib.request.urlopen(self.url + path, timeout=timeout_s) as response:
+            raw = response.read()
+        return raw.decode() if path == "/metrics" else json.loads(raw)
+
+    def send(self, method: str, path: str, body: dict | None = None, timeout_s: float = 60.0):
+        """Send one request; return its JSON, whatever its status."""
+        raw = None if body is None else json.dumps(body).encode()
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(self.url + path, raw, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def post_chat(self, agent: Agent, text: str, max_tokens: int = 16, timeout_s: float = 60.0):
+        """Ask once; note the answer in the agent's history only if all of it came."""
+        messages = [*agent.history, {"role": "user", "content": text}]
+        body = {"model": "recall", "messages": messages, "max_tokens": max_tokens}
+        request = urllib.request.Request(
+            self.url + "/v1/chat/completions",
+            json.dumps(body | {"temperature": 0}).encode(),
+            {"content-type": "application/json", "x-agent-id": agent.name},
+        )
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            answer = json.loads(response.read())["choices"][0]["message"]["content"]
+            agent.epoch = int(response.headers["x-macfabric-epoch"])
+            agent.node = response.headers["x-macfabric-node"]
+            cached = int(response.headers["x-macfabric-cached-tokens"])
+        agent.history = [*messages, {"role": "assistant", "content": answer}]
+        return answer, cached
+
+    def try_send(self, *words):
+        """Send one request whose fate does not matter."""
+        with contextlib.suppress(OSError, ValueError):
+            self.send(*words)
+
+    def ask(self, agent: str, body: dict, timeout_s: float = 90.0):
+        """Ask an agent; return status and JSON, whatever they are."""
+        headers = {"content-type": "application/json", "x-agent-id": agent}
+        raw = json.dumps(body).encode()
+        request = urllib.request.Request(self.url + "/v1/chat/completions", raw, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def active(self, node: str) -> int:
+        """Count the turns that a node works on."""
+        return {row["name"]: row for row in self.get("/v1/nodes")["data"]}[node]["active"]
+
+    def metric(self, name: str) -> float:
+        """Read one of the router's counters."""
+        lines = self.get("/metrics").splitlines()
+        return next(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    def tell(self, name: str, secret: str) -> Agent:
+        """Make an agent that knows something."""
+        agent = Agent(name, secret)
+        filler = " ".join(f"The note {i} of {name} is about number {i * 7}." for i in range(30))
+        self.post_chat(agent, f"The vault code of {name} is {secret}. {filler}", 2)
+        self.agents.append(agent)
+        return agent
+
+    def remembers(self, agent: Agent, timeout_s: float = ANSWER_S) -> float:
+        """Ask for the agent's secret until it is answered; return the seconds that took."""
+        began_s = time.monotonic()
+        while True:
+            try:
+                answer, _ = self.post_chat(agent, f"The vault code of {agent.name} is")
+            except (OSError, TimeoutError, ValueError) as error:
+                if time.monotonic() - began_s > timeout_s:
+                    pytest.fail(f"{agent.name}: {error}")
+                time.sleep(PAUSE_S)
+            else:
+                assert agent.secret in answer, (agent.name, answer)
+                return time.monotonic() - began_s
+
+    def state_of(self, node: str) -> str:
+        """Say what the router thinks of a node; nothing while the router is away."""
+        with contextlib.suppress(OSError, ValueError):
+            rows = {row["name"]: row for row in self.get("/v1/nodes")["data"]}
+            return rows[node]["state"] if node in rows else "unknown"
+        return "no router"
+
+    def await_ready(self, *names: str, timeout_s: float = 90.0) -> float:
+        """Wait until the router calls these nodes (default: all) ready; return the seconds."""
+        began_s = time.monotonic()
+        for name in names or self.names:
+            while (state := self.state_of(name)) != "ready":
+                assert time.monotonic() - began_s < timeout_s, (name, state, self.log.read_text())
+                time.sleep(PAUSE_S)
+        return time.monotonic() - began_s
+
+    def incarnation(self, node: str) -> int:
+        """Say in which of its lives the router last met a node; 0 while the router is away."""
+        with contextlib.suppress(OSError, ValueError):
+            rows = {row["name"]: row for row in self.get("/v1/nodes")["data"]}
+            return rows.get(node, {}).get("incarnation", 0)
+        return 0
+
+    def await_return(self, node: str, before: int, timeout_s: float = 90.0) -> float:
+        """Wait until a node serves in a later life than `before`; return the seconds."""
+        began_s = time.monotonic()
+        while self.incarnation(node) <= before or self.state_of(node) != "ready":
+            assert time.monotonic() - began_s < timeout_s, (node, self.log.read_text())
+            time.sleep(PAUSE_S)
+        return time.monotonic() - began_s
+
+    # --- records -----------------------------------------------------------------------------
+
+    def records(self, agent: Agent) -> dict[str, Manifest]:
+        """Read what every node's disk says of an agent, whoever the router believes."""
+        found = {}
+        for node in self.names:
+            for path in (self.data / "nodes" / node).glob("*/manifests/*.mf"):
+                with contextlib.suppress(FileNotFoundError):  # replaced at this moment
+                    record = decode_manifest(path.read_bytes()[:MANIFEST_BYTES_MAX])
+                    if record.agent == agent.name:
+                        found[node] = record
+        return found
+
+    def await_one_owner(self, agent: Agent, timeout_s: float = SETTLE_S) -> Manifest:
+        """Wait until one disk alone says `owned`, at the highest epoch of all; return it."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            records = self.records(agent)
+            owned = [r for r in records.values() if r.state is OwnerState.OWNED]
+            highest = max(r.epoch for r in records.values())
+            sealed = [r for r in records.values() if r.state is OwnerState.SEALED]
+            if len(owned) == 1 and not sealed and owned[0].epoch == highest:
+                return owned[0]
+            seen = {node: (r.state.value, r.epoch) for node, r in records.items()}
+            assert time.monotonic() < deadline_s, f"{agent.name}: {seen}"
+            time.sleep(PAUSE_S)
+
+    def check_all(self) -> None:
+        """Every agent answers with its memory and has one owner, the one that answered last."""
+        for agent in self.agents:
+            self.remembers(agent)
+            record = self.await_one_owner(agent)
+            assert (record.owner, record.epoch) == (agent.node, agent.epoch)
+
+    # --- processes ---------------------------------------------------------------------------
+
+    def actor(self, node: str) -> ProcessId:
+        """Return the process that serves a node."""
+        rows = {row["name"]: row for row in self.get("/v1/nodes")["data"]}
+        found = identify(rows[node]["pid"])
+        assert found is not None, f"{node} has no process"
+        return found
+
+    def ray_process(self, *words: str) -> ProcessId:
+        """Return the one process of this fabric whose command line has all the words."""
+        found = [p for p in descendants([self.popen.pid]) if all(w in command(p) for w in words)]
+        assert len(found) == 1, (words, [command(p)[:120] for p in found])
+        return found[0]
+
+    def raylet(self, node: str) -> ProcessId:
+        """Return the raylet of a node."""
+        host = {row["name"]: row["host"] for row in self.get("/v1/nodes")["data"]}[node]
+        return self.ray_process("raylet/raylet", f"--node_ip_address={host}")
+
+    def router(self) -> ProcessId:
+        """Return the router's process."""
+        return self.ray_process("-m router ", "--ray-address")
+
+    def head(self) -> ProcessId:
+        """Return the server of Ray's head."""
+        return self.ray_process("gcs/gcs_server")
+
+    def close(self) -> None:
+        """End the fabric as a user would; nothing of it may be left."""
+        owned = descendants([self.popen.pid])
+        self.popen.send_signal(signal.SIGTERM)
+        try:
+            self.popen.wait(60)
+        finally:
+            self.popen.kill()
+            self.popen.wait()
+            self.popen.stdout.close()
+        assert wait_gone(owned, 30.0) == []
+
+
+def command(process: ProcessId) -> str:
+    """Return a process's command line; nothing if it is gone."""
+    with contextlib.suppress(OSError):
+        raw = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        return raw.replace(b"\0", b" ").decode("utf-8", "replace")
+    return ""
+
+
+def kill(process: ProcessId, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to exactly this process."""
+    assert is_alive(process), "it was gone before"
+    os.kill(process.pid, number)

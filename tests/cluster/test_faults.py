@@ -1,0 +1,216 @@
+"""Parts of a real fabric die, hang and return: agents answer, with their memory, from one owner.
+
+Seconds are printed and not asserted; what a figure means is in ARCHITECTURE.md.
+"""
+
+import random
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from fabric.manifest import OwnerState
+from router.processes import wait_gone
+from tests.cluster.ray_fabric import RayFabric, kill
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not sys.platform.startswith("linux"), reason="finds Ray's processes in /proc"
+    ),
+]
+SECRETS = (
+    "otter lantern quartz violin",
+    "amber falcon copper meadow",
+    "silver maple thunder ivory",
+)
+AGENTS_PER_NODE = 2
+FROZEN_S = 20.0
+GONE_S = 20.0
+LONG_TOKENS = 3_000
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory):
+    made = RayFabric(tmp_path_factory.mktemp("faults"))
+    try:
+        for index, node in enumerate(made.names):
+            for number in range(AGENTS_PER_NODE):
+                agent = made.tell(f"Mira{index}{number}", SECRETS[index])
+                if agent.node != node:
+                    status, _ = made.send("POST", f"/v1/agents/{agent.name}/migrate", {"to": node})
+                    assert status == 200
+                made.remembers(agent)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def on(fabric):
+    """Return the agents of a node, after making sure that it has some."""
+    fabric.await_ready()
+
+    def agents(node):
+        found = [agent for agent in fabric.agents if agent.node == node]
+        for agent in fabric.agents[: max(0, AGENTS_PER_NODE - len(found))]:
+            fabric.send("POST", f"/v1/agents/{agent.name}/migrate", {"to": node})
+            fabric.remembers(agent)
+        found = [agent for agent in fabric.agents if agent.node == node]
+        assert len(found) >= AGENTS_PER_NODE
+        return found
+
+    return agents
+
+
+def test_a_killed_node_is_replaced_and_forgets_nothing(fabric, on):
+    touched, untouched, *_ = on("node-b")
+    before, epoch = fabric.incarnation("node-b"), untouched.epoch
+    kill(fabric.actor("node-b"))
+    seconds = fabric.remembers(touched)
+    back_s = fabric.await_return("node-b", before)
+    answer, cached = fabric.post_chat(untouched, f"The vault code of {untouched.name} is")
+    print(
+        f"\na node killed: answered by {touched.node} after {seconds:.1f} s, back in {back_s:.1f} s"
+    )
+
+    assert untouched.secret in answer
+    assert cached > 100, "what was acknowledged is on its disk"
+    assert (untouched.node, untouched.epoch) == ("node-b", epoch)
+    fabric.check_all()
+
+
+def test_a_frozen_node_returns_as_nobodys_owner(fabric, on):
+    agent, *_ = on("node-c")
+    old_epoch, late = agent.epoch, []
+    processes = [fabric.actor("node-c"), fabric.raylet("node-c")]
+
+    def long_turn():
+        body = {"model": "recall", "max_tokens": LONG_TOKENS, "temperature": 0, "ignore_eos": True}
+        messages = [*agent.history, {"role": "user", "content": "Go on and on."}]
+        late.append(fabric.ask(agent.name, body | {"messages": messages}))
+
+    turn = threading.Thread(target=long_turn)
+    turn.start()
+    while not fabric.active("node-c"):
+        time.sleep(0.02)
+    for process in processes:
+        kill(process, signal.SIGSTOP)
+    frozen_s = time.monotonic()
+    try:
+        seconds = fabric.remembers(agent)
+        taken = (agent.node, agent.epoch)
+        time.sleep(max(0.0, FROZEN_S - (time.monotonic() - frozen_s)))
+    finally:
+        for process in processes:
+            kill(process, signal.SIGCONT)
+    turn.join(60)
+    record = fabric.await_one_owner(agent)
+    print(f"\na node frozen: answered by {taken[0]} after {seconds:.1f} s")
+
+    assert late[0][0] == 503, "its turn was not acknowledged"
+    assert taken[0] != "node-c"
+    assert (record.owner, record.epoch) == taken
+    assert record.epoch > old_epoch
+    assert fabric.records(agent)["node-c"].state is OwnerState.REPLICA
+    assert fabric.metric("macfabric_takeovers_total") >= 1
+    fabric.await_ready()
+    fabric.check_all()
+
+
+def test_a_killed_router_finds_its_agents_again(fabric, on):
+    on("node-a")
+    before = {agent.name: (agent.node, agent.epoch) for agent in fabric.agents}
+    stop, acknowledged = threading.Event(), []
+
+    def talk(agent):
+        while not stop.is_set():
+            try:
+                fabric.post_chat(agent, f"The vault code of {agent.name} is", 4)
+                acknowledged.append(agent.name)
+            except OSError:
+                time.sleep(0.1)
+
+    threads = [threading.Thread(target=talk, args=(agent,)) for agent in fabric.agents[:3]]
+    for thread in threads:
+        thread.start()
+    while len(acknowledged) < 3:
+        time.sleep(0.02)
+    kill(fabric.router())
+    count, began_s = len(acknowledged), time.monotonic()
+    while len(acknowledged) < count + 3 and time.monotonic() - began_s < 90:
+        time.sleep(0.02)
+    seconds = time.monotonic() - began_s
+    stop.set()
+    for thread in threads:
+        thread.join(90)
+    print(f"\nthe router killed: three turns were answered within {seconds:.1f} s")
+
+    assert len(acknowledged) >= count + 3
+    fabric.await_ready()
+    fabric.check_all()
+    after = {agent.name: (agent.node, agent.epoch) for agent in fabric.agents}
+    assert after == before, "no owner was lost, so none was replaced"
+
+
+@pytest.mark.nightly
+def test_a_killed_raylet_takes_its_node_along(fabric, on):
+    agent, *_ = on("node-b")
+    before, process = fabric.incarnation("node-b"), fabric.actor("node-b")
+    kill(fabric.raylet("node-b"))
+    assert wait_gone([process], GONE_S) == []
+    seconds = fabric.remembers(agent)
+    back_s = fabric.await_return("node-b", before)
+    print(
+        f"\na raylet killed: answered by {agent.node} after {seconds:.1f} s, back in {back_s:.1f} s"
+    )
+
+    fabric.check_all()
+
+
+@pytest.mark.nightly
+def test_nodes_serve_on_without_rays_head(fabric, on):
+    elsewhere, here = on("node-b")[0], on("node-a")[0]
+    before, process = fabric.incarnation("node-a"), fabric.actor("node-a")
+    others = {name: fabric.actor(name) for name in ("node-b", "node-c")}
+    kill(fabric.head())
+    seconds = fabric.remembers(elsewhere)
+    assert wait_gone([process], GONE_S) == [], "the head's own node goes with it"
+    here_s = fabric.remembers(here)
+    back_s = fabric.await_return("node-a", before)
+    fabric.await_ready()
+    print(
+        f"\nRay's head killed: others answered after {seconds:.1f} s, its own agent after "
+        f"{here_s:.1f} s, back in {back_s:.1f} s"
+    )
+
+    fabric.check_all()
+    assert {name: fabric.actor(name) for name in others} == others, "they never noticed"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("victim", ["source", "target", "router"])
+def test_killed_while_an_agent_moves(fabric, on, victim):
+    chance = random.Random(victim)
+    for _ in range(4):
+        agent = on("node-b")[0]
+        moving = threading.Thread(
+            target=fabric.try_send,
+            args=("POST", f"/v1/agents/{agent.name}/migrate", {"to": "node-c"}),
+        )
+        names = {"source": "node-b", "target": "node-c"}
+        before = fabric.incarnation(names.get(victim, "node-a"))
+        process = fabric.router() if victim == "router" else fabric.actor(names[victim])
+        moving.start()
+        time.sleep(chance.uniform(0.0, 0.15))
+        kill(process)
+        moving.join(90)
+        seconds = fabric.remembers(agent)
+        print(f"\nthe {victim} killed in a move: {agent.node} answered after {seconds:.1f} s")
+        if victim != "router":
+            fabric.await_return(names[victim], before)
+        fabric.await_ready()
+        fabric.check_all()
