@@ -38,6 +38,7 @@ from node.agent_table import AgentTable
 from node.block_store import BlockStore
 from node.clock import SystemClock
 from node.engine_thread import EngineThread
+from node.erased import Erased
 from node.manifest_store import ManifestStore
 from node.mlx.answer import Shown
 from node.mlx.resident_cache import ResidentCache
@@ -185,6 +186,7 @@ def _open_desk(folder: Path) -> Desk:
         store=AgentStore(blocks, ManifestStore(disk, KEY), KEY, FINGERPRINT, spec),
         table=AgentTable(name, FINGERPRINT, clock),
         transfers=TransferServer(name, KEY, FINGERPRINT, blocks, clock, host=config.host),
+        erased=Erased(config.data_dir, "none", KEY, clock),
         workers=ThreadPoolExecutor(2),
         self_test=SelfTest(passed=True, detail="", seconds=0.0),
     )

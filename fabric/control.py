@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from fabric.codec import pack, unpack
 from fabric.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
+from fabric.erasure import Tombstone
 from fabric.errors import RejectedError
 from fabric.ids import (
     AgentId,
@@ -113,6 +114,8 @@ class NodeView:
     damaged_blocks: int = 0  # found by reads and scrubs and taken out of use, since then
     free: TierBytes | None = None  # of its budgets, as far as it knows
     links: tuple[LinkView, ...] = ()  # to every address of every peer it was told of
+    erased: int = 0  # fingerprint of the tombstones it keeps
+    fenced_turns: int = 0  # ended because another node owned the agent by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +148,16 @@ class AgentList:
 
 @dataclass(frozen=True, slots=True)
 class EraseAgent:
-    """Remove every byte of an agent; a repeat finds nothing left to remove."""
+    """Remove every byte of an agent up to `epoch`; a repeat finds nothing left to remove.
+
+    With an epoch, a tombstone stays: whoever holds an older record is told to remove it, too.
+    """
 
     operation: OperationId
     tenant: TenantId
     agent: AgentId
+    epoch: int = 0  # 0: whatever there is, without a tombstone
+    erased_s: float = 0.0  # calendar time of the tombstone
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +171,22 @@ class EraseReceipt:
     blocks_kept_shared: int = 0  # another agent of the same tenant refers to them
     bytes_kept_shared: int = 0
     record_removed: bool = False  # text, tokens and the list of blocks
+    tombstone: Tombstone | None = None  # kept durably from now on
+
+
+@dataclass(frozen=True, slots=True)
+class ShareErasures:
+    """Tell a node what was erased, before it serves: it removes what it still has of it."""
+
+    erased: tuple[Tombstone, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownErasures:
+    """All tombstones of a node, those just told included."""
+
+    erased: tuple[Tombstone, ...]
+    agents_removed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +321,7 @@ CALLS: dict[str, tuple[type, type]] = {
     "describe": (Describe, NodeView),
     "list_agents": (ListAgents, AgentList),
     "erase_agent": (EraseAgent, EraseReceipt),
+    "share_erasures": (ShareErasures, KnownErasures),
     "pin_agent": (PinAgent, AgentView),
     "offer_migration": (OfferMigration, Offer),
     "copy_blocks": (CopyBlocks, Copied),

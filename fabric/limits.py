@@ -86,6 +86,12 @@ BEAT_S: Final = 1.0
 SUSPECT_S: Final = 3.0
 LEASE_S: Final = 6.0
 
+# Erasures
+TOMBSTONES_MAX: Final = 16_384  # 3 MB in memory and 1.6 MB on their way to a node that was away
+TOMBSTONE_S: Final = 180 * 24 * 3_600.0  # far beyond `disk_ttl_s` of whoever is away meanwhile
+ERASURE_EPOCHS: Final = 1_000  # claims on an erased agent that the router may not have heard of
+EPOCHS_ISSUED_MAX: Final = 100_000  # agents whose last claim nobody has confirmed yet
+
 # Data plane
 FRAME_BYTES_MAX: Final = 1 * MIB
 TICKET_BLOCKS_MAX: Final = 1 << 16

@@ -39,6 +39,7 @@ class Agent:
     turn_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting_count: int = 0
     turn: "Turn | None" = None  # the one that runs now
+    fence: int = 0  # another node owns this epoch: no turn of a lower one is acknowledged
     decided: asyncio.Event = field(default_factory=asyncio.Event)  # set unless sealed
     loading: "Loading | None" = None  # its memory is on its way from the disk, ahead of a turn
 

@@ -29,7 +29,7 @@ async def claimed(node: "Node", request: GenerateRequest, text: str) -> AsyncIte
     """Hold the agent of this request; nobody else runs a turn of it meanwhile."""
     agent = await _lock(node, request, text)
     try:
-        await _own(node, agent, request.epoch)
+        await _own(node, agent, node.erased.claim_epoch(*agent.key, request.epoch))
         yield agent
     finally:
         agent.turn_lock.release()
@@ -66,7 +66,8 @@ def _resolve(node: "Node", request: GenerateRequest, text: str) -> Agent:
         known = table.get((request.tenant, identity.agent))
         if known is None:
             node.refuse_new()
-            known = table.create(request.tenant, identity.agent, None, request.epoch)
+            epoch = node.erased.claim_epoch(request.tenant, identity.agent, request.epoch)
+            known = table.create(request.tenant, identity.agent, None, epoch)
         return known
     recognised = table.recognise(request.tenant, identity, text.encode())
     if recognised is not None:
@@ -74,7 +75,8 @@ def _resolve(node: "Node", request: GenerateRequest, text: str) -> Agent:
     node.refuse_new()
     group = identity.agent if identity.kind is IdentityKind.GROUP else None
     name = table.name_new(request.tenant, identity)
-    return table.create(request.tenant, name, group, request.epoch)
+    epoch = node.erased.claim_epoch(request.tenant, name, request.epoch)
+    return table.create(request.tenant, name, group, epoch)
 
 
 async def _own(node: "Node", agent: Agent, asked: int) -> None:
@@ -88,6 +90,9 @@ async def _own(node: "Node", agent: Agent, asked: int) -> None:
         message = "the agent was erased while this turn waited"
         raise RetryLaterError(message, code="erased")
     record = agent.manifest
+    if asked < agent.fence:
+        message = f"another node owns the agent at epoch {agent.fence}"
+        raise StaleEpochError(message)
     if record.state is OwnerState.REPLICA and asked <= record.epoch:
         message = f"the agent is owned by {record.owner} at epoch {record.epoch}"
         raise RetryElsewhereError(message)

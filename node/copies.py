@@ -126,7 +126,8 @@ async def keep_fork(node: "Node", call: KeepFork) -> AgentView:
     if node.store.missing(offered):  # it was copied: older windows and states stay where they are
         offered = essential(offered, node.spec.window_tokens)
     wall_s = node.clock.wall_s()
-    anew = owned_anew(offered, key, node.name, call.epoch, wall_s)
+    epoch = node.erased.claim_epoch(*key, call.epoch)
+    anew = owned_anew(offered, key, node.name, epoch, wall_s)
     record = replace(
         anew,
         group=None,

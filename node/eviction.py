@@ -6,14 +6,17 @@ nobody else refers to: a crash in between leaves blocks that recovery removes.
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fabric.control import EraseAgent, EraseReceipt
-from fabric.limits import EVICTIONS_MAX
+from fabric.control import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
+from fabric.errors import TooLargeError
+from fabric.limits import EPOCH_MAX, EVICTIONS_MAX, TOMBSTONES_MAX
 from fabric.manifest import Manifest, OwnerState
 from fabric.restore_plan import essential
 from node.agent import Agent, AgentKey
+from node.posix_disk import DiskError
 
 if TYPE_CHECKING:
     from node.node import Node
@@ -82,12 +85,43 @@ async def thin(node: "Node", agent: Agent) -> bool:
 
 async def erase(node: "Node", call: EraseAgent) -> EraseReceipt:
     """Remove every byte of an agent, quarantined ones included; repeatable. Raise DiskError."""
-    agent = node.table.get((call.tenant, call.agent))
+    if not call.epoch:
+        return await _erase(node, (call.tenant, call.agent), EPOCH_MAX)
+    words = (call.tenant, call.agent, call.epoch, call.erased_s)
+    tombstone = None
+    with suppress(DiskError):  # a full disk has room afterwards
+        tombstone = await node.in_worker(lambda: node.erased.note(*words))
+    receipt = await _erase(node, (call.tenant, call.agent), call.epoch)
+    if tombstone is None:
+        with suppress(DiskError):
+            tombstone = await node.in_worker(lambda: node.erased.note(*words))
+    return replace(receipt, tombstone=tombstone)
+
+
+async def take_erasures(node: "Node", call: ShareErasures) -> KnownErasures:
+    """Remove what others were told to erase while this node was away. Raise DiskError."""
+    if len(call.erased) > TOMBSTONES_MAX:
+        message = f"over {TOMBSTONES_MAX} tombstones"
+        raise TooLargeError(message)
+    await node.in_worker(lambda: node.erased.take(call.erased))
+    count = 0
+    for agent in node.table:
+        # Not only for the news: an earlier attempt may have failed half way.
+        epoch = node.erased.floor(*agent.key)
+        if agent.manifest.epoch <= epoch:
+            count += (await _erase(node, agent.key, epoch)).existed
+    return KnownErasures(node.erased.all, count)
+
+
+async def _erase(node: "Node", key: AgentKey, epoch: int) -> EraseReceipt:
+    agent = node.table.get(key)
     if agent is None:
         await node.in_worker(node.store.blocks.sweep)  # perhaps what an earlier call could not
         return EraseReceipt(node.name, existed=False)
     await node.prefetches.stop(agent)
     async with agent.turn_lock:
+        if agent.manifest.epoch > epoch:
+            return EraseReceipt(node.name, existed=False)  # a later agent of the same name
         # In the table until it is gone: a turn that comes meanwhile waits for the lock.
         saved, agent.cache = agent.saved, None
         receipt = EraseReceipt(node.name, existed=True)

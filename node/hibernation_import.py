@@ -72,6 +72,11 @@ class Import:
         missing = (ref for ref, _ in self._arrival.blocks if not has(ref))
         return sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
 
+    @property
+    def _epoch(self) -> int:
+        """The epoch asked for, or one above an erased agent of that name."""
+        return self._node.erased.claim_epoch(self._call.tenant, self._call.agent, self._call.epoch)
+
     # --- the file ----------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> None:
@@ -181,7 +186,7 @@ class Import:
         node, call = self._node, self._call
         agent = _require_room_for(node, call)
         if agent is None:
-            agent = node.table.create(call.tenant, call.agent, None, call.epoch)
+            agent = node.table.create(call.tenant, call.agent, None, self._epoch)
         async with agent.turn_lock:
             try:
                 await self._publish(agent)
@@ -193,7 +198,7 @@ class Import:
     async def _publish(self, agent: Agent) -> None:
         node, call, record = self._node, self._call, self._arrived().record
         owned = owned_anew(
-            record, (call.tenant, call.agent), node.name, call.epoch, node.clock.wall_s()
+            record, (call.tenant, call.agent), node.name, self._epoch, node.clock.wall_s()
         )
         previous = agent.saved
         self._stored = []  # publishing takes the pins, whether it succeeds or not

@@ -6,7 +6,7 @@ lost; it does not keep a node from starting. Methods may be called from any thre
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from fabric.errors import CorruptDataError, StaleEpochError
@@ -28,16 +28,27 @@ Version = tuple[int, int]
 class ManifestStore:
     """The latest record of each agent of one node."""
 
-    def __init__(self, disk: BlockDisk, cluster_key: bytes) -> None:
+    def __init__(
+        self, disk: BlockDisk, cluster_key: bytes, erased: Callable[[str], int] = lambda _: 0
+    ) -> None:
+        """Keep records on `disk`; `erased` tells by an agent's digest which epochs must go."""
+        self._erased = erased
         self._disk = disk
         self._cluster_key = cluster_key
         self._lock = threading.Lock()  # also orders writes: of two records the later one stays
         self._versions: dict[str, Version] = {}
         self.lost_count = 0
+        self.erased_count = 0  # removed when they were loaded
 
     def publish(self, manifest: Manifest) -> None:
-        """Make `manifest` its agent's record; raise StaleEpochError if a later one is stored."""
+        """Make `manifest` its agent's record.
+
+        Raises StaleEpochError if a later one is stored, or if it was erased.
+        """
         name = self._name(manifest.tenant, manifest.agent)
+        if self._is_erased(name, manifest):
+            message = "the agent was erased"
+            raise StaleEpochError(message, code="erased")
         raw = encode_manifest(manifest)
         version = (manifest.epoch, manifest.revision)
         with self._lock:
@@ -51,7 +62,7 @@ class ManifestStore:
             self._versions[name] = version
 
     def load_all(self) -> list[Manifest]:
-        """Return every sound record; quarantine and count the damaged ones.
+        """Return every sound record; quarantine and count the damaged ones, remove erased ones.
 
         Raises DiskError where the system, not a record, is at fault, such as too many open
         files: who goes on without a sound record would remove its blocks.
@@ -59,8 +70,14 @@ class ManifestStore:
         loaded = []
         with self._lock:
             for leaf in self._disk.list_names(DIRECTORY):
-                manifest = self._load(f"{DIRECTORY}/{leaf}")
-                if manifest is not None:
+                name = f"{DIRECTORY}/{leaf}"
+                manifest = self._load(name)
+                if manifest is not None and self._is_erased(name, manifest):
+                    # Erased while this node was away, or served another model.
+                    self._versions.pop(name, None)
+                    self._disk.remove(name)
+                    self.erased_count += 1
+                elif manifest is not None:
                     loaded.append(manifest)
         return loaded
 
@@ -81,6 +98,10 @@ class ManifestStore:
 
     def _name(self, tenant: TenantId, agent: AgentId) -> str:
         return f"{DIRECTORY}/{agent_digest(self._cluster_key, tenant, agent)}.mf"
+
+    def _is_erased(self, name: str, manifest: Manifest) -> bool:
+        digest = name.removeprefix(f"{DIRECTORY}/").removesuffix(".mf")
+        return manifest.epoch <= self._erased(digest)
 
     def _stored_version(self, name: str) -> Version:
         if name not in self._versions:

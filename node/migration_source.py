@@ -95,20 +95,36 @@ async def release(node: "Node", call: ReleaseAgent) -> Done:
     agent = node.table.get((call.tenant, call.agent))
     if agent is None or agent.manifest.epoch >= call.epoch:
         return Done("nothing to release")
-    replica = replace(
-        agent.manifest,
+    # At once, and whatever comes of the rest: no turn that runs here is acknowledged any more.
+    agent.fence = max(agent.fence, call.epoch)
+    agent.decided.set()
+    if agent.turn is not None:
+        agent.turn.cancel()
+    try:
+        await asyncio.wait_for(agent.turn_lock.acquire(), SEAL_WAIT_S)
+    except TimeoutError:
+        message = "a turn of this agent has not stopped yet"
+        raise RetryLaterError(message, code="agent_busy") from None
+    try:
+        if agent.manifest.epoch < call.epoch and node.table.get(agent.key) is agent:
+            await _republish(node, agent, _stepped_down(agent.manifest, call))
+            agent.cache = None
+            node.note_hot()
+    finally:
+        agent.turn_lock.release()
+    return Done()
+
+
+def _stepped_down(record: Manifest, call: ReleaseAgent) -> Manifest:
+    return replace(
+        record,
         state=OwnerState.REPLICA,
-        revision=agent.manifest.revision + 1,
+        revision=record.revision + 1,
         epoch=call.epoch,
         owner=call.owner,
         migration=None,
         sealed_to=None,
     )
-    await _republish(node, agent, replica)
-    agent.cache = None
-    node.note_hot()
-    agent.decided.set()
-    return Done()
 
 
 async def take_back(node: "Node", call: AbortMigration) -> Done:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fabric.block_chain import BlockSpan
     from node.node import Node
 
+ADOPTED_S = 3_600.0  # twice as long as a router lets a copy take
 ABORTED_MAX = 1_024  # remembered; a commit later than that many aborts is caught by its epoch
 
 
@@ -66,6 +67,7 @@ def _fetch(node: "Node", call: CopyBlocks, record: Manifest) -> Copied:
         tokens = record.token_ids[span.start : span.end]
         node.store.blocks.adopt(ref, span.parent, tokens, payload)
         node.adopted.setdefault(call.migration, []).append(ref)
+        node.adopted_s[call.migration] = node.clock.monotonic_s()
         buffers.pop(ref.name, None)
 
     report = fetch_blocks(
@@ -92,18 +94,38 @@ def _fetch(node: "Node", call: CopyBlocks, record: Manifest) -> Copied:
 
 async def forget(node: "Node", migration: MigrationId) -> None:
     """Let go of a migration that came to nothing, and refuse to commit it later."""
+    async with node.deciding:  # a commit under way ends first: who asks then is told of it
+        await _forget(node, migration)
+
+
+async def _forget(node: "Node", migration: MigrationId) -> None:
     node.aborted[migration] = None
     while len(node.aborted) > ABORTED_MAX:
         node.aborted.popitem(last=False)
     node.arrivals.drop(migration)
     refs = node.adopted.pop(migration, [])
+    node.adopted_s.pop(migration, None)
     node.store.blocks.abandon(refs)
     if refs:
         await node.in_worker(node.store.blocks.sweep)
 
 
+async def forget_stale(node: "Node", idle_s: float = ADOPTED_S) -> int:
+    """Let go of migrations whose router is gone: nothing came for `idle_s` seconds; count them."""
+    now_s = node.clock.monotonic_s()
+    stale = [name for name, at_s in list(node.adopted_s.items()) if now_s - at_s >= idle_s]
+    for migration in stale:
+        await forget(node, migration)
+    return len(stale)
+
+
 async def commit(node: "Node", call: CommitMigration) -> AgentView:
     """Own the agent at `call.epoch`; its durable publish is the commit. Repeatable."""
+    async with node.deciding:
+        return await _commit(node, call)
+
+
+async def _commit(node: "Node", call: CommitMigration) -> AgentView:
     record = _checked(node, call.offer.manifest)
     agent = node.table.get((record.tenant, record.agent))
     if agent is not None and agent.manifest.epoch >= call.epoch:
@@ -132,6 +154,7 @@ async def commit(node: "Node", call: CommitMigration) -> AgentView:
     previous = agent.saved if agent is not None else None
     await node.in_worker(lambda: node.store.publish(owned, previous))
     node.adopted.pop(call.migration, None)  # the record holds them now
+    node.adopted_s.pop(call.migration, None)
     if agent is None:
         agent = Agent(owned)
     agent.manifest = agent.saved = owned

@@ -24,6 +24,7 @@ from node.agent_table import AgentTable
 from node.arrivals import Arrivals
 from node.connections import Connections
 from node.engine_thread import EngineThread
+from node.erased import Erased
 from node.flusher import Flusher
 from node.link_table import LinkTable
 from node.mlx.chat_tokenizer import ChatTokenizer
@@ -63,6 +64,7 @@ class Node:
     store: AgentStore
     table: AgentTable
     transfers: TransferServer
+    erased: Erased
     workers: ThreadPoolExecutor
     self_test: SelfTest
     problem: str | None = None  # why no agent's cache is kept: every prompt is computed whole
@@ -73,6 +75,7 @@ class Node:
     degraded: str | None = None
     scrubbed_bytes: int = 0
     connections: Connections = field(default_factory=Connections)
+    fenced_turns: int = 0
     flusher: Flusher = field(init=False)
     reclaim: Reclaim = field(init=False)
     arrivals: Arrivals = field(init=False)
@@ -80,6 +83,8 @@ class Node:
     links: LinkTable = field(init=False)
     turns: set[Turn] = field(default_factory=set)
     adopted: dict[MigrationId, list[BlockRef]] = field(default_factory=dict)  # not yet owned
+    deciding: asyncio.Lock = field(default_factory=asyncio.Lock)  # commits and aborts of moves
+    adopted_s: dict[MigrationId, float] = field(default_factory=dict)  # when a block last came
     aborted: OrderedDict[MigrationId, None] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
@@ -198,4 +203,6 @@ class Node:
                 disk=self.reclaim.free_bytes,
             ),
             links=self.links.views(),
+            erased=self.erased.fingerprint,
+            fenced_turns=self.fenced_turns,
         )

@@ -28,6 +28,7 @@ from fabric.retention import Choice, choose, standing
 from node.agent import Agent
 from node.disk_tier import DiskTier, survey
 from node.eviction import evict, thin
+from node.migration_target import forget_stale
 from node.model_folders import ModelFolder, ModelFolders, folder_name
 from node.pins import persist_pins
 from node.posix_disk import DiskError
@@ -109,6 +110,7 @@ class Reclaim:
                 await self._fit()
                 await self._fit_count(None)
             await persist_pins(self._node)
+            await forget_stale(self._node)
         except (FabricError, OSError) as error:
             _log.error("cannot reclaim disk space: %s", error)
 

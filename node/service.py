@@ -30,6 +30,7 @@ from node.block_store import BlockStore
 from node.clock import SystemClock
 from node.control_calls import ControlCalls
 from node.engine_thread import EngineThread
+from node.erased import Erased
 from node.folder_spec import keep_spec
 from node.hibernation_http import HibernationHttp
 from node.http_server import build_app, error_reply
@@ -123,6 +124,7 @@ class NodeService:
         self._node.transfers.stop()
         self._node.connections.close()
         self._node.workers.shutdown()
+        self._node.erased.close()
         if self._disk is not None:
             self._disk.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -166,7 +168,8 @@ class NodeService:
         if loaded.problem is None:
             keep_spec(disk, SpecRecord(loaded.fingerprint, loaded.name, loaded.spec))
         blocks = BlockStore(disk, loaded.spec, loaded.fingerprint)
-        manifests = ManifestStore(disk, config.cluster_key)
+        erased = Erased(config.data_dir, config.settings.durability, config.cluster_key, clock)
+        manifests = ManifestStore(disk, config.cluster_key, erased.epoch_of)
         store = AgentStore(blocks, manifests, config.cluster_key, loaded.fingerprint, loaded.spec)
         table = AgentTable(config.name, loaded.fingerprint, clock, config.settings.rules)
         for record in store.recover():
@@ -175,6 +178,8 @@ class NodeService:
                 # The folder was copied from another node: its blocks are as good as a replica's.
                 agent.manifest = replace(record, state=OwnerState.REPLICA)
             table.put(agent)
+        if manifests.erased_count:
+            blocks.empty_quarantine()
         transfers = TransferServer(
             config.name,
             config.cluster_key,
@@ -196,6 +201,7 @@ class NodeService:
             store=store,
             table=table,
             transfers=transfers,
+            erased=erased,
             workers=ThreadPoolExecutor(WORKERS, thread_name_prefix="worker"),
             self_test=_UNTESTED,
             problem=loaded.problem,

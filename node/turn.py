@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fabric.cache_spec import CacheGroup
 from fabric.control import LastMatch, SealAgent
-from fabric.errors import FabricError, RejectedError
+from fabric.errors import FabricError, RejectedError, StaleEpochError
 from fabric.generation import (
     Admitted,
     Delta,
@@ -238,9 +238,14 @@ class Turn:
             if isinstance(ended, Broke):
                 await saver.abandon()
                 raise ended.error
+            if agent.fence > admitted.epoch:
+                await saver.abandon()
+                raise self._fenced(agent)
             resume = self._show_drawn(sequence, ended, text) if ended.is_handover else None
             self._is_saving = True
             durable = await saver.commit(ended, self._seal)
+            if agent.fence > admitted.epoch and not ended.is_handover:
+                raise self._fenced(agent)
         finally:
             if sequence.reservation is not None:
                 sequence.reservation.release()
@@ -252,6 +257,12 @@ class Turn:
             return None
         reason = FinishReason.TOOL_CALLS if sequence.answer.has_calls else ended.reason
         return Finished(reason, len(ended.answer_ids), ended.stop_string, durable)
+
+    def _fenced(self, agent: Agent) -> StaleEpochError:
+        """Count and describe a turn that ended when its agent was another node's."""
+        self._node.fenced_turns += 1
+        message = f"another node took the agent over at epoch {agent.fence}"
+        return StaleEpochError(message, code="fenced")
 
     def _make_sequence(
         self, text: str, prepared: Prepared, events: "asyncio.Queue[SequenceEvent]"

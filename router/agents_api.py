@@ -60,6 +60,8 @@ class AgentsApi:
         """Remove an agent from every node and say what was removed."""
         erasure = await self._erasures.erase(*_key(request))
         receipts = [to_plain(receipt) for receipt in erasure.receipts if receipt.existed]
+        for receipt in receipts:
+            del receipt["tombstone"]  # the nodes' own business
         return JSONResponse(
             {
                 "id": erasure.agent,

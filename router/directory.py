@@ -3,15 +3,18 @@
     holdings   (tenant, agent) ─▶ node ─▶ (epoch, state)     one node's word about one agent
     owner      the owned or sealed holding of the highest epoch
     reserved   (tenant, agent) ─▶ node, while the first turn there has not ended
+    issued     (tenant, agent) ─▶ the last epoch given out: none is ever given to two nodes
 
 Soft state only. A list replaces all earlier words of its node, except what was noted after the
 list was asked for. Lists may arrive late, twice, or in any order.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from fabric.control import AgentList, AgentView
 from fabric.ids import AgentId, NodeName, TenantId
+from fabric.limits import EPOCHS_ISSUED_MAX
 from fabric.manifest import OwnerState
 
 Key = tuple[TenantId, AgentId]
@@ -47,6 +50,7 @@ class Directory:
         self._groups: dict[tuple[TenantId, str], set[Key]] = {}
         self._versions: dict[NodeName, tuple[int, int]] = {}
         self._reserved: dict[Key, Reservation] = {}
+        self._issued: OrderedDict[Key, int] = OrderedDict()
         self._in_doubt: set[Key] = set()
 
     def apply(self, agents: AgentList, asked_s: float) -> set[Key]:
@@ -108,12 +112,26 @@ class Directory:
         return tuple(nodes[name] for name in sorted(nodes))
 
     def next_epoch(self, key: Key) -> int:
-        """Return an epoch above any that a node, heard of or not, may own the agent at."""
+        """Return an epoch above any that a node, heard of or not, may own the agent at.
+
+        0 for an agent that nobody has heard of: its node begins with 1.
+        """
         holdings = self.holdings(key)
         known = max((holding.epoch for holding in holdings), default=0)
         # Replicas alone mean that an owner unheard of may be one epoch above them.
         unheard = 1 if holdings and self.owner(key) is None else 0
-        return known + unheard + 1 if holdings else 0
+        issued = self._issued.get(key, 0)
+        return max(known + unheard, issued) + 1 if holdings or issued else 0
+
+    def issued(self, key: Key) -> int:
+        """Return the last epoch given out for the agent: a turn of an earlier one is fenced."""
+        return self._issued.get(key, 0)
+
+    def issue(self, key: Key, epoch: int) -> None:
+        """Never give out `epoch`, or a lower one, for this agent from now on."""
+        self._issued[key] = max(epoch, self._issued.pop(key, 0))
+        if len(self._issued) > EPOCHS_ISSUED_MAX:
+            self._issued.popitem(last=False)
 
     def agents(self, tenant: TenantId) -> list[AgentId]:
         """Return a tenant's agents, by id."""
@@ -150,6 +168,8 @@ class Directory:
 
     def reserve(self, key: Key, node: NodeName, epoch: int) -> Reservation:
         """Say where the agent is being started, in place of any earlier word."""
+        # Who was asked before may be slow, not dead, and take the agent late: not at this epoch.
+        self.issue(key, max(epoch, 1))
         self._reserved[key] = Reservation(node, epoch)
         return self._reserved[key]
 

@@ -3,7 +3,8 @@
         beat answered          silent SUSPECT_S         silent LEASE_S
     ────────●───────── alive ────────●───── suspect ─────────●──── expired ───▶
 
-A lease is renewed as of the moment its beat was sent, so a slow answer never stretches it.
+A lease is renewed as of the moment its beat was sent, so a slow answer never stretches it. A
+node that was away is greeted first: told what was erased meanwhile.
 """
 
 import asyncio
@@ -38,6 +39,18 @@ class AgentObserver(Protocol):
         ...
 
 
+class Greeter(Protocol):
+    """Speaks with a node that comes, or comes back, before its lease begins."""
+
+    def is_told(self, view: NodeView) -> bool:
+        """Say whether a node that never was away needs no word."""
+        ...
+
+    async def greet(self, link: NodeLink, view: NodeView) -> None:
+        """Bring the node up to date; raise FabricError where it must not serve yet."""
+        ...
+
+
 class Health(StrEnum):
     """What the lease says about a node."""
 
@@ -56,6 +69,7 @@ class Member:
     view: NodeView | None = None
     listed: tuple[int, int] | None = None  # incarnation and changes of the last agent list
     loading_s: float | None = None  # when it last said that it is starting
+    was_expired: bool = False  # at the last count
     pulse: asyncio.Task[None] | None = field(default=None, repr=False)
     listing: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -77,6 +91,9 @@ class Membership:
         beat_s: float = BEAT_S,
     ) -> None:
         self.beat_s = beat_s
+        self.greeter: Greeter | None = None
+        self.expired_count = 0  # leases that ran out
+        self._ticked_s: float | None = None  # when `run` last came by; None: it does not run
         self._roster = roster
         self._connect = connect
         self._clock = clock
@@ -96,6 +113,7 @@ class Membership:
     def health(self, name: NodeName) -> Health:
         """Judge a node's lease now; a node never heard of has none."""
         member = self._members.get(name)
+        self._forgive_own_sleep()
         silent_s = self._clock.monotonic_s() - member.beat_s if member else LEASE_S
         if silent_s >= LEASE_S:
             return Health.EXPIRED
@@ -144,6 +162,7 @@ class Membership:
 
     async def run(self) -> None:
         """Beat every node in its rhythm until cancelled; a hung node delays no other."""
+        self._ticked_s = self._clock.monotonic_s()
         try:
             while True:
                 if self._scouting is None or self._scouting.done():
@@ -151,8 +170,12 @@ class Membership:
                     self._scouting = asyncio.create_task(self._scout())
                 for name in self._members:
                     self.nudge(name)
+                self._count_expired()
                 await asyncio.sleep(self.beat_s)
+                self._forgive_own_sleep()
+                self._ticked_s = self._clock.monotonic_s()
         finally:
+            self._ticked_s = None
             await self.close()
 
     async def close(self) -> None:
@@ -179,13 +202,45 @@ class Membership:
         if has_answered and idle and member.listed != member.state:
             member.listing = asyncio.create_task(self._list(member))
 
+    def _forgive_own_sleep(self) -> None:
+        """Take the time in which this router itself stood still off every node's silence.
+
+        A lid that closed on the router would else end all leases, and with them all owners.
+        """
+        now_s = self._clock.monotonic_s()
+        if self._ticked_s is None or now_s - self._ticked_s < SUSPECT_S:
+            return
+        slept_s = now_s - self._ticked_s
+        _LOG.warning("the router stood still for %.1f s", slept_s)
+        self._ticked_s = now_s
+        for member in self._members.values():
+            member.beat_s += slept_s
+
+    def _count_expired(self) -> None:
+        for member in self._members.values():
+            is_expired = self.health(member.name) is Health.EXPIRED
+            if is_expired and not member.was_expired:
+                self.expired_count += 1
+                _LOG.warning("the lease of %s ran out", member.name)
+            member.was_expired = is_expired
+
     def _expiry_of(self, name: NodeName) -> Callable[[], bool]:
         return lambda: self.health(name) is Health.EXPIRED
+
+    def _needs_greeting(self, member: Member, view: NodeView) -> bool:
+        if self.greeter is None:
+            return False
+        is_known = member.view is not None and member.view.incarnation == view.incarnation
+        is_here = is_known and self.health(member.name) is not Health.EXPIRED
+        return not is_here or not self.greeter.is_told(view)
 
     async def _describe(self, member: Member, timeout_s: float) -> bool:
         sent_s = self._clock.monotonic_s()
         try:
             view = await member.link.call(Describe(), NodeView, timeout_s)
+            if view.name == member.name and self._needs_greeting(member, view):
+                assert self.greeter is not None, "it needs one"
+                await self.greeter.greet(member.link, view)
         except RetryLaterError:
             member.loading_s = sent_s
             if member.view is None:

@@ -4,7 +4,9 @@
     target             copy ───────────▶ copy tail ──commit e+1──▶ owner
                         any failure before the commit: abort target, then source, which serves on
 
-The target's durable publish is the commit. When its answer is lost, the target is asked.
+The target's durable publish is the commit. When its answer is lost, the target is asked. If it
+cannot be asked either, the source steps down by one epoch: as a replica, which the agent's next
+turn takes over above any commit that turns up later.
 """
 
 import asyncio
@@ -77,6 +79,7 @@ class Migration:
         self._source = fleet.link(holding.node)
         self._target = fleet.link(target)
         self._sealed_s = 0.0
+        self._is_undecided = False  # a commit was sent, and nobody knows what became of it
 
     async def run(self) -> MigrationReceipt:
         """Move the agent; raise a FabricError after putting everything back."""
@@ -149,6 +152,7 @@ class Migration:
 
     async def _commit(self, final: Offer) -> None:
         call = CommitMigration(self._name, final, self._holding.epoch + 1)
+        self._is_undecided = True
         try:
             await self._target.call(call, AgentView, FLUSH_TIMEOUT_S)
         except FabricError as error:
@@ -160,14 +164,20 @@ class Migration:
         """Ask the target until it answers or its lease is over."""
         while self._fleet.is_up(self._target.name):
             try:
-                if await self._target_owns():
-                    return True
-                # Once it has forgotten the migration, a commit still on its way is refused.
-                await self._target.call(self._abortion(), Done)
-                return await self._target_owns()
-            except NodeLostError:
+                return await self._decide()
+            except (NodeLostError, RetryLaterError):  # also one that starts again
                 await asyncio.sleep(ASK_AGAIN_S)
         return False
+
+    async def _decide(self) -> bool:
+        """Let the target say whether it has committed, and forget the migration if not."""
+        has_committed = await self._target_owns()
+        if not has_committed:
+            # Once it has forgotten the migration, a commit still on its way is refused.
+            await self._target.call(self._abortion(), Done)
+            has_committed = await self._target_owns()
+        self._is_undecided = False
+        return has_committed
 
     async def _target_owns(self) -> bool:
         listed = await self._target.call(ListAgents(), AgentList)
@@ -183,8 +193,30 @@ class Migration:
 
     async def _abort(self) -> None:
         # The target first: the source must not serve again while a commit can still happen.
-        await _try(self._target, self._target.call(self._abortion(), Done))
-        await _try(self._source, self._source.call(self._abortion(), Done))
+        if not self._is_undecided:
+            await _try(self._target, self._target.call(self._abortion(), Done))
+            await _try(self._source, self._source.call(self._abortion(), Done))
+            return
+        has_committed = False
+        with suppress(FabricError):
+            has_committed = await self._decide()
+        if has_committed:
+            self._note()
+            await self._release()
+        elif self._is_undecided:
+            await self._step_down()
+        else:
+            await _try(self._source, self._source.call(self._abortion(), Done))
+
+    async def _step_down(self) -> None:
+        """Make the source a replica at the epoch that the target may own, with all of it kept."""
+        epoch, source = self._holding.epoch + 1, self._source.name
+        _LOG.warning("migration %s: nobody can say whether it was committed", self._name)
+        call = ReleaseAgent(self._name, *self._key, epoch, source)
+        await _try(self._source, self._source.call(call, Done))
+        now_s = self._fleet.clock.monotonic_s()
+        holding = Holding(source, epoch, OwnerState.REPLICA, now_s, self._holding.group)
+        self._fleet.directory.note(self._key, holding)
 
     async def _release(self) -> None:
         call = ReleaseAgent(self._name, *self._key, self._holding.epoch + 1, self._target.name)

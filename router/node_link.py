@@ -11,7 +11,14 @@ from typing import Any, Protocol, TypeVar
 import aiohttp
 
 from fabric.codec import dump_json, parse_json
-from fabric.control import ErrorReply, decode_reply, encode_call
+from fabric.control import (
+    Describe,
+    EraseAgent,
+    ErrorReply,
+    ShareErasures,
+    decode_reply,
+    encode_call,
+)
 from fabric.errors import FabricError, RejectedError, RetryElsewhereError
 from fabric.generation import (
     CLUSTER_HEADER,
@@ -30,6 +37,7 @@ from router.remote_errors import remote_error
 T = TypeVar("T")
 Reply = TypeVar("Reply")
 
+_RETURNING = (Describe, EraseAgent, ShareErasures)
 WATCH_S = 0.5  # how often a silent node's lease is looked at
 CONNECT_TIMEOUT_S = 2.0
 
@@ -105,7 +113,9 @@ class HttpNodeLink:
         """Make one control call; raise the node's FabricError, or NodeLostError."""
         try:
             async with asyncio.timeout(timeout_s):
-                raw = await self._unless_lost(self._transport(encode_call(message)))
+                work = self._transport(encode_call(message))
+                # The calls by which a lost node comes back do not end because it is lost.
+                raw = await (work if isinstance(message, _RETURNING) else self._unless_lost(work))
         except TimeoutError:
             text = f"{self.name} did not answer {type(message).__name__} in {timeout_s:g} s"
             raise NodeLostError(text, code="node_timeout") from None

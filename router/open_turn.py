@@ -29,7 +29,7 @@ Answered = Delta | ToolCalls | Finished
 class OpenTurn:
     """Read `events` to their end, or `close`: closing early cancels the turn on its node."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all by name, from one place
         self,
         admitted: Admitted,
         source: AsyncGenerator[Event, None],
@@ -40,6 +40,7 @@ class OpenTurn:
         on_first: Callable[[], None],
         on_end: Callable[[], None],
         follow: Callable[[HandedOver], Awaitable[AsyncGenerator[Event, None]]],
+        is_current: Callable[[], bool],
     ) -> None:
         self.admitted = admitted
         self._source = source
@@ -49,6 +50,7 @@ class OpenTurn:
         self._on_first = on_first
         self._on_end = on_end
         self._follow = follow
+        self._is_current = is_current
         self._is_closed = False
         telemetry.admitted(admitted)
 
@@ -62,6 +64,7 @@ class OpenTurn:
                     self._first_token()
                 answered = _answered(event)
                 if isinstance(answered, Finished):
+                    self._check_current()
                     await self._end("ok", answered.completion_tokens)
                 yield answered
         except NodeLostError as error:
@@ -100,6 +103,13 @@ class OpenTurn:
         self._telemetry.ended(outcome, completion_tokens)
         self._on_end()
         await self._source.aclose()
+
+    def _check_current(self) -> None:
+        """Raise instead of acknowledging a turn of a node that has lost the agent meanwhile."""
+        if not self._is_current():
+            self._telemetry.fenced()
+            message = "another node took the agent over in mid-answer; send the request again"
+            raise RetryLaterError(message, code="fenced")
 
     def _first_token(self) -> None:
         self._telemetry.first_token(self.admitted, self._clock.monotonic_s() - self._started_s)

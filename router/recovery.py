@@ -3,8 +3,8 @@
     two claims       the highest epoch keeps the agent, the others become replicas
     sealed, alone    resumed at the source, once its target cannot hold a higher epoch
 
-A migration is known by its id to whoever drove it. Where that was another router, the source
-steps down by one epoch instead, and the agent's next turn takes it over, above any late commit.
+Where the target could not be asked, or nobody knows the migration's id, the source steps down by
+one epoch instead, and the agent's next turn takes it over, above any commit that turns up late.
 """
 
 import logging
@@ -19,6 +19,7 @@ from router.fleet import Fleet
 from router.fresh_ids import fresh_migration
 from router.membership import Health
 from router.migrations import Migrations
+from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.recovery")
 
@@ -26,14 +27,18 @@ _LOG = logging.getLogger("macfabric.router.recovery")
 class Recovery:
     """Walks the agents in doubt once per beat, and one of them when a turn asks."""
 
-    def __init__(self, fleet: Fleet, migrations: Migrations) -> None:
+    def __init__(self, fleet: Fleet, migrations: Migrations, telemetry: Telemetry) -> None:
         self._fleet = fleet
         self._migrations = migrations
+        self._telemetry = telemetry
         self._since_s = fleet.clock.monotonic_s()
 
     async def round(self) -> None:
         """Resolve every doubt that can be resolved now."""
-        for key in self._fleet.directory.in_doubt():
+        doubts = self._fleet.directory.in_doubt()
+        if doubts:
+            self._telemetry.recovering()
+        for key in doubts:
             await self.resolve(key)
 
     async def resolve(self, key: Key) -> None:
@@ -64,6 +69,7 @@ class Recovery:
                     _named(other.view) or fresh_migration(), *key, owner.epoch, owner.node
                 )
                 await self._fleet.link(other.node).call(call, Done)
+                self._telemetry.gave_way()
                 self._note(key, other.epoch, other, OwnerState.REPLICA)
 
     async def _resume(self, key: Key, sealed: Holding) -> None:
@@ -72,17 +78,20 @@ class Recovery:
         target = sealed.view.sealed_to if sealed.view else None
         named = _named(sealed.view)
         migration = named or fresh_migration()
+        is_decided = target is None or target == sealed.node
         if target is not None and target != sealed.node:
             if not await self._target_cannot_own(key, sealed, target):
                 return
             if self._fleet.is_up(target):
+                is_decided = True
                 # From here on it refuses a commit that is still on its way.
                 await self._fleet.link(target).call(AbortMigration(migration, *key), Done)
                 if not await self._target_cannot_own(key, sealed, target):
                     return
         _LOG.info("agent %s: %s resumes after an undecided move", key[1], sealed.node)
+        self._telemetry.decided()
         source = self._fleet.link(sealed.node)
-        if named:
+        if named and is_decided:
             await source.call(AbortMigration(migration, *key), Done)
             self._note(key, sealed.epoch, sealed, OwnerState.OWNED)
         else:

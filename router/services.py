@@ -61,16 +61,18 @@ def assemble(fleet: Fleet, settings: RouterSettings) -> Services:
     """Build all parts around a fleet."""
     telemetry = Telemetry()
     migrations = Migrations(fleet, telemetry)
-    recovery = Recovery(fleet, migrations)
+    recovery = Recovery(fleet, migrations, telemetry)
     sites = Sites(fleet)
     replicas = Replicas(fleet, migrations, sites, telemetry, settings.replicas)
     prefetches = Prefetches(fleet, migrations, replicas, telemetry)
+    erasures = Erasures(fleet, migrations, replicas, telemetry)
+    fleet.membership.greeter = erasures
     return Services(
         fleet=fleet,
         telemetry=telemetry,
         migrations=migrations,
         recovery=recovery,
-        erasures=Erasures(fleet, migrations, replicas),
+        erasures=erasures,
         drains=Drains(fleet, migrations, sites),
         forks=Forks(fleet, migrations, sites, telemetry),
         replicas=replicas,

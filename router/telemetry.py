@@ -46,6 +46,7 @@ class Telemetry:
         )
         self._add_migrations()
         self._add_copies()
+        self._add_recovery()
         self._nodes = Gauge(
             "macfabric_nodes",
             "Nodes by the state of their lease.",
@@ -137,6 +138,37 @@ class Telemetry:
             "macfabric_copy_bytes", "Bytes that copies sent.", ["kind"], registry=self.registry
         )
 
+    def _add_recovery(self) -> None:
+        registry = self.registry
+        self._fenced = Counter(
+            "macfabric_fenced_turns",
+            "Turns whose end was not acknowledged: another node owned the agent by then.",
+            registry=registry,
+        )
+        self._recovery = Counter(
+            "macfabric_recovery_rounds", "Rounds that found agents in doubt.", registry=registry
+        )
+        self._resolved = Counter(
+            "macfabric_recovered_agents",
+            "Agents in doubt that were settled: an old claim gave way, or a seal was decided.",
+            ["how"],
+            registry=registry,
+        )
+        self._expired = Gauge(
+            "macfabric_expired_leases", "Leases that ran out since the start.", registry=registry
+        )
+        self._erased_late = Counter(
+            "macfabric_late_erasures",
+            "Agents that a node removed when it came back, erased while it was away.",
+            registry=registry,
+        )
+        self._node_fenced = Gauge(
+            "macfabric_node_fenced_turns",
+            "Turns that a node itself ended as overtaken, since its start.",
+            ["node"],
+            registry=registry,
+        )
+
     def admitted(self, event: Admitted) -> None:
         """Count a turn's prompt."""
         self._prompt.inc(event.prompt_tokens)
@@ -155,6 +187,26 @@ class Telemetry:
     def taken_over(self) -> None:
         """Count an agent that another node took over."""
         self._takeovers.inc()
+
+    def fenced(self) -> None:
+        """Count a turn whose end came from a node that had lost the agent."""
+        self._fenced.inc()
+
+    def recovering(self) -> None:
+        """Count a round of recovery that had something to do."""
+        self._recovery.inc()
+
+    def gave_way(self) -> None:
+        """Count a claim that a later one has put an end to."""
+        self._resolved.labels("gave_way").inc()
+
+    def decided(self) -> None:
+        """Count a sealed agent that serves again."""
+        self._resolved.labels("decided").inc()
+
+    def erased_late(self, agents: int) -> None:
+        """Count agents that a node removed when it came back."""
+        self._erased_late.inc(agents)
 
     def migrated(self, receipt: MigrationReceipt) -> None:
         """Record a completed move."""
@@ -183,6 +235,8 @@ class Telemetry:
                 self._agents.labels(member.name).set(member.view.agents)
                 self._scrubbed.labels(member.name).set(member.view.scrubbed_bytes)
                 self._damaged.labels(member.name).set(member.view.damaged_blocks)
+                self._node_fenced.labels(member.name).set(member.view.fenced_turns)
+        self._expired.set(membership.expired_count)
         self._show_links(membership)
         for state, count in by_state.items():
             self._nodes.labels(state.value).set(count)

@@ -127,6 +127,10 @@ class Turns:
             standing = await self._admitted(further)
             return standing.source
 
+        def is_current() -> bool:
+            first = standing.first
+            return first.epoch >= self._directory.issued((turn.tenant, first.agent))
+
         return OpenTurn(
             standing.first,
             standing.source,
@@ -136,6 +140,7 @@ class Turns:
             on_first=lambda: self._fleet.ledger.prefilled(standing.entry),
             on_end=lambda: standing.end(),  # noqa: PLW0108 - of the node it runs on by then
             follow=follow,
+            is_current=is_current,
         )
 
     async def _admitted(self, turn: Turn) -> Standing:

@@ -20,6 +20,7 @@ from fabric.control import (
     EraseAgent,
     EraseReceipt,
     Flush,
+    KnownErasures,
     LinkKind,
     ListAgents,
     NodeView,
@@ -29,9 +30,12 @@ from fabric.control import (
     ReleaseAgent,
     SealAgent,
     SelfTest,
+    ShareErasures,
     TierBytes,
 )
+from fabric.erasure import tombstone
 from fabric.errors import ConflictError, NotFoundError, RetryLaterError, StaleEpochError
+from fabric.hashing import agent_digest
 from fabric.links import MeetPeers
 from fabric.manifest import OwnerState
 from tests.router.fake_copies import FakeCopies
@@ -46,6 +50,7 @@ class FakeControl(FakeCopies):
             Describe: lambda _: self.view(),
             ListAgents: lambda _: self._list(),
             EraseAgent: self._erase,
+            ShareErasures: self._share_erasures,
             PinAgent: self._pin,
             OfferMigration: self._offer,
             CopyBlocks: self._copy,
@@ -86,6 +91,7 @@ class FakeControl(FakeCopies):
             bytes_per_token=1024,
             self_test=SelfTest(passed=True, detail="restored", seconds=0.1),
             changes=self.changes,
+            erased=self.erased.fingerprint,
         )
         return replace(view, **self.view_changes)
 
@@ -132,10 +138,30 @@ class FakeControl(FakeCopies):
         return memory
 
     def _erase(self, call):
-        memory = self.memory.pop((call.tenant, call.agent), None)
+        key = (call.tenant, call.agent)
+        made = tombstone(self.cluster_key, *key, call.epoch, call.erased_s)
+        self.erased.merge([made], call.erased_s)
+        size = self._remove_erased(key)
+        existed = size is not None
+        blocks, size = -(-(size or 0) // BLOCK_CHARS), size or 0
+        return EraseReceipt(self.name, existed, blocks, size, 0, tombstone=made)
+
+    def _share_erasures(self, call):
+        self.erased.merge(call.erased, max((t.erased_s for t in call.erased), default=0.0))
+        gone = [key for key in list(self.memory) if self._remove_erased(key) is not None]
+        return KnownErasures(tuple(self.erased), len(gone))
+
+    def floor(self, key):
+        """Return the epoch up to which an agent is erased."""
+        return self.erased.epoch_of(agent_digest(self.cluster_key, *key))
+
+    def _remove_erased(self, key):
+        memory = self.memory.get(key)
+        if memory is None or memory.epoch > self.floor(key):
+            return None
+        del self.memory[key]
         self.changes += 1
-        size = len(memory.text) if memory else 0
-        return EraseReceipt(self.name, memory is not None, -(-size // BLOCK_CHARS), size, 0)
+        return len(memory.text)
 
     def _pin(self, call):
         memory = self._find(call)

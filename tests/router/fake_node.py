@@ -12,6 +12,7 @@ from aiohttp import web
 from fabric.cluster_secret import http_secret
 from fabric.codec import from_plain, parse_json
 from fabric.control import ErrorReply, LastMatch, decode_call, encode_reply
+from fabric.erasure import Tombstones
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError, StaleEpochError
 from fabric.generation import (
     CLUSTER_HEADER,
@@ -51,6 +52,8 @@ class FakeNode(FakeControl):
         self.view_changes: dict = {}
         self.is_down = False
         self.is_loading = False
+        self.erased = Tombstones()
+        self.cluster_key = CLUSTER_KEY
         self.http_url = ""
         self.aborted: set[str] = set()
         self.more_routes: dict = {}  # path: what answers it
@@ -159,12 +162,12 @@ class FakeNode(FakeControl):
         name = group or f"auto-{self.name}-{len(self.memory)}"
         while (asked.tenant, name) in self.memory:
             name += "~2"
-        return self._new(asked.tenant, name, 1, group)
+        return self._new(asked.tenant, name, self.floor((asked.tenant, name)) + 1, group)
 
     def _claim_agent(self, asked, key):
         memory = self.memory.get(key)
         if memory is None:
-            return self._new(*key, max(asked.epoch, 1), None)
+            return self._new(*key, max(asked.epoch, self.floor(key) + 1), None)
         if memory.state is OwnerState.SEALED:
             message = "the agent is being moved"
             raise RetryLaterError(message, code="migrating")

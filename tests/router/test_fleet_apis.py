@@ -68,7 +68,7 @@ async def test_erase_everywhere_with_a_receipt():
     assert erased["blocks_removed"] == 8
     assert again.status_code == 404
     assert after.headers["x-macfabric-match"] == "none"
-    assert after.headers["x-macfabric-epoch"] == "1"
+    assert int(after.headers["x-macfabric-epoch"]) > 2, "above what was erased, wherever it is"
 
 
 async def test_erasure_reaches_a_node_that_was_away_when_it_is_back():

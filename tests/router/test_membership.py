@@ -223,3 +223,24 @@ async def test_an_answer_overtaken_by_a_later_one_is_ignored():
     await slow
 
     assert member.view.pid == 1
+
+
+async def test_a_router_that_stood_still_itself_ends_no_lease():
+    world = await joined("a", "b")
+    world.membership.beat_s = 0.01
+    world.links["b"].error = NodeLostError("gone")
+    running = asyncio.create_task(world.membership.run())
+    await until(lambda: world.membership.find("a").view is not None)
+    world.clock.now_s += 1_000.0
+    after_sleep = (world.health("a"), world.health("b"), world.membership.expired_count)
+    await until(lambda: world.links["b"].asked.count("Describe") > 3)
+    for _ in range(4):
+        world.clock.now_s += LEASE_S / 4
+        await asyncio.sleep(0.05)  # it goes on beating: this silence is the node's own
+    await until(lambda: world.membership.expired_count == 1)
+    later = (world.health("a"), world.health("b"))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert after_sleep == (Health.ALIVE, Health.ALIVE, 0)
+    assert later == (Health.ALIVE, Health.EXPIRED)

@@ -5,7 +5,7 @@ import pytest
 from aiohttp import web
 
 from fabric.cluster_secret import http_secret
-from fabric.control import Describe, ErrorReply, Flush, NodeView, encode_reply
+from fabric.control import Describe, Done, ErrorReply, Flush, NodeView, encode_reply
 from fabric.errors import (
     ConflictError,
     FabricError,
@@ -154,7 +154,7 @@ async def test_a_lease_that_ends_interrupts_any_wait(moment, monkeypatch):
         started_s = time.monotonic()
         asyncio.get_running_loop().call_later(0.1, setattr, linked, "is_lost", True)
         with pytest.raises(NodeLostError):
-            await (linked.link.call(Describe(), NodeView) if control else linked.events())
+            await (linked.link.call(Flush(), Done) if control else linked.events())
 
     assert time.monotonic() - started_s < 2
 

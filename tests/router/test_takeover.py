@@ -148,3 +148,54 @@ async def test_loss_is_noticed_without_waiting_for_the_next_beat():
         health = made.fleet.membership.health(node_of(first))
 
     assert health is not Health.EXPIRED, "taken over by the turn, not by the lease"
+
+
+async def test_a_stream_that_outlives_its_nodes_lease_is_not_acknowledged():
+    """Control and tokens take different ways: only one of them may be cut."""
+    async with rig(scale=4.0) as made:
+        first = await made.chat(LONG, agent="alice")
+        old = made[node_of(first)]
+        old.does.delay_s = 0.02
+        slow = asyncio.create_task(made.chat("late " * 200, agent="alice", max_tokens=200))
+        await until(lambda: old.running)
+        old.does.deaf.add("describe")
+        await until(lambda: not made.fleet.is_up(old.name))
+        second = await made.chat(LONG, "x", "y", agent="alice")
+        assert not slow.done(), "its tokens still come"
+        late = await slow
+        metrics = (await made.http().get("/metrics")).text
+        old.does.deaf.clear()
+        await until(lambda: old.memory["default", "alice"].state is OwnerState.REPLICA)
+        third = await made.chat(LONG, "x", "y", agent="alice")
+        healed = (await made.http().get("/metrics")).text
+
+    assert node_of(second) == node_of(third) != old.name
+    assert second.headers["x-macfabric-epoch"] == third.headers["x-macfabric-epoch"] == "2"
+    assert late.status_code == 503
+    assert late.json()["error"]["code"] == "fenced"
+    for line in ("fenced_turns_total", "takeovers_total", "expired_leases"):
+        assert f"macfabric_{line} 1.0" in metrics
+    assert 'macfabric_recovered_agents_total{how="gave_way"} 1.0' in healed
+
+
+async def test_no_epoch_is_given_out_twice():
+    """The first successor hangs before it answers, and may take the agent when it wakes."""
+    async with rig("abc", scale=4.0) as made:
+        first = await made.chat(LONG, agent="alice")
+        old = made[node_of(first)]
+        await old.stop()
+        others = [node for node in made.nodes.values() if node is not old]
+        for node in others:
+            node.does.first_delay_s = 2.5
+        asking = asyncio.create_task(made.chat(LONG, "x", "y", agent="alice"))
+        await until(lambda: any(node.requests for node in others))
+        slow = next(node for node in others if node.requests)
+        slow.does.deaf.add("describe")
+        other = next(node for node in others if node is not slow)
+        other.does.first_delay_s = 0.0
+        second = await asking
+
+    assert node_of(second) == other.name
+    assert slow.requests[0].epoch == 2
+    assert other.requests[0].epoch == 3
+    assert second.headers["x-macfabric-epoch"] == "3"

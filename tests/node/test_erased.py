@@ -1,0 +1,107 @@
+"""A real node keeps its tombstones, and nothing that they name."""
+
+import shutil
+
+import pytest
+
+from fabric.control import (
+    AgentList,
+    Describe,
+    EraseAgent,
+    EraseReceipt,
+    KnownErasures,
+    ListAgents,
+    NodeView,
+    ShareErasures,
+)
+from fabric.ids import OperationId
+from tests.support.services import TENANT, ask, call, running
+from tests.support.tiny_models import LLAMA, write_model
+
+PROMPT = "the cat sat on the mat and the dog sat on the log. " * 8
+ERASED_S = 1_700_000_000.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("model"), LLAMA | {"num_hidden_layers": 2}))
+
+
+def erase(service, agent, epoch=1_001):
+    now_s = service.node.clock.wall_s()
+    message = EraseAgent(OperationId("test-erase"), TENANT, agent, epoch, now_s)
+    return call(service, message, EraseReceipt)
+
+
+def agents(service):
+    return {
+        item.view.agent: item.view.epoch for item in call(service, ListAgents(), AgentList).agents
+    }
+
+
+def blocks(folder):
+    return sorted(path.name for path in folder.glob("node-a/*/blocks/*.full"))
+
+
+def test_what_was_erased_does_not_come_back_from_an_old_folder(tmp_path, model):
+    """A restored backup, another model's folder, a disk that lost its last writes: all the same."""
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice")
+        ask(service, PROMPT + "and more of it", agent="bob")
+        ask(service, "quite another text, of nobody else " * 8, agent="carol")
+    (models,) = [p for p in (tmp_path / "node-a").iterdir() if len(p.name) == 16]
+    shutil.copytree(models, tmp_path / "backup")
+    with running(tmp_path, model) as service:
+        receipt = erase(service, "carol")
+        assert agents(service) == {"alice": 1, "bob": 1}
+        repeated = erase(service, "carol")
+    shutil.rmtree(models)
+    shutil.copytree(tmp_path / "backup", models)
+    before = blocks(tmp_path)
+    with running(tmp_path, model) as service:
+        found = agents(service)
+        anew = ask(service, PROMPT, agent="carol")
+        late = erase(service, "carol", receipt.tombstone.epoch)
+        after = agents(service)
+
+    assert receipt.existed
+    assert receipt.tombstone.epoch == 1_001
+    assert not repeated.existed
+    assert found == {"alice": 1, "bob": 1}
+    assert len(blocks(tmp_path)) < len(before)
+    assert anew.admitted.epoch == 1_002
+    assert not late.existed, "an old DELETE that arrives late spares the new agent"
+    assert after["carol"] == 1_002
+
+
+def test_a_running_node_removes_what_it_is_told_of(tmp_path, model):
+    with (
+        running(tmp_path, model, "node-a") as away,
+        running(tmp_path, model, "node-b") as here,
+    ):
+        for service in (away, here):
+            ask(service, PROMPT, agent="alice")
+        receipt = erase(here, "alice", 5)
+        known = call(here, ShareErasures(()), KnownErasures)
+        for removed in (1, 0):
+            told = call(away, ShareErasures(known.erased), KnownErasures)
+            assert (told.erased, told.agents_removed) == (known.erased, removed)
+        views = [call(service, Describe(), NodeView) for service in (away, here)]
+        left = agents(away)
+
+    assert known.erased == (receipt.tombstone,)
+    assert left == {}
+    assert views[0].erased == views[1].erased != 0
+    with running(tmp_path, model, "node-a") as again:
+        assert again.node.view().erased == views[0].erased
+
+
+def test_damaged_tombstones_stop_nothing(tmp_path, model):
+    with running(tmp_path, model) as service:
+        for name in ("alice", "bob"):
+            ask(service, PROMPT, agent=name)
+            receipt = erase(service, name)
+    path = tmp_path / "node-a" / "erased" / "agents" / receipt.tombstone.agent
+    path.write_bytes(path.read_bytes()[:-1])
+    with running(tmp_path, model) as service:
+        assert len(service.node.erased.all) == 1

@@ -1,0 +1,70 @@
+"""A node that is told that its agent is another node's stops at once, and says nothing more."""
+
+import asyncio
+
+import pytest
+
+from fabric.control import AgentList, Done, ListAgents, ReleaseAgent
+from fabric.generation import Admitted, Failed, Finished, GenerateRequest, Sampling
+from fabric.ids import AgentId, MigrationId, NodeName, OperationId
+from fabric.manifest import OwnerState
+from tests.support.services import TENANT, ask, call, identity_of, running
+from tests.support.tiny_models import LLAMA, write_model
+
+PROMPT = "the cat sat on the mat and the dog sat on the log. " * 8
+RELEASE = ReleaseAgent(MigrationId("took-it-over"), TENANT, AgentId("alice"), 2, NodeName("node-b"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("model"), LLAMA | {"num_hidden_layers": 2}))
+
+
+def view(service):
+    (only,) = call(service, ListAgents(), AgentList).agents
+    return only.view
+
+
+async def streamed(node, epoch, admitted):
+    """Run a long turn; set `admitted` with its first event."""
+    request = GenerateRequest(
+        OperationId(f"long-turn-{epoch}"), TENANT, identity_of("alice"),
+        Sampling(max_tokens=20_000, ignore_eos=True), prompt=PROMPT, epoch=epoch,
+    )  # fmt: skip
+    events = []
+    async for event in node.generate(request):
+        events.append(event)
+        admitted.set()
+    return events
+
+
+def test_a_turn_in_progress_is_never_acknowledged(tmp_path, model):
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice")
+
+        async def overtaken():
+            first, second = asyncio.Event(), asyncio.Event()
+            running_turn = asyncio.create_task(streamed(service.node, 1, first))
+            await first.wait()
+            waiting_turn = asyncio.create_task(streamed(service.node, 1, second))
+            released = await asyncio.to_thread(call, service, RELEASE, Done)
+            again = await asyncio.to_thread(call, service, RELEASE, Done)
+            results = await asyncio.gather(running_turn, waiting_turn, return_exceptions=True)
+            return released, again, *results
+
+        work = asyncio.run_coroutine_threadsafe(overtaken(), service._loop)
+        released, again, ran, waited = work.result(60)
+        after, fenced = view(service), service.node.fenced_turns
+
+    assert isinstance(ran[0], Admitted)
+    assert not any(isinstance(event, Finished) for event in ran)
+    assert isinstance(ran[-1], Failed)
+    assert (ran[-1].code, waited.code) == ("fenced", "stale_epoch")
+    assert (released.detail, again.detail) == ("", "nothing to release")
+    assert (after.state, after.epoch, after.node) == (OwnerState.REPLICA, 2, "node-b")
+    assert fenced == 1
+    with running(tmp_path, model) as service:
+        assert (view(service).state, view(service).epoch) == (OwnerState.REPLICA, 2)
+        taken = ask(service, PROMPT, agent="alice", epoch=3)
+        assert taken.admitted.epoch == 3
+        assert taken.admitted.cached_tokens > 50, "what it kept is still of use"
