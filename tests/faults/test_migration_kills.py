@@ -1,0 +1,273 @@
+"""Whatever dies or is lost at whichever step of a move: one owner, right answers, nothing left.
+
+The steps are those of an undisturbed move, taken from what was sent, so that a new one is
+covered by itself. Nodes are real, their deaths keep what their disks had; see mortal_fabric.
+"""
+
+import asyncio
+import itertools
+import random
+
+import pytest
+
+from fabric.errors import FabricError, RetryLaterError
+from node.migration_target import forget_stale
+from router.node_link import NodeLostError
+from router.recovery import Recovery
+from tests.support.mortal_fabric import SETTLE_S, WATCHING, mortal_fabric
+
+pytestmark = pytest.mark.anyio
+SECRET = "otter lantern quartz violin"
+TOLD = f"The vault code of Mira is {SECRET}. " + " ".join(
+    f"Note {i} is {i * 7}." for i in range(60)
+)
+ASKED = "The vault code of Mira is"
+SAMPLE = 3
+LEAST_STEPS = 6  # a move has no fewer; fewer seen would mean that nothing was tried
+NODE_DEATHS = [
+    (moment, victim) for moment in ("before", "after") for victim in ("source", "target")
+]
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+class Move:
+    """One agent on its way from the node that owns it to the other one."""
+
+    def __init__(self, world, agent):
+        self.world, self.agent = world, agent
+        self.told = f"This is the story {agent}. {TOLD}"  # no block of it is any other agent's
+        self.first, self.source, self.target = "", "", ""
+        self.base = 0
+        self.router_died = False
+        self.acknowledged_tokens = 0  # of a turn that was answered before all was well again
+
+    async def begin(self):
+        self.first, admitted = await self.world.ask(self.agent, self.told, max_tokens=2)
+        self.source = admitted.node
+        self.target = next(name for name in self.world.macs if name != self.source)
+        self.base = len(self.world.sent)
+
+    async def run(self):
+        """Move; return how that ended."""
+        migrations = self.world.router.migrations
+        try:
+            receipt = await migrations.migrate("default", self.agent, self.target)
+        except FabricError as error:
+            return error.code
+        finally:
+            self.world.meddle = None
+        return receipt.epoch
+
+    @property
+    def steps(self):
+        return [(m.name, "source" if m.to == self.source else "target") for m in self._messages()]
+
+    def _messages(self):
+        return [m for m in self.world.sent[self.base :] if m.name not in WATCHING]
+
+    async def kill(self, victim):
+        if victim == "router":
+            self.world._alive[0] = False
+            self.router_died = True
+        else:
+            await self.world.macs[getattr(self, victim)].die()
+
+    def at(self, index, moment, action):
+        """Have `action` happen at one step, before or after it is carried out."""
+
+        async def meddle(message, carry):
+            if message.index - self.base != index:
+                return await carry()
+            if moment == "before":
+                await action()
+            reply = await carry()
+            if moment == "after":
+                await action()
+                lost = "the answer was lost"
+                raise NodeLostError(lost)
+            return reply
+
+        self.world.meddle = meddle
+
+    def in_mid_copy(self, victim):
+        """Have a node die when the target has stored the first of several blocks."""
+        loop = asyncio.get_running_loop()
+        blocks = self.world.macs[self.target].node.store.blocks
+        adopt, mac = blocks.adopt, self.world.macs[getattr(self, victim)]
+
+        def adopt_and_die(*arguments):
+            adopt(*arguments)
+            blocks.adopt = adopt
+            asyncio.run_coroutine_threadsafe(mac.die(), loop)
+            assert mac.copied.wait(SETTLE_S)
+
+        blocks.adopt = adopt_and_die
+
+    async def recover(self):
+        """Bring back what died, and check that all is as it should be."""
+        world = self.world
+        if self.router_died:
+            await world.kill_router()
+            await world.start_router()
+        for mac in world.macs.values():
+            if mac.service is None:
+                await mac.start()
+        await world.known_as_it_is()
+        if self.acknowledged_tokens:
+            owner = await world.one_owner(self.agent)
+            assert owner.tokens >= self.acknowledged_tokens, "an acknowledged turn is lost"
+        await self.answers()
+        owner = await world.one_owner(self.agent)
+        for mac in world.macs.values():
+            work = forget_stale(mac.node, 0.0)  # an hour has passed
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, mac.service._loop))
+        await world.nothing_loose()
+        return owner
+
+    async def answers(self):
+        """Ask until it is answered, as a client does."""
+        async with asyncio.timeout(SETTLE_S):
+            while True:
+                try:
+                    answer, admitted = await self.world.ask(
+                        self.agent, self.told, self.first, ASKED
+                    )
+                except RetryLaterError:
+                    await asyncio.sleep(0.1)
+                else:
+                    assert SECRET in answer, answer
+                    views = await self.world.views(self.agent)
+                    self.acknowledged_tokens = views[admitted.node].tokens
+                    return
+
+
+async def undisturbed(world):
+    move = Move(world, "calm")
+    await move.begin()
+    assert await move.run() == 2
+    steps = move.steps
+    owner = await move.recover()
+    assert owner.node == move.target
+    assert len(steps) >= LEAST_STEPS
+    return steps
+
+
+async def try_all(folder, deaths, *, every=1):
+    """Try every point of a move; return how many, and what went wrong where."""
+    wrong, count = {}, 0
+    async with mortal_fabric(folder, "recall", "node-a", "node-b") as world:
+        steps = await undisturbed(world)
+        points = list(itertools.product(range(len(steps)), deaths))
+        for index, (moment, victim) in points[::every]:
+            name = f"{index}-{steps[index][0]}-{moment}-{victim}"
+            move = Move(world, name)
+            await move.begin()
+            if victim == "message":
+                move.at(index, moment, _nothing if moment == "after" else _lose)
+            else:
+                move.at(index, moment, lambda move=move, victim=victim: move.kill(victim))
+            try:
+                ended = await move.run()
+                if victim in ("source", "target"):
+                    await move.answers()  # while it is dead
+                owner = await move.recover()
+            except (AssertionError, TimeoutError) as error:
+                wrong[name] = f"{error!r}; {await world.views(name)}"
+                break
+            count += 1
+            print(f"{name}: {ended}, then {owner.node} at {owner.epoch}")
+    return count, wrong
+
+
+async def _nothing():
+    """Only the answer is lost."""
+
+
+async def _lose():
+    message = "the message was lost"
+    raise NodeLostError(message)
+
+
+LOSSES = [(moment, what) for moment in ("before", "after") for what in ("router", "message")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deaths", [LOSSES, NODE_DEATHS], ids=["losses", "node deaths"])
+async def test_whatever_dies_or_is_lost_at_any_step(tmp_path, deaths):
+    """Every third point: it meets every step and, in the end, every way to die."""
+    count, wrong = await try_all(tmp_path, deaths, every=SAMPLE)
+
+    assert wrong == {}
+    assert count >= LEAST_STEPS * len(deaths) // SAMPLE
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("deaths", [LOSSES, NODE_DEATHS], ids=["losses", "node deaths"])
+async def test_everything_that_can_die_or_be_lost(tmp_path, deaths):
+    count, wrong = await try_all(tmp_path, deaths)
+
+    assert wrong == {}
+    assert count >= LEAST_STEPS * len(deaths)
+
+
+@pytest.mark.parametrize("victim", ["source", "target"])
+async def test_a_node_that_dies_in_the_middle_of_a_copy(tmp_path, victim):
+    async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
+        move = Move(world, "alice")
+        await move.begin()
+        move.in_mid_copy(victim)
+        ended = await move.run()
+        assert world.macs[getattr(move, victim)].service is None, "it died"
+        await move.recover()
+
+    assert ended != 2
+
+
+async def test_the_checks_see_what_is_wrong(tmp_path, monkeypatch):
+    """Without recovery, a lost release leaves a seal behind, and a lost router blocks of nobody."""
+    monkeypatch.setattr(Recovery, "resolve", lambda *_: asyncio.sleep(0))
+    async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
+        sealed = Move(world, "sealed")
+        await sealed.begin()
+        sealed.at(5, "before", _lose)
+        assert await sealed.run() == 2
+        with pytest.raises(TimeoutError):
+            await world.one_owner("sealed", 1.0)
+        await world.nothing_loose(5.0)
+        loose = Move(world, "loose")
+        await loose.begin()
+        loose.at(1, "after", lambda: loose.kill("router"))
+        await loose.run()
+        assert await world.one_owner("loose", 5.0)
+        with pytest.raises(TimeoutError):
+            await world.nothing_loose(1.0)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_messages_that_come_twice_or_late(tmp_path, seed):
+    """Everything of a move arrives again: at once, and all of it once more behind the end."""
+    chance = random.Random(seed)
+    async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
+        move = Move(world, "alice")
+        await move.begin()
+
+        async def twice(message, carry):
+            first = await carry()
+            return await carry() if chance.random() < 0.7 else first
+
+        world.meddle = twice
+        assert await move.run() == 2
+        owner = await move.recover()
+        late = world.sent[move.base :].copy()
+        chance.shuffle(late)
+        for message in late:
+            service = world.macs[message.to].service
+            await asyncio.to_thread(service.control, message.raw)
+        after = await move.recover()
+
+    assert owner.node == after.node == move.target
+    assert after.epoch == 2

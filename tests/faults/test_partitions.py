@@ -1,0 +1,112 @@
+"""A node that the router does not hear, while its streams still arrive: who may acknowledge what.
+
+Control and tokens take different ways (Ray, HTTP), so that one may be cut without the other.
+"""
+
+import asyncio
+
+import pytest
+
+from fabric.errors import RetryElsewhereError, RetryLaterError, StaleEpochError
+from fabric.manifest import OwnerState
+from router.membership import Health
+from tests.support.mortal_fabric import SETTLE_S, mortal_fabric
+
+pytestmark = pytest.mark.anyio
+SECRET = "otter lantern quartz violin"
+TOLD = f"The vault code of Mira is {SECRET}. " + " ".join(
+    f"Note {i} is {i * 7}." for i in range(60)
+)
+ASKED = "The vault code of Mira is"
+LONG = {"max_tokens": 4_000, "ignore_eos": True}
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+async def soon(condition):
+    async with asyncio.timeout(SETTLE_S):
+        while not condition():  # noqa: ASYNC110 - leases run out by the clock alone
+            await asyncio.sleep(0.01)
+
+
+def metric(world, name):
+    lines = world.router.telemetry.exposition(world.router.fleet.membership).decode().splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+async def begun(world):
+    """Make an agent, and a long answer of it that streams; return answer, node, and the task."""
+    first, admitted = await world.ask("alice", TOLD, max_tokens=2)
+    streaming = asyncio.Event()
+    slow = asyncio.create_task(
+        world.ask("alice", TOLD, first, "go on", on_event=streaming.set, **LONG)
+    )
+    await asyncio.wait_for(streaming.wait(), SETTLE_S)
+    return first, admitted.node, slow
+
+
+@pytest.mark.parametrize("way", ["deaf", "mute"])
+async def test_a_turn_of_a_node_that_lost_its_agent_is_not_acknowledged(tmp_path, way):
+    async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
+        first, old, slow = await begun(world)
+        getattr(world, way).add(old)
+        await soon(lambda: world.router.fleet.membership.health(old) is Health.EXPIRED)
+        answer, admitted = await world.ask("alice", TOLD, first, ASKED)
+        getattr(world, way).clear()
+        with pytest.raises(RetryLaterError):
+            await slow
+        await soon(lambda: world.router.fleet.membership.health(old) is Health.ALIVE)
+        owner = await world.one_owner("alice")
+        views = await world.views("alice")
+        after, last = await world.ask("alice", TOLD, first, ASKED, answer, ASKED)
+        await world.nothing_loose()
+
+    assert SECRET in answer
+    assert SECRET in after
+    assert admitted.node == owner.node == last.node != old
+    assert (admitted.epoch, owner.epoch, last.epoch) == (2, 2, 2)
+    assert views[old].state is OwnerState.REPLICA
+
+
+async def test_turns_that_arrive_at_a_node_which_was_overtaken_are_refused(tmp_path):
+    async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
+        first, admitted = await world.ask("alice", TOLD, max_tokens=2)
+        old = admitted.node
+        world.deaf.add(old)
+        await soon(lambda: world.router.fleet.membership.health(old) is Health.EXPIRED)
+        await world.ask("alice", TOLD, first, ASKED)
+        late_link = world.router.fleet.link(old)
+        world.deaf.clear()
+        await world.one_owner("alice")
+        refused = []
+        for epoch in (0, 1):
+            turn = world.turn("alice", TOLD, first, ASKED)
+            with pytest.raises(RetryElsewhereError) as caught:
+                await anext(late_link.generate(turn.request(epoch)))
+            refused.append(caught.value.code)
+        views = await world.views("alice")
+
+    assert refused == [StaleEpochError.code] * 2
+    assert views[old].state is OwnerState.REPLICA
+
+
+async def test_a_router_that_stood_still_ends_no_lease(tmp_path, monkeypatch):
+    """A lid that closes on the router: on waking, no time has passed for anybody's lease."""
+    async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
+        first, admitted = await world.ask("alice", TOLD, max_tokens=2)
+        fleet = world.router.fleet
+        await soon(lambda: fleet.membership._ticked_s is not None)
+        began_s = fleet.clock.monotonic_s
+        monkeypatch.setattr(
+            type(fleet.clock), "monotonic_s", lambda clock, now_s=began_s: now_s() + 1_000.0
+        )
+        health = [fleet.membership.health(name) for name in world.macs]
+        _, after = await world.ask("alice", TOLD, first, ASKED)
+        expired = metric(world, "macfabric_expired_leases")
+
+    assert Health.EXPIRED not in health
+    assert (after.node, after.epoch) == (admitted.node, 1)
+    assert expired == 0

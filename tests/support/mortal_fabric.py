@@ -1,0 +1,282 @@
+"""Real nodes and routers in one process that die as by SIGKILL, at any message between them.
+
+A node's death keeps what its disk held at that moment: it lives on, as a new process would,
+from a copy of its folder made then. A router's death keeps nothing, and nothing of it is sent.
+"""
+
+import asyncio
+import shutil
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fabric.cluster_secret import http_secret
+from fabric.control import AgentList, AgentView, ListAgents, NodeView, decode_call
+from fabric.generation import Delta, Finished, Identity, IdentityKind, Sampling
+from fabric.ids import AgentId, NodeName
+from fabric.limits import BEAT_S
+from fabric.manifest import OwnerState
+from fabric.settings import RouterSettings
+from node.service import NodeService
+from router.fleet import Fleet
+from router.fresh_ids import fresh_operation
+from router.node_link import HttpNodeLink, NodeLostError, open_session
+from router.prompt import chat_prompt
+from router.services import Services, assemble
+from router.turn import Turn
+from tests.support.services import KEY, TENANT, call, start_service
+
+SCALE = 6.0  # leases of a second
+WATCHING = ("describe", "list_agents")  # said all the time: no step of anything
+SETTLE_S = 30.0
+
+
+class ScaledClock:
+    """Real time, faster, so that leases run out soon."""
+
+    def monotonic_s(self) -> float:
+        return asyncio.get_running_loop().time() * SCALE
+
+    def wall_s(self) -> float:
+        return 1_700_000_000.0 + asyncio.get_running_loop().time()
+
+
+@dataclass
+class Mac:
+    """One node: the process it is now, and the folder of this life."""
+
+    name: str
+    folder: Path
+    model: str
+    service: NodeService | None = None
+    lives: int = 0
+    copied: threading.Event = field(default_factory=threading.Event)  # its death is certain
+
+    async def start(self) -> None:
+        root = self.folder / f"life-{self.lives}"
+        self.copied.clear()
+        self.service = await asyncio.to_thread(start_service, root, self.model, self.name)
+
+    async def die(self) -> None:
+        """Stop at once; nothing that happens from here on is on the next life's disk."""
+        dead, self.service = self.service, None
+        assert dead is not None, "it was dead already"
+        old = self.folder / f"life-{self.lives}"
+        self.lives += 1
+        await asyncio.to_thread(_copy, old, self.folder / f"life-{self.lives}")
+        self.copied.set()
+        await asyncio.to_thread(dead.stop)
+
+    @property
+    def node(self) -> Any:
+        assert self.service is not None, "it is dead"
+        return self.service.node
+
+
+def _copy(old: Path, new: Path) -> None:
+    """Copy a folder in use: records before blocks, so that no record lacks what it had."""
+
+    def records_first(path: str, names: list[str]) -> set[str]:
+        return {name for name in names if name.startswith(".tmp-")}
+
+    for part in sorted(old.rglob("manifests")):
+        shutil.copytree(part, new / part.relative_to(old), ignore=records_first)
+    shutil.copytree(old, new, ignore=records_first, dirs_exist_ok=True, copy_function=_keep_first)
+
+
+def _keep_first(source: str, target: str) -> None:
+    if not Path(target).exists():
+        shutil.copy2(source, target)
+
+
+@dataclass
+class Message:
+    """A control call on its way: the number among all steps, what, to whom."""
+
+    index: int
+    name: str
+    to: str
+    raw: bytes
+
+
+Meddle = Callable[[Message, Callable[[], Awaitable[bytes]]], Awaitable[bytes]]
+
+
+@dataclass
+class World:
+    """The Macs, the router of the moment, and who meddles with messages."""
+
+    macs: dict[str, Mac]
+    services: Services | None = None
+    meddle: Meddle | None = None
+    deaf: set[str] = field(default_factory=set)  # control messages to them are lost
+    mute: set[str] = field(default_factory=set)  # their answers are
+    sent: list[Message] = field(default_factory=list)
+    _tending: asyncio.Task[None] | None = None
+    _alive: list[bool] = field(default_factory=list)
+    _session: Any = None
+
+    @property
+    def router(self) -> Services:
+        assert self.services is not None, "there is no router"
+        return self.services
+
+    async def start_router(self) -> None:
+        """Start a router that knows nothing."""
+        alive = [True]
+
+        async def roster() -> dict[NodeName, Any]:
+            return {NodeName(name): self._transport(name, alive) for name in self.macs}
+
+        def connect(name: NodeName, transport: Any, is_lost: Callable[[], bool]) -> HttpNodeLink:
+            return HttpNodeLink(name, transport, self._session, http_secret(KEY), is_lost)
+
+        fleet = Fleet(roster, connect, ScaledClock(), beat_s=BEAT_S / SCALE)
+        self.services = assemble(fleet, RouterSettings(takeover_after_s=0.3))
+        self._alive = alive
+        await fleet.membership.discover()
+        await fleet.membership.refresh()
+        self._tending = asyncio.create_task(self.services.run())
+
+    async def kill_router(self) -> None:
+        """Let nothing of this router reach a node any more; then forget it."""
+        self._alive[0] = False
+        dead, self.services = self._tending, None
+        assert dead is not None, "there is no router"
+        dead.cancel()
+        await asyncio.gather(dead, return_exceptions=True)
+
+    def _transport(self, name: str, alive: list[bool]) -> Callable[[bytes], Awaitable[bytes]]:
+        async def carry(raw: bytes) -> bytes:
+            service = self.macs[name].service
+            if not alive[0] or service is None or name in self.deaf:
+                message = f"{name} does not answer"
+                raise NodeLostError(message)
+            reply = await asyncio.to_thread(service.control, raw)
+            if not alive[0] or self.macs[name].service is not service or name in self.mute:
+                message = f"the answer of {name} was lost"
+                raise NodeLostError(message)
+            return reply
+
+        async def send(raw: bytes) -> bytes:
+            what, _ = decode_call(raw)
+            if what in WATCHING or not alive[0]:
+                return await carry(raw)
+            message = Message(len(self.sent), what, name, raw)
+            self.sent.append(message)
+            if self.meddle is None:
+                return await carry(raw)
+            return await self.meddle(message, lambda: carry(raw))
+
+        return send
+
+    # --- clients -----------------------------------------------------------------------------
+
+    async def ask(
+        self, agent: str, *texts: str, on_event: Callable[[], None] = lambda: None, **sampling: Any
+    ) -> tuple[str, Any]:
+        """Run one turn through the router; return the answer and the admission."""
+        opened = await self.router.turns.open(self.turn(agent, *texts, **sampling))
+        parts, is_finished = [], False
+        async for event in opened.events():
+            on_event()
+            if isinstance(event, Delta):
+                parts.append(event.text)
+            is_finished = is_finished or isinstance(event, Finished)
+        assert is_finished, "no turn ends without its last event"
+        return "".join(parts), opened.admitted
+
+    def turn(self, agent: str, *texts: str, **sampling: Any) -> Turn:
+        """Spell a turn; texts are the user's and the assistant's by turns."""
+        roles = ("user", "assistant")
+        messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+        (model,) = self.router.fleet.models()
+        return Turn(
+            operation=fresh_operation(),
+            tenant=TENANT,
+            model=model,
+            identity=Identity(IdentityKind.AGENT, AgentId(agent)),
+            sampling=Sampling(**{"max_tokens": 12, **sampling}),
+            prompt=chat_prompt(messages),
+        )
+
+    # --- truth -------------------------------------------------------------------------------
+
+    async def views(self, agent: str) -> dict[str, AgentView]:
+        """Ask every living node itself what it has of an agent."""
+        found = {}
+        for mac in self.macs.values():
+            if mac.service is not None:
+                listed = await asyncio.to_thread(call, mac.service, ListAgents(), AgentList)
+                mine = [item.view for item in listed.agents if item.view.agent == agent]
+                if mine:
+                    found[mac.name] = mine[0]
+        return found
+
+    async def one_owner(self, agent: str, timeout_s: float = SETTLE_S) -> AgentView:
+        """Wait until one node owns the agent at the highest epoch and nothing is undecided."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                views = await self.views(agent)
+                owned = [v for v in views.values() if v.state is OwnerState.OWNED]
+                sealed = any(v.state is OwnerState.SEALED for v in views.values())
+                highest = max((v.epoch for v in views.values()), default=0)
+                if len(owned) == 1 and not sealed and owned[0].epoch == highest:
+                    return owned[0]
+                await asyncio.sleep(0.02)
+
+    async def nothing_loose(self, timeout_s: float = SETTLE_S) -> None:
+        """Wait until every block of every node is in some record, and every record has its own."""
+        async with asyncio.timeout(timeout_s):
+            while not all(map(_is_tidy, self.macs.values())):  # noqa: ASYNC110 - disks tell nobody
+                await asyncio.sleep(0.05)
+
+    async def alive(self) -> None:
+        """Wait until every node is ready for the router."""
+        fleet = self.router.fleet
+        async with asyncio.timeout(SETTLE_S):
+            while len(fleet.ready()) < len(self.macs) or not fleet.membership.settled():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def known_as_it_is(self) -> None:
+        """Wait until the router has heard of each node's present life."""
+        await self.alive()
+        lives = {name: mac.node.config.incarnation for name, mac in self.macs.items()}
+
+        def heard() -> dict[str, int]:
+            members = self.router.fleet.membership.members
+            views: list[NodeView | None] = [member.view for member in members]
+            return {view.name: view.incarnation for view in views if view is not None}
+
+        async with asyncio.timeout(SETTLE_S):
+            while heard() != lives:  # noqa: ASYNC110 - beats tell it
+                await asyncio.sleep(0.02)
+
+
+def _is_tidy(mac: Mac) -> bool:
+    """Say whether a node's disk has exactly the blocks that its records name."""
+    node = mac.node
+    needed = {ref.name for agent in node.table if agent.saved for ref in agent.saved.refs}
+    stored = {ref.name for ref in node.store.blocks.sizes()}
+    return needed == stored and not node.adopted
+
+
+@asynccontextmanager
+async def mortal_fabric(folder: Path, model: str, *names: str) -> AsyncIterator[World]:
+    """Run nodes and a router for a block of code."""
+    world = World({name: Mac(name, folder / name, model) for name in names})
+    await asyncio.gather(*(mac.start() for mac in world.macs.values()))
+    async with open_session() as session:
+        world._session = session
+        await world.start_router()
+        try:
+            yield world
+        finally:
+            if world.services is not None:
+                await world.kill_router()
+            for mac in world.macs.values():
+                if mac.service is not None:
+                    await asyncio.to_thread(mac.service.stop)
