@@ -160,13 +160,17 @@ class EngineThread:
     def _run(self) -> None:
         is_useful = True
         while self._take_in(waits=not is_useful):
-            try:
-                is_useful = self._scheduler.iterate()
-            except Exception as error:  # noqa: BLE001 - nothing may end the loop
-                _log.exception("an iteration failed; ending its sequences")
-                self._scheduler.fail_all(error)
-                is_useful = True
+            is_useful = self._iterate()
         self._finish()
+
+    def _iterate(self) -> bool:
+        """Run one iteration; return whether there was anything to do."""
+        try:
+            return self._scheduler.iterate()
+        except Exception as error:  # noqa: BLE001 - nothing may end the loop
+            _log.exception("an iteration failed; ending its sequences")
+            self._scheduler.fail_all(error)
+            return True
 
     def _take_in(self, *, waits: bool) -> bool:
         """Run calls and queue arrivals; wait for any if `waits`; return False to stop."""

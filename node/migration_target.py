@@ -16,7 +16,6 @@ from fabric.manifest import Manifest, OwnerState, decode_manifest
 from fabric.priority import Priority
 from fabric.restore_plan import essential
 from node.agent import Agent
-from node.transfer_client import fetch_blocks
 
 if TYPE_CHECKING:
     from fabric.block_chain import BlockSpan
@@ -70,7 +69,7 @@ def _fetch(node: "Node", call: CopyBlocks, record: Manifest) -> Copied:
         node.adopted_s[call.migration] = node.clock.monotonic_s()
         buffers.pop(ref.name, None)
 
-    report = fetch_blocks(
+    report = node.fetch(
         call.offer.addresses,
         name=node.name,
         source=call.source,

@@ -30,6 +30,7 @@ from node.link_table import LinkTable
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.prefetch import Prefetches
 from node.reclaim import Reclaim
+from node.transfer_client import TransferReport, fetch_blocks
 from node.transfer_server import TransferServer
 from node.turn import Turn
 
@@ -76,6 +77,7 @@ class Node:
     scrubbed_bytes: int = 0
     connections: Connections = field(default_factory=Connections)
     fenced_turns: int = 0
+    fetch: Callable[..., TransferReport] = fetch_blocks  # brings blocks from a peer; blocks
     flusher: Flusher = field(init=False)
     reclaim: Reclaim = field(init=False)
     arrivals: Arrivals = field(init=False)

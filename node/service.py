@@ -11,7 +11,6 @@ import socket
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import uvicorn
@@ -20,12 +19,9 @@ from fabric.control import SelfTest, encode_reply
 from fabric.errors import FatalError, RetryLaterError
 from fabric.limits import CONTROL_TIMEOUT_S
 from fabric.links import AddressScope, scope_of
-from fabric.manifest import OwnerState
 from fabric.spec_file import SpecRecord
 from node import draining
-from node.agent import Agent
 from node.agent_store import AgentStore
-from node.agent_table import AgentTable
 from node.block_store import BlockStore
 from node.clock import SystemClock
 from node.control_calls import ControlCalls
@@ -45,6 +41,7 @@ from node.mlx.loaded_model import LoadedModel, load_model
 from node.model_folders import folder_name
 from node.node import Node, NodeConfig
 from node.posix_disk import PosixDisk
+from node.recovered import recovered_table
 from node.scrubber import Scrubber
 from node.sealed_disk import SealedDisk, open_disk
 from node.self_test import run_self_test
@@ -171,13 +168,7 @@ class NodeService:
         erased = Erased(config.data_dir, config.settings.durability, config.cluster_key, clock)
         manifests = ManifestStore(disk, config.cluster_key, erased.epoch_of)
         store = AgentStore(blocks, manifests, config.cluster_key, loaded.fingerprint, loaded.spec)
-        table = AgentTable(config.name, loaded.fingerprint, clock, config.settings.rules)
-        for record in store.recover():
-            agent = Agent(record, saved=record, is_durable=True)
-            if record.owner != config.name and record.state is OwnerState.OWNED:
-                # The folder was copied from another node: its blocks are as good as a replica's.
-                agent.manifest = replace(record, state=OwnerState.REPLICA)
-            table.put(agent)
+        table = recovered_table(config, loaded.fingerprint, clock, store)
         if manifests.erased_count:
             blocks.empty_quarantine()
         transfers = TransferServer(
