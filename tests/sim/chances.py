@@ -1,0 +1,31 @@
+"""Randomness from one seed: `secrets` draws from the process that asks for it."""
+
+import random
+import secrets
+from contextlib import contextmanager
+from unittest import mock
+
+from tests.sim.loop import PROCESS
+
+_NOBODY = random.Random(0)
+
+
+def stream(seed: int, name: str) -> random.Random:
+    """Return a generator of its own for each purpose, so that none disturbs another."""
+    return random.Random(f"{seed}:{name}")
+
+
+def _source() -> random.Random:
+    process = PROCESS.get()
+    return process.random if process is not None else _NOBODY
+
+
+@contextmanager
+def seeded_secrets():
+    """Replace the system's randomness while the simulation runs."""
+    with (
+        mock.patch.object(secrets, "token_bytes", lambda n=32: _source().randbytes(n)),
+        mock.patch.object(secrets, "token_hex", lambda n=32: _source().randbytes(n).hex()),
+        mock.patch.object(secrets, "randbits", lambda n: _source().getrandbits(n)),
+    ):
+        yield

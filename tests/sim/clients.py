@@ -1,0 +1,286 @@
+"""Clients of several tenants: conversations that go on, change their mind, hang up, are erased.
+
+Every answer is compared with the oracle's. What is acknowledged is written down, and so is
+every attempt, since an attempt that broke may have been remembered all the same.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from fabric.errors import FabricError, NotFoundError
+from fabric.generation import (
+    Delta,
+    Finished,
+    Identity,
+    IdentityKind,
+    Sampling,
+)
+from fabric.ids import AgentId, OperationId, TenantId
+from router.prompt import chat_prompt
+from router.turn import Turn
+from tests.sim import oracle
+from tests.sim.model import MODEL
+from tests.sim.tokenizer import render
+
+TENANTS = (TenantId("red"), TenantId("blue"))
+TALKS = 6
+ROUNDS = 4
+PATIENCE_S = 45.0
+ALLOWED_STATUS = {409, 421, 429, 503}
+_WORDS = "river stone amber cloud lantern meadow harbor quiet copper violet".split()
+
+
+@dataclass(eq=False)
+class Talk:
+    """One conversation as its client keeps it."""
+
+    tenant: TenantId
+    identity: Identity
+    random: object
+    messages: list
+    acked: "Ack | None" = None
+    epoch: int = 0  # the highest that answered
+    attempts: list = field(default_factory=list)  # prompts sent since the acknowledged one
+    erased_s: float | None = None
+
+    @property
+    def key(self):
+        return self.tenant, self.identity.agent
+
+    @property
+    def name(self):
+        return f"{self.tenant}/{self.identity.agent or self.messages[1]['content'][:12]}"
+
+
+@dataclass(frozen=True)
+class Ack:
+    """A turn whose last event said that it is durable."""
+
+    text: str
+    node: str
+    epoch: int
+
+
+class HungUpError(Exception):
+    """The client left in mid-answer."""
+
+
+class Clients:
+    """All conversations of one run."""
+
+    def __init__(self, world):
+        self._world = world
+        self._calls = set()
+        self.talks = []
+        self.answered_count = 0
+        self.errors = {}
+
+    async def run(self):
+        random = self._world.stream("clients")
+        shared = {tenant: " ".join(random.choices(_WORDS, k=60)) for tenant in TENANTS}
+        for number in range(TALKS):
+            tenant = TENANTS[number % len(TENANTS)]
+            kind = random.choice([IdentityKind.AGENT] * 3 + [IdentityKind.GROUP, "content"])
+            agent = AgentId(f"{kind}-{number // 2}")
+            if kind is IdentityKind.GROUP:
+                agent = AgentId("team")
+            identity = Identity(kind, agent)
+            if kind == "content":
+                identity = Identity(IdentityKind.CONTENT)
+            opening = [
+                {"role": "system", "content": shared[tenant]},
+                {"role": "user", "content": f"{number} {_say(random)}"},
+            ]
+            stream = self._world.stream(f"talk {number}")
+            self.talks.append(Talk(tenant, identity, stream, opening))
+        await asyncio.gather(*(self._talk(talk) for talk in self.talks))
+
+    async def _talk(self, talk):
+        await asyncio.sleep(2.0 + 4.0 * talk.random.random())
+        for _ in range(ROUNDS):
+            if not await self._round(talk):
+                return
+            await asyncio.sleep(talk.random.expovariate(1 / 3.0))
+            if talk.acked and talk.identity.kind is IdentityKind.AGENT and talk.random.random() < 0.1:
+                await self._erase(talk)
+
+    async def _round(self, talk):
+        random = talk.random
+        if random.random() < 0.15 and len(talk.messages) > 2:
+            keep = random.randrange(2, len(talk.messages) + 1)
+            keep -= talk.messages[keep - 1]["role"] == "assistant"
+            talk.messages = talk.messages[:keep]
+        if talk.messages[-1]["role"] == "assistant":
+            talk.messages = [*talk.messages, {"role": "user", "content": _say(random)}]
+        sampled = random.random() < 0.4
+        sampling = Sampling(
+            max_tokens=random.choice([3, 12, 40]),
+            temperature=float(sampled),
+            seed=random.randrange(1000) if sampled else None,
+        )
+        hang_up_after = random.randrange(8) if random.random() < 0.15 else None
+        return await self.insist(talk, sampling, hang_up_after)
+
+    async def insist(self, talk, sampling, hang_up_after=None, patience_s=PATIENCE_S):
+        """Send a turn until it is answered; fail the run where that takes too long."""
+        world = self._world
+        deadline_s = world.loop.now_s + patience_s
+        while world.loop.now_s < deadline_s:
+            try:
+                await self._attempt(talk, sampling, hang_up_after)
+            except FabricError as error:
+                self._note_error(talk, error)
+                await asyncio.sleep(0.5 + 0.5 * talk.random.random())
+            except HungUpError:
+                world.note(f"{talk.name}: hangs up")
+                hang_up_after = None
+                await asyncio.sleep(talk.random.random())
+            else:
+                return True
+        world.fail(f"{talk.name}: no answer for {patience_s:g} s")
+        return False
+
+    async def _attempt(self, talk, sampling, hang_up_after):
+        world, wanted = self._world, oracle.answer(talk.messages, sampling)
+        prompt, known_epoch = render(talk.messages), talk.epoch
+        talk.attempts.append(prompt)
+        text, admitted, count = "", None, 0
+        call = self._send(talk, sampling)
+        try:
+            while True:
+                event = await call.outbox.get()
+                if isinstance(event, FabricError):
+                    raise event
+                if isinstance(event, Finished):
+                    break
+                if isinstance(event, Delta):
+                    text += event.text
+                    count += 1
+                    if not wanted.text.startswith(text):
+                        world.fail(f"{talk.name}: got {text!r}, not {wanted.text!r}")
+                        return
+                else:
+                    admitted = event
+                    if admitted.epoch < known_epoch:
+                        world.fail(
+                            f"{talk.name}: {admitted.node} serves at epoch {admitted.epoch}"
+                            f" what was at {known_epoch}"
+                        )
+                if count == hang_up_after and admitted:
+                    raise HungUpError
+        finally:
+            call.task.cancel()
+            self._calls.discard(call)
+        self._finish(talk, prompt, text, wanted, event, admitted)
+
+    def _finish(self, talk, prompt, text, wanted, finished, admitted):
+        world = self._world
+        got = oracle.Expected(text, finished.reason, finished.completion_tokens)
+        if got != wanted:
+            world.fail(f"{talk.name}: got {got}, not {wanted}")
+            return
+        self.answered_count += 1
+        talk.epoch = max(talk.epoch, admitted.epoch)
+        talk.messages = [*talk.messages, {"role": "assistant", "content": text}]
+        world.note(
+            f"{talk.name}: answered by {admitted.node} at epoch {admitted.epoch},"
+            f" {admitted.cached_tokens} of {admitted.prompt_tokens} {admitted.cache}"
+        )
+        if finished.durable:
+            talk.acked = Ack(prompt + text, admitted.node, admitted.epoch)
+            talk.attempts = []
+
+    async def last_words(self):
+        """After the quiet, everybody who is still there gets an answer."""
+        for talk in self.talks:
+            if talk.messages[-1]["role"] == "assistant":
+                talk.messages = [*talk.messages, {"role": "user", "content": "bye"}]
+            await self.insist(talk, Sampling(max_tokens=4), patience_s=20.0)
+
+    async def _erase(self, talk):
+        world = self._world
+        services = world.router.services
+        if services is None or world.router.process.is_frozen:
+            return
+        task = world.loop.spawn(
+            world.router.process, services.erasures.erase(talk.tenant, talk.identity.agent)
+        )
+        done, _ = await asyncio.wait({task}, timeout=60)
+        if not done or task.cancelled():
+            talk.acked = None
+            return
+        try:
+            erasure = task.result()
+        except FabricError as error:
+            self._note_error(talk, error)
+            return
+        world.note(f"{talk.name}: erased, {erasure.unreachable} not reached")
+        talk.acked, talk.attempts, talk.epoch = None, [], 0
+        if not erasure.unreachable:
+            talk.erased_s = world.loop.now_s
+        talk.messages = talk.messages[:1] + [{"role": "user", "content": _say(talk.random)}]
+
+    # --- the client's connection to the router -----------------------------------------------
+
+    def _send(self, talk, sampling):
+        call = _Call()
+        self._calls.add(call)
+        router = self._world.router
+        if router.services is None:
+            call.task = asyncio.create_task(asyncio.sleep(0))
+            call.outbox.put_nowait(_gone())
+            return call
+        turn = Turn(
+            operation=OperationId(f"op-{talk.random.randrange(10**12):012}"),
+            tenant=talk.tenant,
+            model=MODEL,
+            identity=talk.identity,
+            sampling=sampling,
+            prompt=chat_prompt(talk.messages),
+        )
+        work = _handle(router.services, turn, call.outbox)
+        call.task = self._world.loop.spawn(router.process, work)
+        return call
+
+    def on_router_death(self):
+        for call in list(self._calls):
+            call.outbox.put_nowait(_gone())
+
+    def _note_error(self, talk, error):
+        self._world.note(f"{talk.name}: {error.status} {error.code}")
+        self.errors[error.code] = self.errors.get(error.code, 0) + 1
+        is_fine = int(error.status) in ALLOWED_STATUS
+        if isinstance(error, NotFoundError):
+            is_fine = error.code == "unknown_agent"
+        if not is_fine:
+            self._world.fail(f"{talk.name}: {error.status} {error.code}: {error.message}")
+
+
+@dataclass(eq=False)
+class _Call:
+    outbox: asyncio.Queue = field(default_factory=asyncio.Queue)
+    task: object = None
+
+
+async def _handle(services, turn, outbox):
+    """Serve one client in the router, as its chat API does."""
+    try:
+        opened = await services.turns.open(turn)
+        outbox.put_nowait(opened.admitted)
+        try:
+            async for event in opened.events():
+                outbox.put_nowait(event)
+        finally:
+            await opened.close()
+    except FabricError as error:
+        outbox.put_nowait(error)
+
+
+def _gone():
+    error = FabricError("the router is gone", code="router_gone")
+    error.status = 503
+    return error
+
+
+def _say(random):
+    return " ".join(random.choices(_WORDS, k=random.choice([3, 10, 40])))

@@ -1,0 +1,72 @@
+"""The engine's loop as callbacks instead of a thread: the real scheduler, step by step."""
+
+import asyncio
+
+from fabric.limits import BLOCKED_POLL_S
+from node.engine_thread import EngineThread
+
+
+class _Bell:
+    """Stands in for the thread's condition: whoever rings it makes the loop look around."""
+
+    def __init__(self, ring):
+        self.notify = ring
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+class EngineLoop(EngineThread):
+    """Runs an iteration whenever there is news, and again when its time is over."""
+
+    def __init__(self, clock, engine, **options):
+        self._clock = clock
+        super().__init__(clock, **options)
+        self._loop = asyncio.get_running_loop()
+        self._wake = _Bell(self._ring)
+        self._scheduler.engine = engine
+        self._poll = None
+        self._is_coming = False  # a step is due, or being computed
+
+    def _ring(self):
+        if not self._is_coming:
+            self._come(0.0)
+
+    def _come(self, delay_s):
+        if self._poll is not None:
+            self._poll.cancel()
+            self._poll = None
+        self._is_coming = True
+        self._loop.call_later(delay_s, self._step)
+
+    def _step(self):
+        engine = self._scheduler.engine
+        engine.spent_s = 0.0
+        if not self._take_in(waits=False):
+            self._finish()
+            return
+        is_useful = self._iterate()
+        spent_s, engine.spent_s = engine.spent_s, 0.0
+        if is_useful or self._has_news():
+            self._come(spent_s)
+            return
+        self._is_coming = False
+        if any(self._queue):
+            self._poll = self._loop.call_later(BLOCKED_POLL_S, self._ring)
+
+
+class EngineClock:
+    """The process's clock, with the time that the step under way has taken so far."""
+
+    def __init__(self, clock, engine):
+        self._inner = clock
+        self._engine = engine
+
+    def monotonic_s(self):
+        return self._inner.monotonic_s() + self._engine.spent_s
+
+    def wall_s(self):
+        return self._inner.wall_s() + self._engine.spent_s

@@ -1,0 +1,163 @@
+"""What must hold after every step, and what must be left when all is quiet again."""
+
+from fabric.generation import IdentityKind
+from fabric.manifest import OwnerState
+from node.agent_store import stock_of
+from tests.sim import oracle
+from tests.sim.clock import WALL_S
+from tests.sim.model import SimCache
+
+
+class Invariants:
+    """The judge of one run."""
+
+    def __init__(self, world):
+        self._world = world
+        self._seen = {}
+
+    # --- after every step --------------------------------------------------------------------
+
+    def check_step(self):
+        """Look at the agents again if any node's table has changed."""
+        nodes = [host.node for host in self._world.nodes.values() if host.node is not None]
+        seen = {node: node.table.changes for node in nodes}
+        if seen != self._seen:
+            self._seen = seen
+            self._check_owners(nodes)
+
+    def _check_owners(self, nodes):
+        claims = {}
+        for node in nodes:
+            for agent in node.table:
+                record = agent.manifest
+                if record.state is OwnerState.REPLICA or record.tenant.startswith("_"):
+                    continue
+                other = claims.setdefault((agent.key, record.epoch), node.name)
+                if other != node.name:
+                    self._world.fail(
+                        f"{other} and {node.name} own {agent.key} at epoch {record.epoch}"
+                    )
+
+    # --- at the end --------------------------------------------------------------------------
+
+    def check_end(self):
+        for check in (
+            self._check_records,
+            self._check_acknowledged,
+            self._check_erased,
+            self._check_directory,
+            self._check_leftovers,
+        ):
+            check()
+
+    def _fail(self, text):
+        self._world.fail(text)
+
+    @property
+    def _nodes(self):
+        return [host.node for host in self._world.nodes.values()]
+
+    def _check_records(self):
+        """Every record's blocks are named by its tenant and hold what its tokens make."""
+        for node in self._nodes:
+            for agent in node.table:
+                self._check_agent(node, agent)
+            problems = node.store.blocks.check_integrity()
+            if problems:
+                self._fail(f"{node.name}: {problems[0]}")
+
+    def _check_agent(self, node, agent):
+        where, saved = f"{node.name}: {agent.key}", agent.saved
+        if agent.cache is not None:
+            ids = agent.manifest.token_ids
+            if agent.cache.held.tobytes() != oracle.entries(ids):
+                self._fail(f"{where}: its memory is not that of its tokens")
+        if saved is None:
+            return
+        node.store.named_refs(saved)
+        count = saved.tokens_count
+        cache = SimCache(count)
+        loaded = node.store.load(saved.tenant, saved.token_ids, stock_of(saved), count, cache)
+        platter = self._world.nodes[node.name].platter
+        if loaded != count and not (platter.damaged or platter.quarantined):
+            self._fail(f"{where}: only {loaded} of {count} tokens can be read back")
+        cache.assume(loaded)
+        if cache.held.tobytes() != oracle.entries(saved.token_ids[:loaded]):
+            self._fail(f"{where}: its blocks are not those of its tokens")
+
+    def _check_acknowledged(self):
+        for talk in self._world.clients.talks:
+            if talk.acked is not None and talk.identity.kind is IdentityKind.AGENT:
+                self._check_talk(talk)
+
+    def _check_talk(self, talk):
+        held = [node.table.get(talk.key) for node in self._nodes]
+        records = [agent.manifest for agent in held if agent is not None]
+        if not records:
+            if not any(node.reclaim.evicted_count for node in self._nodes):
+                self._fail(f"{talk.name}: nothing is left of an acknowledged turn")
+            return
+        owned = [r for r in records if r.state is not OwnerState.REPLICA] or records
+        latest = max(owned, key=lambda record: (record.epoch, record.revision))
+        if not self._explains(latest.text, talk):
+            self._fail(
+                f"{talk.name}: {latest.owner} remembers {latest.text[-60:]!r} at epoch"
+                f" {latest.epoch}, acknowledged was {talk.acked.text[-60:]!r} by {talk.acked}"
+            )
+
+    def _explains(self, text, talk):
+        text = text.rstrip("\x04")
+        if text == talk.acked.text.rstrip("\x04"):
+            return True
+        return any(
+            text.startswith(prompt) or prompt.startswith(text) for prompt in talk.attempts
+        )
+
+    def _check_erased(self):
+        for talk in self._world.clients.talks:
+            if talk.erased_s is None:
+                continue
+            for node in self._nodes:
+                agent = node.table.get(talk.key)
+                if agent is not None and agent.manifest.created_s < WALL_S + talk.erased_s - 1:
+                    self._fail(f"{talk.name}: erased, and back on {node.name}")
+
+    def _check_directory(self):
+        """The router knows every agent's owner, and nobody is left in doubt."""
+        directory = self._world.router.services.fleet.directory
+        if directory.in_doubt():
+            self._fail(f"in doubt when all is quiet: {directory.in_doubt()}")
+        owners = {}
+        for node in self._nodes:
+            for agent in node.table:
+                record = agent.manifest
+                if record.state is OwnerState.SEALED:
+                    self._fail(f"{node.name}: {agent.key} stays sealed")
+                if record.state is OwnerState.OWNED:
+                    owners[agent.key] = max(owners.get(agent.key, (0, "")), (record.epoch, node.name))
+        for key, (epoch, name) in owners.items():
+            known = directory.owner(key)
+            if known is None or (known.epoch, known.node) != (epoch, name):
+                self._fail(f"the directory says {known} of {key}, which {name} owns at {epoch}")
+
+    def _check_leftovers(self):
+        services = self._world.router.services
+        left = {
+            "reservations": services.fleet.directory._reserved,
+            "moves": services.migrations._running,
+            "turns booked": {n for n in self._world.nodes if services.fleet.ledger.turns(n)},
+        }
+        for node in self._nodes:
+            left[f"{node.name}: turns"] = node.turns
+            left[f"{node.name}: sequences"] = list(node.engine._queue)
+            left[f"{node.name}: memory granted"] = node.engine.budget.reserved_bytes
+            left[f"{node.name}: blocks adopted"] = node.adopted
+            left[f"{node.name}: offers"] = node.transfers.offered_agents()
+            left[f"{node.name}: room promised"] = +node.reclaim.pending
+            left[f"{node.name}: pins"] = node.store.blocks._index._pins
+            left[f"{node.name}: turn locks"] = [a.key for a in node.table if a.is_busy]
+        for what, found in left.items():
+            if found:
+                self._fail(f"left over: {what}: {found}")
+
+

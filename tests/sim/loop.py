@@ -1,0 +1,166 @@
+"""An event loop whose clock jumps to the next timer, and processes that can freeze or die in it.
+
+Every callback runs in some process's context. A frozen process's callbacks wait until it goes
+on, as with SIGSTOP; a dead one's are dropped, `finally` blocks included, as with SIGKILL.
+"""
+
+import asyncio
+import heapq
+import random
+from asyncio import events
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field
+
+PROCESS: ContextVar["Process | None"] = ContextVar("process", default=None)
+WORKER_DELAY_S = 0.0005
+
+
+class PowerLostError(BaseException):
+    """Raised inside a process that dies in the middle of a call."""
+
+
+class StuckError(RuntimeError):
+    """Everybody waits and no timer is set."""
+
+
+@dataclass(eq=False)
+class Process:
+    """One life of one program: its own randomness, frozen or dead as its fate wants."""
+
+    name: str
+    random: random.Random
+    is_frozen: bool = False
+    is_dead: bool = False
+    stalled: list = field(default_factory=list)
+    tasks: list = field(default_factory=list)
+
+    def context(self):
+        """Return a fresh context whose tasks belong to this process."""
+        context = copy_context()
+        context.run(PROCESS.set, self)
+        return context
+
+    def admits(self, handle) -> bool:
+        if self.is_dead:
+            return False
+        if self.is_frozen:
+            self.stalled.append(handle)
+            return False
+        return True
+
+
+def _admits(handle) -> bool:
+    process = handle._context.get(PROCESS)
+    return process is None or handle._loop.is_over or process.admits(handle)
+
+
+class _Handle(events.Handle):
+    __slots__ = ()
+
+    def _run(self):
+        if _admits(self):
+            super()._run()
+
+
+class _Timer(events.TimerHandle):
+    __slots__ = ()
+
+    def _run(self):
+        if _admits(self):
+            super()._run()
+
+
+class _Selector:
+    """Instead of waiting for sockets, move the clock."""
+
+    def __init__(self, loop):
+        self._loop = loop
+
+    def select(self, timeout):
+        if timeout is None:
+            message = "nobody can go on"
+            raise StuckError(message)
+        self._loop.now_s += timeout
+        return []
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """asyncio with simulated time, one thread and no sockets."""
+
+    def __init__(self):
+        super().__init__()
+        self.now_s = 0.0
+        self._clock_resolution = 1e-9
+        self._selector = _Selector(self)
+        self.extra_s = 0.0  # what the worker's call running now takes beyond the usual
+        self.is_over = False  # the dead are buried: even their callbacks run
+        self.on_step = None  # called between two rounds of callbacks
+
+    def end(self):
+        """Stop the run; burying the dead goes on."""
+        if not self.is_over:
+            self.stop()
+
+    def time(self):
+        return self.now_s
+
+    def _run_once(self):
+        super()._run_once()
+        if self.on_step is not None:
+            self.on_step()
+
+    def _process_events(self, event_list):
+        pass
+
+    def _write_to_self(self):
+        pass
+
+    def _call_soon(self, callback, args, context):
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(self, when, callback, *args, context=None):
+        timer = _Timer(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True
+        return timer
+
+    def run_in_executor(self, executor, func, *args):
+        """Run a worker's call at once, and tell its outcome as late as it would have come."""
+        future = self.create_future()
+        self.extra_s = 0.0
+        try:
+            outcome, error = func(*args), None
+        except PowerLostError:
+            return future  # nobody is left to hear of it
+        except Exception as raised:  # noqa: BLE001 - it belongs to who waits
+            outcome, error = None, raised
+
+        def tell():
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(outcome)
+
+        self.call_later(WORKER_DELAY_S + self.extra_s, tell)
+        return future
+
+    def spawn(self, process, work):
+        """Start a task in a process."""
+        task = self.create_task(work, context=process.context())
+        process.tasks.append(task)
+        return task
+
+    def thaw(self, process):
+        """Let a frozen process go on: all that waited happens now, in order."""
+        process.is_frozen = False
+        stalled, process.stalled = process.stalled, []
+        self._ready.extend(handle for handle in stalled if not handle._cancelled)
+
+    def here(self) -> Process:
+        process = PROCESS.get()
+        assert process is not None, "only called by a process"
+        return process

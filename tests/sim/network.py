@@ -1,0 +1,114 @@
+"""Messages between processes: delayed, lost, doubled, reordered, cut off in one direction.
+
+`post` is a datagram (a control call or its reply); a `Pipe` is one direction of a connection,
+in order and complete for as long as the connection lives.
+"""
+
+import asyncio
+from contextvars import copy_context
+from dataclasses import dataclass, field
+
+RETRANSMIT_S = 0.2
+
+
+@dataclass
+class Weather:
+    """How bad the network is."""
+
+    base_s: float = 0.001
+    jitter_s: float = 0.002
+    late_odds: float = 0.0
+    late_s: float = 0.0
+    loss_odds: float = 0.0
+    double_odds: float = 0.0
+
+
+@dataclass(eq=False)
+class Network:
+    """Who reaches whom, and how fast; hosts go by name."""
+
+    loop: object
+    random: object
+    weather: Weather = field(default_factory=Weather)
+    cuts: dict = field(default_factory=dict)  # (from, to): how many faults hold it cut
+    context: object = field(default_factory=copy_context)  # of no process: what flies, flies
+
+    def cut(self, source, target, change=1):
+        """Count one more, or with -1 one fewer, reason for a direction to be cut."""
+        self.cuts[source, target] = self.cuts.get((source, target), 0) + change
+
+    def is_cut(self, source, target):
+        return self.cuts.get((source, target), 0) > 0
+
+    def later(self, delay_s, work, *arguments):
+        """Let the network itself do something, whoever is dead by then."""
+        self.loop.call_later(delay_s, work, *arguments, context=self.context)
+
+    def delay_s(self):
+        weather = self.weather
+        delay_s = weather.base_s + weather.jitter_s * self.random.random()
+        if self.random.random() < weather.late_odds:
+            delay_s += weather.late_s * self.random.random()
+        return delay_s
+
+    def post(self, source, target, deliver):
+        """Deliver once, not at all, or twice; the reader decides at arrival who is there."""
+        copies = 1 + (self.random.random() < self.weather.double_odds)
+        for _ in range(copies):
+            is_lost = self.random.random() < self.weather.loss_odds
+            delay_s = self.delay_s()
+            if not is_lost and not self.is_cut(source, target):
+                self.later(delay_s, deliver)
+
+
+class Pipe:
+    """One direction of a connection: what is put in comes out in order, or the pipe breaks."""
+
+    def __init__(self, network, source, target):
+        self._network = network
+        self._ends = (source, target)
+        self._due_s = 0.0
+        self._underway = []
+        self.arrived = []  # chunks; b"" is the end
+        self.is_broken = False
+        self._news = asyncio.Event()
+
+    def put(self, chunk):
+        loop = self._network.loop
+        self._due_s = max(self._due_s, loop.time() + self._network.delay_s())
+        self._underway.append(chunk)
+        self._network.later(self._due_s - loop.time(), self._arrive)
+
+    def break_off(self):
+        """Break as soon as the other end can hear of it; what is under way is lost."""
+        self._underway.clear()
+        self._later(self._break)
+
+    def _later(self, work):
+        if self._network.is_cut(*self._ends):
+            self._network.later(RETRANSMIT_S, self._later, work)
+        else:
+            self._network.later(self._network.delay_s(), work)
+
+    def _break(self):
+        self.is_broken = True
+        self._news.set()
+
+    def _arrive(self):
+        if self._network.is_cut(*self._ends):
+            self._network.later(RETRANSMIT_S, self._arrive)
+        elif self._underway and not self.is_broken:
+            self.arrived.append(self._underway.pop(0))
+            self._news.set()
+
+    async def take(self):
+        """Return the next chunk, b"" at the end; raise ConnectionResetError where it broke."""
+        while not self.arrived:
+            if self.is_broken:
+                raise ConnectionResetError
+            self._news.clear()
+            await self._news.wait()
+        chunk = self.arrived[0]
+        if chunk:
+            self.arrived.pop(0)
+        return chunk

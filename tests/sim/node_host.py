@@ -1,0 +1,169 @@
+"""One Mac: a platter that lasts, and node processes that come and go on it."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from fabric.control import SelfTest, Stop, encode_call, encode_reply
+from fabric.errors import RetryLaterError
+from fabric.settings import NodeSettings
+from node.agent_store import AgentStore
+from node.block_store import BlockStore
+from node.control_calls import ControlCalls
+from node.http_server import error_reply
+from node.manifest_store import ManifestStore
+from node.memory_budget import MemoryBudget
+from node.node import Node, NodeConfig
+from node.recovered import recovered_table
+from node.self_test import run_self_test
+from tests.sim.clock import SimClock
+from tests.sim.connection import converse
+from tests.sim.disk import Platter, SimDisk
+from tests.sim.engine_loop import EngineClock, EngineLoop
+from tests.sim.loop import Process
+from tests.sim.model import CONTEXT_TOKENS_MAX, FINGERPRINT, MODEL, SPEC, SimEngine
+from tests.sim.tokenizer import SimTokenizer
+from tests.sim.transfers import SimTransfers, fetch_from
+
+CLUSTER_KEY = bytes(range(32))
+_UNTESTED = SelfTest(passed=False, detail="not run yet", seconds=0.0)
+
+
+class NodeHost:
+    """A Mac called `name`."""
+
+    def __init__(self, world, name, settings: NodeSettings, tokens_per_s):
+        self.name = name
+        self.platter = Platter(world.stream(f"{name}/disk"))
+        self.incarnation = 0
+        self.process: Process | None = None
+        self.node: Node | None = None  # of the process that lives
+        self._calls: ControlCalls | None = None
+        self._world = world
+        self._settings = settings
+        self._tokens_per_s = tokens_per_s
+        self._connections = []
+
+    @property
+    def is_serving(self):
+        return self._calls is not None
+
+    # --- the process -------------------------------------------------------------------------
+
+    def boot(self):
+        """Start a process of a new incarnation."""
+        assert self.process is None or self.process.is_dead, "one process at a time"
+        self.incarnation += 1
+        name = f"{self.name}#{self.incarnation}"
+        self.process = Process(name, self._world.stream(name))
+        self._world.loop.spawn(self.process, self._start())
+
+    def kill(self):
+        """End the process as SIGKILL and power loss do: nothing more of it happens."""
+        process = self.process
+        if process.is_dead:
+            return
+        process.is_dead = True
+        self.platter.crash_in = None
+        self._world.graveyard.append((process, self.node))
+        self.node = self._calls = None
+        self._world.note(f"{self.name} dies")
+        for response in self._connections:
+            response.content.pipe.break_off()
+        self._connections.clear()
+
+    def freeze(self):
+        self.process.is_frozen = True
+
+    def thaw(self):
+        self._world.loop.thaw(self.process)
+
+    async def _start(self):
+        await asyncio.sleep(0.2 + self.process.random.random())
+        self.node = self._build()
+        await self.node.reclaim.round()
+        self.node.self_test = await run_self_test(self.node)
+        if not self.node.self_test.passed:
+            self._world.note(f"{self.name}: self-test: {self.node.self_test.detail}")
+        self.node.flusher.start()
+        self.node.reclaim.start()
+        self._calls = ControlCalls(self.node)
+        self._world.note(f"{self.name} serves as incarnation {self.incarnation}")
+
+    def _build(self):
+        world, clock = self._world, SimClock(self._world.loop, 1_000.0 * self.incarnation)
+        config = NodeConfig(
+            name=self.name,
+            data_dir=Path("simulated"),
+            model=MODEL,
+            cluster_key=CLUSTER_KEY,
+            settings=self._settings,
+            host=self.name,
+            incarnation=self.incarnation,
+        )
+        engine = SimEngine(self._tokens_per_s, step_s=0.02)
+        process = self.process
+        disk = SimDisk(self.platter, process, self.kill)
+        disk.recover()
+        blocks = BlockStore(disk, SPEC, FINGERPRINT)
+        records = ManifestStore(disk, CLUSTER_KEY)
+        store = AgentStore(blocks, records, CLUSTER_KEY, FINGERPRINT, SPEC)
+        node = Node(
+            config=config,
+            clock=clock,
+            engine=EngineLoop(
+                EngineClock(clock, engine),
+                engine,
+                active_max=self._settings.active_max,
+                waiting_max=self._settings.waiting_max,
+                exact_chunks=self._settings.exact_chunks,
+                budget=MemoryBudget(
+                    self._settings.hot_bytes,
+                    lambda size: world.loop.call_soon(lambda: node.make_room(size)),
+                ),
+            ),
+            tokenizer=SimTokenizer(),
+            spec=SPEC,
+            fingerprint=FINGERPRINT,
+            model_name=MODEL,
+            context_tokens_max=CONTEXT_TOKENS_MAX,
+            store=store,
+            table=recovered_table(config, FINGERPRINT, clock, store),
+            transfers=SimTransfers(self.name, CLUSTER_KEY, clock),
+            workers=ThreadPoolExecutor(1),
+            self_test=_UNTESTED,
+            vocabulary_size=128,
+            http_url=f"http://{self.name}",
+            fetch=fetch_from(world),
+        )
+        return node
+
+    # --- what reaches it ---------------------------------------------------------------------
+
+    def receive(self, raw, reply):
+        """Take a control call off the network; `reply` puts the answer on it."""
+        if self.process.is_dead:
+            return
+        self._world.loop.spawn(self.process, self._answer(raw, reply))
+
+    async def _answer(self, raw, reply):
+        calls = self._calls
+        if calls is None:
+            error = RetryLaterError("the node is starting or stopping", code="loading")
+            reply(encode_reply(error_reply(error)))
+        else:
+            reply(await calls.answer(raw))
+
+    def accept(self, response):
+        """Take a new connection; nobody listens while the node starts."""
+        if self.process.is_dead or self.node is None:
+            response.content.pipe.break_off()
+            return
+        self._connections.append(response)
+        self._world.loop.spawn(self.process, converse(self.node, response))
+
+    async def stop_well(self):
+        """Stop as an operator does: everything is saved first."""
+        calls = self._calls
+        if calls is not None:
+            await calls.answer(encode_call(Stop()))

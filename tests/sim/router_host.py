@@ -1,0 +1,98 @@
+"""The router's Mac: router processes with nothing but memory, and the control plane to nodes."""
+
+import asyncio
+
+from fabric.ids import NodeName
+from fabric.settings import RouterSettings
+from router.fleet import Fleet
+from router.node_link import HttpNodeLink, NodeLostError
+from router.services import assemble
+from tests.sim.clock import SimClock
+from tests.sim.connection import SimSession
+from tests.sim.loop import Process
+
+ROUTER = "router"
+
+
+class RouterHost:
+    """Where the router runs, when it does."""
+
+    def __init__(self, world):
+        self.name = ROUTER
+        self.incarnation = 0
+        self.process: Process | None = None
+        self.services = None
+        self._world = world
+        self._connections = []
+
+    def boot(self):
+        self.incarnation += 1
+        name = f"{ROUTER}#{self.incarnation}"
+        self.process = Process(name, self._world.stream(name))
+        self._world.loop.spawn(self.process, self._run())
+
+    def kill(self):
+        if self.process.is_dead:
+            return
+        self.process.is_dead = True
+        self._world.graveyard.append((self.process, self.services))
+        self.services = None
+        self._world.note("the router dies")
+        for response in self._connections:
+            response.requests.break_off()
+        self._connections.clear()
+        self._world.on_router_death()
+
+    def freeze(self):
+        self.process.is_frozen = True
+
+    def thaw(self):
+        self._world.loop.thaw(self.process)
+
+    async def _run(self):
+        world = self._world
+        session = SimSession(world, self._connections)
+
+        async def roster():
+            return {NodeName(name): _Transport(world, node) for name, node in world.nodes.items()}
+
+        def connect(name, transport, is_lost):
+            return HttpNodeLink(name, transport, session, "secret", is_lost)
+
+        clock = SimClock(world.loop, 1e6 * self.incarnation)
+        fleet = Fleet(roster, connect, clock)
+        self.services = assemble(fleet, RouterSettings())
+        world.note(f"the router serves as incarnation {self.incarnation}")
+        await self.services.run()
+
+
+class _Transport:
+    """Control calls to one node: whatever is lost on the way, nobody hears of."""
+
+    def __init__(self, world, host):
+        self._world = world
+        self._host = host
+
+    async def __call__(self, raw):
+        network, loop = self._world.network, self._world.loop
+        answered = loop.create_future()
+
+        def settle(reply):
+            if not answered.done():
+                answered.set_result(reply)
+
+        def reply(data):
+            network.post(self._host.name, ROUTER, lambda: settle(data))
+
+        def arrive():
+            if self._host.process.is_dead:
+                network.post(self._host.name, ROUTER, refuse)
+            else:
+                self._host.receive(raw, reply)
+
+        def refuse():
+            if not answered.done():
+                answered.set_exception(NodeLostError(f"{self._host.name} is dead"))
+
+        network.post(ROUTER, self._host.name, arrive)
+        return await answered

@@ -1,0 +1,61 @@
+"""A tokenizer of one token per character, with ChatTokenizer's interface.
+
+Roles and ends are single characters that never occur in a message, and the only ones where a
+prompt may be cut.
+"""
+
+from node.prompt_plan import Encoded
+from tests.sim.model import END
+
+ROLES = {"system": "\x01", "user": "\x02", "assistant": "\x03"}
+_END = chr(END)
+CUT_TEXTS = {ord(text): text.encode() for text in (*ROLES.values(), _END)}
+
+
+def render(messages):
+    """Spell a conversation up to where the model answers."""
+    said = "".join(f"{ROLES[m['role']]}{m['content']}{_END}" for m in messages)
+    return said + ROLES["assistant"]
+
+
+class _Detokenizer:
+    def __init__(self):
+        self.last_segment = ""
+
+    def add_token(self, token):
+        self.last_segment = chr(token)
+
+    def finalize(self):
+        self.last_segment = ""
+
+
+class _Wrapper:
+    """What `Answer` asks of mlx-lm's tokenizer."""
+
+    tool_parser = None
+    has_thinking = False
+    has_tool_calling = False
+    structural_markers = ()
+    response_initial_state = "normal"
+    response_transitions = {}  # noqa: RUF012 - a constant
+
+    @property
+    def detokenizer(self):
+        return _Detokenizer()
+
+
+class SimTokenizer:
+    """Characters as tokens."""
+
+    wrapper = _Wrapper()
+    eos_ids = frozenset({END})
+    cut_texts = CUT_TEXTS
+
+    def render(self, messages, tools, options):
+        return render(messages)
+
+    def encode(self, text, *, special_prefix=False):
+        return Encoded([ord(char) for char in text], list(range(1, len(text) + 1)))
+
+    def token_text(self, token):
+        return chr(token)

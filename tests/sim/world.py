@@ -1,0 +1,165 @@
+"""One simulated fabric: its clock, network, Macs and clients, all from one seed."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field, replace
+
+from fabric.settings import NodeSettings
+from tests.sim import chances
+from tests.sim.chaos import Chaos
+from tests.sim.clients import Clients
+from tests.sim.invariants import Invariants
+from tests.sim.loop import PROCESS, SimLoop, StuckError
+from tests.sim.network import Network
+from tests.sim.node_host import NodeHost
+from tests.sim.router_host import RouterHost
+
+NODES = ("node-a", "node-b", "node-c")
+LIMIT_S = 600.0  # of simulated time; who needs longer hangs
+MIB = 1 << 20
+
+
+@dataclass(eq=False)
+class World:
+    """Everything there is in one run."""
+
+    seed: int
+    loop: SimLoop
+    network: Network = field(init=False)
+    nodes: dict = field(default_factory=dict)
+    router: RouterHost = field(init=False)
+    clients: Clients = field(init=False)
+    invariants: Invariants = field(init=False)
+    trace: list = field(default_factory=list)
+    violation: str | None = None
+    graveyard: list = field(default_factory=list)  # kept, so that no destructor runs by chance
+
+    def __post_init__(self):
+        self.network = Network(self.loop, self.stream("network"))
+        shape = self.stream("shape")
+        settings = NodeSettings(
+            hot_bytes=shape.choice([64 * 1024, MIB]),
+            disk_bytes=shape.choice([MIB, 64 * MIB]),
+            active_max=shape.choice([2, 8]),
+        )
+        for name in NODES:
+            speed = shape.choice([500, 2_000, 8_000])
+            self.nodes[name] = NodeHost(self, name, replace(settings), speed)
+        self.router = RouterHost(self)
+        self.clients = Clients(self)
+        self.invariants = Invariants(self)
+        self.chaos = Chaos(self)
+
+    def stream(self, name):
+        return chances.stream(self.seed, name)
+
+    def note(self, text):
+        """Write an event down."""
+        self.trace.append((round(self.loop.now_s, 6), text))
+
+    def fail(self, text):
+        """Say what must not happen; the run ends with the first one."""
+        if self.violation is None:
+            self.violation = text
+            self.note(f"VIOLATION {text}")
+            self.loop.end()
+
+    def on_router_death(self):
+        self.clients.on_router_death()
+
+    async def live(self):
+        """Start, disturb, heal, let it settle, and look at what is left."""
+        for host in (*self.nodes.values(), self.router):
+            host.boot()
+        talking = asyncio.create_task(self.clients.run())
+        await self.chaos.run()
+        await talking
+        self.note("quiet")
+        await asyncio.sleep(12.0)
+        await self.clients.last_words()
+        await asyncio.sleep(3.0)
+        self.invariants.check_end()
+
+
+class _Ears(logging.Handler):
+    """Hears what the product logs as a failure of its own."""
+
+    def __init__(self, world):
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record):
+        process = PROCESS.get()
+        if process is not None and process.is_dead:
+            return
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            self._world.note(f"log: {record.getMessage()}: {error!r}")
+            self._world.fail(f"{record.getMessage()}: {error!r}")
+
+
+def run(seed: int) -> World:
+    """Live one seed's life; the world tells what was violated and what happened."""
+    loop = SimLoop()
+    asyncio.set_event_loop(loop)
+    world = World(seed, loop)
+    ears = _Ears(world)
+    loggers = [logging.getLogger(name) for name in ("node", "macfabric")]
+    before = [(each.level, each.propagate) for each in loggers]
+    for each in loggers:
+        each.addHandler(ears)
+        each.propagate = False
+        each.setLevel(logging.ERROR)
+    loop.set_exception_handler(lambda _, said: _unhandled(world, said))
+    loop.on_step = world.invariants.check_step
+    try:
+        with chances.seeded_secrets():
+            _drive(world, loop)
+    finally:
+        for each, (level, propagate) in zip(loggers, before, strict=True):
+            each.removeHandler(ears)
+            each.setLevel(level)
+            each.propagate = propagate
+        _bury(world, loop)
+    return world
+
+
+def _drive(world, loop):
+    living = loop.create_task(world.live())
+    living.add_done_callback(lambda _: loop.end())
+    loop.call_later(LIMIT_S, world.fail, "the run does not come to an end")
+    try:
+        loop.run_forever()
+    except StuckError as stuck:
+        world.fail(str(stuck))
+    if world.violation is None:
+        living.result()
+
+
+def _unhandled(world, said):
+    error = said.get("exception")
+    process = PROCESS.get()
+    if process is not None and process.is_dead:
+        return
+    world.fail(f"nobody caught {error!r}: {said.get('message')}")
+
+
+def _bury(world, loop):
+    """End every task, also those of the dead, so that no destructor has to."""
+    loop.on_step = None
+    loop.is_over = True
+    loop.set_exception_handler(lambda *_: None)
+    loop.run_until_complete(_end_all())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+async def _end_all():
+    for _ in range(5):
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if not others:
+            return
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others, timeout=100)
