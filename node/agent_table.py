@@ -122,11 +122,9 @@ class AgentTable:
         """Choose an unused id for a conversation without one."""
         if identity.kind is IdentityKind.CONTENT or identity.agent is None:
             return AgentId("auto-" + secrets.token_hex(8))
-        name = identity.agent
-        while (tenant, name) in self._agents:
-            # Random, because other nodes name conversations of this group too.
-            name = AgentId(f"{identity.agent[:112]}~{secrets.token_hex(4)}")
-        return name
+        # Always random, because other nodes name conversations of this group too: the bare
+        # name would be given once by each of them, and then two nodes own it at epoch 1.
+        return AgentId(f"{identity.agent[:104]}~{secrets.token_hex(8)}")
 
     @property
     def hot_bytes(self) -> int:
