@@ -277,10 +277,18 @@ class AgentStore:
 
     def erase(self, manifest: Manifest) -> Erased:
         """Remove an agent's record and every block nobody else refers to."""
-        refs = list(dict.fromkeys(manifest.refs))
+        self.erase_record(manifest)
+        return self.erase_blocks(manifest)
+
+    def erase_record(self, manifest: Manifest) -> None:
+        """Remove an agent's record; raise DiskError, and then it still holds its blocks."""
         self._manifests.remove(manifest.tenant, manifest.agent)
         self._settle(manifest)
         self.blocks.release(manifest.refs)
+
+    def erase_blocks(self, manifest: Manifest) -> Erased:
+        """Remove the blocks that an erased record has let go of; raise DiskError."""
+        refs = list(dict.fromkeys(manifest.refs))
         self.blocks.sweep()
         kept = {ref for ref in refs if self.blocks.has(ref)}
         return Erased(
@@ -295,7 +303,7 @@ class AgentStore:
         self._manifests.remove_all((record.tenant, record.agent) for record in manifests)
         for record in manifests:
             self.blocks.release(record.refs)
-        self.blocks.sweep()
+        self._sweep()
 
     def missing(self, manifest: Manifest) -> list[BlockRef]:
         """List the record's blocks that are not stored here."""

@@ -120,13 +120,16 @@ async def _erase(node: "Node", key: AgentKey, epoch: int) -> EraseReceipt:
         return EraseReceipt(node.name, existed=False)
     await node.prefetches.stop(agent)
     async with agent.turn_lock:
-        if agent.manifest.epoch > epoch:
-            return EraseReceipt(node.name, existed=False)  # a later agent of the same name
+        if node.table.get(agent.key) is not agent or agent.manifest.epoch > epoch:
+            # Another call erased it meanwhile, or it is a later agent of the same name.
+            return EraseReceipt(node.name, existed=False)
         # In the table until it is gone: a turn that comes meanwhile waits for the lock.
         saved, agent.cache = agent.saved, None
         receipt = EraseReceipt(node.name, existed=True)
         if saved is not None:
-            erased = await node.in_worker(lambda: node.store.erase(saved))
+            await node.in_worker(lambda: node.store.erase_record(saved))
+            node.table.forget(agent)  # its blocks are let go of: a repeat must not do so again
+            erased = await node.in_worker(lambda: node.store.erase_blocks(saved))
             # A quarantined file may hold tokens of an agent that no record names any more.
             await node.in_worker(node.store.blocks.empty_quarantine)
             receipt = replace(
