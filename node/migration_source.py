@@ -78,6 +78,9 @@ async def seal(node: "Node", call: SealAgent) -> Offer:
         raise RetryLaterError(message, code="agent_busy") from None
     try:
         record = agent.manifest
+        if node.table.get(agent.key) is not agent:
+            message = f"{node.name} holds no such agent any more"
+            raise NotFoundError(message, code="agent_not_found")
         if record.state is not OwnerState.OWNED or agent.saved is None or not agent.is_durable:
             message = f"the agent cannot be sealed: {record.state}, durable={agent.is_durable}"
             raise ConflictError(message, code="cannot_seal")
