@@ -4,6 +4,9 @@ Nothing that a peer says is believed: block names are recomputed from the tokens
 cluster's key, and every block's bytes are checked before they are stored.
 """
 
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +19,7 @@ from fabric.manifest import Manifest, OwnerState, decode_manifest
 from fabric.priority import Priority
 from fabric.restore_plan import essential
 from node.agent import Agent
+from node.posix_disk import DiskError
 
 if TYPE_CHECKING:
     from fabric.block_chain import BlockSpan
@@ -102,10 +106,20 @@ async def _forget(node: "Node", migration: MigrationId) -> None:
     while len(node.aborted) > ABORTED_MAX:
         node.aborted.popitem(last=False)
     node.arrivals.drop(migration)
-    refs = node.adopted.pop(migration, [])
+    await _let_go(node, migration, ())
+
+
+async def _let_go(node: "Node", migration: MigrationId, kept: Iterable[BlockRef]) -> None:
+    """Take back the pins of what a migration brought, but for those its record has taken."""
     node.adopted_s.pop(migration, None)
-    node.store.blocks.abandon(refs)
-    if refs:
+    pins = Counter(node.adopted.pop(migration, ()))
+    pins.subtract(set(kept))
+    if not +pins:
+        return
+    while pins := +pins:  # a call that came twice has pinned twice
+        node.store.blocks.abandon(pins)
+        pins.subtract(list(pins))
+    with suppress(DiskError):  # what nobody needs may stay a while
         await node.in_worker(node.store.blocks.sweep)
 
 
@@ -152,8 +166,6 @@ async def _commit(node: "Node", call: CommitMigration) -> AgentView:
         raise ConflictError(message, code="blocks_missing")
     previous = agent.saved if agent is not None else None
     await node.in_worker(lambda: node.store.publish(owned, previous))
-    node.adopted.pop(call.migration, None)  # the record holds them now
-    node.adopted_s.pop(call.migration, None)
     if agent is None:
         agent = Agent(owned)
     agent.manifest = agent.saved = owned
@@ -163,4 +175,6 @@ async def _commit(node: "Node", call: CommitMigration) -> AgentView:
     agent.decided.set()
     node.table.put(agent)
     node.note_hot()
+    # The record holds its blocks now; a tail that was copied before the last one is in nobody's.
+    await _let_go(node, call.migration, owned.refs)
     return agent.view()
