@@ -7,9 +7,6 @@ from unittest import mock
 
 from tests.sim.loop import PROCESS
 
-_NOBODY = random.Random(0)
-
-
 def stream(seed: int, name: str) -> random.Random:
     """Return a generator of its own for each purpose, so that none disturbs another."""
     return random.Random(f"{seed}:{name}")
@@ -17,7 +14,8 @@ def stream(seed: int, name: str) -> random.Random:
 
 def _source() -> random.Random:
     process = PROCESS.get()
-    return process.random if process is not None else _NOBODY
+    assert process is not None, "only processes draw secrets"
+    return process.random
 
 
 @contextmanager

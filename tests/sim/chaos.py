@@ -9,6 +9,7 @@ from tests.sim.network import Weather
 from tests.sim.router_host import ROUTER
 
 BEGIN_S, END_S = 4.0, 22.0
+DISK_CODES = {"disk_error", "disk_budget"}
 
 
 class Chaos:
@@ -17,6 +18,7 @@ class Chaos:
     def __init__(self, world):
         self._world = world
         self._random = world.stream("chaos")
+        self.has_faults = False
 
     async def run(self):
         random = self._random
@@ -33,6 +35,7 @@ class Chaos:
                 loss_odds=random.choice([0.0, 0.01, 0.05]),
                 double_odds=random.choice([0.0, 0.05, 0.2]),
             )
+        self.has_faults = bool(faults) or self._world.network.is_bad
         await asyncio.gather(*(self._at_some_time(each) for each in (*faults, *deeds)))
         self._world.network.weather = Weather()
 
@@ -170,7 +173,8 @@ class Chaos:
             task.result()
         except FabricError as error:
             self._world.note(f"{what}: {error.status} {error.code}")
-            if int(error.status) >= 500 and int(error.status) not in (503, 507):
+            is_refusal = int(error.status) in (409, 404, 421, 429, 503)
+            if not is_refusal and error.code not in DISK_CODES:
                 self._world.fail(f"{what}: {error.status} {error.code}: {error.message}")
         else:
             self._world.note(f"{what}: done")

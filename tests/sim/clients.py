@@ -42,6 +42,7 @@ class Talk:
     epoch: int = 0  # the highest that answered
     attempts: list = field(default_factory=list)  # prompts sent since the acknowledged one
     erased_s: float | None = None
+    may_be_erased: bool = False  # an erasure may still be on its way
 
     @property
     def key(self):
@@ -161,7 +162,7 @@ class Clients:
                         return
                 else:
                     admitted = event
-                    if admitted.epoch < known_epoch:
+                    if admitted.epoch < known_epoch and not talk.may_be_erased:
                         world.fail(
                             f"{talk.name}: {admitted.node} serves at epoch {admitted.epoch}"
                             f" what was at {known_epoch}"
@@ -206,8 +207,8 @@ class Clients:
             world.router.process, services.erasures.erase(talk.tenant, talk.identity.agent)
         )
         done, _ = await asyncio.wait({task}, timeout=60)
+        talk.may_be_erased = not done or self._world.network.is_bad
         if not done or task.cancelled():
-            talk.acked = None
             return
         try:
             erasure = task.result()
@@ -216,7 +217,9 @@ class Clients:
             return
         world.note(f"{talk.name}: erased, {erasure.unreachable} not reached")
         talk.acked, talk.attempts, talk.epoch = None, [], 0
-        if not erasure.unreachable:
+        if erasure.unreachable:
+            talk.may_be_erased = True
+        else:
             talk.erased_s = world.loop.now_s
         talk.messages = talk.messages[:1] + [{"role": "user", "content": _say(talk.random)}]
 

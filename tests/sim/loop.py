@@ -41,10 +41,8 @@ class Process:
         return context
 
     def admits(self, handle) -> bool:
-        if self.is_dead:
-            return False
-        if self.is_frozen:
-            self.stalled.append(handle)
+        if self.is_dead or self.is_frozen:
+            self.stalled.append(handle)  # of the dead, too: so that burying them is complete
             return False
         return True
 

@@ -9,6 +9,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 
 RETRANSMIT_S = 0.2
+LOSS_NOTICED_S = 5.0
 
 
 @dataclass
@@ -44,6 +45,12 @@ class Network:
         """Let the network itself do something, whoever is dead by then."""
         self.loop.call_later(delay_s, work, *arguments, context=self.context)
 
+    @property
+    def is_bad(self):
+        """Say whether messages may come late, twice or not at all."""
+        weather = self.weather
+        return bool(weather.late_odds or weather.loss_odds or weather.double_odds)
+
     def delay_s(self):
         weather = self.weather
         delay_s = weather.base_s + weather.jitter_s * self.random.random()
@@ -51,14 +58,22 @@ class Network:
             delay_s += weather.late_s * self.random.random()
         return delay_s
 
-    def post(self, source, target, deliver):
-        """Deliver once, not at all, or twice; the reader decides at arrival who is there."""
-        copies = 1 + (self.random.random() < self.weather.double_odds)
-        for _ in range(copies):
-            is_lost = self.random.random() < self.weather.loss_odds
-            delay_s = self.delay_s()
-            if not is_lost and not self.is_cut(source, target):
-                self.later(delay_s, deliver)
+    def post(self, source, target, deliver, lose):
+        """Deliver at least once, or lose the message and say so when that is noticed.
+
+        What meets a cut goes on after it, however late: connections outlive short cuts.
+        """
+        if self.random.random() < self.weather.loss_odds:
+            self.later(LOSS_NOTICED_S * self.random.random(), lose)
+            return
+        for _ in range(1 + (self.random.random() < self.weather.double_odds)):
+            self.later(self.delay_s(), self._arrive, source, target, deliver)
+
+    def _arrive(self, source, target, deliver):
+        if self.is_cut(source, target):
+            self.later(RETRANSMIT_S, self._arrive, source, target, deliver)
+        else:
+            deliver()
 
 
 class Pipe:

@@ -81,18 +81,18 @@ class _Transport:
             if not answered.done():
                 answered.set_result(reply)
 
+        def fail():
+            if not answered.done():
+                answered.set_exception(NodeLostError(f"{self._host.name} may not have heard"))
+
         def reply(data):
-            network.post(self._host.name, ROUTER, lambda: settle(data))
+            network.post(self._host.name, ROUTER, lambda: settle(data), fail)
 
         def arrive():
             if self._host.process.is_dead:
-                network.post(self._host.name, ROUTER, refuse)
+                network.post(self._host.name, ROUTER, fail, fail)
             else:
                 self._host.receive(raw, reply)
 
-        def refuse():
-            if not answered.done():
-                answered.set_exception(NodeLostError(f"{self._host.name} is dead"))
-
-        network.post(ROUTER, self._host.name, arrive)
+        network.post(ROUTER, self._host.name, arrive, fail)
         return await answered

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import traceback
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
 from fabric.settings import NodeSettings
 from tests.sim import chances
@@ -32,6 +34,7 @@ class World:
     invariants: Invariants = field(init=False)
     trace: list = field(default_factory=list)
     violation: str | None = None
+    is_verbose: bool = False
     graveyard: list = field(default_factory=list)  # kept, so that no destructor runs by chance
 
     def __post_init__(self):
@@ -56,6 +59,10 @@ class World:
     def note(self, text):
         """Write an event down."""
         self.trace.append((round(self.loop.now_s, 6), text))
+
+    def digest(self):
+        """Hash all that happened: the same seed always gives the same."""
+        return blake2b(repr(self.trace).encode(), digest_size=16).hexdigest()
 
     def fail(self, text):
         """Say what must not happen; the run ends with the first one."""
@@ -95,14 +102,17 @@ class _Ears(logging.Handler):
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
             self._world.note(f"log: {record.getMessage()}: {error!r}")
+            if self._world.is_verbose:
+                traceback.print_exception(error)
             self._world.fail(f"{record.getMessage()}: {error!r}")
 
 
-def run(seed: int) -> World:
+def run(seed: int, *, is_verbose: bool = False) -> World:
     """Live one seed's life; the world tells what was violated and what happened."""
     loop = SimLoop()
     asyncio.set_event_loop(loop)
     world = World(seed, loop)
+    world.is_verbose = is_verbose
     ears = _Ears(world)
     loggers = [logging.getLogger(name) for name in ("node", "macfabric")]
     before = [(each.level, each.propagate) for each in loggers]
@@ -149,6 +159,9 @@ def _bury(world, loop):
     loop.on_step = None
     loop.is_over = True
     loop.set_exception_handler(lambda *_: None)
+    living = [host.process for host in (*world.nodes.values(), world.router)]
+    for process in [*living, *(dead for dead, _ in world.graveyard)]:
+        loop.thaw(process)
     loop.run_until_complete(_end_all())
     loop.run_until_complete(loop.shutdown_asyncgens())
     asyncio.set_event_loop(None)
@@ -163,3 +176,4 @@ async def _end_all():
         for task in others:
             task.cancel()
         await asyncio.wait(others, timeout=100)
+    assert len(asyncio.all_tasks()) == 1, "a task that nothing ends would end in a later run"
