@@ -117,7 +117,7 @@ class AgentStore:
         for manifest in self._manifests.load_all():
             self.blocks.retain(manifest.refs)
             kept.append(manifest)
-        self.blocks.sweep()
+        self._sweep()
         return kept
 
     # --- names -------------------------------------------------------------------------------
