@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fabric.block import BlockRef
 from fabric.control import AgentView, CommitMigration, Copied, CopyBlocks
-from fabric.errors import ConflictError, RejectedError
+from fabric.errors import ConflictError, RejectedError, UnauthorizedError
 from fabric.ids import MigrationId
 from fabric.limits import FILE_ALIGN_BYTES
 from fabric.manifest import Manifest, OwnerState, decode_manifest
@@ -41,6 +41,9 @@ async def copy_blocks(node: "Node", call: CopyBlocks) -> Copied:
         if call.offer.live or call.migration in node.arrivals:
             await node.arrivals.extend(call.migration, record)
         return copied
+    except UnauthorizedError as error:  # towards the router this would be about its own secret
+        message = f"{call.source} does not offer the agent any more ({error.message})"
+        raise ConflictError(message, code="not_offered") from None
     finally:
         if call.migration in node.aborted:  # meanwhile: what came after that is in nobody's way
             await forget(node, call.migration)
