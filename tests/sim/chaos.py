@@ -8,8 +8,8 @@ from fabric.generation import IdentityKind
 from tests.sim.network import Weather
 from tests.sim.router_host import ROUTER
 
-BEGIN_S, END_S = 4.0, 22.0
-DISK_CODES = {"disk_error", "disk_budget"}
+BEGIN_S, END_S = 3.0, 16.0
+DISK_CODES = {"disk_error", "disk_budget", "corrupt_data"}
 
 
 class Chaos:
@@ -38,6 +38,10 @@ class Chaos:
         self.has_faults = bool(faults) or self._world.network.is_bad
         await asyncio.gather(*(self._at_some_time(each) for each in (*faults, *deeds)))
         self._world.network.weather = Weather()
+        for host in self._world.nodes.values():
+            host.platter.crash_in = None
+        while not all(host.is_serving for host in (*self._world.nodes.values(), self._world.router)):
+            await asyncio.sleep(0.5)
 
     async def _at_some_time(self, work):
         await asyncio.sleep(BEGIN_S + (END_S - BEGIN_S) * self._random.random())
@@ -56,37 +60,31 @@ class Chaos:
         if self._is_well(host):
             self._world.note(f"kill {host.name}")
             host.kill()
-            await self._boot_later(host)
 
-    async def _boot_later(self, host):
-        await asyncio.sleep(self._random.choice([0.2, 2.0, 9.0]) * self._random.random())
-        self._world.note(f"boot {host.name}")
-        host.boot()
+    async def _router_crash(self):
+        if self._is_well(self._world.router):
+            self._world.router.kill()
+
+    def boot_later(self, host):
+        """Start a dead process again, some time."""
+        delay_s = self._random.choice([0.2, 2.0, 9.0]) * self._random.random()
+        self._world.network.later(delay_s, host.boot)
 
     async def _crash_in_write(self):
         host = self._some_node()
         if self._is_well(host):
             host.platter.crash_in = self._random.randrange(1, 12)
             self._world.note(f"{host.name} will die in its write number {host.platter.crash_in}")
-            process = host.process
-            for _ in range(20):
-                await asyncio.sleep(0.5)
-                if process.is_dead:
-                    break
-            host.platter.crash_in = None
-            if process.is_dead and host.process is process:
-                await self._boot_later(host)
 
     async def _restart(self):
         host = self._some_node()
         if self._is_well(host) and host.is_serving:
             self._world.note(f"stop {host.name}")
-            stopping = self._world.loop.spawn(host.process, host.stop_well())
-            await asyncio.wait({stopping}, timeout=8.0)
             process = host.process
-            host.kill()
+            stopping = self._world.loop.spawn(process, host.stop_well())
+            await asyncio.wait({stopping}, timeout=8.0)
             if host.process is process:
-                await self._boot_later(host)
+                host.kill()
 
     async def _hang(self):
         await self._freeze(self._some_node())
@@ -115,13 +113,6 @@ class Chaos:
         for way in ways:
             self._world.network.cut(*way, change=-1)
 
-    async def _router_crash(self):
-        router = self._world.router
-        if self._is_well(router):
-            router.kill()
-            await asyncio.sleep(self._random.choice([0.3, 3.0]) * self._random.random())
-            router.boot()
-
     async def _disk_full(self):
         platter = self._some_node().platter
         self._world.note("a disk is full")
@@ -132,7 +123,7 @@ class Chaos:
     async def _disk_errors(self):
         platter = self._some_node().platter
         self._world.note("a disk fails now and then")
-        platter.error_odds = 0.2
+        platter.error_odds, platter.has_failed = 0.2, True
         await asyncio.sleep(6.0 * self._random.random())
         platter.error_odds = 0.0
 

@@ -23,7 +23,7 @@ from tests.sim.model import MODEL
 from tests.sim.tokenizer import render
 
 TENANTS = (TenantId("red"), TenantId("blue"))
-TALKS = 6
+TALKS = 5
 ROUNDS = 4
 PATIENCE_S = 45.0
 ALLOWED_STATUS = {409, 421, 429, 503}
@@ -78,7 +78,7 @@ class Clients:
 
     async def run(self):
         random = self._world.stream("clients")
-        shared = {tenant: " ".join(random.choices(_WORDS, k=60)) for tenant in TENANTS}
+        shared = {tenant: " ".join(random.choices(_WORDS, k=48)) for tenant in TENANTS}
         for number in range(TALKS):
             tenant = TENANTS[number % len(TENANTS)]
             kind = random.choice([IdentityKind.AGENT] * 3 + [IdentityKind.GROUP, "content"])
@@ -115,7 +115,7 @@ class Clients:
             talk.messages = [*talk.messages, {"role": "user", "content": _say(random)}]
         sampled = random.random() < 0.4
         sampling = Sampling(
-            max_tokens=random.choice([3, 12, 40]),
+            max_tokens=random.choice([3, 8, 24]),
             temperature=float(sampled),
             seed=random.randrange(1000) if sampled else None,
         )
@@ -286,4 +286,4 @@ def _gone():
 
 
 def _say(random):
-    return " ".join(random.choices(_WORDS, k=random.choice([3, 10, 40])))
+    return " ".join(random.choices(_WORDS, k=random.choice([2, 6, 24])))

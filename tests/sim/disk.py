@@ -22,6 +22,7 @@ class Platter:
     files: dict = field(default_factory=dict)
     is_full: bool = False
     error_odds: float = 0.0
+    has_failed: bool = False
     crash_in: int | None = None  # writing calls until the power fails
     quarantined: int = 0
     damaged: set = field(default_factory=set)  # names of files hurt behind the node's back

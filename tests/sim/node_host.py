@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fabric.control import SelfTest, Stop, encode_call, encode_reply
-from fabric.errors import RetryLaterError
+from fabric.errors import FabricError, RetryLaterError
 from fabric.settings import NodeSettings
 from node.agent_store import AgentStore
 from node.block_store import BlockStore
@@ -43,6 +43,7 @@ class NodeHost:
         self._settings = settings
         self._tokens_per_s = tokens_per_s
         self._connections = []
+        self._unanswered = {}
 
     @property
     def is_serving(self):
@@ -70,7 +71,11 @@ class NodeHost:
         self._world.note(f"{self.name} dies")
         for response in self._connections:
             response.content.pipe.break_off()
+        for fail in self._unanswered.values():
+            fail()
         self._connections.clear()
+        self._unanswered.clear()
+        self._world.chaos.boot_later(self)
 
     def freeze(self):
         self.process.is_frozen = True
@@ -79,6 +84,16 @@ class NodeHost:
         self._world.loop.thaw(self.process)
 
     async def _start(self):
+        """Start; whoever cannot exits, and is started again."""
+        process = self.process
+        try:
+            await self._begin()
+        except FabricError as error:
+            self._world.note(f"{self.name} does not start: {error.code}: {error.message}")
+            assert self.process is process, "only a living process fails"
+            self.kill()
+
+    async def _begin(self):
         await asyncio.sleep(0.2 + self.process.random.random())
         self.node = self._build()
         await self.node.reclaim.round()
@@ -140,19 +155,23 @@ class NodeHost:
 
     # --- what reaches it ---------------------------------------------------------------------
 
-    def receive(self, raw, reply):
-        """Take a control call off the network; `reply` puts the answer on it."""
+    def receive(self, raw, reply, fail):
+        """Take a control call off the network; its caller hears `reply`, or `fail` if we die."""
         if self.process.is_dead:
+            fail()
             return
+        self._unanswered[reply] = fail
         self._world.loop.spawn(self.process, self._answer(raw, reply))
 
     async def _answer(self, raw, reply):
         calls = self._calls
         if calls is None:
             error = RetryLaterError("the node is starting or stopping", code="loading")
-            reply(encode_reply(error_reply(error)))
+            answer = encode_reply(error_reply(error))
         else:
-            reply(await calls.answer(raw))
+            answer = await calls.answer(raw)
+        del self._unanswered[reply]
+        reply(answer)
 
     def accept(self, response):
         """Take a new connection; nobody listens while the node starts."""

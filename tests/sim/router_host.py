@@ -25,6 +25,10 @@ class RouterHost:
         self._world = world
         self._connections = []
 
+    @property
+    def is_serving(self):
+        return self.services is not None
+
     def boot(self):
         self.incarnation += 1
         name = f"{ROUTER}#{self.incarnation}"
@@ -41,7 +45,8 @@ class RouterHost:
         for response in self._connections:
             response.requests.break_off()
         self._connections.clear()
-        self._world.on_router_death()
+        self._world.clients.on_router_death()
+        self._world.chaos.boot_later(self)
 
     def freeze(self):
         self.process.is_frozen = True
@@ -85,14 +90,14 @@ class _Transport:
             if not answered.done():
                 answered.set_exception(NodeLostError(f"{self._host.name} may not have heard"))
 
-        def reply(data):
+        def reply_with(data):
             network.post(self._host.name, ROUTER, lambda: settle(data), fail)
 
-        def arrive():
-            if self._host.process.is_dead:
-                network.post(self._host.name, ROUTER, fail, fail)
-            else:
-                self._host.receive(raw, reply)
+        def hear_of_death():
+            network.post(self._host.name, ROUTER, fail, fail)
+
+        def arrive():  # once for each copy of the message
+            self._host.receive(raw, lambda data: reply_with(data), hear_of_death)
 
         network.post(ROUTER, self._host.name, arrive, fail)
         return await answered
