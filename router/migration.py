@@ -40,6 +40,7 @@ from router.node_link import NodeLink, NodeLostError
 
 _LOG = logging.getLogger("macfabric.router.migration")
 
+BLOCK_GONE = "block_missing"  # what a node says of a block that it has not, or no longer
 COPY_TIMEOUT_S = 1800.0  # 50 GB over gigabit Ethernet
 FLUSH_TIMEOUT_S = 60.0  # what makes an agent durable: blocks still in memory go to disk
 SEAL_WAIT_S = 300.0  # a turn is handed over between two steps, and a step may be a long chunk
@@ -117,8 +118,7 @@ class Migration:
 
     async def _copy_ahead(self) -> Copied:
         """Copy while the agent serves, again for as long as there is much that is new."""
-        offer = await self._offer()
-        total = await self._copy(offer)
+        offer, total = await self._copy_first()
         blocks, rounds = total.blocks_sent, 1
         while offer.live and blocks > TAIL_BLOCKS and rounds < COPY_ROUNDS_MAX:
             offer = await self._offer()
@@ -130,6 +130,18 @@ class Migration:
                 bytes_sent=total.bytes_sent + more.bytes_sent,
             )
         return total
+
+    async def _copy_first(self) -> tuple[Offer, Copied]:
+        """Copy what is offered; a turn that ends meanwhile replaces a block: then offer anew."""
+        for _ in range(COPY_ROUNDS_MAX):
+            offer = await self._offer()
+            try:
+                return offer, await self._copy(offer)
+            except FabricError as error:
+                if error.code != BLOCK_GONE:
+                    raise
+        message = "the agent's memory changes faster than it can be copied"
+        raise RetryLaterError(message, retry_after_s=2.0, code="agent_busy")
 
     async def _copy(self, offer: Offer, priority: Priority = Priority.MIGRATION_COPY) -> Copied:
         call = CopyBlocks(self._name, self._source.name, offer, priority=priority)
