@@ -88,7 +88,6 @@ class Node:
     deciding: asyncio.Lock = field(default_factory=asyncio.Lock)  # commits and aborts of moves
     adopted_s: dict[MigrationId, float] = field(default_factory=dict)  # when a block last came
     aborted: OrderedDict[MigrationId, None] = field(default_factory=OrderedDict)
-    deciding: asyncio.Lock = field(default_factory=asyncio.Lock)  # one commit or abort at a time
 
     def __post_init__(self) -> None:
         """Look after unsaved agents, the disk's budget, what comes into memory, and links."""
