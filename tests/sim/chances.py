@@ -7,6 +7,7 @@ from unittest import mock
 
 from tests.sim.loop import PROCESS
 
+
 def stream(seed: int, name: str) -> random.Random:
     """Return a generator of its own for each purpose, so that none disturbs another."""
     return random.Random(f"{seed}:{name}")

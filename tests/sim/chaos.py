@@ -40,7 +40,8 @@ class Chaos:
         self._world.network.weather = Weather()
         for host in self._world.nodes.values():
             host.platter.crash_in = None
-        while not all(host.is_serving for host in (*self._world.nodes.values(), self._world.router)):
+        hosts = [*self._world.nodes.values(), self._world.router]
+        while not all(host.is_serving for host in hosts):  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(0.5)
 
     async def _at_some_time(self, work):

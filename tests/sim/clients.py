@@ -27,7 +27,7 @@ TALKS = 5
 ROUNDS = 4
 PATIENCE_S = 45.0
 ALLOWED_STATUS = {409, 421, 429, 503}
-_WORDS = "river stone amber cloud lantern meadow harbor quiet copper violet".split()
+_WORDS = ("river", "stone", "amber", "cloud", "lantern", "meadow", "harbor", "quiet", "copper")
 
 
 @dataclass(eq=False)
@@ -102,7 +102,11 @@ class Clients:
             if not await self._round(talk):
                 return
             await asyncio.sleep(talk.random.expovariate(1 / 3.0))
-            if talk.acked and talk.identity.kind is IdentityKind.AGENT and talk.random.random() < 0.1:
+            if (
+                talk.acked
+                and talk.identity.kind is IdentityKind.AGENT
+                and talk.random.random() < 0.1
+            ):
                 await self._erase(talk)
 
     async def _round(self, talk):
@@ -221,7 +225,7 @@ class Clients:
             talk.may_be_erased = True
         else:
             talk.erased_s = world.loop.now_s
-        talk.messages = talk.messages[:1] + [{"role": "user", "content": _say(talk.random)}]
+        talk.messages = [talk.messages[0], {"role": "user", "content": _say(talk.random)}]
 
     # --- the client's connection to the router -----------------------------------------------
 

@@ -8,10 +8,10 @@ class SimClock:
 
     def __init__(self, loop, offset_s=0.0):
         self._loop = loop
-        self._offset_s = offset_s
+        self.offset_s = offset_s
 
     def monotonic_s(self):
-        return self._loop.now_s + self._offset_s
+        return self._loop.now_s + self.offset_s
 
     def wall_s(self):
         return WALL_S + self._loop.now_s

@@ -63,9 +63,9 @@ class SimDisk:
             self._kill()
             raise PowerLostError
         if platter.is_full:
-            raise DiskError("no space left", errno.ENOSPC)
+            raise _refusal(errno.ENOSPC)
         if platter.random.random() < platter.error_odds:
-            failure = DiskError("the drive failed", errno.EIO)
+            failure = _refusal(errno.EIO)
             if platter.random.random() < 0.5:
                 platter.files[name] = data
                 failure.is_in_place = True
@@ -76,7 +76,8 @@ class SimDisk:
     def read(self, name, limit_bytes):
         raw = self._find(name)
         if len(raw) > limit_bytes:
-            raise CorruptDataError("over the limit")
+            message = "over the limit"
+            raise CorruptDataError(message)
         return raw
 
     def read_into(self, name, offset, buffers):
@@ -108,7 +109,7 @@ class SimDisk:
             self._kill()
             raise PowerLostError
         if platter.random.random() < platter.error_odds:
-            raise DiskError("the drive failed", errno.EIO)
+            raise _refusal(errno.EIO)
         return sum(platter.files.pop(name, None) is not None for name in names)
 
     def quarantine(self, name, reason):
@@ -142,3 +143,7 @@ class SimDisk:
             return False
         platter.crash_in = None
         return True
+
+
+def _refusal(cause):
+    return DiskError("the drive refused", cause)

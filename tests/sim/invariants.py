@@ -7,7 +7,6 @@ from tests.sim import oracle
 from tests.sim.clock import WALL_S
 from tests.sim.model import SimCache
 
-
 NOT_INDEXED = "is stored but not indexed"
 
 
@@ -116,9 +115,7 @@ class Invariants:
         text = text.rstrip("\x04")
         if text == talk.acked.text.rstrip("\x04"):
             return True
-        return any(
-            text.startswith(prompt) or prompt.startswith(text) for prompt in talk.attempts
-        )
+        return any(text.startswith(prompt) or prompt.startswith(text) for prompt in talk.attempts)
 
     def _check_erased(self):
         for talk in self._world.clients.talks:
@@ -141,7 +138,9 @@ class Invariants:
                 if record.state is OwnerState.SEALED:
                     self._fail(f"{node.name}: {agent.key} stays sealed")
                 if record.state is OwnerState.OWNED:
-                    owners[agent.key] = max(owners.get(agent.key, (0, "")), (record.epoch, node.name))
+                    owners[agent.key] = max(
+                        owners.get(agent.key, (0, "")), (record.epoch, node.name)
+                    )
         for key, (epoch, name) in owners.items():
             known = directory.owner(key)
             if known is None or (known.epoch, known.node) != (epoch, name):
@@ -167,5 +166,3 @@ class Invariants:
         for what, found in left.items():
             if found:
                 self._fail(f"left over: {what}: {found}")
-
-

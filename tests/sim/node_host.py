@@ -42,6 +42,7 @@ class NodeHost:
         self._world = world
         self._settings = settings
         self._tokens_per_s = tokens_per_s
+        self.clock: SimClock | None = None
         self._connections = []
         self._unanswered = {}
 
@@ -106,7 +107,8 @@ class NodeHost:
         self._world.note(f"{self.name} serves as incarnation {self.incarnation}")
 
     def _build(self):
-        world, clock = self._world, SimClock(self._world.loop, 1_000.0 * self.incarnation)
+        world = self._world
+        self.clock = clock = SimClock(world.loop, 1_000.0 * self.incarnation)
         config = NodeConfig(
             name=self.name,
             data_dir=Path("simulated"),

@@ -1,7 +1,5 @@
 """The router's Mac: router processes with nothing but memory, and the control plane to nodes."""
 
-import asyncio
-
 from fabric.ids import NodeName
 from fabric.settings import RouterSettings
 from router.fleet import Fleet
@@ -97,7 +95,12 @@ class _Transport:
             network.post(self._host.name, ROUTER, fail, fail)
 
         def arrive():  # once for each copy of the message
-            self._host.receive(raw, lambda data: reply_with(data), hear_of_death)
+            self._host.receive(raw, _once(reply_with), hear_of_death)
 
         network.post(ROUTER, self._host.name, arrive, fail)
         return await answered
+
+
+def _once(reply):
+    """Make a function of its own of it: a node knows the calls it has not answered by that."""
+    return lambda data: reply(data)  # noqa: PLW0108

@@ -1,7 +1,7 @@
 """The data plane without sockets: the real offer book decides, the simulated network carries."""
 
 from fabric.control import Address, LinkKind
-from fabric.errors import FabricError, RetryLaterError
+from fabric.errors import RetryLaterError, UnauthorizedError
 from fabric.limits import TRANSFER_TIMEOUT_S
 from node.offers import OfferBook
 from node.transfer_client import TransferReport
@@ -39,15 +39,16 @@ def fetch_from(world):
         reaches = not (network.is_cut(name, source) or network.is_cut(source, name))
         if not reaches or peer.process.is_frozen or peer.node is None:
             loop.extra_s += TRANSFER_TIMEOUT_S
-            raise RetryLaterError(f"{source} sends nothing over any of its addresses")
+            raise _broken(source)
         offered = peer.node.transfers.book.check(ticket, name)
         sent_bytes = 0
         for ref in refs:
             if ref.name not in offered:
-                raise FabricError("the ticket does not cover that block", code="not_offered")
+                message = "the ticket does not cover that block"
+                raise UnauthorizedError(message, code="not_offered")
             if network.random.random() < network.weather.loss_odds:
                 loop.extra_s += TRANSFER_TIMEOUT_S
-                raise RetryLaterError(f"the connection to {source} broke")
+                raise _broken(source)
             payload = peer.node.store.blocks.read_payload(ref)
             view = allocate(ref)
             view[:] = payload
@@ -57,3 +58,7 @@ def fetch_from(world):
         return TransferReport(len(refs), sent_bytes, loop.extra_s, 1, 0, sent_bytes)
 
     return fetch
+
+
+def _broken(source):
+    return RetryLaterError(f"{source} sends nothing over any of its addresses")

@@ -7,7 +7,9 @@ import traceback
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
+from fabric.limits import RECLAIM_EVERY_S
 from fabric.settings import NodeSettings
+from node.migration_target import UNDECIDED_S
 from tests.sim import chances
 from tests.sim.chaos import Chaos
 from tests.sim.clients import Clients
@@ -18,7 +20,7 @@ from tests.sim.node_host import NodeHost
 from tests.sim.router_host import RouterHost
 
 NODES = ("node-a", "node-b", "node-c")
-LIMIT_S = 600.0  # of simulated time; who needs longer hangs
+LIMIT_S = 600.0  # of simulated time until all is quiet; who needs longer hangs
 MIB = 1 << 20
 
 
@@ -83,6 +85,11 @@ class World:
         await asyncio.sleep(10.0)
         await self.clients.last_words()
         await asyncio.sleep(3.0)
+        if any(host.node.adopted for host in self.nodes.values()):
+            self.note("a move is undecided, and hours pass")
+            for host in self.nodes.values():
+                host.clock.offset_s += UNDECIDED_S
+            await asyncio.sleep(RECLAIM_EVERY_S + 1.0)
         self.invariants.check_end()
 
 
