@@ -85,6 +85,7 @@ CONTROL_TIMEOUT_S: Final = 10.0
 BEAT_S: Final = 1.0
 SUSPECT_S: Final = 3.0
 LEASE_S: Final = 6.0
+EPOCHS_ISSUED_MAX: Final = 100_000  # agents whose last claim nobody has confirmed yet
 
 # Erasures
 TOMBSTONES_MAX: Final = 16_384  # 3 MB in memory and 1.6 MB on their way to a node that was away
