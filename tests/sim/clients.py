@@ -23,7 +23,7 @@ from tests.sim.model import MODEL
 from tests.sim.tokenizer import render
 
 TENANTS = (TenantId("red"), TenantId("blue"))
-TALKS = 5
+TALKS = 4
 ROUNDS = 4
 PATIENCE_S = 45.0
 ALLOWED_STATUS = {409, 421, 429, 503}

@@ -1,11 +1,14 @@
 """What must hold after every step, and what must be left when all is quiet again."""
 
+from fabric.block_chain import block_spans
 from fabric.generation import IdentityKind
+from fabric.hashing import tenant_salt
 from fabric.manifest import OwnerState
 from node.agent_store import stock_of
 from tests.sim import oracle
 from tests.sim.clock import WALL_S
-from tests.sim.model import SimCache
+from tests.sim.model import FINGERPRINT, SimCache
+from tests.sim.node_host import CLUSTER_KEY
 
 NOT_INDEXED = "is stored but not indexed"
 
@@ -79,7 +82,10 @@ class Invariants:
                 self._fail(f"{where}: its memory is not that of its tokens")
         if saved is None:
             return
-        node.store.named_refs(saved)
+        salt = tenant_salt(CLUSTER_KEY, saved.tenant)
+        names = [span.block_hash for span in block_spans(salt, FINGERPRINT, saved.token_ids)]
+        if names != [piece.block.block_hash for piece in saved.pieces]:
+            self._fail(f"{where}: its blocks are not named by its tenant and its tokens")
         count = saved.tokens_count
         cache = SimCache(count)
         loaded = node.store.load(saved.tenant, saved.token_ids, stock_of(saved), count, cache)

@@ -1,0 +1,63 @@
+"""Many lives of a whole fabric, and planted faults that some of them must not survive."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.sim.planted import PLANTS
+from tests.sim.world import run
+
+SEEDS, SEEDS_NIGHTLY, SEEDS_A_TEST = 200, 10_000, 50
+PLANTED_SEEDS_MAX = 40
+TRACE_TAIL = 40
+
+
+def check(seed):
+    """Live one seed; where something is violated, say what and how to see it alone."""
+    world = run(seed)
+    if world.violation is not None:
+        tail = "\n".join(f"{at_s:10.4f}  {text}" for at_s, text in world.trace[-TRACE_TAIL:])
+        message = f"seed {seed}: {world.violation}\n{tail}\n"
+        pytest.fail(f"{message}see it all: python -m tests.sim --seed {seed} --trace")
+    assert world.clients.answered_count >= len(world.clients.talks), "the clients were served"
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_TEST))
+def test_seeds(first):
+    for seed in range(first, first + SEEDS_A_TEST):
+        check(seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(SEEDS, SEEDS_NIGHTLY, SEEDS_A_TEST))
+def test_many_more_seeds(first):
+    for seed in range(first, first + SEEDS_A_TEST):
+        check(seed)
+
+
+@pytest.mark.parametrize(
+    "plant", [plant for plants in PLANTS.values() for plant in plants], ids=lambda p: p.__name__
+)
+def test_a_planted_fault_is_found(plant):
+    for seed in range(PLANTED_SEEDS_MAX):
+        with plant():
+            if run(seed).violation is not None:
+                return
+    pytest.fail(f"{PLANTED_SEEDS_MAX} seeds live with it")
+
+
+def test_a_seed_lives_the_same_life_again():
+    """Also in another process, whose strings hash differently."""
+    seeds = (3, 8, 17)
+    mine = [run(seed).digest() for seed in seeds]
+
+    for seed, digest in zip(seeds, mine, strict=True):
+        command = [sys.executable, "-m", "tests.sim", "--seed", str(seed), "--digest"]
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed + 1)}
+        told = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=120, check=True
+        )
+        assert f"{seed} {digest}" in told.stdout
+    assert len(set(mine)) == len(seeds)
