@@ -85,6 +85,8 @@ CONTROL_TIMEOUT_S: Final = 10.0
 BEAT_S: Final = 1.0
 SUSPECT_S: Final = 3.0
 LEASE_S: Final = 6.0
+EPOCH_LEAP: Final = 1_024  # more moves and takeovers than an agent sees between two restarts
+EPOCH_LEAP_BITS: Final = 20  # of chance on top of it
 EPOCHS_ISSUED_MAX: Final = 100_000  # agents whose last claim nobody has confirmed yet
 
 # Erasures

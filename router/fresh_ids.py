@@ -3,6 +3,7 @@
 import secrets
 
 from fabric.ids import MigrationId, OperationId
+from fabric.limits import EPOCH_LEAP, EPOCH_LEAP_BITS
 
 
 def fresh_operation() -> OperationId:
@@ -13,6 +14,14 @@ def fresh_operation() -> OperationId:
 def fresh_migration() -> MigrationId:
     """Name one attempt to move one agent."""
     return MigrationId(f"mig_{secrets.token_hex(12)}")
+
+
+def fresh_leap() -> int:
+    """Choose how many epochs to leave to owners that nobody has heard of.
+
+    Random, so that two routers which both had to leap give no epoch twice.
+    """
+    return EPOCH_LEAP + secrets.randbits(EPOCH_LEAP_BITS)
 
 
 def fresh_name(prefix: str) -> str:

@@ -133,6 +133,10 @@ class Membership:
             for member in self._members.values()
         )
 
+    def has_heard_all(self) -> bool:
+        """Say whether every node of the roster has told this router its agents at least once."""
+        return all(member.listed is not None for member in self._members.values())
+
     async def discover(self) -> None:
         """Add nodes that the roster names for the first time."""
         for name, transport in (await self._roster()).items():

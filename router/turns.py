@@ -26,6 +26,7 @@ from fabric.ids import AgentId, NodeName, TenantId
 from fabric.manifest import OwnerState
 from router.directory import Directory, Holding, Key, Reservation
 from router.fleet import Fleet
+from router.fresh_ids import fresh_leap
 from router.ledger import Entry
 from router.migrations import Migrations
 from router.node_link import NodeLostError
@@ -191,6 +192,8 @@ class Turns:
             self._telemetry.taken_over()
             _LOG.warning("agent %s: %s takes over from %s", key[1], placed.node, owner.node)
         epoch = self._directory.next_epoch(key)
+        if owner is None and not self._fleet.membership.has_heard_all():
+            epoch += fresh_leap()  # an owner that this router never heard of may come back
         reservation = self._directory.reserve(key, placed.node, epoch)
         return Target(
             placed.node,
