@@ -40,13 +40,13 @@ async def copy_blocks(node: "Node", call: CopyBlocks) -> Copied:
         copied = await node.in_worker(lambda: _fetch(node, call, record))
         if call.offer.live or call.migration in node.arrivals:
             await node.arrivals.extend(call.migration, record)
-        return copied
     except UnauthorizedError as error:  # towards the router this would be about its own secret
         message = f"{call.source} does not offer the agent any more ({error.message})"
         raise ConflictError(message, code="not_offered") from None
     finally:
         if call.migration in node.aborted:  # meanwhile: what came after that is in nobody's way
             await forget(node, call.migration)
+    return copied
 
 
 def _checked(node: "Node", raw: bytes) -> Manifest:

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.sim.planted import PLANTS
 from tests.sim.world import run
 
+ROOT = Path(__file__).resolve().parents[2]
 SEEDS, SEEDS_NIGHTLY, SEEDS_A_TEST = 200, 10_000, 50
 PLANTED_SEEDS_MAX = 40
 TRACE_TAIL = 40
@@ -57,7 +59,13 @@ def test_a_seed_lives_the_same_life_again():
         command = [sys.executable, "-m", "tests.sim", "--seed", str(seed), "--digest"]
         environment = {**os.environ, "PYTHONHASHSEED": str(seed + 1)}
         told = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=120, check=True
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
         )
         assert f"{seed} {digest}" in told.stdout
     assert len(set(mine)) == len(seeds)
