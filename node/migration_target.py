@@ -42,7 +42,7 @@ async def copy_blocks(node: "Node", call: CopyBlocks) -> Copied:
             await node.arrivals.extend(call.migration, record)
     except UnauthorizedError as error:  # towards the router this would be about its own secret
         message = f"{call.source} does not offer the agent any more ({error.message})"
-        raise ConflictError(message, code="not_offered") from None
+        raise ConflictError(message, code=error.code) from None
     finally:
         if call.migration in node.aborted:  # meanwhile: what came after that is in nobody's way
             await forget(node, call.migration)

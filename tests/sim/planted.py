@@ -116,12 +116,12 @@ def replica_is_served_as_owner():
     return both()
 
 
-def reuse_one_token_too_many():
+def reuse_more_than_is_common():
     """A prompt is taken to begin like the stored tokens for longer than it does."""
     common = prefix.common_prefix_items
 
     def more(a, b):
-        return min(common(a, b) + 3, len(a), len(b))
+        return min(common(a, b) + 16, len(a), len(b))
 
     plan = "node.prompt_plan.common_prefix_items"
 
@@ -150,5 +150,5 @@ PLANTS = {
         stale_owners_are_not_released,
     ),
     "directory": (lower_epoch_wins, replica_is_served_as_owner),
-    "cache": (reuse_one_token_too_many, tenants_share_blocks),
+    "cache": (reuse_more_than_is_common, tenants_share_blocks),
 }

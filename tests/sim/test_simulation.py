@@ -12,7 +12,7 @@ from tests.sim.world import run
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, SEEDS_NIGHTLY, SEEDS_A_TEST = 200, 10_000, 50
-PLANTED_SEEDS_MAX = 40
+PLANTED_SEEDS_MAX = 60
 TRACE_TAIL = 40
 
 
