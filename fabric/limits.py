@@ -87,7 +87,6 @@ SUSPECT_S: Final = 3.0
 LEASE_S: Final = 6.0
 EPOCH_LEAP: Final = 1_024  # more moves and takeovers than an agent sees between two restarts
 EPOCH_LEAP_BITS: Final = 20  # of chance on top of it
-EPOCHS_ISSUED_MAX: Final = 100_000  # agents whose last claim nobody has confirmed yet
 
 # Erasures
 TOMBSTONES_MAX: Final = 16_384  # 3 MB in memory and 1.6 MB on their way to a node that was away

@@ -6,7 +6,6 @@ them even where the disk refuses: what counts is that the agents go.
 
 import logging
 from collections.abc import Iterable
-from pathlib import Path
 from threading import Lock
 from typing import Final
 
@@ -28,9 +27,9 @@ _log = logging.getLogger(__name__)
 class Erased:
     """The tombstones of one node; methods may be called from any thread."""
 
-    def __init__(self, data_dir: Path, durability: str, cluster_key: bytes, clock: Clock) -> None:
-        """Load what the folder holds; raise DiskError if another process has it."""
-        self._disk = PosixDisk(data_dir.expanduser() / DIRECTORY, durability)
+    def __init__(self, disk: PosixDisk, cluster_key: bytes, clock: Clock) -> None:
+        """Load what the disk holds; raise DiskError if another process has it."""
+        self._disk = disk
         self._cluster_key = cluster_key
         self._clock = clock
         self._lock = Lock()

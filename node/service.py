@@ -26,6 +26,7 @@ from node.block_store import BlockStore
 from node.clock import SystemClock
 from node.control_calls import ControlCalls
 from node.engine_thread import EngineThread
+from node.erased import DIRECTORY as ERASED
 from node.erased import Erased
 from node.folder_spec import keep_spec
 from node.hibernation_http import HibernationHttp
@@ -165,7 +166,8 @@ class NodeService:
         if loaded.problem is None:
             keep_spec(disk, SpecRecord(loaded.fingerprint, loaded.name, loaded.spec))
         blocks = BlockStore(disk, loaded.spec, loaded.fingerprint)
-        erased = Erased(config.data_dir, config.settings.durability, config.cluster_key, clock)
+        tombs = PosixDisk(config.data_dir.expanduser() / ERASED, config.settings.durability)
+        erased = Erased(tombs, config.cluster_key, clock)
         manifests = ManifestStore(disk, config.cluster_key, erased.epoch_of)
         store = AgentStore(blocks, manifests, config.cluster_key, loaded.fingerprint, loaded.spec)
         table = recovered_table(config, loaded.fingerprint, clock, store)

@@ -10,6 +10,7 @@ from fabric.settings import NodeSettings
 from node.agent_store import AgentStore
 from node.block_store import BlockStore
 from node.control_calls import ControlCalls
+from node.erased import Erased
 from node.http_server import error_reply
 from node.manifest_store import ManifestStore
 from node.memory_budget import MemoryBudget
@@ -123,7 +124,8 @@ class NodeHost:
         disk = SimDisk(self.platter, process, self.kill)
         disk.recover()
         blocks = BlockStore(disk, SPEC, FINGERPRINT)
-        records = ManifestStore(disk, CLUSTER_KEY)
+        erased = Erased(disk, CLUSTER_KEY, clock)
+        records = ManifestStore(disk, CLUSTER_KEY, erased.epoch_of)
         store = AgentStore(blocks, records, CLUSTER_KEY, FINGERPRINT, SPEC)
         node = Node(
             config=config,
@@ -152,6 +154,7 @@ class NodeHost:
             vocabulary_size=128,
             http_url=f"http://{self.name}",
             fetch=fetch_from(world),
+            erased=erased,
         )
         return node
 

@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 from fabric.limits import RECLAIM_EVERY_S
 from fabric.settings import NodeSettings
-from node.migration_target import UNDECIDED_S
+from node.migration_target import ADOPTED_S
 from tests.sim import chances
 from tests.sim.chaos import Chaos
 from tests.sim.clients import Clients
@@ -88,7 +88,7 @@ class World:
         if any(host.node.adopted for host in self.nodes.values()):
             self.note("a move is undecided, and hours pass")
             for host in self.nodes.values():
-                host.clock.offset_s += UNDECIDED_S
+                host.clock.offset_s += ADOPTED_S
             await asyncio.sleep(RECLAIM_EVERY_S + 1.0)
         self.invariants.check_end()
 
