@@ -145,13 +145,15 @@ class Erasures:
         return all(member.name in self._heard for member in membership.members)
 
     async def _pay(self, node: NodeName) -> None:
-        for key, call in list(self._owed.get(node, {}).items()):
+        owed = self._owed.get(node, {})
+        for key, call in list(owed.items()):
             if await self._erase_on(node, call) is None:
                 message = f"node {node} has not erased what it owes"
                 raise RetryLaterError(message, code="erasure_owed")
-            self._owed[node].pop(key, None)
-        if not self._owed.get(node):
-            self._owed.pop(node, None)
+            if owed.get(key) is call:  # a sweep may have been here, or a later erasure
+                del owed[key]
+        if not owed and self._owed.get(node) is owed:
+            del self._owed[node]
 
     async def _erase_on(self, node: NodeName, call: EraseAgent) -> EraseReceipt | None:
         try:
