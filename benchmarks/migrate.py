@@ -136,7 +136,7 @@ def _tail_bytes(receipts: list[dict[str, Any]]) -> float:
 def _messages(tokens: int, seed: int = 0) -> list[dict[str, str]]:
     """Return a long document and a request to recite its beginning."""
     words = [f"{_WORDS[(i * 7 + seed) % len(_WORDS)]}{(i * 31 + seed) % 997}"
-             for i in range(tokens // 5)]  # fmt: skip
+             for i in range(tokens // 4)]  # fmt: skip
     document = f"Report {seed}. " + " ".join(words)
     return [
         {"role": "user", "content": document},
