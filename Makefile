@@ -21,7 +21,7 @@ demo: $(READY)  ## show the product: agents that remember, on a local fabric of 
 	@$(BIN)/macfabric demo $(ARGS)
 
 test: $(READY)  ## run the tests (TESTS=tests/unit ARGS="-k name" narrow them)
-	@$(BIN)/python -m pytest $(TESTS) -q $(ARGS)
+	@$(BIN)/python -m pytest $(TESTS) -q -n 2 --dist loadfile $(ARGS)
 
 fuzz: $(READY)  ## a million hostile inputs for every parser: minutes (ARGS="-k manifest" narrows)
 	@$(BIN)/python -m pytest tests/fuzz -q -s -m nightly $(ARGS)
