@@ -22,7 +22,7 @@ from fabric.links import Address as Address  # noqa: PLC0414 - known from here t
 from fabric.links import LinkKind as LinkKind  # noqa: PLC0414 - likewise
 from fabric.links import LinkView, MeetPeers
 from fabric.manifest import OwnerState
-from fabric.priority import Priority
+from fabric.urgency import Urgency
 
 Reply = TypeVar("Reply")
 
@@ -226,7 +226,7 @@ class CopyBlocks:
     migration: MigrationId
     source: NodeName
     offer: Offer
-    priority: Priority = Priority.MIGRATION_COPY
+    urgency: Urgency = Urgency.MIGRATION_COPY
 
 
 @dataclass(frozen=True, slots=True)

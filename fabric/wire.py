@@ -57,7 +57,7 @@ from fabric.limits import (
     PROBE_BYTES_MAX,
     TRANSFER_SLICE_BYTES_MAX,
 )
-from fabric.priority import Priority
+from fabric.urgency import Urgency
 
 MAGIC: Final = b"mf"
 HEAD_BYTES: Final = 8
@@ -159,7 +159,7 @@ class FetchRequest:
     ticket: bytes
     parts: tuple[FetchPart, ...]
     link_bytes_per_s: int = 0  # measured or nominal; 0: never compress
-    priority: Priority = Priority.FETCH
+    urgency: Urgency = Urgency.FETCH
 
     def __post_init__(self) -> None:
         """Refuse empty and oversize requests."""

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from fabric.block import BlockRef
 from fabric.errors import CorruptDataError, FabricError, RetryLaterError
 from fabric.limits import TRANSFER_RANGE_BYTES_MIN, TRANSFER_REQUEST_BYTES
-from fabric.priority import Priority
+from fabric.urgency import Urgency
 from fabric.wire import FETCH_PARTS_MAX, PayloadHead
 from node.channel import Channel
 from node.connections import Connection, Connections
@@ -37,7 +37,7 @@ class Order:
 
     peer: Peer
     ticket: bytes
-    priority: Priority
+    urgency: Urgency
     allocate: Allocate
     done: Done
 
@@ -341,7 +341,7 @@ class Fetch:
 
     def _report(self, now_s: float, *, is_last: bool = False) -> None:
         # What others may hold back says nothing about the link.
-        if self.order.priority is not Priority.PREFETCH:
+        if self.order.urgency is not Urgency.PREFETCH:
             self.links.report(now_s, last=is_last)
 
     def _guarded(self, stream: Stream) -> None:

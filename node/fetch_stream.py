@@ -114,4 +114,4 @@ class FetchStream:
             for x in pieces
         )
         link = link if zstd_may_pay(link) else 0
-        channel.send(FetchRequest(order.ticket, parts, link, order.priority))
+        channel.send(FetchRequest(order.ticket, parts, link, order.urgency))

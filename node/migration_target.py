@@ -16,8 +16,8 @@ from fabric.errors import ConflictError, RejectedError, UnauthorizedError
 from fabric.ids import MigrationId
 from fabric.limits import FILE_ALIGN_BYTES
 from fabric.manifest import Manifest, OwnerState, decode_manifest
-from fabric.priority import Priority
 from fabric.restore_plan import essential
+from fabric.urgency import Urgency
 from node.agent import Agent
 from node.posix_disk import DiskError
 
@@ -34,7 +34,7 @@ async def copy_blocks(node: "Node", call: CopyBlocks) -> Copied:
     record = _checked(node, call.offer.manifest)
     missing_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in node.store.missing(record))
     if missing_bytes:
-        spare_only = call.priority is Priority.PREFETCH  # then no owned agent may go for it
+        spare_only = call.urgency is Urgency.PREFETCH  # then no owned agent may go for it
         await node.reclaim.make_room(record.tenant, missing_bytes, spare_only=spare_only)
     try:
         copied = await node.in_worker(lambda: _fetch(node, call, record))
@@ -86,7 +86,7 @@ def _fetch(node: "Node", call: CopyBlocks, record: Manifest) -> Copied:
         refs=missing,
         allocate=allocate,
         done=adopt,
-        priority=call.priority,
+        urgency=call.urgency,
         links=node.links,
         connections=node.connections,
     )

@@ -16,7 +16,7 @@ from fabric.block import BlockRef
 from fabric.control import Address
 from fabric.ids import Fingerprint, NodeName
 from fabric.limits import MIB, TRANSFER_STREAMS
-from fabric.priority import Priority
+from fabric.urgency import Urgency
 from node.connections import Connections
 from node.fetch import Fetch, Order
 from node.fetch_links import FetchLinks
@@ -62,7 +62,7 @@ def fetch_blocks(  # noqa: PLR0913
     refs: Sequence[BlockRef],
     allocate: Allocate,
     done: Done,
-    priority: Priority = Priority.FETCH,
+    urgency: Urgency = Urgency.FETCH,
     streams: int = TRANSFER_STREAMS,
     cancel: Event | None = None,
     patience: Patience = Patience(),  # noqa: B008 - frozen
@@ -84,7 +84,7 @@ def fetch_blocks(  # noqa: PLR0913
         return TransferReport(0, 0, time.monotonic() - began_s, streams, 0, 0)
     used = FetchLinks(source, addresses, links or NominalLinks(), patience, began_s)
     order = Order(
-        Peer(name, source, cluster_key, fingerprint, patience), ticket, priority, allocate, done
+        Peer(name, source, cluster_key, fingerprint, patience), ticket, urgency, allocate, done
     )
     kept = connections or Connections()
     fetch = Fetch(order, used, FetchWork(landings), kept)

@@ -54,7 +54,7 @@ from node.link_answer import LinkAnswers
 from node.listeners import EVERYWHERE, Listeners
 from node.offers import OfferBook
 from node.payload import Compressor, OpenPayload, Payload, send_range
-from node.priority_gate import PriorityGate, Sender
+from node.urgency_gate import Sender, UrgencyGate
 
 WATCH_S: Final = 0.1
 WAKES_MAX: Final = 64
@@ -104,7 +104,7 @@ class TransferServer:
         self._blocks = blocks
         self._clock = clock
         self._held = HeldPayloads(blocks.read_payload) if from_memory else None
-        self._gate = PriorityGate(clock.monotonic_s)
+        self._gate = UrgencyGate(clock.monotonic_s)
         self._connections_max = connections_max
         self._handshake_s = handshake_s
         self._patience_s = patience_s
@@ -294,7 +294,7 @@ class TransferServer:
         link = request.link_bytes_per_s
         with (
             self._busy(channel),
-            self._gate.sending(channel.local_host(), request.priority) as sender,
+            self._gate.sending(channel.local_host(), request.urgency) as sender,
         ):
             for ref, part in zip(wanted, request.parts, strict=True):
                 self._let_pass(sender)

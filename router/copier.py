@@ -11,7 +11,7 @@ from fabric.copy_calls import OfferCopy
 from fabric.errors import FabricError, NotFoundError, RetryElsewhereError, RetryLaterError
 from fabric.ids import AgentId, MigrationId, NodeName
 from fabric.limits import CONTROL_TIMEOUT_S, COPY_TIMEOUT_S, COPY_TRIES_MAX
-from fabric.priority import Priority
+from fabric.urgency import Urgency
 from router.directory import Holding, Key
 from router.fleet import Fleet
 from router.fresh_ids import fresh_migration
@@ -87,8 +87,8 @@ async def _attempt(
         offer = await source.call(call, Offer)
         copied = Copied(0, 0, 0, 0.0)
         if source.name != goal.name:
-            priority = Priority.PREFETCH if background else Priority.FETCH
-            blocks = CopyBlocks(name, source.name, offer, priority)
+            urgency = Urgency.PREFETCH if background else Urgency.FETCH
+            blocks = CopyBlocks(name, source.name, offer, urgency)
             copied = await goal.call(blocks, Copied, COPY_TIMEOUT_S)
         view = await goal.call(keep(name, offer.manifest), AgentView, KEEP_TIMEOUT_S)
     except BaseException:

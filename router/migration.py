@@ -33,7 +33,7 @@ from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
 from fabric.ids import AgentId, MigrationId, NodeName
 from fabric.limits import CONTROL_TIMEOUT_S
 from fabric.manifest import OwnerState
-from fabric.priority import Priority
+from fabric.urgency import Urgency
 from router.directory import Holding, Key
 from router.fleet import Fleet
 from router.node_link import NodeLink, NodeLostError
@@ -88,7 +88,7 @@ class Migration:
         try:
             first = await self._copy_ahead()
             final = await self._seal()
-            tail = await self._copy(final, Priority.MIGRATION_TAIL)
+            tail = await self._copy(final, Urgency.MIGRATION_TAIL)
             await self._commit(final)
         except BaseException:
             await asyncio.shield(self._abort())
@@ -143,8 +143,8 @@ class Migration:
         message = "the agent's memory changes faster than it can be copied"
         raise RetryLaterError(message, retry_after_s=2.0, code="agent_busy")
 
-    async def _copy(self, offer: Offer, priority: Priority = Priority.MIGRATION_COPY) -> Copied:
-        call = CopyBlocks(self._name, self._source.name, offer, priority=priority)
+    async def _copy(self, offer: Offer, urgency: Urgency = Urgency.MIGRATION_COPY) -> Copied:
+        call = CopyBlocks(self._name, self._source.name, offer, urgency=urgency)
         return await self._target.call(call, Copied, COPY_TIMEOUT_S)
 
     async def _seal(self) -> Offer:

@@ -22,7 +22,7 @@ from fabric.errors import (
 )
 from fabric.ids import Fingerprint, NodeName
 from fabric.limits import BLOCK_BYTES_MAX, FRAME_BYTES_MAX, TRANSFER_SLICE_BYTES_MAX
-from fabric.priority import Priority
+from fabric.urgency import Urgency
 from fabric.wire import (
     _KINDS,
     FETCH_PARTS_MAX,
@@ -80,7 +80,7 @@ messages = st.one_of(
         st.binary(min_size=1, max_size=TICKET_BYTES_MAX),
         st.lists(parts, min_size=1, max_size=FETCH_PARTS_MAX).map(tuple),
         st.integers(0, 1 << 40),
-        st.sampled_from(Priority),
+        st.sampled_from(Urgency),
     ),
     raw_heads,
     st.builds(
@@ -105,7 +105,7 @@ def test_what_is_encoded_comes_back(message):
 def test_the_largest_request_keeps_its_limit():
     part = FetchPart(b"h" * 32, b"c" * 16, BLOCK_BYTES_MAX // 2, BLOCK_BYTES_MAX // 2)
     parts = (part,) * FETCH_PARTS_MAX
-    message = FetchRequest(b"t" * TICKET_BYTES_MAX, parts, 1 << 60, Priority.MIGRATION_TAIL)
+    message = FetchRequest(b"t" * TICKET_BYTES_MAX, parts, 1 << 60, Urgency.MIGRATION_TAIL)
 
     assert decode(encode_frame(message)) == message
 

@@ -8,11 +8,11 @@ import pytest
 from fabric.control import LinkKind
 from fabric.errors import RetryLaterError
 from fabric.limits import TRANSFER_HOLD_S
-from fabric.priority import Priority
+from fabric.urgency import Urgency
 from node.clock import SystemClock
 from node.connections import Connections
 from node.link_book import NominalLinks
-from node.priority_gate import STUCK_S, PriorityGate
+from node.urgency_gate import STUCK_S, UrgencyGate
 from tests.faults.fault_proxy import Fault, FaultProxy
 from tests.support.transfers import (
     HASTE,
@@ -239,12 +239,12 @@ def test_urgent_blocks_pass_and_the_others_still_come(shelf, server):
 
     with paced(server, 10 * MIB, 9) as link:
         arguments = ([loopback(link.port)], ticket, urgent, Signal())
-        options = {"priority": Priority.MIGRATION_TAIL, "streams": 1}
+        options = {"urgency": Urgency.MIGRATION_TAIL, "streams": 1}
         thread = threading.Thread(target=fetch, args=arguments, kwargs=options)
         thread.start()
         assert begun.wait(30)
         direct = loopback(server.addresses()[0].port)
-        fetch([direct], ticket, idle, late, priority=Priority.PREFETCH)
+        fetch([direct], ticket, idle, late, urgency=Urgency.PREFETCH)
         thread.join()
 
     assert list(late.blocks) == [idle[0].name]
@@ -255,17 +255,17 @@ def test_urgent_blocks_pass_and_the_others_still_come(shelf, server):
 @pytest.mark.parametrize(
     ("mine", "others", "link", "age_s", "waits"),
     [
-        (Priority.PREFETCH, Priority.FETCH, "a", 0.0, True),
-        (Priority.MIGRATION_COPY, Priority.MIGRATION_TAIL, "a", 0.0, True),
-        (Priority.FETCH, Priority.FETCH, "a", 0.0, False),
-        (Priority.MIGRATION_TAIL, Priority.PREFETCH, "a", 0.0, False),
-        (Priority.PREFETCH, Priority.FETCH, "b", 0.0, False),
-        (Priority.PREFETCH, Priority.FETCH, "a", STUCK_S, False),
+        (Urgency.PREFETCH, Urgency.FETCH, "a", 0.0, True),
+        (Urgency.MIGRATION_COPY, Urgency.MIGRATION_TAIL, "a", 0.0, True),
+        (Urgency.FETCH, Urgency.FETCH, "a", 0.0, False),
+        (Urgency.MIGRATION_TAIL, Urgency.PREFETCH, "a", 0.0, False),
+        (Urgency.PREFETCH, Urgency.FETCH, "b", 0.0, False),
+        (Urgency.PREFETCH, Urgency.FETCH, "a", STUCK_S, False),
     ],
 )
 def test_who_waits_for_whom(mine, others, link, age_s, waits):
     clock = StoppedClock()
-    gate = PriorityGate(clock.monotonic_s)
+    gate = UrgencyGate(clock.monotonic_s)
 
     with gate.sending(link, others), gate.sending("a", mine) as sender:
         clock.now_s += age_s

@@ -5,7 +5,7 @@ import itertools
 from fabric.control import AbortMigration, AgentView, Copied, CopyBlocks, Done, Offer
 from fabric.copy_calls import KeepFork, KeepReplica, OfferCopy
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId
-from fabric.priority import Priority
+from fabric.urgency import Urgency
 from node.service import NodeService
 from tests.support.services import TENANT, call
 
@@ -21,8 +21,8 @@ def copied_offer(
     offer = call(source, OfferCopy(name, TENANT, AgentId(agent), epoch, to), Offer)
     if source is target:
         return name, offer, None
-    priority = Priority.PREFETCH if background else Priority.FETCH
-    blocks = CopyBlocks(name, NodeName(source.node.name), offer, priority)
+    urgency = Urgency.PREFETCH if background else Urgency.FETCH
+    blocks = CopyBlocks(name, NodeName(source.node.name), offer, urgency)
     return name, offer, call(target, blocks, Copied)
 
 

@@ -10,7 +10,7 @@ from threading import Condition
 from typing import Final
 
 from fabric.limits import TRANSFER_HOLD_S
-from fabric.priority import Priority
+from fabric.urgency import Urgency
 
 STUCK_S: Final = 0.5  # a sender whose slice takes longer leaves room on the link
 
@@ -18,14 +18,14 @@ STUCK_S: Final = 0.5  # a sender whose slice takes longer leaves room on the lin
 class Sender:
     """One answer under way: what it is for, over which link, and when it last moved on."""
 
-    def __init__(self, link: str, priority: Priority, moved_s: float) -> None:
+    def __init__(self, link: str, urgency: Urgency, moved_s: float) -> None:
         """Begin at `moved_s`."""
         self.link = link
-        self.priority = priority
+        self.urgency = urgency
         self.moved_s = moved_s
 
 
-class PriorityGate:
+class UrgencyGate:
     """The answers that one server is sending."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
@@ -35,9 +35,9 @@ class PriorityGate:
         self._senders: set[Sender] = set()
 
     @contextmanager
-    def sending(self, link: str, priority: Priority) -> Iterator[Sender]:
+    def sending(self, link: str, urgency: Urgency) -> Iterator[Sender]:
         """Count as a sender over `link` (this end's address) meanwhile."""
-        sender = Sender(link, priority, self._now_s())
+        sender = Sender(link, urgency, self._now_s())
         with self._changed:
             self._senders.add(sender)
         try:
@@ -64,7 +64,7 @@ class PriorityGate:
     def _is_in_the_way(self, sender: Sender) -> bool:
         now_s = self._now_s()
         return any(
-            other.priority > sender.priority
+            other.urgency > sender.urgency
             and other.link == sender.link
             and now_s - other.moved_s < STUCK_S
             for other in self._senders

@@ -3,7 +3,7 @@
 from enum import IntEnum
 
 
-class Priority(IntEnum):
+class Urgency(IntEnum):
     """Why blocks are fetched; the greater goes first."""
 
     PREFETCH = 0  # nobody waits: a replica, a guess
