@@ -31,7 +31,7 @@ from fabric.control import (
 )
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
 from fabric.ids import AgentId, MigrationId, NodeName
-from fabric.limits import CONTROL_TIMEOUT_S
+from fabric.limits import CONTROL_TIMEOUT_S, COPY_TIMEOUT_S
 from fabric.manifest import OwnerState
 from fabric.urgency import Urgency
 from router.directory import Holding, Key
@@ -41,7 +41,7 @@ from router.node_link import NodeLink, NodeLostError
 _LOG = logging.getLogger("macfabric.router.migration")
 
 BLOCK_GONE = "block_missing"  # what a node says of a block that it has not, or no longer
-COPY_TIMEOUT_S = 1800.0  # 50 GB over gigabit Ethernet
+TAIL_TIMEOUT_S = 120.0  # the agent is served nowhere meanwhile
 FLUSH_TIMEOUT_S = 60.0  # what makes an agent durable: blocks still in memory go to disk
 SEAL_WAIT_S = 300.0  # a turn is handed over between two steps, and a step may be a long chunk
 SEAL_RETRY_S = 0.1
@@ -118,11 +118,10 @@ class Migration:
 
     async def _copy_ahead(self) -> Copied:
         """Copy while the agent serves, again for as long as there is much that is new."""
-        offer, total = await self._copy_first()
+        offer, total = await self._copy_offered()
         blocks, rounds = total.blocks_sent, 1
         while offer.live and blocks > TAIL_BLOCKS and rounds < COPY_ROUNDS_MAX:
-            offer = await self._offer()
-            more = await self._copy(offer)
+            offer, more = await self._copy_offered()
             blocks, rounds = more.blocks_sent, rounds + 1
             total = replace(
                 total,
@@ -131,7 +130,7 @@ class Migration:
             )
         return total
 
-    async def _copy_first(self) -> tuple[Offer, Copied]:
+    async def _copy_offered(self) -> tuple[Offer, Copied]:
         """Copy what is offered; a turn that ends meanwhile replaces a block: then offer anew."""
         for _ in range(COPY_ROUNDS_MAX):
             offer = await self._offer()
@@ -145,7 +144,9 @@ class Migration:
 
     async def _copy(self, offer: Offer, urgency: Urgency = Urgency.MIGRATION_COPY) -> Copied:
         call = CopyBlocks(self._name, self._source.name, offer, urgency=urgency)
-        return await self._target.call(call, Copied, COPY_TIMEOUT_S)
+        is_tail = urgency is Urgency.MIGRATION_TAIL
+        timeout_s = TAIL_TIMEOUT_S if is_tail else COPY_TIMEOUT_S
+        return await self._target.call(call, Copied, timeout_s)
 
     async def _seal(self) -> Offer:
         tenant, agent = self._key

@@ -46,4 +46,7 @@ def remote_error(
         return RetryLaterError(message, retry_after_s=wait_s, code=code)
     if status in _CLIENT_ERRORS:
         return _REJECTED.get(status, RejectedError)(message, code=code, param=param)
-    return FabricError(message, code=code)
+    error = FabricError(message, code=code)
+    if status == HTTPStatus.INSUFFICIENT_STORAGE:  # the node's disk is full, or refuses
+        error.status = HTTPStatus.INSUFFICIENT_STORAGE
+    return error
