@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fabric.block_chain import BlockSpan
     from node.node import Node
 
-ADOPTED_S = 3_600.0  # twice as long as a router lets a copy take
+ADOPTED_S = 3_600.0  # without a new block for so long, no copy of that move goes on
 ABORTED_MAX = 1_024  # remembered; a commit later than that many aborts is caught by its epoch
 
 
