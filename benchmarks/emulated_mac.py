@@ -24,6 +24,7 @@ from benchmarks.emulated_fleet import EmulatedFleet, FleetError
 ROOT = Path(__file__).resolve().parents[1]
 BOOT = Path(__file__).with_name("mac_boot.py")
 USER, USER_ID = "mac", 1501
+HOME = f"/home/{USER}"
 BOOT_TIMEOUT_S = 30.0
 _POLL_S = 0.02
 _PROGRAMS = ("/usr/sbin/sshd", "nsenter", "setpriv", "ssh-keygen", "rsync")
@@ -108,8 +109,7 @@ class EmulatedMac:
         self, argv: Sequence[str], env: Mapping[str, str] | None = None, **popen: Any
     ) -> subprocess.Popen[Any]:
         """Start a program in it as its user, in the project's folder."""
-        home = f"/home/{USER}"
-        around = {"HOME": home, "USER": USER, "LANG": "C.UTF-8", "TERM": "dumb"}
+        around = {"HOME": HOME, "USER": USER, "LANG": "C.UTF-8", "TERM": "dumb"}
         path = f"{ROOT}/.venv/bin:/usr/local/bin:/usr/bin:/bin"
         variables = around | {"PATH": path, "PYTHONPATH": str(ROOT)} | dict(env or {})
         inside = ["nsenter", "-t", str(self.pid), "-m", "-n", "-p", "-u", "-i"]

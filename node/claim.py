@@ -90,7 +90,7 @@ async def _own(node: "Node", agent: Agent, asked: int) -> None:
         message = "the agent was erased while this turn waited"
         raise RetryLaterError(message, code="erased")
     record = agent.manifest
-    if asked < agent.fence:
+    if (asked or record.epoch) < agent.fence:  # 0: found by its content, whatever its epoch
         message = f"another node owns the agent at epoch {agent.fence}"
         raise StaleEpochError(message)
     if record.state is OwnerState.REPLICA and asked <= record.epoch:

@@ -6,6 +6,7 @@ arrays as ever, for which mlx-lm's own function is called.
 """
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,18 +34,19 @@ class AttentionCall:
     has_sinks: bool
 
 
-_observed: list[list[AttentionCall]] = []
+_observers = threading.local()  # of the engine thread: tests run several in one process
 
 
 @contextmanager
 def observing() -> Iterator[list[AttentionCall]]:
     """Collect the attention calls made meanwhile; only on the engine thread."""
     calls: list[AttentionCall] = []
-    _observed.append(calls)
+    before = getattr(_observers, "calls", None)
+    _observers.calls = calls
     try:
         yield calls
     finally:
-        _observed.remove(calls)
+        _observers.calls = before
 
 
 def attend(
@@ -57,7 +59,8 @@ def attend(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """Attend as mlx-lm does, and to packed and ragged caches as well."""
-    for calls in _observed:
+    calls = getattr(_observers, "calls", None)
+    if calls is not None:
         calls.append(AttentionCall(cache, sinks is not None))
     if isinstance(keys, Rows):
         rows = [

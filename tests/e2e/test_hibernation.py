@@ -61,11 +61,13 @@ def test_an_agent_survives_as_a_file(fabric, run, tmp_path):
     status, out, err = run("resume", file, "--node", "right", "--json")
     assert (status, err) == (0, "")
     told = json.loads(out)
-    assert (told["id"], told["node"], told["epoch"]) == ("alice", "right", 2)
+    assert (told["id"], told["node"]) == ("alice", "right")
+    assert told["epoch"] > 2  # above what was erased
     fabric.restart("right")
     back = fabric.chat(again, "alice", max_tokens=4)
 
-    assert (back.node, back.cache, back.match, back.epoch) == ("right", "disk", "extend", 2)
+    assert (back.node, back.cache, back.match) == ("right", "disk", "extend")
+    assert back.epoch == told["epoch"]
     assert back.cached_tokens >= first.prompt_tokens
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.emulated_fleet import EmulatedFleet
-from benchmarks.emulated_mac import ROOT, EmulatedMac, start_macs
+from benchmarks.emulated_mac import HOME, ROOT, EmulatedMac, start_macs
 from benchmarks.namespaces import state_folder
 
 NAMES = ("studio", "mini", "air")
@@ -109,7 +109,7 @@ class RayUp:
 
     def up(self) -> str:
         """Run `ray up`."""
-        return self.on_laptop(RAY, "up", "-y", "/home/mac/cluster.yaml", timeout_s=UP_TIMEOUT_S)
+        return self.on_laptop(RAY, "up", "-y", f"{HOME}/cluster.yaml", timeout_s=UP_TIMEOUT_S)
 
     def wait_nodes(self, count: int, timeout_s: float = READY_TIMEOUT_S) -> list[dict]:
         """Wait until `count` nodes serve; return what the router says of them."""

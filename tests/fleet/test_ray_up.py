@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from benchmarks.emulated_fleet import EmulatedFleet
-from benchmarks.emulated_mac import ROOT, why_not
+from benchmarks.emulated_mac import HOME, ROOT, why_not
 from tests.fleet.ray_up import KEY, NAMES, RayUp, edited
 
 pytestmark = [
@@ -58,7 +58,7 @@ def fabric():
         made = RayUp(fleet)
         made.prepare()
         check = [f"{ROOT}/.venv/bin/python", "-m", "router.cli.main", "config", "check"]
-        assert "is fine" in made.on_laptop(*check, "/home/mac/cluster.yaml")
+        assert "is fine" in made.on_laptop(*check, f"{HOME}/cluster.yaml")
         made.up()
         made.wait_nodes(len(NAMES))
         yield made
@@ -99,17 +99,17 @@ def test_up_starts_a_node_on_every_mac_and_the_router(fabric):
     assert {node["name"]: node["host"] for node in nodes} == {
         mac.name: mac.host for mac in fabric.macs[:-1]
     }
-    count = ["/home/mac/macfabric/venv/bin/python", "-P", "-c", COUNT_RAY_NODES]
+    count = [f"{HOME}/macfabric/venv/bin/python", "-P", "-c", COUNT_RAY_NODES]
     done = fabric.head.run(count, 60, env={"RAY_AUTH_MODE": "token", "PYTHONPATH": ""})
     assert done.stdout.split()[-1] == str(len(NAMES)), done.stdout
 
 
 def test_the_code_that_runs_is_what_was_copied(fabric):
     where = "import node, router; print(node.__file__, router.__file__)"
-    argv = ["/home/mac/macfabric/venv/bin/python", "-P", "-c", where]
+    argv = [f"{HOME}/macfabric/venv/bin/python", "-P", "-c", where]
     for mac in fabric.macs[:-1]:
         found = mac.run(argv, env={"PYTHONPATH": ""}).stdout.split()
-        assert all(path.startswith("/home/mac/macfabric/app/") for path in found), found
+        assert all(path.startswith(f"{HOME}/macfabric/app/") for path in found), found
 
 
 def test_strangers_are_refused(fabric):
@@ -240,7 +240,7 @@ def test_up_with_other_settings_starts_nodes_anew_and_keeps_agents(fabric):
 
 def test_down_leaves_nothing_running(fabric):
     down = [f"{ROOT}/.venv/bin/python", "-m", "router.cli.main", "down", "--json"]
-    said = fabric.on_laptop(*down, "--config", "/home/mac/cluster.yaml", timeout_s=200)
+    said = fabric.on_laptop(*down, "--config", f"{HOME}/cluster.yaml", timeout_s=200)
     rows = json.loads(said)["macs"]
 
     assert [(row["host"], row["ok"]) for row in rows] == [
@@ -253,7 +253,7 @@ def test_down_leaves_nothing_running(fabric):
             time.sleep(1)
 
     fabric.macs[1].kill()
-    again = fabric.laptop.run([*down, "--config", "/home/mac/cluster.yaml"], 200)
+    again = fabric.laptop.run([*down, "--config", f"{HOME}/cluster.yaml"], 200)
     rows = json.loads(again.stdout)["macs"]
     assert again.returncode == 1
     assert [row["ok"] for row in rows] == [True, False, True], rows

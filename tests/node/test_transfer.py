@@ -299,7 +299,7 @@ def test_cancel_ends_a_stalled_fetch_at_once(shelf, server, port):
     with FaultProxy(("127.0.0.1", port), [Fault(stall_at=MIB)]) as proxy:
         began_s = time.monotonic()
         with pytest.raises(RetryLaterError) as caught:
-            fetch([loopback(proxy.port)], offer(server, [ref]), [ref], cancel=cancel)
+            fetch([loopback(proxy.port)], offer(server, [ref]), [ref], cancel=cancel, streams=1)
 
     assert caught.value.code == "cancelled"
     assert time.monotonic() - began_s < HASTE.slice_s / 4

@@ -115,6 +115,8 @@ class Clients:
             keep = random.randrange(2, len(talk.messages) + 1)
             keep -= talk.messages[keep - 1]["role"] == "assistant"
             talk.messages = talk.messages[:keep]
+            if random.random() < 0.5:  # another branch, and not only a shorter one
+                talk.messages = [*talk.messages[:-1], {"role": "user", "content": _say(random)}]
         if talk.messages[-1]["role"] == "assistant":
             talk.messages = [*talk.messages, {"role": "user", "content": _say(random)}]
         sampled = random.random() < 0.4
