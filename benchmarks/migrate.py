@@ -77,33 +77,36 @@ def run(arguments: argparse.Namespace) -> Report:
     tokens = QUICK_TOKENS if arguments.quick else TOKENS
     with _fabric(arguments.model) as url:
         client = _Client(url, arguments.model)
-        messages = _messages(tokens)
-        say("one answer undisturbed, on each node")
-        cold = client.stream(messages, "calm-0")
-        colds = [cold.ttft_s, client.stream(_messages(tokens, 1), "calm-1").ttft_s]
-        calm = client.stream(messages, "calm-0")
-        client.stream(messages, "moving")
-        moved, receipts = [], []
+        moves = []
         for index in range(rounds):
-            answer, receipt = _move_during(client, messages)
-            moved.append(answer)
-            receipts.append(receipt)
-            say(f"{index + 1} of {rounds}: longest gap {max(answer.gaps_s):.3f} s")
-    return _report(calm, moved, receipts, colds, rounds)
+            # Another document each time: nothing of it is on the other node.
+            move = _move_during(client, _messages(tokens, index), f"mover-{index}")
+            moves.append(move)
+            say(f"{index + 1} of {rounds}: longest gap {max(move.answer.gaps_s):.3f} s")
+    return _report(moves)
 
 
-def _report(
-    calm: Stream, moved: list[Stream], receipts: list[dict[str, Any]], colds: list[float],
-    rounds: int,
-) -> Report:  # fmt: skip
-    itl_s = statistics.median(calm.gaps_s)
-    pauses_s = [max(answer.gaps_s) for answer in moved]
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One agent's answers: computed cold, from memory, and moved in the middle."""
+
+    cold: Stream
+    calm: Stream
+    answer: Stream
+    receipt: dict[str, Any]
+
+
+def _report(moves: list[Move]) -> Report:
+    itl_s = statistics.median(gap for move in moves for gap in move.calm.gaps_s)
+    pauses_s = [max(move.answer.gaps_s) for move in moves]
     pause_s = statistics.median(pauses_s)
+    receipts = [move.receipt for move in moves]
     allowed_s = STEPS_MAX * itl_s + _tail_bytes(receipts) / GIGABIT_BYTES_PER_S
-    wrong = sum(answer.text != calm.text for answer in moved)
+    wrong = sum(move.answer.text != move.calm.text for move in moves)
     sent = statistics.median(receipt["bytes_sent"] for receipt in receipts)
     shipped_s = pause_s + sent / GIGABIT_BYTES_PER_S
-    cold_s = statistics.median(colds)
+    cold_s = statistics.median(move.cold.ttft_s for move in moves)
+    calm, rounds = moves[0].calm, len(moves)
     return Report(
         parameters={"prompt tokens": calm.prompt_tokens, "rounds": rounds, "moved at": MOVE_AT},
         figures={
@@ -135,13 +138,12 @@ def _tail_bytes(receipts: list[dict[str, Any]]) -> float:
 
 def _messages(tokens: int, seed: int = 0) -> list[dict[str, str]]:
     """Return a long document and a request to recite its beginning."""
-    words = [f"{_WORDS[(i * 7 + seed) % len(_WORDS)]}{(i * 31 + seed) % 997}"
-             for i in range(tokens // 4)]  # fmt: skip
-    document = f"Report {seed}. " + " ".join(words)
+    words = [f"{_WORDS[i * 7 % len(_WORDS)]}{i * 31 % 997}" for i in range(tokens // 4)]
+    document = f"Report {100 + seed}. " + " ".join(words)
     return [
         {"role": "user", "content": document},
         {"role": "assistant", "content": "Noted."},
-        {"role": "user", "content": document[:60]},
+        {"role": "user", "content": " ".join(document.split()[:8])},
     ]
 
 
@@ -198,21 +200,22 @@ class _Client:
         return urllib.request.urlopen(request, timeout=600)  # noqa: S310
 
 
-def _move_during(client: _Client, messages: list[dict[str, str]]) -> tuple[Stream, dict[str, Any]]:
+def _move_during(client: _Client, messages: list[dict[str, str]], agent: str) -> Move:
     answers: list[Stream] = []
     ready = threading.Event()
 
     def listen() -> None:
-        answers.append(client.stream(messages, "moving", ready))
+        answers.append(client.stream(messages, agent, ready))
 
-    where = client.stream(messages, "moving").node  # hot here: the stream starts at once
-    target = "node-b" if where == "node-a" else "node-a"
+    cold = client.stream(messages, agent)
+    calm = client.stream(messages, agent)
+    target = "node-b" if calm.node == "node-a" else "node-a"
     listener = threading.Thread(target=listen)
     listener.start()
     ready.wait(120)
-    receipt = client.migrate("moving", target)
+    receipt = client.migrate(agent, target)
     listener.join()
-    return answers[0], receipt
+    return Move(cold, calm, answers[0], receipt)
 
 
 @contextmanager
