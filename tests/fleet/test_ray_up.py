@@ -118,7 +118,7 @@ def test_strangers_are_refused(fabric):
     assert "401" in refused.stdout
 
 
-def test_an_agent_moves_over_the_fast_link(fabric):
+def test_an_agent_moves_over_the_cable_and_the_ethernet_beside_it(fabric):
     first = turn(fabric)
     assert first["cache"] == "cold"
     source = NAMES.index(first["node"])
@@ -132,8 +132,9 @@ def test_an_agent_moves_over_the_fast_link(fabric):
 
     assert (moved["from"], moved["to"], moved["epoch"]) == (first["node"], NAMES[target], 2)
     assert moved["bytes_sent"] > 1_000_000
-    assert sent[fast] >= moved["bytes_sent"]
-    assert sum(sent.values()) - sent[fast] < moved["bytes_sent"] / 2  # beats and Ray
+    # Both links carry a move; how much each does is what they were measured at, on a busy machine.
+    assert sent[fast] >= moved["bytes_sent"] / 4
+    assert moved["bytes_sent"] <= sum(sent.values()) < 1.5 * moved["bytes_sent"]  # beats and Ray
     after = turn(fabric)
     assert (after["node"], after["cache"], after["epoch"]) == (NAMES[target], "peer", "2")
     assert int(after["cached-tokens"]) > 1000
