@@ -19,6 +19,7 @@ from fabric.control import (
 from fabric.errors import ConflictError, NotFoundError, RetryLaterError, StaleEpochError
 from fabric.ids import AgentId, TenantId
 from fabric.manifest import Manifest, OwnerState, encode_manifest
+from fabric.record_cut import cut_record
 from node.agent import Agent
 
 if TYPE_CHECKING:
@@ -155,7 +156,12 @@ async def take_back(node: "Node", call: AbortMigration) -> Done:
 
 
 async def _republish(node: "Node", agent: Agent, record: Manifest) -> None:
+    """Replace the agent's record; what it lost to a failing drive is cut off it."""
     previous = agent.saved
+    lost = await node.in_worker(lambda: node.store.missing(record))
+    if lost:
+        record = cut_record(record, set(lost))
+        agent.cache = None  # it holds more than the record says now
     await node.in_worker(lambda: node.store.publish(record, previous))
     agent.manifest = agent.saved = record
     node.table.put(agent)

@@ -13,6 +13,7 @@ from fabric.control import (
     Done,
     Offer,
     OfferMigration,
+    ReleaseAgent,
     SealAgent,
 )
 from fabric.generation import CacheTier, Delta, GenerateRequest, HandedOver, Sampling
@@ -190,3 +191,21 @@ def test_memory_that_is_wanted_takes_arrivals_first_but_not_the_move(nodes, calm
     on = Stream(b, "squeezed", stream.end()[-1].resume, epoch=2)
     assert on.end()[0].cache is CacheTier.PEER
     assert stream.text + on.text == calm
+
+
+@one_class
+def test_an_owner_that_lost_a_block_still_steps_down(nodes):
+    a, b = nodes
+    ask(a, PROMPT, agent="hurt", max_tokens=4)
+    record, node = held(a, "hurt").saved, a.node
+    middle = record.pieces[1].block
+    (path,) = node.config.data_dir.rglob(f"{middle.name}.*")
+    path.write_bytes(b"damaged")
+    node.store.blocks.verify([middle])
+    assert node.store.missing(record) == [middle]
+
+    move = move_of("hurt")
+    call(a, ReleaseAgent(move, TENANT, AgentId("hurt"), 5, b.node.name), Done)
+    left = held(a, "hurt").saved
+    assert (left.state, left.epoch, left.owner) == (OwnerState.REPLICA, 5, b.node.name)
+    assert left.tokens_count == BLOCK_TOKENS
