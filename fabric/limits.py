@@ -69,6 +69,8 @@ PREFILL_CHUNK_BUSY_S: Final = 0.25  # the longest pause that a reader of a strea
 PREFILL_WARM_TOKENS: Final = 512  # a prompt with no more than this left goes before long ones
 PREFILL_WARM_STREAK_MAX: Final = 8  # chunks of warm prompts in a row while a long one waits
 ENGINE_CALLS_MAX: Final = 4_096  # 32 turns have a handful each; more means that a step hangs
+FETCHES_MAX: Final = 4  # agents copied at a time; more share the same links
+FETCHES_WAITING_MAX: Final = 32  # and those that wait; each holds a control call
 ARRIVALS_MAX: Final = 8  # moves whose memory is read back while they copy
 BLOCKED_POLL_S: Final = 0.02  # how often a loop with nothing runnable looks around
 

@@ -103,6 +103,17 @@ def rest_s(link: LinkEstimate) -> float:
     return min(REST_MAX_S, REST_MIN_S * 2.0 ** min(link.failures - 1, 10))
 
 
+def renegotiated(link: LinkEstimate, nominal: float, *, is_told: bool) -> LinkEstimate:
+    """Take a port's new nominal speed; what was measured at the old one says nothing."""
+    return replace(
+        link,
+        nominal_bytes_per_s=float(nominal),
+        nominal_is_told=is_told,
+        bytes_per_s=None,
+        rated_s=None,
+    )
+
+
 def doubted(link: LinkEstimate) -> LinkEstimate:
     """Ask for a new ping and, in time, a new rate, as something about the machine changed."""
     return replace(link, asked_s=None, probed_s=None)

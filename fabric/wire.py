@@ -368,6 +368,7 @@ _REFUSED: Final[dict[str, type[FabricError]]] = {
     "not_offered": UnauthorizedError,
     "fingerprint_mismatch": ConflictError,
     "not_found": NotFoundError,
+    "block_missing": NotFoundError,
     "corrupt_data": CorruptDataError,
     "overloaded": OverloadedError,
     "unavailable": RetryLaterError,

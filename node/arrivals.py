@@ -100,10 +100,14 @@ class Arrivals:
     async def _begin(self, record: Manifest) -> Arrival | None:
         node = self._node
         room = record.tokens_count + ROOM_TOKENS
-        size_bytes = node.spec.resident_bytes(room)
-        if not node.reuses or size_bytes > node.settings.hot_bytes:
+        size_bytes, budget = node.spec.resident_bytes(room), node.engine.budget
+        free_bytes = min(node.settings.hot_bytes, budget.claimable_bytes) - self.size_bytes
+        if not node.reuses or size_bytes > free_bytes:
             return None
-        node.table.cool(node.settings.hot_bytes - size_bytes)
+        node.table.cool(free_bytes - size_bytes)
+        node.note_hot()
+        if budget.idle_bytes + size_bytes > budget.claimable_bytes:
+            return None  # what is left may not be dropped
         cache = await node.on_engine(lambda: node.engine.engine.new_cache(room))
         cache.keeps_slid = True
         return Arrival(cache, room, [])

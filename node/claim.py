@@ -29,7 +29,10 @@ async def claimed(node: "Node", request: GenerateRequest, text: str) -> AsyncIte
     """Hold the agent of this request; nobody else runs a turn of it meanwhile."""
     agent = await _lock(node, request, text)
     try:
-        await _own(node, agent, node.erased.claim_epoch(*agent.key, request.epoch))
+        floor, asked = node.erased.floor(*agent.key), request.epoch
+        if (asked or agent.manifest.epoch) <= floor:  # 0: found by its content
+            asked = floor + 1
+        await _own(node, agent, asked)
         yield agent
     finally:
         agent.turn_lock.release()

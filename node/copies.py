@@ -63,6 +63,11 @@ def offer_copy(node: "Node", call: OfferCopy) -> Offer:
 async def keep_replica(node: "Node", call: KeepReplica) -> AgentView:
     """Publish the record as a replica; repeatable, and never in place of something later."""
     offered = essential(await _decoded(node, call.manifest), node.spec.window_tokens)
+    async with node.deciding:  # a commit may make this node the owner
+        return await _keep_replica(node, call, offered)
+
+
+async def _keep_replica(node: "Node", call: KeepReplica, offered: Manifest) -> AgentView:
     agent = node.table.get((offered.tenant, offered.agent))
     if agent is not None:
         _check_replaceable(agent, offered)

@@ -79,10 +79,10 @@ class Fetch:
     def run(self, streams: Sequence[Stream], cancel: Event | None) -> None:
         """Run all streams to their end; raise the first error of any."""
         self._streams = list(streams)
-        for number, stream in enumerate(streams):
-            name = f"transfer-fetch-{number}"
-            Thread(target=self._guarded, args=(stream,), name=name, daemon=True).start()
         try:
+            for number, stream in enumerate(streams):
+                name = f"transfer-fetch-{number}"
+                Thread(target=self._guarded, args=(stream,), name=name, daemon=True).start()
             with self._changed:
                 while not self.is_over:
                     self._changed.wait(WATCH_S)
@@ -298,7 +298,7 @@ class Fetch:
         for other in self._streams:
             if other is stream or not other.queue or other.is_cut or not other.is_conversing:
                 continue
-            left_bytes = sum(piece.left_bytes for piece in other.queue)
+            left_bytes = sum(piece.left_bytes for piece in tuple(other.queue))
             left_s = left_bytes / other.link.stream_bytes_per_s(now_s)
             if self._is_silent(other, now_s):
                 left_s = float("inf")

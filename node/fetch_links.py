@@ -138,6 +138,7 @@ class FetchLinks:
         doubled = self._patience.pause_s * 2.0 ** min(link.failures - 1, 16)
         link.rests_until_s = now_s + min(doubled, self._patience.pause_max_s)
         self._last_error = error
+        link.unobserved(now_s)  # what came before says nothing of now
         self._book.failed(self._peer, link.address)
 
     def exclude(self, link: FetchLink, refusal: FabricError) -> None:

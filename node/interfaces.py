@@ -70,7 +70,9 @@ class Listing:
             return self._interfaces
 
     def _list(self) -> None:
-        self._interfaces = tuple(self._list_now())
+        found = tuple(self._list_now())
+        if found or self._interfaces is None:  # none at all: the system did not answer
+            self._interfaces = found
         self._listed_s = self._now_s()
 
 

@@ -66,7 +66,11 @@ class Caller:
             return Measured(problem=error.code)
         except OSError as error:
             return Measured(problem=problem_of(error))
-        channel = Channel(dialled.sock, time.monotonic, HANDSHAKE_TIMEOUT_S)
+        try:
+            channel = Channel(dialled.sock, time.monotonic, HANDSHAKE_TIMEOUT_S)
+        except OSError as error:
+            dialled.sock.close()
+            return Measured(interface=dialled.interface, problem=problem_of(error))
         rtt_s: float | None = None
         problem, moved_bytes, seconds = None, 0, 0.0
         try:

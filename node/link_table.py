@@ -79,6 +79,10 @@ class LinkTable:
                 old = before.get(peer.name)
                 for address in peer.addresses:
                     link = self._link(peer.name, address)
+                    if address.speed_mbit != link.address.speed_mbit:
+                        link.estimate = link_estimate.renegotiated(
+                            link.estimate, link_bytes_per_s(address), is_told=address.speed_mbit > 0
+                        )
                     link.address, link.is_met = address, True
                     if old != peer:
                         link.estimate = link_estimate.doubted(link.estimate)

@@ -4,6 +4,7 @@ Nothing that a peer says is believed: block names are recomputed from the tokens
 cluster's key, and every block's bytes are checked before they are stored.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,7 +13,12 @@ from typing import TYPE_CHECKING
 
 from fabric.block import BlockRef
 from fabric.control import AgentView, CommitMigration, Copied, CopyBlocks
-from fabric.errors import ConflictError, RejectedError, UnauthorizedError
+from fabric.errors import (
+    ConflictError,
+    RejectedError,
+    RetryLaterError,
+    UnauthorizedError,
+)
 from fabric.ids import MigrationId
 from fabric.limits import FILE_ALIGN_BYTES
 from fabric.manifest import Manifest, OwnerState, decode_manifest
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from node.node import Node
 
 ADOPTED_S = 3_600.0  # without a new block for so long, no copy of that move goes on
+COMMIT_WAIT_S = 8.0  # for whoever holds a copy of the agent here
 ABORTED_MAX = 1_024  # remembered; a commit later than that many aborts is caught by its epoch
 
 
@@ -37,7 +44,7 @@ async def copy_blocks(node: "Node", call: CopyBlocks) -> Copied:
         spare_only = call.urgency is Urgency.PREFETCH  # then no owned agent may go for it
         await node.reclaim.make_room(record.tenant, missing_bytes, spare_only=spare_only)
     try:
-        copied = await node.in_worker(lambda: _fetch(node, call, record))
+        copied = await node.in_fetcher(lambda: _fetch(node, call, record))
         if call.offer.live or call.migration in node.arrivals:
             await node.arrivals.extend(call.migration, record)
     except UnauthorizedError as error:  # towards the router this would be about its own secret
@@ -138,7 +145,19 @@ async def forget_stale(node: "Node", idle_s: float = ADOPTED_S) -> int:
 async def commit(node: "Node", call: CommitMigration) -> AgentView:
     """Own the agent at `call.epoch`; its durable publish is the commit. Repeatable."""
     async with node.deciding:
-        return await _commit(node, call)
+        record = _checked(node, call.offer.manifest)
+        agent = node.table.get((record.tenant, record.agent))
+        if agent is None or agent.manifest.epoch >= call.epoch:  # new here, or a repeat
+            return await _commit(node, call)
+        try:  # a replica of it may be on its way out, or a turn may take it over
+            await asyncio.wait_for(agent.turn_lock.acquire(), COMMIT_WAIT_S)
+        except TimeoutError:
+            message = "the agent is at work here"
+            raise RetryLaterError(message, code="agent_busy") from None
+        try:
+            return await _commit(node, call)
+        finally:
+            agent.turn_lock.release()
 
 
 async def _commit(node: "Node", call: CommitMigration) -> AgentView:

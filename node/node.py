@@ -12,10 +12,10 @@ from typing import TypeVar
 from fabric.block import BlockRef
 from fabric.cache_spec import ModelCacheSpec
 from fabric.control import Address, NodeView, SelfTest, TierBytes
-from fabric.errors import RetryElsewhereError
+from fabric.errors import OverloadedError, RetryElsewhereError
 from fabric.generation import Event, GenerateRequest
 from fabric.ids import Fingerprint, MigrationId, NodeName
-from fabric.limits import BLOCK_TOKENS
+from fabric.limits import BLOCK_TOKENS, FETCHES_MAX, FETCHES_WAITING_MAX
 from fabric.manifest import OwnerState
 from fabric.ports import Clock
 from fabric.settings import NodeSettings
@@ -83,6 +83,8 @@ class Node:
     arrivals: Arrivals = field(init=False)
     prefetches: Prefetches = field(init=False)
     links: LinkTable = field(init=False)
+    fetchers: ThreadPoolExecutor = field(init=False)
+    _fetching_count: int = 0
     turns: set[Turn] = field(default_factory=set)
     adopted: dict[MigrationId, list[BlockRef]] = field(default_factory=dict)  # not yet owned
     deciding: asyncio.Lock = field(default_factory=asyncio.Lock)  # commits and aborts of moves
@@ -91,6 +93,7 @@ class Node:
 
     def __post_init__(self) -> None:
         """Look after unsaved agents, the disk's budget, what comes into memory, and links."""
+        self.fetchers = ThreadPoolExecutor(FETCHES_MAX, thread_name_prefix="fetch")
         self.flusher = Flusher(self)
         self.arrivals = Arrivals(self)
         self.reclaim = Reclaim(self)
@@ -115,6 +118,17 @@ class Node:
     async def in_worker(self, work: Callable[[], T]) -> T:
         """Run blocking work (disk, hashing, tokenizing) on a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self.workers, work)
+
+    async def in_fetcher(self, work: Callable[[], T]) -> T:
+        """Run a fetch, which may take an hour, where it holds up no turn's work."""
+        if self._fetching_count >= FETCHES_WAITING_MAX:
+            message = f"{FETCHES_WAITING_MAX} agents are being copied here"
+            raise OverloadedError(message)
+        self._fetching_count += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.fetchers, work)
+        finally:
+            self._fetching_count -= 1
 
     async def on_engine(self, work: Callable[[], T]) -> T:
         """Run work on the engine thread between two steps."""

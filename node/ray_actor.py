@@ -24,7 +24,7 @@ from fabric.ids import parse_node_name
 from fabric.settings import NodeSettings
 
 NAMESPACE = "macfabric"
-CONTROL_CALLS_MAX = 16
+CONTROL_CALLS_MAX = 64  # long copies among them; beats must not wait for those
 LOADING = "loading"
 START_FAILED = "start_failed"
 STOPPING = "stopping"

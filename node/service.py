@@ -122,6 +122,7 @@ class NodeService:
         self._node.transfers.stop()
         self._node.connections.close()
         self._node.workers.shutdown()
+        self._node.fetchers.shutdown(cancel_futures=True)
         self._node.erased.close()
         if self._disk is not None:
             self._disk.close()

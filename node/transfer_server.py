@@ -204,7 +204,11 @@ class TransferServer:
             _LOG.warning("cannot accept a transfer connection", exc_info=True)
             time.sleep(WATCH_S)  # out of descriptors: the listener stays readable
             return
-        channel = Channel(sock, self._clock.monotonic_s, self._patience_s)
+        try:
+            channel = Channel(sock, self._clock.monotonic_s, self._patience_s)
+        except OSError:  # macOS says so where the peer has hung up already
+            sock.close()
+            return
         channel.hurry(self._handshake_s)
         with self._lock:
             self._counts["connections"] += 1
@@ -212,8 +216,12 @@ class TransferServer:
                 thread = Thread(target=self._serve, args=(channel,), name="transfer-send")
                 thread.daemon = True
                 self._connections[channel] = thread
-                thread.start()
-                return
+                try:
+                    thread.start()
+                except RuntimeError:  # the system has no thread left
+                    del self._connections[channel]
+                else:
+                    return
         channel.close()
 
     def _make_room(self) -> bool:

@@ -19,7 +19,8 @@ from router.node_link import NodeLink
 
 _LOG = logging.getLogger("macfabric.router.copies")
 
-LOST_BLOCKS = frozenset({"not_found", "blocks_missing"})  # replaced by a turn meanwhile
+# Replaced by a turn meanwhile.
+LOST_BLOCKS = frozenset({"not_found", "block_missing", "blocks_missing"})
 KEEP_TIMEOUT_S = 60.0  # the record is checked and published
 
 Keep = Callable[[MigrationId, bytes], object]  # a call of `fabric.copy_calls`

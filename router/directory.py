@@ -51,6 +51,7 @@ class Directory:
         self._versions: dict[NodeName, tuple[int, int]] = {}
         self._reserved: dict[Key, Reservation] = {}
         self._issued: OrderedDict[Key, int] = OrderedDict()
+        self._promised: OrderedDict[Key, int] = OrderedDict()
         self._in_doubt: set[Key] = set()
 
     def apply(self, agents: AgentList, asked_s: float) -> set[Key]:
@@ -120,8 +121,8 @@ class Directory:
         known = max((holding.epoch for holding in holdings), default=0)
         # Replicas alone mean that an owner unheard of may be one epoch above them.
         unheard = 1 if holdings and self.owner(key) is None else 0
-        issued = self._issued.get(key, 0)
-        return max(known + unheard, issued) + 1 if holdings or issued else 0
+        given = max(self._issued.get(key, 0), self._promised.get(key, 0))
+        return max(known + unheard, given) + 1 if holdings or given else 0
 
     def issued(self, key: Key) -> int:
         """Return the last epoch given out for the agent: a turn of an earlier one is fenced."""
@@ -132,6 +133,12 @@ class Directory:
         self._issued[key] = max(epoch, self._issued.pop(key, 0))
         if len(self._issued) > EPOCHS_ISSUED_MAX:
             self._issued.popitem(last=False)
+
+    def promise(self, key: Key, epoch: int) -> None:
+        """Give `epoch` to nobody else: a move may make it true. Until then it fences no turn."""
+        self._promised[key] = max(epoch, self._promised.pop(key, 0))
+        if len(self._promised) > EPOCHS_ISSUED_MAX:
+            self._promised.popitem(last=False)
 
     def agents(self, tenant: TenantId) -> list[AgentId]:
         """Return a tenant's agents, by id."""

@@ -10,7 +10,7 @@ node could write down, the router owes in memory, and the receipt says who was o
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fabric.control import EraseAgent, EraseReceipt, KnownErasures, NodeView, ShareErasures
 from fabric.erasure import Tombstones
@@ -80,9 +80,14 @@ class Erasures:
         receipts = tuple(receipt for receipt in asked if receipt is not None)
         silent = tuple(node for node in nodes if told.get(node) is None)
         owing = tuple(node for node in silent if node in holders)
+        if silent and not epoch:  # what is owed must not reach a later agent of this name
+            epoch = directory.next_epoch(key) + ERASURE_EPOCHS
+            call = replace(call, epoch=epoch)
+        # Where a node has a tombstone, the greeting tells the others, who may hold a replica.
+        is_noted = any(receipt.tombstone is not None for receipt in receipts)
         for node in silent:
-            # It may hold a replica that this router never heard of.
-            self._owed.setdefault(node, {})[key] = call
+            if not is_noted:
+                self._owed.setdefault(node, {})[key] = call
             self._forget(key, node)
         if epoch:
             directory.issue(key, epoch)

@@ -29,7 +29,7 @@ from fabric.control import (
     ReleaseAgent,
     SealAgent,
 )
-from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
+from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError, StaleEpochError
 from fabric.ids import AgentId, MigrationId, NodeName
 from fabric.limits import CONTROL_TIMEOUT_S, COPY_TIMEOUT_S
 from fabric.manifest import OwnerState
@@ -164,7 +164,12 @@ class Migration:
                 await asyncio.sleep(min(busy.retry_after_s, SEAL_RETRY_S))
 
     async def _commit(self, final: Offer) -> None:
-        call = CommitMigration(self._name, final, self._holding.epoch + 1)
+        epoch = self._holding.epoch + 1
+        if self._fleet.directory.issued(self._key) >= epoch:
+            message = "another node was given the agent meanwhile"
+            raise StaleEpochError(message)
+        self._fleet.directory.promise(self._key, epoch)
+        call = CommitMigration(self._name, final, epoch)
         self._is_undecided = True
         try:
             await self._target.call(call, AgentView, FLUSH_TIMEOUT_S)

@@ -11,6 +11,7 @@ Once a node has sent its first event, nothing is retried: the client sees where 
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -39,6 +40,7 @@ from router.turn import Turn
 _LOG = logging.getLogger("macfabric.router.turns")
 
 RETRY_S = 0.1
+RESUMING_POLL_S = 0.02
 RETURN_WAIT_S_MAX = 30.0
 UNKNOWN_WAIT_S = 10.0  # for nodes that have not told their agents yet, e.g. while loading
 
@@ -70,6 +72,7 @@ class Attempt:
     """What one turn has tried so far."""
 
     started_s: float
+    goes_first: bool = False  # somebody has read a part of the answer already
     lost_since_s: float | None = None
     has_refreshed: bool = False
     given_up: set[NodeName] = field(default_factory=set)
@@ -92,6 +95,7 @@ class Turns:
         self._recovery = recovery
         self._telemetry = telemetry
         self._takeover_after_s = takeover_after_s
+        self._resuming: Counter[Key] = Counter()  # turns on their way to where their agent went
         self._hint = hint
 
     async def open(self, turn: Turn) -> OpenTurn:
@@ -125,7 +129,12 @@ class Turns:
             identity = Identity(IdentityKind.AGENT, key[1])
             further = replace(turn, identity=identity, resume=handed.resume)
             _LOG.info("agent %s: its turn goes on where it went", key[1])
-            standing = await self._admitted(further)
+            self._resuming[key] += 1
+            try:
+                standing = await self._admitted(further, goes_first=True)
+            finally:
+                self._resuming[key] -= 1
+                self._resuming += Counter()  # drops zeros
             return standing.source
 
         def is_current() -> bool:
@@ -144,9 +153,9 @@ class Turns:
             is_current=is_current,
         )
 
-    async def _admitted(self, turn: Turn) -> Standing:
+    async def _admitted(self, turn: Turn, *, goes_first: bool = False) -> Standing:
         """Find a node that takes the turn, whatever it takes."""
-        attempt = Attempt(self._now_s())
+        attempt = Attempt(self._now_s(), goes_first)
         while True:
             target = await self._target(turn, attempt)
             try:
@@ -171,6 +180,8 @@ class Turns:
             return self._unnamed(turn, attempt)
         key = _key(turn)
         await self._migrations.settle(key)
+        while self._resuming[key] and not attempt.goes_first:  # noqa: ASYNC110 - a moment only
+            await asyncio.sleep(RESUMING_POLL_S)  # who was in mid-answer goes first
         if self._directory.owner(key) is None:
             await self._await_lists()
         owner = self._directory.owner(key)
@@ -241,8 +252,9 @@ class Turns:
         self._remember(turn, first, reservation)
 
         def end() -> None:
+            if entry.open:  # a turn that was handed over has ended here before
+                self._leave(turn, reservation)
             fleet.ledger.end(entry)
-            self._leave(turn, reservation)
 
         return Standing(first, source, entry, end)
 

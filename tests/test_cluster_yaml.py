@@ -132,7 +132,7 @@ IPCONFIG = """\
 # What `ps` shows of a head that runs: enough for the file's own look at it.
 RUNNING = """\
 #!/bin/sh
-case "$*" in *-axo*) echo gcs_server --gcs_server_port=6379; echo raylet/raylet --a --head;;
+case "$*" in *-axww*) echo gcs_server --gcs_server_port=6379; echo raylet/raylet --a --head;;
 *) exec /bin/ps "$@";; esac
 """
 
