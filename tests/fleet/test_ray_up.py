@@ -118,7 +118,7 @@ def test_strangers_are_refused(fabric):
     assert "401" in refused.stdout
 
 
-def test_an_agent_moves_over_the_cable_and_the_ethernet_beside_it(fabric):
+def test_an_agent_moves_over_the_fast_link(fabric):
     first = turn(fabric)
     assert first["cache"] == "cold"
     source = NAMES.index(first["node"])
@@ -132,9 +132,9 @@ def test_an_agent_moves_over_the_cable_and_the_ethernet_beside_it(fabric):
 
     assert (moved["from"], moved["to"], moved["epoch"]) == (first["node"], NAMES[target], 2)
     assert moved["bytes_sent"] > 1_000_000
-    # Both links carry a move; how much each does is what they were measured at, on a busy machine.
-    assert sent[fast] >= moved["bytes_sent"] / 4
-    assert moved["bytes_sent"] <= sum(sent.values()) < 1.5 * moved["bytes_sent"]  # beats and Ray
+    # The constructed model's blocks compress well, so fewer bytes leave than the agent has.
+    assert 100_000 < sent[fast] <= 1.1 * moved["bytes_sent"]
+    assert sent[fast] > sum(sent.values()) / 2  # the rest: beats, Ray, and the slower link's part
     after = turn(fabric)
     assert (after["node"], after["cache"], after["epoch"]) == (NAMES[target], "peer", "2")
     assert int(after["cached-tokens"]) > 1000
