@@ -24,6 +24,7 @@ from fabric.restore_plan import essential
 from node.agent import Agent
 from node.disk_tier import record_bytes
 from node.migration_source import OFFER_VALID_S, owned_agent
+from node.migration_target import let_go
 
 if TYPE_CHECKING:
     from node.node import Node
@@ -76,7 +77,7 @@ async def _keep_replica(node: "Node", call: KeepReplica, offered: Manifest) -> A
     previous = agent.saved if agent is not None else None
     record = _replica(offered, call, previous)
     if previous is not None and replace(record, revision=previous.revision) == previous:
-        node.adopted.pop(call.migration, None)
+        await let_go(node, call.migration, ())
         assert agent is not None, "whose record it is"
         return agent.view()
     agent = agent or Agent(record)
@@ -195,13 +196,13 @@ async def _publish(node: "Node", agent: Agent, record: Manifest, migration: Migr
                 agent.was_evicted = True  # turns that wait for it begin anew
                 node.table.forget(agent)
             raise
-        node.adopted.pop(migration, None)  # the record holds them now
         agent.manifest = agent.saved = record
         agent.is_durable, agent.cache, agent.stored_tokens = True, None, 0
         agent.named = ((), ())
         agent.came_from_peer = agent.came_from_peer or record.state is OwnerState.REPLICA
         node.table.put(agent)
     node.note_hot()
+    await let_go(node, migration, record.refs)  # the record holds its blocks now
 
 
 async def _store(node: "Node", record: Manifest, previous: Manifest | None) -> None:

@@ -116,10 +116,10 @@ async def _forget(node: "Node", migration: MigrationId) -> None:
     while len(node.aborted) > ABORTED_MAX:
         node.aborted.popitem(last=False)
     node.arrivals.drop(migration)
-    await _let_go(node, migration, ())
+    await let_go(node, migration, ())
 
 
-async def _let_go(node: "Node", migration: MigrationId, kept: Iterable[BlockRef]) -> None:
+async def let_go(node: "Node", migration: MigrationId, kept: Iterable[BlockRef]) -> None:
     """Take back the pins of what a migration brought, but for those its record has taken."""
     node.adopted_s.pop(migration, None)
     pins = Counter(node.adopted.pop(migration, ()))
@@ -148,20 +148,19 @@ async def commit(node: "Node", call: CommitMigration) -> AgentView:
         record = _checked(node, call.offer.manifest)
         agent = node.table.get((record.tenant, record.agent))
         if agent is None or agent.manifest.epoch >= call.epoch:  # new here, or a repeat
-            return await _commit(node, call)
+            return await _commit(node, call, record)
         try:  # a replica of it may be on its way out, or a turn may take it over
             await asyncio.wait_for(agent.turn_lock.acquire(), COMMIT_WAIT_S)
         except TimeoutError:
             message = "the agent is at work here"
             raise RetryLaterError(message, code="agent_busy") from None
         try:
-            return await _commit(node, call)
+            return await _commit(node, call, record)
         finally:
             agent.turn_lock.release()
 
 
-async def _commit(node: "Node", call: CommitMigration) -> AgentView:
-    record = _checked(node, call.offer.manifest)
+async def _commit(node: "Node", call: CommitMigration, record: Manifest) -> AgentView:
     agent = node.table.get((record.tenant, record.agent))
     if agent is not None and agent.manifest.epoch >= call.epoch:
         if agent.manifest.owner == node.name and agent.manifest.migration == call.migration:
@@ -198,5 +197,5 @@ async def _commit(node: "Node", call: CommitMigration) -> AgentView:
     node.table.put(agent)
     node.note_hot()
     # The record holds its blocks now; a tail that was copied before the last one is in nobody's.
-    await _let_go(node, call.migration, owned.refs)
+    await let_go(node, call.migration, owned.refs)
     return agent.view()

@@ -58,7 +58,7 @@ def copies_stay_pinned():
     async def keep(node, migration, kept):
         return None
 
-    return _patched(migration_target, "_let_go", keep)
+    return _patched(migration_target, "let_go", keep)
 
 
 def owners_are_given_up_early():
