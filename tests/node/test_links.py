@@ -24,7 +24,6 @@ from tests.support.transfers import (
     KEY,
     SOURCE,
     TARGET,
-    Shelf,
     StoppedClock,
     closed_port,
     fetch,
@@ -42,20 +41,10 @@ many_loopbacks = pytest.mark.skipif(
 
 
 @pytest.fixture
-def shelf(tmp_path):
-    return Shelf(tmp_path)
-
-
-@pytest.fixture
 def server(shelf):
     server = serve(shelf, SystemClock(), host=EVERYWHERE)
     yield server
     server.stop()
-
-
-@pytest.fixture
-def port(server):
-    return server.addresses()[0].port
 
 
 @pytest.fixture

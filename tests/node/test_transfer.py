@@ -18,7 +18,6 @@ from tests.support.transfers import (
     BRIEF,
     HASTE,
     Catch,
-    Shelf,
     closed_port,
     fetch,
     loopback,
@@ -28,23 +27,6 @@ from tests.support.transfers import (
 )
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def shelf(tmp_path):
-    return Shelf(tmp_path)
-
-
-@pytest.fixture
-def server(shelf):
-    server = serve(shelf, SystemClock())
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def port(server):
-    return server.addresses()[0].port
 
 
 def assert_arrived(shelf, refs, catch):

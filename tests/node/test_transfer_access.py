@@ -34,23 +34,6 @@ OTHER_KEY = b"k" * 32
 STRANGER = NodeName("mac-x")
 
 
-@pytest.fixture
-def shelf(tmp_path):
-    return Shelf(tmp_path)
-
-
-@pytest.fixture
-def server(shelf):
-    server = serve(shelf, SystemClock())
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def port(server):
-    return server.addresses()[0].port
-
-
 def hello(**changes):
     return replace(Hello(TARGET, SOURCE, FINGERPRINT, b"n" * 32), **changes)
 

@@ -37,7 +37,6 @@ from tests.support.transfers import (
     SOURCE,
     TARGET,
     Catch,
-    Shelf,
     answer_of,
     dialled,
     fetch,
@@ -52,20 +51,10 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def shelf(tmp_path):
-    return Shelf(tmp_path)
-
-
-@pytest.fixture
 def server(shelf):
     server = serve(shelf, SystemClock(), connections_max=4)
     yield server
     server.stop()
-
-
-@pytest.fixture
-def port(server):
-    return server.addresses()[0].port
 
 
 def assert_still_serves(shelf, server, port):

@@ -17,7 +17,6 @@ from tests.faults.fault_proxy import Fault, FaultProxy
 from tests.support.transfers import (
     HASTE,
     Catch,
-    Shelf,
     StoppedClock,
     closed_port,
     fetch,
@@ -44,18 +43,6 @@ class Book(NominalLinks):
 
     def failed(self, peer, address):
         self.failures.append(address)
-
-
-@pytest.fixture
-def shelf(tmp_path):
-    return Shelf(tmp_path)
-
-
-@pytest.fixture
-def server(shelf):
-    server = serve(shelf, SystemClock())
-    yield server
-    server.stop()
 
 
 @pytest.fixture

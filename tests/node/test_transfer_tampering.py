@@ -6,30 +6,12 @@ import pytest
 
 from fabric.errors import RetryLaterError
 from fabric.wire import FetchRequest, encode_frame
-from node.clock import SystemClock
 from node.connections import Connections
 from tests.faults.meddling_proxy import MeddlingProxy
-from tests.support.transfers import HASTE, Catch, Shelf, fetch, loopback, offer, serve
+from tests.support.transfers import HASTE, Catch, fetch, loopback, offer
 
 MIB = 1 << 20
 SIZE = 100_000
-
-
-@pytest.fixture
-def shelf(tmp_path):
-    return Shelf(tmp_path)
-
-
-@pytest.fixture
-def server(shelf):
-    server = serve(shelf, SystemClock())
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def port(server):
-    return server.addresses()[0].port
 
 
 def flipped(raw, at):
