@@ -31,7 +31,7 @@ from fabric.control import (
 )
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError, StaleEpochError
 from fabric.ids import AgentId, MigrationId, NodeName
-from fabric.limits import CONTROL_TIMEOUT_S, COPY_TIMEOUT_S
+from fabric.limits import COPY_TIMEOUT_S
 from fabric.manifest import OwnerState
 from fabric.urgency import Urgency
 from router.directory import Holding, Key
@@ -96,7 +96,7 @@ class Migration:
         finally:
             self.gate.set()
         committed_s = self._fleet.clock.monotonic_s()
-        self._note()
+        self._note_owner()
         await self._release()
         return MigrationReceipt(
             agent=self._key[1],
@@ -219,7 +219,7 @@ class Migration:
         with suppress(FabricError):
             has_committed = await self._decide()
         if has_committed:
-            self._note()
+            self._note_owner()
             await self._release()
         elif self._is_undecided:
             await self._step_down()
@@ -231,32 +231,33 @@ class Migration:
         epoch, source = self._holding.epoch + 1, self._source.name
         _LOG.warning("migration %s: nobody can say whether it was committed", self._name)
         call = ReleaseAgent(self._name, *self._key, epoch, source)
-        await _try(self._source, self._source.call(call, Done))
-        now_s = self._fleet.clock.monotonic_s()
-        holding = Holding(source, epoch, OwnerState.REPLICA, now_s, self._holding.group)
-        self._fleet.directory.note(self._key, holding)
+        await self._step_source_down(call)
 
     async def _release(self) -> None:
         call = ReleaseAgent(self._name, *self._key, self._holding.epoch + 1, self._target.name)
-        # If this is lost, the recovery round finds two claims and repeats it.
-        await _try(self._source, self._source.call(call, Done, CONTROL_TIMEOUT_S))
+        await self._step_source_down(call)
 
-    def _note(self) -> None:
-        now_s = self._fleet.clock.monotonic_s()
-        epoch, group = self._holding.epoch, self._holding.group
-        directory = self._fleet.directory
-        directory.note(
-            self._key,
-            Holding(self._target.name, epoch + 1, OwnerState.OWNED, now_s, group),
-        )
-        directory.note(
-            self._key, Holding(self._source.name, epoch, OwnerState.REPLICA, now_s, group)
-        )
+    async def _step_source_down(self, call: ReleaseAgent) -> None:
+        # Noted only once it is confirmed. If it is lost, or the source's disk refuses, the claim
+        # that the source has listed stays, and the recovery round finds it and repeats the call.
+        if await _try(self._source, self._source.call(call, Done)):
+            self._note(self._source.name, call.epoch, OwnerState.REPLICA)
+
+    def _note_owner(self) -> None:
+        self._note(self._target.name, self._holding.epoch + 1, OwnerState.OWNED)
+
+    def _note(self, node: NodeName, epoch: int, state: OwnerState) -> None:
+        now_s, group = self._fleet.clock.monotonic_s(), self._holding.group
+        self._fleet.directory.note(self._key, Holding(node, epoch, state, now_s, group))
 
 
-async def _try(link: NodeLink, call: Awaitable[Done]) -> None:
-    with suppress(RetryElsewhereError):
-        try:
-            await call
-        except FabricError as error:
-            _LOG.warning("node %s: %s", link.name, error.code)
+async def _try(link: NodeLink, call: Awaitable[Done]) -> bool:
+    """Make a call that may be lost; say whether it was answered."""
+    try:
+        await call
+    except RetryElsewhereError:
+        return False
+    except FabricError as error:
+        _LOG.warning("node %s: %s", link.name, error.code)
+        return False
+    return True

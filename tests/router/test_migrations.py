@@ -240,9 +240,13 @@ async def test_a_commit_that_never_arrived_is_aborted_at_both(monkeypatch):
     assert after.headers["x-macfabric-node"] == source.name
 
 
-async def test_a_release_that_is_lost_is_made_up_for():
+@pytest.mark.parametrize("is_listed", [False, True])
+async def test_a_release_that_is_lost_is_made_up_for(is_listed):
+    """Also where the sealed source has been listed already: it will not be listed again."""
     async with rig("ab") as made:
         source, target = await begun(made)
+        if is_listed:
+            target.after["commit_migration"] = made.fleet.membership.refresh
         source.does.fail["release_agent"] = RetryLaterError("busy")
         moved = await migrate(made, target.name)
         assert source.memory[KEY].state is OwnerState.SEALED
@@ -251,6 +255,26 @@ async def test_a_release_that_is_lost_is_made_up_for():
 
     assert moved.status_code == 200
     assert owners(made) == [(target.name, 2)]
+
+
+async def test_a_source_that_cannot_step_down_is_asked_again():
+    async with rig("ab", scale=4.0) as made:
+        source, target = await begun(made)
+
+        async def list_and_die():
+            membership = made.fleet.membership
+            await membership.beat(membership.find(source.name))
+            await target.stop()
+
+        target.after["commit_migration"] = list_and_die
+        source.does.fail["release_agent"] = RetryLaterError("busy")
+        moved = await migrate(made, target.name)
+        assert source.memory[KEY].state is OwnerState.SEALED
+        source.does.fail.clear()
+        await until(lambda: source.memory[KEY].state is OwnerState.REPLICA)
+
+    assert moved.status_code == 503
+    assert source.memory[KEY].epoch == 2
 
 
 async def test_a_move_goes_on_when_its_caller_leaves():
