@@ -29,10 +29,7 @@ async def claimed(node: "Node", request: GenerateRequest, text: str) -> AsyncIte
     """Hold the agent of this request; nobody else runs a turn of it meanwhile."""
     agent = await _lock(node, request, text)
     try:
-        floor, asked = node.erased.floor(*agent.key), request.epoch
-        if (asked or agent.manifest.epoch) <= floor:  # 0: found by its content
-            asked = floor + 1
-        await _own(node, agent, asked)
+        await _own(node, agent, request.epoch)
         yield agent
     finally:
         agent.turn_lock.release()
@@ -93,6 +90,9 @@ async def _own(node: "Node", agent: Agent, asked: int) -> None:
         message = "the agent was erased while this turn waited"
         raise RetryLaterError(message, code="erased")
     record = agent.manifest
+    if record.epoch <= node.erased.floor(*agent.key):
+        message = "the agent is being erased"
+        raise RetryLaterError(message, code="erased")
     if (asked or record.epoch) < agent.fence:  # 0: found by its content, whatever its epoch
         message = f"another node owns the agent at epoch {agent.fence}"
         raise StaleEpochError(message)

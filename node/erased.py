@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Final
 
 from fabric.erasure import Tombstone, Tombstones, decode_tombstone, encode_tombstone, tombstone
-from fabric.errors import CorruptDataError
+from fabric.errors import CorruptDataError, StaleEpochError
 from fabric.hashing import agent_digest
 from fabric.ids import AgentId, TenantId
 from fabric.limits import KIB
@@ -55,9 +55,16 @@ class Erased:
         return self._all.epoch_of(digest)
 
     def claim_epoch(self, tenant: TenantId, agent: AgentId, asked: int) -> int:
-        """Return `asked`, or the first epoch that an erased agent's name may be used at again."""
+        """Return `asked`; for 0 the first epoch that an erased agent's name may be used at again.
+
+        Raises StaleEpochError for an epoch that was erased: who asks for it was sent out before,
+        and what it would be lifted to is given to another node.
+        """
         floor = self.floor(tenant, agent)
-        return max(asked, floor + 1) if floor else asked
+        if 0 < asked <= floor:
+            message = f"epoch {asked} of the agent was erased"
+            raise StaleEpochError(message, code="erased")
+        return asked or (floor + 1 if floor else 0)
 
     def floor(self, tenant: TenantId, agent: AgentId) -> int:
         """Return up to which epoch an agent is erased; 0: it is not."""

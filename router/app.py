@@ -15,14 +15,13 @@ from router.chat_api import ChatApi
 from router.completion_api import CompletionApi
 from router.copies_api import CopiesApi
 from router.drain_api import DrainApi
-from router.fleet import Fleet
 from router.health_api import HealthApi
 from router.hibernation_api import HibernationApi
 from router.hibernations import Hibernations
 from router.metrics_api import MetricsApi
 from router.models_api import ModelsApi
 from router.nodes_api import NodesApi
-from router.services import Services, assemble
+from router.services import Services
 
 
 def routes_of(services: Services) -> list[BaseRoute]:
@@ -42,13 +41,10 @@ def routes_of(services: Services) -> list[BaseRoute]:
     ]
 
 
-def build_app(
-    fleet: Fleet, settings: RouterSettings, services: Services | None = None
-) -> Starlette:
+def build_app(settings: RouterSettings, services: Services) -> Starlette:
     """Build the application; whoever owns `services` runs their background work."""
-    parts = services or assemble(fleet, settings)
     app = Starlette(
-        routes=routes_of(parts),
+        routes=routes_of(services),
         middleware=[
             Middleware(ErrorBoundary),
             Middleware(Auth, settings=settings),

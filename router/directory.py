@@ -10,6 +10,7 @@ list was asked for. Lists may arrive late, twice, or in any order.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fabric.control import AgentList, AgentView
@@ -53,6 +54,8 @@ class Directory:
         self._issued: OrderedDict[Key, int] = OrderedDict()
         self._promised: OrderedDict[Key, int] = OrderedDict()
         self._in_doubt: set[Key] = set()
+        # Up to which epoch an agent was erased, whoever knows: nodes refuse epochs below.
+        self.floor: Callable[[Key], int] = lambda _: 0
 
     def apply(self, agents: AgentList, asked_s: float) -> set[Key]:
         """Take a node's whole list; return the agents that the node no longer holds."""
@@ -121,7 +124,7 @@ class Directory:
         known = max((holding.epoch for holding in holdings), default=0)
         # Replicas alone mean that an owner unheard of may be one epoch above them.
         unheard = 1 if holdings and self.owner(key) is None else 0
-        given = max(self._issued.get(key, 0), self._promised.get(key, 0))
+        given = max(self._issued.get(key, 0), self._promised.get(key, 0), self.floor(key))
         return max(known + unheard, given) + 1 if holdings or given else 0
 
     def issued(self, key: Key) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from fabric.control import EraseAgent, EraseReceipt, KnownErasures, NodeView, ShareErasures
 from fabric.erasure import Tombstones
 from fabric.errors import ConflictError, FabricError, NotFoundError, RetryLaterError
+from fabric.hashing import agent_digest
 from fabric.ids import AgentId, NodeName, TenantId
 from fabric.limits import ERASURE_EPOCHS, SUSPECT_S
 from router.directory import Key
@@ -43,9 +44,15 @@ class Erasures:
     """Sends erasures to all nodes; those that do not answer get them when they are back."""
 
     def __init__(
-        self, fleet: Fleet, migrations: Migrations, replicas: Replicas, telemetry: Telemetry
+        self,
+        fleet: Fleet,
+        migrations: Migrations,
+        replicas: Replicas,
+        telemetry: Telemetry,
+        cluster_key: bytes,
     ) -> None:
         self.known = Tombstones()
+        self._cluster_key = cluster_key
         self._fleet = fleet
         self._migrations = migrations
         self._replicas = replicas
@@ -54,6 +61,10 @@ class Erasures:
         self._heard: set[NodeName] = set()
         self._shared: dict[NodeName, int] = {}  # fingerprint of what a node knows
         self._since_s = fleet.clock.monotonic_s()
+
+    def floor(self, key: Key) -> int:
+        """Return up to which epoch an agent was erased, as far as any node has told."""
+        return self.known.epoch_of(agent_digest(self._cluster_key, *key)) if self.known else 0
 
     async def erase(self, tenant: TenantId, agent: AgentId) -> Erasure:
         """Erase an agent; raise NotFoundError if no node has anything of it."""

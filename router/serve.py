@@ -80,10 +80,10 @@ async def serve_roster(
             return HttpNodeLink(name, transport, session, secret, is_lost)
 
         fleet = Fleet(roster, link, SystemClock(), policy)
-        services = assemble(fleet, settings)
+        services = assemble(fleet, settings, cluster_key)
         server = _Server(
             uvicorn.Config(
-                build_app(fleet, settings, services),
+                build_app(settings, services),
                 lifespan="off",
                 log_config=None,
                 access_log=False,  # paths hold the names of agents

@@ -57,7 +57,7 @@ class Services:
             await self.introductions.round()
 
 
-def assemble(fleet: Fleet, settings: RouterSettings) -> Services:
+def assemble(fleet: Fleet, settings: RouterSettings, cluster_key: bytes) -> Services:
     """Build all parts around a fleet."""
     telemetry = Telemetry()
     migrations = Migrations(fleet, telemetry)
@@ -65,8 +65,9 @@ def assemble(fleet: Fleet, settings: RouterSettings) -> Services:
     sites = Sites(fleet)
     replicas = Replicas(fleet, migrations, sites, telemetry, settings.replicas)
     prefetches = Prefetches(fleet, migrations, replicas, telemetry)
-    erasures = Erasures(fleet, migrations, replicas, telemetry)
+    erasures = Erasures(fleet, migrations, replicas, telemetry, cluster_key)
     fleet.membership.greeter = erasures
+    fleet.directory.floor = erasures.floor
     return Services(
         fleet=fleet,
         telemetry=telemetry,

@@ -46,8 +46,9 @@ def onward(messages, reply, words):
     ]
 
 
-def erase(service, agent, tenant=TENANT):
-    call_ = EraseAgent(OperationId("erase-it-now"), tenant, AgentId(agent))
+def erase(service, agent, tenant=TENANT, epoch=0):
+    now_s = service.node.clock.wall_s()
+    call_ = EraseAgent(OperationId("erase-it-now"), tenant, AgentId(agent), epoch, now_s)
     return call(service, call_, EraseReceipt)
 
 
@@ -138,6 +139,16 @@ def test_a_fork_is_refused_where_it_must_not_be(pair):
     assert code_of(lambda: copied_offer(here, here, "alice", 7)) == (421, "stale_epoch")
     assert code_of(lambda: copied_offer(here, here, "nobody", 1)) == (404, "agent_not_found")
     assert there.node.store.blocks.check_integrity() == []
+
+
+def test_a_fork_that_was_asked_for_before_its_erasure_stays_erased(pair):
+    here, _ = pair
+    turn(here, HELLO, "alice")
+    fork(here, here, "alice", "dave")
+    erase(here, "dave", epoch=1_001)
+
+    assert code_of(lambda: fork(here, here, "alice", "dave")) == (421, "erased")
+    assert "dave" not in views(here)
 
 
 def test_an_unused_fork_is_found_by_its_own_id_only(pair):

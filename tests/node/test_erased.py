@@ -14,6 +14,7 @@ from fabric.control import (
     NodeView,
     ShareErasures,
 )
+from fabric.errors import RetryLaterError, StaleEpochError
 from fabric.ids import OperationId
 from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA, write_model
@@ -72,6 +73,34 @@ def test_what_was_erased_does_not_come_back_from_an_old_folder(tmp_path, model):
     assert anew.admitted.epoch == 1_002
     assert not late.existed, "an old DELETE that arrives late spares the new agent"
     assert after["carol"] == 1_002
+
+
+def test_a_turn_that_was_sent_before_the_erasure_begins_no_new_agent(tmp_path, model):
+    """The epoch above the erased ones was given to another node."""
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice", epoch=1)
+        erase(service, "alice")
+        for epoch in (1, 1_001):
+            with pytest.raises(StaleEpochError, match="was erased"):
+                ask(service, PROMPT, agent="alice", epoch=epoch)
+            assert agents(service) == {}
+        ask(service, PROMPT, agent="alice", epoch=1_003)
+        with pytest.raises(StaleEpochError, match="was superseded"):
+            ask(service, PROMPT, agent="alice", epoch=1)
+        assert agents(service) == {"alice": 1_003}
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 1_002])
+def test_no_turn_carries_an_erased_memory_beyond_its_erasure(tmp_path, model, epoch):
+    """One that comes between the tombstone and the removal finds the agent still there."""
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice", epoch=1)
+        node = service.node
+        node.erased.note(TENANT, "alice", 1_001, node.clock.wall_s())
+        with pytest.raises(RetryLaterError, match="being erased"):
+            ask(service, PROMPT, agent="alice", epoch=epoch)
+        assert erase(service, "alice").existed
+        assert agents(service) == {}
 
 
 def test_a_running_node_removes_what_it_is_told_of(tmp_path, model):

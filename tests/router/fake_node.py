@@ -167,7 +167,11 @@ class FakeNode(FakeControl):
     def _claim_agent(self, asked, key):
         memory = self.memory.get(key)
         if memory is None:
-            return self._new(*key, max(asked.epoch, self.floor(key) + 1), None)
+            floor = self.floor(key)
+            if 0 < asked.epoch <= floor:
+                message = f"epoch {asked.epoch} was erased"
+                raise StaleEpochError(message, code="erased")
+            return self._new(*key, asked.epoch or floor + 1, None)
         if memory.state is OwnerState.SEALED:
             message = "the agent is being moved"
             raise RetryLaterError(message, code="migrating")

@@ -98,8 +98,8 @@ async def rig(
 
         options = {"policy": policy} if policy else {}
         fleet = Fleet(roster, connect, ScaledClock(scale), beat_s=BEAT_S / scale, **options)
-        services = assemble(fleet, settings)
-        app = build_app(fleet, settings, services)
+        services = assemble(fleet, settings, CLUSTER_KEY)
+        app = build_app(settings, services)
         listener = socket.create_server(("127.0.0.1", 0))
         config = uvicorn.Config(
             app, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1

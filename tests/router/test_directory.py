@@ -128,6 +128,14 @@ def test_next_epoch():
     assert directory.next_epoch(KEY) == 5, "an owner nobody heard of may be at 4"
 
 
+def test_the_next_epoch_is_above_those_that_were_erased():
+    directory = Directory()
+    directory.floor = lambda key: 1_001 if key == KEY else 0
+    assert [directory.next_epoch(KEY), directory.next_epoch(("t", "bob"))] == [1_002, 0]
+    directory.apply(listing("a", view("a", 1_002)), asked_s=1.0)
+    assert directory.next_epoch(KEY) == 1_003
+
+
 def test_groups_follow_their_conversations():
     directory = Directory()
     directory.apply(

@@ -79,6 +79,23 @@ async def test_a_new_agent_of_that_name_is_spared():
     assert after.headers["x-macfabric-node"] == anew.name
 
 
+async def test_a_router_that_starts_later_begins_above_an_erased_agent():
+    """Else it would give out epochs that nodes refuse, as those of turns sent long ago."""
+    nodes = three()
+    async with rig(nodes=nodes) as made:
+        await told(made)
+        await erase(made)
+    async with rig(nodes=nodes) as made:
+        lost = await told(made)
+        await lost.stop()
+        anew = await told(made)
+        floor = anew.floor(KEY)
+    first, second = lost.requests[-1].epoch, anew.requests[-1].epoch
+
+    assert floor > 1_000
+    assert floor < first < second
+
+
 async def test_a_replica_that_this_router_never_heard_of_goes_too():
     """The router is new, the holder away: whoever deletes gets what can be known, 404."""
     nodes = three()

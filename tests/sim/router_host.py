@@ -8,6 +8,7 @@ from router.services import assemble
 from tests.sim.clock import SimClock
 from tests.sim.connection import SimSession
 from tests.sim.loop import Process
+from tests.sim.node_host import CLUSTER_KEY
 
 ROUTER = "router"
 
@@ -64,7 +65,7 @@ class RouterHost:
 
         clock = SimClock(world.loop, 1e6 * self.incarnation)
         fleet = Fleet(roster, connect, clock)
-        self.services = assemble(fleet, RouterSettings())
+        self.services = assemble(fleet, RouterSettings(), CLUSTER_KEY)
         world.note(f"the router serves as incarnation {self.incarnation}")
         await self.services.run()
 

@@ -135,7 +135,7 @@ class World:
             return HttpNodeLink(name, transport, self._session, http_secret(KEY), is_lost)
 
         fleet = Fleet(roster, connect, ScaledClock(), beat_s=BEAT_S / SCALE)
-        self.services = assemble(fleet, RouterSettings(takeover_after_s=0.3))
+        self.services = assemble(fleet, RouterSettings(takeover_after_s=0.3), KEY)
         self._alive = alive
         await fleet.membership.discover()
         await fleet.membership.refresh()
