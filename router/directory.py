@@ -89,9 +89,14 @@ class Directory:
         self._versions.pop(node, None)
 
     def note(self, key: Key, holding: Holding) -> None:
-        """Take over what a node just answered, before its next list says so."""
+        """Take over what a node just answered, before its next list says so.
+
+        Unless it was long on its way: a node's epochs only rise, and no list would correct it.
+        """
         old = self._holdings.get(key, {}).get(holding.node)
-        if old is None or (old.epoch, old.state) != (holding.epoch, holding.state):
+        is_late = old is not None and holding.epoch < old.epoch
+        is_known = old is not None and (old.epoch, old.state) == (holding.epoch, holding.state)
+        if not is_late and not is_known:
             self._put(key, holding)
 
     def forget(self, key: Key, node: NodeName) -> None:

@@ -102,6 +102,17 @@ def test_a_note_that_says_nothing_new_keeps_the_listed_view():
     assert directory.owner(KEY).view is not None
 
 
+def test_an_answer_that_comes_late_lowers_no_epoch():
+    directory = Directory()
+    directory.note(KEY, noted("a", 1, now_s=1.0))
+    directory.note(KEY, noted("a", 3, now_s=2.0))  # moved away and back
+    directory.note(KEY, noted("a", 1, now_s=3.0))  # a turn of before the moves
+
+    assert directory.owner(KEY).epoch == 3
+    directory.apply(listing("a", view("a", 2), incarnation=2), 4.0)
+    assert directory.owner(KEY).epoch == 2, "what it lost, its list says"
+
+
 def test_late_list_of_an_earlier_version_is_ignored():
     directory = Directory()
     directory.apply(listing("a", view("a", 3), changes=7), asked_s=2.0)
