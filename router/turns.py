@@ -1,6 +1,6 @@
 """From a turn to the node that serves it: the owner, or a node chosen for a new agent.
 
-    owner known, lease alive ──▶ the owner
+    owner known, lease alive ──▶ the owner; above any epoch given to another meanwhile
     owner silent             ──▶ the owner until takeover_after_s, then another at epoch + 1
     owner starting again     ──▶ the same, but at least as long as recomputing would take
     owner expired            ──▶ another at epoch + 1
@@ -192,8 +192,19 @@ class Turns:
         if started and is_newer and self._usable(started.node, attempt):
             return Target(started.node, started.epoch, waits=True, reservation=started)
         if owner is not None and self._usable(owner.node, attempt):
-            return Target(owner.node, owner.epoch, waits=True)
+            return self._owned(key, owner)
         return self._started(turn, key, attempt, owner)
+
+    def _owned(self, key: Key, owner: Holding) -> Target:
+        """Go to the owner; above an epoch that was given to another node, which never came of it.
+
+        That node may still wake up and claim it, so a turn of the old epoch would be fenced.
+        """
+        if self._directory.issued(key) <= owner.epoch:
+            return Target(owner.node, owner.epoch, waits=True)
+        epoch = self._directory.next_epoch(key)
+        reservation = self._directory.reserve(key, owner.node, epoch)
+        return Target(owner.node, epoch, waits=True, reservation=reservation)
 
     def _started(self, turn: Turn, key: Key, attempt: Attempt, owner: Holding | None) -> Target:
         """Reserve a node for an agent that no reachable node owns."""

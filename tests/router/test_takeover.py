@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from fabric.errors import RetryLaterError
 from fabric.manifest import OwnerState
 from fabric.settings import RouterSettings
 from router.membership import Health
@@ -199,3 +200,26 @@ async def test_no_epoch_is_given_out_twice():
     assert slow.requests[0].epoch == 2
     assert other.requests[0].epoch == 3
     assert second.headers["x-macfabric-epoch"] == "3"
+
+
+async def test_an_owner_that_returns_is_asked_above_a_successor_that_never_served():
+    """Who was given the next epoch may still claim it: below that, nothing is acknowledged."""
+    async with rig(names="ab") as made:
+        first = await made.chat(LONG, agent="alice")
+        old = made[node_of(first)]
+        successor = next(node for node in made.nodes.values() if node is not old)
+        successor.does.refuse = RetryLaterError("its disk is full")
+        await old.stop()
+        refused = await made.chat(LONG, "x", "y", agent="alice")
+        await old.restart()
+        returned = made.fleet.membership.find(old.name)
+        await until(lambda: returned.view.incarnation == old.incarnation)
+        second = await made.chat(LONG, "x", "y", agent="alice")
+        third = await made.chat(LONG, "x", "y", "z", "w", agent="alice")
+
+    assert refused.status_code == 503
+    assert successor.requests[0].epoch == 2
+    assert (second.status_code, third.status_code) == (200, 200)
+    assert node_of(second) == node_of(third) == old.name
+    assert second.headers["x-macfabric-cache"] == "disk", "it goes on with its memory"
+    assert second.headers["x-macfabric-epoch"] == third.headers["x-macfabric-epoch"] == "3"
