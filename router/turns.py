@@ -137,10 +137,6 @@ class Turns:
                 self._resuming += Counter()  # drops zeros
             return standing.source
 
-        def is_current() -> bool:
-            first = standing.first
-            return first.epoch >= self._directory.issued((turn.tenant, first.agent))
-
         return OpenTurn(
             standing.first,
             standing.source,
@@ -150,7 +146,7 @@ class Turns:
             on_first=lambda: self._fleet.ledger.prefilled(standing.entry),
             on_end=lambda: standing.end(),  # noqa: PLW0108 - of the node it runs on by then
             follow=follow,
-            is_current=is_current,
+            is_current=lambda: self._is_current(turn, standing),
         )
 
     async def _admitted(self, turn: Turn, *, goes_first: bool = False) -> Standing:
@@ -159,7 +155,7 @@ class Turns:
         while True:
             target = await self._target(turn, attempt)
             try:
-                return await self._start(turn, target)
+                standing = await self._start(turn, target)
             except NodeLostError as error:
                 await self._wait_or_give_up(turn, target, attempt, error)
             except RetryElsewhereError as error:
@@ -174,6 +170,24 @@ class Turns:
                 if not (is_named and self._migrations.is_moving(_key(turn))):
                     raise
                 await asyncio.sleep(RETRY_S)
+            else:
+                is_named = turn.identity.kind is IdentityKind.AGENT
+                if is_named or self._is_current(turn, standing):
+                    return standing
+                turn = await self._named(turn, standing)
+
+    def _is_current(self, turn: Turn, standing: Standing) -> bool:
+        first = standing.first
+        return first.epoch >= self._directory.issued((turn.tenant, first.agent))
+
+    async def _named(self, turn: Turn, standing: Standing) -> Turn:
+        """Leave an agent found by content at an epoch that is over; ask for it by its name.
+
+        Its content says nothing of its epoch: every further try would be fenced, too.
+        """
+        standing.end()
+        await standing.source.aclose()
+        return replace(turn, identity=Identity(IdentityKind.AGENT, standing.first.agent))
 
     async def _target(self, turn: Turn, attempt: Attempt) -> Target:
         if turn.identity.kind is not IdentityKind.AGENT:

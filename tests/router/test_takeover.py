@@ -223,3 +223,18 @@ async def test_an_owner_that_returns_is_asked_above_a_successor_that_never_serve
     assert node_of(second) == node_of(third) == old.name
     assert second.headers["x-macfabric-cache"] == "disk", "it goes on with its memory"
     assert second.headers["x-macfabric-epoch"] == third.headers["x-macfabric-epoch"] == "3"
+
+
+async def test_a_conversation_found_below_the_last_epoch_is_asked_by_name_above_it():
+    async with rig(names="ab") as made:
+        first = await made.chat(LONG)
+        agent = first.headers["x-macfabric-agent"]
+        made.fleet.directory.issue(("default", agent), 7)
+        second = await made.chat(LONG, "x", "y")
+        left = made.fleet.ledger.turns(node_of(second))
+
+    assert second.status_code == 200
+    assert second.headers["x-macfabric-agent"] == agent
+    assert second.headers["x-macfabric-epoch"] == "8"
+    assert left == 0
+    assert made[node_of(second)].running == 0
