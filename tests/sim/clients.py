@@ -19,6 +19,7 @@ from fabric.ids import AgentId, OperationId, TenantId
 from router.prompt import chat_prompt
 from router.turn import Turn
 from tests.sim import oracle
+from tests.sim.epochs import Epochs, told
 from tests.sim.model import MODEL
 from tests.sim.tokenizer import render
 
@@ -39,7 +40,7 @@ class Talk:
     random: object
     messages: list
     acked: "Ack | None" = None
-    epoch: int = 0  # the highest that answered
+    epochs: Epochs = field(default_factory=Epochs)  # those that answered
     attempts: list = field(default_factory=list)  # prompts sent since the acknowledged one
     erased_s: float | None = None
     may_be_erased: bool = False  # an erasure may still be on its way
@@ -149,7 +150,8 @@ class Clients:
 
     async def _attempt(self, talk, sampling, hang_up_after):
         world, wanted = self._world, oracle.answer(talk.messages, sampling)
-        prompt, known_epoch = render(talk.messages), talk.epoch
+        prompt, router = render(talk.messages), world.router
+        told_epochs = told(router, world.nodes, talk.tenant)
         talk.attempts.append(prompt)
         text, admitted, count = "", None, 0
         call = self._send(talk, sampling)
@@ -167,11 +169,12 @@ class Clients:
                         world.fail(f"{talk.name}: got {text!r}, not {wanted.text!r}")
                         return
                 else:
-                    admitted = event
-                    if admitted.epoch < known_epoch and not talk.may_be_erased:
+                    admitted, told_epoch = event, told_epochs.get(event.agent, 0)
+                    floor = talk.epochs.floor(event.agent, router.incarnation, told_epoch)
+                    if event.epoch < floor and not talk.may_be_erased:
                         world.fail(
-                            f"{talk.name}: {admitted.node} serves at epoch {admitted.epoch}"
-                            f" what was at {known_epoch}"
+                            f"{talk.name}: {event.node} serves at epoch {event.epoch}"
+                            f" what was at {floor}"
                         )
                 if count == hang_up_after and admitted:
                     raise HungUpError
@@ -187,7 +190,7 @@ class Clients:
             world.fail(f"{talk.name}: got {got}, not {wanted}")
             return
         self.answered_count += 1
-        talk.epoch = max(talk.epoch, admitted.epoch)
+        talk.epochs.note(admitted.agent, world.router.incarnation, admitted.epoch)
         talk.messages = [*talk.messages, {"role": "assistant", "content": text}]
         world.note(
             f"{talk.name}: answered by {admitted.node} at epoch {admitted.epoch},"
@@ -222,7 +225,8 @@ class Clients:
             self._note_error(talk, error)
             return
         world.note(f"{talk.name}: erased, {erasure.unreachable} not reached")
-        talk.acked, talk.attempts, talk.epoch = None, [], 0
+        talk.acked, talk.attempts = None, []
+        talk.epochs.clear()
         if erasure.unreachable:
             talk.may_be_erased = True
         else:
