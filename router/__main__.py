@@ -12,8 +12,8 @@ from fabric.settings import FabricSettings, RouterSettings
 from router.cli.config_file import read_settings
 from router.cli.errors import CommandError
 from router.cli.folder import KEY_BYTES, DataFolder, default_data_dir
+from router.listener import listen
 from router.placement import Policy
-from router.serve import serve
 
 
 def main() -> int:
@@ -28,14 +28,13 @@ def main() -> int:
     try:
         settings = read_settings(arguments.config)
         key = _read_key(arguments.data_dir or default_data_dir(settings))
-        asyncio.run(
-            serve(
-                _overridden(settings, arguments),
-                key,
-                arguments.ray_address,
-                policy=Policy(arguments.policy),
-            )
-        )
+        chosen = _overridden(settings, arguments)
+        with listen(chosen.host, chosen.port) as listener:
+            # Most of a restart is spent here. Clients already wait in line: none is refused.
+            from router.serve import serve
+
+            policy = Policy(arguments.policy)
+            asyncio.run(serve(chosen, key, arguments.ray_address, listener, policy=policy))
     except (FabricError, CommandError) as error:
         print(f"router: {error}", file=sys.stderr)  # noqa: T201 - why it did not start
         return 1

@@ -11,13 +11,13 @@ from collections.abc import Callable, Generator
 import uvicorn
 
 from fabric.cluster_secret import http_secret
-from fabric.errors import FatalError
 from fabric.ids import NodeName
 from fabric.settings import RouterSettings
 from router import ray_control
 from router.app import build_app
 from router.clock import SystemClock
 from router.fleet import Fleet
+from router.listener import url_of
 from router.membership import Roster
 from router.node_link import ControlTransport, HttpNodeLink, open_session
 from router.placement import Policy
@@ -25,7 +25,6 @@ from router.services import Services, assemble
 
 _LOG = logging.getLogger("macfabric.router")
 
-BACKLOG = 2048
 CONNECTIONS_MAX = 4096
 KEEP_ALIVE_S = 75
 STOP_GRACE_S = 10
@@ -41,24 +40,24 @@ async def serve(
     settings: RouterSettings,
     cluster_key: bytes,
     ray_address: str,
+    listener: socket.socket,
     *,
     policy: Policy = Policy.SECONDS,
     on_ready: Callable[[str, list[str]], None] = announce,
 ) -> None:
     """Serve clients of the fabric at `ray_address` until SIGTERM or SIGINT."""
-    with _listen(settings.host, settings.port) as listener:
-        ray_control.connect(ray_address)
-        try:
-            await serve_roster(
-                settings,
-                cluster_key,
-                ray_control.ActorRoster(address=ray_address),
-                listener,
-                policy=policy,
-                on_ready=on_ready,
-            )
-        finally:
-            ray_control.disconnect()
+    ray_control.connect(ray_address)
+    try:
+        await serve_roster(
+            settings,
+            cluster_key,
+            ray_control.ActorRoster(address=ray_address),
+            listener,
+            policy=policy,
+            on_ready=on_ready,
+        )
+    finally:
+        ray_control.disconnect()
 
 
 async def serve_roster(
@@ -105,7 +104,7 @@ async def _run(
     listener: socket.socket,
     on_ready: Callable[[str, list[str]], None],
 ) -> None:
-    url = _url(listener)
+    url = url_of(listener)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     tending = asyncio.create_task(services.run())
     telling = asyncio.create_task(_tell_when_ready(services.fleet, url, on_ready))
@@ -151,19 +150,3 @@ def _stop_on_signals(server: uvicorn.Server) -> None:
         # Elsewhere than in the main thread, whoever started it stops it.
         with contextlib.suppress(RuntimeError, ValueError):
             loop.add_signal_handler(number, stop)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        message = f"cannot listen at {host} port {port}: {error.strerror}"
-        raise FatalError(message) from None
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-        host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -101,9 +101,11 @@ class Supervisor:
 
     def _step(self) -> None:
         event = self.keeper.next_event(TICK_S)
-        self._start_held_back()
-        if event is None:
-            return
+        if event is not None:
+            self._on_event(event)
+        self._start_held_back()  # also what this very event ended
+
+    def _on_event(self, event: dict[str, Any]) -> None:
         if event["event"] == "started":
             self._write_run()
         elif event["event"] == "line":

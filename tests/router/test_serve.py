@@ -16,7 +16,8 @@ import pytest
 
 from fabric.errors import FatalError
 from fabric.settings import RouterSettings
-from router.serve import _listen, _url, serve_roster
+from router.listener import listen, url_of
+from router.serve import serve_roster
 from tests.router.fake_node import CLUSTER_KEY, MODEL, FakeNode
 from tests.router.rig import until
 
@@ -32,7 +33,7 @@ async def test_serves_from_the_first_ready_node_until_a_signal():
     async def roster():
         return nodes
 
-    listener = _listen("127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0)
     serving = asyncio.create_task(
         serve_roster(
             RouterSettings(),
@@ -42,7 +43,7 @@ async def test_serves_from_the_first_ready_node_until_a_signal():
             on_ready=lambda url, names: ready.append((url, names)),
         )
     )
-    url = _url(listener)
+    url = url_of(listener)
     async with httpx2.AsyncClient(base_url=url, verify=False) as http:
         while True:
             try:
@@ -75,12 +76,12 @@ def test_a_port_that_is_taken_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(FatalError, match=str(port)):
-            _listen("127.0.0.1", port)
+            listen("127.0.0.1", port)
 
 
 def test_the_url_is_one_that_clients_can_use():
-    with _listen("0.0.0.0", 0) as everywhere:
-        assert _url(everywhere) == f"http://127.0.0.1:{everywhere.getsockname()[1]}"
+    with listen("0.0.0.0", 0) as everywhere:
+        assert url_of(everywhere) == f"http://127.0.0.1:{everywhere.getsockname()[1]}"
 
 
 def router(*arguments):
