@@ -100,6 +100,7 @@ class Membership:
         self._observer = observer
         self._members: dict[NodeName, Member] = {}
         self._scouting: asyncio.Task[None] | None = None
+        self._has_roster = False  # it was read at least once
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -137,6 +138,13 @@ class Membership:
         """Say whether every node of the roster has told this router its agents at least once."""
         return all(member.listed is not None for member in self._members.values())
 
+    def has_met_all(self) -> bool:
+        """Say whether the roster was read, and every node on it has answered or expired."""
+        return self._has_roster and all(
+            member.view is not None or self.health(member.name) is Health.EXPIRED
+            for member in self._members.values()
+        )
+
     async def discover(self) -> None:
         """Add nodes that the roster names for the first time."""
         for name, transport in (await self._roster()).items():
@@ -145,6 +153,7 @@ class Membership:
                 # A new node gets one lease to say its first word.
                 self._members[name] = Member(name, link, self._clock.monotonic_s())
                 _LOG.info("node %s joined the roster", name)
+        self._has_roster = True
 
     async def beat(
         self, member: Member, timeout_s: float = SUSPECT_S, *, relist: bool = False

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 
 from fabric.errors import (
     FabricError,
-    NotFoundError,
     RejectedError,
     RetryElsewhereError,
     RetryLaterError,
@@ -30,6 +29,7 @@ from router.fleet import Fleet
 from router.fresh_ids import fresh_leap
 from router.ledger import Entry
 from router.migrations import Migrations
+from router.model_check import ModelCheck
 from router.node_link import NodeLostError
 from router.open_turn import OpenTurn
 from router.recovery import Recovery
@@ -97,11 +97,12 @@ class Turns:
         self._takeover_after_s = takeover_after_s
         self._resuming: Counter[Key] = Counter()  # turns on their way to where their agent went
         self._hint = hint
+        self._models = ModelCheck(fleet)
 
     async def open(self, turn: Turn) -> OpenTurn:
         """Return the turn once a node has admitted it."""
         try:
-            self._check_model(turn.model)
+            await self._models.require(turn.model)
             opened = await self._open(turn)
         except RetryLaterError as error:
             self._telemetry.ended("overloaded" if error.status == 429 else "unavailable")
@@ -334,15 +335,6 @@ class Turns:
         # No event to wait for: a lease also runs out by the clock alone.
         while not self._settled() and self._now_s() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(RETRY_S)
-
-    def _check_model(self, model: str) -> None:
-        names = self._fleet.models()
-        if not names:
-            message = "no node is ready yet"
-            raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
-        if model not in names:
-            message = f"model {model[:100]!r} is not served here; available: {', '.join(names)}"
-            raise NotFoundError(message, code="model_not_found", param="model")
 
     def _usable(self, node: NodeName, attempt: Attempt) -> bool:
         membership = self._fleet.membership

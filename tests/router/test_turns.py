@@ -146,7 +146,7 @@ async def test_a_lost_node_is_no_obstacle_for_new_agents():
 
 
 async def test_no_node_at_all():
-    async with rig("a", started=False, tended=False) as made:
+    async with rig("a", started=False, tended=False, scale=20) as made:
         before = await made.chat("hi")
         health = await made.http().get("/healthz")
         await made.fleet.membership.discover()
