@@ -20,8 +20,11 @@ setup: $(READY)  ## make .venv with the pinned versions (PYTHON=/path/to/python3
 demo: $(READY)  ## show the product: agents that remember, on a local fabric of three nodes
 	@$(BIN)/macfabric demo $(ARGS)
 
+# tests/conftest.py orders the files. Compiled ones are kept, also where the environment says not to:
+# the tests start many processes, which would else compile the same files again and again.
 test: $(READY)  ## run the tests (TESTS=tests/unit ARGS="-k name" narrow them)
-	@$(BIN)/python -m pytest $(TESTS) -q -n 2 --dist loadfile $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(TESTS) -q -n 2 --dist loadfile \
+		--no-loadscope-reorder $(ARGS)
 
 fuzz: $(READY)  ## a million hostile inputs for every parser: minutes (ARGS="-k manifest" narrows)
 	@$(BIN)/python -m pytest tests/fuzz -q -s -m nightly $(ARGS)

@@ -8,6 +8,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,20 @@ def parse(path: str, text: str) -> Source:
     return Source(path, text, ast.parse(text, path))
 
 
+@cache
+def read(path: Path) -> Source:
+    return parse(path.relative_to(ROOT).as_posix(), path.read_text())
+
+
 def sources(*folders: str) -> list[Source]:
-    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    return [parse(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
+    return [read(path) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """Let the trees go behind the last rule: whatever runs later need not carry them along."""
+    yield
+    read.cache_clear()
 
 
 def functions(source: Source) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, int]]:

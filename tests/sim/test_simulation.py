@@ -26,6 +26,7 @@ def check(seed):
     assert world.clients.answered_count >= len(world.clients.talks), "the clients were served"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_TEST))
 def test_seeds(first):
     for seed in range(first, first + SEEDS_A_TEST):

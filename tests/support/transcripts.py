@@ -109,8 +109,8 @@ def many_tongues() -> Transcript:
 
 
 def long_document() -> Transcript:
-    """A document of about 4,000 tokens, then questions about it."""
-    text, facts = document(4, 200)
+    """A document of about six blocks, then questions about it."""
+    text, facts = document(4, 80)
     opening = (message("system", "Answer from the document."), message("user", text))
     return Transcript("long document", opening, asking(facts, 3))
 
