@@ -6,7 +6,7 @@ missing or wrongly typed fields, extension types and repeated keys are all refus
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
@@ -80,19 +80,50 @@ def _union(options: tuple[Any, ...], value: Any, where: str) -> Any:
     return from_plain(rest[-1], value, where)
 
 
+@dataclass(frozen=True, slots=True)
+class _Field:
+    kind: Any
+    plain: type | None  # what a value's type must be where nothing else needs a look
+    is_required: bool
+
+
+@cache
+def _fields_of(cls: type) -> dict[str, _Field]:
+    """Work out once what every message of a kind must look like: frames come by the thousand."""
+    hints = _hints(cls)
+    return {
+        field.name: _Field(
+            hints[field.name],
+            _plain_type(hints[field.name]),
+            field.default is MISSING and field.default_factory is MISSING,
+        )
+        for field in fields(cls)
+    }
+
+
+def _plain_type(kind: Any) -> type | None:
+    while isinstance(kind, NewType):
+        kind = kind.__supertype__
+    return kind if kind in _PLAIN else None
+
+
 def _dataclass(cls: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise _refuse(where, f"expected a map, got {type(value).__name__}")
-    known = {f.name: f for f in fields(cls)}
-    for name in value:
-        if name not in known:
-            raise _refuse(where, f"has an unknown field {name!r:.80}")
+    known = _fields_of(cls)
     arguments = {}
-    for name, field in known.items():
-        if name in value:
-            arguments[name] = from_plain(_hints(cls)[name], value[name], f"{where}.{name}")
-        elif field.default is MISSING and field.default_factory is MISSING:
-            raise _refuse(f"{where}.{name}", "is missing")
+    for name, item in value.items():
+        field = known.get(name)
+        if field is None:
+            raise _refuse(where, f"has an unknown field {name!r:.80}")
+        if type(item) is field.plain:
+            arguments[name] = item
+        else:
+            arguments[name] = from_plain(field.kind, item, f"{where}.{name}")
+    if len(arguments) < len(known):
+        for name, field in known.items():
+            if field.is_required and name not in arguments:
+                raise _refuse(f"{where}.{name}", "is missing")
     return cls(**arguments)
 
 
@@ -125,18 +156,22 @@ def from_plain(kind: Any, value: Any, where: str = "message") -> Any:
     """Build a `kind` from plain data; raise RejectedError that names the field."""
     if kind is Any:  # passes through unchanged: chat messages, tool schemas
         return value
+    if isinstance(kind, type):
+        return _of_class(kind, value, where)
     if isinstance(kind, NewType):
         return from_plain(kind.__supertype__, value, where)
-    if kind is U32s:
-        return _u32s(value, where)
     origin = get_origin(kind)
     if origin in (Union, UnionType):
         return _union(get_args(kind), value, where)
-    if origin is not None:
-        return _container(origin, get_args(kind), value, where)
-    if is_dataclass(kind):
+    return _container(origin, get_args(kind), value, where)
+
+
+def _of_class(kind: type, value: Any, where: str) -> Any:
+    if _field_names(kind) is not None:
         return _dataclass(kind, value, where)
-    if isinstance(kind, type) and issubclass(kind, Enum):
+    if kind is U32s:
+        return _u32s(value, where)
+    if issubclass(kind, Enum):
         try:
             return kind(value)
         except ValueError:
