@@ -29,6 +29,8 @@ PROBE_SHARE: Final = 0.01  # of the time, for all links of a node together
 PROBE_CREDIT_S: Final = 1.0
 PROBE_TARGET_S: Final = 0.05
 PROBE_BYTES_MIN: Final = 256 * KIB
+PROBE_REST_MIN_S: Final = 5.0  # after a refusal: the peer was sending; doubles with each
+PROBE_REST_MAX_S: Final = 120.0
 
 QUIET_S: Final = 5.0  # without a transfer, before a probe may disturb one
 
@@ -50,6 +52,7 @@ class LinkEstimate:
     failed_s: float = 0.0  # when it last failed
     asked_s: float | None = None  # when it was last pinged; None asks for it now
     probed_s: float | None = None  # when its rate was last asked for
+    probe_refusals: int = 0  # in a row
 
     @property
     def expected_bytes_per_s(self) -> float:
@@ -88,7 +91,7 @@ def moved(link: LinkEstimate, moved_bytes: int, seconds: float, now_s: float) ->
     if old is not None and link.rated_s is not None and now_s - link.rated_s < RATE_FRESH_S:
         old_weight = OLD_WEIGHT ** min(SAMPLES_MAX, max(1.0, seconds / SAMPLE_S))
         sample = old_weight * old + (1 - old_weight) * sample
-    return replace(link, bytes_per_s=sample, rated_s=now_s)
+    return replace(link, bytes_per_s=sample, rated_s=now_s, probe_refusals=0)
 
 
 def failed(link: LinkEstimate, now_s: float) -> LinkEstimate:
@@ -116,7 +119,7 @@ def renegotiated(link: LinkEstimate, nominal: float, *, is_told: bool) -> LinkEs
 
 def doubted(link: LinkEstimate) -> LinkEstimate:
     """Ask for a new ping and, in time, a new rate, as something about the machine changed."""
-    return replace(link, asked_s=None, probed_s=None)
+    return replace(link, asked_s=None, probed_s=None, probe_refusals=0)
 
 
 def asked(link: LinkEstimate, now_s: float) -> LinkEstimate:
@@ -127,6 +130,11 @@ def asked(link: LinkEstimate, now_s: float) -> LinkEstimate:
 def probed(link: LinkEstimate, now_s: float) -> LinkEstimate:
     """Note that a probe is on its way."""
     return replace(link, probed_s=now_s)
+
+
+def probe_refused(link: LinkEstimate) -> LinkEstimate:
+    """Note that the peer was too busy to be probed, which says nothing of the link."""
+    return replace(link, probe_refusals=link.probe_refusals + 1)
 
 
 def ping_due(link: LinkEstimate, now_s: float) -> bool:
@@ -143,8 +151,15 @@ def probe_due(link: LinkEstimate, now_s: float) -> bool:
     """Say whether the link works, but nothing of late tells how fast it is."""
     if not link.is_reachable:
         return False
-    known_s = max((s for s in (link.rated_s, link.probed_s) if s is not None), default=None)
-    return known_s is None or now_s - known_s >= RATE_FRESH_S
+    if link.rated_s is not None and now_s - link.rated_s < RATE_FRESH_S:
+        return False
+    return link.probed_s is None or now_s - link.probed_s >= _probe_rest_s(link)
+
+
+def _probe_rest_s(link: LinkEstimate) -> float:
+    if not link.probe_refusals:
+        return RATE_FRESH_S
+    return min(PROBE_REST_MAX_S, PROBE_REST_MIN_S * 2.0 ** min(link.probe_refusals - 1, 10))
 
 
 def probe_bytes(link: LinkEstimate) -> int:

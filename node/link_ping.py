@@ -48,6 +48,7 @@ class Measured:
     problem: str | None = None
     moved_bytes: int = 0
     seconds: float = 0.0
+    is_probe_refused: bool = False  # by a peer that answers pings, but is busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Caller:
             dialled.sock.close()
             return Measured(interface=dialled.interface, problem=problem_of(error))
         rtt_s: float | None = None
-        problem, moved_bytes, seconds = None, 0, 0.0
+        problem, moved_bytes, seconds, is_refused = None, 0, 0.0, False
         try:
             with _cut_after(channel, HANDSHAKE_TIMEOUT_S):
                 self._peer(peer).greet(channel)
@@ -83,7 +84,7 @@ class Caller:
             else:
                 channel.send(Goodbye())
         except FabricError as error:
-            problem = error.code
+            problem, is_refused = error.code, rtt_s is not None
         except OSError as error:
             problem = problem_of(error)
         finally:
@@ -91,7 +92,8 @@ class Caller:
         if rtt_s is None:
             return Measured(interface=dialled.interface, problem=problem)
         # A peer that answers pings and does not want to be probed works all the same.
-        return Measured(rtt_s, dialled.interface, None, moved_bytes, max(1e-9, seconds - rtt_s))
+        took_s = max(1e-9, seconds - rtt_s)
+        return Measured(rtt_s, dialled.interface, None, moved_bytes, took_s, is_refused)
 
     def _peer(self, name: NodeName) -> Peer:
         return Peer(self.name, name, self.cluster_key, self.fingerprint, Patience())

@@ -154,3 +154,5 @@ class LinkProber:
         self._table.answered(peer, address, measured.rtt_s, device, kind)
         if measured.moved_bytes:
             self._table.rated(peer, address, measured.moved_bytes, measured.seconds)
+        elif measured.is_probe_refused:
+            self._table.probe_refused(peer, address)

@@ -140,6 +140,12 @@ class LinkTable:
             link = self._link(peer, address)
             link.estimate = link_estimate.moved(link.estimate, moved_bytes, seconds, now_s)
 
+    def probe_refused(self, peer: NodeName, address: Address) -> None:
+        """Note that the peer had no time for a probe: it is asked again before long."""
+        with self._lock:
+            link = self._link(peer, address)
+            link.estimate = link_estimate.probe_refused(link.estimate)
+
     def unanswered(
         self, peer: NodeName, address: Address, problem: str, device: str | None = None
     ) -> None:

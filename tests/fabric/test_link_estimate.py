@@ -100,6 +100,23 @@ def test_streams_that_break_together_are_one_failure():
     assert link.failures == 1
 
 
+def test_a_refused_probe_is_repeated_soon_and_then_less_often():
+    link, now_s, rests_s = le.answered(le.LinkEstimate(1e9), 0.001, 0.0), 0.0, []
+    for _ in range(8):
+        link = le.probe_refused(le.probed(link, now_s))
+        asked_s = now_s
+        while not le.probe_due(link, now_s):
+            now_s += 1.0
+        rests_s.append(now_s - asked_s)
+    measured = le.moved(link, MIB, 0.01, now_s)
+
+    assert rests_s[0] == le.PROBE_REST_MIN_S
+    assert rests_s == sorted(rests_s)
+    assert rests_s[-1] == le.PROBE_REST_MAX_S
+    assert measured.probe_refusals == 0
+    assert not le.probe_due(measured, now_s + le.RATE_FRESH_S - 1)
+
+
 def test_traffic_saves_pings_and_probes_but_doubt_asks_at_once():
     link = le.answered(le.asked(FRESH, 0.0), 0.001, 0.0)
     assert le.probe_due(link, 1.0)

@@ -7,7 +7,7 @@ import pytest
 from fabric.errors import TooLargeError
 from fabric.ids import NodeName
 from fabric.limits import ADDRESSES_MAX, LINKS_TOLD_MAX, MIB, PEERS_MAX
-from fabric.link_estimate import PING_EVERY_S, RESTING_BYTES_PER_S
+from fabric.link_estimate import PING_EVERY_S, PROBE_REST_MIN_S, RESTING_BYTES_PER_S
 from fabric.links import Address, LinkKind, MeetPeers, PeerNode
 from node.link_table import LINKS_MAX, LinkTable
 from tests.support.transfers import StoppedClock
@@ -101,6 +101,16 @@ def test_only_links_that_work_and_are_quiet_are_probed_one_after_the_other(table
     table.observe(PEER, LAN, MIB, 0.1)
     assert table.due_probe() is None  # a transfer is under way
     clock.now_s += 6
+    assert table.due_probe()[1] == CABLE
+
+
+def test_a_link_whose_probe_was_refused_is_probed_again_soon(table, clock):
+    met(table, CABLE)
+    table.answered(PEER, CABLE, 0.001, "", None)
+    assert table.due_probe()[1] == CABLE
+    table.probe_refused(PEER, CABLE)
+    assert table.due_probe() is None
+    clock.now_s += PROBE_REST_MIN_S
     assert table.due_probe()[1] == CABLE
 
 

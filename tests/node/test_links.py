@@ -123,7 +123,7 @@ def test_nobody_may_probe_while_payload_is_sent(port, server, shelf):
         fetching.join()
     until(lambda: CALLER.measure(SOURCE, loopback(port), MIB).moved_bytes == MIB)
 
-    assert (busy.problem, busy.moved_bytes) == (None, 0)
+    assert (busy.problem, busy.moved_bytes, busy.is_probe_refused) == (None, 0, True)
     assert busy.rtt_s > 0
 
 
@@ -218,6 +218,23 @@ def test_sleep_and_a_new_address_try_every_link_anew(prober):
     assert (
         sum(probe_bytes > 0 for _, _, probe_bytes in recorder.asked) == 1
     )  # it took long: then a pause
+
+
+def test_a_refused_probe_reaches_the_table(prober):
+    def busy(peer, address, probe_bytes=0):
+        return Measured(rtt_s=0.001, is_probe_refused=probe_bytes > 0)
+
+    class Table(LinkTable):
+        refused = 0
+
+        def probe_refused(self, peer, address):
+            self.refused += 1
+            super().probe_refused(peer, address)
+
+    table = Table(SystemClock())
+    prober(table, busy)
+    table.meet([PeerNode(SOURCE, 1, (loopback(1),))])
+    until(lambda: table.refused == 1)
 
 
 def test_a_transfer_feeds_the_table_and_goes_where_it_points(port, server, shelf):
