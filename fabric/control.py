@@ -116,6 +116,8 @@ class NodeView:
     links: tuple[LinkView, ...] = ()  # to every address of every peer it was told of
     erased: int = 0  # fingerprint of the tombstones it keeps
     fenced_turns: int = 0  # ended because another node owned the agent by then
+    sending: dict[str, int] = field(default_factory=dict)  # `transfer_counts.SENDING`
+    fetching: dict[str, int] = field(default_factory=dict)  # `transfer_counts.FETCHING`
 
 
 @dataclass(frozen=True, slots=True)

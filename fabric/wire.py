@@ -372,10 +372,23 @@ _REFUSED: Final[dict[str, type[FabricError]]] = {
     "corrupt_data": CorruptDataError,
     "overloaded": OverloadedError,
     "unavailable": RetryLaterError,
+    "wrong_node": RejectedError,
+    "protocol_version": RejectedError,
+    "bad_frame": RejectedError,
+    "bad_range": RejectedError,
+    "invalid_message": RejectedError,
+    "too_large": TooLargeError,
 }
+UNKNOWN_REFUSAL: Final = "unknown_refusal"
+REFUSAL_CODES: Final = frozenset(_REFUSED) | {UNKNOWN_REFUSAL}
 
 
 def refusal_error(refusal: Refusal) -> FabricError:
-    """Turn a peer's refusal into the error that says what to do about it."""
-    kind = _REFUSED.get(refusal.code, RejectedError)
-    return kind(f"the peer refuses: {refusal.message}", code=refusal.code)
+    """Turn a peer's refusal into the error that says what to do about it.
+
+    A code of no honest peer becomes one for all: whoever has yet to prove itself may send any,
+    and codes are counted by name.
+    """
+    code = refusal.code if refusal.code in _REFUSED else UNKNOWN_REFUSAL
+    kind = _REFUSED.get(code, RejectedError)
+    return kind(f"the peer refuses: {refusal.message}", code=code)

@@ -81,13 +81,14 @@ class Connections:
             stale = self._stale()
         _close_all(stale)
 
-    def count(self, what: str) -> None:
-        """Count an event."""
-        with self._lock:
-            self._counts[what] += 1
+    def count(self, what: str, times: int = 1) -> None:
+        """Count an event, or several."""
+        if times:
+            with self._lock:
+                self._counts[what] += times
 
     def counts(self) -> dict[str, int]:
-        """Count dials, reuses, takeovers and failures by kind since the start."""
+        """Count dials, reuses, takeovers, failures by kind, blocks and bytes since the start."""
         with self._lock:
             return dict(self._counts)
 

@@ -19,6 +19,7 @@ from fabric.limits import BLOCK_TOKENS, FETCHES_MAX, FETCHES_WAITING_MAX
 from fabric.manifest import OwnerState
 from fabric.ports import Clock
 from fabric.settings import NodeSettings
+from fabric.transfer_counts import FETCHING, SENDING, bounded
 from node.agent_store import AgentStore
 from node.agent_table import AgentTable
 from node.arrivals import Arrivals
@@ -221,4 +222,6 @@ class Node:
             links=self.links.views(),
             erased=self.erased.fingerprint,
             fenced_turns=self.fenced_turns,
+            sending=bounded(self.transfers.counts(), SENDING),
+            fetching=bounded(self.connections.counts(), FETCHING),
         )

@@ -92,7 +92,11 @@ def fetch_blocks(  # noqa: PLR0913
     everything = list(used.links)
     try:
         fetch.run([FetchStream(fetch, link) for link in chosen], cancel)
+        kept.count("failed_over", any(link.failed_count for link in everything))
     finally:
+        kept.count("blocks", len(landings) - fetch.work.open_blocks)
+        kept.count("bytes", sum(link.moved_bytes for link in everything))
+        kept.count("resumed", sum(landing.was_cut for landing in landings))
         if connections is None:
             kept.close()
     uses = tuple(LinkUse(x.address, x.moved_bytes, x.failed_count) for x in everything)

@@ -6,8 +6,9 @@ No tenant, agent or prompt ever becomes a label; nodes do, since there are few.
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from fabric.generation import Admitted, CacheTier
+from fabric.transfer_counts import FETCHING, SENDING, bounded
 from router.link_rates import best_by_kind
-from router.membership import Health, Membership
+from router.membership import Health, Member, Membership
 from router.migration import MigrationReceipt
 
 _TTFT_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
@@ -62,7 +63,6 @@ class Telemetry:
         self._agents = Gauge(
             "macfabric_node_agents", "Agents held, by node.", ["node"], registry=self.registry
         )
-
         self._scrubbed = Gauge(
             "macfabric_scrubbed_bytes",
             "Stored blocks read again in idle moments since the node's start.",
@@ -75,8 +75,8 @@ class Telemetry:
             ["node"],
             registry=self.registry,
         )
-
         self._add_links()
+        self._add_transfers()
 
     def _add_links(self) -> None:
         labels = ["node", "peer", "kind"]
@@ -92,6 +92,22 @@ class Telemetry:
             labels,
             registry=self.registry,
         )
+
+    def _add_transfers(self) -> None:
+        self._transfers = Gauge(
+            "macfabric_transfer_events",
+            "What befell the data plane since the node's start: bytes, parts, refusals, failures.",
+            ["node", "side", "event"],
+            registry=self.registry,
+        )
+
+    def _show_transfers(self, member: Member) -> None:
+        if member.view is None:
+            return
+        sides = (("send", member.view.sending, SENDING), ("fetch", member.view.fetching, FETCHING))
+        for side, counts, names in sides:
+            for event, count in bounded(counts, names).items():
+                self._transfers.labels(member.name, side, event).set(count)
 
     def _show_links(self, membership: Membership) -> None:
         self._rtt.clear()
@@ -236,6 +252,7 @@ class Telemetry:
                 self._scrubbed.labels(member.name).set(member.view.scrubbed_bytes)
                 self._damaged.labels(member.name).set(member.view.damaged_blocks)
                 self._node_fenced.labels(member.name).set(member.view.fenced_turns)
+            self._show_transfers(member)
         self._expired.set(membership.expired_count)
         self._show_links(membership)
         for state, count in by_state.items():

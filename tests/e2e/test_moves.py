@@ -121,6 +121,8 @@ def test_forks_of_one_prefill_answer_as_their_mother_does(fabric):
     assert {answer.cached_tokens >= hers.cached_tokens for answer in theirs} == {True}
     assert fabric.chat(later, "beside").cached_tokens > hers.cached_tokens
     assert fabric.http.get("/v1/agents/mother").status_code == 404
+    told = f'macfabric_transfer_events{{event="blocks",node="{others[0]}",side="fetch"}}'
+    wait_for(lambda: told in fabric.http.get("/metrics").text)
 
 
 def test_a_copy_takes_over_from_a_node_that_is_gone(fabric):

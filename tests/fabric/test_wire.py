@@ -28,6 +28,7 @@ from fabric.wire import (
     FETCH_PARTS_MAX,
     HEAD_BYTES,
     TICKET_BYTES_MAX,
+    UNKNOWN_REFUSAL,
     Challenge,
     FetchPart,
     FetchRequest,
@@ -271,7 +272,7 @@ def test_names_cannot_slide_into_each_other():
         CorruptDataError("m"),
         OverloadedError("m"),
         RetryLaterError("m"),
-        RejectedError("m", code="bad_offset"),
+        RejectedError("m", code="bad_range"),
     ],
 )
 def test_an_error_crosses_the_wire_with_its_class_and_code(error):
@@ -279,6 +280,12 @@ def test_an_error_crosses_the_wire_with_its_class_and_code(error):
     crossed = refusal_error(refusal)
 
     assert (type(crossed), crossed.code) == (type(error), error.code)
+
+
+def test_a_code_that_no_node_sends_becomes_one_for_all():
+    crossed = {refusal_error(Refusal(f"made_up_{i}", "m")).code for i in range(9)}
+
+    assert crossed == {UNKNOWN_REFUSAL}
 
 
 def test_a_long_or_odd_message_is_cut_to_fit():

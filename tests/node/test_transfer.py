@@ -221,7 +221,9 @@ def test_a_flipped_bit_costs_one_slice_and_one_connection(shelf, server, port):
 
         assert proxy.connections == 2
     assert_arrived(shelf, refs, catch)
-    assert connections.counts()["tampered"] == 1
+    counts = connections.counts()
+    assert (counts["tampered"], counts["failed_over"], counts["resumed"]) == (1, 1, 1)
+    assert (counts["blocks"], counts["bytes"]) == (1, MIB)
     assert (report.wire_bytes, report.resumed) == (MIB, 1)
 
 

@@ -178,7 +178,8 @@ def test_connections_are_kept_and_used_again(shelf, server, connections):
 
     assert catch.blocks == {ref.name: shelf.payload(ref) for ref in refs}
     assert server.counts()["connections"] == 1
-    assert connections.counts() == {"dialled": 1, "reused": 2}
+    counts = connections.counts()
+    assert (counts["dialled"], counts["reused"]) == (1, 2)
 
 
 def test_a_kept_connection_that_died_is_replaced(shelf, connections):
@@ -193,7 +194,8 @@ def test_a_kept_connection_that_died_is_replaced(shelf, connections):
     server.stop()
 
     assert report.links[0].failures == 0
-    assert connections.counts() == {"dialled": 2}
+    counts = connections.counts()
+    assert (counts["dialled"], counts.get("reused")) == (2, None)
 
 
 def test_idle_connections_do_not_lock_others_out(shelf):

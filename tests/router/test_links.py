@@ -96,3 +96,18 @@ async def test_links_are_listed_exported_and_priced():
     assert "macfabric_link_rtt_seconds{" not in later
     assert (to_a, to_b, unknown) == (1e9, 1e9, 0.0)
     assert over_lan == pytest.approx(0.7 * 125e6)
+
+
+async def test_what_befell_transfers_is_exported_under_known_names_only():
+    made_up = {f"refused_made_up_{i}": 1 for i in range(50)}
+    changes = {"sending": {"bytes": 5_000, **made_up}, "fetching": {"tampered": 3}}
+    async with rig("ab", tended=False) as made:
+        made["node-a"].view_changes = changes
+        await made.fleet.membership.refresh()
+        metrics = (await made.http().get("/metrics")).text
+
+    name = "macfabric_transfer_events"
+    assert f'{name}{{event="bytes",node="node-a",side="send"}} 5000.0' in metrics
+    assert f'{name}{{event="tampered",node="node-a",side="fetch"}} 3.0' in metrics
+    assert f'{name}{{event="other",node="node-a",side="send"}} 50.0' in metrics
+    assert "made_up" not in metrics

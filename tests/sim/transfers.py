@@ -29,6 +29,9 @@ class SimTransfers:
     def offered_agents(self):
         return self.book.agents()
 
+    def counts(self):
+        return {}
+
 
 def fetch_from(world):
     """Return what stands for `fetch_blocks`: all blocks, or some and an error."""
