@@ -9,16 +9,18 @@ and then with what there is, so that the watcher can tell a slow link from a dea
 import math
 import socket
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 from typing import Final
 
+from fabric.codec import pack
 from fabric.errors import FabricError, RejectedError
 from fabric.limits import KIB, TRANSFER_SLICE_BYTES_MAX, TRANSFER_SLICE_BYTES_MIN
 from fabric.wire import (
     HEAD_BYTES,
     MAC_BYTES,
+    FrameHead,
     Message,
     PayloadHead,
     decode_body,
@@ -33,6 +35,9 @@ LINGER_S: Final = 0.5
 LINGER_BYTES: Final = 64 * KIB
 TICK_S: Final = 0.25  # a receive in progress tells at least so often what has come
 _ROOM_BYTES: Final = 512  # before a slice, for its head
+# Received behind a slice that another follows: most of its head, so that a slice costs one return
+# to Python instead of three. Not more than surely comes, or the last bytes would be waited for.
+AHEAD_BYTES: Final = HEAD_BYTES + len(pack(PayloadHead(0, 0, 1, 1))) + 2 * MAC_BYTES
 _TICK = struct.pack("ll", int(TICK_S), int(TICK_S % 1 * 1_000_000))
 
 
@@ -54,6 +59,7 @@ class Channel:
         self._closing = Lock()  # a descriptor must not be shut down after it was reused
         self._outgoing: FrameSeal | None = None
         self._incoming: FrameSeal | None = None
+        self._ahead = b""  # received already, not yet looked at
         self._buffer = memoryview(b"")
         self._slice_bytes = TRANSFER_SLICE_BYTES_MIN
 
@@ -104,6 +110,8 @@ class Channel:
 
     def is_quiet(self) -> bool:
         """Say whether the peer has neither sent anything unasked nor hung up."""
+        if self._ahead:
+            return False
         try:
             self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -115,38 +123,47 @@ class Channel:
     def send(self, *messages: Message) -> None:
         """Send messages in one go."""
         raw = b"".join(self._sealed(encode_frame(message)) for message in messages)
-        with self._timed():
-            self._sock.sendall(raw)
+        self._send_all(raw)
 
     def receive(self, *expected: type[Message]) -> Message:
         """Receive one of `expected`; raise RejectedError or TamperedError for anything else."""
-        with self._timed():
-            raw = bytes(self._receive_exactly(HEAD_BYTES))
-            try:
-                head = decode_head(raw, expected)
-            except RejectedError as error:
-                if self._incoming is None:
-                    raise
-                message = f"no proven peer sends this: {error.message}"
-                raise TamperedError(message) from None
-            if self._incoming is None:
-                return decode_body(head, bytes(self._receive_exactly(head.body_bytes)))
-            rest = bytes(self._receive_exactly(head.body_bytes + MAC_BYTES))
-        self._incoming.check(raw + rest[:-MAC_BYTES], rest[-MAC_BYTES:])
-        return decode_body(head, rest[:-MAC_BYTES])
+        mac_bytes = 0 if self._incoming is None else MAC_BYTES
+        self._start()
+        try:
+            raw = self._receive_exactly(HEAD_BYTES)
+            head = self._decode_head(raw, expected)
+            rest = self._receive_exactly(head.body_bytes + mac_bytes)
+        finally:
+            self._stop()
+        if self._incoming is None:
+            return decode_body(head, rest)
+        body = rest[:-MAC_BYTES]
+        self._incoming.check(raw + body, rest[-MAC_BYTES:])
+        return decode_body(head, body)
 
-    def receive_slice(self, view: memoryview) -> None:
-        """Fill `view` with a payload slice; raise TamperedError if it is not the peer's."""
+    def receive_slice(self, view: memoryview, *, is_followed: bool = False) -> None:
+        """Fill `view` with a payload slice; raise TamperedError if it is not the peer's.
+
+        `is_followed`: another was asked for, so its head comes behind this one.
+        """
         assert self._incoming is not None, "payload travels after the handshake"
-        mac = memoryview(bytearray(MAC_BYTES))
-        with self._timed():
-            filled = 0
-            while filled < len(view):
-                filled += self._receive_some([view[filled:], mac])
-            got = filled - len(view)
-            while got < MAC_BYTES:
-                got += self._receive_some([mac[got:]])
-        self._incoming.check(view, mac)
+        early = self._ahead[: len(view)]
+        view[: len(early)], self._ahead = early, self._ahead[len(early) :]
+        tail = memoryview(bytearray(MAC_BYTES + AHEAD_BYTES * is_followed))
+        filled, wanted = len(early), len(view) + MAC_BYTES
+        got = min(len(self._ahead), MAC_BYTES)
+        tail[:got], self._ahead = self._ahead[:got], self._ahead[got:]
+        filled += got
+        self._start()
+        try:
+            while filled < wanted:
+                rest = max(0, filled - len(view))
+                views = [tail[rest:]] if filled >= len(view) else [view[filled:], tail]
+                filled += self._receive_some(views)
+        finally:
+            self._stop()
+        self._ahead += bytes(tail[MAC_BYTES : max(MAC_BYTES, filled - len(view))])
+        self._incoming.check(view, tail[:MAC_BYTES])
 
     def room(self, length: int) -> memoryview:
         """Lend the place where the next slice is to be put."""
@@ -161,10 +178,8 @@ class Channel:
         start, end = _ROOM_BYTES - len(raw), _ROOM_BYTES + head.wire_bytes
         self._buffer[start:_ROOM_BYTES] = raw
         self._buffer[end : end + MAC_BYTES] = self._outgoing.mac(self._buffer[_ROOM_BYTES:end])
-        started_s = self._now_s()
-        with self._timed():
-            self._sock.sendall(self._buffer[start : end + MAC_BYTES])
-        if self._now_s() - started_s < SLICE_FAST_S:
+        seconds = self._send_all(self._buffer[start : end + MAC_BYTES])
+        if seconds < SLICE_FAST_S:
             self._slice_bytes = min(self._slice_bytes * 2, TRANSFER_SLICE_BYTES_MAX)
         else:
             self._slice_bytes = max(self._slice_bytes // 2, TRANSFER_SLICE_BYTES_MIN)
@@ -179,27 +194,49 @@ class Channel:
             while left > 0:
                 left -= self._receive_some([view[:left]])
 
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
+    # Not a context manager: Python between two slices finds nothing of itself in the caches.
+    def _start(self) -> float:
         started_s = self._now_s()
         if not self._is_hurried:
             self._deadline_s = started_s + self._patience_s
+        return started_s
+
+    def _stop(self) -> None:
+        self._silent_since_s = math.inf
+        if not self._is_hurried:
+            self._deadline_s = math.inf
+
+    def _send_all(self, raw: bytes | memoryview) -> float:
+        started_s = self._start()
         try:
-            yield
+            self._sock.sendall(raw)
         finally:
-            self._silent_since_s = math.inf
-            if not self._is_hurried:
-                self._deadline_s = math.inf
+            self._stop()
+        return self._now_s() - started_s
 
     def _sealed(self, frame: bytes) -> bytes:
         return frame if self._outgoing is None else frame + self._outgoing.mac(frame)
 
-    def _receive_exactly(self, count: int) -> bytearray:
+    def _decode_head(self, raw: bytes, expected: tuple[type[Message], ...]) -> FrameHead:
+        try:
+            return decode_head(raw, expected)
+        except RejectedError as error:
+            if self._incoming is None:
+                raise
+            message = f"no proven peer sends this: {error.message}"
+            raise TamperedError(message) from None
+
+    def _receive_exactly(self, count: int) -> bytes:
+        early = self._ahead[:count]
+        self._ahead = self._ahead[count:]
+        if len(early) == count:
+            return early
         buffer = bytearray(count)
-        view, filled = memoryview(buffer), 0
+        buffer[: len(early)] = early
+        view, filled = memoryview(buffer), len(early)
         while filled < count:
             filled += self._receive_some([view[filled:]])
-        return buffer
+        return bytes(buffer)
 
     def _receive_some(self, views: list[memoryview]) -> int:
         """Receive at least one byte."""

@@ -94,6 +94,7 @@ class FetchStream:
                 piece.offset,
                 piece.left_bytes,
                 lambda: piece.landing.place(fetch.allocate),  # noqa: B023 - called at once
+                is_last=len(self.queue) == 1,
             )
             complete = fetch.landed(self, head)
             if not piece.left_bytes:

@@ -86,10 +86,15 @@ def send_range(
     part: FetchPart,
     link_bytes_per_s: int,
     compressor: Compressor,
+    let_pass: Callable[[], None],
 ) -> Iterator[int]:
-    """Send what `part` names as number `index`; yield each slice's bytes on the wire."""
+    """Send what `part` names as number `index`; yield each slice's bytes on the wire.
+
+    `let_pass` may wait; it is called once before each slice, so that no slice waits twice.
+    """
     offset, end = part.offset, part.offset + part.length
     while offset < end:
+        let_pass()
         length = min(channel.slice_bytes, end - offset)
         room = channel.room(length)
         payload.read_into(room, offset)
@@ -105,10 +110,17 @@ def send_range(
 
 
 def receive_slice(
-    channel: Channel, index: int, offset: int, left_bytes: int, place: Callable[[], memoryview]
+    channel: Channel,
+    index: int,
+    offset: int,
+    left_bytes: int,
+    place: Callable[[], memoryview],
+    *,
+    is_last: bool = True,
 ) -> PayloadHead:
     """Receive the next slice of part `index` to `offset` of the block at `place`.
 
+    `is_last`: no other part was asked for behind this one.
     Raises CorruptDataError for what is not part of the `left_bytes` asked for there.
     """
     head = _receive_head(channel)
@@ -116,12 +128,13 @@ def receive_slice(
         message = "the peer sends bytes that were not asked for"
         raise CorruptDataError(message)
     view = place()[offset : offset + head.length]
+    is_followed = head.length < left_bytes or not is_last
     if head.codec is PayloadCodec.ZSTD:
         packed = bytearray(head.wire_bytes)
-        channel.receive_slice(memoryview(packed))
+        channel.receive_slice(memoryview(packed), is_followed=is_followed)
         decompress_slice(packed, view)
     else:
-        channel.receive_slice(view)
+        channel.receive_slice(view, is_followed=is_followed)
     return head
 
 

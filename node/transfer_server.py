@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from threading import Lock, Thread
 from typing import Final, Protocol
 
@@ -304,13 +305,13 @@ class TransferServer:
             self._busy(channel),
             self._gate.sending(channel.local_host(), request.urgency) as sender,
         ):
+            let_pass = partial(self._let_pass, sender)
             for ref, part in zip(wanted, request.parts, strict=True):
-                self._let_pass(sender)
                 with self._opened(ref) as payload:
-                    for sent in send_range(channel, payload, index, part, link, compressor):
+                    slices = send_range(channel, payload, index, part, link, compressor, let_pass)
+                    for sent in slices:
                         with self._lock:
                             self._counts["bytes"] += sent
-                        self._let_pass(sender)
                 index += 1
                 self._count("parts")
         return index

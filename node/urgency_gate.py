@@ -33,6 +33,7 @@ class UrgencyGate:
         self._now_s = now_s
         self._changed = Condition()
         self._senders: set[Sender] = set()
+        self._highest = Urgency.PREFETCH  # of all senders
 
     @contextmanager
     def sending(self, link: str, urgency: Urgency) -> Iterator[Sender]:
@@ -40,11 +41,14 @@ class UrgencyGate:
         sender = Sender(link, urgency, self._now_s())
         with self._changed:
             self._senders.add(sender)
+            self._highest = max(self._highest, urgency)
         try:
             yield sender
         finally:
             with self._changed:
                 self._senders.discard(sender)
+                urgencies = (other.urgency for other in self._senders)
+                self._highest = max(urgencies, default=Urgency.PREFETCH)
                 self._changed.notify_all()
 
     def is_busy(self) -> bool:
@@ -54,6 +58,9 @@ class UrgencyGate:
 
     def before_slice(self, sender: Sender) -> bool:
         """Wait while more urgent blocks use the link, at most TRANSFER_HOLD_S; say whether so."""
+        if sender.urgency >= self._highest:  # most often; a lock costs more than it looks like
+            sender.moved_s = self._now_s()
+            return False
         with self._changed:
             must_wait = self._is_in_the_way(sender)
             if must_wait:

@@ -12,6 +12,7 @@ import pytest
 from fabric import PROTOCOL_VERSION, compression
 from fabric.errors import CorruptDataError, RetryLaterError
 from fabric.ids import MigrationId
+from fabric.limits import TRANSFER_REQUEST_BYTES
 from fabric.wire import (
     Challenge,
     FetchPart,
@@ -285,7 +286,8 @@ def test_a_peer_that_drips_is_given_up(shelf, server):
 
 
 def test_the_next_range_is_asked_for_before_the_last_has_come(shelf, server):
-    refs = [shelf.add(5 * MIB, seed) for seed in range(3)]
+    # Each is a range of its own.
+    refs = [shelf.add(TRANSFER_REQUEST_BYTES + MIB, seed) for seed in range(3)]
     asked = []
 
     def listen(channel, sock):
