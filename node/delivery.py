@@ -1,7 +1,7 @@
 """Turn what the engine drew into a sequence's events: tokens, text, its end or its failure."""
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fabric.errors import FabricError
@@ -13,6 +13,14 @@ from node.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Last:
+    """Why an answer's last token is its last; the stop string that cut it, if one did."""
+
+    reason: FinishReason
+    stop_string: str | None
+
+
 def tell(sequence: Sequence, event: SequenceEvent) -> None:
     """Emit an event; a sequence whose listener fails has none and is cancelled."""
     try:
@@ -22,8 +30,8 @@ def tell(sequence: Sequence, event: SequenceEvent) -> None:
         sequence.cancelled.set()
 
 
-def deliver(sequence: Sequence, drawn: Drawn) -> bool:
-    """Take the next token and say whether it was the last."""
+def deliver(sequence: Sequence, drawn: Drawn) -> Last | None:
+    """Take and show the next token; say why if it was the last, for `end` to tell."""
     resumed, was_told = sequence.resumed, False
     if resumed is not None and len(sequence.answer_ids) == len(resumed.answer_ids):
         # Its probability was computed where it was drawn, and perhaps shown there.
@@ -33,9 +41,9 @@ def deliver(sequence: Sequence, drawn: Drawn) -> bool:
     event = produced(sequence, len(sequence.answer_ids), drawn, shown)
     tell(sequence, replace(event, shown=Shown(), logprobs=()) if was_told else event)
     reason = finish_reason(sequence, len(sequence.answer_ids), drawn.token, shown)
-    if reason is not None:
-        end(sequence, reason, shown.stopped_by if reason is FinishReason.STOP else None)
-    return reason is not None
+    if reason is None:
+        return None
+    return Last(reason, shown.stopped_by if reason is FinishReason.STOP else None)
 
 
 def produced(sequence: Sequence, count: int, drawn: Drawn, shown: Shown) -> Produced:

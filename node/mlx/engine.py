@@ -49,6 +49,7 @@ class DecodeSlot:
     pending: mx.array  # `[1]`, perhaps not computed yet
     pending_logprobs: mx.array | None = None
     pending_is_drawn: bool = False  # False: the prompt's last token, known to the host
+    pending_is_read: bool = False
     unread: list[tuple[mx.array, mx.array | None]] = field(default_factory=list)
 
     def take_up(self, drawn_count: int) -> None:
@@ -72,6 +73,8 @@ class Engine:
         is_gpu = mx.metal.is_available()
         self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MAX if is_gpu else PREFILL_CHUNK_TOKENS_MIN
         self._padded_tokens_max = sys.maxsize if is_gpu else CPU_TOKENS_MAX
+        # MLX lets the CPU fall behind by a few operations only, then a launch blocks.
+        self.launch_waits = not is_gpu
 
     def new_cache(self, capacity_tokens: int) -> ResidentCache:
         """Make an empty resident cache with room for `capacity_tokens`."""
@@ -116,9 +119,10 @@ class Engine:
                 slot.chooser.undo(chosen)
             raise
         for slot, (token, logprobs) in zip(slots, drawn, strict=True):
-            if slot.pending_is_drawn:
+            if slot.pending_is_drawn and not slot.pending_is_read:
                 slot.unread.append((slot.pending, slot.pending_logprobs))
-            slot.pending, slot.pending_logprobs, slot.pending_is_drawn = token, logprobs, True
+            slot.pending, slot.pending_logprobs = token, logprobs
+            slot.pending_is_drawn, slot.pending_is_read = True, False
             slot.cache.advance(1)
         loose = [slot.cache.loose_ends() for slot in slots]
         mx.async_eval([slot.pending for slot in slots], loose)
@@ -172,6 +176,14 @@ class Engine:
             return None
         chosen = int(slot.pending.item())
         return Drawn(chosen, _top(slot.pending_logprobs, chosen, slot.chooser.sampling.logprobs))
+
+    def read_ahead(self, slot: DecodeSlot) -> list[Drawn]:
+        """Wait for and return the token that is to be fed next, unless it was read before."""
+        drawn = None if slot.pending_is_read else self.peek(slot)
+        if drawn is None:
+            return []
+        slot.pending_is_read = True
+        return [drawn]
 
     def read(self, slot: DecodeSlot) -> list[Drawn]:
         """Wait for and return the tokens that were fed since the last read."""

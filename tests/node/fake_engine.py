@@ -52,6 +52,7 @@ class FakeSlot:
     seed: int
     pending: int
     pending_is_drawn: bool = False
+    pending_is_read: bool = False
     unread: list = field(default_factory=list)
     fails_at: int | None = None
 
@@ -59,7 +60,8 @@ class FakeSlot:
 class FakeEngine:
     """Computes `tokens_per_s` on the given clock; a slot or cache may be told to fail."""
 
-    def __init__(self, clock=None, tokens_per_s=1e9):
+    def __init__(self, clock=None, tokens_per_s=1e9, *, launch_waits=False):
+        self.launch_waits = launch_waits
         self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MAX
         self.log = []
         self._clock = clock or FakeClock()
@@ -85,10 +87,16 @@ class FakeEngine:
         self.log.append(("decode", [slot.cache for slot in slots]))
         for slot in slots:
             slot.cache.tokens.append(slot.pending)
-            if slot.pending_is_drawn:
+            if slot.pending_is_drawn and not slot.pending_is_read:
                 slot.unread.append(slot.pending)
             slot.pending = next_token(slot.cache.tokens, slot.seed)
-            slot.pending_is_drawn = True
+            slot.pending_is_drawn, slot.pending_is_read = True, False
+
+    def read_ahead(self, slot):
+        if not slot.pending_is_drawn or slot.pending_is_read:
+            return []
+        slot.pending_is_read = True
+        return [Drawn(slot.pending)]
 
     def read(self, slot):
         drawn = [Drawn(token) for token in slot.unread]
@@ -167,10 +175,17 @@ class SchedulerRig:
     """A scheduler over a fake engine, one iteration at a time."""
 
     def __init__(
-        self, *, active_max=8, total_bytes=1 << 40, make_room=None, spill=None, tokens_per_s=1e9
+        self,
+        *,
+        active_max=8,
+        total_bytes=1 << 40,
+        make_room=None,
+        spill=None,
+        tokens_per_s=1e9,
+        launch_waits=False,
     ):
         self.clock = FakeClock()
-        self.engine = FakeEngine(self.clock, tokens_per_s)
+        self.engine = FakeEngine(self.clock, tokens_per_s, launch_waits=launch_waits)
         self.budget = MemoryBudget(total_bytes, make_room)
         self.scheduler = Scheduler(
             self.clock, self.budget, active_max=active_max, exact_chunks=False, spill=spill

@@ -10,7 +10,7 @@ from fabric.limits import (
     PREFILL_CHUNK_BUSY_S,
     PREFILL_WARM_STREAK_MAX,
 )
-from node.sequence import Broke, Ended, Produced
+from node.sequence import Broke, Ended, Produced, Started
 from tests.node.fake_engine import (
     BrokenError,
     FakeCache,
@@ -20,6 +20,9 @@ from tests.node.fake_engine import (
 )
 
 BACKGROUND = {"priority": Priority.BACKGROUND}
+BOTH_ORDERS = pytest.mark.parametrize(
+    "launch_waits", [False, True], ids=["reads behind", "reads ahead"]
+)
 
 
 def test_streams_get_a_step_before_every_chunk_and_chunks_follow_the_measured_speed():
@@ -165,9 +168,10 @@ FAILURES = {
 }
 
 
+@BOTH_ORDERS
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-def test_one_failure_ends_only_itself(failure):
-    rig = SchedulerRig()
+def test_one_failure_ends_only_itself(failure, launch_waits):
+    rig = SchedulerRig(launch_waits=launch_waits)
     good = [rig.add(40, seed=seed) for seed in (1, 2)]
     bad, bad_events = rig.add(40, seed=3, reserve_bytes=100)
     failure(bad)
@@ -191,10 +195,11 @@ def test_a_sampler_that_cannot_be_made_and_a_listener_that_is_gone():
     assert deaf.cancelled.is_set()
 
 
+@BOTH_ORDERS
 @pytest.mark.parametrize("seed", range(10))
-def test_a_storm_of_cancellations_ends_each_once_and_changes_nobody(seed):
+def test_a_storm_of_cancellations_ends_each_once_and_changes_nobody(seed, launch_waits):
     rng = random.Random(seed)
-    rig = SchedulerRig(active_max=3, total_bytes=3_000)
+    rig = SchedulerRig(active_max=3, total_bytes=3_000, launch_waits=launch_waits)
     added = []
     for number in range(60):
         added.append(
@@ -231,11 +236,23 @@ def test_a_storm_of_cancellations_ends_each_once_and_changes_nobody(seed):
     assert len({last_of(events).reason for _, events in added}) == 2
 
 
-def test_the_batch_is_the_same_whoever_else_is_in_it():
+@BOTH_ORDERS
+def test_the_batch_is_the_same_whoever_else_is_in_it(launch_waits):
     """The fake depends on history only, so this checks order and slots, not numerics."""
-    rig = SchedulerRig(active_max=5)
+    rig = SchedulerRig(active_max=5, launch_waits=launch_waits)
     added = [rig.add(10 * seed, answer_tokens=seed, seed=seed) for seed in range(1, 9)]
     rig.run()
 
     assert all(is_undisturbed(*one) for one in added)
     assert isinstance(added[0][0].cache, FakeCache)
+
+
+def test_what_is_drawn_is_shown_before_a_launch_that_blocks():
+    """The last token comes a step before the end, which waits until the cache holds it."""
+    rig = SchedulerRig(launch_waits=True)
+    log = rig.engine.log
+    rig.add(4, answer_tokens=2, cached=3, emit=lambda event: log.append((type(event), None)))
+    rig.run()
+
+    kinds = [kind for kind, *_ in log]
+    assert kinds == [Started, "decode", Produced, "decode", Produced, "decode", Ended]

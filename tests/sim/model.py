@@ -133,6 +133,7 @@ class SimEngine:
     """Computes at once and says in `spent_s` how long it would have taken."""
 
     def __init__(self, tokens_per_s, step_s):
+        self.launch_waits = False
         self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MIN
         self.spent_s = 0.0
         self._tokens_per_s = tokens_per_s
