@@ -254,11 +254,23 @@ class SealAgent:
 
 @dataclass(frozen=True, slots=True)
 class CommitMigration:
-    """To the target: own the agent at `epoch`. Its durable publish is the commit."""
+    """To the target: fetch the end of the sealed record, then own the agent at `epoch`.
+
+    Its durable publish is the commit.
+    """
 
     migration: MigrationId
+    source: NodeName
     offer: Offer
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The agent as its target owns it, and what had to be copied for it yet."""
+
+    view: AgentView
+    copied: Copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +340,7 @@ CALLS: dict[str, tuple[type, type]] = {
     "offer_migration": (OfferMigration, Offer),
     "copy_blocks": (CopyBlocks, Copied),
     "seal_agent": (SealAgent, Offer),
-    "commit_migration": (CommitMigration, AgentView),
+    "commit_migration": (CommitMigration, Committed),
     "release_agent": (ReleaseAgent, Done),
     "abort_migration": (AbortMigration, Done),
     "offer_copy": (OfferCopy, Offer),

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from fabric.codec import dump_json, from_plain, parse_json
-from fabric.ids import AgentId, NodeName, OperationId, TenantId
+from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
 from fabric.limits import COMPLETION_TOKENS_DEFAULT
 
 GENERATE_PATH = "/internal/generate"
@@ -103,6 +103,7 @@ class GenerateRequest:
     epoch: int = 0  # the directory's epoch of the agent; 0: unknown or new
     priority: Priority = Priority.INTERACTIVE
     resume: Resumption | None = None
+    after: MigrationId | None = None  # the move that makes the node the agent's owner, if not yet
 
 
 @dataclass(frozen=True, slots=True)

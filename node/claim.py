@@ -14,6 +14,7 @@ from fabric.errors import (
     StaleEpochError,
 )
 from fabric.generation import GenerateRequest, IdentityKind
+from fabric.ids import AgentId, MigrationId, TenantId
 from fabric.manifest import OwnerState
 from node.agent import Agent
 
@@ -27,6 +28,8 @@ TURNS_WAITING_MAX = 16  # per agent
 @contextlib.asynccontextmanager
 async def claimed(node: "Node", request: GenerateRequest, text: str) -> AsyncIterator[Agent]:
     """Hold the agent of this request; nobody else runs a turn of it meanwhile."""
+    if request.after is not None:
+        await _land(node, request, request.after)
     agent = await _lock(node, request, text)
     try:
         await _own(node, agent, request.epoch)
@@ -37,6 +40,25 @@ async def claimed(node: "Node", request: GenerateRequest, text: str) -> AsyncIte
             node.table.forget(agent)  # it never got to remember anything
         node.table.cool(node.settings.hot_bytes)
         node.note_hot()
+
+
+async def _land(node: "Node", request: GenerateRequest, migration: MigrationId) -> None:
+    """Wait for the move that brings the agent here; raise RetryElsewhereError if it does not."""
+    assert request.identity.agent is not None, "only a named agent moves"
+    key = request.tenant, request.identity.agent
+    if not _is_owned(node, key, request.epoch) and migration not in node.aborted:
+        await node.landings.wait(migration)
+    if not _is_owned(node, key, request.epoch):
+        message = "the agent's move to this node came to nothing"
+        raise RetryElsewhereError(message)
+
+
+def _is_owned(node: "Node", key: tuple[TenantId, AgentId], epoch: int) -> bool:
+    agent = node.table.get(key)
+    if agent is None:
+        return False
+    record = agent.manifest
+    return record.state is not OwnerState.REPLICA and record.epoch >= epoch
 
 
 async def _lock(node: "Node", request: GenerateRequest, text: str) -> Agent:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabric.block import BlockRef
-from fabric.control import AgentView, CommitMigration, Copied, CopyBlocks
+from fabric.control import AgentView, CommitMigration, Committed, Copied, CopyBlocks
 from fabric.errors import (
     ConflictError,
     RejectedError,
@@ -38,7 +38,10 @@ ABORTED_MAX = 1_024  # remembered; a commit later than that many aborts is caugh
 
 async def copy_blocks(node: "Node", call: CopyBlocks) -> Copied:
     """Fetch, verify and publish the offered record's blocks that are not here yet."""
-    record = _checked(node, call.offer.manifest)
+    return await _copy(node, call, _checked(node, call.offer.manifest))
+
+
+async def _copy(node: "Node", call: CopyBlocks, record: Manifest) -> Copied:
     missing_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in node.store.missing(record))
     if missing_bytes:
         spare_only = call.urgency is Urgency.PREFETCH  # then no owned agent may go for it
@@ -116,6 +119,7 @@ async def _forget(node: "Node", migration: MigrationId) -> None:
     while len(node.aborted) > ABORTED_MAX:
         node.aborted.popitem(last=False)
     node.arrivals.drop(migration)
+    node.landings.note(migration)
     await let_go(node, migration, ())
 
 
@@ -142,10 +146,26 @@ async def forget_stale(node: "Node", idle_s: float = ADOPTED_S) -> int:
     return len(stale)
 
 
-async def commit(node: "Node", call: CommitMigration) -> AgentView:
-    """Own the agent at `call.epoch`; its durable publish is the commit. Repeatable."""
+async def commit(node: "Node", call: CommitMigration) -> Committed:
+    """Fetch what is missing and own the agent at `call.epoch`. Repeatable.
+
+    One call, as a client waits for its next token meanwhile. Its durable publish is the commit.
+    """
+    record = _checked(node, call.offer.manifest)
+    if _committed(node, call, record) is None:
+        tail = CopyBlocks(call.migration, call.source, call.offer, Urgency.MIGRATION_TAIL)
+        copied = await _copy(node, tail, record)
+    else:
+        copied = Copied(0, 0, 0, 0.0)
+    try:
+        view = await _decide(node, call, record)
+    finally:
+        node.landings.note(call.migration)
+    return Committed(view, copied)
+
+
+async def _decide(node: "Node", call: CommitMigration, record: Manifest) -> AgentView:
     async with node.deciding:
-        record = _checked(node, call.offer.manifest)
         agent = node.table.get((record.tenant, record.agent))
         if agent is None or agent.manifest.epoch >= call.epoch:  # new here, or a repeat
             return await _commit(node, call, record)
@@ -160,7 +180,8 @@ async def commit(node: "Node", call: CommitMigration) -> AgentView:
             agent.turn_lock.release()
 
 
-async def _commit(node: "Node", call: CommitMigration, record: Manifest) -> AgentView:
+def _committed(node: "Node", call: CommitMigration, record: Manifest) -> AgentView | None:
+    """Return the agent if this very call was carried out before; raise if it never can be."""
     agent = node.table.get((record.tenant, record.agent))
     if agent is not None and agent.manifest.epoch >= call.epoch:
         if agent.manifest.owner == node.name and agent.manifest.migration == call.migration:
@@ -173,6 +194,14 @@ async def _commit(node: "Node", call: CommitMigration, record: Manifest) -> Agen
     if record.epoch >= call.epoch:
         message = f"epoch {call.epoch} does not follow {record.epoch}"
         raise RejectedError(message, code="stale_epoch")
+    return None
+
+
+async def _commit(node: "Node", call: CommitMigration, record: Manifest) -> AgentView:
+    repeated = _committed(node, call, record)
+    if repeated is not None:
+        return repeated
+    agent = node.table.get((record.tenant, record.agent))
     owned = replace(
         record,
         state=OwnerState.OWNED,

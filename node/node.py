@@ -27,6 +27,7 @@ from node.connections import Connections
 from node.engine_thread import EngineThread
 from node.erased import Erased
 from node.flusher import Flusher
+from node.landings import Landings
 from node.link_table import LinkTable
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.prefetch import Prefetches
@@ -91,6 +92,7 @@ class Node:
     deciding: asyncio.Lock = field(default_factory=asyncio.Lock)  # commits and aborts of moves
     adopted_s: dict[MigrationId, float] = field(default_factory=dict)  # when a block last came
     aborted: OrderedDict[MigrationId, None] = field(default_factory=OrderedDict)
+    landings: Landings = field(default_factory=Landings)
 
     def __post_init__(self) -> None:
         """Look after unsaved agents, the disk's budget, what comes into memory, and links."""

@@ -1,7 +1,7 @@
 """One agent's move: copied while it serves, sealed for the tail, committed by the target.
 
-    source  ──offer──▶ copying ──seal──▶ sealed ─────────────────────▶ released (replica)
-    target             copy ───────────▶ copy tail ──commit e+1──▶ owner
+    source  ──offer──▶ copying ──seal──▶ sealed ───────────────────▶ released (replica)
+    target             copy ───────────▶ commit: copy tail, own e+1 ──▶ owner
                         any failure before the commit: abort target, then source, which serves on
 
 The target's durable publish is the commit. When its answer is lost, the target is asked. If it
@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from fabric.control import (
     AbortMigration,
     AgentList,
-    AgentView,
     CommitMigration,
+    Committed,
     Copied,
     CopyBlocks,
     Done,
@@ -33,7 +33,6 @@ from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError, Sta
 from fabric.ids import AgentId, MigrationId, NodeName
 from fabric.limits import COPY_TIMEOUT_S
 from fabric.manifest import OwnerState
-from fabric.urgency import Urgency
 from router.directory import Holding, Key
 from router.fleet import Fleet
 from router.node_link import NodeLink, NodeLostError
@@ -41,13 +40,14 @@ from router.node_link import NodeLink, NodeLostError
 _LOG = logging.getLogger("macfabric.router.migration")
 
 BLOCK_GONE = "block_missing"  # what a node says of a block that it has not, or no longer
-TAIL_TIMEOUT_S = 120.0  # the agent is served nowhere meanwhile
 FLUSH_TIMEOUT_S = 60.0  # what makes an agent durable: blocks still in memory go to disk
+COMMIT_TIMEOUT_S = 180.0  # the tail comes first; the agent is served nowhere meanwhile
 SEAL_WAIT_S = 300.0  # a turn is handed over between two steps, and a step may be a long chunk
 SEAL_RETRY_S = 0.1
 ASK_AGAIN_S = 0.25
 TAIL_BLOCKS = 1  # what a round of copying may send to be the last before the seal
 COPY_ROUNDS_MAX = 8
+NOTHING_COPIED = Copied(0, 0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,15 @@ class MigrationReceipt:
     pause_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The node that owns an agent at `epoch` once its move is committed."""
+
+    migration: MigrationId
+    node: NodeName
+    epoch: int
+
+
 class Migration:
     """Drives one move; `gate` is closed while the agent may be served nowhere."""
 
@@ -80,6 +89,7 @@ class Migration:
         self._source = fleet.link(holding.node)
         self._target = fleet.link(target)
         self._sealed_s = 0.0
+        self.is_committed = False  # once the gate is open again
         self._is_undecided = False  # a commit was sent, and nobody knows what became of it
 
     async def run(self) -> MigrationReceipt:
@@ -87,12 +97,12 @@ class Migration:
         started_s = self._fleet.clock.monotonic_s()
         try:
             first = await self._copy_ahead()
-            final = await self._seal()
-            tail = await self._copy(final, Urgency.MIGRATION_TAIL)
-            await self._commit(final)
+            tail = await self._commit(await self._seal())
         except BaseException:
             await asyncio.shield(self._abort())
             raise
+        else:
+            self.is_committed = True
         finally:
             self.gate.set()
         committed_s = self._fleet.clock.monotonic_s()
@@ -110,6 +120,13 @@ class Migration:
             seconds=committed_s - started_s,
             pause_seconds=committed_s - self._sealed_s,
         )
+
+    @property
+    def heading(self) -> Heading | None:
+        """Where the agent will go on, while it may be served nowhere."""
+        if self.gate.is_set():
+            return None
+        return Heading(self._name, self._target.name, self._holding.epoch + 1)
 
     async def _offer(self) -> Offer:
         tenant, agent = self._key
@@ -142,11 +159,9 @@ class Migration:
         message = "the agent's memory changes faster than it can be copied"
         raise RetryLaterError(message, retry_after_s=2.0, code="agent_busy")
 
-    async def _copy(self, offer: Offer, urgency: Urgency = Urgency.MIGRATION_COPY) -> Copied:
-        call = CopyBlocks(self._name, self._source.name, offer, urgency=urgency)
-        is_tail = urgency is Urgency.MIGRATION_TAIL
-        timeout_s = TAIL_TIMEOUT_S if is_tail else COPY_TIMEOUT_S
-        return await self._target.call(call, Copied, timeout_s)
+    async def _copy(self, offer: Offer) -> Copied:
+        call = CopyBlocks(self._name, self._source.name, offer)
+        return await self._target.call(call, Copied, COPY_TIMEOUT_S)
 
     async def _seal(self) -> Offer:
         tenant, agent = self._key
@@ -163,20 +178,23 @@ class Migration:
                     raise
                 await asyncio.sleep(min(busy.retry_after_s, SEAL_RETRY_S))
 
-    async def _commit(self, final: Offer) -> None:
+    async def _commit(self, final: Offer) -> Copied:
+        """Have the target copy the tail and own the agent; return what it copied, if known."""
         epoch = self._holding.epoch + 1
         if self._fleet.directory.issued(self._key) >= epoch:
             message = "another node was given the agent meanwhile"
             raise StaleEpochError(message)
         self._fleet.directory.promise(self._key, epoch)
-        call = CommitMigration(self._name, final, epoch)
+        call = CommitMigration(self._name, self._source.name, final, epoch)
         self._is_undecided = True
         try:
-            await self._target.call(call, AgentView, FLUSH_TIMEOUT_S)
+            committed = await self._target.call(call, Committed, COMMIT_TIMEOUT_S)
         except FabricError as error:
             _LOG.warning("migration %s: commit answered %s", self._name, error.code)
             if not await self._was_committed():
                 raise
+            return NOTHING_COPIED
+        return committed.copied
 
     async def _was_committed(self) -> bool:
         """Ask the target until it answers or its lease is over."""

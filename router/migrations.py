@@ -16,7 +16,7 @@ from router.directory import Holding, Key
 from router.fleet import Fleet
 from router.fresh_ids import fresh_migration
 from router.membership import Health
-from router.migration import Migration, MigrationReceipt
+from router.migration import Heading, Migration, MigrationReceipt
 from router.node_link import NodeLostError
 from router.telemetry import Telemetry
 
@@ -37,6 +37,19 @@ class Migrations:
     def is_moving(self, key: Key) -> bool:
         """Say whether this router is moving the agent right now."""
         return key in self._running
+
+    def heading(self, key: Key) -> Heading | None:
+        """Say where a sealed agent goes on, unless its move comes to nothing."""
+        migration = self._running.get(key)
+        return migration.heading if migration is not None else None
+
+    async def landed(self, key: Key, heading: Heading) -> bool:
+        """Wait for the end of a move; say whether the agent went where it was headed."""
+        migration = self._running.get(key)
+        if migration is None or migration.heading != heading:
+            return False
+        await migration.gate.wait()
+        return migration.is_committed
 
     @property
     def is_idle(self) -> bool:

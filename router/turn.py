@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fabric.generation import GenerateRequest, Identity, Priority, Resumption, Sampling
-from fabric.ids import AgentId, OperationId, TenantId
+from fabric.ids import AgentId, MigrationId, OperationId, TenantId
 from router.prompt import Prompt
 
 
@@ -19,6 +19,7 @@ class Turn:
     prompt: Prompt
     priority: Priority = Priority.INTERACTIVE
     resume: Resumption | None = None
+    after: MigrationId | None = None  # the move that it comes ahead of
     prefetch: tuple[AgentId, ...] = ()  # whose turns are expected next
 
     def request(self, epoch: int) -> GenerateRequest:
@@ -37,4 +38,5 @@ class Turn:
             epoch=epoch,
             priority=self.priority,
             resume=self.resume,
+            after=self.after,
         )

@@ -13,7 +13,9 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from fabric.errors import (
     FabricError,
@@ -132,7 +134,8 @@ class Turns:
             _LOG.info("agent %s: its turn goes on where it went", key[1])
             self._resuming[key] += 1
             try:
-                standing = await self._admitted(further, goes_first=True)
+                ahead = await self._sent_ahead(further, key)
+                standing = ahead or await self._admitted(further, goes_first=True)
             finally:
                 self._resuming[key] -= 1
                 self._resuming += Counter()  # drops zeros
@@ -189,6 +192,23 @@ class Turns:
         standing.end()
         await standing.source.aclose()
         return replace(turn, identity=Identity(IdentityKind.AGENT, standing.first.agent))
+
+    async def _sent_ahead(self, turn: Turn, key: Key) -> Standing | None:
+        """Let a handed-over turn wait where its agent is headed while the move is committed."""
+        heading = self._migrations.heading(key)
+        if heading is None:
+            return None
+        target = Target(heading.node, heading.epoch, waits=True)
+        landed = asyncio.create_task(self._migrations.landed(key, heading))
+        try:
+            async with asyncio.timeout(None) as patience:
+                landed.add_done_callback(partial(_give_up_unless, patience))
+                return await self._start(replace(turn, after=heading.migration), target)
+        except (FabricError, TimeoutError) as error:
+            _LOG.info("agent %s: did not land at once (%s)", key[1], type(error).__name__)
+            return None
+        finally:
+            landed.cancel()
 
     async def _target(self, turn: Turn, attempt: Attempt) -> Target:
         if turn.identity.kind is not IdentityKind.AGENT:
@@ -350,6 +370,12 @@ class Turns:
 
     def _now_s(self) -> float:
         return self._fleet.clock.monotonic_s()
+
+
+def _give_up_unless(patience: asyncio.Timeout, landed: asyncio.Task[bool]) -> None:
+    if not landed.cancelled() and not landed.result():
+        with suppress(RuntimeError):  # it has started in the same moment
+            patience.reschedule(asyncio.get_running_loop().time())
 
 
 def _lateness(holding: Holding) -> tuple[int, int]:

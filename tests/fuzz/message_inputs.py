@@ -107,7 +107,7 @@ def call_seeds() -> list[bytes]:
             Describe(),
             EraseAgent(OperationId("operation"), TenantId("default"), AgentId("alice")),
             Flush(drop_hot=True),
-            CommitMigration(migration, offer, 4),
+            CommitMigration(migration, NodeName("node-a"), offer, 4),
             KeepFork(migration, b"manifest", OperationId("operation"), AgentId("bob"), 1),
             PrefetchAgent(TenantId("default"), AgentId("alice"), 3, cancel=True),
         )

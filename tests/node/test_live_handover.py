@@ -1,13 +1,14 @@
 """A running turn's agent moves: what is copied ahead, sealed in one write, and hot on arrival."""
 
 import asyncio
+import time
 
 import pytest
 
 from fabric.control import (
     AbortMigration,
-    AgentView,
     CommitMigration,
+    Committed,
     Copied,
     CopyBlocks,
     Done,
@@ -16,7 +17,15 @@ from fabric.control import (
     ReleaseAgent,
     SealAgent,
 )
-from fabric.generation import CacheTier, Delta, GenerateRequest, HandedOver, Sampling
+from fabric.errors import RetryElsewhereError
+from fabric.generation import (
+    CacheTier,
+    Delta,
+    Finished,
+    GenerateRequest,
+    HandedOver,
+    Sampling,
+)
 from fabric.ids import AgentId, MigrationId, OperationId
 from fabric.limits import BLOCK_TOKENS
 from fabric.manifest import OwnerState, decode_manifest
@@ -44,11 +53,11 @@ def calm(nodes):
 class Stream:
     """A turn that is read as it goes, on the node's own loop."""
 
-    def __init__(self, service, agent, resume=None, epoch=1):
+    def __init__(self, service, agent, resume=None, epoch=1, after=None):
         sampling = Sampling(max_tokens=ANSWER_TOKENS, ignore_eos=True)
         self._request = GenerateRequest(
             OperationId(f"turn-{agent}-{epoch}"), TENANT, identity_of(agent), sampling,
-            prompt=PROMPT, epoch=epoch, resume=resume,
+            prompt=PROMPT, epoch=epoch, resume=resume, after=after,
         )  # fmt: skip
         self.events, self._service, self._seen = [], service, asyncio.Condition()
         self._future = asyncio.run_coroutine_threadsafe(self._read(), service._loop)
@@ -94,6 +103,13 @@ def copy(source, target, offer):
     return call(target, CopyBlocks(move, source.node.name, offer), Copied)
 
 
+def wait_for_a_turn_sent_ahead(service):
+    deadline_s = time.monotonic() + 60
+    while not service.node.landings.waiting_count:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
 def held(service, agent):
     return service.node.table.get((TENANT, AgentId(agent)))
 
@@ -118,11 +134,12 @@ def test_a_turn_is_copied_as_it_grows_and_goes_on_hot(nodes, calm):
     before = record.revision
     assert call(a, move_call(SealAgent, b, "growing"), Offer).manifest == sealed.manifest
     assert held(a, "growing").saved.revision == before == 1  # one write for turn and seal
-    tail = copy(a, b, sealed)
+    commit = CommitMigration(move_of("growing"), a.node.name, sealed, 2)
+    tail = call(b, commit, Committed).copied
     full_blocks_left = record.tokens_count // BLOCK_TOKENS - grown.tokens_count // BLOCK_TOKENS
     groups = len(b.node.spec.groups)
     assert tail.blocks_sent <= full_blocks_left + 1 + (groups - 1) * (full_blocks_left + 3)
-    call(b, CommitMigration(move_of("growing"), sealed, 2), AgentView)
+    assert call(b, commit, Committed).copied.blocks_sent == 0  # repeatable
     assert held(b, "growing").cache.tokens_count == record.tokens_count
 
     handed = stream.end()[-1]
@@ -186,8 +203,7 @@ def test_memory_that_is_wanted_takes_arrivals_first_but_not_the_move(nodes, calm
 
     assert asyncio.run_coroutine_threadsafe(squeeze(), b._loop).result(60) == 0
     sealed = call(a, move_call(SealAgent, b, "squeezed"), Offer)
-    copy(a, b, sealed)
-    call(b, CommitMigration(move_of("squeezed"), sealed, 2), AgentView)
+    call(b, CommitMigration(move_of("squeezed"), a.node.name, sealed, 2), Committed)
     on = Stream(b, "squeezed", stream.end()[-1].resume, epoch=2)
     assert on.end()[0].cache is CacheTier.PEER
     assert stream.text + on.text == calm
@@ -209,3 +225,42 @@ def test_an_owner_that_lost_a_block_still_steps_down(nodes):
     left = held(a, "hurt").saved
     assert (left.state, left.epoch, left.owner) == (OwnerState.REPLICA, 5, b.node.name)
     assert left.tokens_count == BLOCK_TOKENS
+
+
+@one_class
+def test_a_turn_sent_ahead_of_its_move_goes_on_once_it_is_committed(nodes, calm):
+    a, b = nodes
+    stream = Stream(a, "ahead")
+    stream.wait_for_token(5)
+    copy(a, b, call(a, move_call(OfferMigration, b, "ahead"), Offer))
+    sealed = call(a, move_call(SealAgent, b, "ahead"), Offer)
+    handed = stream.end()[-1]
+    on = Stream(b, "ahead", handed.resume, epoch=2, after=move_of("ahead"))
+    wait_for_a_turn_sent_ahead(b)
+    assert held(b, "ahead") is None, "it is not taken for a new agent"
+
+    call(b, CommitMigration(move_of("ahead"), a.node.name, sealed, 2), Committed)
+    assert on.end()[0].cache is CacheTier.HOT
+    assert stream.text + on.text == calm
+    # Committed before the turn came: nothing to wait for.
+    again = Stream(b, "ahead", epoch=2, after=move_of("ahead"))
+    assert isinstance(again.end()[-1], Finished)
+
+
+@one_class
+def test_a_turn_sent_ahead_of_a_move_that_comes_to_nothing_is_sent_back(nodes):
+    a, b = nodes
+    stream = Stream(a, "returned")
+    stream.wait_for_token(1)
+    call(a, move_call(SealAgent, b, "returned"), Offer)
+    resume, move = stream.end()[-1].resume, move_of("returned")
+    ahead = Stream(b, "returned", resume, epoch=2, after=move)
+    wait_for_a_turn_sent_ahead(b)
+    for service in (b, a):
+        call(service, AbortMigration(move, TENANT, AgentId("returned")), Done)
+    with pytest.raises(RetryElsewhereError, match="came to nothing"):
+        ahead.end()
+    late = Stream(b, "returned", resume, epoch=2, after=move)
+    with pytest.raises(RetryElsewhereError):
+        late.end()
+    assert held(b, "returned") is None

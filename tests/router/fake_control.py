@@ -13,6 +13,7 @@ from fabric.control import (
     AgentSketch,
     AgentView,
     CommitMigration,
+    Committed,
     Copied,
     CopyBlocks,
     Describe,
@@ -192,22 +193,31 @@ class FakeControl(FakeCopies):
         self.blocks |= wanted
         return Copied(len(missing), len(wanted) - len(missing), 100 * len(missing), 0.01)
 
-    def _seal(self, call):
+    async def _seal(self, call):
         memory = self._find(call)
         if memory.state is OwnerState.SEALED and memory.migration == call.migration:
             return Offer(memory.record(), b"ticket", ())
         if memory.epoch != call.epoch:
             message = f"the agent is at epoch {memory.epoch}, not {call.epoch}"
             raise StaleEpochError(message)
+        if memory.busy and self.does.hands_over:
+            memory.seal = call
+            while memory.busy:  # noqa: ASYNC110 - a step of a fake
+                await asyncio.sleep(0.005)
+            return Offer(memory.record(), b"ticket", ())
         if memory.busy:
             message = "a turn of this agent is still running"
             raise RetryLaterError(message, retry_after_s=0.05, code="agent_busy")
-        memory.state, memory.migration = OwnerState.SEALED, call.migration
-        memory.sealed_to = call.target
-        self.changes += 1
+        self.seal_now(memory, call)
         return Offer(memory.record(), b"ticket", ())
 
-    def _commit(self, call):
+    def seal_now(self, memory, call):
+        memory.state, memory.migration = OwnerState.SEALED, call.migration
+        memory.sealed_to, memory.seal = call.target, None
+        self.changes += 1
+
+    async def _commit(self, call):
+        copied = await self._copy(call)
         record = json.loads(call.offer.manifest)
         key = (record["tenant"], record["agent"])
         known = self.memory.get(key)
@@ -216,13 +226,13 @@ class FakeControl(FakeCopies):
             raise ConflictError(message, code="aborted")
         if known and known.epoch >= call.epoch:
             if known.migration == call.migration:
-                return self.agent_view(known)
+                return Committed(self.agent_view(known), copied)
             message = "already at that epoch"
             raise ConflictError(message, code="stale_epoch")
         memory = Memory(**record, epoch=call.epoch, hot=False, migration=call.migration)
         self.memory[key] = memory
         self.changes += 1
-        return self.agent_view(memory)
+        return Committed(self.agent_view(memory), copied)
 
     def _release(self, call):
         memory = self.memory.get((call.tenant, call.agent))

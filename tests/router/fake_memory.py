@@ -4,7 +4,7 @@ import json
 import time
 from dataclasses import dataclass, field
 
-from fabric.control import LastMatch
+from fabric.control import LastMatch, SealAgent
 from fabric.errors import FabricError
 from fabric.generation import MatchKind
 from fabric.manifest import OwnerState
@@ -55,6 +55,7 @@ class Memory:
     pinned: bool = False
     kept: bool = False
     last_match: LastMatch | None = None
+    seal: SealAgent | None = None  # the move that a running turn is to be handed over to
 
     @property
     def key(self):
@@ -75,6 +76,7 @@ class Behaviour:
     raw_answer: tuple[int, bytes] | None = None  # HTTP status and body
     events: list | None = None  # after the admission, in place of the echo
     break_after: int | None = None  # cut the connection after so many events
+    hands_over: bool = False  # a turn that runs ends where its agent is sealed
     hang: bool = False  # answer nothing at all
     mute: set = field(default_factory=set)  # control calls to carry out without answering
     deaf: set = field(default_factory=set)  # control calls that never arrive

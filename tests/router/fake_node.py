@@ -23,7 +23,9 @@ from fabric.generation import (
     Finished,
     FinishReason,
     GenerateRequest,
+    HandedOver,
     IdentityKind,
+    Resumption,
     encode_event,
 )
 from fabric.manifest import OwnerState
@@ -139,11 +141,23 @@ class FakeNode(FakeControl):
         try:
             if self.does.refuse is not None:
                 raise self.does.refuse
+            await self._land(asked)
             memory = self._claim(asked)
         except FabricError as error:
             wait = getattr(error, "retry_after_s", None)
             return _error(int(error.status), error.code, error.message, error.param, wait)
         return await self._stream(request, asked, memory)
+
+    async def _land(self, asked):
+        """Wait for the move that brings the agent of a turn that was sent ahead."""
+        key = asked.tenant, asked.identity.agent
+        while asked.after and asked.after not in self.aborted:
+            if key in self.memory and self.memory[key].epoch >= asked.epoch:
+                return
+            await asyncio.sleep(0.005)
+        if asked.after:
+            message = "the move came to nothing"
+            raise RetryElsewhereError(message)
 
     def _claim(self, asked):
         text = prompt_text(asked)
@@ -213,8 +227,14 @@ class FakeNode(FakeControl):
                     return response
                 if isinstance(event, Finished):
                     self._remember(memory, asked, text)
+                elif count and memory.seal is not None:
+                    ids = (1,) * (event.index if isinstance(event, Delta) else 0)
+                    event = HandedOver(Resumption(ids, drawn=1, top=(), seed=0))  # noqa: PLW2901
+                    self.seal_now(memory, memory.seal)
                 raw = event if isinstance(event, bytes) else encode_event(event)
                 await response.write(raw)
+                if isinstance(event, HandedOver):
+                    return response
                 await asyncio.sleep(self.does.delay_s)
             self.finished += 1
         except (ConnectionError, asyncio.CancelledError):
@@ -235,8 +255,9 @@ class FakeNode(FakeControl):
         if self.does.events is not None:
             return self.does.events
         words = text.split()[-asked.sampling.max_tokens :]
+        told = len(asked.resume.answer_ids) if asked.resume is not None else 0
         deltas = [Delta(i, word + " ") for i, word in enumerate(words)]
-        return [*deltas, Finished(FinishReason.STOP, len(deltas))]
+        return [*deltas[told:], Finished(FinishReason.STOP, len(deltas))]
 
 
 def _error(status, code, message, param=None, retry_after_s=None):

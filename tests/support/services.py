@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fabric.control import (
-    AgentView,
     CommitMigration,
+    Committed,
     Copied,
     CopyBlocks,
     Done,
@@ -155,7 +155,6 @@ def migrate(source: NodeService, target: NodeService, agent: str, epoch: int) ->
     offer = call(source, OfferMigration(migration, TENANT, who, epoch, to), Offer)
     copied = call(target, CopyBlocks(migration, frm, offer), Copied)
     sealed = call(source, SealAgent(migration, TENANT, who, epoch, to), Offer)
-    call(target, CopyBlocks(migration, frm, sealed), Copied)
-    call(target, CommitMigration(migration, sealed, epoch + 1), AgentView)
+    call(target, CommitMigration(migration, frm, sealed, epoch + 1), Committed)
     call(source, ReleaseAgent(migration, TENANT, who, epoch + 1, to), Done)
     return copied
