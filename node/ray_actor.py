@@ -22,6 +22,7 @@ from fabric.control import ErrorReply, Stop, decode_call, encode_reply
 from fabric.errors import FabricError
 from fabric.ids import parse_node_name
 from fabric.settings import NodeSettings
+from fabric.short_pauses import keep_pauses_short
 
 NAMESPACE = "macfabric"
 CONTROL_CALLS_MAX = 64  # long copies among them; beats must not wait for those
@@ -118,6 +119,7 @@ class NodeActor:
             )
             self._service = service.NodeService(config)
             self._service.start()
+            keep_pauses_short()
         except Exception as error:  # noqa: BLE001 - whatever it is, callers are told
             _log.exception("node %s did not start", name)
             why = error.message if isinstance(error, FabricError) else str(error)

@@ -13,6 +13,7 @@ import uvicorn
 from fabric.cluster_secret import http_secret
 from fabric.ids import NodeName
 from fabric.settings import RouterSettings
+from fabric.short_pauses import keep_pauses_short
 from router import ray_control
 from router.app import build_app
 from router.clock import SystemClock
@@ -129,6 +130,7 @@ async def _tell_when_ready(
     while not fleet.ready():  # noqa: ASYNC110
         await asyncio.sleep(READY_POLL_S)
     names = [view.name for view in fleet.ready()]
+    keep_pauses_short()
     _LOG.info("serving at %s", url)
     on_ready(url, list(names))
 
