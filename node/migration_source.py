@@ -69,7 +69,7 @@ async def seal(node: "Node", call: SealAgent) -> Offer:
         async with asyncio.timeout(SEAL_WAIT_S):
             if agent.turn is not None:
                 agent.turn.hand_over(call)
-                await asyncio.wait([agent.turn.task])
+                await agent.turn.saved.wait()  # the target need not wait for the turn's last event
             record = agent.manifest
             if record.state is OwnerState.SEALED and record.migration == call.migration:
                 return _offer(node, call, record)

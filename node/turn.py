@@ -61,6 +61,7 @@ class Turn:
         self._cancelled = False
         self._seal: SealAgent | None = None  # the move that waits for its end
         self._is_saving = False
+        self.saved = asyncio.Event()  # its record is published, or nothing more comes of it
         self._saver: Saver | None = None
         node.turns.add(self)
         self.task = asyncio.create_task(self._run())
@@ -134,6 +135,7 @@ class Turn:
             self._emit(FabricError(message))
         finally:
             self._node.turns.discard(self)
+            self.saved.set()
             self._queue.put_nowait(None)
 
     def _render(self) -> str:
@@ -244,6 +246,7 @@ class Turn:
             resume = self._show_drawn(sequence, ended, text) if ended.is_handover else None
             self._is_saving = True
             durable = await saver.commit(ended, self._seal)
+            self.saved.set()
             if agent.fence > admitted.epoch and not ended.is_handover:
                 raise self._fenced(agent)
         finally:
