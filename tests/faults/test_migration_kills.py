@@ -23,7 +23,7 @@ TOLD = f"The vault code of Mira is {SECRET}. " + " ".join(
 )
 ASKED = "The vault code of Mira is"
 SAMPLE = 3
-LEAST_STEPS = 6  # a move has no fewer; fewer seen would mean that nothing was tried
+LEAST_STEPS = 5  # a move has no fewer; fewer seen would mean that nothing was tried
 NODE_DEATHS = [
     (moment, victim) for moment in ("before", "after") for victim in ("source", "target")
 ]
@@ -233,7 +233,7 @@ async def test_the_checks_see_what_is_wrong(tmp_path, monkeypatch):
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
         sealed = Move(world, "sealed")
         await sealed.begin()
-        sealed.at(5, "before", _lose)
+        sealed.at(4, "before", _lose)
         assert await sealed.run() == 2
         with pytest.raises(TimeoutError):
             await world.one_owner("sealed", 1.0)

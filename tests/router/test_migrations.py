@@ -1,40 +1,14 @@
 import asyncio
-import json
 
 import pytest
 
 from fabric.errors import ConflictError, CorruptDataError, RetryLaterError
 from fabric.manifest import OwnerState
 from tests.router.fake_node import FakeNode
+from tests.router.moves import KEY, LONG, begun, migrate, owners
 from tests.router.rig import rig, until
 
 pytestmark = pytest.mark.anyio
-LONG = "word " * 1000
-KEY = ("default", "alice")
-WORDS = " ".join(f"w{number}" for number in range(60))
-
-
-def nodes_of(made, answer):
-    source = made[answer.headers["x-macfabric-node"]]
-    target = next(node for node in made.nodes.values() if node is not source)
-    return source, target
-
-
-async def begun(made, **options):
-    return nodes_of(made, await made.chat(LONG, agent="alice", **options))
-
-
-async def migrate(made, target, agent="alice"):
-    return await made.http().post(f"/v1/agents/{agent}/migrate", json={"to": target})
-
-
-def owners(made):
-    return [
-        (node.name, memory.epoch)
-        for node in made.nodes.values()
-        for memory in node.memory.values()
-        if memory.key == KEY and memory.state is OwnerState.OWNED
-    ]
 
 
 async def test_moves_an_agent_with_its_memory():
@@ -326,79 +300,3 @@ async def test_a_move_with_a_stale_epoch_looks_again_once():
 
     assert refused.status_code == 503
     assert moved.json()["epoch"] == 8
-
-
-async def streaming_move(made, during=None):
-    """Move alice while her answer streams; return the nodes, what was streamed, and the move."""
-    source, target = await begun(made)
-    source.does.hands_over, source.does.delay_s = True, 0.01
-    running = asyncio.create_task(
-        made.chat(LONG, "x", WORDS, agent="alice", stream=True, max_tokens=40)
-    )
-    await until(lambda: source.running)
-    moving = asyncio.create_task(migrate(made, target.name))
-    if during is not None:
-        await during(source, target)
-    streamed = await running
-    return source, target, streamed.text, await moving
-
-
-def said(text):
-    """Return the words of a streamed answer."""
-    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks).split()
-
-
-async def test_a_stream_waits_on_the_target_while_the_move_is_committed():
-    async with rig("ab") as made:
-
-        async def during(source, target):
-            target.does.slow["commit_migration"] = 0.3
-            await until(lambda: target.requests)
-            assert target.memory == {}, "the turn is there before its agent"
-            assert target.requests[0].after is not None
-
-        source, target, text, moved = await streaming_move(made, during)
-
-    assert moved.status_code == 200
-    assert said(text) == WORDS.split()[-40:]
-    assert [len(source.requests), len(target.requests)] == [2, 1]
-    assert owners(made) == [(target.name, 2)]
-
-
-@pytest.mark.parametrize("how", ["refused", "never arrived", "answer lost"])
-async def test_a_stream_goes_on_wherever_the_agent_is_after_a_commit_that_failed(how, monkeypatch):
-    monkeypatch.setattr("router.migration.COMMIT_TIMEOUT_S", 0.3)
-    async with rig("ab") as made:
-
-        async def during(source, target):
-            if how == "refused":
-                target.does.fail["commit_migration"] = CorruptDataError("bits")
-            elif how == "never arrived":
-                target.does.deaf.add("commit_migration")
-            else:
-                target.does.mute.add("commit_migration")
-
-        source, target, text, moved = await streaming_move(made, during)
-
-    lives_on = target if how == "answer lost" else source
-    assert said(text) == WORDS.split()[-40:]
-    assert owners(made) == [(lives_on.name, 2 if lives_on is target else 1)]
-    assert (moved.status_code == 200) is (lives_on is target)
-
-
-async def test_a_turn_sent_ahead_is_taken_back_when_the_move_comes_to_nothing():
-    """The target never hears of the end of the move, so nobody there would end the wait."""
-    async with rig("ab") as made:
-
-        async def during(source, target):
-            target.does.fail["commit_migration"] = CorruptDataError("bits")
-            target.does.fail["abort_migration"] = CorruptDataError("bits")
-            await until(lambda: target.requests)
-
-        _, target, text, moved = await streaming_move(made, during)
-        await until(lambda: not made.fleet.ledger.turns(target.name))
-
-    assert moved.status_code >= 400
-    assert said(text) == WORDS.split()[-40:]
-    assert target.memory == {}

@@ -42,7 +42,7 @@ def target_commits_without_the_tail():
         return self.first
 
     async def committed(self, final):
-        await commit(self, self.first)
+        return await commit(self, self.first)
 
     @contextmanager
     def both():
