@@ -4,6 +4,7 @@ All of it happens under the agents' turn locks. The record goes first and durabl
 nobody else refers to: a crash in between leaves blocks that recovery removes.
 """
 
+import logging
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -11,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabric.control import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
-from fabric.errors import TooLargeError
+from fabric.errors import FabricError, TooLargeError
 from fabric.limits import EPOCH_MAX, EVICTIONS_MAX, TOMBSTONES_MAX
 from fabric.manifest import Manifest, OwnerState
 from fabric.restore_plan import essential
@@ -20,6 +21,8 @@ from node.posix_disk import DiskError
 
 if TYPE_CHECKING:
     from node.node import Node
+
+_log = logging.getLogger(__name__)
 
 
 def is_active(agent: Agent, offered: AbstractSet[AgentKey]) -> bool:
@@ -104,16 +107,45 @@ async def take_erasures(node: "Node", call: ShareErasures) -> KnownErasures:
         message = f"over {TOMBSTONES_MAX} tombstones"
         raise TooLargeError(message)
     await node.in_worker(lambda: node.erased.take(call.erased))
+    return KnownErasures(node.erased.all, await _remove_erased(node))
+
+
+async def finish_erasures(node: "Node") -> None:
+    """Remove what the disk refused to let go of; where it refuses again, it stays owed.
+
+    Nobody else asks again: by its tombstones this node knows of the erasure, as the others do.
+    """
+    node.owes_erasures = False
+    try:
+        await _remove_erased(node)
+        # Of an agent that left the table half way only these may be left.
+        await node.in_worker(node.store.blocks.sweep)
+        await node.in_worker(node.store.blocks.empty_quarantine)
+    except (FabricError, OSError) as error:
+        node.owes_erasures = True
+        _log.error("an erased agent is not all gone from the disk: %s", error)
+
+
+async def _remove_erased(node: "Node") -> int:
+    """Remove every agent that a tombstone names; count them."""
     count = 0
     for agent in node.table:
         # Not only for the news: an earlier attempt may have failed half way.
         epoch = node.erased.floor(*agent.key)
         if agent.manifest.epoch <= epoch:
             count += (await _erase(node, agent.key, epoch)).existed
-    return KnownErasures(node.erased.all, count)
+    return count
 
 
 async def _erase(node: "Node", key: AgentKey, epoch: int) -> EraseReceipt:
+    try:
+        return await _erase_whole(node, key, epoch)
+    except (FabricError, OSError):
+        node.owes_erasures = True
+        raise
+
+
+async def _erase_whole(node: "Node", key: AgentKey, epoch: int) -> EraseReceipt:
     agent = node.table.get(key)
     if agent is None:
         await node.in_worker(node.store.blocks.sweep)  # perhaps what an earlier call could not

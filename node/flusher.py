@@ -1,10 +1,11 @@
-"""Save again what a turn could not: agents that are in memory only until the disk recovers.
+"""Do again what the disk refused: agents that are in memory only, erasures left half done.
 
 Every turn is saved at its end. If the disk refuses, the agent stays hot before all others, as
 far as memory goes, and is tried again: while it is idle, when its memory is wanted, as soon as
 another agent's save succeeds, when the router asks for a flush, and at shutdown. What waits is
 never more than the agents of the table, and a disk that goes on refusing is left alone for a
-while.
+while. Erased agents that the disk would not let go are removed in the same rhythm; a restart
+removes them, too.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from fabric.errors import FabricError
 from fabric.limits import FLUSH_FAILURES_MAX, FLUSH_IDLE_S, FLUSH_RETRY_S
 from node.agent import Agent
 from node.agent_store import stock_of
+from node.eviction import finish_erasures
 from node.posix_disk import DiskError
 from node.record_writer import RecordWriter
 
@@ -126,5 +128,7 @@ class Flusher:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._hurry.wait(), FLUSH_IDLE_S)
             self._hurry.clear()
+            if not self._is_over and self._node.owes_erasures:
+                await finish_erasures(self._node)
             if not self._is_over and self.unsaved() and await self.flush():
                 await asyncio.sleep(FLUSH_RETRY_S)

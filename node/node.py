@@ -76,6 +76,7 @@ class Node:
     is_draining: bool = False  # no new agents: somebody said so
     is_stopping: bool = False
     degraded: str | None = None
+    owes_erasures: bool = False  # the disk refused to let an erased agent go
     scrubbed_bytes: int = 0
     connections: Connections = field(default_factory=Connections)
     fenced_turns: int = 0

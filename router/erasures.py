@@ -95,6 +95,7 @@ class Erasures:
             epoch = directory.next_epoch(key) + ERASURE_EPOCHS
             call = replace(call, epoch=epoch)
         # Where a node has a tombstone, the greeting tells the others, who may hold a replica.
+        # One whose disk refused knows it already, and finishes by itself.
         is_noted = any(receipt.tombstone is not None for receipt in receipts)
         for node in silent:
             if not is_noted:

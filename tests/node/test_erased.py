@@ -1,6 +1,8 @@
 """A real node keeps its tombstones, and nothing that they name."""
 
+import errno
 import shutil
+import time
 
 import pytest
 
@@ -14,13 +16,17 @@ from fabric.control import (
     NodeView,
     ShareErasures,
 )
-from fabric.errors import RetryLaterError, StaleEpochError
+from fabric.errors import FabricError, RetryLaterError, StaleEpochError
 from fabric.ids import OperationId
+from node.agent_store import AgentStore
+from node.posix_disk import DiskError
 from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA, write_model
 
 PROMPT = "the cat sat on the mat and the dog sat on the log. " * 8
 ERASED_S = 1_700_000_000.0
+TRIES = 2
+WAIT_POLLS = 6_000
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +140,62 @@ def test_damaged_tombstones_stop_nothing(tmp_path, model):
     path.write_bytes(path.read_bytes()[:-1])
     with running(tmp_path, model) as service:
         assert len(service.node.erased.all) == 1
+
+
+class Refusal:
+    """One call of the store that the disk refuses until it is mended."""
+
+    def __init__(self, monkeypatch, name):
+        self.count, self.is_mended = 0, False
+        real = getattr(AgentStore, name)
+
+        def call(store, manifest):
+            if self.is_mended:
+                return real(store, manifest)
+            self.count += 1
+            message = "the drive refused"
+            raise DiskError(message, errno.EIO)
+
+        monkeypatch.setattr(AgentStore, name, call)
+
+
+def wait_until(holds):
+    """Let the node try again by itself."""
+    for _ in range(WAIT_POLLS):
+        if holds():
+            return
+        time.sleep(0.01)
+    pytest.fail("nothing happened for a minute")
+
+
+def test_an_erasure_that_the_disk_refused_is_finished_unasked(tmp_path, model, monkeypatch):
+    """The tombstone is noted here as everywhere, so no greeting brings it up again."""
+    monkeypatch.setattr("node.flusher.FLUSH_IDLE_S", 0.05)
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice", epoch=1)
+        refusal = Refusal(monkeypatch, "erase_record")
+        with pytest.raises(FabricError, match="the drive refused"):
+            erase(service, "alice")
+        wait_until(lambda: refusal.count > TRIES)  # and refused again
+        with pytest.raises(RetryLaterError, match="being erased"):
+            ask(service, PROMPT, agent="alice")
+        refusal.is_mended = True
+        wait_until(lambda: not agents(service))
+        wait_until(lambda: not blocks(tmp_path))
+        assert ask(service, PROMPT, agent="alice").admitted.epoch == 1_002
+
+
+def test_what_stayed_behind_an_erased_record_goes_later(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("node.flusher.FLUSH_IDLE_S", 0.05)
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice")
+        block = next(tmp_path.glob("node-a/*/blocks/*.full"))
+        damaged = block.parent.parent / "quarantine" / block.name
+        damaged.parent.mkdir(exist_ok=True)
+        damaged.write_bytes(block.read_bytes())
+        refusal = Refusal(monkeypatch, "erase_blocks")
+        with pytest.raises(FabricError, match="the drive refused"):
+            erase(service, "alice")
+        wait_until(lambda: not blocks(tmp_path) and not damaged.exists())
+
+    assert refusal.count == 1, "its record was gone"
