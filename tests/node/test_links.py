@@ -112,7 +112,7 @@ def test_nobody_may_probe_while_payload_is_sent(port, server, shelf):
 
     def fetch_until_enough(address):
         with suppress(RetryLaterError):
-            fetch([address], ticket, [ref], cancel=enough)
+            fetch([address], ticket, [ref], cancel=enough, streams=1)
 
     with FaultProxy(("127.0.0.1", port), [Fault(stall_at=MIB)]) as proxy:
         fetching = threading.Thread(target=fetch_until_enough, args=[loopback(proxy.port)])

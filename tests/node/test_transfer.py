@@ -160,7 +160,7 @@ def test_a_peer_that_stalls_mid_block_is_dropped_and_resumed(shelf, server, port
 
     with FaultProxy(("127.0.0.1", port), [Fault(stall_at=MIB)]) as proxy:
         ticket = offer(server, refs)
-        report, catch = fetch([loopback(proxy.port)], ticket, refs, patience=BRIEF)
+        report, catch = fetch([loopback(proxy.port)], ticket, refs, streams=1, patience=BRIEF)
 
     assert_arrived(shelf, refs, catch)
     assert report.resumed == 1
