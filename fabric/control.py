@@ -5,7 +5,7 @@ Each call is one dataclass in and one out, as msgpack bytes, so that whatever ca
 """
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from fabric.codec import pack, unpack
 from fabric.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
@@ -239,6 +239,9 @@ class Copied:
     blocks_reused: int
     bytes_sent: int
     seconds: float
+
+
+NOTHING_COPIED: Final = Copied(0, 0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

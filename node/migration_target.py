@@ -12,7 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabric.block import BlockRef
-from fabric.control import AgentView, CommitMigration, Committed, Copied, CopyBlocks
+from fabric.control import (
+    NOTHING_COPIED,
+    AgentView,
+    CommitMigration,
+    Committed,
+    Copied,
+    CopyBlocks,
+)
 from fabric.errors import (
     ConflictError,
     RejectedError,
@@ -152,11 +159,10 @@ async def commit(node: "Node", call: CommitMigration) -> Committed:
     One call, as a client waits for its next token meanwhile. Its durable publish is the commit.
     """
     record = _checked(node, call.offer.manifest)
+    copied = NOTHING_COPIED
     if _committed(node, call, record) is None:
         tail = CopyBlocks(call.migration, call.source, call.offer, Urgency.MIGRATION_TAIL)
         copied = await _copy(node, tail, record)
-    else:
-        copied = Copied(0, 0, 0, 0.0)
     try:
         view = await _decide(node, call, record)
     finally:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from fabric.control import (
+    NOTHING_COPIED,
     AbortMigration,
     AgentList,
     CommitMigration,
@@ -47,7 +48,6 @@ SEAL_RETRY_S = 0.1
 ASK_AGAIN_S = 0.25
 TAIL_BLOCKS = 1  # what a round of copying may send to be the last before the seal
 COPY_ROUNDS_MAX = 8
-NOTHING_COPIED = Copied(0, 0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

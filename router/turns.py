@@ -157,6 +157,7 @@ class Turns:
         """Find a node that takes the turn, whatever it takes."""
         attempt = Attempt(self._now_s(), goes_first)
         while True:
+            is_named = turn.identity.kind is IdentityKind.AGENT
             target = await self._target(turn, attempt)
             try:
                 standing = await self._start(turn, target)
@@ -170,12 +171,10 @@ class Turns:
                 await self._fleet.membership.refresh()
             except RetryLaterError:
                 # The node refuses an agent on the move: wait for the end of it.
-                is_named = turn.identity.kind is IdentityKind.AGENT
                 if not (is_named and self._migrations.is_moving(_key(turn))):
                     raise
                 await asyncio.sleep(RETRY_S)
             else:
-                is_named = turn.identity.kind is IdentityKind.AGENT
                 if is_named or self._is_current(turn, standing):
                     return standing
                 turn = await self._named(turn, standing)
