@@ -60,9 +60,27 @@ def group_hash(salt: bytes, chain: BlockHash, group: CacheGroup) -> BlockHash:
     return BlockHash(blake2b(chain, digest_size=32, key=salt, person=person).digest())
 
 
+class PayloadHash:
+    """The checksum of a payload that is not all there yet."""
+
+    def __init__(self) -> None:
+        """Begin before the first byte."""
+        self._digest = xxh3_128()
+        self.hashed_bytes = 0
+
+    def update(self, part: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes in file order."""
+        self._digest.update(part)
+        self.hashed_bytes += len(part)
+
+    def checksum(self) -> Checksum:
+        """Return the checksum of all bytes so far."""
+        return Checksum(self._digest.digest())
+
+
 def payload_checksum(parts: Iterable[bytes | bytearray | memoryview]) -> Checksum:
     """Checksum a block's payload given as consecutive buffers in file order."""
-    digest = xxh3_128()
+    payload = PayloadHash()
     for part in parts:
-        digest.update(part)
-    return Checksum(digest.digest())
+        payload.update(part)
+    return payload.checksum()

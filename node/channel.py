@@ -31,6 +31,7 @@ from fabric.wire import (
 from node.frame_seal import FrameSeal, TamperedError
 
 SLICE_FAST_S: Final = 0.25  # a slice faster than this is doubled, a slower one halved
+SLICE_IDLE_S: Final = 0.001  # whoever waited so long begins small: the first bytes leave earlier
 LINGER_S: Final = 0.5
 LINGER_BYTES: Final = 64 * KIB
 TICK_S: Final = 0.25  # a receive in progress tells at least so often what has come
@@ -128,9 +129,11 @@ class Channel:
     def receive(self, *expected: type[Message]) -> Message:
         """Receive one of `expected`; raise RejectedError or TamperedError for anything else."""
         mac_bytes = 0 if self._incoming is None else MAC_BYTES
-        self._start()
+        started_s = self._start()
         try:
             raw = self._receive_exactly(HEAD_BYTES)
+            if self._now_s() - started_s > SLICE_IDLE_S:
+                self._slice_bytes = TRANSFER_SLICE_BYTES_MIN
             head = self._decode_head(raw, expected)
             rest = self._receive_exactly(head.body_bytes + mac_bytes)
         finally:

@@ -264,7 +264,11 @@ class Fetch:
         queued = sum(piece.left_bytes for piece in stream.queue)
         if queued > want or not self._helps(stream, now_s):
             return []
-        active = sum(s.link.stream_bytes_per_s(now_s) for s in self._streams if s.is_conversing)
+        active = sum(
+            other.link.stream_bytes_per_s(now_s)
+            for other in self._streams
+            if other.is_conversing or (other.link is not stream.link and other.link.is_awaited)
+        )
         share = self.work.waiting_bytes * speed / max(active, speed) * SHARE_TAKEN
         most = max(TRANSFER_RANGE_BYTES_MIN, int(min(want, share)))
         pieces: list[Piece] = []

@@ -42,6 +42,11 @@ class FetchLink:
         self._busy_since_s = 0.0
         self._observed = (0, 0.0)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Say whether its streams, though not yet connected, will surely help."""
+        return not self.is_spare and not self.failures
+
     def bytes_per_s(self, now_s: float) -> float:
         """Return the speed seen so far, or the one expected."""
         busy_s = self.busy_s(now_s)
@@ -97,14 +102,17 @@ class FetchLinks:
         ranked = book.rank(peer, addresses)[:TRANSFER_LINKS_MAX]
         self.links = [FetchLink(address, max(1.0, speed)) for address, speed in ranked]
 
-    def spread(self, streams: int, *, striped: bool) -> list[FetchLink]:
-        """Choose a link for each stream; the ones too slow to help get one for emergencies."""
+    def spread(self, streams: int, most: int, *, striped: bool) -> list[FetchLink]:
+        """Choose a link for each stream; the ones too slow to help get one for emergencies.
+
+        Links share the `streams`, but each gets one, unless that makes more than `most`.
+        """
         if not self.links:
             message = "the peer has no address"
             raise RetryLaterError(message)
         fastest = max(link.expected for link in self.links)
         worth = [x for x in self.links if striped and x.expected >= LINK_SHARE_MIN * fastest]
-        worth = (worth or self.links[:1])[: max(1, streams)]
+        worth = (worth or self.links[:1])[:most]
         each = max(1, streams // len(worth))
         chosen = [link for link in worth for _ in range(each)]
         for link in self.links:

@@ -96,6 +96,7 @@ class FetchStream:
                 lambda: piece.landing.place(fetch.allocate),  # noqa: B023 - called at once
                 is_last=len(self.queue) == 1,
             )
+            piece.landing.hash_ahead(head.offset, head.length)
             complete = fetch.landed(self, head)
             if not piece.left_bytes:
                 self.queue.popleft()

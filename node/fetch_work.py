@@ -10,7 +10,7 @@ from threading import Lock
 
 from fabric.block import BlockRef
 from fabric.errors import CorruptDataError, RejectedError
-from fabric.hashing import payload_checksum
+from fabric.hashing import PayloadHash
 from fabric.limits import BLOCK_BYTES_MAX, TICKET_BLOCKS_MAX
 
 Allocate = Callable[[BlockRef], memoryview]
@@ -29,6 +29,7 @@ class Landing:
         self.wrong_count = 0
         self.was_cut = False
         self._view: memoryview | None = None
+        self._hash = PayloadHash()
         self._allocating = Lock()
 
     def place(self, allocate: Allocate) -> memoryview:
@@ -40,12 +41,26 @@ class Landing:
                 self._view = view
             return self._view
 
+    def hash_ahead(self, offset: int, length: int) -> None:
+        """Hash bytes that came in order while the processor still has them at hand.
+
+        Called before they are noted as landed, so never beside `check`; and as no two streams
+        hold the same range, only one can be where the hash stands.
+        """
+        if offset == self._hash.hashed_bytes and self._view is not None:
+            self._hash.update(self._view[offset : offset + length])
+
+    def start_over(self) -> None:
+        """Trust none of the bytes that came."""
+        self.missing_bytes, self._hash = self.ref.payload_bytes, PayloadHash()
+
     def check(self) -> memoryview:
         """Hand over the complete bytes; raise CorruptDataError if the record names others."""
         assert self.missing_bytes == 0, "checked when all bytes are there"
         assert self._view is not None, "complete blocks have a buffer"
         view = self._view
-        if payload_checksum([view]) != self.ref.checksum:
+        self._hash.update(view[self._hash.hashed_bytes :])
+        if self._hash.checksum() != self.ref.checksum:
             message = f"block {self.ref.name} arrived with a wrong checksum"
             raise CorruptDataError(message)
         self._view = None
@@ -108,7 +123,7 @@ class FetchWork:
         landing.wrong_count += 1
         if landing.wrong_count >= WRONG_MAX:
             return False
-        landing.missing_bytes = landing.ref.payload_bytes
+        landing.start_over()
         self.missing_bytes += landing.missing_bytes
         self.give_back([Piece(landing, 0, landing.missing_bytes)], cut=False)
         return True

@@ -25,7 +25,7 @@ from node.fetch_work import Allocate, Done, FetchWork, landings_of
 from node.link_book import LinkBook, NominalLinks
 from node.peer import Patience, Peer
 
-STREAM_BYTES_MIN = 1 * MIB  # a stream for less is not worth its handshake
+STREAM_BYTES_MIN = 8 * MIB
 STRIPE_BYTES_MIN = 4 * MIB  # nor is a second link
 
 
@@ -79,7 +79,8 @@ def fetch_blocks(  # noqa: PLR0913
     began_s = time.monotonic()
     landings = landings_of(refs)
     total_bytes = sum(landing.ref.payload_bytes for landing in landings)
-    streams = max(1, min(streams, ceil(total_bytes / STREAM_BYTES_MIN)))
+    most = max(1, streams)
+    streams = min(most, ceil(total_bytes / STREAM_BYTES_MIN))
     if not landings:
         return TransferReport(0, 0, time.monotonic() - began_s, streams, 0, 0)
     used = FetchLinks(source, addresses, links or NominalLinks(), patience, began_s)
@@ -88,7 +89,7 @@ def fetch_blocks(  # noqa: PLR0913
     )
     kept = connections or Connections()
     fetch = Fetch(order, used, FetchWork(landings), kept)
-    chosen = used.spread(streams, striped=total_bytes >= STRIPE_BYTES_MIN)
+    chosen = used.spread(streams, most, striped=total_bytes >= STRIPE_BYTES_MIN)
     everything = list(used.links)
     try:
         fetch.run([FetchStream(fetch, link) for link in chosen], cancel)

@@ -1,16 +1,17 @@
 """Slices arrive whole when their heads are received behind the slice before."""
 
+import itertools
 import random
 import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 
 from fabric.errors import NotFoundError, RejectedError
-from fabric.limits import KIB
-from fabric.wire import MAC_BYTES, FetchPart, PayloadHead, encode_frame
+from fabric.limits import KIB, TRANSFER_SLICE_BYTES_MIN
+from fabric.wire import MAC_BYTES, FetchPart, Goodbye, PayloadHead, encode_frame
 from node.channel import AHEAD_BYTES, Channel
 from node.frame_seal import TamperedError
 from node.payload import Compressor, HeldPayload, receive_slice, send_range
@@ -21,16 +22,22 @@ KEYS = b"1" * 32, b"2" * 32
 LENGTHS = (1, 2, 15, 16, 17, 40, 300 * KIB, 1, 86, 70_000)
 
 
-@pytest.fixture
-def ends():
+@contextmanager
+def closing_pair(left_now_s=time.monotonic):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dialled = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()
-    left, right = (Channel(sock, time.monotonic, 30.0) for sock in (dialled, accepted))
+    left, right = Channel(dialled, left_now_s, 30.0), Channel(accepted, time.monotonic, 30.0)
     left.seal(*KEYS)
     right.seal(*reversed(KEYS))
     with closing(left), closing(right):
         yield left, right
+
+
+@pytest.fixture
+def ends():
+    with closing_pair() as pair:
+        yield pair
 
 
 def send_slices(channel, payload, lengths):
@@ -119,3 +126,14 @@ def test_only_a_more_urgent_sender_on_the_same_link_holds_others_back():
             assert not gate.before_slice(urgent)
             assert gate.before_slice(idle)
         assert not gate.before_slice(idle)
+
+
+@pytest.mark.parametrize("waited_s", [0.0, 1.0])
+def test_only_who_waited_for_a_request_begins_with_a_small_slice(waited_s):
+    now_s = itertools.count(0.0, waited_s)
+    with closing_pair(lambda: next(now_s)) as (sender, asker):
+        sender._slice_bytes = grown_bytes = 4 * TRANSFER_SLICE_BYTES_MIN
+        asker.send(Goodbye())
+        sender.receive(Goodbye)
+        began_bytes = TRANSFER_SLICE_BYTES_MIN if waited_s else grown_bytes
+        assert sender.slice_bytes == began_bytes
