@@ -5,6 +5,7 @@ cluster's key, and every block's bytes are checked before they are stored.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -22,6 +23,7 @@ from fabric.control import (
 )
 from fabric.errors import (
     ConflictError,
+    FabricError,
     RejectedError,
     RetryLaterError,
     UnauthorizedError,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from fabric.block_chain import BlockSpan
     from node.node import Node
 
+_log = logging.getLogger(__name__)
+
 ADOPTED_S = 3_600.0  # without a new block for so long, no copy of that move goes on
 COMMIT_WAIT_S = 8.0  # for whoever holds a copy of the agent here
 ABORTED_MAX = 1_024  # remembered; a commit later than that many aborts is caught by its epoch
@@ -45,7 +49,14 @@ ABORTED_MAX = 1_024  # remembered; a commit later than that many aborts is caugh
 
 async def copy_blocks(node: "Node", call: CopyBlocks) -> Copied:
     """Fetch, verify and publish the offered record's blocks that are not here yet."""
-    return await _copy(node, call, _checked(node, call.offer.manifest))
+    record = _checked(node, call.offer.manifest)
+    try:
+        copied = await _copy(node, call, record)
+        if call.offer.live or call.migration in node.arrivals:
+            await node.arrivals.extend(call.migration, record)
+    finally:
+        await _forget_if_aborted(node, call.migration)
+    return copied
 
 
 async def _copy(node: "Node", call: CopyBlocks, record: Manifest) -> Copied:
@@ -54,16 +65,10 @@ async def _copy(node: "Node", call: CopyBlocks, record: Manifest) -> Copied:
         spare_only = call.urgency is Urgency.PREFETCH  # then no owned agent may go for it
         await node.reclaim.make_room(record.tenant, missing_bytes, spare_only=spare_only)
     try:
-        copied = await node.in_fetcher(lambda: _fetch(node, call, record))
-        if call.offer.live or call.migration in node.arrivals:
-            await node.arrivals.extend(call.migration, record)
+        return await node.in_fetcher(lambda: _fetch(node, call, record))
     except UnauthorizedError as error:  # towards the router this would be about its own secret
         message = f"{call.source} does not offer the agent any more ({error.message})"
         raise ConflictError(message, code=error.code) from None
-    finally:
-        if call.migration in node.aborted:  # meanwhile: what came after that is in nobody's way
-            await forget(node, call.migration)
-    return copied
 
 
 def _checked(node: "Node", raw: bytes) -> Manifest:
@@ -115,6 +120,12 @@ def _fetch(node: "Node", call: CopyBlocks, record: Manifest) -> Copied:
     )
 
 
+async def _forget_if_aborted(node: "Node", migration: MigrationId) -> None:
+    """Let go of what came after a move was given up: it is in nobody's way."""
+    if migration in node.aborted:
+        await forget(node, migration)
+
+
 async def forget(node: "Node", migration: MigrationId) -> None:
     """Let go of a migration that came to nothing, and refuse to commit it later."""
     async with node.deciding:  # a commit under way ends first: who asks then is told of it
@@ -162,7 +173,10 @@ async def commit(node: "Node", call: CommitMigration) -> Committed:
     copied = NOTHING_COPIED
     if _committed(node, call, record) is None:
         tail = CopyBlocks(call.migration, call.source, call.offer, Urgency.MIGRATION_TAIL)
-        copied = await _copy(node, tail, record)
+        try:
+            copied = await _copy(node, tail, record)
+        finally:
+            await _forget_if_aborted(node, call.migration)
     try:
         view = await _decide(node, call, record)
     finally:
@@ -203,6 +217,16 @@ def _committed(node: "Node", call: CommitMigration, record: Manifest) -> AgentVi
     return None
 
 
+async def _load_tail(node: "Node", migration: MigrationId, record: Manifest) -> None:
+    """Read the end of what arrives to memory, if its beginning is there."""
+    if migration not in node.arrivals:
+        return
+    try:
+        await node.arrivals.extend(migration, record)
+    except (FabricError, OSError) as error:  # then the next turn restores it
+        _log.warning("the end of an agent on its way in was not loaded: %s", error)
+
+
 async def _commit(node: "Node", call: CommitMigration, record: Manifest) -> AgentView:
     repeated = _committed(node, call, record)
     if repeated is not None:
@@ -221,7 +245,11 @@ async def _commit(node: "Node", call: CommitMigration, record: Manifest) -> Agen
         message = "not all of the agent's blocks have arrived"
         raise ConflictError(message, code="blocks_missing")
     previous = agent.saved if agent is not None else None
-    await node.in_worker(lambda: node.store.publish(owned, previous))
+    loading = asyncio.create_task(_load_tail(node, call.migration, record))
+    try:
+        await node.in_worker(lambda: node.store.publish(owned, previous))
+    finally:
+        await loading
     if agent is None:
         agent = Agent(owned)
     agent.manifest = agent.saved = owned

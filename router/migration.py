@@ -90,6 +90,7 @@ class Migration:
         self._target = fleet.link(target)
         self._sealed_s = 0.0
         self.is_committed = False  # once the gate is open again
+        self.commit_sent = asyncio.Event()  # or never will be
         self._is_undecided = False  # a commit was sent, and nobody knows what became of it
 
     async def run(self) -> MigrationReceipt:
@@ -104,6 +105,7 @@ class Migration:
         else:
             self.is_committed = True
         finally:
+            self.commit_sent.set()
             self.gate.set()
         committed_s = self._fleet.clock.monotonic_s()
         self._note_owner()
@@ -187,6 +189,7 @@ class Migration:
         self._fleet.directory.promise(self._key, epoch)
         call = CommitMigration(self._name, self._source.name, final, epoch)
         self._is_undecided = True
+        asyncio.get_running_loop().call_soon(self.commit_sent.set)  # behind the call below
         try:
             committed = await self._target.call(call, Committed, COMMIT_TIMEOUT_S)
         except FabricError as error:

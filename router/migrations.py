@@ -43,6 +43,12 @@ class Migrations:
         migration = self._running.get(key)
         return migration.heading if migration is not None else None
 
+    async def commit_sent(self, key: Key) -> None:
+        """Let the call that decides a move go first: who is headed there waits for its answer."""
+        migration = self._running.get(key)
+        if migration is not None:
+            await migration.commit_sent.wait()
+
     async def landed(self, key: Key, heading: Heading) -> bool:
         """Wait for the end of a move; say whether the agent went where it was headed."""
         migration = self._running.get(key)

@@ -197,6 +197,7 @@ class Turns:
         heading = self._migrations.heading(key)
         if heading is None:
             return None
+        await self._migrations.commit_sent(key)
         target = Target(heading.node, heading.epoch, waits=True)
         landed = asyncio.create_task(self._migrations.landed(key, heading))
         try:
