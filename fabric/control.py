@@ -4,6 +4,7 @@ Each call is one dataclass in and one out, as msgpack bytes, so that whatever ca
 (a Ray actor call, a test) never decodes anything but this file's types.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -361,6 +362,13 @@ _NAMES: dict[type, str] = {call: name for name, (call, _) in CALLS.items()}
 def encode_call(call: object) -> bytes:
     """Encode any call of `CALLS`."""
     return pack(Envelope(_NAMES[type(call)], pack(call)))
+
+
+def is_call(raw: bytes, kind: type) -> bool:
+    """Say whether an encoded call is a `kind`, without decoding what is in it."""
+    with suppress(RejectedError):
+        return unpack(Envelope, raw).name == _NAMES[kind]
+    return False
 
 
 def decode_call(raw: bytes) -> tuple[str, object]:

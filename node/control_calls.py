@@ -1,5 +1,6 @@
 """Answer the router's control calls on the node's event loop."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -25,12 +26,14 @@ from fabric.control import (
     encode_reply,
 )
 from fabric.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
-from fabric.errors import FabricError
+from fabric.errors import FabricError, RejectedError
 from fabric.links import MeetPeers
 from node import copies, draining, eviction, migration_source, migration_target, pins
 from node.http_server import error_reply
 from node.node import Node
 
+_ELSEWHERE = RejectedError("this call does not travel over HTTP", code="unknown_call")
+_LIMIT_S = 3600.0  # a copy may take long; the caller has its own, shorter limit
 _log = logging.getLogger(__name__)
 
 
@@ -61,11 +64,14 @@ class ControlCalls:
             Stop: self._stop,
         }
 
-    async def answer(self, raw: bytes) -> bytes:
-        """Decode, carry out and answer one call; errors go back as data."""
+    async def answer(self, raw: bytes, among: tuple[type, ...] = ()) -> bytes:
+        """Decode, carry out and answer one call, if it is `among` these; errors go back as data."""
         try:
             _, call = decode_call(raw)
-            return encode_reply(await self._answers[type(call)](call))
+            if among and not isinstance(call, among):
+                return encode_reply(error_reply(_ELSEWHERE))
+            async with asyncio.timeout(_LIMIT_S):
+                return encode_reply(await self._answers[type(call)](call))
         except FabricError as error:
             return encode_reply(error_reply(error))
         except Exception as error:  # noqa: BLE001 - nothing may end the loop

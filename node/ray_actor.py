@@ -11,14 +11,13 @@ import importlib
 import logging
 import secrets
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from fabric.codec import unpack
-from fabric.control import ErrorReply, Stop, decode_call, encode_reply
+from fabric.control import ErrorReply, Stop, encode_reply, is_call
 from fabric.errors import FabricError
 from fabric.ids import parse_node_name
 from fabric.settings import NodeSettings
@@ -69,7 +68,6 @@ class NodeActor:
     ) -> None:
         self._service: Any = None
         self._refusal: ErrorReply | None = _refusal(LOADING, "the model is loading")
-        self._pool = ThreadPoolExecutor(CONTROL_CALLS_MAX, thread_name_prefix="control")
         arguments = (name, data_dir, model, host, cluster_key, settings, service_module)
         self._origin = origin_of(*arguments)
         threading.Thread(target=self._start, args=arguments, name="start", daemon=True).start()
@@ -77,23 +75,19 @@ class NodeActor:
     @ray.method(concurrency_group="control")
     async def control(self, raw: bytes) -> bytes:
         """Answer one control call; blocks nobody else for as long as it takes."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._answer, raw)
+        refusal = self._refusal
+        if refusal is not None:
+            return encode_reply(refusal)
+        reply = bytes(await asyncio.wrap_future(self._service.control(raw)))
+        if is_call(raw, Stop):
+            self._refusal = _refusal(STOPPING, "the node has stopped")
+            await asyncio.to_thread(self._service.stop)
+        return reply
 
     @ray.method(concurrency_group="control")
     async def origin(self) -> bytes:
         """Tell what it was started with; Ray restarts it with the same for ever."""
         return self._origin
-
-    def _answer(self, raw: bytes) -> bytes:
-        refusal = self._refusal
-        if refusal is not None:
-            return encode_reply(refusal)
-        reply = bytes(self._service.control(raw))
-        if _is_stop(raw):
-            self._refusal = _refusal(STOPPING, "the node has stopped")
-            self._service.stop()
-        return reply
 
     def _start(
         self,
@@ -153,10 +147,3 @@ def _refusal(code: str, message: str) -> ErrorReply:
         message=message,
         retry_after_s=retry_after_s,
     )
-
-
-def _is_stop(raw: bytes) -> bool:
-    try:
-        return isinstance(decode_call(raw)[1], Stop)
-    except FabricError:
-        return False

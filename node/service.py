@@ -17,6 +17,7 @@ import uvicorn
 
 from fabric.control import SelfTest, encode_reply
 from fabric.errors import FatalError, RetryLaterError
+from fabric.hasty_calls import HASTY
 from fabric.limits import CONTROL_TIMEOUT_S
 from fabric.links import AddressScope, scope_of
 from fabric.spec_file import SpecRecord
@@ -29,6 +30,7 @@ from node.engine_thread import EngineThread
 from node.erased import DIRECTORY as ERASED
 from node.erased import Erased
 from node.folder_spec import keep_spec
+from node.hasty_http import HastyHttp
 from node.hibernation_http import HibernationHttp
 from node.http_server import build_app, error_reply
 from node.link_ping import Caller
@@ -51,7 +53,9 @@ from node.transfer_server import TransferServer
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 WORKERS = 8
-_CONTROL_TIMEOUT_S = 3600.0  # a copy may take long; the caller has its own, shorter limit
+_NOT_READY = encode_reply(
+    error_reply(RetryLaterError("the node is starting or stopping", code="loading"))
+)
 _UNTESTED = SelfTest(passed=False, detail="not run yet", seconds=0.0)
 
 __all__ = ["NodeConfig", "NodeService"]
@@ -102,13 +106,17 @@ class NodeService:
         self._prober = LinkProber(self._node.links, caller.measure, self._node.clock, follow)
         self._prober.start()
 
-    def control(self, raw: bytes) -> bytes:
+    def control(self, raw: bytes) -> Future[bytes]:
         """Answer one control call; callable from any thread."""
+        if self._calls is None:  # and perhaps there is no loop any more
+            refused: Future[bytes] = Future()
+            refused.set_result(_NOT_READY)
+            return refused
+        return self._on_loop(self._calls.answer(raw))
+
+    async def _hasty(self, raw: bytes) -> bytes:
         calls = self._calls
-        if calls is None:
-            message = "the node is starting or stopping"
-            return encode_reply(error_reply(RetryLaterError(message, code="loading")))
-        return self._on_loop(calls.answer(raw)).result(_CONTROL_TIMEOUT_S)
+        return _NOT_READY if calls is None else await calls.answer(raw, HASTY)
 
     def stop(self) -> None:
         """Save everything and end all threads."""
@@ -211,7 +219,9 @@ class NodeService:
         listener = socket.create_server((self._config.host, 0))
         host, port = listener.getsockname()[:2]
         node.http_url = f"http://{host}:{port}"
-        app = build_app(self._config.cluster_key, node.generate, HibernationHttp(node).routes())
+        hasty = HastyHttp(node.name, self._config.cluster_key, self._hasty)
+        more = [*HibernationHttp(node).routes(), *hasty.routes()]
+        app = build_app(self._config.cluster_key, node.generate, more)
         server = uvicorn.Server(
             uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
         )

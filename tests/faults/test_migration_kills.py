@@ -266,7 +266,7 @@ async def test_messages_that_come_twice_or_late(tmp_path, seed):
         chance.shuffle(late)
         for message in late:
             service = world.macs[message.to].service
-            await asyncio.to_thread(service.control, message.raw)
+            await asyncio.wrap_future(service.control(message.raw))
         after = await move.recover()
 
     assert owner.node == after.node == move.target

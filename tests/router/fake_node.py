@@ -28,6 +28,7 @@ from fabric.generation import (
     Resumption,
     encode_event,
 )
+from fabric.hasty_calls import HASTY_PATH, NODE_HEADER
 from fabric.manifest import OwnerState
 from router.node_link import NodeLostError
 from tests.router.fake_control import FakeControl
@@ -47,6 +48,7 @@ class FakeNode(FakeControl):
         self.blocks: set[str] = set()
         self.requests: list[GenerateRequest] = []
         self.calls: Counter[str] = Counter()
+        self.hasty: list[str] = []  # of those, what came over HTTP
         self.cancelled = 0
         self.finished = 0
         self.running = 0
@@ -67,6 +69,7 @@ class FakeNode(FakeControl):
     async def start(self):
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post(GENERATE_PATH, self._generate)
+        app.router.add_post(HASTY_PATH, self._hasty)
         for path, answer in self.more_routes.items():
             app.router.add_post(path, answer)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -96,6 +99,17 @@ class FakeNode(FakeControl):
         await self.start()
 
     # --- control -----------------------------------------------------------------------------
+
+    async def _hasty(self, request):
+        assert request.headers[CLUSTER_HEADER] == http_secret(self.cluster_key)
+        assert request.headers[NODE_HEADER] == self.name
+        raw = await request.read()
+        self.hasty.append(decode_call(raw)[0])
+        try:
+            return web.Response(body=await self(raw))
+        except NodeLostError:
+            request.transport.abort()
+            raise
 
     async def __call__(self, raw):
         name, call = decode_call(raw)

@@ -5,7 +5,17 @@ import pytest
 from aiohttp import web
 
 from fabric.cluster_secret import http_secret
-from fabric.control import Describe, Done, ErrorReply, Flush, NodeView, encode_reply
+from fabric.control import (
+    Describe,
+    Done,
+    ErrorReply,
+    Flush,
+    NodeView,
+    Offer,
+    SealAgent,
+    encode_call,
+    encode_reply,
+)
 from fabric.errors import (
     ConflictError,
     FabricError,
@@ -15,6 +25,7 @@ from fabric.errors import (
     StaleEpochError,
 )
 from fabric.generation import Admitted, GenerateRequest, Identity, IdentityKind, Sampling
+from fabric.hasty_calls import NODE_HEADER
 from router.node_link import HttpNodeLink, NodeLostError, open_session
 from tests.router.fake_node import CLUSTER_KEY, FakeNode
 from tests.router.rig import until
@@ -204,3 +215,90 @@ async def test_a_reply_that_is_none_is_a_fault_of_the_node(raw):
 
     assert caught.value.status == 500
     assert caught.value.code == "bad_node_answer"
+
+
+SEAL = SealAgent("m-1", "default", "kim", 3, "node-b")
+
+
+def sealing(answer):
+    """A node whose route for calls in haste answers so; its Ray actor refuses."""
+    node = FakeNode("node-a")
+    node._hasty = answer
+    by_ray = ConflictError("asked by Ray")
+    node.does.fail = {"describe": by_ray, "seal_agent": by_ray}
+    return node
+
+
+async def test_only_calls_in_haste_travel_over_http():
+    async def answer(request):
+        assert request.headers[NODE_HEADER] == "node-a"
+        return web.Response(body=encode_reply(Offer(await request.read(), b"", ())))
+
+    async with Linked(sealing(answer)) as linked:
+        offer = await linked.link.call(SEAL, Offer)
+        with pytest.raises(ConflictError, match="by Ray"):
+            await linked.link.call(Describe(), NodeView)
+        linked.link.http_url = ""  # not told yet
+        with pytest.raises(ConflictError, match="by Ray"):
+            await linked.link.call(SEAL, Offer)
+
+    assert offer.manifest == encode_call(SEAL)
+
+
+@pytest.mark.parametrize("moment", ["before", "within"])
+async def test_a_call_in_haste_that_breaks_off_is_a_lost_one_and_not_repeated(moment):
+    asked = []
+
+    async def answer(request):
+        asked.append(await request.read())
+        response = web.StreamResponse(headers={"content-length": "100"})
+        if moment == "within":
+            await response.prepare(request)
+            await response.write(b"half")
+        request.transport.abort()
+        return response
+
+    async with Linked(sealing(answer)) as linked:
+        with pytest.raises(NodeLostError):
+            await linked.link.call(SEAL, Offer)
+
+    assert asked == [encode_call(SEAL)]
+
+
+async def test_an_answer_in_haste_has_a_limit(monkeypatch):
+    monkeypatch.setattr("router.node_link.BODY_BYTES_MAX", 1_000)
+
+    async def answer(_):
+        return web.Response(body=bytes(2_000))
+
+    async with Linked(sealing(answer)) as linked:
+        with pytest.raises(FabricError, match="over 1000 bytes") as caught:
+            await linked.link.call(SEAL, Offer)
+
+    assert caught.value.code == "bad_node_answer"
+
+
+async def test_a_call_in_haste_ends_with_its_nodes_lease(monkeypatch):
+    monkeypatch.setattr("router.node_link.WATCH_S", 0.02)
+    arrived, never = asyncio.Event(), asyncio.Event()
+
+    async def answer(_):
+        arrived.set()
+        await never.wait()
+
+    async with Linked(sealing(answer)) as linked:
+        sealed = asyncio.create_task(linked.link.call(SEAL, Offer))
+        await arrived.wait()
+        linked.is_lost = True
+        with pytest.raises(NodeLostError, match="silent"):
+            await sealed
+
+
+async def test_another_node_at_that_address_is_no_answer():
+    async def answer(_):
+        error = {"status": 421, "code": "wrong_node", "message": "another node"}
+        return web.json_response({"error": error}, status=421)
+
+    async with Linked(sealing(answer)) as linked:
+        with pytest.raises(RetryElsewhereError, match="another node"):
+            await linked.link.call(SEAL, Offer)

@@ -61,7 +61,7 @@ class RouterHost:
             return {NodeName(name): _Transport(world, node) for name, node in world.nodes.items()}
 
         def connect(name, transport, is_lost):
-            return HttpNodeLink(name, transport, session, "secret", is_lost)
+            return HttpNodeLink(name, transport, session, "secret", is_lost, hastens=False)
 
         clock = SimClock(world.loop, 1e6 * self.incarnation)
         fleet = Fleet(roster, connect, clock)

@@ -84,7 +84,7 @@ class LocalFabric:
             if name in self._down:
                 message = f"{name} is being restarted"
                 raise NodeLostError(message)
-            return await asyncio.to_thread(self.services[name].control, raw)
+            return await asyncio.wrap_future(self.services[name].control(raw))
 
         return send
 

@@ -132,7 +132,8 @@ class World:
             return {NodeName(name): self._transport(name, alive) for name in self.macs}
 
         def connect(name: NodeName, transport: Any, is_lost: Callable[[], bool]) -> HttpNodeLink:
-            return HttpNodeLink(name, transport, self._session, http_secret(KEY), is_lost)
+            secret = http_secret(KEY)  # and every call by the transport, for `meddle` to see
+            return HttpNodeLink(name, transport, self._session, secret, is_lost, hastens=False)
 
         fleet = Fleet(roster, connect, ScaledClock(), beat_s=BEAT_S / SCALE)
         self.services = assemble(fleet, RouterSettings(takeover_after_s=0.3), KEY)
@@ -155,7 +156,7 @@ class World:
             if not alive[0] or service is None or name in self.deaf:
                 message = f"{name} does not answer"
                 raise NodeLostError(message)
-            reply = await asyncio.to_thread(service.control, raw)
+            reply = await asyncio.wrap_future(service.control(raw))
             if not alive[0] or self.macs[name].service is not service or name in self.mute:
                 message = f"the answer of {name} was lost"
                 raise NodeLostError(message)

@@ -39,6 +39,7 @@ from node.service import NodeConfig, NodeService
 
 T = TypeVar("T")
 KEY = bytes(range(32))
+CALL_S = 600.0
 TENANT = TenantId("default")
 _operations = itertools.count()
 _incarnations = itertools.count(1)
@@ -102,7 +103,7 @@ def running(
 
 def call(service: NodeService, message: object, kind: type[T]) -> T:
     """Make one control call; raise what the node answered."""
-    reply = decode_reply(kind, service.control(encode_call(message)))
+    reply = decode_reply(kind, service.control(encode_call(message)).result(CALL_S))
     if isinstance(reply, ErrorReply):
         error = FabricError(reply.message, code=reply.code)
         error.status = reply.status

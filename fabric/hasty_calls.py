@@ -1,0 +1,13 @@
+"""Control calls that a client's next token waits for: they travel as the tokens do, over HTTP.
+
+A call of a Ray actor and its answer take 3.7 ms where a request over HTTP takes 1.8 (two shared
+cores, 35 kB), and a move makes two of them while its agent is silent.
+"""
+
+from typing import Final
+
+from fabric.control import CommitMigration, SealAgent
+
+HASTY: Final = (SealAgent, CommitMigration)
+HASTY_PATH: Final = "/internal/control"
+NODE_HEADER: Final = "x-macfabric-node"  # whom the call is meant for: an address may change hands
