@@ -5,6 +5,7 @@ The model's name is its script: "loads:2.5" takes that long, "broken:why" fails 
 
 import os
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +54,12 @@ class NodeService:
             pass
         self._note("start")
 
-    def control(self, raw: bytes) -> bytes:
+    def control(self, raw: bytes) -> Future[bytes]:
+        reply: Future[bytes] = Future()
+        reply.set_result(self._answer(raw))
+        return reply
+
+    def _answer(self, raw: bytes) -> bytes:
         _, call = decode_call(raw)
         if isinstance(call, Describe):
             return encode_reply(self._view())
