@@ -142,6 +142,7 @@ class Clients:
             except HungUpError:
                 world.note(f"{talk.name}: hangs up")
                 hang_up_after = None
+                deadline_s = world.loop.now_s + patience_s  # it was served, and chose to go
                 await asyncio.sleep(talk.random.random())
             else:
                 return True
