@@ -2,18 +2,21 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from node.mlx.engine import Engine
 from tests.support.architectures import ARCHITECTURES
 from tests.support.local_fabric import LocalFabric, local_fabric
 from tests.support.tiny_models import write_model
 
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 12}
 ASKED = [SYSTEM, {"role": "user", "content": "größer 東京 naïve"}]
+STEP_S = 0.02
 # Plain, windowed with shared layers, recurrent beside attention: each goes on without a rewind.
 CLASSES = ("llama", "gemma4_text", "qwen3_5")
 WAYS: dict[str, dict[str, Any]] = {
@@ -65,9 +68,21 @@ def stream(
     return texts, logprobs, count, receipts
 
 
+def decode_slowly(monkeypatch):
+    """Let every step last, so that no answer is over before its agent moves."""
+    launch = Engine.launch
+
+    def slow(self, slots):
+        time.sleep(STEP_S)
+        launch(self, slots)
+
+    monkeypatch.setattr(Engine, "launch", slow)
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_a_moving_stream_is_the_stream_that_stayed(fabric, way):
+def test_a_moving_stream_is_the_stream_that_stayed(fabric, way, monkeypatch):
     stayed = stream(fabric, f"calm-{way}", (), **WAYS[way])
+    decode_slowly(monkeypatch)
     moved = stream(fabric, f"moving-{way}", (3,), **WAYS[way])
 
     receipts = moved[3]
