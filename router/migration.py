@@ -88,6 +88,11 @@ class Migration:
         self._holding = holding
         self._source = fleet.link(holding.node)
         self._target = fleet.link(target)
+        # Above an epoch given to a node that nothing came of: it may wake up and claim it. While
+        # a turn is on its way there, the commit is refused instead.
+        is_given = fleet.directory.reservation(key) is not None
+        given = 0 if is_given else fleet.directory.issued(key)
+        self._epoch = max(holding.epoch, given) + 1
         self._sealed_s = 0.0
         self.is_committed = False  # once the gate is open again
         self.commit_sent = asyncio.Event()  # or never will be
@@ -114,7 +119,7 @@ class Migration:
             agent=self._key[1],
             source=self._source.name,
             target=self._target.name,
-            epoch=self._holding.epoch + 1,
+            epoch=self._epoch,
             blocks_sent=first.blocks_sent + tail.blocks_sent,
             # The tail's offer names every block: those of the first copy are no reuse.
             blocks_reused=max(0, tail.blocks_reused - first.blocks_sent),
@@ -128,7 +133,7 @@ class Migration:
         """Where the agent will go on, while it may be served nowhere."""
         if self.gate.is_set():
             return None
-        return Heading(self._name, self._target.name, self._holding.epoch + 1)
+        return Heading(self._name, self._target.name, self._epoch)
 
     async def _offer(self) -> Offer:
         tenant, agent = self._key
@@ -182,12 +187,11 @@ class Migration:
 
     async def _commit(self, final: Offer) -> Copied:
         """Have the target copy the tail and own the agent; return what it copied, if known."""
-        epoch = self._holding.epoch + 1
-        if self._fleet.directory.issued(self._key) >= epoch:
+        if self._fleet.directory.issued(self._key) >= self._epoch:
             message = "another node was given the agent meanwhile"
             raise StaleEpochError(message)
-        self._fleet.directory.promise(self._key, epoch)
-        call = CommitMigration(self._name, self._source.name, final, epoch)
+        self._fleet.directory.promise(self._key, self._epoch)
+        call = CommitMigration(self._name, self._source.name, final, self._epoch)
         self._is_undecided = True
         asyncio.get_running_loop().call_soon(self.commit_sent.set)  # behind the call below
         try:
@@ -222,7 +226,7 @@ class Migration:
         listed = await self._target.call(ListAgents(), AgentList)
         return any(
             (item.view.tenant, item.view.agent) == self._key
-            and item.view.epoch > self._holding.epoch
+            and item.view.epoch >= self._epoch
             and item.view.state is not OwnerState.REPLICA
             for item in listed.agents
         )
@@ -249,13 +253,13 @@ class Migration:
 
     async def _step_down(self) -> None:
         """Make the source a replica at the epoch that the target may own, with all of it kept."""
-        epoch, source = self._holding.epoch + 1, self._source.name
+        source = self._source.name
         _LOG.warning("migration %s: nobody can say whether it was committed", self._name)
-        call = ReleaseAgent(self._name, *self._key, epoch, source)
+        call = ReleaseAgent(self._name, *self._key, self._epoch, source)
         await self._step_source_down(call)
 
     async def _release(self) -> None:
-        call = ReleaseAgent(self._name, *self._key, self._holding.epoch + 1, self._target.name)
+        call = ReleaseAgent(self._name, *self._key, self._epoch, self._target.name)
         await self._step_source_down(call)
 
     async def _step_source_down(self, call: ReleaseAgent) -> None:
@@ -265,7 +269,7 @@ class Migration:
             self._note(self._source.name, call.epoch, OwnerState.REPLICA)
 
     def _note_owner(self) -> None:
-        self._note(self._target.name, self._holding.epoch + 1, OwnerState.OWNED)
+        self._note(self._target.name, self._epoch, OwnerState.OWNED)
 
     def _note(self, node: NodeName, epoch: int, state: OwnerState) -> None:
         now_s, group = self._fleet.clock.monotonic_s(), self._holding.group

@@ -225,6 +225,33 @@ async def test_an_owner_that_returns_is_asked_above_a_successor_that_never_serve
     assert second.headers["x-macfabric-epoch"] == third.headers["x-macfabric-epoch"] == "3"
 
 
+async def test_an_idle_agent_whose_successor_never_served_moves_above_it():
+    async with rig() as made:
+        first = await made.chat(LONG, agent="alice")
+        old = made[node_of(first)]
+        target = next(node for node in made.nodes.values() if node is not old)
+        made.fleet.directory.issue(("default", "alice"), 7)
+        moved = await made.http().post("/v1/agents/alice/migrate", json={"to": target.name})
+        second = await made.chat(LONG, "x", "y", agent="alice")
+
+    assert (moved.status_code, moved.json()["epoch"]) == (200, 8)
+    assert node_of(second) == target.name
+    assert second.headers["x-macfabric-epoch"] == "8"
+
+
+async def test_an_agent_that_another_node_takes_over_does_not_move():
+    async with rig() as made:
+        first = await made.chat(LONG, agent="alice")
+        old, key = made[node_of(first)], ("default", "alice")
+        target = next(node for node in made.nodes.values() if node is not old)
+        made.fleet.directory.reserve(key, target.name, 2)  # as a turn does that is on its way
+        moved = await made.http().post("/v1/agents/alice/migrate", json={"to": target.name})
+
+    assert moved.status_code == 503
+    assert old.memory[key].state is OwnerState.OWNED
+    assert key not in target.memory
+
+
 async def test_a_conversation_found_below_the_last_epoch_is_asked_by_name_above_it():
     async with rig(names="ab") as made:
         first = await made.chat(LONG)
