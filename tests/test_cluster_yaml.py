@@ -167,7 +167,7 @@ class Mac:
     def log(self, program: str) -> tuple[list[str], dict[str, str]]:
         """Return the arguments and Ray's switches that `program` was last started with."""
         path = self.home / f"{program}.log"
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while not path.exists():
             assert time.monotonic() < deadline_s, f"{program} was not started"
             time.sleep(0.02)

@@ -135,13 +135,13 @@ async def _stop(server, serving):
         connection.transport.abort()
     await asyncio.sleep(0)
     tasks = list(server.server_state.tasks)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await asyncio.gather(*tasks, return_exceptions=True)
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
 
 
-async def until(condition, timeout_s=15.0):
+async def until(condition, timeout_s=60.0):
     """Wait for a condition of the test's world."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - a test's condition may be anything

@@ -135,7 +135,7 @@ class World:
         self.process.stdout.close()
 
 
-def wait_for(condition, timeout_s=20.0):
+def wait_for(condition, timeout_s=90.0):
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"

@@ -103,7 +103,7 @@ class LocalFabric:
 
     def await_agents(self) -> None:
         """Wait until the router sees every node ready."""
-        for _ in range(100):
+        for _ in range(600):
             nodes = self.http.get("/v1/nodes").json()["data"]
             want = {s.node.config.incarnation for s in self.services.values()}
             if {node["incarnation"] for node in nodes if node["state"] == "ready"} == want:

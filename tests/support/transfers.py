@@ -144,9 +144,9 @@ def part(ref, offset=0, length=None):
 @contextmanager
 def dialled(port):
     """A bare connection to a server: as frames, and as a socket."""
-    sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+    sock = socket.create_connection(("127.0.0.1", port), timeout=30)
     channel = Channel(sock, time.monotonic, 5.0)
-    sock.settimeout(5)
+    sock.settimeout(30)
     try:
         yield channel, sock
     finally:
