@@ -119,7 +119,7 @@ def test_end_kills_what_does_not_listen(spawn):
     began_s = time.monotonic()
 
     assert end([identify(popen.pid)], 0.2) == []
-    assert time.monotonic() - began_s < 3
+    assert time.monotonic() - began_s < 30
     assert popen.wait() == -signal.SIGKILL
 
 

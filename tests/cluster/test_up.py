@@ -143,7 +143,7 @@ def test_down_ends_what_a_crash_left(tmp_path):
         assert json.loads(done.stdout) == {"was": "crashed", "ended": 1, "data": str(tmp_path)}
         assert left.wait(60) == -signal.SIGTERM
         assert stranger.poll() is None
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 25
     finally:
         for popen in (left, stranger):
             popen.kill()

@@ -126,11 +126,13 @@ def test_an_unreachable_address_is_passed_over(shelf, server, port):
     refs = [shelf.add(MIB)]
     began_s = time.monotonic()
 
-    report, catch = fetch([loopback(closed_port()), loopback(port)], offer(server, refs), refs)
+    patience = replace(HASTE, connect_s=60.0)
+    addresses = [loopback(closed_port()), loopback(port)]
+    report, catch = fetch(addresses, offer(server, refs), refs, patience=patience)
 
     assert_arrived(shelf, refs, catch)
     assert report.resumed == 0
-    assert time.monotonic() - began_s < HASTE.connect_s
+    assert time.monotonic() - began_s < patience.connect_s
 
 
 def test_a_link_that_dies_mid_block_hands_over_to_the_next(shelf, server, port):
@@ -152,7 +154,7 @@ def test_a_listener_that_says_nothing_costs_one_handshake(shelf, server, port):
         report, catch = fetch(addresses, offer(server, refs), refs, patience=BRIEF)
 
     assert_arrived(shelf, refs, catch)
-    assert BRIEF.handshake_s <= report.seconds < 5 * BRIEF.handshake_s
+    assert BRIEF.handshake_s <= report.seconds < HASTE.handshake_s
 
 
 def test_a_peer_that_stalls_mid_block_is_dropped_and_resumed(shelf, server, port):
@@ -189,7 +191,7 @@ def test_gives_up_when_nobody_listens(shelf, server):
     with pytest.raises(RetryLaterError, match="mac-a sends nothing"):
         fetch([loopback(closed_port())], offer(server, refs), refs)
 
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < HASTE.slice_s
 
 
 def test_gives_up_when_bytes_only_drip(shelf, server, port):

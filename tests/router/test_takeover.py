@@ -66,7 +66,7 @@ async def test_a_lost_owner_is_succeeded_at_the_next_epoch():
     assert second.status_code == 200
     assert node_of(second) != node_of(first)
     assert second.headers["x-macfabric-epoch"] == "2"
-    assert 0.3 <= waited_s < 2
+    assert 0.3 <= waited_s < 10
     assert node_of(third) == node_of(second)
     assert third.headers["x-macfabric-match"] == "extend"
 
