@@ -47,7 +47,8 @@ class Landing:
         Called before they are noted as landed, so never beside `check`; and as no two streams
         hold the same range, only one can be where the hash stands.
         """
-        if offset == self._hash.hashed_bytes and self._view is not None:
+        assert self._view is not None, "bytes that came have a buffer"
+        if offset == self._hash.hashed_bytes:
             self._hash.update(self._view[offset : offset + length])
 
     def start_over(self) -> None:

@@ -108,11 +108,12 @@ class NodeService:
 
     def control(self, raw: bytes) -> Future[bytes]:
         """Answer one control call; callable from any thread."""
-        if self._calls is None:  # and perhaps there is no loop any more
+        calls = self._calls
+        if calls is None:  # and perhaps there is no loop any more
             refused: Future[bytes] = Future()
             refused.set_result(_NOT_READY)
             return refused
-        return self._on_loop(self._calls.answer(raw))
+        return self._on_loop(calls.answer(raw))
 
     async def _hasty(self, raw: bytes) -> bytes:
         calls = self._calls

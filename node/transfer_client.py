@@ -25,8 +25,8 @@ from node.fetch_work import Allocate, Done, FetchWork, landings_of
 from node.link_book import LinkBook, NominalLinks
 from node.peer import Patience, Peer
 
-STREAM_BYTES_MIN = 8 * MIB
-STRIPE_BYTES_MIN = 4 * MIB  # nor is a second link
+STREAM_BYTES_MIN = 8 * MIB  # less has come before a second stream of a link takes its part
+STRIPE_BYTES_MIN = 4 * MIB  # less is not worth a second link
 
 
 @dataclass(frozen=True, slots=True)

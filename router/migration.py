@@ -114,7 +114,7 @@ class Migration:
             self.gate.set()
         committed_s = self._fleet.clock.monotonic_s()
         self._note_owner()
-        await self._release()
+        await self._release(self._target.name)
         return MigrationReceipt(
             agent=self._key[1],
             source=self._source.name,
@@ -245,7 +245,7 @@ class Migration:
             has_committed = await self._decide()
         if has_committed:
             self._note_owner()
-            await self._release()
+            await self._release(self._target.name)
         elif self._is_undecided:
             await self._step_down()
         else:
@@ -253,20 +253,15 @@ class Migration:
 
     async def _step_down(self) -> None:
         """Make the source a replica at the epoch that the target may own, with all of it kept."""
-        source = self._source.name
         _LOG.warning("migration %s: nobody can say whether it was committed", self._name)
-        call = ReleaseAgent(self._name, *self._key, self._epoch, source)
-        await self._step_source_down(call)
+        await self._release(self._source.name)
 
-    async def _release(self) -> None:
-        call = ReleaseAgent(self._name, *self._key, self._epoch, self._target.name)
-        await self._step_source_down(call)
-
-    async def _step_source_down(self, call: ReleaseAgent) -> None:
+    async def _release(self, owner: NodeName) -> None:
         # Noted only once it is confirmed. If it is lost, or the source's disk refuses, the claim
         # that the source has listed stays, and the recovery round finds it and repeats the call.
+        call = ReleaseAgent(self._name, *self._key, self._epoch, owner)
         if await _try(self._source, self._source.call(call, Done)):
-            self._note(self._source.name, call.epoch, OwnerState.REPLICA)
+            self._note(self._source.name, self._epoch, OwnerState.REPLICA)
 
     def _note_owner(self) -> None:
         self._note(self._target.name, self._epoch, OwnerState.OWNED)

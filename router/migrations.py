@@ -38,16 +38,16 @@ class Migrations:
         """Say whether this router is moving the agent right now."""
         return key in self._running
 
-    def heading(self, key: Key) -> Heading | None:
-        """Say where a sealed agent goes on, unless its move comes to nothing."""
-        migration = self._running.get(key)
-        return migration.heading if migration is not None else None
+    async def heading(self, key: Key) -> Heading | None:
+        """Say where a sealed agent goes on, unless its move comes to nothing.
 
-    async def commit_sent(self, key: Key) -> None:
-        """Let the call that decides a move go first: who is headed there waits for its answer."""
+        The call that decides the move goes first: whoever is headed there waits for its answer.
+        """
         migration = self._running.get(key)
-        if migration is not None:
+        heading = migration.heading if migration is not None else None
+        if migration is not None and heading is not None:
             await migration.commit_sent.wait()
+        return heading
 
     async def landed(self, key: Key, heading: Heading) -> bool:
         """Wait for the end of a move; say whether the agent went where it was headed."""

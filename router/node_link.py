@@ -4,7 +4,8 @@ A call that is not answered may or may not have been executed; nothing here send
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
@@ -144,16 +145,13 @@ class HttpNodeLink:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Stream one turn's events; closing the generator cancels the turn."""
         headers = {"content-type": "application/json"}
-        try:
+        with self._breaking():
             async with await self.post(GENERATE_PATH, dump_json(request), headers) as response:
                 async for line in self._lines(response.content):
                     event = _event(line, self.name)
                     yield event
                     if isinstance(event, (Finished, HandedOver, Failed)):
                         return
-        except (aiohttp.ClientError, OSError) as error:
-            text = f"the connection to {self.name} broke ({type(error).__name__})"
-            raise NodeLostError(text) from None
         text = f"{self.name} ended the stream without a last event"
         raise NodeLostError(text)
 
@@ -164,17 +162,23 @@ class HttpNodeLink:
         if not self.http_url:
             text = f"{self.name} has not told its address yet"
             raise NodeLostError(text)
-        try:
+        with self._breaking():
             response = await self._unless_lost(self._post(path, data, headers))
             if response.status != HTTPStatus.OK:
                 try:
                     raise await _refusal(response)
                 finally:
                     response.close()  # also what is still being sent
+        return response
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Take a connection that breaks for the loss of the node."""
+        try:
+            yield
         except (aiohttp.ClientError, OSError) as error:
             text = f"the connection to {self.name} broke ({type(error).__name__})"
             raise NodeLostError(text) from error
-        return response
 
     async def _post(
         self, path: str, data: bytes | AsyncIterator[bytes], headers: Mapping[str, str]
@@ -190,16 +194,13 @@ class HttpNodeLink:
         """Make one control call on a connection of its own, on which nothing is sent twice."""
         headers = {"content-type": "application/msgpack", NODE_HEADER: self.name}
         reply = bytearray()
-        try:
+        with self._breaking():
             async with await self.post(HASTY_PATH, raw, headers) as response:
                 async for chunk in response.content.iter_any():
                     reply += chunk
                     if len(reply) > BODY_BYTES_MAX:
                         message = f"an answer of {self.name} is over {BODY_BYTES_MAX} bytes"
                         raise FabricError(message, code="bad_node_answer")
-        except (aiohttp.ClientError, OSError) as error:
-            text = f"the connection to {self.name} broke ({type(error).__name__})"
-            raise NodeLostError(text) from error
         return bytes(reply)
 
     async def _lines(self, content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -194,10 +194,9 @@ class Turns:
 
     async def _sent_ahead(self, turn: Turn, key: Key) -> Standing | None:
         """Let a handed-over turn wait where its agent is headed while the move is committed."""
-        heading = self._migrations.heading(key)
+        heading = await self._migrations.heading(key)
         if heading is None:
             return None
-        await self._migrations.commit_sent(key)
         target = Target(heading.node, heading.epoch, waits=True)
         landed = asyncio.create_task(self._migrations.landed(key, heading))
         try:

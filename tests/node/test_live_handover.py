@@ -103,6 +103,14 @@ def copy(source, target, offer):
     return call(target, CopyBlocks(move, source.node.name, offer), Copied)
 
 
+def copied_stream(source, target, agent, tokens=1):
+    """Begin an answer, and copy what there is of its agent after so many tokens."""
+    stream = Stream(source, agent)
+    stream.wait_for_token(tokens)
+    copy(source, target, call(source, move_call(OfferMigration, target, agent), Offer))
+    return stream
+
+
 def wait_for_a_turn_sent_ahead(service):
     deadline_s = time.monotonic() + 60
     while not service.node.landings.waiting_count:
@@ -153,9 +161,7 @@ def test_a_turn_is_copied_as_it_grows_and_goes_on_hot(nodes, calm):
 @one_class
 def test_an_aborted_move_leaves_no_memory_behind_and_the_source_goes_on(nodes, calm):
     a, b = nodes
-    stream = Stream(a, "staying")
-    stream.wait_for_token(1)
-    copy(a, b, call(a, move_call(OfferMigration, b, "staying"), Offer))
+    stream = copied_stream(a, b, "staying")
     assert b.node.arrivals.size_bytes > 0
     call(a, move_call(SealAgent, b, "staying"), Offer)
     abort = AbortMigration(move_of("staying"), TENANT, AgentId("staying"))
@@ -193,9 +199,7 @@ def test_an_abort_that_overtakes_the_seal_keeps_the_turn(nodes, calm):
 @one_class
 def test_memory_that_is_wanted_takes_arrivals_first_but_not_the_move(nodes, calm):
     a, b = nodes
-    stream = Stream(a, "squeezed")
-    stream.wait_for_token(1)
-    copy(a, b, call(a, move_call(OfferMigration, b, "squeezed"), Offer))
+    stream = copied_stream(a, b, "squeezed")
 
     async def squeeze():
         b.node.make_room(b.node.settings.hot_bytes)
@@ -230,9 +234,7 @@ def test_an_owner_that_lost_a_block_still_steps_down(nodes):
 @one_class
 def test_a_turn_sent_ahead_of_its_move_goes_on_once_it_is_committed(nodes, calm):
     a, b = nodes
-    stream = Stream(a, "ahead")
-    stream.wait_for_token(5)
-    copy(a, b, call(a, move_call(OfferMigration, b, "ahead"), Offer))
+    stream = copied_stream(a, b, "ahead", tokens=5)
     sealed = call(a, move_call(SealAgent, b, "ahead"), Offer)
     handed = stream.end()[-1]
     on = Stream(b, "ahead", handed.resume, epoch=2, after=move_of("ahead"))
