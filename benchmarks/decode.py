@@ -18,7 +18,7 @@ from benchmarks import workload
 from benchmarks.contest import contest, judged_clock, rate_ratios, rates
 from benchmarks.report import Limit, Report, say
 from benchmarks.workload import Geometry
-from fabric.generation import Sampling
+from fabric.turn.generation import Sampling
 from node.mlx.engine import Engine
 
 DESCRIPTION = "tokens per second of 8 agents, equal and unequal, against mlx-lm's own batch"

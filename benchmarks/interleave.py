@@ -18,15 +18,15 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 from benchmarks import workload
 from benchmarks.report import Limit, Report, say
 from benchmarks.workload import Geometry
-from fabric.generation import Sampling
+from fabric.turn.generation import Sampling
 from node.clock import SystemClock
-from node.engine_thread import EngineThread
+from node.engine.engine_thread import EngineThread
+from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
 from node.mlx.answer import Answer
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.engine import Engine
 from node.mlx.loaded_model import model_folder
 from node.mlx.resident_cache import ResidentCache
-from node.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
 
 DESCRIPTION = "a stream's token intervals and a warm request's wait while a prompt is computed"
 

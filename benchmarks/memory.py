@@ -16,10 +16,10 @@ from mlx.utils import tree_map
 from mlx_lm.utils import _get_classes
 
 from benchmarks.report import Limit, Report, say
-from fabric.cache_spec import NATIVE, CacheGroup, LayerSpec, ModelCacheSpec, SlotSpec
+from fabric.kvcache.cache_spec import NATIVE, CacheGroup, LayerSpec, ModelCacheSpec, SlotSpec
 from fabric.settings import KvBits
 from node.mlx.engine import Engine
-from node.mlx.probe import fit_engine
+from node.mlx.probe.probe import fit_engine
 from node.mlx.resident_cache import ResidentCache
 
 DESCRIPTION = "bytes per cached token and agents per Mac, computed and measured"

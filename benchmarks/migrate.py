@@ -16,13 +16,17 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
+from benchmarks.control_calls import measure_calls
 from benchmarks.report import Limit, Report, say
 
 DESCRIPTION = "an agent moved while it streams: every token once, the pause, and what it saves"
@@ -34,7 +38,7 @@ ROUNDS, QUICK_ROUNDS = 5, 1
 STEPS_MAX = 3
 GIGABIT_BYTES_PER_S = 118e6  # of payload on gigabit Ethernet
 PREFILL_RATIO_MIN = 10.0
-_START_S, _STOP_S = 120.0, 60.0
+_START_S, _STOP_S, _PATIENCE_S = 120.0, 60.0, 60.0
 _WORDS = ("river", "stone", "lantern", "copper", "meadow", "violin", "harbor", "winter", "orchard")
 
 
@@ -42,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare this benchmark's own options."""
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--model", default="recall")
+    parser.add_argument(
+        "--busy", type=int, default=0, help="repeat each move beside so many busy processes"
+    )
 
 
 @dataclass(slots=True)
@@ -77,13 +84,20 @@ def run(arguments: argparse.Namespace) -> Report:
     tokens = QUICK_TOKENS if arguments.quick else TOKENS
     with _fabric(arguments.model) as url:
         client = _Client(url, arguments.model)
-        moves = []
+        moves, crowded = [], []
         for index in range(rounds):
             # Another document each time: nothing of it is on the other node.
             move = _move_during(client, _messages(tokens, index), f"mover-{index}")
             moves.append(move)
-            say(f"{index + 1} of {rounds}: longest gap {max(move.answer.gaps_s):.3f} s")
-    return _report(moves)
+            said = f"longest gap {move.pause_s:.3f} s"
+            if arguments.busy:
+                messages = _messages(tokens, rounds + index)
+                with busy_processes(arguments.busy):
+                    crowded.append(_move_during(client, messages, f"crowded-{index}"))
+                said += f", beside busy processes {crowded[-1].pause_s:.3f} s"
+            say(f"{index + 1} of {rounds}: {said}")
+    report = _report(moves, measure_calls(quick=arguments.quick))
+    return report if not crowded else _with_crowded(report, moves, crowded, arguments.busy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +109,18 @@ class Move:
     answer: Stream
     receipt: dict[str, Any]
 
+    @property
+    def pause_s(self) -> float:
+        """The longest time without a token while it moved."""
+        return max(self.answer.gaps_s)
 
-def _report(moves: list[Move]) -> Report:
-    itl_s = statistics.median(gap for move in moves for gap in move.calm.gaps_s)
-    pauses_s = [max(move.answer.gaps_s) for move in moves]
+
+def _report(moves: list[Move], calls: dict[str, dict[str, float]]) -> Report:
+    itl_s = _itl_s(moves)
+    pauses_s = [move.pause_s for move in moves]
     pause_s = statistics.median(pauses_s)
     receipts = [move.receipt for move in moves]
-    allowed_s = STEPS_MAX * itl_s + _tail_bytes(receipts) / GIGABIT_BYTES_PER_S
+    allowed_s = _allowed_s(moves)
     wrong = sum(move.answer.text != move.calm.text for move in moves)
     sent = statistics.median(receipt["bytes_sent"] for receipt in receipts)
     shipped_s = pause_s + sent / GIGABIT_BYTES_PER_S
@@ -117,6 +136,7 @@ def _report(moves: list[Move]) -> Report:
             "whole move [s]": statistics.median(r["seconds"] for r in receipts),
             "bytes sent": sent,
             "prefill on the target [s]": cold_s,
+            "one call in haste": calls,
         },
         ratios={"prefill by pause and transfer at 1 Gbit/s": cold_s / shipped_s},
         limits=(
@@ -130,10 +150,47 @@ def _report(moves: list[Move]) -> Report:
     )  # fmt: skip
 
 
+def _with_crowded(report: Report, moves: list[Move], crowded: list[Move], busy: int) -> Report:
+    """Add what the same moves took beside busy processes; no limit judges these."""
+    quiet_s, pause_s = (statistics.median(m.pause_s for m in each) for each in (moves, crowded))
+    wrong = sum(move.answer.text != move.calm.text for move in crowded)
+    figures = {
+        "busy: ITL undisturbed [s]": _itl_s(crowded),
+        "busy: longest gap of a move [s]": pause_s,
+        "busy: longest gaps [s]": [move.pause_s for move in crowded],
+        "busy: sealed [s]": statistics.median(m.receipt["pause_seconds"] for m in crowded),
+    }
+    ratios = {
+        "longest gap by 3 steps and the tail's time": quiet_s / _allowed_s(moves),
+        "busy: longest gap by 3 steps (then) and the tail's time": pause_s / _allowed_s(crowded),
+        "busy: longest gap by 3 steps (else) and the tail's time": pause_s / _allowed_s(moves),
+        "longest gap, busy by else": pause_s / quiet_s,
+    }
+    return replace(
+        report,
+        parameters={**report.parameters, "busy processes": busy},
+        figures={**report.figures, **figures},
+        ratios={**report.ratios, **ratios},
+        limits=(
+            *report.limits,
+            Limit("busy: answers that differ from the undisturbed one", wrong, 0, is_least=False),
+        ),
+    )
+
+
+def _itl_s(moves: list[Move]) -> float:
+    return statistics.median(gap for move in moves for gap in move.calm.gaps_s)
+
+
+def _allowed_s(moves: list[Move]) -> float:
+    tail_s = _tail_bytes([move.receipt for move in moves]) / GIGABIT_BYTES_PER_S
+    return STEPS_MAX * _itl_s(moves) + tail_s
+
+
 def _tail_bytes(receipts: list[dict[str, Any]]) -> float:
     """Bytes that travel while the agent is sealed: the blocks of the answer so far."""
     per_block = [r["bytes_sent"] / max(1, r["blocks_sent"]) for r in receipts]
-    return statistics.median(per_block)
+    return float(statistics.median(per_block))
 
 
 def _messages(tokens: int, seed: int = 0) -> list[dict[str, str]]:
@@ -165,8 +222,9 @@ class _Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        out = Stream(began_s=time.perf_counter())
-        with self._post("/v1/chat/completions", body, {"x-agent-id": agent}) as answer:
+        answer, began_s = self._post("/v1/chat/completions", body, {"x-agent-id": agent})
+        out = Stream(began_s=began_s)
+        with answer:
             out.node = answer.headers["x-macfabric-node"]
             for line in answer:
                 if not line.startswith(b"data: {"):
@@ -188,16 +246,34 @@ class _Client:
                 out.times_s.append(time.perf_counter())
 
     def migrate(self, agent: str, target: str) -> dict[str, Any]:
-        with self._post(f"/v1/agents/{agent}/migrate", {"to": target}, {}) as answer:
+        answer, _ = self._post(f"/v1/agents/{agent}/migrate", {"to": target}, {})
+        with answer:
             return dict(json.load(answer))
 
-    def _post(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
+    def _post(
+        self, path: str, body: dict[str, Any], headers: dict[str, str]
+    ) -> tuple[HTTPResponse, float]:
+        """Return the answer and when it was asked for; come again where one is told to."""
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return self._post_once(path, body, headers)
+            except urllib.error.HTTPError as error:
+                if error.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline_s:
+                    raise
+                say(f"refused for now: {error.read().decode()}")
+                time.sleep(float(error.headers.get("retry-after", 1)))
+
+    def _post_once(
+        self, path: str, body: dict[str, Any], headers: dict[str, str]
+    ) -> tuple[HTTPResponse, float]:
+        began_s = time.perf_counter()
         request = urllib.request.Request(  # noqa: S310 - our own loopback endpoint
             self._url + path,
             json.dumps(body).encode(),
             {"content-type": "application/json", **headers},
         )
-        return urllib.request.urlopen(request, timeout=600)  # noqa: S310
+        return urllib.request.urlopen(request, timeout=600), began_s  # noqa: S310
 
 
 def _move_during(client: _Client, messages: list[dict[str, str]], agent: str) -> Move:
@@ -216,6 +292,20 @@ def _move_during(client: _Client, messages: list[dict[str, str]], agent: str) ->
     receipt = client.migrate(agent, target)
     listener.join()
     return Move(cold, calm, answers[0], receipt)
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Keep so many cores busy meanwhile."""
+    spin = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(100_000))"
+    command = [sys.executable, "-c", spin, str(os.getpid())]  # ends with this process at the latest
+    processes = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 @contextmanager

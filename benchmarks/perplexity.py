@@ -74,7 +74,7 @@ BITS = {FULL: 16.0, OURS: OWN_ROUNDING.bits_per_number} | {
 }
 
 
-class RoundedCache(KVCache):
+class RoundedCache(KVCache):  # type: ignore[misc]  # mlx-lm says nothing of its types
     """A full-precision cache of keys and values that were quantized once.
 
     Independent of the node's cache: attention sees the same values, by no shared code.
@@ -113,7 +113,8 @@ def window_losses(model: Any, window: np.ndarray, cache: list[Any] | None) -> np
     ids = mx.array(window)[None]
     logits = model(ids[:, :-1], cache=cache)
     losses = np.array(nn.losses.cross_entropy(logits, ids[:, 1:]))[0]
-    return losses.astype(np.float64)
+    exact: np.ndarray = losses.astype(np.float64)
+    return exact
 
 
 def cache_makers(loaded: LoadedModel) -> dict[str, Callable[[], list[Any] | None]]:

@@ -40,11 +40,12 @@ class Report:
     ratios: Mapping[str, float]
     limits: tuple[Limit, ...]
     notes: tuple[str, ...] = field(default=())  # what the figures do not show
+    is_judged: bool = True  # against the limits: a run of seconds is not
 
     @property
-    def met(self) -> bool:
-        """Whether every limit is met."""
-        return all(limit.met for limit in self.limits)
+    def met(self) -> bool | None:
+        """Whether every limit is met; None if nobody judges."""
+        return all(limit.met for limit in self.limits) if self.is_judged else None
 
 
 def environment() -> dict[str, Any]:
@@ -89,7 +90,7 @@ def as_record(name: str, report: Report) -> dict[str, Any]:
                 # JSON has no NaN.
                 "figure": limit.figure if math.isfinite(limit.figure) else None,
                 "bound": limit.bound,
-                "met": limit.met,
+                "met": limit.met if report.is_judged else None,
             }
             for limit in report.limits
         ],
@@ -114,7 +115,7 @@ def show(name: str, report: Report) -> None:
     print_pairs((key, _text(value)) for key, value in _flat({**plain, **report.ratios}))
     print()
     for limit in report.limits:
-        verdict = "met   " if limit.met else "MISSED"
+        verdict = ("met   " if limit.met else "MISSED") if report.is_judged else "limit "
         sign = "≥" if limit.is_least else "≤"
         print(f"{verdict}  {limit.statement}: {_text(limit.figure)} {sign} {_text(limit.bound)}")
     for note in report.notes:

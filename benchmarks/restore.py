@@ -20,15 +20,19 @@ import numpy as np
 
 from benchmarks.memory import GEOMETRIES, half_precision_spec
 from benchmarks.report import Limit, Report, say
-from fabric.cache_spec import ModelCacheSpec
 from fabric.ids import Fingerprint, TenantId
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.limits import BLOCK_TOKENS
-from node.agent_store import AgentStore, Stock
-from node.block_store import BlockStore
-from node.manifest_store import ManifestStore
 from node.mlx.resident_cache import ResidentCache
-from node.posix_disk import PosixDisk
-from node.staging import Place
+from node.store.agent_store import AgentStore
+from node.store.block_store import BlockStore
+from node.store.lent_payload import OpenPayload
+from node.store.manifest_store import ManifestStore
+from node.store.posix_disk import PosixDisk
+from node.store.staging import Place
+from node.store.stock import Stock
+from node.tiers.restore import load_blocks
 
 DESCRIPTION = "bytes from SSD to ready-to-decode, against a raw read of the same files"
 
@@ -56,12 +60,18 @@ class Library:
         """Bytes of cache that this many tokens are restored to."""
         return self.spec.kv_bytes(tokens_count)
 
+    def opened(self, ref: BlockRef) -> OpenPayload:
+        """Open a block's file."""
+        lent = self.store.blocks.open_payload(ref).payload
+        assert isinstance(lent, OpenPayload), "the folder is not encrypted"
+        return lent
+
     def drop(self, blocks_count: int) -> None:
         """Ask the system to forget the files' pages."""
         for ref in self.stock.full[:blocks_count]:
-            descriptor, _, _ = self.store.blocks.open_payload(ref)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
+            file = self.opened(ref)
+            os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            file.close()
 
     def can_drop(self) -> bool:
         """Say whether the system forgets when asked; asking about a page reads it, so once only."""
@@ -70,9 +80,9 @@ class Library:
         self.drop(PROBED_FILES)
         cached = 0
         for ref in self.stock.full[:PROBED_FILES]:
-            descriptor, start, length = self.store.blocks.open_payload(ref)
-            cached += _is_cached(descriptor, start + length // 2)
-            os.close(descriptor)
+            file = self.opened(ref)
+            cached += _is_cached(file.descriptor, file.start + file.length // 2)
+            file.close()
         return cached <= PROBED_FILES // 2
 
 
@@ -156,10 +166,10 @@ def raw_read(library: Library, buffer: Place) -> None:
     """Read the payloads of as many files as fill `buffer`, each by one system call."""
     size = library.kv_bytes(BLOCK_TOKENS)
     for index in range(buffer.nbytes // size):
-        descriptor, start, _ = library.store.blocks.open_payload(library.stock.full[index])
+        file = library.opened(library.stock.full[index])
         into = buffer[index * size : (index + 1) * size]
-        count = os.preadv(descriptor, [into.data], start)
-        os.close(descriptor)
+        count = os.preadv(file.descriptor, [into.data], file.start)
+        file.close()
         assert count == size, "a regular file is read whole"
 
 
@@ -169,7 +179,7 @@ def restore(library: Library, cache: ResidentCache) -> None:
     cache.rewind(0)
     stock = Stock(list(library.stock.full[: count // BLOCK_TOKENS]))
     ids: Sequence[int] = library.ids[:count]
-    loaded = library.store.load(TENANT, ids, stock, count, cache)
+    loaded = load_blocks(library.store, TENANT, ids, stock, count, cache)
     assert loaded == count, "every block is sound"
     cache.assume(loaded)
 

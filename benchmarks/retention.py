@@ -1,12 +1,12 @@
 """Which agents to let go: the node's own choice, by different ranks, on simulated workloads.
 
 The figure is the share of reusable tokens that were still there when they were wanted: 1 with
-room for everything. Runs `fabric.retention.choose`, the code that nodes run, without models.
+room for everything. Runs `fabric.retention.policy.choose`, the code that nodes run, without models.
 """
 
 import argparse
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from statistics import geometric_mean, mean
 
@@ -14,8 +14,8 @@ from benchmarks.report import Limit, Report
 from benchmarks.retention_workloads import WORKLOADS, Ask, Workload
 from fabric.ids import AgentId, TenantId
 from fabric.limits import SPARE_SHARE
-from fabric.retention import AgentKey, Candidate, Rules, by_benefit, by_recency, choose
-from fabric.return_odds import ReturnOdds
+from fabric.retention.policy import AgentKey, Candidate, Rules, by_benefit, by_recency, choose
+from fabric.retention.reuse_odds import ReturnOdds
 
 DESCRIPTION = "which agents to keep: reuse by eviction rank, and under a neighbour's flood"
 PREFILL_TOKENS_PER_S = 400.0
@@ -110,7 +110,9 @@ class Simulation:
     def _candidate(self, key: AgentKey, kept: _Kept, active: AgentKey) -> Candidate:
         ask = kept.ask
         own = ask.tokens - ask.shared_tokens + self.workload.fixed_tokens
-        shared = {f"{ask.group}:{ask.shared_tokens}": ask.shared_tokens} if ask.group else {}
+        shared: dict[Hashable, int] = {}
+        if ask.group:
+            shared = {f"{ask.group}:{ask.shared_tokens}": ask.shared_tokens}
         return Candidate(
             key,
             {ask.agent: own, **shared},

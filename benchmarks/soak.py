@@ -8,6 +8,7 @@ what it was after the first quarter.
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import resource
@@ -20,9 +21,12 @@ from typing import Any
 import mlx.core as mx
 
 from benchmarks.report import Limit, Report, say
-from fabric.control import EraseAgent, Flush, encode_call
+from fabric.control.erasure_calls import EraseAgent
+from fabric.control.node_calls import Flush, encode_call
 from fabric.errors import FabricError
-from fabric.generation import (
+from fabric.ids import AgentId, NodeName, OperationId, TenantId
+from fabric.settings import NodeSettings
+from fabric.turn.generation import (
     Delta,
     Failed,
     Finished,
@@ -32,8 +36,7 @@ from fabric.generation import (
     Priority,
     Sampling,
 )
-from fabric.ids import AgentId, NodeName, OperationId, TenantId
-from fabric.settings import NodeSettings
+from node.clock import SystemClock
 from node.service import NodeConfig, NodeService
 
 DESCRIPTION = "2,000 mixed requests with cancels: integrity and memory afterwards"
@@ -43,6 +46,7 @@ QUICK_REQUESTS = 60
 TOGETHER = 8
 TENANTS = ("default", "other")
 AGENTS = 12
+_epochs = itertools.count(1 << 24, 1 << 16)  # each erasure above all turns so far
 MEMORY_RATIO_MAX = 1.10
 HOT_BYTES = 4 << 20  # a few agents: the others are evicted and restored all the time
 _WORDS = [
@@ -153,7 +157,9 @@ async def _drive(service: NodeService, count: int, seed: int, tally: Tally) -> N
 
 
 def _erasure(tenant: TenantId, agent: str, rng: random.Random) -> EraseAgent:
-    return EraseAgent(OperationId(f"erase-{rng.randrange(1 << 40):012d}"), tenant, AgentId(agent))
+    operation = OperationId(f"erase-{rng.randrange(1 << 40):012d}")
+    now_s = SystemClock().wall_s()
+    return EraseAgent(operation, tenant, AgentId(agent), next(_epochs), now_s)
 
 
 async def _erase_unnamed(service: NodeService, rng: random.Random) -> None:

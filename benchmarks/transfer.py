@@ -23,6 +23,7 @@ from typing import Any, Self
 from benchmarks.emulated_fleet import EmulatedFleet, why_not
 from benchmarks.report import Limit, Report, say
 from fabric.limits import MIB, TRANSFER_STREAMS
+from fabric.settings import AUTO, ENCRYPTION_MODES
 
 DESCRIPTION = "the data plane's share of shaped links, two at once, and one that is cut"
 
@@ -55,9 +56,10 @@ class Ends:
     sender: subprocess.Popen[str]
     receiver: subprocess.Popen[str]
     block_bytes: int
+    encrypt_links: str
 
     @classmethod
-    def start(cls, fleet: EmulatedFleet, folder: Path) -> Self:
+    def start(cls, fleet: EmulatedFleet, folder: Path, encrypt_links: str = AUTO) -> Self:
         """Store the blocks and make the receiver know them."""
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         end = [sys.executable, "-m", "benchmarks.transfer_ends"]
@@ -68,7 +70,7 @@ class Ends:
             fleet.exec(SENDER, ["iperf3", "-s"], **nowhere)
         offer = _answer(sender)
         _tell(receiver, offer)
-        return cls(fleet, sender, receiver, offer["refs"][0][-1])
+        return cls(fleet, sender, receiver, offer["refs"][0][-1], encrypt_links)
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +96,8 @@ class Ends:
 
     def fetch(self, links: Sequence[Link], blocks: int, **options: Any) -> dict[str, Any]:
         """Fetch so many blocks; return what the receiver says of it."""
-        _tell(self.receiver, {"links": links, "blocks": blocks, **options})
+        asked = {"links": links, "blocks": blocks, "encrypt_links": self.encrypt_links}
+        _tell(self.receiver, asked | options)
         return _answer(self.receiver)
 
     def sent_bytes(self) -> int:
@@ -120,6 +123,12 @@ class Ends:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare this benchmark's own options."""
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is measured")
+    parser.add_argument(
+        "--encrypt-links",
+        choices=ENCRYPTION_MODES,
+        default=AUTO,
+        help="as node.encrypt_links (default: auto, which leaves the cable readable)",
+    )
     parser.add_argument("--folder", help="where the sender stores its blocks")
 
 
@@ -137,7 +146,7 @@ def run(arguments: argparse.Namespace) -> Report:
     with (
         tempfile.TemporaryDirectory(dir=arguments.folder) as folder,
         EmulatedFleet(macs=2) as fleet,
-        Ends.start(fleet, Path(folder)) as ends,
+        Ends.start(fleet, Path(folder), arguments.encrypt_links) as ends,
     ):
         for mbit in rates:
             limits += measure_rate(ends, mbit, rounds, figures, notes)

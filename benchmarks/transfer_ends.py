@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fabric.block import BlockRef
-from fabric.control import Address, LinkKind
+from fabric.control.node_calls import Address, LinkKind
 from fabric.ids import (
     AgentId,
     Fingerprint,
@@ -25,11 +24,14 @@ from fabric.ids import (
     parse_block_hash,
     parse_checksum,
 )
+from fabric.kvcache.block import BlockRef
 from fabric.limits import BLOCK_TOKENS, TRANSFER_STREAMS
+from fabric.settings import AUTO
 from node.clock import SystemClock
-from node.connections import Connections
-from node.transfer_client import fetch_blocks
-from node.transfer_server import EVERYWHERE, TransferServer
+from node.net.connections import Connections
+from node.net.listeners import EVERYWHERE
+from node.transfer.client import fetch_blocks
+from node.transfer.server import TransferServer
 
 KEY = bytes(range(32))
 FINGERPRINT = Fingerprint(b"r" * 32)
@@ -106,6 +108,7 @@ def _fetch(
         done=done,
         streams=order.get("streams", TRANSFER_STREAMS),
         connections=kept,
+        encrypt_links=order.get("encrypt_links", AUTO),
     )
     seconds = time.perf_counter() - began_s
     if kept is not connections:

@@ -20,8 +20,10 @@ import numpy as np
 
 from benchmarks.memory import GEOMETRIES, half_precision_spec
 from benchmarks.report import Limit, Report, say
-from fabric.control import SelfTest
-from fabric.generation import (
+from fabric.control.node_calls import SelfTest
+from fabric.ids import AgentId, Fingerprint, NodeName, OperationId, TenantId
+from fabric.settings import NodeSettings
+from fabric.turn.generation import (
     CacheTier,
     FinishReason,
     GenerateRequest,
@@ -30,25 +32,25 @@ from fabric.generation import (
     MatchKind,
     Sampling,
 )
-from fabric.ids import AgentId, Fingerprint, NodeName, OperationId, TenantId
-from fabric.settings import NodeSettings
-from node.agent import Agent
-from node.agent_store import AgentStore, stock_of
-from node.agent_table import AgentTable
-from node.block_store import BlockStore
+from fabric.turn.prompt_plan import PromptPlan
+from node.agents.agent import Agent
+from node.agents.agent_table import AgentTable
 from node.clock import SystemClock
-from node.engine_thread import EngineThread
-from node.erased import Erased
-from node.manifest_store import ManifestStore
+from node.engine.engine_thread import EngineThread
+from node.engine.sequence import Ended
 from node.mlx.answer import Shown
 from node.mlx.resident_cache import ResidentCache
 from node.node import Node, NodeConfig
-from node.posix_disk import PosixDisk
-from node.prefix import Prepared
-from node.prompt_plan import PromptPlan
-from node.saver import Saver
-from node.sequence import Ended
-from node.transfer_server import TransferServer
+from node.store.agent_store import AgentStore
+from node.store.block_store import BlockStore
+from node.store.manifest_store import ManifestStore
+from node.store.posix_disk import PosixDisk
+from node.store.stock import stock_of
+from node.store.tombstones import DIRECTORY as ERASED
+from node.store.tombstones import Erased
+from node.transfer.server import TransferServer
+from node.turn.prefix import Prepared
+from node.turn.saver import Saver
 
 DESCRIPTION = "CPU time and bytes to save a 50-token turn at 1k and at 32k tokens"
 
@@ -186,7 +188,7 @@ def _open_desk(folder: Path) -> Desk:
         store=AgentStore(blocks, ManifestStore(disk, KEY), KEY, FINGERPRINT, spec),
         table=AgentTable(name, FINGERPRINT, clock),
         transfers=TransferServer(name, KEY, FINGERPRINT, blocks, clock, host=config.host),
-        erased=Erased(config.data_dir, "none", KEY, clock),
+        erased=Erased(PosixDisk(folder / ERASED, "full"), KEY),
         workers=ThreadPoolExecutor(2),
         self_test=SelfTest(passed=True, detail="", seconds=0.0),
     )
@@ -228,7 +230,7 @@ async def _take_turn(desk: Desk, talk: Talk, prompt_tokens: int) -> None:
     """Go on behind the held tokens with a prompt and an answer; count only the saving."""
     saver, ended = _turn(desk, talk, prompt_tokens)
     before_bytes, before_s = desk.disk.written_bytes, time.process_time()
-    saver.begin()
+    saver.begin(is_decoding=False)
     await asyncio.sleep(NAMING_S)
     talk.cache.rewind(talk.held)
     talk.cache.assume(talk.held + prompt_tokens + ANSWER_TOKENS)

@@ -14,9 +14,9 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from fabric.settings import KvBits
 from node.mlx.engine import Engine
-from node.mlx.probe import fit_engine
+from node.mlx.probe.probe import fit_engine
 from node.mlx.resident_cache import ResidentCache
-from node.staging import Place
+from node.store.staging import Place
 
 PATTERN_TOKENS = 64  # computed truly, then repeated up to a cache's length
 

@@ -10,7 +10,7 @@ DISTRIBUTION = "macfabric"
 __version__ = "0.1.0"
 
 # Sent in every hello; peers with another number refuse each other.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 # Written into every block file; a reader quarantines numbers it does not know.
 BLOCK_FORMAT_VERSION = 1

@@ -2,11 +2,14 @@
 
 The receiver names the type it expects; nothing in the bytes can choose a class. Unknown,
 missing or wrongly typed fields, extension types and repeated keys are all refused.
+
+A field goes by its own name unless `on_wire` gives it another: so what is stored or sent keeps its
+name while the code's is changed.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
@@ -15,15 +18,35 @@ from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_
 import msgpack
 
 from fabric.errors import CorruptDataError, RejectedError, TooLargeError
-from fabric.limits import CONTROL_BYTES_MAX, JSON_DEPTH_MAX, KIB
+from fabric.json_items import require_few_items
+from fabric.limits import (
+    CONTROL_BYTES_MAX,
+    INTEGER_CHARS_MAX,
+    JSON_DEPTH_MAX,
+    JSON_ITEMS_MAX,
+    KIB,
+)
 from fabric.u32s import U32s
 
 T = TypeVar("T")
 
 
+_LONG_TEXT_CHARS = 64 * KIB
 _PACK_BYTES = 512 * KIB  # one list of a long record, without a larger buffer and another copy
+_WIRE = "wire"  # in a field's metadata: its name in bytes
 # What is plain already; a record of a long context holds thousands.
 _PLAIN = frozenset({bool, bytes, float, int, str, NoneType})
+
+
+def on_wire(name: str) -> dict[str, str]:
+    """Give a field another name in bytes: `seconds: float = field(metadata=on_wire("age_s"))`."""
+    return {_WIRE: name}
+
+
+def wire_name(field: Field[Any]) -> str:
+    """Return what a field is called in bytes."""
+    name: str = field.metadata.get(_WIRE, field.name)
+    return name
 
 
 def to_plain(value: Any) -> Any:
@@ -35,7 +58,7 @@ def to_plain(value: Any) -> Any:
         return value.pack()
     names = _field_names(kind)
     if names is not None:
-        items = ((name, getattr(value, name)) for name in names)
+        items = ((name, getattr(value, own)) for name, own in names)
         return {name: x if type(x) in _PLAIN else to_plain(x) for name, x in items}
     if isinstance(value, Enum):
         return value.value
@@ -47,8 +70,13 @@ def to_plain(value: Any) -> Any:
 
 
 @cache
-def _field_names(cls: type) -> tuple[str, ...] | None:
-    return tuple(field.name for field in fields(cls)) if is_dataclass(cls) else None
+def _field_names(cls: type) -> tuple[tuple[str, str], ...] | None:
+    """Pair each field's name in bytes with its own; None for what has no fields."""
+    if not is_dataclass(cls):
+        return None
+    names = tuple((wire_name(field), field.name) for field in fields(cls))
+    assert len(dict(names)) == len(names), "no two fields share a name in bytes"
+    return names
 
 
 @cache
@@ -82,6 +110,7 @@ def _union(options: tuple[Any, ...], value: Any, where: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
+    name: str  # the class's own
     kind: Any
     plain: type | None  # what a value's type must be where nothing else needs a look
     is_required: bool
@@ -92,7 +121,8 @@ def _fields_of(cls: type) -> dict[str, _Field]:
     """Work out once what every message of a kind must look like: frames come by the thousand."""
     hints = _hints(cls)
     return {
-        field.name: _Field(
+        wire_name(field): _Field(
+            field.name,
             hints[field.name],
             _plain_type(hints[field.name]),
             field.default is MISSING and field.default_factory is MISSING,
@@ -117,12 +147,12 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
         if field is None:
             raise _refuse(where, f"has an unknown field {name!r:.80}")
         if type(item) is field.plain:
-            arguments[name] = item
+            arguments[field.name] = item
         else:
-            arguments[name] = from_plain(field.kind, item, f"{where}.{name}")
+            arguments[field.name] = from_plain(field.kind, item, f"{where}.{name}")
     if len(arguments) < len(known):
         for name, field in known.items():
-            if field.is_required and name not in arguments:
+            if field.is_required and field.name not in arguments:
                 raise _refuse(f"{where}.{name}", "is missing")
     return cls(**arguments)
 
@@ -192,17 +222,20 @@ def pack(value: Any) -> bytes:
 
 
 def pack_fields(value: Any, packed: Mapping[str, Sequence[bytes]]) -> bytes:
-    """Encode a dataclass as `pack` does; lists in `packed` have their items encoded already."""
+    """Encode a dataclass as `pack` does; the lists in `packed` have their items encoded already.
+
+    They are named as in bytes.
+    """
     packer = msgpack.Packer(use_bin_type=True, buf_size=_PACK_BYTES)
     kind: type = type(value)
     names = _field_names(kind) or ()
     parts = [packer.pack_map_header(len(names))]
-    for name in names:
+    for name, own in names:
         parts.append(packer.pack(name))
         if name in packed:
             parts += (packer.pack_array_header(len(packed[name])), *packed[name])
         else:
-            parts.append(packer.pack(to_plain(getattr(value, name))))
+            parts.append(packer.pack(to_plain(getattr(value, own))))
     return b"".join(parts)
 
 
@@ -249,14 +282,30 @@ def _depth_within(value: Any, limit: int) -> bool:
     return False
 
 
-def parse_json(raw: bytes | str) -> Any:
-    """Parse JSON from outside: no NaN, no repeated keys, bounded depth."""
+def _short_int(digits: str) -> int:
+    if len(digits) > INTEGER_CHARS_MAX:
+        message = f"the body holds an integer of more than {INTEGER_CHARS_MAX} digits"
+        raise RejectedError(message, code="invalid_json")
+    return int(digits)
+
+
+def parse_json(raw: bytes | str, items_max: int = JSON_ITEMS_MAX) -> Any:
+    """Parse JSON from outside: no NaN, no repeated keys, bounded depth and number of values."""
+    require_few_items(raw, items_max)
 
     def refuse_constant(name: str) -> Any:
         raise _refuse("body", f"{name} is not valid JSON")
 
     try:
-        value = json.loads(raw, parse_constant=refuse_constant, object_pairs_hook=_unique)
+        text = raw if isinstance(raw, str) else raw.decode("utf-8")
+        # A long text gives others a turn at each number, and none the time to be a long one.
+        parse_int = _short_int if len(text) > _LONG_TEXT_CHARS else None
+        value = json.loads(
+            text,
+            parse_constant=refuse_constant,
+            parse_int=parse_int,
+            object_pairs_hook=_unique,
+        )
     except RejectedError:
         raise
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,10 @@
 """Every error of the fabric, grouped by what the one who gets it should do."""
 
 from http import HTTPStatus
+from typing import Final
+
+# A write failed and could not be undone: nobody can say what a restart of that node will find.
+UNDECIDED: Final = "undecided"
 
 
 class FabricError(Exception):
@@ -45,6 +49,20 @@ class UnauthorizedError(RejectedError):
     code = "invalid_api_key"
 
 
+class ForbiddenError(RejectedError):
+    """The key is known and allows something else."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "forbidden"
+
+
+class StalledError(RejectedError):
+    """A body comes too slowly, or not at all."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+    code = "upload_stalled"
+
+
 class ConflictError(RejectedError):
     """The request contradicts the present state."""
 
@@ -70,6 +88,12 @@ class OverloadedError(RetryLaterError):
 
     status = HTTPStatus.TOO_MANY_REQUESTS
     code = "overloaded"
+
+
+class StartFailedError(RetryLaterError):
+    """A node could not start; it tries again by itself after `retry_after_s` seconds."""
+
+    code = "start_failed"
 
 
 class RetryElsewhereError(FabricError):

@@ -16,6 +16,7 @@ Checksum = NewType("Checksum", bytes)
 Fingerprint = NewType("Fingerprint", bytes)
 
 DEFAULT_TENANT = TenantId("default")
+SELF_TEST_TENANT = TenantId("_selftest")  # each node's own, erased at once
 BLOCK_HASH_BYTES = 32
 CHECKSUM_BYTES = 16
 FINGERPRINT_BYTES = 32

@@ -10,7 +10,7 @@ GIB: Final = 1024 * MIB
 BLOCK_TOKENS: Final = 256  # mlx-lm grows caches by 256; 9.4 MB for an 8B model at 4 bits
 FILE_ALIGN_BYTES: Final = 16 * KIB  # page of Apple Silicon: lets Metal wrap a mapped file
 HEADER_BYTES_MAX: Final = 1 * MIB  # 192 tensors need 20 KiB
-BLOCK_BYTES_MAX: Final = 256 * MIB
+BLOCK_BYTES_MAX: Final = 1 * GIB  # the state of Nemotron-H 56B is 864 MiB
 MANIFEST_BYTES_MAX: Final = 64 * MIB
 AGENT_TOKENS_MAX: Final = 1 << 20
 PACKED_PIECES_MAX: Final = 1 << 14  # remembered in their packed form, 8 MB; 4M tokens' worth
@@ -25,17 +25,27 @@ UNSAVED_BYTES_MAX: Final = 128 * MIB  # of one prompt, before it waits for the d
 # Saving again what a turn could not
 FLUSH_IDLE_S: Final = 15.0  # how long an agent may be in memory only before it is tried again
 FLUSH_RETRY_S: Final = 1.0  # rest for a disk that refused, however much memory is wanted
+SELF_TEST_RETRY_MAX_S: Final = 240.0  # between two self-tests that the disk let tell nothing
+FLUSH_WAIT_S: Final = 90.0  # for turns that run when a flush is asked for; callers wait for 120
 FLUSH_FAILURES_MAX: Final = 3  # in one pass; the disk, not the agent, is then at fault
+
+# Background work
+LOOP_RETRY_S: Final = 15.0  # rest after a round that failed; longer than what fails for a moment
 
 # Integrity
 SCRUB_IDLE_S: Final = 5.0  # no turn for so long before stored blocks are read again
 SCRUB_STEP_S: Final = 1.0  # a step's bytes, so that an arriving turn waits for one block at most
 FSCK_FINDINGS_MAX: Final = 10_000  # listed for one folder; the rest is counted
 
+# Encryption at rest
+SEAL_STEP_BYTES: Final = 64 * MIB  # of other models' folders, encrypted between two looks around
+SEAL_RETRY_S: Final = 300.0  # before a folder that could not be encrypted is tried again
+
 # Retention
 PIN_SHARE_MAX: Final = 0.25  # of a tenant's floor: pins that keep everybody else out are no favour
 SPARE_SHARE: Final = 0.05  # freed beyond need, so that a full tier is not sorted for every block
 RECLAIM_EVERY_S: Final = 60.0  # how late an expired agent may go
+SERVED_EVERY_S: Final = 600.0  # how much idle time a crash may lose
 FOLDERS_EVERY_S: Final = 3_600.0  # how often the folders of other models are measured
 THIN_ROUNDS_MAX: Final = 8  # records made smaller before agents are evicted after all
 EVICTIONS_MAX: Final = 64  # agents that one step removes; turns of others run in between
@@ -50,12 +60,45 @@ MESSAGES_MAX: Final = 10_000
 TOOLS_MAX: Final = 512
 STOP_STRINGS_MAX: Final = 16
 STOP_STRING_CHARS_MAX: Final = 512
+NAME_CHARS_TOLD: Final = 100  # of a name that a client gave, in an error about it
 JSON_DEPTH_MAX: Final = 64
+JSON_ITEMS_MAX: Final = 200_000  # values in one body; they take 0.2 s and 30 MB
+INTEGER_CHARS_MAX: Final = 400  # of one integer in a long body; their cost grows with the square
+TURN_ITEMS_MAX: Final = 1_000_000  # and on its way to a node, with tokens and parsed arguments
 COMPLETION_TOKENS_MAX: Final = 131_072
 TOP_LOGPROBS_MAX: Final = 20
 LOGIT_BIAS_MAX: Final = 1_024
 KEY_CHARS_MAX: Final = 512  # prompt_cache_key, user
 COMPLETION_TOKENS_DEFAULT: Final = 1_024
+BODIES_BYTES_MAX: Final = 16 * BODY_BYTES_MAX  # of all requests being served; one tenant: half
+BODIES_ARRIVING_BYTES_MAX: Final = 3 * BODY_BYTES_MAX  # not complete yet; one tenant: half
+BODY_GRACE_S: Final = 10.0  # for a body's first bytes; then
+BODY_BYTES_PER_S_MIN: Final = 32 * KIB  # of waiting for it
+REQUESTS_MAX: Final = 2_048  # being served at once; one tenant: half
+
+# HTTP connections, of the router and of a node
+HEAD_BYTES_MAX: Final = 64 * KIB  # a request's headers; a hibernation's call takes 8 KiB of them
+HEADERS_MAX: Final = 100
+URL_BYTES_MAX: Final = 16 * KIB
+HEADS_BYTES_MAX: Final = 8 * MIB  # of all incomplete heads together
+HEAD_S: Final = 10.0  # from a connection's begin, or a request's, to the end of its headers
+LINGER_S: Final = 10.0  # for reading a refusal, and for the rest of a body that nobody reads
+WRITE_STALL_S: Final = 60.0  # without one byte read by the client of an answer
+PIPELINED_MAX: Final = 16  # requests that wait behind another one of their connection
+RECEIVE_BYTES_MAX: Final = 64 * KIB  # from one socket at a time
+STRANGERS_MAX: Final = 1_024  # connections that have shown no key yet
+STRANGER_S: Final = 0.25  # before it makes room for others: its request may be on the way
+ACCEPTS_MAX: Final = 64  # connections taken in before anything is read again
+STRANGERS_PER_SOURCE_MAX: Final = 512  # one proxy's clients may all come at once
+CONNECTIONS_MAX: Final = 4_096  # those that have; idle ones make room
+KEEP_ALIVE_S: Final = 75  # without a request, after which a server closes a connection
+KEPT_IDLE_S: Final = 60.0  # and the router one of its own to a node: before that node does
+KEPT_LIFE_S: Final = 600.0  # of one of those; then certificates are looked at again
+
+# Prompts
+ENCODERS: Final = 4  # threads of a node that render and encode prompts
+ENCODING_BYTES_MAX: Final = 4 * MIB  # of text, encoded at once; takes some 100 bytes each
+ENCODING_SMALL_BYTES: Final = 64 * KIB  # a thread's tenth of a second: not counted
 
 # Engine
 WAITING_REQUESTS_MAX: Final = 256
@@ -66,11 +109,13 @@ PREFILL_CHUNK_TOKENS_MIN: Final = 512
 PREFILL_CHUNK_TOKENS_BUSY_MIN: Final = 128  # shorter chunks cost more than they compute
 PREFILL_CHUNK_S: Final = 1.0  # what a request that arrives now may have to wait for
 PREFILL_CHUNK_BUSY_S: Final = 0.25  # the longest pause that a reader of a stream overlooks
+PREFILL_HOLD_S: Final = 0.5  # of prompts, at a stretch, while a stream that moves is silent
 PREFILL_WARM_TOKENS: Final = 512  # a prompt with no more than this left goes before long ones
 PREFILL_WARM_STREAK_MAX: Final = 8  # chunks of warm prompts in a row while a long one waits
 ENGINE_CALLS_MAX: Final = 4_096  # 32 turns have a handful each; more means that a step hangs
 FETCHES_MAX: Final = 4  # agents copied at a time; more share the same links
 FETCHES_WAITING_MAX: Final = 32  # and those that wait; each holds a control call
+HASTY_WORKERS: Final = 2  # threads for what a silent stream waits for, of either kind
 ARRIVALS_MAX: Final = 8  # moves whose memory is read back while they copy
 BLOCKED_POLL_S: Final = 0.02  # how often a loop with nothing runnable looks around
 
@@ -79,12 +124,17 @@ PAUSED_SEQUENCES_MAX: Final = 32  # each one keeps its cache
 ADMISSION_PASSES_MAX: Final = 8  # smaller requests that may overtake one waiting for memory
 BACKGROUND_PATIENCE_S: Final = 30.0  # unserved for so long, background counts as interactive
 BACKGROUND_PROMOTED_MAX: Final = 1  # at a time: an old backlog must not become a foreground
+TENANT_WAITING_FACTOR: Final = 3  # places of one tenant per free one: three quarters if alone
 BACKGROUND_WAITING_SHARE: Final = 0.5  # of the queue; the rest is kept for people who wait
 
 # Control plane
-CONTROL_BYTES_MAX: Final = 64 * MIB  # a manifest travels in one message
+CONTROL_BYTES_MAX: Final = MANIFEST_BYTES_MAX + 16 * MIB  # one travels with a ticket, also by HTTP
 CONTROL_TIMEOUT_S: Final = 10.0
 BEAT_S: Final = 1.0
+LIST_BYTES_MAX: Final = 4 * MIB  # about, of agents in one answer; the rest is asked for
+LIST_PAGES_MAX: Final = 1_024  # more than 10,000 agents with the longest sketches take
+GONE_AGENTS_MAX: Final = 16_384  # removed ones that a node can still name; 2 MB
+WHOLE_LIST_S: Final = 600.0  # how old the last whole list of a node may get
 SUSPECT_S: Final = 3.0
 LEASE_S: Final = 6.0
 EPOCH_LEAP: Final = 1_024  # more moves and takeovers than an agent sees between two restarts
@@ -92,8 +142,9 @@ EPOCH_LEAP_BITS: Final = 20  # of chance on top of it
 
 # Erasures
 TOMBSTONES_MAX: Final = 16_384  # 3 MB in memory and 1.6 MB on their way to a node that was away
-TOMBSTONE_S: Final = 180 * 24 * 3_600.0  # far beyond `disk_ttl_s` of whoever is away meanwhile
-ERASURE_EPOCHS: Final = 1_000  # claims on an erased agent that the router may not have heard of
+ERASED_S_MAX: Final = float(1 << 53)  # beyond every calendar
+ERASURE_EPOCHS: Final = 1 << 24  # above what is known: claims unheard of, sixteen leaps among them
+EPOCH_ERASED_MAX: Final = (1 << 53) - 1  # exact in JSON; 2^28 erasures of one name above EPOCH_MAX
 EPOCHS_ISSUED_MAX: Final = 100_000  # agents whose last claim nobody has confirmed yet
 
 # Data plane
@@ -106,7 +157,6 @@ TRANSFER_SLICE_BYTES_MAX: Final = 2 * MIB  # lost where a connection breaks, as 
 TRANSFER_REQUEST_BYTES: Final = 8 * MIB  # asked for at once by one stream; and as much ahead
 TRANSFER_RANGE_BYTES_MIN: Final = 512 * KIB  # a block is not cut smaller
 TRANSFER_LINKS_MAX: Final = 8  # of one peer, used by one fetch
-TRANSFER_HELD_BYTES: Final = 64 * MIB  # decrypted blocks that a server keeps for their next range
 TRANSFER_HOLD_S: Final = 0.25  # how long a slice waits at most while more urgent ones are sent
 TRANSFER_SILENCE_S: Final = 1.0  # without a byte, while another link moves: this one is dead
 TRANSFER_SILENCE_ALONE_S: Final = 8.0  # without a byte, while no other moves
@@ -125,6 +175,7 @@ DRAIN_AGAIN_S: Final = 30.0  # a drain that rested is tried again
 DRAIN_STUCK_MAX: Final = 100  # named in an answer; the rest is counted
 COPY_TRIES_MAX: Final = 3  # a turn that ends may replace the last block under the copy
 REPLICAS_MAX: Final = 7  # of one agent; a fabric is two to eight Macs
+NODES_MAX: Final = 16  # of one fabric
 REPLICAS_WAITING_MAX: Final = 1_024  # agents noted for copying; the next sweep finds the rest
 REPLICA_REST_S: Final = 30.0  # before a copy that failed is tried again
 PREFETCHES_MAX: Final = 2  # per node, at once: they compete with turns for the disk
@@ -147,8 +198,10 @@ SKETCH_AGENTS_MAX: Final = 100_000
 HIBERNATION_BYTES_MAX: Final = 64 * GIB  # a million tokens of an 8B model are 38 GB
 HIBERNATION_FRAME_BYTES_MAX: Final = 1 * MIB  # what is held before its signature is checked
 HIBERNATION_HEADER_BYTES_MAX: Final = 4 * KIB
-HIBERNATIONS_MAX: Final = 4  # files under way per node, either way; each holds one block
-HIBERNATION_STALL_S: Final = 60.0  # a client that neither reads nor writes for so long is dropped
+HIBERNATIONS_MAX: Final = 4  # files under way per node, either way; one tenant: half
+HIBERNATION_STALL_S: Final = 60.0  # without a byte, after which the command line gives up
+HIBERNATION_GRACE_S: Final = 30.0  # for a file's first bytes, either way; then
+HIBERNATION_BYTES_PER_S_MIN: Final = 128 * KIB  # of waiting for the client
 HIBERNATION_KEY_FILE_BYTES_MIN: Final = 16
 HIBERNATION_KEY_FILE_BYTES_MAX: Final = 64 * KIB
 MODEL_NAME_CHARS_MAX: Final = 512

@@ -5,24 +5,27 @@ file is read here: the rest belongs to Ray.
 """
 
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 
 from fabric.codec import from_plain
 from fabric.errors import RejectedError
 from fabric.ids import TenantId, parse_node_name, parse_tenant_id
+from fabric.keys.api_keys import key_digest
 from fabric.limits import (
     ACTIVE_SEQUENCES_MAX,
     GIB,
     MIB,
+    NODES_MAX,
     PIN_SHARE_MAX,
     REPLICAS_MAX,
     TENANT_SHARES_MAX,
     WAITING_REQUESTS_MAX,
 )
-from fabric.retention import Rules, TenantShare
+from fabric.retention.policy import Rules, TenantShare
 
-KEY_CHARS_MIN = 16
 KV_BITS = {0, 4, 8}
+AUTO, ALWAYS, NEVER = ENCRYPTION_MODES = ("auto", "always", "never")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class NodeSettings:
     context_tokens_max: int = 0  # 0: what the model's config says
     kv_bits: KvBits = field(default_factory=KvBits)
     encrypt_at_rest: bool = False  # with a key derived from the cluster key; costs a copy per read
+    encrypt_links: str = AUTO  # between nodes: "always", "never", or "auto": not over Thunderbolt
     durability: str = "full"  # "full", "barrier" or "none": what a publish waits for
     scrub_bytes_per_s: int = 16 * MIB  # stored blocks read again while nothing runs; 0: never
     scrub_every_s: float = 24 * 3600.0  # a block's next check, at the earliest
@@ -62,15 +66,37 @@ class NodeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """Whether clients reach the router by HTTPS."""
+
+    mode: str = AUTO  # "always", "never", or "auto": wherever others than this machine may come
+    certificate: str = ""  # a PEM file with the whole chain; "": the fabric's own
+    key: str = ""  # its private key
+    names: tuple[str, ...] = ()  # more names and addresses that the fabric's own is for
+
+
+@dataclass(frozen=True, slots=True)
 class RouterSettings:
     """How clients reach the fabric."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    api_keys: dict[str, str] = field(default_factory=dict)  # tenant: key
+    api_keys: dict[str, str] = field(default_factory=dict, repr=False)  # tenant: key, or sha256:…
+    api_keys_file: str = ""  # more of them, in a YAML file of its own that only its owner reads
+    operator_keys: dict[str, str] = field(default_factory=dict, repr=False)  # name: key, likewise
+    operator_keys_file: str = ""
     loopback_without_key: bool = True
     takeover_after_s: float = 2.0  # how long a turn waits for a silent owner
     replicas: int = 0  # copies of each agent on other nodes, refreshed behind its turns
+    # How many nodes there are, once all have come: until then, for two minutes at most, what the
+    # router has not heard of is answered by "come again". 0: as many as FILE or `up` name.
+    nodes_expected: int = 0
+    tls: TlsSettings = field(default_factory=TlsSettings)
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether its port speaks HTTPS."""
+        return self.tls.mode == ALWAYS or (self.tls.mode == AUTO and not is_loopback(self.host))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +105,7 @@ class FabricSettings:
 
     model: str = "recall"  # a bundled model's name, or a folder that mlx-lm loads
     data_dir: str = "~/.macfabric"
+    keys_dir: str = ""  # what `macfabric certs create` made, on each Mac; "": in data_dir
     local_nodes: tuple[str, ...] = ()  # names for `macfabric up`; default node-a, node-b, …
     node: NodeSettings = field(default_factory=NodeSettings)
     router: RouterSettings = field(default_factory=RouterSettings)
@@ -89,14 +116,28 @@ def parse_settings(section: Any) -> FabricSettings:
     settings: FabricSettings = from_plain(FabricSettings, section or {}, "macfabric")
     for name in settings.local_nodes:
         parse_node_name(name)
-    for tenant, key in settings.router.api_keys.items():
-        parse_tenant_id(tenant)
-        if len(key) < KEY_CHARS_MIN:
-            message = f"macfabric.router.api_keys.{tenant}: a key has at least 16 characters"
-            raise RejectedError(message, code="invalid_settings")
+    check_keys(settings.router)
     _check_ranges(settings)
     _check_tenants(settings.node.tenants)
     return settings
+
+
+def check_keys(router: RouterSettings) -> None:
+    """Raise RejectedError for what is no key, or is the key of two."""
+    owners: dict[bytes, str] = {}
+    for kind, keys in (("api_keys", router.api_keys), ("operator_keys", router.operator_keys)):
+        for name, key in keys.items():
+            parse_tenant_id(name)
+            where = f"{kind}.{name}"
+            try:
+                digest = key_digest(key)
+            except RejectedError as error:
+                message = f"macfabric.router.{where}: {error.message}"
+                raise RejectedError(message, code="invalid_settings") from None
+            if digest in owners:
+                message = f"macfabric.router.{where}: this is the key of {owners[digest]}, too"
+                raise RejectedError(message, code="invalid_settings")
+            owners[digest] = where
 
 
 def _check_tenants(tenants: dict[str, TenantShare]) -> None:
@@ -134,6 +175,16 @@ def _check_ranges(settings: FabricSettings) -> None:
         (node.scrub_bytes_per_s >= 0, "node.scrub_bytes_per_s must not be negative"),
         (node.scrub_every_s > 0, "node.scrub_every_s must be positive"),
         (0 <= router.port <= 65535, "router.port must be 0-65535"),
+        (node.encrypt_links in ENCRYPTION_MODES, "node.encrypt_links is auto|always|never"),
+        (router.tls.mode in ENCRYPTION_MODES, "router.tls.mode is auto|always|never"),
+        (
+            bool(router.tls.certificate) == bool(router.tls.key),
+            "router.tls.certificate and router.tls.key belong together",
+        ),
+        (
+            0 <= router.nodes_expected <= NODES_MAX,
+            f"router.nodes_expected must be 0-{NODES_MAX}",
+        ),
         (router.takeover_after_s > 0, "router.takeover_after_s must be positive"),
         (0 <= router.replicas <= REPLICAS_MAX, f"router.replicas must be 0-{REPLICAS_MAX}"),
     )
@@ -141,3 +192,11 @@ def _check_ranges(settings: FabricSettings) -> None:
         if not holds:
             text = f"macfabric.{message}"
             raise RejectedError(text, code="invalid_settings")
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether what is sent to a host stays on this machine."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"

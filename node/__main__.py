@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import IO
 
 from fabric.errors import FabricError, FatalError
+from node.keys import read_keys
 from node.launch import (
     Launch,
     LaunchOptions,
     connect,
-    read_cluster_key,
     read_settings,
     why_late,
 )
@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     if not __debug__:
         sys.exit("python -m node: assertions guard the cache, do not use python -O")
+    # Ray reads it when it is imported: a lost driver must not start a cluster of its own.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     arguments = _parser().parse_args(argv)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -40,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Ray prints warnings about the cluster to the standard output of every driver.
     output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    os.umask(0o077)
     try:
         return _run(arguments, output)
     except FabricError as error:
@@ -51,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m node", description=__doc__)
     parser.add_argument("--config", type=Path, help="cluster.yaml; its metadata.macfabric counts")
     parser.add_argument(
-        "--data-dir", required=True, help="holds cluster.key here and nodes/NAME on each Mac"
+        "--data-dir", required=True, help="holds the keys here and nodes/NAME on each Mac"
     )
     parser.add_argument("--ray-address", default="auto", help="HOST:PORT of Ray's head")
     parser.add_argument("--model", help="a bundled model's name or a folder (over --config)")
@@ -76,7 +79,7 @@ def _run(arguments: argparse.Namespace, output: IO[str]) -> int:
     options = LaunchOptions(
         settings,
         arguments.data_dir,
-        read_cluster_key(Path(arguments.data_dir).expanduser()),
+        read_keys(Path(settings.keys_dir or arguments.data_dir).expanduser()).digest,
         arguments.bind,
         arguments.service_module,
     )
@@ -105,6 +108,8 @@ def _tell(event: dict[str, object], output: IO[str]) -> None:
     output.write(json.dumps(event) + "\n")
     output.flush()
     detail = event.get("message") or event.get("url") or ""
+    if "retry_s" in event:
+        detail = f"{detail} (tries to start again in {event['retry_s']} s)"
     _log.info("%s %s %s", event["node"], event["event"], detail)
 
 

@@ -5,32 +5,35 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fabric.control import (
+from fabric.control.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
+from fabric.control.erasure_calls import EraseAgent, ShareErasures
+from fabric.control.hasty_calls import HASTY
+from fabric.control.node_calls import (
     AbortMigration,
-    AgentList,
-    AgentSketch,
     CommitMigration,
     CopyBlocks,
     Describe,
     Done,
-    EraseAgent,
     Flush,
     ListAgents,
     OfferMigration,
     PinAgent,
     ReleaseAgent,
     SealAgent,
-    ShareErasures,
     Stop,
     decode_call,
     encode_reply,
 )
-from fabric.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
 from fabric.errors import FabricError, RejectedError
-from fabric.links import MeetPeers
-from node import copies, draining, eviction, migration_source, migration_target, pins
-from node.http_server import error_reply
+from fabric.limits import FLUSH_WAIT_S
+from fabric.net.links import MeetPeers
+from node import drain_flag
+from node.agents.agent_listing import list_agents
+from node.haste import haste
+from node.http.generate import error_reply
+from node.migration import replicas, source, target
 from node.node import Node
+from node.tiers import pins
 
 _ELSEWHERE = RejectedError("this call does not travel over HTTP", code="unknown_call")
 _LIMIT_S = 3600.0  # a copy may take long; the caller has its own, shorter limit
@@ -45,20 +48,20 @@ class ControlCalls:
         self._answers: dict[type, Callable[[Any], Awaitable[object]]] = {
             Describe: self._describe,
             ListAgents: self._list_agents,
-            EraseAgent: lambda call: eviction.erase(node, call),
-            ShareErasures: lambda call: eviction.take_erasures(node, call),
+            EraseAgent: node.erasing.erase,
+            ShareErasures: node.erasing.take,
             PinAgent: lambda call: pins.pin(node, call),
-            OfferMigration: lambda call: migration_source.offer(node, call),
-            SealAgent: lambda call: migration_source.seal(node, call),
-            ReleaseAgent: lambda call: migration_source.release(node, call),
+            OfferMigration: lambda call: source.offer(node, call),
+            SealAgent: lambda call: source.seal(node, call),
+            ReleaseAgent: lambda call: source.release(node, call),
             AbortMigration: self._abort,
-            CopyBlocks: lambda call: migration_target.copy_blocks(node, call),
-            CommitMigration: lambda call: migration_target.commit(node, call),
-            OfferCopy: self._offer_copy,
-            KeepReplica: lambda call: copies.keep_replica(node, call),
-            KeepFork: lambda call: copies.keep_fork(node, call),
+            CopyBlocks: lambda call: target.copy_blocks(node, call),
+            CommitMigration: lambda call: target.commit(node, call),
+            OfferCopy: lambda call: replicas.offer_copy(node, call),
+            KeepReplica: lambda call: replicas.keep_replica(node, call),
+            KeepFork: lambda call: replicas.keep_fork(node, call),
             PrefetchAgent: node.prefetches.answer,
-            DrainNode: lambda call: draining.drain(node, call),
+            DrainNode: lambda call: drain_flag.drain(node, call),
             MeetPeers: self._meet,
             Flush: self._flush,
             Stop: self._stop,
@@ -71,6 +74,9 @@ class ControlCalls:
             if among and not isinstance(call, among):
                 return encode_reply(error_reply(_ELSEWHERE))
             async with asyncio.timeout(_LIMIT_S):
+                if isinstance(call, HASTY):
+                    with haste():
+                        return encode_reply(await self._answers[type(call)](call))
                 return encode_reply(await self._answers[type(call)](call))
         except FabricError as error:
             return encode_reply(error_reply(error))
@@ -82,17 +88,13 @@ class ControlCalls:
     async def _describe(self, _: Describe) -> object:
         return self._node.view()
 
-    async def _list_agents(self, _: ListAgents) -> AgentList:
+    async def _list_agents(self, call: ListAgents) -> object:
         node = self._node
-        agents = tuple(AgentSketch(a.view(), a.manifest.sketch) for a in node.table)
-        return AgentList(node.name, node.config.incarnation, node.table.changes, agents)
-
-    async def _offer_copy(self, call: OfferCopy) -> object:
-        return copies.offer_copy(self._node, call)
+        return list_agents(node.name, node.config.incarnation, node.table, call)
 
     async def _abort(self, call: AbortMigration) -> Done:
-        await migration_target.forget(self._node, call.migration)
-        return await migration_source.take_back(self._node, call)
+        await target.forget(self._node, call.migration, (call.tenant, call.agent))
+        return await source.take_back(self._node, call)
 
     async def _meet(self, call: MeetPeers) -> Done:
         peers = [peer for peer in call.peers if peer.name != self._node.name]
@@ -101,18 +103,16 @@ class ControlCalls:
 
     async def _flush(self, call: Flush) -> Done:
         node = self._node
-        await node.quiesce()
+        running = await node.quiesce(FLUSH_WAIT_S)
         left = await node.flusher.flush()
         if call.drop_hot:
             node.table.cool(0)
             node.note_hot()
-        return Done(_saved_note(node, left))
+        note = _saved_note(node, left)
+        return Done(f"{note}; {running} turns still run" if running else note)
 
     async def _stop(self, _: Stop) -> Done:
-        self._node.is_draining = self._node.is_stopping = True
-        for turn in list(self._node.turns):
-            turn.cancel()
-        await self._node.quiesce()
+        await self._node.end_turns()
         return Done(_saved_note(self._node, await self._node.flusher.flush()))
 
 

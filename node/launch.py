@@ -1,7 +1,11 @@
 """Put one node on every Mac of a Ray cluster and follow how they are.
 
-A Mac is a Ray node with the resource `mlx` and a label `mac`, which names it. A node that dies
-is restarted by Ray itself; an actor that Ray has given up is made anew.
+A Mac is a Ray node with the resource `mlx` and a label `mac`, which names it. Who starts again:
+
+    a process that ended      Ray, at once, with the same actor
+    a start that failed       the actor itself, ever later, in the same process (`node.ray_actor`)
+    an actor that is dead     this launch, ever later, with a new actor: the name is free again only
+                              when the old one is gone, and its folder only with its process
 """
 
 import logging
@@ -15,17 +19,30 @@ from typing import Any
 import yaml
 
 from fabric.codec import pack
-from fabric.control import Describe, ErrorReply, Flush, NodeView, Stop, decode_reply, encode_call
-from fabric.errors import FatalError, RejectedError
+from fabric.control.node_calls import (
+    Describe,
+    ErrorReply,
+    Flush,
+    NodeView,
+    Stop,
+    decode_reply,
+    encode_call,
+)
+from fabric.errors import FatalError, RejectedError, StartFailedError
 from fabric.ids import NodeName, parse_node_name
 from fabric.settings import FabricSettings, parse_settings
 
-CLUSTER_KEY_FILE = "cluster.key"  # hex, beside the nodes' folders; `macfabric up` makes it
 RESOURCE = "mlx"
 LABEL = "mac"
 SCAN_S = 1.0
 LOADING_POLL_S = 0.1
 READY_POLL_S = 2.0
+# Until a dead actor gets a successor, by how many in a row are dead; the first two are replaced at
+# once, as after a change of settings. Who served for LASTING_S begins anew.
+DEAD_PAUSES_S = (0.0, 0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
+LASTING_S = 60.0
+RETOLD_S = 2.5  # a failure's next try that moves by more is that of another failure
+REASON_CHARS_MAX = 200
 TICK_S = 0.1
 _CONNECT_POLL_S = 0.1
 EXIT_TIMEOUT_S = 20.0
@@ -40,7 +57,7 @@ class LaunchOptions:
 
     settings: FabricSettings
     data_dir: str
-    cluster_key: bytes
+    keys_digest: str  # what the keys on every Mac have to be: copies of those here
     bind: str | None = None  # None: the address by which Ray knows the Mac
     service_module: str | None = None
 
@@ -58,7 +75,17 @@ class LaunchedNode:
     asked: Any = None  # the reference of a call under way
     ask_at_s: float = 0.0
     view: NodeView | None = None
+    ready_at_s: float = 0.0
     failure: str | None = None
+    again_at_s: float = 0.0  # when the start that failed is tried again
+
+
+@dataclass(slots=True)
+class Deaths:
+    """The actors of one name that Ray has given up in a row."""
+
+    count: int = 0
+    again_at_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -67,6 +94,7 @@ class Launch:
 
     options: LaunchOptions
     nodes: dict[NodeName, LaunchedNode] = field(default_factory=dict)
+    _deaths: dict[NodeName, Deaths] = field(default_factory=dict)
     _scan_at_s: float = 0.0
     _strange: set[str] = field(default_factory=set)
 
@@ -91,7 +119,7 @@ class Launch:
 
         rows = ray.nodes()
         own = ray.get_runtime_context().get_node_id()
-        if not any(row["NodeID"] == own and row["Alive"] for row in rows):
+        if _is_gone(own, rows):
             # Whoever watches over this process starts it again; actors stay where they are.
             message = "our own Ray node is gone, and with it the news of all others"
             raise FatalError(message)
@@ -104,7 +132,8 @@ class Launch:
             except RejectedError as error:
                 self._warn_once(f"Ray node {row['NodeManagerAddress']}: {error.message}")
                 continue
-            if name not in self.nodes:
+            deaths = self._deaths.get(name, Deaths())
+            if name not in self.nodes and time.monotonic() >= deaths.again_at_s:
                 self.nodes[name] = self._create(name, row["NodeManagerAddress"])
 
     def _create(self, name: NodeName, host: str) -> LaunchedNode:
@@ -137,7 +166,8 @@ class Launch:
             f"{options.data_dir}/nodes/{name}",
             options.settings.model,
             options.bind or host,
-            options.cluster_key,
+            options.settings.keys_dir or options.data_dir,
+            options.keys_digest,
             pack(options.settings.node),
             options.service_module or SERVICE_MODULE,
         )
@@ -191,9 +221,22 @@ class Launch:
             node.since_s = time.monotonic()
         node.view = None
         node.ask_at_s = time.monotonic() + LOADING_POLL_S
+        node.failure = None
         if isinstance(error, ray.exceptions.ActorDiedError):  # for good: Ray restarts it no more
-            _log.warning("%s: its actor is gone, making a new one", node.name)
             del self.nodes[node.name]
+            yield from self._on_dead(node, str(error))
+
+    def _on_dead(self, node: LaunchedNode, error: str) -> Iterator[dict[str, Any]]:
+        now_s = time.monotonic()
+        deaths = self._deaths.setdefault(node.name, Deaths())
+        has_lasted = node.ready_at_s and now_s - node.ready_at_s > LASTING_S
+        deaths.count = 1 if has_lasted else deaths.count + 1
+        pause_s = DEAD_PAUSES_S[min(deaths.count, len(DEAD_PAUSES_S)) - 1]
+        deaths.again_at_s = now_s + pause_s
+        _log.warning("%s: its actor is gone, a new one in %g s", node.name, pause_s)
+        if pause_s:
+            reason = (error.strip().splitlines() or ["?"])[-1].strip()[:REASON_CHARS_MAX]
+            yield failed_event(node, f"its actor is dead: {reason}", pause_s)
 
     def _on_reply(
         self, node: LaunchedNode, reply: NodeView | ErrorReply
@@ -202,10 +245,16 @@ class Launch:
             restarted = node.view is None or node.view.incarnation != reply.incarnation
             node.view, node.failure = reply, None
             if restarted:
+                node.ready_at_s = time.monotonic()
                 yield ready_event(node, reply)
-        elif reply.retry_after_s is None and node.failure != reply.message:
-            node.failure = reply.message
-            yield {"event": "failed", "node": node.name, "message": reply.message}
+        elif reply.code == StartFailedError.code:
+            now_s, wait_s = time.monotonic(), reply.retry_after_s or 0.0
+            again_at_s = now_s + wait_s
+            is_news = node.failure != reply.message or again_at_s > node.again_at_s + RETOLD_S
+            node.ask_at_s = min(again_at_s + LOADING_POLL_S, now_s + READY_POLL_S)
+            if is_news:
+                node.failure, node.again_at_s = reply.message, again_at_s
+                yield failed_event(node, reply.message, wait_s)
 
     def finish(self, how: str, timeout_s: float = EXIT_TIMEOUT_S) -> None:
         """Leave the nodes: as they are, with everything flushed, or stopped and removed."""
@@ -227,6 +276,17 @@ class Launch:
         if message not in self._strange:
             self._strange.add(message)
             _log.warning("%s", message)
+
+
+def _is_gone(own: str, rows: list[dict[str, Any]]) -> bool:
+    """Say whether a Ray node is dead, or has a successor before Ray has noticed its end."""
+    alive = {row["NodeID"]: _place(row) for row in rows if row["Alive"]}
+    place = alive.pop(own, None)
+    return place is None or place in alive.values()
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, Any]:
+    return row["NodeManagerAddress"], row.get("Labels", {}).get(LABEL)
 
 
 def _ask(node: LaunchedNode) -> Any:
@@ -304,6 +364,11 @@ def ready_event(node: LaunchedNode, view: NodeView) -> dict[str, Any]:
     }
 
 
+def failed_event(node: LaunchedNode, why: str, wait_s: float) -> dict[str, Any]:
+    """Say that a node does not start, and after how many seconds that is tried again."""
+    return {"event": "failed", "node": node.name, "message": why, "retry_s": round(wait_s, 1)}
+
+
 def read_settings(path: Path | None) -> FabricSettings:
     """Read the `metadata: {macfabric: …}` section of a cluster file; no file: all defaults."""
     if path is None:
@@ -315,13 +380,3 @@ def read_settings(path: Path | None) -> FabricSettings:
         raise FatalError(message) from None
     section = whole.get("metadata") if isinstance(whole, dict) else None
     return parse_settings(section.get("macfabric") if isinstance(section, dict) else None)
-
-
-def read_cluster_key(data_dir: Path) -> bytes:
-    """Read the key that all nodes and routers of the cluster share."""
-    path = data_dir / CLUSTER_KEY_FILE
-    try:
-        return bytes.fromhex(path.read_text())
-    except (OSError, ValueError) as error:
-        message = f"{path}: no cluster key there ({error}); `macfabric up` or `serve` makes it"
-        raise FatalError(message) from None

@@ -2,41 +2,49 @@
 
 import asyncio
 import os
+import ssl
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
-from fabric.block import BlockRef
-from fabric.cache_spec import ModelCacheSpec
-from fabric.control import Address, NodeView, SelfTest, TierBytes
-from fabric.errors import OverloadedError, RetryElsewhereError
-from fabric.generation import Event, GenerateRequest
+from fabric.control.node_calls import Address, NodeView, SelfTest, TierBytes
+from fabric.errors import OverloadedError, RetryElsewhereError, RetryLaterError
 from fabric.ids import Fingerprint, MigrationId, NodeName
-from fabric.limits import BLOCK_TOKENS, FETCHES_MAX, FETCHES_WAITING_MAX
-from fabric.manifest import OwnerState
+from fabric.kvcache.cache_spec import ModelCacheSpec
+from fabric.limits import BLOCK_TOKENS, FETCHES_MAX, FETCHES_WAITING_MAX, HASTY_WORKERS
+from fabric.net.transfer_counts import FETCHING, SENDING, bounded
 from fabric.ports import Clock
+from fabric.record.manifest import OwnerState
 from fabric.settings import NodeSettings
-from fabric.transfer_counts import FETCHING, SENDING, bounded
-from node.agent_store import AgentStore
-from node.agent_table import AgentTable
-from node.arrivals import Arrivals
-from node.connections import Connections
-from node.engine_thread import EngineThread
-from node.erased import Erased
-from node.flusher import Flusher
-from node.landings import Landings
-from node.link_table import LinkTable
+from fabric.turn.generation import Event, GenerateRequest
+from node.agents.agent import AgentKey
+from node.agents.agent_table import AgentTable
+from node.engine.engine_thread import EngineThread
+from node.haste import in_haste
+from node.migration.adoption import Adoption
+from node.migration.handover_waiters import Landings
+from node.migration.warm_up import Arrivals
 from node.mlx.chat_tokenizer import ChatTokenizer
-from node.prefetch import Prefetches
-from node.reclaim import Reclaim
-from node.transfer_client import TransferReport, fetch_blocks
-from node.transfer_server import TransferServer
-from node.turn import Turn
+from node.net.connections import Connections
+from node.net.link_table import LinkTable
+from node.store.agent_store import AgentStore
+from node.store.service_time import ServiceTime
+from node.store.tombstones import Erased
+from node.tiers.disk_budget import Reclaim
+from node.tiers.erasure import Erasing
+from node.tiers.flusher import Flusher
+from node.tiers.prefetch import Prefetches
+from node.transfer.client import TransferReport, fetch_blocks
+from node.transfer.server import TransferServer
+from node.turn.encoders import Encoders
+from node.turn.turn import Turn
 
 T = TypeVar("T")
+NOT_ERASED = "an erasure is not complete on the disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,7 @@ class NodeConfig:
     settings: NodeSettings
     host: str
     incarnation: int
+    tls: ssl.SSLContext | None = None  # None: plain HTTP, which no router of a real fabric asks
 
 
 @dataclass(slots=True, eq=False)
@@ -70,35 +79,48 @@ class Node:
     erased: Erased
     workers: ThreadPoolExecutor
     self_test: SelfTest
+    service_time: ServiceTime = field(default=None)  # type: ignore[assignment]  # one is made
+    is_tested: bool = False  # the self-test could tell whether stored agents come back
+    turns_begun: int = 0
     problem: str | None = None  # why no agent's cache is kept: every prompt is computed whole
     vocabulary_size: int = 0  # token ids that the model takes
     http_url: str = ""
     is_draining: bool = False  # no new agents: somebody said so
     is_stopping: bool = False
-    degraded: str | None = None
-    owes_erasures: bool = False  # the disk refused to let an erased agent go
+    troubles: dict[str, str] = field(default_factory=dict)  # what is wrong now, by its cause
     scrubbed_bytes: int = 0
     connections: Connections = field(default_factory=Connections)
     fenced_turns: int = 0
+    failed_rounds: int = 0  # of background work
     fetch: Callable[..., TransferReport] = fetch_blocks  # brings blocks from a peer; blocks
+    encoders: Encoders = field(default_factory=Encoders)
     flusher: Flusher = field(init=False)
+    erasing: Erasing = field(init=False)
     reclaim: Reclaim = field(init=False)
     arrivals: Arrivals = field(init=False)
     prefetches: Prefetches = field(init=False)
     links: LinkTable = field(init=False)
     fetchers: ThreadPoolExecutor = field(init=False)
+    hasty_workers: ThreadPoolExecutor = field(init=False)
+    hasty_fetchers: ThreadPoolExecutor = field(init=False)
     _fetching_count: int = 0
     turns: set[Turn] = field(default_factory=set)
-    adopted: dict[MigrationId, list[BlockRef]] = field(default_factory=dict)  # not yet owned
-    deciding: asyncio.Lock = field(default_factory=asyncio.Lock)  # commits and aborts of moves
-    adopted_s: dict[MigrationId, float] = field(default_factory=dict)  # when a block last came
+    adopted: dict[MigrationId, Adoption] = field(default_factory=dict)  # not yet owned
+    _deciding: WeakValueDictionary[AgentKey, asyncio.Lock] = field(
+        default_factory=WeakValueDictionary
+    )
     aborted: OrderedDict[MigrationId, None] = field(default_factory=OrderedDict)
     landings: Landings = field(default_factory=Landings)
 
     def __post_init__(self) -> None:
         """Look after unsaved agents, the disk's budget, what comes into memory, and links."""
+        if self.service_time is None:
+            self.service_time = ServiceTime(self.name, self.clock)
         self.fetchers = ThreadPoolExecutor(FETCHES_MAX, thread_name_prefix="fetch")
+        self.hasty_workers = ThreadPoolExecutor(HASTY_WORKERS, thread_name_prefix="worker_now")
+        self.hasty_fetchers = ThreadPoolExecutor(HASTY_WORKERS, thread_name_prefix="fetch_now")
         self.flusher = Flusher(self)
+        self.erasing = Erasing(self)
         self.arrivals = Arrivals(self)
         self.reclaim = Reclaim(self)
         self.prefetches = Prefetches(self)
@@ -115,13 +137,20 @@ class Node:
         return self.problem is None
 
     @property
+    def degraded(self) -> str | None:
+        """Say in words what is wrong now, to whoever asks for the node's health."""
+        owed = [NOT_ERASED] if self.erasing.has_failed else []
+        return "; ".join([*self.troubles.values(), *owed]) or None
+
+    @property
     def settings(self) -> NodeSettings:
         """This node's budgets and policies."""
         return self.config.settings
 
     async def in_worker(self, work: Callable[[], T]) -> T:
-        """Run blocking work (disk, hashing, tokenizing) on a worker thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.workers, work)
+        """Run blocking work (disk, hashing) on a worker thread."""
+        workers = self.hasty_workers if in_haste() else self.workers
+        return await asyncio.get_running_loop().run_in_executor(workers, work)
 
     async def in_fetcher(self, work: Callable[[], T]) -> T:
         """Run a fetch, which may take an hour, where it holds up no turn's work."""
@@ -129,10 +158,15 @@ class Node:
             message = f"{FETCHES_WAITING_MAX} agents are being copied here"
             raise OverloadedError(message)
         self._fetching_count += 1
+        fetchers = self.hasty_fetchers if in_haste() else self.fetchers
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.fetchers, work)
+            return await asyncio.get_running_loop().run_in_executor(fetchers, work)
         finally:
             self._fetching_count -= 1
+
+    def deciding(self, key: AgentKey) -> asyncio.Lock:
+        """Return the lock under which commits, aborts and kept copies of one agent are decided."""
+        return self._deciding.setdefault(key, asyncio.Lock())
 
     async def on_engine(self, work: Callable[[], T]) -> T:
         """Run work on the engine thread between two steps."""
@@ -141,6 +175,10 @@ class Node:
     def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
         """Serve one turn; closing the iterator cancels it."""
         return Turn(self, request).events()
+
+    def note_failed_round(self) -> None:
+        """Count a round of background work that failed; its loop has told the log."""
+        self.failed_rounds += 1
 
     def note_hot(self) -> None:
         """Tell the memory budget what idle caches hold now; call it after every change."""
@@ -151,13 +189,16 @@ class Node:
 
     def make_room(self, size_bytes: int) -> None:
         """Cool idle agents until `size_bytes` more are free, as far as that goes."""
+        before_bytes = self.engine.budget.idle_bytes
         wanted_bytes = self.table.hot_bytes - size_bytes
         self.table.cool(wanted_bytes)
         if self.table.hot_bytes > wanted_bytes:
             self.arrivals.clear()
         self.note_hot()
         self.flusher.hurry()
-        self.engine.wake()
+        # Where nothing was freed, whoever asked would only ask again: its next poll is soon.
+        if self.engine.budget.idle_bytes < before_bytes:
+            self.engine.wake()
 
     @property
     def state(self) -> str:
@@ -165,6 +206,14 @@ class Node:
         if self.is_stopping:
             return "stopping"
         return "draining" if self.is_draining else "ready"
+
+    @property
+    def stopping(self) -> RetryLaterError | None:
+        """Return why no turn is served any more, if that is so."""
+        if not self.is_stopping:
+            return None
+        message = f"{self.name} is stopping"
+        return RetryLaterError(message, code="stopping")
 
     def refuse_new(self) -> None:
         """Raise where this node takes no new agents."""
@@ -182,10 +231,23 @@ class Node:
         """Where the data plane listens."""
         return self.transfers.addresses()
 
-    async def quiesce(self) -> None:
-        """Wait until every turn in progress has been saved."""
-        while self.turns:
-            await asyncio.gather(*(turn.task for turn in self.turns), return_exceptions=True)
+    async def quiesce(self, limit_s: float | None = None) -> int:
+        """Wait until every turn in progress has been saved; return how many still run at the limit.
+
+        Turns that begin meanwhile are not waited for.
+        """
+        tasks = {turn.task for turn in self.turns}
+        if not tasks:
+            return 0
+        _, running = await asyncio.wait(tasks, timeout=limit_s)
+        return len(running)
+
+    async def end_turns(self) -> None:
+        """Serve no turn any more; wait until those in progress have been saved."""
+        self.is_draining = self.is_stopping = True
+        for turn in list(self.turns):
+            turn.cancel()
+        await self.quiesce()
 
     def view(self) -> NodeView:
         """Describe the node for its beat."""
@@ -225,6 +287,7 @@ class Node:
             links=self.links.views(),
             erased=self.erased.fingerprint,
             fenced_turns=self.fenced_turns,
+            failed_rounds=self.failed_rounds,
             sending=bounded(self.transfers.counts(), SENDING),
             fetching=bounded(self.connections.counts(), FETCHING),
         )

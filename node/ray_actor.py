@@ -6,27 +6,35 @@ and with it MLX, is loaded in the actor's own process only.
 
 import asyncio
 import contextlib
+import errno
+import gc
 import hashlib
 import importlib
 import logging
+import os
 import secrets
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from fabric.codec import unpack
-from fabric.control import ErrorReply, Stop, encode_reply, is_call
-from fabric.errors import FabricError
+from fabric.control.node_calls import ErrorReply, Stop, encode_reply, is_call
+from fabric.errors import FabricError, FatalError, StartFailedError
 from fabric.ids import parse_node_name
 from fabric.settings import NodeSettings
 from fabric.short_pauses import keep_pauses_short
+from node.back_off import BackOff
+from node.keys import Keys, read_keys
 
 NAMESPACE = "macfabric"
 CONTROL_CALLS_MAX = 64  # long copies among them; beats must not wait for those
 LOADING = "loading"
-START_FAILED = "start_failed"
 STOPPING = "stopping"
 SERVICE_MODULE = "node.service"
 _RETRY_AFTER_S = 0.5
@@ -35,6 +43,15 @@ _INCARNATION_BYTES_MAX = 32
 # The first of a data folder is random, so that a wiped folder does not repeat old numbers;
 # JSON keeps integers exact up to 2**53.
 _FIRST_INCARNATION_BITS = 48
+_UNWRITTEN_INCARNATION_BITS = 40
+START_RETRY_S = 0.5
+START_RETRY_MAX_S = 15.0
+START_AGAIN_S = 5.0  # what was told wrongly, or is not there: somebody has to mend it first
+START_AGAIN_MAX_S = 300.0
+_PASSING = frozenset({
+    errno.EAGAIN, errno.EBUSY, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE,
+    errno.ENOMEM, errno.EIO, errno.EADDRNOTAVAIL,
+})  # fmt: skip
 
 _log = logging.getLogger("macfabric.node.ray_actor")
 
@@ -45,7 +62,7 @@ def actor_name(node: str) -> str:
 
 
 def origin_of(*arguments: str | bytes) -> bytes:
-    """Return a digest of what an actor is started with; it says nothing about the key in it."""
+    """Return a digest of what an actor is started with."""
     digest = hashlib.blake2b(digest_size=32)
     for argument in arguments:
         raw = argument.encode() if isinstance(argument, str) else argument
@@ -62,25 +79,28 @@ class NodeActor:
         data_dir: str,
         model: str,
         host: str,
-        cluster_key: bytes,
+        keys_dir: str,
+        keys_digest: str,
         settings: bytes,
         service_module: str = SERVICE_MODULE,
     ) -> None:
         self._service: Any = None
-        self._refusal: ErrorReply | None = _refusal(LOADING, "the model is loading")
-        arguments = (name, data_dir, model, host, cluster_key, settings, service_module)
+        self._refusal: ErrorReply | None = _loading("the model is loading")
+        self._again_at_s = 0.0  # when a start that failed is tried again
+        arguments = (name, data_dir, model, host, keys_dir, keys_digest, settings, service_module)
         self._origin = origin_of(*arguments)
-        threading.Thread(target=self._start, args=arguments, name="start", daemon=True).start()
+        begin = partial(self._begin, *arguments)
+        threading.Thread(target=self._start, args=(name, begin), name="start", daemon=True).start()
 
     @ray.method(concurrency_group="control")
     async def control(self, raw: bytes) -> bytes:
         """Answer one control call; blocks nobody else for as long as it takes."""
         refusal = self._refusal
         if refusal is not None:
-            return encode_reply(refusal)
+            return encode_reply(self._timed(refusal))
         reply = bytes(await asyncio.wrap_future(self._service.control(raw)))
         if is_call(raw, Stop):
-            self._refusal = _refusal(STOPPING, "the node has stopped")
+            self._refusal = ErrorReply(503, STOPPING, "the node has stopped", _RETRY_AFTER_S)
             await asyncio.to_thread(self._service.stop)
         return reply
 
@@ -89,42 +109,90 @@ class NodeActor:
         """Tell what it was started with; Ray restarts it with the same for ever."""
         return self._origin
 
-    def _start(
+    def _start(self, name: str, begin: Callable[[], None]) -> None:
+        """Begin until it succeeds: in this process, which alone owns the data folder."""
+        os.umask(0o077)
+        passing = BackOff(START_RETRY_S, START_RETRY_MAX_S)
+        lasting = BackOff(START_AGAIN_S, START_AGAIN_MAX_S)
+        while True:
+            try:
+                begin()
+            except Exception as error:  # noqa: BLE001 - whatever it is, callers are told
+                why = error.message if isinstance(error, FabricError) else str(error)
+                again = _loading(f"it tries to start again: {why}")
+                wait_s = (passing if _passes(error) else lasting).next_s()
+                if _passes(error):
+                    # The one before it is about to end, or somebody makes room.
+                    _log.warning("node %s starts again in %g s: %s", name, wait_s, why)
+                    self._refusal = again
+                else:
+                    _log.exception("node %s did not start, again in %g s", name, wait_s)
+                    self._again_at_s = time.monotonic() + wait_s
+                    self._refusal = _failed(f"{type(error).__name__}: {why}")
+            else:
+                self._refusal = None
+                return
+            gc.collect()  # half a model may hang on the error
+            time.sleep(wait_s)
+            self._refusal = again
+
+    def _timed(self, refusal: ErrorReply) -> ErrorReply:
+        if refusal.code != StartFailedError.code:
+            return refusal
+        return replace(refusal, retry_after_s=max(0.0, self._again_at_s - time.monotonic()))
+
+    def _begin(
         self,
         name: str,
         data_dir: str,
         model: str,
         host: str,
-        cluster_key: bytes,
+        keys_dir: str,
+        keys_digest: str,
         settings: bytes,
         service_module: str,
     ) -> None:
-        try:
-            service = importlib.import_module(service_module)
-            folder = Path(data_dir).expanduser()
-            config = service.NodeConfig(
-                name=parse_node_name(name),
-                data_dir=folder,
-                model=model,
-                cluster_key=cluster_key,
-                settings=unpack(NodeSettings, settings),
-                host=host,
-                incarnation=next_incarnation(folder),
-            )
-            self._service = service.NodeService(config)
-            self._service.start()
-            keep_pauses_short()
-        except Exception as error:  # noqa: BLE001 - whatever it is, callers are told
-            _log.exception("node %s did not start", name)
-            why = error.message if isinstance(error, FabricError) else str(error)
-            self._refusal = _refusal(START_FAILED, f"{type(error).__name__}: {why}")
-        else:
-            self._refusal = None
+        keys = _matching(read_keys(Path(keys_dir).expanduser()), keys_digest)
+        importlib.invalidate_caches()  # what was missing may have been installed
+        service = importlib.import_module(service_module)
+        folder = Path(data_dir).expanduser()
+        config = service.NodeConfig(
+            name=parse_node_name(name),
+            data_dir=folder,
+            model=model,
+            cluster_key=keys.cluster_key,
+            tls=keys.server_context(),
+            settings=unpack(NodeSettings, settings),
+            host=host,
+            incarnation=next_incarnation(folder),
+        )
+        made = service.NodeService(config)
+        made.start()
+        self._service = made
+        keep_pauses_short()
+
+
+def _passes(error: Exception) -> bool:
+    """Say whether the same start may succeed later: the system lacks something, or another has it.
+
+    What a node was told wrongly (model, key, host) stays wrong.
+    """
+    from node.store.posix_disk import DiskError
+
+    cause = error.cause if isinstance(error, DiskError) else getattr(error, "errno", None)
+    return cause in _PASSING
+
+
+def _matching(keys: Keys, digest: str) -> Keys:
+    if keys.digest != digest:
+        message = f"the keys in {keys.folder} are not those of Ray's head: run `ray up` again"
+        raise FatalError(message)
+    return keys
 
 
 def next_incarnation(folder: Path) -> int:
-    """Count this start of the node whose data folder this is, durably."""
-    from node.posix_disk import PosixDisk
+    """Count this start of the node whose data folder this is, durably if the disk allows."""
+    from node.store.posix_disk import DiskError, PosixDisk
 
     disk = PosixDisk(folder)
     try:
@@ -132,18 +200,21 @@ def next_incarnation(folder: Path) -> int:
         with contextlib.suppress(FileNotFoundError, ValueError, FabricError):
             last = int(disk.read(_INCARNATION, _INCARNATION_BYTES_MAX))
         count = last + 1 if last > 0 else 1 + secrets.randbits(_FIRST_INCARNATION_BITS)
-        disk.publish(_INCARNATION, [str(count).encode()])
+        try:
+            disk.publish(_INCARNATION, [str(count).encode()])
+        except DiskError as error:
+            # A full drive must not keep from starting who could make room. The next start may
+            # read the same last number: chance keeps their numbers apart.
+            _log.warning("the count of starts is in memory only: %s", error.reason)
+            count += secrets.randbits(_UNWRITTEN_INCARNATION_BITS)
     finally:
         disk.close()
     return count
 
 
-def _refusal(code: str, message: str) -> ErrorReply:
-    # A start that failed is final until somebody changes something; the rest passes.
-    retry_after_s = None if code == START_FAILED else _RETRY_AFTER_S
-    return ErrorReply(
-        status=500 if code == START_FAILED else 503,
-        code=code,
-        message=message,
-        retry_after_s=retry_after_s,
-    )
+def _loading(message: str) -> ErrorReply:
+    return ErrorReply(503, LOADING, message, _RETRY_AFTER_S)
+
+
+def _failed(message: str) -> ErrorReply:
+    return ErrorReply(StartFailedError.status, StartFailedError.code, message)

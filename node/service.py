@@ -9,46 +9,49 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import uvicorn
 
-from fabric.control import SelfTest, encode_reply
+from fabric.control.hasty_calls import HASTY
+from fabric.control.node_calls import SelfTest, encode_reply
 from fabric.errors import FatalError, RetryLaterError
-from fabric.hasty_calls import HASTY
+from fabric.kvcache.spec_file import SpecRecord
 from fabric.limits import CONTROL_TIMEOUT_S
-from fabric.links import AddressScope, scope_of
-from fabric.spec_file import SpecRecord
-from node import draining
-from node.agent_store import AgentStore
-from node.block_store import BlockStore
+from fabric.net.links import AddressScope, scope_of
+from node import drain_flag
+from node.agents.recovered import recovered_table
 from node.clock import SystemClock
 from node.control_calls import ControlCalls
-from node.engine_thread import EngineThread
-from node.erased import DIRECTORY as ERASED
-from node.erased import Erased
-from node.folder_spec import keep_spec
-from node.hasty_http import HastyHttp
-from node.hibernation_http import HibernationHttp
-from node.http_server import build_app, error_reply
-from node.link_ping import Caller
-from node.link_prober import LinkProber
-from node.listeners import EVERYWHERE
-from node.manifest_store import ManifestStore
-from node.memory_budget import MemoryBudget
+from node.engine.engine_thread import EngineThread
+from node.engine.memory_budget import MemoryBudget
+from node.engine.prefill_trial import measure_prefill, trial_tokens
+from node.http.control import HastyHttp
+from node.http.generate import HttpServer, build_app, error_reply, http_config
+from node.http.hibernation import HibernationHttp
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.engine import Engine
 from node.mlx.loaded_model import LoadedModel, load_model
-from node.model_folders import folder_name
+from node.net.listeners import EVERYWHERE
+from node.net.probe import Caller
+from node.net.prober import LinkProber
 from node.node import Node, NodeConfig
-from node.posix_disk import PosixDisk
-from node.recovered import recovered_table
-from node.scrubber import Scrubber
-from node.sealed_disk import SealedDisk, open_disk
 from node.self_test import run_self_test
-from node.transfer_server import TransferServer
+from node.store.agent_store import AgentStore
+from node.store.block_store import BlockStore
+from node.store.encrypted_disk import SealedDisk, open_disk
+from node.store.folder_encryption import FolderSealing
+from node.store.folder_format import keep_spec
+from node.store.manifest_store import ManifestStore
+from node.store.model_folders import folder_name
+from node.store.posix_disk import PosixDisk
+from node.store.scrubber import Scrubber
+from node.store.service_time import ServiceTime
+from node.store.tombstones import DIRECTORY as ERASED
+from node.store.tombstones import Erased
+from node.transfer.server import TransferServer
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -77,7 +80,9 @@ class NodeService:
         self._serving: asyncio.Task[None] | None = None
         self._disk: PosixDisk | None = None
         self._scrubber: Scrubber | None = None
+        self._sealing: FolderSealing | None = None
         self._prober: LinkProber | None = None
+        self._begun: list[Callable[[], object]] = []  # how to end what a start has begun
 
     @property
     def node(self) -> Node:
@@ -86,22 +91,44 @@ class NodeService:
         return self._node
 
     def start(self) -> None:
-        """Load the model, recover the disk tier, test it, and listen."""
+        """Load the model, recover the disk tier, test it, and listen.
+
+        A start that fails ends what it has begun, so that another may follow in this process.
+        """
+        try:
+            self._start()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        if self._node is not None:
+            self.stop()
+            return
+        for end in reversed(self._begun):
+            end()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CONTROL_TIMEOUT_S)
+        self._loop.close()
+
+    def _start(self) -> None:
         os.umask(0o077)
         self._thread.start()
         self._node = self._build()
         self._calls = ControlCalls(self._node)
         self._on_loop(self._node.reclaim.round()).result()
         self._on_loop(self._listen()).result()
-        self._node.self_test = self._on_loop(run_self_test(self._node)).result()
-        if not self._node.self_test.passed:
-            _log.error("self-test failed: %s", self._node.self_test.detail)
-        self._node.is_draining = draining.is_noted(self._config.data_dir)
+        self._on_loop(run_self_test(self._node)).result()
+        self._on_loop(self._measure_prefill()).result()
+        self._node.is_draining = drain_flag.is_noted(self._config.data_dir)
         self._scrubber = Scrubber(self._node)
         self._loop.call_soon_threadsafe(self._scrubber.start)
         self._loop.call_soon_threadsafe(self._node.flusher.start)
         self._loop.call_soon_threadsafe(self._node.reclaim.start)
-        caller = Caller(self._config.name, self._config.cluster_key, self._node.fingerprint)
+        self._sealing = FolderSealing(self._node)
+        self._loop.call_soon_threadsafe(self._sealing.start)
+        links = self._config.settings.encrypt_links
+        caller = Caller(self._config.name, self._config.cluster_key, self._node.fingerprint, links)
         follow = self._node.transfers.follow
         self._prober = LinkProber(self._node.links, caller.measure, self._node.clock, follow)
         self._prober.start()
@@ -130,14 +157,26 @@ class NodeService:
         self._node.engine.stop()
         self._node.transfers.stop()
         self._node.connections.close()
+        self._node.encoders.close()
         self._node.workers.shutdown()
+        self._node.hasty_workers.shutdown()
         self._node.fetchers.shutdown(cancel_futures=True)
+        self._node.hasty_fetchers.shutdown(cancel_futures=True)
         self._node.erased.close()
         if self._disk is not None:
             self._disk.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CONTROL_TIMEOUT_S)
         self._loop.close()
+
+    async def _measure_prefill(self) -> None:
+        node = self.node
+        tokens = await node.in_worker(
+            lambda: trial_tokens(
+                lambda text: node.tokenizer.encode(text).ids, node.context_tokens_max
+            )
+        )
+        await measure_prefill(node.engine, node.clock, tokens)
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -147,40 +186,42 @@ class NodeService:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _build(self) -> Node:
-        config, clock = self._config, SystemClock()
+        config, settings, clock = self._config, self._config.settings, SystemClock()
         engine = EngineThread(
             clock,
-            active_max=config.settings.active_max,
-            waiting_max=config.settings.waiting_max,
-            exact_chunks=config.settings.exact_chunks,
-            budget=MemoryBudget(config.settings.hot_bytes, self._make_room),
+            active_max=settings.active_max,
+            waiting_max=settings.waiting_max,
+            exact_chunks=settings.exact_chunks,
+            budget=MemoryBudget(settings.hot_bytes, self._make_room),
         )
 
         def build() -> tuple[Engine, LoadedModel]:
-            settings = config.settings
             loaded = load_model(config.model, settings.context_tokens_max, settings.kv_bits)
             return loaded.engine, loaded
 
+        self._begun.append(engine.stop)
         loaded = engine.start(build)
         # Another model's agents wait in a folder of their own until it is served again.
         folder = config.data_dir / folder_name(loaded.fingerprint)
         self._disk = disk = open_disk(
-            folder,
-            config.settings.durability,
-            config.cluster_key,
-            seals=config.settings.encrypt_at_rest,
+            folder, settings.durability, config.cluster_key, seals=settings.encrypt_at_rest
         )
+        self._begun.append(disk.close)
         disk.recover()
         if isinstance(disk, SealedDisk):
             disk.seal_all()
         if loaded.problem is None:
             keep_spec(disk, SpecRecord(loaded.fingerprint, loaded.name, loaded.spec))
         blocks = BlockStore(disk, loaded.spec, loaded.fingerprint)
-        tombs = PosixDisk(config.data_dir.expanduser() / ERASED, config.settings.durability)
-        erased = Erased(tombs, config.cluster_key, clock)
+        tombs = PosixDisk(config.data_dir.expanduser() / ERASED, settings.durability)
+        self._begun.append(tombs.close)
+        erased = Erased(tombs, config.cluster_key)
         manifests = ManifestStore(disk, config.cluster_key, erased.epoch_of)
         store = AgentStore(blocks, manifests, config.cluster_key, loaded.fingerprint, loaded.spec)
-        table = recovered_table(config, loaded.fingerprint, clock, store)
+        service_time = ServiceTime(config.name, clock, config.data_dir.expanduser())
+        table = recovered_table(
+            config.name, loaded.fingerprint, clock, store, settings.rules, service_time
+        )
         if manifests.erased_count:
             blocks.empty_quarantine()
         transfers = TransferServer(
@@ -190,7 +231,7 @@ class NodeService:
             blocks,
             clock,
             host=_data_host(config.host),
-            from_memory=isinstance(disk, SealedDisk),
+            encrypt_links=settings.encrypt_links,
         )
         return Node(
             config=config,
@@ -208,6 +249,7 @@ class NodeService:
             workers=ThreadPoolExecutor(WORKERS, thread_name_prefix="worker"),
             self_test=_UNTESTED,
             problem=loaded.problem,
+            service_time=service_time,
             vocabulary_size=loaded.vocabulary_size,
         )
 
@@ -218,14 +260,15 @@ class NodeService:
     async def _listen(self) -> None:
         node = self.node
         listener = socket.create_server((self._config.host, 0))
+        # Of each connection, too; asyncio takes these for none of TCP and leaves Nagle's delay on.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host, port = listener.getsockname()[:2]
-        node.http_url = f"http://{host}:{port}"
+        tls = self._config.tls
+        node.http_url = f"{'http' if tls is None else 'https'}://{host}:{port}"
         hasty = HastyHttp(node.name, self._config.cluster_key, self._hasty)
         more = [*HibernationHttp(node).routes(), *hasty.routes()]
         app = build_app(self._config.cluster_key, node.generate, more)
-        server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
-        )
+        server = HttpServer(http_config(app, tls=tls))
         self._server = server
         self._serving = asyncio.create_task(server.serve(sockets=[listener]))
 
@@ -234,13 +277,14 @@ class NodeService:
         node.is_draining = node.is_stopping = True
         if self._scrubber is not None:
             await self._scrubber.stop()
-        for turn in list(node.turns):
-            turn.cancel()
-        await node.quiesce()
+        if self._sealing is not None:
+            await self._sealing.stop()
+        await node.end_turns()
         await node.prefetches.close()
         await node.flusher.stop()
         await node.reclaim.stop()
         left = await node.flusher.flush()
+        await node.in_worker(node.service_time.save)
         if left:
             _log.error("%d agents are lost with this process: %s", left, node.degraded)
         if self._server is not None and self._serving is not None:

@@ -1,5 +1,5 @@
 """What clients talk to: the HTTP APIs, placement in seconds, the directory, scenarios, the CLI.
 
 Imports `fabric`, never `node`: nodes are reached by name. Ray enters through
-`router.ray_control` and `router.cluster` only.
+`router.fleet.ray_control` and `router.supervise.ray_config` only.
 """

@@ -3,17 +3,23 @@
 import argparse
 import asyncio
 import logging
+import os
+import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fabric.errors import FabricError, FatalError
+from fabric.errors import FabricError
 from fabric.settings import FabricSettings, RouterSettings
 from router.cli.config_file import read_settings
+from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.errors import CommandError
-from router.cli.folder import KEY_BYTES, DataFolder, default_data_dir
-from router.listener import listen
-from router.placement import Policy
+from router.fleet.listener import listen
+from router.placement.seconds import Policy
+from router.tls.contexts import read_router_keys
+
+OPEN_FILES = 10_240  # clients, strangers and streams of nodes; macOS allows no more
+LOCAL_OPERATOR = "this machine's command line"  # no name that settings can give
 
 
 def main() -> int:
@@ -21,33 +27,48 @@ def main() -> int:
     if not __debug__:
         print("do not run under python -O: assertions guard the fabric", file=sys.stderr)  # noqa: T201
         return 2
+    # Ray reads it when it is imported: a lost driver must not start a cluster of its own.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     arguments = _arguments()
+    _allow_open_files()
+    os.umask(0o077)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
         settings = read_settings(arguments.config)
-        key = _read_key(arguments.data_dir or default_data_dir(settings))
-        chosen = _overridden(settings, arguments)
+        data_dir = arguments.data_dir or default_data_dir(settings)
+        keys = read_router_keys(Path(settings.keys_dir or data_dir).expanduser())
+        folder = DataFolder(data_dir.expanduser())
+        chosen = _operated(_overridden(settings, arguments), folder)
         with listen(chosen.host, chosen.port) as listener:
             # Most of a restart is spent here. Clients already wait in line: none is refused.
             from router.serve import serve
 
             policy = Policy(arguments.policy)
-            asyncio.run(serve(chosen, key, arguments.ray_address, listener, policy=policy))
+            asyncio.run(serve(chosen, keys, arguments.ray_address, listener, policy=policy))
     except (FabricError, CommandError) as error:
         print(f"router: {error}", file=sys.stderr)  # noqa: T201 - why it did not start
         return 1
     return 0
 
 
+def _allow_open_files() -> None:
+    """Have room for all connections that are allowed; macOS gives 256 files by itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m router", description=__doc__)
     parser.add_argument("--config", type=Path, help="a cluster file with our section")
-    parser.add_argument("--data-dir", type=Path, help="the folder that holds cluster.key")
+    parser.add_argument("--data-dir", type=Path, help="the folder that holds the keys")
     parser.add_argument("--ray-address", default="auto", help="host:port of Ray's head")
     parser.add_argument("--host", help="listen here instead of where the settings say")
     parser.add_argument("--port", type=int, help="likewise; 0 takes any free port")
+    parser.add_argument("--expect", type=int, help="how many nodes there are, once all have come")
     parser.add_argument(
         "--policy",
         choices=[policy.value for policy in Policy],
@@ -63,20 +84,16 @@ def _overridden(settings: FabricSettings, arguments: argparse.Namespace) -> Rout
         chosen = replace(chosen, host=arguments.host)
     if arguments.port is not None:
         chosen = replace(chosen, port=arguments.port)
+    if arguments.expect is not None:
+        chosen = replace(chosen, nodes_expected=arguments.expect)
     return chosen
 
 
-def _read_key(data_dir: Path) -> bytes:
-    path = DataFolder(data_dir.expanduser()).cluster_key
-    try:
-        key = bytes.fromhex(path.read_text())
-    except (OSError, ValueError) as error:
-        message = f"{path}: no cluster key there ({type(error).__name__})"
-        raise FatalError(message) from None
-    if len(key) != KEY_BYTES:
-        message = f"{path}: a cluster key has {KEY_BYTES} bytes"
-        raise FatalError(message)
-    return key
+def _operated(settings: RouterSettings, folder: DataFolder) -> RouterSettings:
+    """Let the command line on this machine operate the fabric."""
+    key = folder.read_operator_key()
+    keys = settings.operator_keys | ({LOCAL_OPERATOR: key} if key else {})
+    return replace(settings, operator_keys=keys)
 
 
 if __name__ == "__main__":

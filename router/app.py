@@ -7,36 +7,40 @@ from starlette.routing import BaseRoute
 
 from fabric.errors import FabricError
 from fabric.settings import RouterSettings
-from router.agents_api import AgentsApi
-from router.api_errors import ErrorBoundary, on_fabric_error, on_http_error
-from router.auth import Auth
-from router.body_limit import BodyLimit
-from router.chat_api import ChatApi
-from router.completion_api import CompletionApi
-from router.copies_api import CopiesApi
-from router.drain_api import DrainApi
-from router.health_api import HealthApi
-from router.hibernation_api import HibernationApi
-from router.hibernations import Hibernations
-from router.metrics_api import MetricsApi
-from router.models_api import ModelsApi
-from router.nodes_api import NodesApi
+from router.admin.agents import AgentsApi
+from router.admin.copies import CopiesApi
+from router.admin.drain import DrainApi
+from router.admin.health import HealthApi
+from router.admin.hibernation import HibernationApi
+from router.admin.metrics import MetricsApi
+from router.admin.nodes import NodesApi
+from router.admin.waiting import waiting
+from router.http.auth import Auth
+from router.http.body_limit import BodyLimit
+from router.http.errors import ErrorBoundary, on_fabric_error, on_http_error
+from router.moves.hibernations import Hibernations
+from router.openai.chat_api import ChatApi
+from router.openai.completion_api import CompletionApi
+from router.openai.models_api import ModelsApi
 from router.services import Services
 
 
 def routes_of(services: Services) -> list[BaseRoute]:
     """Collect the routes of all APIs."""
     fleet, clock = services.fleet, services.fleet.clock
-    return [
-        *HealthApi(fleet).routes(),
-        *ChatApi(services.turns, clock).routes(),
-        *CompletionApi(services.turns, clock).routes(),
-        *ModelsApi(fleet).routes(),
+    named = [  # these name agents or nodes
         *AgentsApi(fleet, services.migrations, services.erasures).routes(),
         *HibernationApi(Hibernations(fleet, services.migrations)).routes(),
         *CopiesApi(services.forks, services.replicas, services.prefetches).routes(),
         *NodesApi(fleet, services.drains).routes(),
         *DrainApi(fleet, services.drains).routes(),
+    ]
+    return [
+        *HealthApi(fleet).routes(),
+        *ChatApi(services.turns, clock).routes(),
+        *CompletionApi(services.turns, clock).routes(),
+        *ModelsApi(fleet).routes(),
+        *waiting(named, fleet.meeting),
         *MetricsApi(fleet, services.telemetry).routes(),
     ]
 

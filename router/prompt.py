@@ -6,7 +6,7 @@ from typing import Any
 
 from xxhash import xxh3_64
 
-from fabric.sketch import canonical_chunks, sketch_chunks, sketch_text
+from fabric.turn.sketch import canonical_chunks, sketch_chunks, sketch_text
 
 # A guess; every node runs the same tokenizer, so it scales all costs alike.
 BYTES_PER_TOKEN = 4.0

@@ -6,28 +6,36 @@ import json
 import logging
 import signal
 import socket
+import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Generator
 
 import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from fabric.cluster_secret import http_secret
+from fabric.http_guard.connection_table import Places
+from fabric.http_guard.http_options import bounded_options
 from fabric.ids import NodeName
+from fabric.keys.cluster_secret import http_secret
+from fabric.keys.key_files import MEMBER_NAME
 from fabric.settings import RouterSettings
 from fabric.short_pauses import keep_pauses_short
-from router import ray_control
 from router.app import build_app
 from router.clock import SystemClock
-from router.fleet import Fleet
-from router.listener import url_of
-from router.membership import Roster
-from router.node_link import ControlTransport, HttpNodeLink, open_session
-from router.placement import Policy
+from router.fleet import ray_control
+from router.fleet.fleet import Fleet
+from router.fleet.listener import url_of
+from router.fleet.membership import Roster
+from router.fleet.node_client import ControlTransport, HttpNodeLink
+from router.fleet.node_http import NodeHttp
+from router.placement.seconds import Policy
 from router.services import Services, assemble
+from router.tls.contexts import RouterKeys
 
 _LOG = logging.getLogger("macfabric.router")
 
-CONNECTIONS_MAX = 4096
-KEEP_ALIVE_S = 75
+BACKLOG = 1_024  # connections that wait to be accepted
 STOP_GRACE_S = 10
 READY_POLL_S = 0.05
 
@@ -37,9 +45,35 @@ def announce(url: str, nodes: list[str]) -> None:
     print(json.dumps({"url": url, "nodes": nodes}), flush=True)  # noqa: T201 - its contract
 
 
+class StopSignals:
+    """SIGTERM and SIGINT, which end a server in order."""
+
+    def __init__(self) -> None:
+        self._server: uvicorn.Server | None = None
+
+    def stop(self, server: uvicorn.Server) -> None:
+        """Let the signals end `server` from now on."""
+        self._server = server
+        self.install()
+
+    def install(self) -> None:
+        """Take the signals, also back from whoever took them meanwhile."""
+        if self._server is None:
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # Elsewhere than in the main thread, whoever started it stops it.
+            with contextlib.suppress(RuntimeError, ValueError):
+                loop.add_signal_handler(number, self._end)
+
+    def _end(self) -> None:
+        assert self._server is not None
+        self._server.should_exit = True
+
+
 async def serve(
     settings: RouterSettings,
-    cluster_key: bytes,
+    keys: RouterKeys,
     ray_address: str,
     listener: socket.socket,
     *,
@@ -48,14 +82,17 @@ async def serve(
 ) -> None:
     """Serve clients of the fabric at `ray_address` until SIGTERM or SIGINT."""
     ray_control.connect(ray_address)
+    signals = StopSignals()
     try:
         await serve_roster(
             settings,
-            cluster_key,
-            ray_control.ActorRoster(address=ray_address),
+            keys.cluster_key,
+            ray_control.ActorRoster(address=ray_address, on_joined=signals.install),
             listener,
+            keys=keys,
             policy=policy,
             on_ready=on_ready,
+            signals=signals,
         )
     finally:
         ray_control.disconnect()
@@ -69,43 +106,50 @@ async def serve_roster(
     *,
     policy: Policy = Policy.SECONDS,
     on_ready: Callable[[str, list[str]], None] = announce,
+    signals: StopSignals | None = None,
+    keys: RouterKeys | None = None,
 ) -> None:
-    """Serve clients of the nodes in `roster` on a socket that listens already."""
-    async with open_session() as session:
+    """Serve clients of the nodes in `roster` on a socket that listens already.
+
+    Without `keys`, nodes are asked and clients served in clear text.
+    """
+    tls = keys.client_facing(settings.tls) if keys and settings.uses_tls else None
+    async with NodeHttp(keys.node_facing() if keys else None) as http:
         secret = http_secret(cluster_key)
+        proven_as = MEMBER_NAME if keys else None
 
         def link(
             name: NodeName, transport: ControlTransport, is_lost: Callable[[], bool]
         ) -> HttpNodeLink:
-            return HttpNodeLink(name, transport, session, secret, is_lost)
+            return HttpNodeLink(name, transport, http, secret, is_lost, proven_as=proven_as)
 
         fleet = Fleet(roster, link, SystemClock(), policy)
         services = assemble(fleet, settings, cluster_key)
-        server = _Server(
-            uvicorn.Config(
-                build_app(settings, services),
-                lifespan="off",
-                log_config=None,
-                access_log=False,  # paths hold the names of agents
-                server_header=False,
-                limit_concurrency=CONNECTIONS_MAX,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=STOP_GRACE_S,
-                # A proxy on this machine speaks for clients elsewhere: they are no local peers.
-                forwarded_allow_ips="127.0.0.1,::1",
-            )
-        )
-        _stop_on_signals(server)
-        await _run(server, services, listener, on_ready)
+        server = _Server(http_config(build_app(settings, services), tls=tls))
+        (signals or StopSignals()).stop(server)
+        url = url_of(listener, "http" if tls is None else "https")
+        await _run(server, services, listener, url, on_ready)
+
+
+def http_config(
+    app: ASGIApp, places: Places | None = None, tls: ssl.SSLContext | None = None
+) -> uvicorn.Config:
+    """Say how the router's clients are served."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        timeout_graceful_shutdown=STOP_GRACE_S,
+        **bounded_options(HttpToolsProtocol, SSLProtocol, places, tls),
+    )
 
 
 async def _run(
     server: uvicorn.Server,
     services: Services,
     listener: socket.socket,
+    url: str,
     on_ready: Callable[[str, list[str]], None],
 ) -> None:
-    url = url_of(listener)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     tending = asyncio.create_task(services.run())
     telling = asyncio.create_task(_tell_when_ready(services.fleet, url, on_ready))
@@ -136,19 +180,13 @@ async def _tell_when_ready(
 
 
 class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, with a longer line than is let in at a time."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Leave signals alone: they end the whole router, not the server alone."""
         yield
-
-
-def _stop_on_signals(server: uvicorn.Server) -> None:
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        server.should_exit = True
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # Elsewhere than in the main thread, whoever started it stops it.
-        with contextlib.suppress(RuntimeError, ValueError):
-            loop.add_signal_handler(number, stop)

@@ -3,19 +3,22 @@
 import asyncio
 from dataclasses import dataclass
 
+from fabric.kvcache.hashing import agent_digest
 from fabric.settings import RouterSettings
-from router.drains import Drains
-from router.erasures import Erasures
-from router.fleet import Fleet
-from router.forks import Forks
-from router.introductions import Introductions
-from router.migrations import Migrations
-from router.prefetches import Prefetches
-from router.recovery import Recovery
-from router.replicas import Replicas
-from router.sites import Sites
+from router.fleet.fleet import Fleet
+from router.fleet.peer_exchange import Introductions
+from router.moves.drains import Drains
+from router.moves.erasures import Erasures
+from router.moves.forks import Forks
+from router.moves.migrations import Migrations
+from router.moves.move_candidates import Sites
+from router.moves.prefetches import Prefetches
+from router.moves.recovery import Recovery
+from router.moves.replicas import Replicas
 from router.telemetry import Telemetry
-from router.turns import Turns
+from router.turns.turns import Turns
+
+ALIAS_CHARS = 12  # of the digest that names an agent's record and tombstone on disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,6 @@ class Services:
         while True:
             await asyncio.sleep(self.fleet.membership.beat_s)
             await self.recovery.round()
-            await self.erasures.sweep()
             self.drains.sweep()
             await self.introductions.round()
 
@@ -68,6 +70,8 @@ def assemble(fleet: Fleet, settings: RouterSettings, cluster_key: bytes) -> Serv
     erasures = Erasures(fleet, migrations, replicas, telemetry, cluster_key)
     fleet.membership.greeter = erasures
     fleet.directory.floor = erasures.floor
+    fleet.meeting.expected = settings.nodes_expected
+    fleet.alias = lambda key: agent_digest(cluster_key, *key)[:ALIAS_CHARS]
     return Services(
         fleet=fleet,
         telemetry=telemetry,

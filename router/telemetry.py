@@ -5,11 +5,10 @@ No tenant, agent or prompt ever becomes a label; nodes do, since there are few.
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from fabric.generation import Admitted, CacheTier
-from fabric.transfer_counts import FETCHING, SENDING, bounded
-from router.link_rates import best_by_kind
-from router.membership import Health, Member, Membership
-from router.migration import MigrationReceipt
+from fabric.net.transfer_counts import FETCHING, SENDING, bounded
+from fabric.turn.generation import Admitted, CacheTier
+from router.fleet.membership import Health, Member, Membership
+from router.placement.link_rates import best_by_kind
 
 _TTFT_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 _MOVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -184,6 +183,12 @@ class Telemetry:
             ["node"],
             registry=registry,
         )
+        self._failed_rounds = Gauge(
+            "macfabric_node_failed_rounds",
+            "Rounds of a node's background work that failed and were tried again, since its start.",
+            ["node"],
+            registry=registry,
+        )
 
     def admitted(self, event: Admitted) -> None:
         """Count a turn's prompt."""
@@ -224,12 +229,12 @@ class Telemetry:
         """Count agents that a node removed when it came back."""
         self._erased_late.inc(agents)
 
-    def migrated(self, receipt: MigrationReceipt) -> None:
+    def migrated(self, moved_s: float, pause_s: float, sent_bytes: int) -> None:
         """Record a completed move."""
         self._migrations.labels("committed").inc()
-        self._migration_s.observe(receipt.seconds)
-        self._pause_s.observe(receipt.pause_seconds)
-        self._migration_bytes.inc(receipt.bytes_sent)
+        self._migration_s.observe(moved_s)
+        self._pause_s.observe(pause_s)
+        self._migration_bytes.inc(sent_bytes)
 
     def copied(self, kind: str, sent_bytes: int, *, ok: bool) -> None:
         """Count a replica, a fork or a prefetch."""
@@ -252,6 +257,7 @@ class Telemetry:
                 self._scrubbed.labels(member.name).set(member.view.scrubbed_bytes)
                 self._damaged.labels(member.name).set(member.view.damaged_blocks)
                 self._node_fenced.labels(member.name).set(member.view.fenced_turns)
+                self._failed_rounds.labels(member.name).set(member.view.failed_rounds)
             self._show_transfers(member)
         self._expired.set(membership.expired_count)
         self._show_links(membership)

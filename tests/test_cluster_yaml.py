@@ -15,6 +15,8 @@ from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from fabric.settings import parse_settings
+from router.supervise.log_file import LOG_BYTES_MAX
+from router.supervise.ray_processes import trim_ray_start
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = yaml.safe_load((ROOT / "cluster.yaml").read_text())
@@ -22,11 +24,26 @@ START = SHIPPED["head_start_ray_commands"], SHIPPED["worker_start_ray_commands"]
 LOOK, STOP_ROUTER, STOP_RAY, START_HEAD, START_ROUTER = START[0]
 WORKER_STOP_RAY, START_WORKER = START[1]
 COMMANDS = [*SHIPPED["setup_commands"], *START[0], *START[1]]
+KEYS = {
+    "RAY_AUTH_TOKEN_PATH": "macfabric/keys/ray.token",
+    "RAY_TLS_CA_CERT": "macfabric/keys/ca.pem",
+    "RAY_TLS_SERVER_CERT": "macfabric/keys/member.pem",
+    "RAY_TLS_SERVER_KEY": "macfabric/keys/member.key",
+    "RAY_TMPDIR": "macfabric",
+}
 RAY_SWITCHES = {
     "RAY_AUTH_MODE": "token",
     "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+    "RAY_ENABLE_AUTO_CONNECT": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+    "RAY_USE_TLS": "1",
     "RAY_worker_niceness": "0",
+}
+START_SWITCHES = {
+    "RAY_START_HOOK": f"{trim_ray_start.__module__}.{trim_ray_start.__name__}",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES_MAX),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
 }
 
 # What a typing error does to the file -> the error Ray answers with.
@@ -81,15 +98,6 @@ def test_shipped_file_has_none_of_the_mistakes_that_ray_accepts():
     assert SHIPPED["min_workers"] == SHIPPED["max_workers"] == len(workers)
     assert set(SHIPPED["auth"]) == {"ssh_user", "ssh_private_key"}
     assert SHIPPED["cluster_name"] == "macfabric"
-
-
-def test_what_is_mounted_exists_and_suffices_to_install():
-    mounts = SHIPPED["file_mounts"]
-    here = {local for local in mounts.values() if not local.startswith("~")}
-
-    assert [local for local in here if not (ROOT / local).exists()] == []
-    assert {"./fabric", "./node", "./router", "./pyproject.toml", "./constraints.txt"} == here
-    assert set(mounts.values()) - here == {"~/.ray/auth_token"}
 
 
 def test_our_section_is_accepted_by_our_parser():
@@ -190,6 +198,10 @@ def mac(tmp_path):
     return Mac(tmp_path)
 
 
+def switches_of(mac: Mac) -> dict[str, str]:
+    return RAY_SWITCHES | {name: f"{mac.home}/{path}" for name, path in KEYS.items()}
+
+
 def options(arguments: list[str]) -> dict[str, str]:
     return dict(a.partition("=")[::2] for a in arguments)
 
@@ -213,12 +225,16 @@ def test_head_start_command(mac):
     assert int(given["--object-store-memory"]) <= 500_000_000
     assert given["--autoscaling-config"] == "~/ray_bootstrap_config.yaml"
     assert given["--include-dashboard"] == "false"
-    assert switches == RAY_SWITCHES | {
+    assert given["--temp-dir"] == f"{mac.home}/macfabric/ray"
+    assert switches == switches_of(mac) | START_SWITCHES | {
         "RAY_enable_autoscaler_v2": "0",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_initial_delay_ms": "1000",
         "RAY_gcs_storage": "rocksdb",
         "RAY_gcs_storage_path": f"{mac.home}/macfabric/gcs",
     }
-    assert (mac.home / "macfabric" / "gcs").is_dir()
+    for folder in ("gcs", "logs", "ray"):
+        assert (mac.home / "macfabric" / folder).stat().st_mode & 0o077 == 0
 
 
 def test_worker_start_command(mac):
@@ -232,7 +248,38 @@ def test_worker_start_command(mac):
     assert given["--node-ip-address"] == "192.168.1.11"
     assert json.loads(given["--resources"]) == {"mlx": 1}
     assert given["--labels"] == "mac=annas-mac-mini"
-    assert switches == RAY_SWITCHES | {"RAY_HEAD_IP": "192.168.1.10"}
+    assert given["--temp-dir"] == f"{mac.home}/macfabric/ray"
+    assert (mac.home / "macfabric/ray").stat().st_mode & 0o077 == 0
+    assert switches == switches_of(mac) | START_SWITCHES | {"RAY_HEAD_IP": "192.168.1.10"}
+
+
+def test_tables_that_an_earlier_version_wrote_with_the_key_in_them_go(mac):
+    gcs = mac.home / "macfabric/gcs"
+    gcs.mkdir(parents=True)
+    (gcs / "session_name").write_text("session_2026-01-01_00-00-00_000000_1")
+    (gcs / "000001.log").write_text("the cluster's key")
+    mac.run(START_HEAD)
+    assert list(gcs.iterdir()) == []
+
+    (gcs / "session_name").write_text("macfabric")
+    (gcs / "000002.log").write_text("ours")
+    mac.run(START_HEAD)
+    assert len(list(gcs.iterdir())) == 2
+
+
+def test_keys_are_closed_to_others(mac):
+    keys = mac.home / "macfabric/keys"
+    keys.mkdir(parents=True, mode=0o755)
+    (keys / "cluster.key").touch(mode=0o644)
+    mac.run(SHIPPED["setup_commands"][0])
+    closed = (keys.parent, keys, keys / "cluster.key")
+    assert [path for path in closed if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.parametrize("command", [*START[0], *START[1]])
+def test_what_commands_write_is_private(command):
+    writes = " > " in command or ">>" in command or "mkdir" in command or "ray start" in command
+    assert not writes or "umask 077;" in command
 
 
 @pytest.mark.parametrize("command", [START_HEAD, START_WORKER])
@@ -299,7 +346,8 @@ def test_router_is_started_once_and_stopped_by_the_next_start(mac):
     try:
         config = f"{mac.home}/ray_bootstrap_config.yaml"
         assert arguments == ["serve", "--address", "auto", "--config", config]
-        assert switches == RAY_SWITCHES
+        assert switches == switches_of(mac)
+        assert (mac.home / "macfabric/logs/serve.log").stat().st_mode & 0o077 == 0
         assert alive(pid)
 
         (mac.home / "macfabric" / "steady").touch()

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # What the toy tree contains -> the contract that must break (None: all are kept).
 CASES = {
     "a tree that keeps the rules": (
-        {"node/x.py": "import fabric", "router/x.py": "import fabric"},
+        {"node/turn/x.py": "import fabric", "router/turns/x.py": "import fabric"},
         None,
     ),
     "Ray and MLX where they may enter": (
@@ -22,30 +22,62 @@ CASES = {
             "node/launch.py": "import ray",
             "node/mlx/__init__.py": "import mlx.core",
             "node/mlx/engine.py": "import mlx.nn\nimport mlx_lm.models.cache",
-            "router/ray_control.py": "import ray",
-            "router/cluster.py": "import ray.cluster_utils",
-            "node/user.py": "import node.ray_actor\nimport node.mlx.engine",
+            "router/fleet/ray_control.py": "import ray",
+            "router/supervise/ray_config.py": "import ray.cluster_utils",
+            "node/__main__.py": "import node.ray_actor\nimport node.mlx.engine",
         },
         None,
     ),
-    "router imports node": ({"router/x.py": "from node import y", "node/y.py": ""}, "node and"),
-    "node imports router": ({"node/x.py": "import router"}, "node and router"),
-    "fabric imports node": ({"fabric/x.py": "import node"}, "node and router"),
-    "fabric imports router": ({"fabric/x.py": "import router"}, "node and router"),
-    "fabric opens a socket": ({"fabric/x.py": "from socket import socket"}, "fabric has no I/O"),
-    "fabric reads the clock": ({"fabric/x.py": "import time"}, "fabric has no I/O"),
-    "fabric touches files": ({"fabric/x.py": "import os.path"}, "fabric has no I/O"),
-    "fabric runs MLX": ({"fabric/x.py": "import mlx.core"}, "fabric has no I/O"),
+    "router imports node": (
+        {"router/turns/x.py": "from node.turn import y", "node/turn/y.py": ""},
+        "node and",
+    ),
+    "node imports router": ({"node/turn/x.py": "import router"}, "node and router"),
+    "fabric imports node": ({"fabric/kvcache/x.py": "import node"}, "node and router"),
+    "fabric imports router": ({"fabric/kvcache/x.py": "import router"}, "node and router"),
+    "fabric opens a socket": (
+        {"fabric/kvcache/x.py": "from socket import socket"},
+        "fabric has no I/O",
+    ),
+    "fabric reads the clock": ({"fabric/kvcache/x.py": "import time"}, "fabric has no I/O"),
+    "fabric touches files": ({"fabric/kvcache/x.py": "import os.path"}, "fabric has no I/O"),
+    "fabric runs MLX": ({"fabric/kvcache/x.py": "import mlx.core"}, "fabric has no I/O"),
     "Ray elsewhere": ({"router/app.py": "from ray import get"}, "Ray enters"),
-    "MLX elsewhere in node": ({"node/pool.py": "import mlx.core"}, "MLX enters"),
-    "MLX in the router": ({"router/x.py": "import mlx_lm"}, "MLX enters"),
-    "pickle": ({"node/x.py": "import pickle"}, "nothing that runs code"),
+    "MLX elsewhere in node": ({"node/store/pool.py": "import mlx.core"}, "MLX enters"),
+    "MLX in the router": ({"router/turns/x.py": "import mlx_lm"}, "MLX enters"),
+    "pickle": ({"node/turn/x.py": "import pickle"}, "nothing that runs code"),
     "marshal inside a function": (
-        {"fabric/x.py": "def f():\n    import marshal\n    return marshal"},
+        {"fabric/kvcache/x.py": "def f():\n    import marshal\n    return marshal"},
         "nothing that runs code",
     ),
-    "product code imports tests": ({"node/x.py": "import tests"}, "nothing imports tests"),
+    "a room of fabric that reaches up": (
+        {"fabric/kvcache/x.py": "import fabric.control"},
+        "fabric's rooms",
+    ),
+    "a room of node that reaches up": ({"node/store/x.py": "import node.engine"}, "node's rooms"),
+    "a room of the router that reaches up": (
+        {"router/placement/x.py": "import router.moves"},
+        "router's rooms",
+    ),
+    "a module outside of all rooms": ({"node/stray.py": ""}, "node's rooms"),
+    "two that need each other": (
+        {
+            "router/moves/a.py": "import router.moves.b",
+            "router/moves/b.py": "import router.moves.a",
+        },
+        "no circle",
+    ),
+    "product code imports tests": ({"node/turn/x.py": "import tests"}, "nothing imports tests"),
 }
+
+
+def rooms():
+    """List the modules that the layers of a package name."""
+    root = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for contract in root["tool"]["importlinter"]["contracts"]:
+        for package in contract.get("containers", ()):
+            for layer in contract["layers"]:
+                yield from (f"{package}/{name.strip()}" for name in layer.split("|"))
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -66,6 +98,10 @@ def test_import_rule(name, tmp_path):
     for package in ("fabric", "node", "router", "tests", "benchmarks"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
+    for room in rooms():
+        if f"{room}.py" not in files:
+            (tmp_path / room).mkdir()
+            (tmp_path / room / "__init__.py").touch()
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text + "\n")

@@ -22,7 +22,7 @@ FUNCTION_LINES_WISHED, FUNCTION_LINES_MAX = 60, 70
 
 LOOSE_END = re.compile(r"\b(?:TOD[O]|FIXM[E]|XX[X]|HAC[K])\b")
 RUNS_CODE = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
-WRITES_FILES = "node/posix_disk.py"
+WRITES_FILES = "node/store/posix_disk.py"
 WRITING_CALLS = {"write_bytes", "write_text"}
 WRITING_FLAG = re.compile(r"O_(?:WRONLY|RDWR|CREAT|APPEND|TRUNC)")
 WRITING_MODE = re.compile(r"(?=.*[wax+])[rwaxbt+]{1,4}")
@@ -208,7 +208,7 @@ KEEPS = [
     (bare_write, "node/x.py", "open('x')\nopen('x', 'rb')\nPath('x').open('rb')"),
     (bare_write, "node/x.py", "os.open('x', os.O_RDONLY | os.O_NOFOLLOW)\nself.disk.open(name)"),
     (bare_write, "node/x.py", "self.disk.open('agents')\nos.fdopen(3, 'wb')"),
-    (bare_write, "node/posix_disk.py", "os.open('x', os.O_CREAT)\nopen('x', 'wb')"),
+    (bare_write, "node/store/posix_disk.py", "os.open('x', os.O_CREAT)\nopen('x', 'wb')"),
     (bare_write, "router/x.py", "open('x', 'w')"),
     (no_docstring, "fabric/x.py", DOC),
     (loose_end, "fabric/x.py", "x = 'methods to do'"),

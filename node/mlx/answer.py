@@ -4,13 +4,15 @@ Keeps the exact text and offsets of every token for the agent's record, whatever
 """
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from json import dumps
 from typing import Any
 
 from mlx_lm.generate import TextStateMachine, make_text_state_machine
+from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
 
-from fabric.generation import ToolCall
+from fabric.turn.generation import ToolCall
 from node.mlx.chat_tokenizer import ChatTokenizer
 
 _ENDED = None
@@ -57,6 +59,16 @@ class Answer:
         self._size_bytes = 0
         self._pending_count = 0
         self.has_calls = False
+
+    def fork(self) -> "Answer":
+        """Return an answer that goes on from here by itself."""
+        twin = copy(self)
+        twin.ends = list(self.ends)
+        twin._detokenizer = detokenizer = copy(self._detokenizer)  # noqa: SLF001 - of this class
+        detokenizer.tokens = list(detokenizer.tokens)
+        if isinstance(detokenizer, NaiveStreamingDetokenizer):
+            detokenizer._current_tokens = list(detokenizer._current_tokens)  # noqa: SLF001
+        return twin
 
     def push(self, token: int) -> Shown:
         """Take the next token."""

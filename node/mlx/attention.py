@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx_lm.models import base
 
 from node.mlx.packed_attention import packed_attention
-from node.mlx.token_store import Packed
+from node.mlx.token_store import Packed, last_tokens
 
 _stock_attention = base.scaled_dot_product_attention
 _NAME = "scaled_dot_product_attention"
@@ -24,6 +24,13 @@ _NAME = "scaled_dot_product_attention"
 
 class Rows(list[Any]):
     """What was fetched for several sequences, one entry each: nothing is padded."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastTokens:
+    """A mask of ragged batches: of each row the last tokens are seen."""
+
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,22 @@ def observing() -> Iterator[list[AttentionCall]]:
         _observers.calls = before
 
 
+@contextmanager
+def comparing() -> Iterator[list[mx.array]]:
+    """Collect how far packed attention is off plain attention on the same numbers, by call.
+
+    Relative to the largest output. Each call is compared by itself, because a deep model of 16
+    bits makes something else of the smallest difference. Only on the engine thread.
+    """
+    found: list[mx.array] = []
+    before = getattr(_observers, "differences", None)
+    _observers.differences = found
+    try:
+        yield found
+    finally:
+        _observers.differences = before
+
+
 def attend(
     queries: mx.array,
     keys: Any,
@@ -63,22 +86,44 @@ def attend(
     if calls is not None:
         calls.append(AttentionCall(cache, sinks is not None))
     if isinstance(keys, Rows):
-        rows = [
-            _attend_one(queries[i : i + 1], keys[i], values[i], scale, None, sinks)
-            for i in range(len(keys))
-        ]
-        return mx.concatenate(rows)
+        return mx.concatenate(
+            [
+                _attend_one(queries[i : i + 1], *_seen(keys[i], values[i], mask), scale, sinks)
+                for i in range(len(keys))
+            ]
+        )
     if isinstance(keys, Packed):
-        return packed_attention(queries, keys, values, scale, mask, sinks)
+        out = packed_attention(queries, keys, values, scale, mask, sinks)
+        differences = getattr(_observers, "differences", None)
+        if differences is not None:
+            unpacked = keys.dense(), values.dense()
+            plain = _stock_attention(queries, *unpacked, None, scale, mask, sinks)
+            differences.append(_difference(out, plain))
+        return out
     return _stock_attention(queries, keys, values, cache, scale, mask, sinks)
 
 
+def _difference(ours: mx.array, theirs: mx.array) -> mx.array:
+    ours, theirs = ours.astype(mx.float32), theirs.astype(mx.float32)
+    return mx.abs(ours - theirs).max() / mx.abs(theirs).max()
+
+
 def _attend_one(
-    queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, sinks: mx.array | None
+    queries: mx.array, keys: Any, values: Any, scale: float, sinks: mx.array | None
 ) -> mx.array:
     if isinstance(keys, Packed):
-        return packed_attention(queries, keys, values, scale, mask, sinks)
-    return _stock_attention(queries, keys, values, None, scale, mask, sinks)
+        return packed_attention(queries, keys, values, scale, None, sinks)
+    return _stock_attention(queries, keys, values, None, scale, None, sinks)
+
+
+def _seen(keys: Any, values: Any, mask: Any) -> tuple[Any, Any]:
+    """Cut one row's tokens down to what the mask shows of them."""
+    if mask is None:
+        return keys, values
+    if not isinstance(mask, LastTokens):
+        message = "a mask of the model's own says nothing of rows of unequal length"
+        raise TypeError(message)
+    return last_tokens(keys, mask.count), last_tokens(values, mask.count)
 
 
 def install() -> None:

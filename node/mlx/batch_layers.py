@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from node.mlx.attention import Rows
+from node.mlx.attention import LastTokens, Rows
 from node.mlx.resident_layer import ResidentLayer
 from node.mlx.token_store import dense
 
@@ -30,29 +30,47 @@ class RaggedLayer:
         ]
         return Rows(keys for keys, _ in fetched), Rows(values for _, values in fetched)
 
-    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> None:
-        """Return no mask: a layer fetches exactly what its one new token sees."""
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return what was fetched last, for layers that share this cache."""
+        fetched = [cache.keys_and_values() for cache in self.caches]
+        return Rows(keys for keys, _ in fetched), Rows(values for _, values in fetched)
+
+    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """Mask what a window hides of what is fetched; nothing without one."""
         assert n == 1, "batches decode one token at a time"
+        # Window layers fetch what their own window shows.
+        hides = window_size and any(c.seen_tokens() > window_size for c in self.caches)
+        return LastTokens(window_size) if window_size and hides else None
 
 
 class PaddedLayer(RaggedLayer):
     """One layer's caches, fetched as arrays filled up with zeros on the right."""
+
+    mask_axes = 3  # behind the batch: heads, queries, tokens
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append one token `[batch, kv_heads, 1, width]` to each sequence."""
         keys, values = super().update_and_fetch(keys, values)
         return _padded(keys), _padded(values)
 
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """Return what was fetched last, for layers that share this cache."""
+        keys, values = super().keys_and_values()
+        return _padded(keys), _padded(values)
+
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        """Mask `[batch, 1, 1, tokens]` the zeros; nothing if all are of one length."""
+        """Mask `[batch, 1, 1, tokens]` the zeros and what a window hides, if anything."""
         assert n == 1, "batches decode one token at a time"
-        counts = [cache.offset + 1 - cache.first_seen() for cache in self.caches]
-        if len(set(counts)) == 1:
+        counts = [cache.seen_tokens() for cache in self.caches]
+        hides = window_size is not None and max(counts) > window_size
+        if len(set(counts)) == 1 and not hides:
             return None
-        lengths = mx.array(counts)[:, None, None, None]
-        return mx.arange(max(counts)) < lengths
+        lengths = mx.array(counts).reshape(-1, *[1] * self.mask_axes)
+        columns = mx.arange(max(counts))
+        mask = columns < lengths
+        return mask & (columns >= lengths - window_size) if hides else mask
 
     # See ResidentLayer.keys: assigned to, never read for its values.
     @property
@@ -70,6 +88,12 @@ class PaddedLayer(RaggedLayer):
 
     @values.setter
     def values(self, _: mx.array) -> None: ...
+
+
+class GroupedLayer(PaddedLayer):
+    """The same for attention whose scores have an axis for the query heads of one key head."""
+
+    mask_axes = 4
 
 
 def _padded(rows: Rows) -> mx.array:

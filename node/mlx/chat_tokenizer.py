@@ -7,13 +7,18 @@ the whole. That is provable for special tokens and false almost everywhere else.
 
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final
 
 from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from fabric.errors import FatalError, RejectedError
-from node.prompt_plan import Encoded
+from fabric.turn.prompt_limit import PromptLimit
+from fabric.turn.prompt_plan import Encoded
+from node.mlx.text_pieces import TextPieces
+
+_SLICE_CHARS: Final = 1 << 14  # each is encoded in a few milliseconds, and then forgotten
+_SLICED_TOKENS_SHARE: Final = 1.25  # of the whole's tokens; slices have fewer
 
 
 class ChatTokenizer:
@@ -58,8 +63,46 @@ class ChatTokenizer:
             raise RejectedError(message, code="template_refused", param="messages") from None
         return str(text)
 
-    def encode(self, text: str, *, special_prefix: bool = False) -> Encoded:
-        """Encode text; `special_prefix` adds what the tokenizer puts before raw prompts."""
+    def encode(
+        self, text: str, *, special_prefix: bool = False, limit: PromptLimit | None = None
+    ) -> Encoded:
+        """Encode text; `special_prefix` adds what the tokenizer puts before raw prompts.
+
+        Raises RejectedError as soon as it is known to reach `limit`.
+        """
+        if limit is None or special_prefix:
+            ids, ends = self._encode_piece(text, limit, 0, special_prefix=special_prefix)
+        else:
+            ids, ends = self._encode_pieces(text, limit)
+        if limit is not None:
+            limit.check(len(ids))
+        return Encoded(ids, _byte_ends(text, ends))
+
+    def _encode_pieces(self, text: str, limit: PromptLimit) -> tuple[list[int], list[int]]:
+        ids: list[int] = []
+        ends: list[int] = []
+        start = 0
+        for piece, first in self._pieces.cut(text):
+            limit.check(len(ids))
+            piece_ids, piece_ends = self._encode_piece(piece, limit, len(ids))
+            if first is not None and piece_ids[:1] != [first]:  # it splits special tokens, too
+                return self._encode_piece(text, limit, 0)
+            ids += piece_ids
+            ends += [start + end for end in piece_ends]
+            start += len(piece)
+        return ids, ends
+
+    def _encode_piece(
+        self,
+        text: str,
+        limit: PromptLimit | None,
+        before: int,
+        *,
+        special_prefix: bool = False,
+    ) -> tuple[list[int], list[int]]:
+        """Return ids and ends in characters."""
+        if limit is not None:
+            self._check_roughly(text, limit, before)
         out = self._tokenizer(
             text,
             add_special_tokens=special_prefix,
@@ -67,17 +110,49 @@ class ChatTokenizer:
             return_attention_mask=False,
             verbose=False,
         )
-        ends = _byte_ends(text, [end for _, end in out["offset_mapping"]])
-        return Encoded(list(out["input_ids"]), ends)
+        return list(out["input_ids"]), [end for _, end in out["offset_mapping"]]
+
+    def _check_roughly(self, text: str, limit: PromptLimit, before: int) -> None:
+        """Raise RejectedError where a text without places to cut at is far over the limit.
+
+        Slices have more tokens than the whole: a token that is cut becomes several, and those
+        beside it may merge otherwise. What passes is little longer than the limit.
+        """
+        if len(text) <= _SLICE_CHARS or _utf8_bytes(text) <= limit.left(before):
+            return  # no token is without a byte
+        count = 0
+        for start in range(0, len(text), _SLICE_CHARS):
+            limit.check(before)
+            piece = text[start : start + _SLICE_CHARS]
+            out = self._tokenizer(
+                piece, add_special_tokens=False, return_attention_mask=False, verbose=False
+            )
+            count += len(out["input_ids"]) - self.token_bytes_max
+            sure_count = int(count / _SLICED_TOKENS_SHARE)
+            if sure_count >= limit.left(before):
+                limit.check(before + sure_count)
 
     def token_text(self, token: int) -> str:
         """Decode one token alone, for log probability listings."""
         return str(self._tokenizer.decode([token]))
 
+    @cached_property
+    def token_bytes_max(self) -> int:
+        """Bytes of text that the longest token holds, or some more."""
+        return max(len(text.encode("utf-8", "replace")) for text in self._tokenizer.get_vocab())
+
+    @cached_property
+    def _pieces(self) -> TextPieces:
+        return TextPieces(self._tokenizer.added_tokens_decoder)
+
     @property
     def vocabulary_size(self) -> int:
         """Number of token ids that may be asked for."""
         return len(self.wrapper)
+
+
+def _utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
 def _byte_ends(text: str, char_ends: list[int]) -> list[int]:

@@ -12,13 +12,14 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from fabric.cache_spec import ModelCacheSpec
-from fabric.generation import Sampling
+from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.limits import PREFILL_CHUNK_TOKENS_MAX, PREFILL_CHUNK_TOKENS_MIN
+from fabric.turn.generation import Sampling
 from node.mlx import attention, recurrent_layer
-from node.mlx.batch_layers import PaddedLayer, RaggedLayer
+from node.mlx.batch_layers import GroupedLayer, PaddedLayer, RaggedLayer
+from node.mlx.model_limits import ModelLimits, read_limits
 from node.mlx.opaque_cache import OpaqueCache
-from node.mlx.padded_groups import CPU_TOKENS_MAX, padded_groups
+from node.mlx.padded_groups import CPU_TOKENS_MAX, WASTE_MAX, padded_groups
 from node.mlx.recurrent_layer import RecurrentLayer
 from node.mlx.resident_cache import ResidentCache, nest
 from node.mlx.sampling import Chooser, make_chooser
@@ -29,7 +30,16 @@ class Batching(StrEnum):
 
     RAGGED = "ragged"
     PADDED = "padded"
+    GROUPED = "grouped"  # padded, for attention with an axis for the query heads of one key head
     ALONE = "alone"
+
+
+LOGPROB_MIN = -9_999.0  # JSON has no infinity; OpenAI's API spells it so
+_BATCH_LAYERS = {
+    Batching.RAGGED: RaggedLayer,
+    Batching.PADDED: PaddedLayer,
+    Batching.GROUPED: GroupedLayer,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +71,16 @@ class DecodeSlot:
 class Engine:
     """Owns the model's computation; every method runs on the engine thread."""
 
-    def __init__(self, model: Any, spec: ModelCacheSpec | None, *, packed: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        spec: ModelCacheSpec | None,
+        *,
+        packed: bool = True,
+        limits: ModelLimits | None = None,
+    ) -> None:
         self.model = model
+        self.limits = limits or read_limits(model)
         self.is_opaque = spec is None  # of these caches nothing can be cut or stored
         self.spec = spec or ModelCacheSpec(())
         self.packed = packed
@@ -72,7 +90,8 @@ class Engine:
         # 2,000 tokens in chunks of 512 took 0.6x the time of one chunk.
         is_gpu = mx.metal.is_available()
         self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MAX if is_gpu else PREFILL_CHUNK_TOKENS_MIN
-        self._padded_tokens_max = sys.maxsize if is_gpu else CPU_TOKENS_MAX
+        self.padded_tokens_max = sys.maxsize if is_gpu else CPU_TOKENS_MAX
+        self.padded_waste_max: float = WASTE_MAX  # 1.0: only sequences of equal length together
         # MLX lets the CPU fall behind by a few operations only, then a launch blocks.
         self.launch_waits = not is_gpu
 
@@ -83,7 +102,12 @@ class Engine:
         return ResidentCache(self.spec, capacity_tokens, packed=self.packed)
 
     def prefill(self, cache: ResidentCache, tokens: list[int]) -> None:
-        """Compute the cache of `tokens`; on failure the cache is as before."""
+        """Compute the cache of `tokens`; on failure the cache is as before.
+
+        Raise RejectedError for tokens that the model does not have, or too many of them.
+        """
+        self.limits.check_tokens(tokens)
+        self.limits.check_positions(cache.tokens_count + len(tokens))
         cache.take_out()
         mark = cache.mark()
         try:
@@ -98,9 +122,13 @@ class Engine:
     def start(
         self, cache: ResidentCache, prompt: list[int], sampling: Sampling, seed: int
     ) -> DecodeSlot:
-        """Make a slot that feeds the prompt's last token, all others being in the cache."""
+        """Make a slot that feeds the prompt's last token, all others being in the cache.
+
+        Raise RejectedError where prompt or sampling name tokens that the model does not have.
+        """
         assert cache.tokens_count == len(prompt) - 1, "all but the last token are prefilled"
-        chooser = make_chooser(sampling, seed, prompt)
+        self.limits.check_tokens(prompt)
+        chooser = make_chooser(sampling, seed, prompt, self.limits.vocabulary_size)
         return DecodeSlot(cache, chooser, mx.array(prompt[-1:], mx.uint32))
 
     def launch(self, slots: list[DecodeSlot]) -> None:
@@ -138,15 +166,19 @@ class Engine:
         return logits
 
     def _forward(self, caches: list[ResidentCache], tokens: list[mx.array]) -> mx.array:
+        for cache in caches:
+            self.limits.check_positions(cache.tokens_count + 1)
         if len(caches) == 1:
             caches[0].take_out()
-            return self.model(tokens[0][None], cache=caches[0].layers)[:, -1, :]
+            return self._logits(tokens[0][None], caches[0].layers)
         if self.batching is Batching.RAGGED:
             return self._forward_together(caches, tokens)
         groups = [[index] for index in range(len(caches))]
-        if self.batching is Batching.PADDED:
+        if self.batching is not Batching.ALONE:
             lengths = [cache.tokens_count for cache in caches]
-            groups = padded_groups(lengths, tokens_max=self._padded_tokens_max)
+            groups = padded_groups(
+                lengths, waste_max=self.padded_waste_max, tokens_max=self.padded_tokens_max
+            )
         rows: dict[int, mx.array] = {}
         for group in groups:
             picked = [caches[i] for i in group], [tokens[i] for i in group]
@@ -162,13 +194,17 @@ class Engine:
             for leaf in range(len(self.spec.layers))
         ]
         together = mx.concatenate(tokens)[:, None]
-        return self.model(together, cache=nest(self.spec, views))[:, -1, :]
+        return self._logits(together, nest(self.spec, views))
+
+    def _logits(self, tokens: mx.array, layers: list[Any]) -> mx.array:
+        """Return `[batch, vocabulary]`; logits of what cannot be fed again are left out."""
+        logits: mx.array = self.model(tokens, cache=layers)
+        return logits[:, -1, : self.limits.vocabulary_size]
 
     def _together(self, leaves: list[Any], offsets: mx.array) -> Any:
         if isinstance(leaves[0], RecurrentLayer):
             return recurrent_layer.stack(leaves)
-        kind = RaggedLayer if self.batching is Batching.RAGGED else PaddedLayer
-        return kind(leaves, offsets)
+        return _BATCH_LAYERS[self.batching](leaves, offsets)
 
     def peek(self, slot: DecodeSlot) -> Drawn | None:
         """Wait for and return the token that was drawn and not fed yet, if there is one."""
@@ -208,7 +244,8 @@ def _top(
 ) -> tuple[tuple[int, float], ...]:
     if logprobs is None or rivals_count is None:
         return ()
-    row = logprobs[0]
+    # What is masked out, or was computed from no numbers, is spelled as nearly impossible.
+    row = mx.where(mx.isfinite(logprobs[0]), logprobs[0], LOGPROB_MIN)
     best = [(chosen, float(row[chosen].item()))]
     if rivals_count:
         order = mx.argsort(-row)[:rivals_count].tolist()

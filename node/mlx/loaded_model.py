@@ -3,24 +3,30 @@
 import json
 import sys
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx_lm
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load
 from xxhash import xxh3_128
 
-from fabric.cache_spec import ModelCacheSpec
 from fabric.errors import FatalError
 from fabric.ids import Fingerprint
+from fabric.kvcache.cache_spec import ModelCacheSpec
+from fabric.kvcache.fingerprint import TextFile, WeightFile, model_fingerprint
 from fabric.settings import KvBits
+from node.mlx.context_length import context_tokens
 from node.mlx.engine import Engine
-from node.mlx.probe import fit_engine
+from node.mlx.model_limits import read_limits
+from node.mlx.probe.probe import fit_engine
 
 BUNDLED = Path(__file__).resolve().parent.parent / "bundled"
-_CONTEXT_TOKENS_DEFAULT = 8_192
+# Raise it with every change of ours that makes a cache of the same tokens hold other bits: how
+# vectors are quantized or padded, attention that later layers' caches come out of, what a spec
+# means. Folders of older caches are then left alone.
+NUMERICS_VERSION = 1
 _READ_BYTES = 1 << 24
 # Files beside the weights that change what a prompt turns into.
 _TEXT_FILES = (
@@ -44,7 +50,11 @@ class LoadedModel:
     fingerprint: Fingerprint
     context_tokens_max: int
     problem: str | None  # why nothing of this model's caches is reused
-    vocabulary_size: int  # token ids that the model takes; tokenizers may know fewer
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids that may be fed and asked for; the tokenizer may know more or fewer."""
+        return self.engine.limits.vocabulary_size
 
     @property
     def spec(self) -> ModelCacheSpec:
@@ -65,44 +75,49 @@ def model_folder(model: str) -> Path:
 def load_model(model: str, context_tokens_max: int = 0, bits: KvBits | None = None) -> LoadedModel:
     """Load weights and tokenizer; call it on the thread that will run the model."""
     folder = model_folder(model)
-    loaded, tokenizer, config = load(str(folder), return_config=True)
+    loaded, tokenizer, config = _load(folder)
     engine, problem = _fit(loaded, bits or KvBits())
-    text_config = config.get("text_config", config)
-    context = int(text_config.get("max_position_embeddings", _CONTEXT_TOKENS_DEFAULT))
-    if context_tokens_max:
-        context = min(context, context_tokens_max)
+    context = context_tokens(config, getattr(loaded, "args", None))
+    context = min(context, engine.limits.positions_max, context_tokens_max or context)
     print_of = fingerprint(folder, engine.spec)
-    vocabulary_size = int(text_config.get("vocab_size") or len(tokenizer))
-    return LoadedModel(folder.name, engine, tokenizer, print_of, context, problem, vocabulary_size)
+    return LoadedModel(folder.name, engine, tokenizer, print_of, context, problem)
+
+
+def _load(folder: Path) -> tuple[Any, TokenizerWrapper, dict[str, Any]]:
+    """Load with mlx-lm; raise FatalError for what it cannot load."""
+    try:
+        loaded, tokenizer, config = load(str(folder), return_config=True)
+    except (Exception, SystemExit) as error:  # a model's module may end the process: olmo's does
+        message = f"mlx-lm cannot load {folder.name} ({type(error).__name__}: {error})"
+        raise FatalError(message, code="unsupported_model") from error
+    return loaded, tokenizer, config
 
 
 def _fit(model: Any, bits: KvBits) -> tuple[Engine, str | None]:
     """Return an engine on our caches, or on mlx-lm's own and why."""
+    limits = read_limits(model)
     try:
-        return fit_engine(model, bits), None
+        return fit_engine(model, bits, limits), None
     except FatalError as error:
-        return Engine(model, None), error.message
+        return Engine(model, None, limits=limits), error.message
 
 
 def fingerprint(folder: Path, spec: ModelCacheSpec) -> Fingerprint:
     """Digest everything that changes a cache's contents: files, layout, numerics."""
-    digest = blake2b(digest_size=32, person=b"mf-fingerprint")
-    for path in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{path.name}:{path.stat().st_size}:".encode())
-        digest.update(_file_digest(path))
-    for name in _TEXT_FILES:
-        path = folder / name
-        if path.is_file():
-            digest.update(name.encode() + b":" + _file_digest(path))
-    digest.update(repr(spec).encode())
-    digest.update(numerics_tag().encode())
-    return Fingerprint(digest.digest())
+    weights = (
+        WeightFile(path.name, path.stat().st_size, _file_digest(path))
+        for path in sorted(folder.glob("*.safetensors"))
+    )
+    paths = (folder / name for name in _TEXT_FILES)
+    texts = (TextFile(path.name, _file_digest(path)) for path in paths if path.is_file())
+    return model_fingerprint(weights, texts, spec, numerics_tag())
 
 
 def numerics_tag() -> str:
-    """Name what decides rounding: another backend or version gives other bits."""
+    """Name what decides the bits beside the model: the code that computes, and where."""
     backend = "metal" if mx.metal.is_available() else f"cpu-{sys.platform}"
-    return json.dumps({"mlx": mx.__version__, "backend": backend})
+    versions = {"mlx": mx.__version__, "mlx_lm": mlx_lm.__version__, "ours": NUMERICS_VERSION}
+    return json.dumps({**versions, "backend": backend})
 
 
 def _file_digest(path: Path) -> bytes:

@@ -12,12 +12,14 @@ import mlx.core as mx
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
+    ChunkedKVCache,
     KVCache,
     RotatingKVCache,
     make_prompt_cache,
 )
 
-from fabric.cache_spec import (
+from fabric.errors import FatalError
+from fabric.kvcache.cache_spec import (
     NATIVE,
     LayerKind,
     LayerSpec,
@@ -25,13 +27,12 @@ from fabric.cache_spec import (
     SlotSpec,
     TensorSpec,
 )
-from fabric.errors import FatalError
-from fabric.rotation import CacheRotations, UnknownRotation
+from fabric.kvcache.rotation import CacheRotations, UnknownRotation
 from fabric.settings import KvBits
 from node.mlx import attention
 from node.mlx.token_store import DTYPE_NAMES
 
-_TOKENS = [0, 1, 2]
+_TOKENS = list(range(16))  # more than what states of n-grams or convolutions look back on
 _GROUP_SIZES = (64, 32)  # of equal padding the larger: fewer scales
 
 
@@ -55,27 +56,13 @@ def read_spec(model: Any, bits: KvBits) -> ModelCacheSpec:
 
 def with_rotations(spec: ModelCacheSpec, found: list[CacheRotations]) -> ModelCacheSpec:
     """Note for every layer where positions are written into it."""
-    by_cache = iter(found)
-    layers: list[LayerSpec] = []
-    at = 0
-    for count in spec.nesting:
-        members = spec.layers[at : at + max(count, 1)]
-        at += len(members)
-        layers += _rotated(members, next(by_cache))
+    layers = [
+        replace(layer, rotations_unknown=rotations.reason)
+        if isinstance(rotations, UnknownRotation)
+        else replace(layer, rotations=rotations)
+        for layer, rotations in zip(spec.layers, found, strict=True)
+    ]
     return replace(spec, layers=tuple(layers))
-
-
-def _rotated(members: tuple[LayerSpec, ...], found: CacheRotations) -> list[LayerSpec]:
-    if isinstance(found, UnknownRotation):
-        return [replace(layer, rotations_unknown=found.reason) for layer in members]
-    left = list(found)
-    out = []
-    for layer in members:
-        names = {slot.name for slot in layer.slots}
-        own = tuple(rotation for rotation in left if rotation.slot in names)
-        left = [rotation for rotation in left if rotation not in own]
-        out.append(replace(layer, rotations=own))
-    return out
 
 
 def flatten(caches: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
@@ -99,28 +86,33 @@ def _type_name(cache: Any) -> str:
 def _is_known(cache: Any) -> bool:
     if type(cache) is RotatingKVCache:
         return bool(cache.keep == 0)  # kept first tokens would be a second window
-    return type(cache) in (KVCache, ArraysCache)
+    return type(cache) in (KVCache, ChunkedKVCache, ArraysCache)
 
 
 def _arrays(leaf: Any) -> list[mx.array]:
     if isinstance(leaf, ArraysCache):
         return [array for array in leaf.cache if array is not None]
-    return [leaf.keys, leaf.values]
+    return [] if leaf.keys is None else [leaf.keys, leaf.values]
 
 
 def _layer(leaf: Any, bits: KvBits, *, has_sinks: bool) -> LayerSpec:
     if isinstance(leaf, ArraysCache):
         return _recurrent_layer(leaf)
+    if leaf.keys is None:  # made for a layer that keeps nothing
+        return LayerSpec(LayerKind.FULL)
     keys, values = leaf.keys_and_values()
     if values.shape[-1] == 0 or not mx.any(values).item():
         # An index keeps keys only; what it puts in the place of values is a dummy.
         return LayerSpec(LayerKind.INDEXED, (_slot("index", keys, NATIVE),))
     if isinstance(leaf, RotatingKVCache):
         kind, count, window = LayerKind.WINDOW, bits.window, leaf.max_size
+    elif isinstance(leaf, ChunkedKVCache):
+        kind, count, window = LayerKind.WINDOW, bits.window, leaf.chunk_size
     else:
         kind, count, window = LayerKind.FULL, bits.full, 0
     slots = (_slot("keys", keys, count), _slot("values", values, count))
-    return LayerSpec(kind, slots, window_tokens=window, has_sinks=has_sinks)
+    is_chunked = isinstance(leaf, ChunkedKVCache)
+    return LayerSpec(kind, slots, window_tokens=window, is_chunked=is_chunked, has_sinks=has_sinks)
 
 
 def _recurrent_layer(leaf: ArraysCache) -> LayerSpec:

@@ -52,6 +52,10 @@ class OpaqueCache:
         """Say that nothing but all of it can be kept."""
         return tokens_count == self.tokens_count
 
+    def rewind_point(self, limit: int) -> int:
+        """Return the token count if all of it can be kept, else 0."""
+        return self.tokens_count if self.tokens_count <= limit else 0
+
     def take_out(self) -> None: ...
     def slide(self) -> None: ...
     def make_room(self) -> None: ...

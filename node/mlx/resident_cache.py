@@ -10,7 +10,7 @@ Views must be gone before the next step: a live one would force MLX to copy.
 
 Window layers hold whole blocks from `base` on. A block is copied out before it slides away
 (`slid`), recurrent states where the caller says so (`snapshots`): who saves the agent takes
-them from there.
+them from there. The newest states stay in memory beyond that (`states`), to go back to.
 """
 
 from collections.abc import Iterator
@@ -20,15 +20,16 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from fabric.cache_spec import CacheGroup, LayerKind, LayerSpec, ModelCacheSpec
+from fabric.kvcache.cache_spec import CacheGroup, LayerKind, LayerSpec, ModelCacheSpec
 from fabric.limits import BLOCK_TOKENS
 from node.mlx.recurrent_layer import Mark, RecurrentLayer, Snapshot
 from node.mlx.resident_layer import ResidentLayer
 from node.mlx.token_store import DTYPES, GROWTH_TOKENS
-from node.mlx.window_layer import WindowLayer
-from node.staging import Place
+from node.mlx.window_layer import ChunkLayer, WindowLayer
+from node.store.staging import Place
 
 Leaf = ResidentLayer | RecurrentLayer
+STATES_HOT_MAX = 3  # behind the last prompt's beginning of the answer, the prompt and the turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,12 @@ class ResidentCache:
         self.layers = nest(spec, self.leaves)
         self.recurrent = [leaf for leaf in self.leaves if isinstance(leaf, RecurrentLayer)]
         self.snapshots: dict[int, list[Snapshot]] = {}
+        self.states: dict[int, list[Snapshot]] = {}
         self.slid: dict[int, memoryview] = {}
         self.keeps_slid = False
+        # The model makes a cache for them and never writes it.
+        self._idle = [leaf for leaf in self.leaves if isinstance(leaf, ResidentLayer)]
+        self._idle = [leaf for leaf in self._idle if not leaf.spec.slots]
         self._windows = [leaf for leaf in self.leaves if isinstance(leaf, WindowLayer)]
         self._copied_out = 0  # window blocks before this token were stored or copied out
         self._has_index = any(layer.kind is LayerKind.INDEXED for layer in spec.layers)
@@ -67,8 +72,13 @@ class ResidentCache:
         """Memory held, capacity included."""
         held = sum(leaf.nbytes for leaf in self.leaves)
         held += sum(view.nbytes for view in self.slid.values())
-        snapshots = (a for taken in self.snapshots.values() for state in taken for a in state)
-        return held + sum(int(array.nbytes) for array in snapshots)
+        # One state may be held several times, and be the present one.
+        taken = [*self.snapshots.values(), *self.states.values()]
+        arrays = {id(array): array for states in taken for state in states for array in state}
+        for layer in self.recurrent:
+            for array in layer.cache:
+                arrays.pop(id(array), None)
+        return held + sum(int(array.nbytes) for array in arrays.values())
 
     @property
     def window_base(self) -> int:
@@ -96,6 +106,8 @@ class ResidentCache:
     def advance(self, count: int) -> None:
         """Count tokens that a step appended."""
         self.tokens_count += count
+        for leaf in self._idle:
+            leaf.offset = self.tokens_count
 
     def mark(self) -> CacheMark:
         """Note where a step begins."""
@@ -161,9 +173,16 @@ class ResidentCache:
         """Say whether the first `tokens_count` tokens can be kept without reading anything."""
         if tokens_count == self.tokens_count:
             return True
-        if tokens_count > self.tokens_count or (self.recurrent and tokens_count):
+        if tokens_count > self.tokens_count:
+            return False
+        if self.recurrent and tokens_count and tokens_count not in self.states:
             return False
         return self._needed_from(tokens_count) >= self.window_base
+
+    def rewind_point(self, limit: int) -> int:
+        """Return the largest token count up to `limit` that can be rewound to; 0 if none."""
+        points = (limit, self.tokens_count, *self.states)
+        return max((p for p in points if p <= limit and self.can_rewind(p)), default=0)
 
     def rewind(self, tokens_count: int) -> None:
         """Keep the first `tokens_count` tokens."""
@@ -171,9 +190,16 @@ class ResidentCache:
         if tokens_count != self.tokens_count:
             self.slid.clear()
             self.snapshots.clear()
-            self.clear_states()
+            self._go_back_to_state(tokens_count)
             self._copied_out = min(self._copied_out, _floor(tokens_count))
         self._set_count(tokens_count)
+
+    def _go_back_to_state(self, tokens_count: int) -> None:
+        self.states = {end: taken for end, taken in self.states.items() if end <= tokens_count}
+        if not tokens_count:
+            self.clear_states()
+        for layer, state in zip(self.recurrent, self.states.get(tokens_count, ()), strict=False):
+            layer.replace(list(state))
 
     def place_windows(self, tokens_count: int) -> int:
         """Prepare an empty cache for window blocks as of `tokens_count`; return their start."""
@@ -189,6 +215,15 @@ class ResidentCache:
                 assert tokens_count <= leaf.base + leaf.capacity_tokens, "more than capacity"
         self._set_count(tokens_count)
         self._copied_out = _floor(tokens_count)
+        self._keep_state()
+
+    def fill(self, tokens_count: int, key: mx.array) -> None:
+        """Fill an empty cache with random vectors, for trials, up to token `tokens_count`."""
+        for leaf in self.leaves:
+            if isinstance(leaf, ResidentLayer):
+                key, own = mx.random.split(key)
+                leaf.fill(tokens_count, own)
+        self.settle()
 
     def _set_count(self, tokens_count: int) -> None:
         self.tokens_count = tokens_count
@@ -242,9 +277,17 @@ class ResidentCache:
     def take_snapshot(self) -> None:
         """Remember the recurrent states as of now."""
         if self.recurrent:
-            taken = [layer.snapshot() for layer in self.recurrent]
+            taken = self._keep_state()
             mx.eval(taken)
             self.snapshots[self.tokens_count] = taken
+
+    def _keep_state(self) -> list[Snapshot]:
+        """Keep the present states in memory, with the newest others; return them."""
+        taken = [layer.snapshot() for layer in self.recurrent]
+        if taken:
+            self.states[self.tokens_count] = taken
+            self.states = dict(sorted(self.states.items())[-STATES_HOT_MAX:])
+        return taken
 
     def gather_snapshot(self, tokens_count: int) -> memoryview:
         """Copy the states remembered at `tokens_count` into one buffer in file order."""
@@ -280,7 +323,8 @@ def _leaf(layer: LayerSpec, capacity_tokens: int, *, packed: bool) -> Leaf:
     if layer.kind is LayerKind.RECURRENT:
         return RecurrentLayer(_zero_states(layer))
     if layer.kind is LayerKind.WINDOW:
-        return WindowLayer(layer, capacity_tokens, packed=packed)
+        kind = ChunkLayer if layer.is_chunked else WindowLayer
+        return kind(layer, capacity_tokens, packed=packed)
     is_packed = packed and layer.kind is LayerKind.FULL
     return ResidentLayer(layer, capacity_tokens, packed=is_packed)
 

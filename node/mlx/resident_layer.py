@@ -5,13 +5,14 @@ the same cache. Packed vectors go to decode-shaped calls; prefill gets plain num
 which MLX has a fused kernel (7x faster at 256 queries on CPU, 2.7x on an M5 Max).
 """
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
-from fabric.cache_spec import LayerSpec, SlotSpec
+from fabric.kvcache.cache_spec import LayerSpec, SlotSpec
 from node.mlx.token_store import TokenStore, dense
 
 PACKED_QUERIES_MAX = 16
@@ -25,13 +26,15 @@ class ResidentLayer:
         self.offset = 0
         self.base = 0  # position of the first token held; window layers move it
         self._packed = packed
+        self._fetched = (0, 0)  # positions that the last step was given, and whether packed
+        self._is_fetched_packed = False
         self._parts = tuple(_share_stores(spec.slots, capacity_tokens))
         self._stores = tuple({id(store): store for store, _ in self._parts}.values())
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens that fit without growing, from `base` on."""
-        return self._stores[0].capacity_tokens
+        return self._stores[0].capacity_tokens if self._stores else sys.maxsize
 
     @property
     def state(self) -> list[mx.array]:
@@ -62,14 +65,32 @@ class ResidentLayer:
             for (store, _), vectors in zip(self._parts, (keys, values), strict=False):
                 store.write(vectors, start)
         self.offset = end
-        fetched = self.fetch(first, end)
-        if self._packed and count <= PACKED_QUERIES_MAX:
+        self._fetched = (first, end)
+        self._is_fetched_packed = self._packed and count <= PACKED_QUERIES_MAX
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return what the last step was given, for layers that share this cache."""
+        # Cut anew: a view that is kept would make the next write copy the whole array.
+        fetched = self.fetch(*self._fetched)
+        if self._is_fetched_packed:
             return fetched[0], fetched[-1]
         return dense(fetched[0]), dense(fetched[-1])
+
+    def fill(self, tokens_count: int, key: mx.array) -> None:
+        """Write random vectors for the tokens from `base` to `tokens_count`."""
+        self.reserve(tokens_count)
+        for store in self._stores:
+            key, own = mx.random.split(key)
+            store.write(store.random(tokens_count - self.base, own), 0)
 
     def first_seen(self) -> int:
         """Return the first position that the next token attends to."""
         return 0
+
+    def seen_tokens(self) -> int:
+        """Count what the next token attends to, itself included."""
+        return self.offset + 1 - self.first_seen()
 
     def fetch(self, first: int, end: int) -> list[Any]:
         """Return positions `first:end` of every slot as they are stored."""

@@ -11,7 +11,8 @@ import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
 from xxhash import xxh3_64
 
-from fabric.generation import Sampling
+from fabric.errors import RejectedError
+from fabric.turn.generation import Sampling
 
 _HISTORY_TOKENS_MAX = 4_096  # what penalties look back on
 _PENALTY_CONTEXT_TOKENS = 1_024
@@ -70,10 +71,21 @@ def _fold(seed: int, index: int) -> int:
     return xxh3_64(f"{seed}:{index}".encode()).intdigest()
 
 
-def make_chooser(sampling: Sampling, seed: int, prompt: list[int]) -> Chooser:
-    """Set up one sequence's sampling; penalties see the prompt's last tokens too."""
+def make_chooser(sampling: Sampling, seed: int, prompt: list[int], vocabulary_size: int) -> Chooser:
+    """Set up one sequence's sampling; penalties see the prompt's last tokens too.
+
+    Raise RejectedError for tokens without a logit: MLX would write to whatever lies there.
+    """
+    biases = {int(token): bias for token, bias in sampling.logit_bias.items()}
+    if any(not 0 <= token < vocabulary_size for token in biases):
+        message = f"logit_bias names a token that is not one of the model's {vocabulary_size}"
+        raise RejectedError(message, code="token_out_of_range", param="logit_bias")
+    seen = prompt[-_HISTORY_TOKENS_MAX:]
+    if any(not 0 <= token < vocabulary_size for token in seen):
+        message = f"the prompt has a token that is not one of the model's {vocabulary_size}"
+        raise RejectedError(message, code="token_out_of_range")
     processors = make_logits_processors(
-        {int(token): bias for token, bias in sampling.logit_bias.items()} or None,
+        biases or None,
         sampling.repetition_penalty if sampling.repetition_penalty != 1.0 else None,
         _PENALTY_CONTEXT_TOKENS,
         sampling.presence_penalty or None,
@@ -81,5 +93,5 @@ def make_chooser(sampling: Sampling, seed: int, prompt: list[int]) -> Chooser:
         sampling.frequency_penalty or None,
         _PENALTY_CONTEXT_TOKENS,
     )
-    history = mx.array(prompt[-_HISTORY_TOKENS_MAX:], mx.uint32) if processors else None
+    history = mx.array(seen, mx.uint32) if processors else None
     return Chooser(sampling, seed, processors, history)

@@ -8,10 +8,17 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from fabric.cache_spec import NATIVE, WORD_BITS, SlotSpec
+from fabric.kvcache.cache_spec import NATIVE, WORD_BITS, SlotSpec
 
 GROWTH_TOKENS = 256
-DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32}
+DTYPES = {
+    "F32": mx.float32,
+    "F16": mx.float16,
+    "BF16": mx.bfloat16,
+    "U32": mx.uint32,
+    "I32": mx.int32,
+    "I64": mx.int64,  # states of n-gram models are the last token ids
+}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -93,6 +100,11 @@ class TokenStore:
         for array, part in zip(self.arrays, parts, strict=True):
             array[..., start:end, :] = part
 
+    def random(self, tokens_count: int, key: mx.array) -> mx.array:
+        """Return vectors `[1, heads, tokens, width]` of about the size that models compute."""
+        shape = (1, self._heads, tokens_count, self.slot.width)
+        return mx.random.normal(shape, DTYPES[self.slot.dtype], key=key)
+
     def fetch(self, heads: slice, start: int, end: int) -> mx.array | Packed:
         """Return tokens `start:end` of some heads as they are stored."""
         parts = [array[:, heads, start:end] for array in self.arrays]
@@ -101,6 +113,14 @@ class TokenStore:
         codes, scales, biases = parts
         slot = self.slot
         return Packed(codes, scales, biases, slot.bits, slot.group_size, slot.width)
+
+
+def last_tokens(fetched: mx.array | Packed, count: int) -> mx.array | Packed:
+    """Return the last `count` tokens of what was fetched, or all if there are fewer."""
+    if not isinstance(fetched, Packed):
+        return fetched[:, :, -count:]
+    codes, scales, biases = (array[:, :, -count:] for array in fetched[:3])
+    return fetched._replace(codes=codes, scales=scales, biases=biases)
 
 
 def dense(fetched: mx.array | Packed) -> mx.array:

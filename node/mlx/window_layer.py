@@ -39,3 +39,28 @@ class WindowLayer(ResidentLayer):
         if before + n <= window and window_size in (None, window) and not return_array:
             return "causal"
         return create_causal_mask(n, before, window_size=window_size or window)
+
+
+class ChunkLayer(WindowLayer):
+    """A layer whose tokens see back to the start of their own chunk of `window_tokens` only."""
+
+    def first_seen(self) -> int:
+        """Return the first position that the next token attends to."""
+        return self.offset // self.spec.window_tokens * self.spec.window_tokens
+
+    @property
+    def start_position(self) -> int:
+        """First position that is fetched, from which models count their own mask."""
+        return self.first_seen()
+
+    def maybe_trim_front(self) -> None:
+        """Do nothing: what is no longer seen slides away elsewhere."""
+
+    def make_mask(
+        self, n: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array:
+        """Build the mask over the tokens that are fetched for `n` new ones."""
+        chunk = self.spec.window_tokens
+        rows = mx.arange(self.offset, self.offset + n)[:, None]
+        columns = mx.arange(self.first_seen(), self.offset + n)
+        return (columns <= rows) & (columns // chunk == rows // chunk)

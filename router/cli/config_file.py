@@ -1,11 +1,12 @@
 """Our section of a cluster file."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fabric.settings import FabricSettings, parse_settings
+from fabric.settings import FabricSettings, check_keys, parse_settings
 from router.cli.errors import MISUSED, CommandError
 
 
@@ -29,7 +30,49 @@ def our_section(whole: dict[str, Any]) -> object:
 
 
 def read_settings(path: Path | None) -> FabricSettings:
-    """Return the settings of a cluster file; without one, all defaults."""
-    return (
-        FabricSettings() if path is None else parse_settings(our_section(read_cluster_file(path)))
+    """Return the settings of a cluster file, with the keys of its key files; or all defaults."""
+    if path is None:
+        return FabricSettings()
+    return with_key_files(parse_settings(our_section(read_cluster_file(path))))
+
+
+def nodes_expected(path: Path | None, settings: FabricSettings) -> int:
+    """Return how many nodes a cluster file means to have; 0 where nobody says."""
+    if settings.router.nodes_expected or path is None:
+        return settings.router.nodes_expected
+    provider = read_cluster_file(path).get("provider")
+    workers = provider.get("worker_ips") if isinstance(provider, dict) else None
+    return 1 + len(workers) if isinstance(workers, list) else 0
+
+
+def with_key_files(settings: FabricSettings) -> FabricSettings:
+    """Add the keys that lie in files of their own; raise for one that others may read."""
+    router = settings.router
+    whole = replace(
+        router,
+        api_keys=router.api_keys | _keys_of(router.api_keys_file),
+        operator_keys=router.operator_keys | _keys_of(router.operator_keys_file),
+        api_keys_file="",
+        operator_keys_file="",
     )
+    check_keys(whole)
+    return replace(settings, router=whole)
+
+
+def _keys_of(name: str) -> dict[str, str]:
+    if not name:
+        return {}
+    path = Path(name).expanduser()
+    keys = read_cluster_file(path)
+    if others_may_read(path):
+        message = f"{path} holds keys, and others may read it: chmod 600 {path}"
+        raise CommandError(message, MISUSED)
+    if not all(isinstance(text, str) for pair in keys.items() for text in pair):
+        message = f"{path}: expected lines of NAME: KEY, with keys in quotes where they are digits"
+        raise CommandError(message, MISUSED)
+    return keys
+
+
+def others_may_read(path: Path) -> bool:
+    """Say whether a file's mode lets anybody but its owner in."""
+    return bool(path.stat().st_mode & 0o077)

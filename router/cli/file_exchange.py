@@ -12,10 +12,10 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fabric.control.hibernation_calls import MEDIA_TYPE
 from fabric.errors import RejectedError
-from fabric.hibernation import LEAD_BYTES_MAX, FrameReader, Header, peek_header
-from fabric.hibernation_calls import MEDIA_TYPE
 from fabric.limits import HIBERNATION_STALL_S, MIB
+from fabric.record.hibernation_file import LEAD_BYTES_MAX, FrameReader, Header, peek_header
 from router.cli.endpoint import Endpoint
 from router.cli.errors import MISUSED, CommandError
 

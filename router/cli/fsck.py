@@ -7,10 +7,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fabric.keys.key_files import CLUSTER_KEY, SHIPPED_KEYS
 from router.cli.child import run_module
-from router.cli.folder import default_data_dir
+from router.cli.data_folder import default_data_dir
 
-MODULE = "node.fsck"
+MODULE = "node.fsck.run"
 
 
 def add_fsck(commands: Any) -> None:
@@ -24,6 +25,12 @@ def add_fsck(commands: Any) -> None:
         ),
     )
     parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    parser.add_argument(
+        "--keys",
+        type=Path,
+        metavar="DIR",
+        help=f"where cluster.key is (default: DIR, then {SHIPPED_KEYS})",
+    )
     parser.add_argument("--node", metavar="NAME", help="one node of it (default: all)")
     parser.add_argument(
         "--repair",
@@ -36,7 +43,11 @@ def add_fsck(commands: Any) -> None:
 
 def run_fsck(arguments: argparse.Namespace) -> int:
     """Run the check as a child process; return its exit status."""
-    argv = [f"--data={(arguments.data or default_data_dir()).expanduser()}"]
+    data = (arguments.data or default_data_dir()).expanduser()
+    keys = arguments.keys or (
+        data if (data / CLUSTER_KEY).exists() else Path(SHIPPED_KEYS).expanduser()
+    )
+    argv = [f"--data={data}", f"--keys={keys}"]
     argv += [f"--node={arguments.node}"] if arguments.node is not None else []
     argv += ["--repair"] if arguments.repair else []
     argv += ["--json"] if arguments.json else []

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from fabric.hibernation import Header, SignedWith, brought_signing_key
-from fabric.hibernation_calls import (
+from fabric.control.hibernation_calls import (
     EPOCH_HEADER,
     NODE_HEADER,
     REVISION_HEADER,
     SALT_HEADER,
     SIGNING_KEY_HEADER,
 )
+from fabric.record.hibernation_file import Header, SignedWith, brought_signing_key
 from router.cli.endpoint import Endpoint, agent_path
 from router.cli.errors import MISUSED, CommandError
 from router.cli.file_exchange import download, read_header, upload
-from router.cli.key_file import SALT_BYTES, signing_key
+from router.cli.keys.key_file import SALT_BYTES, signing_key
 from router.cli.output import human_bytes, human_count, print_json, print_pairs
 from router.cli.queries import add_common, endpoint_of
 

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 
 import fabric
 from router.cli.bench import add_bench
-from router.cli.config_check import add_config
-from router.cli.demo import add_demo
-from router.cli.doctor import add_doctor
+from router.cli.certs import add_certs
+from router.cli.demo.demo import add_demo
+from router.cli.doctor.config_check import add_config
+from router.cli.doctor.doctor import add_doctor
+from router.cli.doctor.import_check import require_own_names
 from router.cli.errors import FAILED, MISUSED, CommandError
 from router.cli.fsck import add_fsck
 from router.cli.hibernate import add_hibernation
 from router.cli.moves import add_moves
-from router.cli.names import require_own_names
 from router.cli.queries import add_queries
 from router.cli.serve import add_serve
 from router.cli.up import add_down, add_up
@@ -35,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     for declare in (add_up, add_down, add_serve, add_queries, add_verbs, add_moves):
         declare(commands)
     add_hibernation(commands)
-    for declare in (add_doctor, add_fsck, add_config, add_demo, add_bench):
+    for declare in (add_doctor, add_fsck, add_config, add_certs, add_demo, add_bench):
         declare(commands)
     return parser
 

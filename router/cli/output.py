@@ -41,6 +41,12 @@ def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
         print(f"{name.ljust(width)}  {value}")
 
 
+def failed_again(why: object, wait_s: object) -> str:
+    """Say why a node is not there, and when it begins again."""
+    again = f"; tries to start again in {wait_s:.0f} s" if isinstance(wait_s, int | float) else ""
+    return f"failed: {why}{again}"
+
+
 class Steps:
     """Says on standard error what a long command is doing, with the time since its start."""
 

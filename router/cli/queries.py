@@ -1,13 +1,21 @@
 """Commands that look: status, nodes, agents, agent."""
 
 import argparse
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from router.cli.endpoint import Endpoint, agent_path, find_endpoint
-from router.cli.errors import CommandError
-from router.cli.output import human_bytes, human_count, print_json, print_pairs, print_table
+from router.cli.endpoint import DOWN, Endpoint, agent_path, find_endpoint
+from router.cli.errors import FAILED, CommandError
+from router.cli.output import (
+    failed_again,
+    human_bytes,
+    human_count,
+    print_json,
+    print_pairs,
+    print_table,
+)
 
 
 def add_queries(commands: Any) -> None:
@@ -29,12 +37,20 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     """Declare the options of every command that asks a fabric."""
     parser.add_argument("--url", help="the fabric's address (default: MACFABRIC_URL, or --data's)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    parser.add_argument(
+        "--key",
+        help="a tenant's or an operator's key; better in MACFABRIC_API_KEY and "
+        "MACFABRIC_OPERATOR_KEY, as others on this machine can read command lines",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def endpoint_of(arguments: argparse.Namespace) -> Endpoint:
     """Return the fabric that the common options name."""
-    return find_endpoint(arguments.url, arguments.data)
+    endpoint = find_endpoint(arguments.url, arguments.data, arguments.key)
+    if endpoint.warning is not None:
+        print(endpoint.warning, file=sys.stderr)
+    return endpoint
 
 
 def rows_of(listed: Any) -> list[dict[str, Any]]:
@@ -47,19 +63,20 @@ def rows_of(listed: Any) -> list[dict[str, Any]]:
 
 
 def run_status(arguments: argparse.Namespace) -> int:
-    """Print whether a fabric runs; exit status 1 where none does."""
+    """Print whether a fabric runs; exit status 1 where none does, or no node of it serves."""
     endpoint = endpoint_of(arguments)
-    health = endpoint.get("/healthz")
+    health = endpoint.health()
+    status = FAILED if health.get("status") == DOWN else 0
     nodes = rows_of(endpoint.get("/v1/nodes"))
     agents = rows_of(endpoint.get("/v1/agents"))
     if arguments.json:
         print_json({"url": endpoint.url, "health": health, "nodes": nodes, "agents": len(agents)})
-        return 0
+        return status
     usable = sum(node.get("state") == "ready" for node in nodes)
     print_pairs(
         [
             ("url", endpoint.url),
-            ("health", health.get("status", "ok") if isinstance(health, dict) else "ok"),
+            ("health", health.get("status", "ok")),
             ("nodes", f"{len(nodes)}, {usable} ready"),
             ("models", ", ".join(sorted({str(node.get("model")) for node in nodes})) or "-"),
             ("agents", human_count(len(agents))),
@@ -69,9 +86,12 @@ def run_status(arguments: argparse.Namespace) -> int:
         ]
     )
     for node in nodes:
+        if node.get("failure"):
+            again = failed_again(node["failure"], node.get("starts_again_in_s"))
+            print(f"warning: {node.get('name')} {again}")
         for problem in _problems(node):
             print(f"warning: {node.get('name')}: {problem}")
-    return 0
+    return status
 
 
 def run_nodes(arguments: argparse.Namespace) -> int:

@@ -5,19 +5,27 @@ import contextlib
 import math
 import os
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fabric.errors import FabricError
-from router.cli.config_file import read_settings
+from fabric.keys.key_files import AUTHORITY_CERTIFICATE, CLUSTER_KEY
+from fabric.limits import NODES_MAX
+from router.cli.config_file import nodes_expected, read_settings
+from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.errors import MISUSED, CommandError
-from router.cli.folder import DataFolder, default_data_dir
+from router.cli.model_choice import require_on_every_mac
 from router.cli.output import Steps
 from router.cli.supervisor import Plan, Supervisor
-from router.cli.up import catch_signals, own_key, tell_ready
-from router.keeper import Keeper
+from router.cli.up import catch_signals, own_certificate, own_subject, tell_ready
+from router.supervise.keeper import Keeper
 
 START_TIMEOUT_S = math.inf  # Macs may come in the evening
+ENVIRONMENT = {
+    "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # as in `ray_environment`
+}
 
 
 def add_serve(commands: Any) -> None:
@@ -34,6 +42,13 @@ def add_serve(commands: Any) -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
     parser.add_argument("--host", help="address of the HTTP API")
     parser.add_argument("--port", type=int, help="its port")
+    parser.add_argument(
+        "--expect",
+        type=int,
+        metavar="N",
+        help="how many nodes there are, once all have come: until then the router calls nothing "
+        "unknown (default: router.nodes_expected of FILE, else its head and workers)",
+    )
     parser.add_argument("--json", action="store_true", help="say `ready` as one JSON line")
     parser.set_defaults(run=run_serve)
 
@@ -42,9 +57,17 @@ def run_serve(arguments: argparse.Namespace) -> int:
     """Serve until told to end."""
     try:
         settings = read_settings(arguments.config)
+        expected = arguments.expect
+        if expected is None:
+            expected = nodes_expected(arguments.config, settings)
     except FabricError as error:
         raise CommandError(error.message, MISUSED) from None
+    if not 0 <= expected <= NODES_MAX:
+        message = f"--expect must be 0 to {NODES_MAX}"
+        raise CommandError(message, MISUSED)
+    require_on_every_mac(settings.model, "macfabric.model")
     folder = DataFolder((arguments.data or default_data_dir(settings)).expanduser())
+    os.umask(0o077)
     folder.create()
     steps, ends = Steps(), catch_signals()
     router = replace(
@@ -54,6 +77,12 @@ def run_serve(arguments: argparse.Namespace) -> int:
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.claimed())
+        keys = Path(settings.keys_dir or folder.path).expanduser()
+        if settings.keys_dir:
+            _require_same_key(folder, keys)
+        else:
+            for done in folder.keys.create(own_subject(router.tls.names), datetime.now(UTC)):
+                steps.say(done)
         keeper = Keeper(folder.log("keeper"))
         stack.callback(folder.forget_run)
         stack.callback(keeper.close)
@@ -61,14 +90,17 @@ def run_serve(arguments: argparse.Namespace) -> int:
             folder,
             arguments.config,
             arguments.address,
-            dict(os.environ) | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+            dict(os.environ) | ENVIRONMENT,
             router.host,
             router.port,
             nodes_expected=0,
             at_exit="flush",
             start_timeout_s=START_TIMEOUT_S,
-            key=own_key(router),
-            restarts_max=None,
+            operator_key=folder.renew_operator_key(),
+            waits_for_good=True,
+            trusted=keys / AUTHORITY_CERTIFICATE,
+            certificate=own_certificate(router),
+            nodes_to_come=expected,
         )
         supervisor = Supervisor(plan, keeper, None, steps.say, lambda: bool(ends))
         stack.callback(supervisor.stop, hurry=lambda: len(ends) > 1)
@@ -77,3 +109,15 @@ def run_serve(arguments: argparse.Namespace) -> int:
             supervisor.run()
     steps.say("stopped; the nodes keep running")
     return 0
+
+
+def _require_same_key(folder: DataFolder, keys: Path) -> None:
+    """Refuse to lose what was stored under a key that an earlier version made here."""
+    earlier, shipped = folder.path / CLUSTER_KEY, keys / CLUSTER_KEY
+    if earlier.exists() and shipped.exists() and earlier.read_text() != shipped.read_text():
+        message = (
+            f"{earlier}, which stored memory was written under, is not {shipped}. To keep that "
+            "memory, put the former in the latter's place where `ray up` is typed, and run "
+            f"`ray up` again; to give it up, remove {earlier}."
+        )
+        raise CommandError(message)

@@ -13,18 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from router.cli.data_folder import DataFolder
 from router.cli.endpoint import Endpoint
 from router.cli.errors import CommandError
-from router.cli.folder import DataFolder, write_private
-from router.keeper import KEEPER, Keeper
-from router.processes import identify
-from router.ray_processes import LocalRay, read_log
+from router.cli.output import failed_again
+from router.private_files import write_private
+from router.supervise.keeper import KEEPER, Keeper
+from router.supervise.processes import identify
+from router.supervise.ray_processes import LocalRay, read_log
 
 NODES = "nodes"
 ROUTER = "router"
 ROUTER_GRACE_S = 10.0
 NODES_GRACE_S = 25.0
-RESTART_WINDOW_S = 60.0
+START_TRIES = 3  # of one process, before the fabric has served
+RESTART_WINDOW_S = 120.0
+# What ends again and again is started less and less often. Nodes hold memory: they stay.
+RESTART_PAUSES_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
 TICK_S = 0.1
 LOG_TAIL_LINES = 15
 
@@ -39,12 +44,15 @@ class Plan:
     environment: dict[str, str]
     host: str
     port: int
-    nodes_expected: int  # 0: as many as there are, now or later
+    nodes_expected: int  # to wait for; 0: as many as there are, now or later
     at_exit: str  # what becomes of the nodes: "stop" or "flush"
     start_timeout_s: float
-    key: str | None = None  # for asking our own router
+    operator_key: str | None = None  # for asking our own router
+    trusted: Path | None = None  # what the router's certificate is checked with, if it has one
+    certificate: Path | None = None  # the operator's own, if it shows that one
     bind: str | None = None  # what the nodes listen on; None: the address Ray knows them by
-    restarts_max: int | None = 5  # of one process within a minute; None: never give up
+    waits_for_good: bool = False  # also for what cannot start at all
+    nodes_to_come: int = 0  # what the router may say "come again" for; 0: nobody knows
 
 
 @dataclass(slots=True)
@@ -62,7 +70,7 @@ class Supervisor:
     _began_s: float = field(default_factory=time.monotonic)
     _ended: dict[str, list[float]] = field(default_factory=dict)
     _router_started: bool = False
-    _held_back: list[str] = field(default_factory=list)  # until Ray's head is there again
+    _held_back: dict[str, float] = field(default_factory=dict)  # what ended, and until when
 
     def start(self) -> bool:
         """Start everything and wait until it serves; False when asked to end meanwhile."""
@@ -144,31 +152,46 @@ class Supervisor:
             if "ready" not in self.phases and self.plan.nodes_expected:
                 message = f"{node} cannot start: {event.get('message')}"
                 raise CommandError(message)
-            self.say(f"{node} cannot start: {event.get('message')}")
+            self.say(f"{node} {failed_again(event.get('message'), event.get('retry_s'))}")
 
     def _on_exit(self, name: str, status: int | None, why: str) -> None:
         told = why or f"ended with status {status}"
-        ray_node = self.ray.find(name) if self.ray else None
         if name == KEEPER:
             raise self._failure(name, told)
         now_s = time.monotonic()
         recent = [t for t in self._ended.get(name, []) if t > now_s - RESTART_WINDOW_S] + [now_s]
         self._ended[name] = recent
-        limit = self.plan.restarts_max
-        if limit is not None and (len(recent) > limit or "ready" not in self.phases):
+        if not self._may_try_again(name):
             raise self._failure(name, told)
-        self.say(f"{name} {told}; starting it again")
-        if ray_node and self.ray:
-            self.ray.start_node(ray_node)
-        else:
-            self._held_back.append(name)
+        pause_s = RESTART_PAUSES_S[min(len(recent), len(RESTART_PAUSES_S)) - 1]
+        self._held_back[name] = now_s + pause_s
+        self.say(f"{name} {told}; starting it again{f' in {pause_s:g} s' if pause_s else ''}")
+
+    def _may_try_again(self, name: str) -> bool:
+        """Say whether what ended may be started again; what never served only for Ray's sake."""
+        if "ready" in self.phases or self.plan.waits_for_good:
+            return True
+        is_rays = self.ray is not None and any(self.ray.find(ended) for ended in self._ended)
+        return is_rays and len(self._ended[name]) < START_TRIES
 
     def _start_held_back(self) -> None:
         """Start what ended, but not before Ray's head runs: without it, it would end again."""
-        if self._held_back and (self.ray is None or self.ray.has_started(self.ray.nodes[0])):
-            for name in self._held_back:
+        now_s = time.monotonic()
+        for name in [name for name, at_s in self._held_back.items() if at_s <= now_s]:
+            ray_node = self.ray.find(name) if self.ray else None
+            if ray_node and self.ray:
+                self.ray.start_node(ray_node)
+            elif self._has_head():
                 self._start_nodes() if name == NODES else self._start_router()
-            self._held_back.clear()
+            else:
+                continue
+            del self._held_back[name]
+
+    def _has_head(self) -> bool:
+        if self.ray is None:
+            return True
+        head = self.ray.nodes[0]
+        return head.process not in self._held_back and self.ray.has_started(head)
 
     def _start_nodes(self) -> None:
         plan = self.plan
@@ -186,8 +209,11 @@ class Supervisor:
         port = plan.port if self.url is None else int(self.url.rpartition(":")[2])
         argv = [sys.executable, "-m", "router", "--data-dir", str(plan.folder.path)]
         argv += ["--ray-address", plan.ray_address, "--host", plan.host, "--port", str(port)]
+        argv += ["--expect", str(plan.nodes_to_come)]
         argv += ["--config", str(plan.config)] if plan.config else []
-        self.keeper.start(ROUTER, argv, plan.environment, plan.folder.log(ROUTER), piped=True)
+        # Of a long body nothing stays when it has been passed on; macOS does that by itself.
+        environment = plan.environment | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+        self.keeper.start(ROUTER, argv, environment, plan.folder.log(ROUTER), piped=True)
 
     def _note_ray(self) -> None:
         if self.ray is None or "ray" in self.phases:
@@ -208,7 +234,9 @@ class Supervisor:
         """Say whether the router itself reaches every node."""
         assert self.url is not None
         try:
-            listed = Endpoint(self.url, self.plan.key).get("/v1/nodes", timeout_s=2.0)
+            trusted = tuple(filter(None, [self.plan.certificate or self.plan.trusted]))
+            own = Endpoint(self.url, None, self.plan.operator_key, trusted, checks_name=False)
+            listed = own.get("/v1/nodes", timeout_s=2.0)
         except CommandError:
             return False
         rows = listed.get("data") if isinstance(listed, dict) else None
@@ -223,9 +251,24 @@ class Supervisor:
 
     def _write_endpoint(self) -> None:
         record = {"url": self.url, "pid": os.getpid(), "ray_address": self.plan.ray_address}
+        if self.plan.certificate is not None:
+            record["certificate"] = str(self.plan.certificate)
         write_private(self.plan.folder.endpoint, json.dumps(record))
 
     def _failure(self, name: str, told: str) -> CommandError:
         log = self.plan.folder.log(name)
-        tail = "\n".join(f"  | {line}" for line in read_log(log).splitlines()[-LOG_TAIL_LINES:])
+        words = _words(read_log(log))[-LOG_TAIL_LINES:]
+        tail = "\n".join(f"  | {line}" for line in words)
         return CommandError(f"{name} {told}; the end of {log}:\n{tail or '  | (empty)'}")
+
+
+def _words(log: str) -> list[str]:
+    """Return a log's lines without the frames of tracebacks: what they end with says it."""
+    kept, in_frames = [], False
+    for line in log.splitlines():
+        if line.startswith("Traceback (most recent call last)"):
+            in_frames = True
+        elif not (in_frames and line.startswith((" ", "\t"))):
+            in_frames = False
+            kept.append(line)
+    return kept

@@ -7,25 +7,29 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fabric.errors import FabricError
 from fabric.ids import NodeName, parse_node_name
+from fabric.limits import NODES_MAX
 from fabric.settings import FabricSettings, RouterSettings
 from router.cli.cluster_down import stop_cluster
 from router.cli.config_file import read_settings
-from router.cli.endpoint import KEY_VARIABLE
+from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.errors import MISUSED, CommandError
-from router.cli.folder import DataFolder, default_data_dir
+from router.cli.model_choice import chosen_model
 from router.cli.output import Steps, print_json
 from router.cli.supervisor import Plan, Supervisor
-from router.keeper import Keeper
-from router.processes import ProcessId, end, is_alive, send, session_members, wait_gone
-from router.ray_processes import LocalRay
+from router.http.own_hosts import own_hosts
+from router.supervise.keeper import Keeper
+from router.supervise.processes import ProcessId, end, is_alive, send, session_members, wait_gone
+from router.supervise.ray_processes import LocalRay
+from router.tls.authority import Subject
 
-NODES_MAX = 16
 START_TIMEOUT_S = 180.0
 DOWN_TIMEOUT_S = 60.0
 LEFTOVER_GRACE_S = 5.0
@@ -69,16 +73,20 @@ def run_up(arguments: argparse.Namespace) -> int:
     """Run a local fabric until told to end."""
     settings, names = _settings(arguments)
     folder = DataFolder((arguments.data or default_data_dir(settings)).expanduser().resolve())
+    os.umask(0o077)
     folder.create()
     steps = Steps()
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.claimed())
         _end_leftovers(folder, steps)
+        for done in folder.keys.create(own_subject(settings.router.tls.names), datetime.now(UTC)):
+            steps.say(done)
         _require_port(settings.router)
         folder.write_settings(settings)
         ends = catch_signals()
         keeper = Keeper(folder.log("keeper"))
         stack.callback(folder.forget_run)
+        stack.callback(folder.remove_temporaries)
         stack.callback(keeper.close)
         ray = LocalRay(folder.path, names, keeper)
         stack.callback(ray.remove_files)
@@ -95,8 +103,11 @@ def run_up(arguments: argparse.Namespace) -> int:
             nodes_expected=len(names),
             at_exit="stop",
             start_timeout_s=START_TIMEOUT_S,
-            key=own_key(settings.router),
+            operator_key=folder.renew_operator_key(),
+            trusted=folder.keys.authority,
+            certificate=own_certificate(settings.router),
             bind=_bind(),
+            nodes_to_come=len(names),
         )
         supervisor = Supervisor(plan, keeper, ray, steps.say, lambda: bool(ends))
         stack.callback(supervisor.stop, hurry=lambda: len(ends) > 1)
@@ -139,9 +150,15 @@ def catch_signals() -> list[int]:
     return got
 
 
-def own_key(settings: RouterSettings) -> str | None:
-    """Return a key that our own router takes, if it wants one."""
-    return os.environ.get(KEY_VARIABLE) or next(iter(settings.api_keys.values()), None)
+def own_certificate(settings: RouterSettings) -> Path | None:
+    """Return the certificate that the operator chose for the router, if it shows one at all."""
+    chosen = settings.tls.certificate if settings.uses_tls else ""
+    return Path(chosen).expanduser() if chosen else None
+
+
+def own_subject(more: Sequence[str]) -> Subject:
+    """Return whom the certificate of a fabric on this machine is for."""
+    return Subject.of([*own_hosts(), *more])
 
 
 def tell_ready(supervisor: Supervisor, model: str, *, as_json: bool) -> None:
@@ -189,13 +206,9 @@ def _settings(arguments: argparse.Namespace) -> tuple[FabricSettings, list[NodeN
     if len(set(names[:count])) < count:
         message = "two local nodes have the same name"
         raise CommandError(message, MISUSED)
-    model = arguments.model or settings.model
-    if Path(model).expanduser().is_dir():
-        model = str(Path(model).expanduser().resolve())
-    elif os.sep in model:
-        message = f"--model {model}: there is no such folder"
-        raise CommandError(message, MISUSED)
-    chosen = replace(settings, router=router, model=model, local_nodes=tuple(names[:count]))
+    model = chosen_model(arguments.model or settings.model)
+    local = tuple(names[:count])
+    chosen = replace(settings, router=router, model=model, local_nodes=local, keys_dir="")
     return chosen, names[:count]
 
 
@@ -229,5 +242,6 @@ def _end_leftovers(folder: DataFolder, steps: Steps) -> int:
         if survivors:
             message = f"cannot end processes {[p.pid for p in survivors]}"
             raise CommandError(message)
+    folder.remove_temporaries()
     folder.forget_run()
     return len(left)

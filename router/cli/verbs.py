@@ -68,6 +68,11 @@ def run_pin(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _has_removed_record(part: dict[str, Any]) -> bool:
+    others = part.get("other_models") or {}
+    return any((part.get("record_removed"), part.get("quarantined_removed"), others.get("records")))
+
+
 def run_erase(arguments: argparse.Namespace) -> int:
     """Erase an agent and print the receipt; exit status 1 while a node still owes its part."""
     receipt = endpoint_of(arguments).call("DELETE", agent_path(arguments.id))
@@ -83,7 +88,7 @@ def run_erase(arguments: argparse.Namespace) -> int:
         (
             (
                 part.get("node"),
-                "removed" if part.get("record_removed") else "none",
+                "removed" if _has_removed_record(part) else "none",
                 part.get("blocks_removed"),
                 human_bytes(part.get("bytes_removed")),
                 part.get("blocks_kept_shared"),
@@ -93,4 +98,6 @@ def run_erase(arguments: argparse.Namespace) -> int:
     )
     for node in receipt.get("unreachable", ()):
         print(f"warning: {node} is away; it erases its part when it is back")
+    if receipt.get("remembered") == []:
+        print("warning: no node's disk took the note that this was erased; repeat it later")
     return 0 if receipt.get("deleted") else FAILED

@@ -16,7 +16,7 @@ def fabric():
 @pytest.fixture
 def run(capsys, monkeypatch, tmp_path):
     """Run a command; return its exit status, standard output and standard error."""
-    for name in ("MACFABRIC_URL", "MACFABRIC_API_KEY"):
+    for name in ("MACFABRIC_URL", "MACFABRIC_API_KEY", "MACFABRIC_OPERATOR_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MACFABRIC_DATA", str(tmp_path / "data"))
 

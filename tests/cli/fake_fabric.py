@@ -134,6 +134,7 @@ ANSWERS = {
     ("DELETE", "/v1/agents/ivan"): {**RECEIPT, "deleted": False, "unreachable": ["node-b"]},
 }
 
+STATUSES: dict[tuple[str, str], int] = {}  # of answers that are not 200
 NODES[1]["drain"] = STUCK  # what watching `drain node-b` sees at last
 
 
@@ -170,7 +171,7 @@ class FakeFabric:
         body = json.loads(request.rfile.read(length)) if length else None
         self.asked.append((request.command, request.path, body))
         answer = ANSWERS.get((request.command, request.path))
-        status = 200 if answer else 404
+        status = STATUSES.get((request.command, request.path), 200) if answer else 404
         answer = answer or {"error": {"message": "no agent is called that"}}
         if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
             status, answer = 401, {"error": {"message": "the key is unknown"}}

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from router.keeper import KEEPER, Keeper
-from router.processes import descendants, identify, is_alive, wait_gone
+from router.supervise.keeper import KEEPER, Keeper
+from router.supervise.log_file import LOG_BYTES_MAX
+from router.supervise.processes import descendants, identify, is_alive, wait_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -34,7 +35,7 @@ print("left", flush=True)
 OWNER = """
 import sys, time
 from pathlib import Path
-from router.keeper import Keeper
+from router.supervise.keeper import Keeper
 folder = Path(sys.argv[1])
 keeper = Keeper(folder / "keeper.log")
 for name in ("one", "two"):
@@ -97,6 +98,22 @@ def test_output_goes_to_the_log_otherwise(keeper, tmp_path):
 
     assert sorted((tmp_path / "log").read_text().split()) == ["hello", "oops"]
     assert (tmp_path / "log").stat().st_mode & 0o077 == 0
+
+
+def test_a_log_that_grows_without_end_is_begun_anew(keeper, tmp_path):
+    """One that strangers add lines to must not fill the disk; the last lines stay."""
+    talk = "import time\nfor i in range(50): print(i, 'x' * 1_000_000, flush=True)\n"
+    talk += "time.sleep(2.5)\nprint('the end', flush=True)\ntime.sleep(60)"
+    log, older = tmp_path / "log", tmp_path / "log.1"
+    keeper.start("talker", [sys.executable, "-c", talk], {}, log)
+    deadline_s = time.monotonic() + 60
+    while not (older.exists() and log.read_text().endswith("the end\n")):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+    assert log.stat().st_size <= LOG_BYTES_MAX
+    assert 0 < older.stat().st_size <= LOG_BYTES_MAX
+    assert older.stat().st_mode & 0o077 == 0
 
 
 def test_what_cannot_start_says_why(keeper, tmp_path):

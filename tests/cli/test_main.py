@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from router.cli import names
+from router.cli.doctor import import_check
 from router.cli.main import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
     *("up", "down", "serve", "status", "nodes", "agents", "agent", "migrate", "pin", "erase"),
     *("hibernate", "resume", "fork", "replicate", "prefetch", "drain", "undrain"),
-    *("doctor", "fsck", "config", "demo", "bench"),
+    *("doctor", "fsck", "config", "certs", "demo", "bench"),
 }
 MISUSES = {
     "no command": [],
@@ -48,7 +48,7 @@ def test_help(run, command):
     assert command in out
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS - {"config"}))
+@pytest.mark.parametrize("command", sorted(COMMANDS - {"config", "certs"}))
 def test_json_everywhere(command):
     assert "--json" in choices()[command].format_help()
 
@@ -107,7 +107,7 @@ def test_optimized_python_is_refused():
 def test_a_foreign_package_is_refused(run, monkeypatch, tmp_path):
     (tmp_path / "fabric").mkdir()
     (tmp_path / "fabric" / "__init__.py").touch()
-    monkeypatch.setattr(names, "_ROOT", tmp_path)
+    monkeypatch.setattr(import_check, "_ROOT", tmp_path)
     status, _, err = run("nodes")
 
     assert status == 1

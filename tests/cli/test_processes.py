@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from router import processes
-from router.processes import (
+from router.supervise import processes
+from router.supervise.processes import (
     ProcessId,
     descendants,
     end,

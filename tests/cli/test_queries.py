@@ -4,9 +4,12 @@ import json
 
 import pytest
 
-from router.cli.folder import DataFolder, write_private
+from router.cli.data_folder import DataFolder
+from router.cli.endpoint import Endpoint
+from router.private_files import write_private
 from tests.cli.fake_fabric import (
     AGENT,
+    ANSWERS,
     DRAINED,
     FORKED,
     MOVED,
@@ -15,6 +18,7 @@ from tests.cli.fake_fabric import (
     PREFETCHED,
     RECEIPT,
     REPLICA,
+    STATUSES,
     STUCK,
 )
 
@@ -72,6 +76,19 @@ def test_json_of_status_counts(run, fabric):
     assert printed["agents"] == 2
     assert printed["nodes"] == NODES
     assert printed["url"] == fabric.url
+
+
+def test_status_says_why_a_node_does_not_start_and_when_it_tries_again(run, fabric, monkeypatch):
+    failed = {"state": "failed", "failure": "FatalError: no model", "starts_again_in_s": 12.4}
+    monkeypatch.setitem(ANSWERS, ("GET", "/healthz"), {"status": "unavailable", "nodes": []})
+    monkeypatch.setitem(ANSWERS, ("GET", "/v1/nodes"), {"data": [{"name": "node-c", **failed}]})
+    monkeypatch.setitem(STATUSES, ("GET", "/healthz"), 503)
+    status, printed, _ = run("status", "--url", fabric.url)
+
+    assert status == 1
+    assert "unavailable" in printed
+    told = "node-c failed: FatalError: no model; tries to start again in 12 s"
+    assert f"warning: {told}" in printed
 
 
 def test_pin_says_what_it_wants_and_whether_it_counts(run, fabric):
@@ -191,3 +208,41 @@ def test_another_server_is_told_apart(run, fabric, page):
 
     assert status == 1
     assert "fabric" in err
+
+
+def test_whoever_reads_the_data_folder_operates_the_fabric(run, fabric, tmp_path, monkeypatch):
+    folder = DataFolder(tmp_path / "data")
+    folder.create()
+    key = folder.renew_operator_key()
+    folder.endpoint.write_text(json.dumps({"url": fabric.url}))
+    asked = []
+    monkeypatch.setattr(Endpoint, "headers", lambda self, more: asked.append(self) or dict(more))
+
+    run("nodes")
+    run("nodes", "--url", fabric.url)
+    run("nodes", "--url", fabric.url.replace("127.0.0.1", "localhost"))
+    monkeypatch.setenv("MACFABRIC_OPERATOR_KEY", "from-the-environment")
+    run("nodes", "--key", "given")
+    folder.operator_key.chmod(0o644)
+    monkeypatch.delenv("MACFABRIC_OPERATOR_KEY")
+    run("nodes")
+
+    assert folder.operator_key.stat().st_mode & 0o777 == 0o644
+    assert [(e.key, e.operator_key) for e in asked] == [
+        (None, key),
+        (None, key),
+        (None, None),
+        ("given", "from-the-environment"),
+        (None, None),
+    ], "a key that others can read is none, and none leaves this machine unasked"
+    folder.forget_run()
+    assert not folder.operator_key.exists()
+
+
+def test_a_new_operators_key_is_private(tmp_path):
+    folder = DataFolder(tmp_path / "data")
+    folder.create()
+    first, second = folder.renew_operator_key(), folder.renew_operator_key()
+
+    assert first != second == folder.read_operator_key()
+    assert folder.operator_key.stat().st_mode & 0o777 == 0o600

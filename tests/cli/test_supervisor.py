@@ -1,12 +1,22 @@
 """What the supervisor does when a process ends."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from router.cli.data_folder import DataFolder
 from router.cli.errors import CommandError
-from router.cli.folder import DataFolder
-from router.cli.supervisor import NODES, ROUTER, Plan, Supervisor
+from router.cli.supervisor import NODES, RESTART_WINDOW_S, ROUTER, Plan, Supervisor
 
 PORT = 4711
+TRACEBACK = """said before it
+Traceback (most recent call last):
+  File "x.py", line 1, in <module>
+    start()
+  File "y.py", line 2, in start
+    raise ValueError("the reason")
+ValueError: the reason
+"""
 
 
 class FakeKeeper:
@@ -20,6 +30,23 @@ class FakeKeeper:
 
     def next_event(self, timeout_s):
         return self.events.pop(0) if self.events else None
+
+
+class FakeRay:
+    """A cluster of one Ray node that starts when told."""
+
+    def __init__(self):
+        self.started, self.runs, self.short_dir = [], False, None
+        self.nodes = (SimpleNamespace(process="ray-node-a"),)
+
+    def find(self, process):
+        return next((node for node in self.nodes if node.process == process), None)
+
+    def start_node(self, node):
+        self.started.append(node.process)
+
+    def has_started(self, node):
+        return self.runs
 
 
 @pytest.fixture
@@ -62,13 +89,62 @@ def test_a_router_comes_back_where_its_clients_look_for_it(supervisor):
     assert argv[argv.index("--port") + 1] == str(PORT)
 
 
-def test_what_ends_again_and_again_is_given_up(supervisor):
-    limit = supervisor.plan.restarts_max
-    supervisor.keeper.events += [exited(ROUTER)] * (limit + 1)
-    for _ in range(limit):
+def test_what_ends_again_and_again_is_started_ever_later_and_takes_nothing_along(
+    supervisor, monkeypatch
+):
+    now_s = [100.0]
+    monkeypatch.setattr("router.cli.supervisor.time.monotonic", lambda: now_s[0])
+    pauses = []
+    for _ in range(12):
+        count, ended_s = len(supervisor.keeper.started), now_s[0]
+        supervisor.keeper.events.append(exited(ROUTER))
+        supervisor._step()
+        while len(supervisor.keeper.started) == count:
+            now_s[0] += 0.5
+            supervisor._step()
+        pauses.append(now_s[0] - ended_s)
+
+    assert pauses[0] == 0.0
+    assert pauses == sorted(pauses)
+    assert 10.0 <= pauses[-1] <= 30.0
+    assert {name for name, _ in supervisor.keeper.started} == {ROUTER}, "the nodes never noticed"
+
+    now_s[0] += RESTART_WINDOW_S + 1
+    supervisor.keeper.events.append(exited(ROUTER))
+    count = len(supervisor.keeper.started)
+    supervisor._step()
+    assert len(supervisor.keeper.started) == count + 1, "what was long ago is forgiven"
+
+
+@pytest.mark.parametrize("name", [ROUTER, NODES])
+def test_what_cannot_even_start_ends_the_fabric_and_says_why(supervisor, name):
+    del supervisor.phases["ready"]
+    log = supervisor.plan.folder.log(name)
+    log.parent.mkdir()
+    log.write_text(TRACEBACK)
+    supervisor.keeper.events.append(exited(name))
+
+    with pytest.raises(CommandError, match=f"{name} ended with status -9") as caught:
         supervisor._step()
 
-    with pytest.raises(CommandError, match="router ended with status -9"):
+    assert "ValueError: the reason" in str(caught.value)
+    assert "before it" in str(caught.value)
+    assert "File" not in str(caught.value), "a reason is no list of source lines"
+    assert supervisor.keeper.started == []
+
+
+def test_ray_gets_more_than_one_try_to_start(supervisor):
+    del supervisor.phases["ready"]
+    supervisor.ray = FakeRay()
+    supervisor.keeper.events += [exited("ray-node-a"), exited(NODES), exited("ray-node-a")]
+    for _ in range(3):
         supervisor._step()
 
-    assert len(supervisor.keeper.started) == limit
+    assert supervisor.ray.started == ["ray-node-a"] * 2
+    assert supervisor.keeper.started == [], "nothing is started without Ray's head"
+    supervisor.ray.runs = True
+    supervisor._step()
+    assert [name for name, _ in supervisor.keeper.started] == [NODES]
+    supervisor.keeper.events.append(exited("ray-node-a"))
+    with pytest.raises(CommandError, match="ray-node-a ended"):
+        supervisor._step()

@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from router.keeper import Keeper
-from router.ray_processes import LocalRay
+from router.supervise.keeper import Keeper
+from router.supervise.ray_processes import LocalRay
+from tests.support.keys import make_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 STANDIN = Path(__file__).parent / "standin"
 NAMES = ("node-a", "node-b", "node-c")
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 
 
 def start_ray(folder: Path, names=NAMES) -> tuple[Keeper, LocalRay]:
     """Start a cluster and wait for all of its nodes."""
+    make_keys(folder)
     keeper = Keeper(folder / "keeper.log")
     ray = LocalRay(folder, names, keeper)
     ray.environment["PYTHONPATH"] += os.pathsep + str(STANDIN)
@@ -37,7 +39,6 @@ def cluster(tmp_path_factory):
     """Three Ray nodes, shared by the tests of a file."""
     folder = tmp_path_factory.mktemp("ray")
     keeper, ray = start_ray(folder)
-    (folder / "cluster.key").write_text("ab" * 32)
     yield keeper, ray, folder
     ray.stop()
     keeper.close()

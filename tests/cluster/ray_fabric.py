@@ -6,17 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from fabric.keys.api_keys import OPERATOR_HEADER
 from fabric.limits import MANIFEST_BYTES_MAX
-from fabric.manifest import Manifest, OwnerState, decode_manifest
-from router.processes import ProcessId, descendants, identify, is_alive, wait_gone
+from fabric.record.manifest import Manifest, OwnerState, decode_manifest
+from router.cli.data_folder import KEPT_TEMPORARIES
+from router.supervise.processes import ProcessId, descendants, identify, is_alive, wait_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_S = 60.0  # how long an agent is asked again before a test gives it up
@@ -39,12 +43,17 @@ class RayFabric:
     """One `macfabric up` with three nodes, and what tests do to it."""
 
     def __init__(self, folder: Path) -> None:
-        self.data, home = folder / "data", folder / "home"
-        home.mkdir(parents=True)
+        self.data, self._home = folder / "data", folder / "home"
+        self._home.mkdir(parents=True)
         self.log = folder / "up.log"
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(home)}
+        self.agents: list[Agent] = []
+        self.start()
+
+    def start(self) -> None:
+        """Run `macfabric up` on the folder; it must not run."""
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(self._home)}
         argv = [sys.executable, "-m", "router.cli.main", "up", "--nodes", "3", "--port", "0"]
-        with self.log.open("w") as log:
+        with self.log.open("a") as log:
             self.popen = subprocess.Popen(
                 [*argv, "--model", "recall", "--data", str(self.data), "--json"],
                 env=environment,
@@ -57,20 +66,24 @@ class RayFabric:
         assert line, self.log.read_text()
         self.ready = json.loads(line)
         self.url, self.names = self.ready["url"], self.ready["nodes"]
-        self.agents: list[Agent] = []
 
     # --- clients -----------------------------------------------------------------------------
 
     def get(self, path: str, timeout_s: float = 10.0):
         """Read one of the router's lists."""
-        with urllib.request.urlopen(self.url + path, timeout=timeout_s) as response:
+        request = urllib.request.Request(self.url + path, headers=self._headers())
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
             raw = response.read()
         return raw.decode() if path == "/metrics" else json.loads(raw)
+
+    def _headers(self) -> dict[str, str]:
+        """Speak as the operator, by the key that `up` made for whoever may read its folder."""
+        return {OPERATOR_HEADER: (self.data / "operator.key").read_text()}
 
     def send(self, method: str, path: str, body: dict | None = None, timeout_s: float = 60.0):
         """Send one request; return its JSON, whatever its status."""
         raw = None if body is None else json.dumps(body).encode()
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", **self._headers()}
         request = urllib.request.Request(self.url + path, raw, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as response:
@@ -235,9 +248,49 @@ class RayFabric:
         """Return the server of Ray's head."""
         return self.ray_process("gcs/gcs_server")
 
+    @contextlib.contextmanager
+    def watched(self, agents: list[Agent]) -> Iterator["Watch"]:
+        """Look at the router and ask `agents` all the time, and note what did not go well."""
+        watch = Watch()
+        threads = [threading.Thread(target=self._look, args=(watch,))]
+        threads += [threading.Thread(target=self._talk, args=(watch, a)) for a in agents]
+        for thread in threads:
+            thread.start()
+        try:
+            yield watch
+        finally:
+            watch.ended.set()
+            for thread in threads:
+                thread.join(ANSWER_S + 30)
+
+    def _look(self, watch: "Watch") -> None:
+        last_s = time.monotonic()
+        while not watch.ended.is_set():
+            with contextlib.suppress(OSError, ValueError):
+                self.get("/v1/models", timeout_s=60.0)
+                watch.standstill_s = max(watch.standstill_s, time.monotonic() - last_s)
+                last_s = time.monotonic()
+            time.sleep(0.05)
+        watch.standstill_s = max(watch.standstill_s, time.monotonic() - last_s)
+
+    def _talk(self, watch: "Watch", agent: Agent) -> None:
+        while not watch.ended.is_set():
+            began_s = time.monotonic()
+            try:
+                answer, _ = self.post_chat(agent, f"The vault code of {agent.name} is", 4)
+            except (OSError, TimeoutError, ValueError) as error:
+                watch.failures.append(f"{agent.name}: {error}")
+                time.sleep(PAUSE_S)
+            else:
+                watch.turns += 1
+                watch.longest_s = max(watch.longest_s, time.monotonic() - began_s)
+                if not agent.secret.startswith(answer.split()[0]):
+                    watch.failures.append(f"{agent.name}: {answer}")
+
     def close(self) -> None:
         """End the fabric as a user would; nothing of it may be left."""
         owned = descendants([self.popen.pid])
+        router_log = self.data / "logs" / "router.log"
         self.popen.send_signal(signal.SIGTERM)
         try:
             self.popen.wait(60)
@@ -246,6 +299,22 @@ class RayFabric:
             self.popen.wait()
             self.popen.stdout.close()
         assert wait_gone(owned, 30.0) == []
+        assert self.popen.returncode == 0, self.log.read_text()
+        assert "SIGTERM received" not in router_log.read_text(), "it ended by itself, in order"
+        assert "Traceback" not in router_log.read_text()
+        left = {path.name for path in (self.data / "tmp").iterdir()}
+        assert left <= KEPT_TEMPORARIES, "nor in the folder for temporary files"
+
+
+@dataclass
+class Watch:
+    """What was seen of a fabric during a fault."""
+
+    ended: threading.Event = field(default_factory=threading.Event)
+    turns: int = 0
+    failures: list[str] = field(default_factory=list)
+    longest_s: float = 0.0  # of the turns that were answered
+    standstill_s: float = 0.0  # the longest time without an answer of the router itself
 
 
 def command(process: ProcessId) -> str:

@@ -8,12 +8,14 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fabric.manifest import OwnerState
-from router.processes import wait_gone
-from tests.cluster.ray_fabric import RayFabric, kill
+from fabric.record.manifest import OwnerState
+from router.supervise.processes import descendants, wait_gone
+from tests.cluster.ray_fabric import Agent, RayFabric, command, kill
 
 pytestmark = [
     pytest.mark.cluster,
@@ -31,6 +33,11 @@ AGENTS_PER_NODE = 2
 FROZEN_S = 20.0
 GONE_S = 20.0
 LONG_TOKENS = 3_000
+NEW_AGENTS = 200
+NODE_SHARE_MAX = 0.4  # of all new agents on three equal nodes
+FASTER_PART = 1.25  # of what a node's measured speed is of all speeds
+REJOIN_S = 15.0  # the router asks for its own Ray node now and then
+HANG_S = 30.0  # far beyond what a busy machine takes for one answer
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +73,46 @@ def on(fabric):
     return agents
 
 
+def test_new_agents_spread_over_the_nodes(fabric, on):
+    on("node-a")
+
+    def begin(name):
+        agent = Agent(name, "")
+        fabric.post_chat(agent, f"I am {name}.", 2)
+        return agent.node
+
+    with ThreadPoolExecutor(50) as pool:
+        together = list(pool.map(begin, [f"new-{i}" for i in range(NEW_AGENTS)]))
+    singly = [begin(f"newer-{i}") for i in range(NEW_AGENTS // 4)]
+    print(f"\nnew agents: {Counter(together)} at once, {Counter(singly)} one by one")
+
+    rows = fabric.get("/v1/nodes")["data"]
+    rates = {row["name"]: row["prefill_tokens_per_s"] for row in rows}
+    for nodes in (together, together + singly):
+        for node, count in Counter(nodes).items():
+            # Three nodes that share a busy machine's cores do not measure alike.
+            part = max(NODE_SHARE_MAX, FASTER_PART * rates[node] / sum(rates.values()))
+            assert count <= part * len(nodes)
+    for kind, count in (("new", NEW_AGENTS), ("newer", NEW_AGENTS // 4)):
+        for i in range(count):
+            assert fabric.send("DELETE", f"/v1/agents/{kind}-{i}")[0] == 200
+
+
 def test_a_killed_node_is_replaced_and_forgets_nothing(fabric, on):
+    elsewhere = [on("node-a")[0], on("node-c")[0]]
     touched, untouched, *_ = on("node-b")
     before, epoch = fabric.incarnation("node-b"), untouched.epoch
-    kill(fabric.actor("node-b"))
-    seconds = fabric.remembers(touched)
-    back_s = fabric.await_return("node-b", before)
+    with fabric.watched(elsewhere) as watch:
+        kill(fabric.actor("node-b"))
+        seconds = fabric.remembers(touched)
+        back_s = fabric.await_return("node-b", before)
     answer, cached = fabric.post_chat(untouched, f"The vault code of {untouched.name} is")
     print(
         f"\na node killed: answered by {touched.node} after {seconds:.1f} s, back in {back_s:.1f} s"
     )
 
+    assert watch.failures == [], "nobody else noticed"
+    assert watch.turns >= 2
     assert untouched.secret in answer
     assert cached > 100, "what was acknowledged is on its disk"
     assert (untouched.node, untouched.epoch) == ("node-b", epoch)
@@ -156,6 +192,48 @@ def test_a_killed_router_finds_its_agents_again(fabric, on):
     assert after == before, "no owner was lost, so none was replaced"
 
 
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_an_erasure_in_a_new_routers_first_second_erases(fabric, on, is_frozen):
+    """A client takes 404 for "is gone": it must not come before the owner could be asked."""
+    on("node-b")
+    name = f"erin-{is_frozen}-canary@example.com"
+    agent = fabric.tell(name, SECRETS[0])
+    fabric.agents.remove(agent)
+    assert fabric.records(agent)
+    owner = fabric.actor(agent.node)
+    if is_frozen:
+        kill(owner, signal.SIGSTOP)
+    kill(fabric.router())
+    began_s = time.monotonic()
+    try:
+        status, receipt = None, {}
+        while status in (None, 503) and time.monotonic() - began_s < 90:
+            try:
+                status, receipt = fabric.send("DELETE", f"/v1/agents/{agent.name}")
+            except OSError:
+                time.sleep(0.02)
+    finally:
+        kill(owner, signal.SIGCONT)
+    print(f"\nerased {time.monotonic() - began_s:.1f} s after the router's death")
+
+    assert status == 200
+    assert receipt["deleted"] is not is_frozen
+    assert receipt["unreachable"] == ([agent.node] if is_frozen else [])
+    fabric.await_ready()
+    deadline_s = time.monotonic() + 60
+    while fabric.records(agent):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    assert fabric.send("GET", f"/v1/agents/{agent.name}")[0] == 404
+    logs = [path for path in fabric.data.rglob("logs/**/*") if path.is_file()]
+    assert any(path.name == "router.log" for path in logs)
+    for path in (*logs, fabric.log):
+        raw = path.read_bytes()
+        assert name.encode() not in raw, path
+        assert SECRETS[0].encode() not in raw, path
+    fabric.check_all()
+
+
 @pytest.mark.nightly
 def test_a_killed_raylet_takes_its_node_along(fabric, on):
     agent, *_ = on("node-b")
@@ -176,19 +254,51 @@ def test_nodes_serve_on_without_rays_head(fabric, on):
     elsewhere, here = on("node-b")[0], on("node-a")[0]
     before, process = fabric.incarnation("node-a"), fabric.actor("node-a")
     others = {name: fabric.actor(name) for name in ("node-b", "node-c")}
-    kill(fabric.head())
-    seconds = fabric.remembers(elsewhere)
-    assert wait_gone([process], GONE_S) == [], "the head's own node goes with it"
-    here_s = fabric.remembers(here)
-    back_s = fabric.await_return("node-a", before)
-    fabric.await_ready()
+    with fabric.watched([elsewhere, on("node-c")[0]]) as watch:
+        kill(fabric.head())
+        began_s = time.monotonic()
+        assert wait_gone([process], GONE_S) == [], "the head's own node goes with it"
+        fabric.remembers(here)
+        here_s = time.monotonic() - began_s
+        back_s = fabric.await_return("node-a", before, 180)
+        fabric.await_ready()
     print(
-        f"\nRay's head killed: others answered after {seconds:.1f} s, its own agent after "
-        f"{here_s:.1f} s, back in {back_s:.1f} s"
+        f"\nRay's head killed: {watch.turns} turns elsewhere, the longest {watch.longest_s:.1f} s, "
+        f"its own agent answered after {here_s:.1f} s, back in {back_s:.1f} s; the router's "
+        f"longest silence {watch.standstill_s:.1f} s"
     )
 
+    assert watch.failures == []
+    assert watch.turns >= 2
+    assert watch.standstill_s < HANG_S
     fabric.check_all()
     assert {name: fabric.actor(name) for name in others} == others, "they never noticed"
+
+
+def test_the_router_serves_on_while_the_heads_raylet_is_replaced(fabric, on):
+    """Also the router is a client of that raylet, and has to find its successor."""
+    elsewhere, here = [on("node-b")[0], on("node-c")[0]], on("node-a")[0]
+    before, router = fabric.incarnation("node-a"), fabric.router()
+    with fabric.watched(elsewhere) as watch:
+        kill(fabric.raylet("node-a"))
+        here_s = fabric.remembers(here)
+        back_s = fabric.await_return("node-a", before, 180)
+        fabric.await_ready()
+        time.sleep(REJOIN_S)
+        owned = [command(process) for process in descendants([router.pid])]
+    print(
+        f"\nthe head's raylet killed: its own agent answered after {here_s:.1f} s, back in "
+        f"{back_s:.1f} s, {watch.turns} turns elsewhere, the longest {watch.longest_s:.1f} s; "
+        f"the router's longest silence {watch.standstill_s:.1f} s"
+    )
+
+    assert fabric.router() == router
+    assert owned == [], "it starts no Ray of its own"
+    assert watch.failures == []
+    assert watch.turns >= 2
+    assert watch.standstill_s < HANG_S
+    assert watch.longest_s < HANG_S
+    fabric.check_all()
 
 
 @pytest.mark.nightly

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from router.keeper import Keeper
-from router.ray_processes import LocalRay
+from router.supervise.keeper import Keeper
+from router.supervise.ray_processes import LocalRay
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 TIMEOUT_S = 60.0
@@ -104,6 +104,43 @@ def test_nodes_become_ready_restart_and_stop(cluster):
     assert [note[0] for note in launching.notes("node-b")] == ["start", "start", "stop", "stopped"]
 
 
+def test_a_start_that_failed_is_tried_again_by_the_same_actor(cluster, tmp_path):
+    mended = tmp_path / "mended"
+    options = ("--model", f"needs:{mended}", "--expect", "3", "--watch", "--at-exit", "stop")
+    launching = Launching(cluster, "mended", *options)
+    waits_s = {"node-a": [], "node-b": [], "node-c": []}
+    while min(map(len, waits_s.values())) < 2:
+        event = launching.next()
+        assert (event["event"], f"{mended} is not there" in event["message"]) == ("failed", True)
+        waits_s[event["node"]].append(event["retry_s"])
+    mended.touch()
+    ready = [launching.next() for _ in range(3)]
+
+    assert all(waits == sorted(set(waits)) for waits in waits_s.values()), waits_s
+    assert {event["event"] for event in ready} == {"ready"}, ready
+    assert launching.end()["status"] == 0
+    for name in waits_s:
+        last = launching.notes(name)[-3:]
+        assert [what for what, *_ in last] == ["start", "stop", "stopped"]
+        assert len({pid for *_, pid in last}) == 1
+
+
+def test_an_actor_that_dies_for_good_again_and_again_is_made_anew_ever_later(cluster):
+    launching = Launching(cluster, "dying", "--model", "dies:", "--watch", "--at-exit", "stop")
+    waits_s = []
+    while len(waits_s) < 2:
+        event = launching.next()
+        assert event["event"] == "failed"
+        assert "its actor is dead" in event["message"]
+        if event["node"] == "node-a":
+            waits_s.append(event["retry_s"])
+    deaths = [note for note in launching.notes("node-a") if note[0] == "death"]
+
+    assert waits_s == [5.0, 10.0]
+    assert len(deaths) == 4
+    assert launching.end()["status"] == 0
+
+
 def test_nodes_with_other_settings_are_stopped_and_started_anew(cluster):
     """Ray restarts an actor with what it was first given: new settings need a new actor."""
     first = Launching(cluster, "before", "--model", "loads:0", "--expect", "3")
@@ -123,12 +160,12 @@ def test_nodes_with_other_settings_are_stopped_and_started_anew(cluster):
 
 def test_too_few_macs_are_told(cluster):
     launching = Launching(
-        cluster, "few", "--model", "loads:0", "--expect", "4", "--timeout", "6", "--watch"
+        cluster, "few", "--model", "loads:0", "--expect", "4", "--timeout", "25", "--watch"
     )
     launching.until("ready", 3)
 
     assert launching.next()["status"] == 1
-    assert "3 of 4 Macs joined Ray within 6 s" in launching.log.read_text()
+    assert "3 of 4 Macs joined Ray within 25 s" in launching.log.read_text()
     assert "--labels=mac=NAME" in launching.log.read_text()
 
 

@@ -1,5 +1,6 @@
 """A local Ray cluster starts, is its own, and leaves nothing: not when stopped, not when killed."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from router.keeper import Keeper
-from router.processes import descendants, identify, wait_gone
-from router.ray_processes import (
+from router.supervise import ray_processes
+from router.supervise.keeper import Keeper
+from router.supervise.processes import descendants, identify, wait_gone
+from router.supervise.ray_processes import (
     SOCKET_PATH_BYTES_MAX,
     LocalRay,
     free_port,
@@ -22,6 +24,7 @@ from router.ray_processes import (
 )
 from tests.cluster.conftest import NAMES, ROOT, start_ray
 
+KEYS = {"authority.key", "ca.pem", "cluster.key", "member.key", "member.pem"}
 LINUX = sys.platform.startswith("linux")
 # Prints the addresses and labels that Ray knows, as a driver of the cluster.
 DRIVER = """
@@ -66,7 +69,9 @@ def test_three_nodes_start_and_leave_nothing(tmp_path):
         assert len({line.split()[0] for line in told}) == 3
     assert len(owned) >= 10
     assert wait_gone(owned, 5.0) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["keeper.log", "logs"]
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"keeper.log", "logs"} | KEYS
+    assert [path for path in (tmp_path / "logs").rglob("*") if path.stat().st_mode & 0o077] == []
     assert (tmp_path / "keeper.log").read_text() == ""
 
 
@@ -138,12 +143,15 @@ def test_the_password_is_private_and_fresh(tmp_path, keeper):
 
 def test_other_peoples_ray_variables_are_dropped(tmp_path):
     base = {"RAY_ADDRESS": "elsewhere:1", "RAY_TMPDIR": "/x", "HOME": "/h"}
-    environment = ray_environment(tmp_path / "token", base)
+    environment = ray_environment(tmp_path, base)
 
     assert "RAY_ADDRESS" not in environment
     assert "RAY_TMPDIR" not in environment
     assert environment["HOME"] == "/h"
     assert environment["RAY_AUTH_MODE"] == "token"
+    assert environment["RAY_ENABLE_AUTO_CONNECT"] == "0"
+    assert environment["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / "ray.token")
+    assert environment["RAY_USE_TLS"] == "1"
     assert environment["RAY_worker_niceness"] == "0"
     assert environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
 
@@ -171,6 +179,69 @@ def test_a_short_folder_keeps_everything_inside(keeper):
         assert all(node.temp_dir.is_relative_to(folder) for node in ray.nodes)
     finally:
         shutil.rmtree(folder)
+
+
+class Services:
+    """Ray's module as `ray start` sees it: the raylet registers at the third question."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def get_node(self, address, node_id):
+        self.asked += 1
+        if self.asked < 3:
+            message = "not there yet"
+            raise RuntimeError(message)
+        return address, node_id
+
+
+def test_a_raylet_gets_its_time_to_start_but_a_dead_one_none():
+    slow, dead = Services(), Services()
+    ray_processes._wait_longer_for_raylet(slow)
+    ray_processes._wait_longer_for_raylet(dead)
+
+    assert slow.get_node("gcs", "id") == ("gcs", "id")
+    if hasattr(os, "waitid"):
+        child = subprocess.Popen([sys.executable, "-c", ""])
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(RuntimeError, match="not there yet"):
+            dead.get_node("gcs", "id")
+        assert child.wait() == 0, "it is still its owner's to wait for"
+
+
+@pytest.mark.cluster
+@pytest.mark.nightly
+@pytest.mark.skipif(not LINUX, reason="finds Ray's processes in /proc")
+def test_ray_starts_on_a_machine_that_is_too_slow_for_its_limit(tmp_path, keeper):
+    """Ray itself gives a raylet 30 seconds."""
+    ray = LocalRay(tmp_path, ("node-a",), keeper)
+    ray.start()
+    deadline_s = time.monotonic() + 60
+    found = []
+    while not found and time.monotonic() < deadline_s:
+        found = [p for p in descendants([keeper.process.pid]) if is_raylet(p.pid)]
+    os.kill(found[0].pid, signal.SIGSTOP)
+    try:
+        event = keeper.next_event(0.0)
+        stopped_s = time.monotonic()
+        while time.monotonic() - stopped_s < 40:
+            event = keeper.next_event(1.0)
+            assert event is None or event["event"] != "exited"
+        assert not ray.has_started(ray.nodes[0])
+    finally:
+        os.kill(found[0].pid, signal.SIGCONT)
+    while not ray.has_started(ray.nodes[0]):
+        event = keeper.next_event(0.5)
+        assert event is None or event["event"] != "exited", ray.nodes[0].log.read_text()
+        assert time.monotonic() < deadline_s + 120
+    ray.stop()
+
+
+def is_raylet(pid):
+    """Say whether a process has become a raylet already."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/exe").resolve().name == "raylet"
+    return False
 
 
 def test_ray_client_is_not_started():

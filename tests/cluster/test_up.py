@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.folder import DataFolder
-from router.processes import ProcessId, descendants, identify, wait_gone
+from router.cli.data_folder import DataFolder
+from router.supervise.processes import ProcessId, descendants, identify, wait_gone
 from tests.cluster.conftest import ROOT
 from tests.support.tiny_models import LLAMA, write_model
 
@@ -89,14 +89,30 @@ def up(tmp_path):
         one.close()
 
 
+def open_to_others(data):
+    """List what others could use, were they let in at all; Ray's own folders may be listed."""
+    found = [path for path in [data, *data.rglob("*")] if not path.is_symlink()]
+    rays = data / "ray"
+    return [
+        path
+        for path in found
+        if path.lstat().st_mode & 0o077
+        and not (path.is_relative_to(rays) and path != rays)
+        and not path.is_socket()
+    ]
+
+
 def test_a_fabric_serves_remembers_and_leaves_nothing(up, tmp_path):
     first = up()
     print(f"`up` was ready after {first.ready['seconds']} s: {first.ready['phases']}")
     answer, told = first.say("mira", "the cat sat on the mat")
     second = first.run("up", "--port", "0")
     status = json.loads(first.run("status", "--json").stdout)
+    readable = open_to_others(tmp_path / "data")
     down = first.run("down", "--json")
 
+    assert readable == []
+    assert open_to_others(tmp_path / "data") == []
     assert told["x-macfabric-cache"] == "cold"
     assert status["agents"] == 1
     assert second.returncode == 1
@@ -120,6 +136,37 @@ def test_a_fabric_serves_remembers_and_leaves_nothing(up, tmp_path):
 
     assert wait_gone(again.owned, 30.0) == []
     assert json.loads(again.run("down", "--json").stdout)["was"] in ("crashed", "not running")
+
+
+def test_a_node_that_cannot_start_any_more_says_why_and_comes_back_once_that_is_mended(
+    up, tmp_path
+):
+    first = up()
+    answer, _ = first.say("mira", "the cat sat on the mat")
+    model, away = tmp_path / "tiny", tmp_path / "away"
+    model.rename(away)
+    [node] = json.loads(first.run("nodes", "--json").stdout)
+    os.kill(node["pid"], signal.SIGKILL)
+    told = until(lambda: first.run("status").stdout, "node-a failed: ")
+    away.rename(model)
+    again = until(lambda: first.run("nodes").stdout, " ready ")
+
+    assert str(model) in told
+    assert "; tries to start again in " in told
+    assert "node-a failed: " in first.log.read_text()
+    assert "; tries to start again in " in first.log.read_text()
+    assert "node-a" in again
+    said = first.say("mira", "the cat sat on the mat", answer, "and?")
+    assert said[1]["x-macfabric-cache"] == "disk"
+
+
+def until(said, wanted: str) -> str:
+    """Ask until something is said; return it."""
+    deadline_s = time.monotonic() + 90.0
+    while wanted not in (text := said()):
+        assert time.monotonic() < deadline_s, text
+        time.sleep(0.2)
+    return text
 
 
 def test_down_ends_what_a_crash_left(tmp_path):

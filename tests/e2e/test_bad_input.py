@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from fabric.limits import BODY_BYTES_MAX
@@ -69,6 +70,20 @@ CASES: list[tuple[str, dict[str, Any], int, str]] = [
         400,
         "900",
     ),
+    (
+        "a biased token that is none",
+        {"json": body(logit_bias={"4000000000": 1})},
+        400,
+        "logit_bias",
+    ),
+    ("a biased token below all", {"json": body(logit_bias={"-1": 1})}, 400, "logit_bias"),
+    (
+        "a biased token that is none, streaming",
+        {"json": body(logit_bias={"4000000000": 1}, stream=True)},
+        400,
+        "logit_bias",
+    ),
+    ("a bias that is too strong", {"json": body(logit_bias={"1": 101})}, 400, "logit_bias"),
     ("bad agent id", {"json": body(), "headers": {"x-agent-id": "../../etc"}}, 400, "agent"),
     ("oversize body", {"content": b" " * (BODY_BYTES_MAX + 1)}, 413, ""),
 ]
@@ -95,6 +110,20 @@ def test_refused_with_a_message(
     assert {"message", "type", "param", "code"} <= set(error)
     assert word.lower() in (error["message"] + str(error["param"])).lower()
     assert "wild geese" not in got.text
+
+
+def test_the_last_token_of_the_model_may_be_biased_and_the_next_one_is_none(
+    fabric: LocalFabric,
+) -> None:
+    """The official SDK gets a good answer for the one, and a BadRequestError for the other."""
+    count = fabric.services["only"].node.vocabulary_size
+    assert fabric.chat([USER], "biased", logit_bias={str(count - 1): -1}, max_tokens=1)
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            fabric.chat([USER], "biased", logit_bias={str(count): -1}, stream=stream)
+        assert caught.value.code == "invalid_request_error"
+        assert caught.value.param == "logit_bias"
+        assert str(count - 1) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -135,4 +164,5 @@ def test_afterwards_the_agent_is_intact(fabric: LocalFabric) -> None:
     assert answer.cache == "hot"
     assert service.node.store.blocks.check_integrity() == []
     assert fabric.http.get("/healthz").json()["status"] == "ok"
-    assert [a["id"] for a in fabric.http.get("/v1/agents").json()["data"]] == ["keeper"]
+    agents = [agent["id"] for agent in fabric.http.get("/v1/agents").json()["data"]]
+    assert sorted(agents) == ["biased", "keeper"]

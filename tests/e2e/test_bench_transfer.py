@@ -20,5 +20,6 @@ def test_a_pulled_cable_costs_a_moment_and_no_byte_twice():
     assert {"1000 Mbit/s", "two of 1000 Mbit/s"} <= set(report["figures"]["links"])
     cut = [limit for limit in report["limits"] if limit["statement"].startswith("cut: ")]
     assert len(cut) == 3
-    assert cut[0]["met"]  # nothing verified came twice
-    assert cut[1]["met"]  # and little was lost in the dead link's buffers
+    # Nothing verified came twice, and little was lost in the dead link's buffers.
+    for limit in cut[:2]:
+        assert limit["figure"] <= limit["bound"], limit

@@ -7,7 +7,7 @@ import pytest
 
 from fabric.codec import pack
 from fabric.errors import CorruptDataError
-from fabric.manifest import decode_manifest, encode_manifest
+from fabric.record.manifest import decode_manifest, encode_manifest
 from fabric.u32s import U32s
 from tests.support.blocks import make_block, make_manifest
 

@@ -255,6 +255,9 @@ class CrashDisk:
         names = [name.removeprefix(f"{directory}/") for name in self.files]
         return sorted(name for name in names if "/" not in name and name[0] != ".")
 
+    def remove_leftovers(self) -> None:
+        return
+
     def remove(self, name: str) -> bool:
         return self.remove_all([name]) == 1
 

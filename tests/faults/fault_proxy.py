@@ -92,9 +92,9 @@ class FaultProxy:
                 if fault.flip_at is not None and passed <= fault.flip_at < passed + len(chunk):
                     chunk[fault.flip_at - passed] ^= 0xFF
                 time.sleep(fault.pause_s)
+                record += chunk[: 1 << 20]  # first: who receives it may look at once
                 sink.sendall(chunk)
                 passed += len(chunk)
-                record += chunk[: 1 << 20]
         if fault.cut_at is not None and passed >= fault.cut_at:
             self._reset(source, sink)
 

@@ -11,9 +11,11 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from fabric.block import BlockRef
-from fabric.block_file import payload_bytes
-from fabric.cache_spec import (
+from fabric.errors import CorruptDataError
+from fabric.ids import AgentId, BlockHash
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_file import payload_bytes
+from fabric.kvcache.cache_spec import (
     CacheGroup,
     LayerKind,
     LayerSpec,
@@ -21,8 +23,7 @@ from fabric.cache_spec import (
     TensorSpec,
     attention_layer,
 )
-from fabric.errors import CorruptDataError
-from fabric.hashing import (
+from fabric.kvcache.hashing import (
     ROOT_PARENT,
     agent_digest,
     block_hash,
@@ -30,13 +31,12 @@ from fabric.hashing import (
     payload_checksum,
     token_bytes,
 )
-from fabric.ids import AgentId, BlockHash
 from fabric.limits import BLOCK_TOKENS
-from fabric.manifest import Manifest, Piece, Placed
-from fabric.restore_plan import essential
-from node.agent_store import AgentStore
-from node.block_store import BlockStore
-from node.manifest_store import ManifestStore
+from fabric.record.manifest import Manifest, Piece, Placed
+from fabric.record.restore_plan import essential
+from node.store.agent_store import AgentStore
+from node.store.block_store import BlockStore
+from node.store.manifest_store import ManifestStore
 from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, SALT, TENANT, make_manifest
 
 _HEADS = {"bits": 4, "group_size": 64, "dtype": "F16"}
@@ -209,7 +209,8 @@ class World:
         self.held[context.key] = context.record
 
     def erase(self, context: Context) -> None:
-        self.store.erase(self.held.pop(context.key))
+        record = self.held.pop(context.key)
+        self.store.erase_blocks(self.store.erase_record(TENANT, context.key, record))
 
     def evict(self, context: Context) -> None:
         self.store.evict([self.held.pop(context.key)])

@@ -4,7 +4,7 @@ import socket
 import threading
 from contextlib import suppress
 
-from fabric.wire import (
+from fabric.net.wire import (
     _KINDS,
     HEAD_BYTES,
     MAC_BYTES,

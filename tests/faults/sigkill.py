@@ -9,7 +9,7 @@ import signal
 import traceback
 from itertools import count
 
-from node.posix_disk import PosixDisk
+from node.store.posix_disk import PosixDisk
 
 
 def arm(point, operations, *, torn):

@@ -6,7 +6,7 @@ also catch protocols that are broken on purpose.
 
 import pytest
 
-from node.posix_disk import PosixDisk
+from node.store.posix_disk import PosixDisk
 from tests.faults.crash_disk import SOUND, CrashDisk, Trace
 from tests.faults.flows import LAST, live, problem_after_restart
 from tests.faults.traced_os import TracedOs

@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from node import posix_disk
-from node.posix_disk import PosixDisk
+from node.store import posix_disk
+from node.store.posix_disk import PosixDisk
 from tests.faults.crash_disk import SOUND, CrashDisk, Trace
 from tests.faults.traced_os import Killed, TracedOs
 from tests.faults.turns import HISTORY, SOUND_ORDER, problem_after_restart, take_turns

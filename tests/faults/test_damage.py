@@ -6,12 +6,12 @@ from functools import cache, cached_property
 
 import pytest
 
-from fabric.block_file import render_block_header
-from fabric.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.errors import CorruptDataError
-from fabric.safetensors_header import parse_header
-from node.block_store import BlockStore
-from node.posix_disk import PosixDisk
+from fabric.kvcache.block_file import render_block_header
+from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
+from fabric.kvcache.safetensors_header import parse_header
+from node.store.block_store import BlockStore
+from node.store.posix_disk import PosixDisk
 from tests.faults.crash_disk import CrashDisk
 from tests.support.blocks import FINGERPRINT, MIXED, SPEC, Block, make_block, with_kv
 

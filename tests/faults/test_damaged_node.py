@@ -8,14 +8,14 @@ import random
 
 import pytest
 
-from fabric.block_file import tokens_by_file_bytes
-from fabric.cache_spec import CacheGroup
-from fabric.control import Done, Flush
-from fabric.generation import CacheTier, Delta
-from fabric.spec_file import decode_spec
-from node import fsck
-from node.block_files import parse_leaf
+from fabric.control.node_calls import Done, Flush
+from fabric.kvcache.block_file import tokens_by_file_bytes
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.kvcache.spec_file import decode_spec
+from fabric.turn.generation import CacheTier, Delta
+from node.fsck import run
 from node.service import NodeService
+from node.store.block_files import parse_leaf
 from tests.support.architectures import ARCHITECTURES
 from tests.support.services import KEY, Reply, ask, call, running
 from tests.support.tiny_models import write_model
@@ -122,7 +122,7 @@ def test_a_real_folder_is_checked_repaired_and_served_again(name, tmp_path, caps
 
     def check(*argv: str) -> tuple[int, dict]:
         capsys.readouterr()
-        status = fsck.main([f"--data={data}", "--json", *argv])
+        status = run.main([f"--data={data}", "--json", *argv])
         out = capsys.readouterr().out
         return status, json.loads(out)["folders"][0] if out else {}
 

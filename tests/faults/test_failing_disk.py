@@ -9,12 +9,21 @@ from itertools import count
 
 import pytest
 
-from fabric.errors import CorruptDataError, FabricError
-from node.block_store import BlockStore
-from node.manifest_store import ManifestStore
-from node.posix_disk import DiskError, PosixDisk
+from fabric.errors import UNDECIDED, CorruptDataError, FabricError
+from node.store.block_store import BlockStore
+from node.store.manifest_store import ManifestStore
+from node.store.posix_disk import DiskError, PosixDisk
+from tests.faults.flows import A1, A2, World
 from tests.faults.turns import HISTORY, problem_after_restart, take_turns
-from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, SPEC, make_block, make_manifest, refs_of
+from tests.support.blocks import (
+    CLUSTER_KEY,
+    FINGERPRINT,
+    SPEC,
+    TENANT,
+    make_block,
+    make_manifest,
+    refs_of,
+)
 
 BLOCK = make_block(1, 3)
 NAME = f"blocks/{BLOCK.ref.name}.full"
@@ -214,6 +223,32 @@ def test_a_file_size_limit_of_the_system(tmp_path):
     assert records.load_all() == [record]
     assert larger.put_into(store) == larger.ref
     assert larger.load_from(store) == larger.kv
+    disk.close()
+
+
+def test_who_is_evicted_in_doubt_leaves_no_block(tmp_path, monkeypatch):
+    """A save failed in place and could not be undone: the blocks of both records go."""
+    disk = PosixDisk(tmp_path / "root", "full")
+    world = World(disk, lambda _: None)
+    world.save(A1)
+    publish, left = disk.publish, [2]
+
+    def late(name, parts):
+        publish(name, parts)
+        if name.startswith("manifests/") and left[0]:
+            left[0] -= 1
+            error = DiskError("cannot make durable", errno.EIO)
+            error.is_in_place = True
+            raise error
+
+    monkeypatch.setattr(disk, "publish", late)
+    with pytest.raises(DiskError) as caught:
+        world.save(A2)
+    assert caught.value.code == UNDECIDED
+    assert world.store.doubted(TENANT, A1.key) == A2.record
+    assert len(disk.list_names("blocks")) > len(A1.blocks)
+    world.evict(A1)
+    assert disk.list_names("blocks") == disk.list_names("manifests") == []
     disk.close()
 
 

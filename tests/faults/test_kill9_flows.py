@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from node.posix_disk import PosixDisk
+from node.store.posix_disk import PosixDisk
 from tests.faults.flows import A1, LAST, World, live, problem_after_restart, record_name
 from tests.faults.sigkill import die_at
 

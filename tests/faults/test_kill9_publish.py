@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from node.posix_disk import PosixDisk
+from node.store.posix_disk import PosixDisk
 from tests.faults.sigkill import die_at
 from tests.faults.turns import HISTORY, problem_after_restart, take_turns
 

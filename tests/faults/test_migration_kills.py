@@ -11,9 +11,9 @@ import random
 import pytest
 
 from fabric.errors import FabricError, RetryLaterError
-from node.migration_target import forget_stale
-from router.node_link import NodeLostError
-from router.recovery import Recovery
+from node.migration.target import forget_stale
+from router.fleet.node_client import NodeLostError
+from router.moves.recovery import Recovery
 from tests.support.mortal_fabric import SETTLE_S, WATCHING, mortal_fabric
 
 pytestmark = pytest.mark.anyio

@@ -7,8 +7,10 @@ import time
 
 import pytest
 
-from fabric.control import AgentList, Done, Flush, ListAgents
-from fabric.generation import CacheTier
+from fabric.control.node_calls import AgentList, Done, Flush, ListAgents
+from fabric.errors import CorruptDataError
+from fabric.limits import FLUSH_FAILURES_MAX
+from fabric.turn.generation import CacheTier
 from tests.support.architectures import ARCHITECTURES
 from tests.support.failing_disk import CALLS, WRITES, FailingCalls
 from tests.support.services import ask, call, running
@@ -136,12 +138,32 @@ def test_what_waits_is_saved_on_demand_and_at_shutdown(model, cold, tmp_path, mo
         assert reply.text == cold(prompt)
 
 
+def test_agents_that_cannot_be_saved_hold_up_nobody_else(model, tmp_path, monkeypatch):
+    faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
+    with running(tmp_path, model, durability="full") as service:
+        faults.is_broken = True
+        for number in range(FLUSH_FAILURES_MAX + 1):
+            ask(service, f"{number} {WORDS}", agent=f"agent-{number}", **BRIEF)
+        publish = service.node.store.publish
+
+        def refusing(record, previous):
+            if record.agent != f"agent-{FLUSH_FAILURES_MAX}":
+                raise CorruptDataError("blocks went")  # noqa: TRY003 - as the store says it
+            publish(record, previous)
+
+        monkeypatch.setattr(service.node.store, "publish", refusing)
+        faults.mend()
+        call(service, Flush(), Done)
+        durable = [a.key[1] for a in service.node.table if a.is_durable]
+        assert durable == [f"agent-{FLUSH_FAILURES_MAX}"]
+
+
 @pytest.mark.parametrize("reason", ["idle", "wanted"])
 def test_what_waits_is_tried_again(model, tmp_path, monkeypatch, reason):
     """An agent over the hot budget stays in memory until the disk has it, and then goes."""
     if reason == "idle":
-        monkeypatch.setattr("node.flusher.FLUSH_IDLE_S", 0.05)
-    monkeypatch.setattr("node.flusher.FLUSH_RETRY_S", 0.0)
+        monkeypatch.setattr("node.tiers.flusher.FLUSH_IDLE_S", 0.05)
+    monkeypatch.setattr("node.tiers.flusher.FLUSH_RETRY_S", 0.0)
     faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
     with running(tmp_path, model, durability="full") as service:
         faults.is_broken = True

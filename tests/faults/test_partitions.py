@@ -8,8 +8,8 @@ import asyncio
 import pytest
 
 from fabric.errors import RetryElsewhereError, RetryLaterError, StaleEpochError
-from fabric.manifest import OwnerState
-from router.membership import Health
+from fabric.record.manifest import OwnerState
+from router.fleet.membership import Health
 from tests.support.mortal_fabric import SETTLE_S, mortal_fabric
 
 pytestmark = pytest.mark.anyio

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from fabric.errors import CorruptDataError
-from node.block_store import BlockStore
-from node.manifest_store import ManifestStore
+from node.store.block_store import BlockStore
+from node.store.manifest_store import ManifestStore
 from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, SPEC, make_block, make_manifest, refs_of
 
 ROOT = make_block(1, 3)

@@ -1,5 +1,6 @@
 """A fabric started by `ray up` on emulated Macs: what differs from the shipped cluster.yaml."""
 
+import hashlib
 import json
 import os
 import sysconfig
@@ -14,6 +15,21 @@ from benchmarks.namespaces import state_folder
 NAMES = ("studio", "mini", "air")
 LAPTOP = "laptop"
 KEY = "one-key-for-the-family"
+OPERATOR_KEY = "one-key-for-who-looks-after-it"
+ASKING = {"MACFABRIC_API_KEY": KEY, "MACFABRIC_OPERATOR_KEY": OPERATOR_KEY}
+KEYS = f"{HOME}/macfabric/keys"  # on the Macs
+# On the laptop, whose owner made the certificates.
+AUTHORITY = f"{HOME}/.macfabric/cluster/keys/ca.pem"
+DRIVER = {  # what a program on a Mac needs to become a driver of Ray
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN_PATH": f"{KEYS}/ray.token",
+    "RAY_USE_TLS": "1",
+    "RAY_TLS_CA_CERT": f"{KEYS}/ca.pem",
+    "RAY_TLS_SERVER_CERT": f"{KEYS}/member.pem",
+    "RAY_TLS_SERVER_KEY": f"{KEYS}/member.key",
+    "RAY_TMPDIR": f"{HOME}/macfabric",
+    "PYTHONPATH": "",
+}
 UP_TIMEOUT_S = 300.0
 READY_TIMEOUT_S = 300.0
 RAY = str(ROOT / ".venv/bin/ray")
@@ -35,6 +51,11 @@ INSTALL = (
 )
 
 
+def digest(key: str) -> str:
+    """Write a key as the file's reader is told to."""
+    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
 def edited(shipped: str, head: str, workers: list[str]) -> str:
     """Return cluster.yaml as its reader would change it, and with the two commands from above."""
     import yaml
@@ -48,8 +69,12 @@ def edited(shipped: str, head: str, workers: list[str]) -> str:
         ("max_workers: 2", f"max_workers: {len(workers)}"),
         ("      host: 127.0.0.1\n", "      host: 0.0.0.0\n"),
         (
-            "      # api_keys:\n      #   family: at-least-sixteen-characters\n",
-            f"      api_keys:\n        family: {KEY}\n",
+            "      # api_keys:\n      #   family: sha256:64-hexadecimal-digits\n",
+            f"      api_keys:\n        family: {digest(KEY)}\n",
+        ),
+        (
+            "      # operator_keys:\n      #   me: sha256:64-hexadecimal-digits\n",
+            f"      operator_keys:\n        me: {digest(OPERATOR_KEY)}\n",
         ),
     ):
         assert text.count(old) == 1, old
@@ -83,7 +108,7 @@ class RayUp:
 
     @property
     def url(self) -> str:
-        return f"http://{self.head.host}:8000"
+        return f"https://{self.head.host}:8000"
 
     def prepare(self) -> None:
         """Switch the Macs on and do what README tells to do on the laptop before `ray up`."""
@@ -93,11 +118,12 @@ class RayUp:
         shipped = (ROOT / "cluster.yaml").read_text()
         workers = [mac.host for mac in self.macs[1:-1]]
         self.laptop.write("cluster.yaml", edited(shipped, self.head.host, workers))
-        self.on_laptop(RAY, "get-auth-token", "--generate")
+        argv = [str(ROOT / ".venv/bin/python"), "-m", "router.cli.main", "certs", "create"]
+        self.on_laptop(*argv, f"{HOME}/cluster.yaml")
 
     def on_laptop(self, *argv: str, timeout_s: float = 60.0) -> str:
         """Run a program on the laptop; return what it says."""
-        done = self.laptop.run(argv, timeout_s, env={"MACFABRIC_API_KEY": KEY})
+        done = self.laptop.run(argv, timeout_s, env=ASKING)
         assert done.returncode == 0, f"{' '.join(argv)}\n{done.stdout[-4000:]}\n{self.logs()}"
         return done.stdout
 
@@ -117,7 +143,7 @@ class RayUp:
         python = str(ROOT / ".venv/bin/python")
         argv = [python, "-m", "router.cli.main", "nodes", "--url", self.url, "--json"]
         while True:
-            done = self.laptop.run(argv, env={"MACFABRIC_API_KEY": KEY})
+            done = self.laptop.run(argv, env=ASKING)
             if done.returncode == 0:
                 ready = [row for row in json.loads(done.stdout) if row["state"] == "ready"]
                 if len(ready) >= count:

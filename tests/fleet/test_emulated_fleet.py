@@ -50,7 +50,7 @@ def python(fleet, mac, script, *argv):
 
 def reach(fleet, mac, host):
     """Tell whether a connection attempt is answered: nobody listens, so by a refusal."""
-    out, error = python(fleet, mac, REACH, host).communicate(timeout=30)
+    out, error = python(fleet, mac, REACH, host).communicate(timeout=60)
     assert out, error
     return out.strip()
 
@@ -70,15 +70,15 @@ def test_bytes_take_the_link_that_the_address_names(fleet):
         before = {name: fleet.sent_bytes(0, name) for name in fleet.devices(0)}
         listener = python(fleet, 1, LISTEN, host)
         assert listener.stdout.readline() == "ready\n"
-        assert python(fleet, 0, SEND, host, size_bytes).wait(30) == 0
-        assert listener.communicate(timeout=30)[0] == f"{size_bytes}\n"
+        assert python(fleet, 0, SEND, host, size_bytes).wait(60) == 0
+        assert listener.communicate(timeout=60)[0] == f"{size_bytes}\n"
         sent = {name: fleet.sent_bytes(0, name) - before[name] for name in fleet.devices(0)}
         assert sent[device] >= size_bytes
         assert sum(sent.values()) - sent[device] < 10_000
 
 
 def test_a_mac_sees_its_devices_as_the_product_names_them(fleet):
-    script = "from node.addresses import local_addresses as found; "
+    script = "from node.net.addresses import local_addresses as found; "
     script += "print(*((i.host, i.kind.value) for i in found(7000)))"
     argv = [sys.executable, "-c", script]
     child = fleet.exec(0, argv, stdout=PIPE, text=True, env={"PYTHONPATH": str(ROOT)})
@@ -125,10 +125,10 @@ def test_a_blocked_direction_is_lost_on_every_link_of_two_macs_only(fleet):
         assert reach(fleet, 0, fleet.ethernet_host(2)) == "reached"
         # From 1 to 0 packets still arrive; 0's answers are what is lost.
         with_counter = fleet.exec(0, ["sh", "-c", "cat /proc/net/snmp"], stdout=PIPE, text=True)
-        before = opened(with_counter.communicate(timeout=30)[0])
+        before = opened(with_counter.communicate(timeout=60)[0])
         assert reach(fleet, 1, fleet.ethernet_host(0)) == "lost"
         again = fleet.exec(0, ["cat", "/proc/net/snmp"], stdout=PIPE, text=True)
-        assert opened(again.communicate(timeout=30)[0]) > before
+        assert opened(again.communicate(timeout=60)[0]) > before
     finally:
         fleet.unblock(0, 1)
     assert reach(fleet, 0, fleet.ethernet_host(1)) == "reached"

@@ -13,7 +13,7 @@ import yaml
 
 from benchmarks.emulated_fleet import EmulatedFleet
 from benchmarks.emulated_mac import HOME, ROOT, why_not
-from tests.fleet.ray_up import KEY, NAMES, RayUp, edited
+from tests.fleet.ray_up import AUTHORITY, DRIVER, KEY, NAMES, RayUp, edited
 
 pytestmark = [
     pytest.mark.nightly,  # ten minutes on two cores, most of them Ray's starts
@@ -71,8 +71,9 @@ def turn(fabric, agent="mira"):
     return said
 
 
-def client(fabric, agent, *until):
-    return [f"{ROOT}/.venv/bin/python", "-c", CLIENT, fabric.url, KEY, agent, CODE, *until]
+def client(fabric, agent, *until, key=KEY):
+    trusting = ["env", f"SSL_CERT_FILE={AUTHORITY}", f"{ROOT}/.venv/bin/python", "-c", CLIENT]
+    return [*trusting, fabric.url, key, agent, CODE, *until]
 
 
 def lives(nodes):
@@ -88,7 +89,8 @@ def test_only_what_its_reader_edits_differs_from_the_shipped_file():
         del config["provider"]["head_ip"], config["provider"]["worker_ips"]
         del config["setup_commands"][1:]
         del config["metadata"]["macfabric"]["router"]["host"]
-    del after["metadata"]["macfabric"]["router"]["api_keys"]
+    for keys in ("api_keys", "operator_keys"):
+        del after["metadata"]["macfabric"]["router"][keys]
 
     assert after == before
 
@@ -100,7 +102,7 @@ def test_up_starts_a_node_on_every_mac_and_the_router(fabric):
         mac.name: mac.host for mac in fabric.macs[:-1]
     }
     count = [f"{HOME}/macfabric/venv/bin/python", "-P", "-c", COUNT_RAY_NODES]
-    done = fabric.head.run(count, 60, env={"RAY_AUTH_MODE": "token", "PYTHONPATH": ""})
+    done = fabric.head.run(count, 60, env=DRIVER)
     assert done.stdout.split()[-1] == str(len(NAMES)), done.stdout
 
 
@@ -113,7 +115,7 @@ def test_the_code_that_runs_is_what_was_copied(fabric):
 
 
 def test_strangers_are_refused(fabric):
-    refused = fabric.laptop.run([*client(fabric, "mira")[:4], "a-key-that-nobody-has", "mira", "x"])
+    refused = fabric.laptop.run(client(fabric, "mira", key="a-key-that-nobody-has"))
     assert refused.returncode != 0
     assert "401" in refused.stdout
 
@@ -132,8 +134,9 @@ def test_an_agent_moves_over_the_fast_link(fabric):
 
     assert (moved["from"], moved["to"], moved["epoch"]) == (first["node"], NAMES[target], 2)
     assert moved["bytes_sent"] > 1_000_000
-    # The constructed model's blocks compress well, so fewer bytes leave than the agent has.
-    assert 100_000 < sent[fast] <= 1.1 * moved["bytes_sent"]
+    # The constructed model's blocks compress well, so fewer bytes leave than the agent has: the
+    # fewer, the busier this machine is.
+    assert 30_000 < sent[fast] <= 1.1 * moved["bytes_sent"]
     assert sent[fast] > sum(sent.values()) / 2  # the rest: beats, Ray, and the slower link's part
     after = turn(fabric)
     assert (after["node"], after["cache"], after["epoch"]) == (NAMES[target], "peer", "2")

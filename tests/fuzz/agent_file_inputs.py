@@ -8,8 +8,9 @@ from xxhash import xxh3_128
 
 from fabric.codec import pack
 from fabric.errors import CorruptDataError, RejectedError
-from fabric.hashing import payload_checksum
-from fabric.hibernation import (
+from fabric.ids import TenantId
+from fabric.kvcache.hashing import payload_checksum
+from fabric.record.hibernation_file import (
     HEAD_BYTES,
     TAG_BYTES,
     FrameKind,
@@ -22,10 +23,9 @@ from fabric.hibernation import (
     open_reader,
     peek_header,
 )
-from fabric.hibernation import MAGIC as FILE_MAGIC
-from fabric.hibernation_record import rekeyed
-from fabric.ids import TenantId
-from fabric.manifest import MAGIC, Placed, decode_manifest, encode_manifest
+from fabric.record.hibernation_file import MAGIC as FILE_MAGIC
+from fabric.record.manifest import MAGIC, Placed, decode_manifest, encode_manifest
+from fabric.record.rekey import rekeyed
 from tests.fuzz.mutation import mutate_bytes, mutate_tree, spell_msgpack
 from tests.support.blocks import MIXED, SALT, make_block, make_manifest, with_kv
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import msgpack
 
-from fabric.block_file import parse_parent, read_block_header, render_block_header
-from fabric.cache_spec import CacheGroup, TensorSpec
 from fabric.codec import parse_json
-from fabric.hashing import payload_checksum
 from fabric.ids import MigrationId
-from fabric.manifest import Placed, decode_manifest, encode_manifest
-from fabric.record_cut import cut_record, misplaced_refs
-from fabric.rotation import Rotation
-from fabric.safetensors_header import LENGTH_BYTES, parse_header, render_header
-from fabric.spec_file import SpecRecord, encode_spec
+from fabric.kvcache.block_file import parse_parent, read_block_header, render_block_header
+from fabric.kvcache.cache_spec import CacheGroup, TensorSpec
+from fabric.kvcache.hashing import payload_checksum
+from fabric.kvcache.rotation import Rotation
+from fabric.kvcache.safetensors_header import LENGTH_BYTES, parse_header, render_header
+from fabric.kvcache.spec_file import SpecRecord, encode_spec
+from fabric.record.manifest import Placed, decode_manifest, encode_manifest
+from fabric.record.truncate import cut_record, misplaced_refs
 from tests.fuzz.mutation import mutate_bytes, mutate_tree, spell_json, spell_msgpack
 from tests.support.blocks import (
     FINGERPRINT,

@@ -7,22 +7,21 @@ import msgpack
 
 from fabric import PROTOCOL_VERSION
 from fabric.codec import pack, parse_json, to_plain
-from fabric.compression import compress_slice, decompress_slice
-from fabric.control import (
+from fabric.control.copy_calls import KeepFork, PrefetchAgent
+from fabric.control.erasure_calls import EraseAgent
+from fabric.control.node_calls import (
     CALLS,
     CommitMigration,
     Describe,
     Envelope,
-    EraseAgent,
     Flush,
     Offer,
     encode_call,
 )
-from fabric.copy_calls import KeepFork, PrefetchAgent
 from fabric.ids import AgentId, Fingerprint, MigrationId, NodeName, OperationId, TenantId
-from fabric.settings import FabricSettings
-from fabric.ticket import Ticket, _sign
-from fabric.wire import (
+from fabric.net.compression import compress_slice, decompress_slice
+from fabric.net.ticket import Ticket, _sign
+from fabric.net.wire import (
     _KINDS,
     HEAD_BYTES,
     Challenge,
@@ -38,6 +37,7 @@ from fabric.wire import (
     decode_head,
     encode_frame,
 )
+from fabric.settings import FabricSettings
 from tests.fuzz.file_inputs import rebuilt_msgpack
 from tests.fuzz.mutation import mutate_tree, spell_json, spell_msgpack
 from tests.support.blocks import (
@@ -105,7 +105,7 @@ def call_seeds() -> list[bytes]:
         encode_call(call)
         for call in (
             Describe(),
-            EraseAgent(OperationId("operation"), TenantId("default"), AgentId("alice")),
+            EraseAgent(OperationId("operation"), TenantId("default"), AgentId("alice"), 7, 1.0),
             Flush(drop_hot=True),
             CommitMigration(migration, NodeName("node-a"), offer, 4),
             KeepFork(migration, b"manifest", OperationId("operation"), AgentId("bob"), 1),

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from fabric.codec import parse_json
-from fabric.control import (
+from fabric.control.node_calls import (
     decode_call,
 )
 from fabric.errors import CorruptDataError, RejectedError
-from fabric.manifest import MAGIC
+from fabric.kvcache.spec_file import MAGIC as SPEC_MAGIC
+from fabric.kvcache.spec_file import decode_spec
+from fabric.net.ticket import issue_ticket, open_ticket
+from fabric.record.manifest import MAGIC
 from fabric.settings import parse_settings
-from fabric.spec_file import MAGIC as SPEC_MAGIC
-from fabric.spec_file import decode_spec
-from fabric.ticket import issue_ticket, open_ticket
 from tests.fuzz.agent_file_inputs import (
     RAISES,
     agent_file_seeds,

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from fabric.cache_spec import ModelCacheSpec, TensorSpec
 from fabric.codec import pack, parse_json, unpack_plain
-from fabric.compression import compress_slice, decompress_slice
 from fabric.errors import CorruptDataError, RejectedError
-from fabric.hashing import payload_checksum
+from fabric.kvcache.cache_spec import ModelCacheSpec, TensorSpec
+from fabric.kvcache.hashing import payload_checksum
+from fabric.kvcache.spec_file import MAGIC, SpecRecord, decode_spec
 from fabric.limits import JSON_DEPTH_MAX, LAYERS_MAX, MIB
-from fabric.spec_file import MAGIC, SpecRecord, decode_spec
-from node.block_files import parse_leaf
-from node.block_store import BlockStore
-from node.posix_disk import PosixDisk
+from fabric.net.compression import compress_slice, decompress_slice
+from node.store.block_files import parse_leaf
+from node.store.block_store import BlockStore
+from node.store.posix_disk import PosixDisk
 from tests.support.blocks import FINGERPRINT, MIXED, SPEC, make_block
 
 

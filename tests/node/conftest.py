@@ -3,19 +3,18 @@
 import pytest
 
 from node.clock import SystemClock
-from tests.support.transfers import Shelf, serve
+from tests.support.transfers import Shelf, serve, stop_servers
 
 
 @pytest.fixture
 def shelf(tmp_path):
-    return Shelf(tmp_path)
+    yield Shelf(tmp_path)
+    stop_servers()
 
 
 @pytest.fixture
 def server(shelf):
-    server = serve(shelf, SystemClock())
-    yield server
-    server.stop()
+    return serve(shelf, SystemClock())
 
 
 @pytest.fixture

@@ -5,15 +5,15 @@ import random
 from pathlib import Path
 from typing import Any
 
-from fabric.generation import Priority, Sampling
+from fabric.turn.generation import Priority, Sampling
 from node.clock import SystemClock
-from node.engine_thread import EngineThread
+from node.engine.engine_thread import EngineThread
+from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
 from node.mlx.answer import Answer
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.engine import Engine
 from node.mlx.loaded_model import LoadedModel, load_model
 from node.mlx.resident_cache import ResidentCache
-from node.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
 from tests.support.tiny_models import VOCABULARY
 
 Events = queue.Queue[SequenceEvent]

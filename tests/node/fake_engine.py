@@ -6,13 +6,13 @@ So a lost, repeated or misplaced token changes all that follows. `log` says what
 import zlib
 from dataclasses import dataclass, field
 
-from fabric.generation import Sampling
 from fabric.limits import PREFILL_CHUNK_TOKENS_MAX
-from node.memory_budget import MemoryBudget
+from fabric.turn.generation import Sampling
+from node.engine.memory_budget import MemoryBudget
+from node.engine.scheduler import Scheduler
+from node.engine.sequence import Broke, Ended, Produced, Sequence
 from node.mlx.answer import Shown
 from node.mlx.engine import Drawn
-from node.scheduler import Scheduler
-from node.sequence import Broke, Ended, Produced, Sequence
 
 TOKEN_BYTES = 10
 END = 0  # never drawn
@@ -56,6 +56,9 @@ class FakeSlot:
     unread: list = field(default_factory=list)
     fails_at: int | None = None
 
+    def take_up(self, drawn_count):
+        self.pending_is_drawn = True
+
 
 class FakeEngine:
     """Computes `tokens_per_s` on the given clock; a slot or cache may be told to fail."""
@@ -97,6 +100,9 @@ class FakeEngine:
             return []
         slot.pending_is_read = True
         return [Drawn(slot.pending)]
+
+    def peek(self, slot):
+        return None
 
     def read(self, slot):
         drawn = [Drawn(token) for token in slot.unread]
@@ -192,6 +198,7 @@ class SchedulerRig:
         )
         self.scheduler.engine = self.engine
         self.queue = self.scheduler.queue
+        self.moving = self.scheduler._moving
 
     def add(self, *arguments, **options):
         sequence, events = make_sequence(*arguments, **options)

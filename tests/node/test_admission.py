@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from fabric.generation import Priority
 from fabric.limits import ADMISSION_PASSES_MAX
+from fabric.turn.generation import Priority
 from tests.node.fake_engine import TOKEN_BYTES, SchedulerRig, is_undisturbed
 
 BACKGROUND = {"priority": Priority.BACKGROUND}

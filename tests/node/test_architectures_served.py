@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fabric.generation import CacheTier, Delta, MatchKind
+from fabric.turn.generation import CacheTier, Delta, MatchKind
 from node.service import NodeService
 from tests.support.architectures import ARCHITECTURES, OPAQUE
 from tests.support.services import Reply, ask, migrate, running, start_service
@@ -82,6 +82,40 @@ def test_restarts_and_moves_change_no_bit(model, tmp_path):
     assert [reply.admitted.cache for reply in replies[1:]] == [CacheTier.DISK]
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "gemma4_text"])
+def test_another_text_of_the_answer_costs_that_answer_only(name, tmp_path):
+    """What clients strip of an answer: the state behind the prompt is still in memory.
+
+    And it is that which a restart would read from disk.
+    """
+    model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
+
+    def second(service: NodeService, between: Callable[[], NodeService]) -> Reply:
+        messages = [SYSTEM, {"role": "user", "content": TURNS[0]}]
+        first = ask(service, messages, agent="agent", max_tokens=6, ignore_eos=True)
+        messages += [{"role": "assistant", "content": "another"}, {"role": "user", "content": "?"}]
+        reply = ask(
+            between(), messages, agent="agent", epoch=1, max_tokens=6, logprobs=1, ignore_eos=True
+        )
+        assert reply.admitted.cached_tokens >= first.admitted.prompt_tokens - 1
+        return reply
+
+    with running(tmp_path, model, "calm") as calm:
+        hot = second(calm, lambda: calm)
+    services = [start_service(tmp_path, model, "reborn")]
+
+    def restart() -> NodeService:
+        services[-1].stop()
+        services.append(start_service(tmp_path, model, "reborn"))
+        return services[-1]
+
+    cold = second(services[0], restart)
+    services[-1].stop()
+    assert hot.admitted.cache is CacheTier.HOT
+    assert cold.admitted.cache is CacheTier.DISK
+    assert logprobs_of(hot) == logprobs_of(cold)
+
+
 def test_a_model_of_unknown_caches_is_served_without_reuse(tmp_path):
     """Right answers, nothing stored, and everybody is told."""
     folder = str(write_model(tmp_path / "opaque", OPAQUE))
@@ -96,7 +130,7 @@ def test_a_model_of_unknown_caches_is_served_without_reuse(tmp_path):
     assert "served without reuse" in second.admitted.match_reason
     assert not view.reuse
     assert not view.self_test.passed
-    assert "ChunkedKVCache" in view.self_test.detail
+    assert "LayerCache" in view.self_test.detail
     assert view.agents == view.tokens == 0
 
 

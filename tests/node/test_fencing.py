@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from fabric.control import AgentList, Done, ListAgents, ReleaseAgent
-from fabric.generation import Admitted, Failed, Finished, GenerateRequest, Sampling
+from fabric.control.node_calls import AgentList, Done, ListAgents, ReleaseAgent
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId
-from fabric.manifest import OwnerState
+from fabric.record.manifest import OwnerState
+from fabric.turn.generation import Admitted, Failed, Finished, GenerateRequest, Sampling
 from tests.support.services import TENANT, ask, call, identity_of, running
 from tests.support.tiny_models import LLAMA, write_model
 

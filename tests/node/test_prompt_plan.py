@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import load
 
-from fabric.generation import MatchKind
+from fabric.turn.generation import MatchKind
+from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, PromptPlan, Transcript, plan_prompt
 from node.mlx.chat_tokenizer import ChatTokenizer
-from node.prompt_plan import EMPTY_TRANSCRIPT, PromptPlan, Transcript, plan_prompt
 from tests.support.tiny_models import SPECIALS, write_tokenizer
 
 

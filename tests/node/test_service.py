@@ -6,17 +6,11 @@ from typing import Any
 
 import pytest
 
-from fabric.control import (
-    AgentList,
-    Done,
-    EraseAgent,
-    EraseReceipt,
-    Flush,
-    ListAgents,
-)
+from fabric.control.erasure_calls import EraseAgent, EraseReceipt
+from fabric.control.node_calls import AgentList, Done, Flush, ListAgents
 from fabric.errors import FabricError
-from fabric.generation import CacheTier, MatchKind
 from fabric.ids import AgentId, OperationId, TenantId
+from fabric.turn.generation import CacheTier, MatchKind
 from node.service import NodeService
 from tests.support.services import ask, call, migrate, running
 from tests.support.tiny_models import LLAMA, write_model
@@ -47,6 +41,16 @@ def test_self_test_brought_an_agent_back(service: NodeService) -> None:
     """The node proved its own restore path when it started, and cleaned up after it."""
     assert service.node.self_test.passed, service.node.self_test.detail
     assert not [a for a in service.node.table if a.manifest.tenant == "_selftest"]
+
+
+def test_its_speed_is_known_before_anybody_asks(model: str, tmp_path: Path) -> None:
+    """Turns are placed by it; a node of unknown speed would get none, or all."""
+    with running(tmp_path, model) as service:
+        view = service.node.view()
+
+    assert view.prefill_tokens_per_s > 0.0
+    assert view.tokens == 0
+    assert view.bytes.hot == 0
 
 
 def test_next_turn_extends_the_answer(service: NodeService) -> None:
@@ -226,8 +230,18 @@ def test_erase_removes_every_byte_but_shared_blocks(service: NodeService) -> Non
     for name in ("one", "two"):
         ask(service, [SYSTEM, user(name)], agent=name, tenant=tenant)
     receipts = [
-        call(service, EraseAgent(OperationId("erase-0001"), tenant, AgentId(name)), EraseReceipt)
-        for name in ("one", "two", "one")
+        call(
+            service,
+            EraseAgent(
+                OperationId(f"erase-000{i}"),
+                tenant,
+                AgentId(name),
+                1_001,
+                service.node.clock.wall_s(),
+            ),
+            EraseReceipt,
+        )
+        for i, name in enumerate(("one", "two", "one"))
     ]
 
     assert [receipt.existed for receipt in receipts] == [True, True, False]

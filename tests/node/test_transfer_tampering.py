@@ -1,17 +1,33 @@
 """A man in the middle of a transfer can end connections, and nothing else."""
 
 import time
+from functools import partial
 
 import pytest
 
 from fabric.errors import RetryLaterError
-from fabric.wire import FetchRequest, encode_frame
-from node.connections import Connections
+from fabric.net.wire import FetchRequest, encode_frame
+from fabric.settings import NEVER
+from node.clock import SystemClock
+from node.net.connections import Connections
 from tests.faults.meddling_proxy import MeddlingProxy
-from tests.support.transfers import HASTE, Catch, fetch, loopback, offer
+from tests.support.transfers import HASTE, Catch, loopback, offer, serve
+from tests.support.transfers import fetch as fetch_somehow
 
+# Nothing is encrypted here: this man in the middle knows each slice's place. One who does not is in
+# test_transfer_privacy.py.
 MIB = 1 << 20
 SIZE = 100_000
+
+
+fetch = partial(fetch_somehow, encrypt_links=NEVER)
+
+
+@pytest.fixture
+def server(shelf):
+    server = serve(shelf, SystemClock(), encrypt_links=NEVER)
+    yield server
+    server.stop()
 
 
 def flipped(raw, at):

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from xxhash import xxh3_64_hexdigest
 
-from fabric.control import (
+from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
+from fabric.control.node_calls import (
     AbortMigration,
     Address,
     AgentList,
@@ -18,10 +19,7 @@ from fabric.control import (
     CopyBlocks,
     Describe,
     Done,
-    EraseAgent,
-    EraseReceipt,
     Flush,
-    KnownErasures,
     LinkKind,
     ListAgents,
     NodeView,
@@ -31,14 +29,13 @@ from fabric.control import (
     ReleaseAgent,
     SealAgent,
     SelfTest,
-    ShareErasures,
     TierBytes,
 )
-from fabric.erasure import tombstone
 from fabric.errors import ConflictError, NotFoundError, RetryLaterError, StaleEpochError
-from fabric.hashing import agent_digest
-from fabric.links import MeetPeers
-from fabric.manifest import OwnerState
+from fabric.kvcache.hashing import agent_digest
+from fabric.net.links import MeetPeers
+from fabric.record.manifest import OwnerState
+from fabric.record.tombstone import tombstone
 from tests.router.fake_copies import FakeCopies
 from tests.router.fake_memory import BLOCK_CHARS, Memory, block_names
 
@@ -141,14 +138,14 @@ class FakeControl(FakeCopies):
     def _erase(self, call):
         key = (call.tenant, call.agent)
         made = tombstone(self.cluster_key, *key, call.epoch, call.erased_s)
-        self.erased.merge([made], call.erased_s)
+        self.erased.merge([made])
         size = self._remove_erased(key)
         existed = size is not None
         blocks, size = -(-(size or 0) // BLOCK_CHARS), size or 0
         return EraseReceipt(self.name, existed, blocks, size, 0, tombstone=made)
 
     def _share_erasures(self, call):
-        self.erased.merge(call.erased, max((t.erased_s for t in call.erased), default=0.0))
+        self.erased.merge(call.erased)
         gone = [key for key in list(self.memory) if self._remove_erased(key) is not None]
         return KnownErasures(tuple(self.erased), len(gone))
 
@@ -184,7 +181,8 @@ class FakeControl(FakeCopies):
         if memory.state is not OwnerState.OWNED:
             message = "not owned here"
             raise ConflictError(message, code="not_owner")
-        return Offer(memory.record(), b"ticket", self.view().addresses)
+        is_live = bool(self.running) and self.does.hands_over
+        return Offer(memory.record(), b"ticket", self.view().addresses, live=is_live)
 
     async def _copy(self, call):
         await asyncio.sleep(self._copy_s)

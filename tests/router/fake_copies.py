@@ -3,10 +3,10 @@
 import asyncio
 import json
 
-from fabric.control import Done, Offer
-from fabric.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
+from fabric.control.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
+from fabric.control.node_calls import Done, Offer
 from fabric.errors import ConflictError, RetryElsewhereError, StaleEpochError
-from fabric.manifest import OwnerState
+from fabric.record.manifest import OwnerState
 from tests.router.fake_memory import Memory, block_names
 
 

@@ -4,10 +4,10 @@ import json
 import time
 from dataclasses import dataclass, field
 
-from fabric.control import LastMatch, SealAgent
+from fabric.control.node_calls import LastMatch, SealAgent
 from fabric.errors import FabricError
-from fabric.generation import MatchKind
-from fabric.manifest import OwnerState
+from fabric.record.manifest import OwnerState
+from fabric.turn.generation import MatchKind
 
 BLOCK_CHARS = 64
 

@@ -9,12 +9,14 @@ from collections import Counter
 
 from aiohttp import web
 
-from fabric.cluster_secret import http_secret
 from fabric.codec import from_plain, parse_json
-from fabric.control import ErrorReply, LastMatch, decode_call, encode_reply
-from fabric.erasure import Tombstones
+from fabric.control.hasty_calls import HASTY_PATH, NODE_HEADER
+from fabric.control.node_calls import ErrorReply, LastMatch, decode_call, encode_reply
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError, StaleEpochError
-from fabric.generation import (
+from fabric.keys.cluster_secret import http_secret
+from fabric.record.manifest import OwnerState
+from fabric.record.tombstone import Tombstones
+from fabric.turn.generation import (
     CLUSTER_HEADER,
     GENERATE_PATH,
     Admitted,
@@ -28,9 +30,7 @@ from fabric.generation import (
     Resumption,
     encode_event,
 )
-from fabric.hasty_calls import HASTY_PATH, NODE_HEADER
-from fabric.manifest import OwnerState
-from router.node_link import NodeLostError
+from router.fleet.node_client import NodeLostError
 from tests.router.fake_control import FakeControl
 from tests.router.fake_memory import Behaviour, Memory, block_names, match, prompt_text
 
@@ -39,7 +39,7 @@ MODEL = "echo"
 
 
 class FakeNode(FakeControl):
-    def __init__(self, name, *, model=MODEL, incarnation=1, copy_s=0.0):
+    def __init__(self, name, *, model=MODEL, incarnation=1, copy_s=0.0, tls=None):
         self.name = name
         self.model = model
         self.incarnation = incarnation
@@ -49,6 +49,8 @@ class FakeNode(FakeControl):
         self.requests: list[GenerateRequest] = []
         self.calls: Counter[str] = Counter()
         self.hasty: list[str] = []  # of those, what came over HTTP
+        self.opened: list[int] = []  # ports of connections opened ahead
+        self.came_by: dict[str, int] = {}  # port of the last connection that brought such a thing
         self.cancelled = 0
         self.finished = 0
         self.running = 0
@@ -62,22 +64,26 @@ class FakeNode(FakeControl):
         self.aborted: set[str] = set()
         self.more_routes: dict = {}  # path: what answers it
         self.after: dict = {}  # control call: what happens before its answer
+        self.at_opening = _nothing  # what happens before such a connection is answered
         self._runner = None
         self._copy_s = copy_s
+        self._tls = tls
         self._handlers = self.handlers()
 
-    async def start(self):
+    async def start(self, port=0):
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post(GENERATE_PATH, self._generate)
         app.router.add_post(HASTY_PATH, self._hasty)
+        app.router.add_head(HASTY_PATH, self._opened)
         for path, answer in self.more_routes.items():
             app.router.add_post(path, answer)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=self._tls)
         await site.start()
         port = self._runner.addresses[0][1]
-        self.http_url = f"http://127.0.0.1:{port}"
+        scheme = "http" if self._tls is None else "https"
+        self.http_url = f"{scheme}://127.0.0.1:{port}"
         self.is_down = False
 
     async def stop(self):
@@ -105,11 +111,19 @@ class FakeNode(FakeControl):
         assert request.headers[NODE_HEADER] == self.name
         raw = await request.read()
         self.hasty.append(decode_call(raw)[0])
+        self.came_by[self.hasty[-1]] = _port(request)
         try:
             return web.Response(body=await self(raw))
         except NodeLostError:
             request.transport.abort()
             raise
+
+    async def _opened(self, request):
+        assert request.headers[CLUSTER_HEADER] == http_secret(self.cluster_key)
+        assert request.headers[NODE_HEADER] == self.name
+        self.opened.append(_port(request))
+        await self.at_opening(request)
+        return web.Response(status=204)
 
     async def __call__(self, raw):
         name, call = decode_call(raw)
@@ -146,6 +160,7 @@ class FakeNode(FakeControl):
             return _error(401, "invalid_api_key", "wrong secret")
         asked = from_plain(GenerateRequest, parse_json(await request.read()), "request")
         self.requests.append(asked)
+        self.came_by["turn"] = _port(request)
         if self.does.hang:
             await asyncio.sleep(3600)
         if self.does.raw_answer is not None:
@@ -279,3 +294,11 @@ def _error(status, code, message, param=None, retry_after_s=None):
     if retry_after_s is not None:
         body["retry_after_s"] = retry_after_s
     return web.json_response({"error": body}, status=status)
+
+
+def _port(request):
+    return request.transport.get_extra_info("peername")[1]
+
+
+async def _nothing(_request):
+    pass

@@ -9,15 +9,18 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import ray
 
+from node.keys import read_keys
 from tests.router.fake_node import FakeNode
 
 
 class FakeActor:
     def __init__(self, name):
-        self._node = FakeNode(name)
+        keys = read_keys(Path(os.environ["MACFABRIC_TEST_KEYS"]))
+        self._node = FakeNode(name, tls=keys.server_context())
         self._started = False
 
     async def process_id(self):

@@ -4,17 +4,21 @@ import asyncio
 import socket
 import ssl
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import httpx2
 import openai
 import uvicorn
 
-from fabric.cluster_secret import http_secret
+from fabric.keys.api_keys import OPERATOR_HEADER
+from fabric.keys.cluster_secret import http_secret
 from fabric.limits import BEAT_S
 from fabric.settings import RouterSettings
 from router.app import build_app
-from router.fleet import Fleet
-from router.node_link import HttpNodeLink, open_session
+from router.fleet.fleet import Fleet
+from router.fleet.node_client import HttpNodeLink
+from router.fleet.node_http import NodeHttp
+from router.serve import http_config
 from router.services import assemble
 from tests.router.fake_memory import ScaledClock
 from tests.router.fake_node import CLUSTER_KEY, MODEL, FakeNode
@@ -22,6 +26,7 @@ from tests.router.fake_node import CLUSTER_KEY, MODEL, FakeNode
 KEY = "key-of-tenant-one"
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading certificates takes long
 OTHER_KEY = "key-of-tenant-two"
+OPERATOR_KEY = "key-of-an-operator"
 
 
 class Rig:
@@ -29,12 +34,15 @@ class Rig:
 
     def __init__(self, nodes, fleet, services, app, url):
         self.nodes = {node.name: node for node in nodes}
+        self.listed = {}  # what Ray knows of them
         self.fleet = fleet
         self.services = services
         self.app = app
         self.url = url
+        self.server = None
         self.tending = None
         self._clients = []
+        self.writers = []  # of bare connections, closed also where a test fails
 
     def __getitem__(self, name):
         return self.nodes[name]
@@ -44,17 +52,18 @@ class Rig:
             base_url=f"{self.url}/v1",
             api_key=key,
             max_retries=0,
-            timeout=20,
-            http_client=httpx2.AsyncClient(verify=_NO_TLS, timeout=20),
+            timeout=60,
+            http_client=httpx2.AsyncClient(verify=_NO_TLS, timeout=60),
             **options,
         )
         self._clients.append(client)
         return client
 
-    def http(self, key=None, **options):
+    def http(self, key=None, *, operates=True, **options):
         headers = {"authorization": f"Bearer {key}"} if key else {}
+        headers |= {OPERATOR_HEADER: OPERATOR_KEY} if operates else {}
         client = httpx2.AsyncClient(
-            base_url=self.url, headers=headers, timeout=20, verify=_NO_TLS, **options
+            base_url=self.url, headers=headers, timeout=60, verify=_NO_TLS, **options
         )
         self._clients.append(client)
         return client
@@ -69,6 +78,8 @@ class Rig:
         return await client.post("/v1/chat/completions", json=body, headers=headers)
 
     async def close(self):
+        for writer in self.writers:
+            writer.close()
         for client in self._clients:
             await (client.close() if hasattr(client, "close") else client.aclose())
 
@@ -80,15 +91,24 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def rig(
-    names="abc", *, settings=None, scale=1.0, nodes=None, started=True, tended=True, policy=None
+    names="abc",
+    *,
+    settings=None,
+    scale=1.0,
+    nodes=None,
+    started=True,
+    tended=True,
+    policy=None,
+    places=None,
 ):
     """Start fake nodes called node-a, … and a router over them."""
     nodes = nodes or [FakeNode(f"node-{letter}") for letter in names]
     settings = settings or RouterSettings(takeover_after_s=0.3)
+    settings = replace(settings, operator_keys={"ops": OPERATOR_KEY})
     for node in nodes:
         await node.start()
     listed = {node.name: node for node in nodes}
-    async with open_session() as session:
+    async with NodeHttp() as session:
 
         async def roster():
             return listed
@@ -101,14 +121,15 @@ async def rig(
         services = assemble(fleet, settings, CLUSTER_KEY)
         app = build_app(settings, services)
         listener = socket.create_server(("127.0.0.1", 0))
-        config = uvicorn.Config(
-            app, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1
-        )
+        config = http_config(app, places)
+        config.timeout_graceful_shutdown = 1
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:  # noqa: ASYNC110 - uvicorn tells it no other way
             await asyncio.sleep(0.005)
         made = Rig(nodes, fleet, services, app, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        made.server = server
+        made.listed = listed
         if started:
             await fleet.membership.discover()
             await fleet.membership.refresh()

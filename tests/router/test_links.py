@@ -6,7 +6,7 @@ import pytest
 
 from fabric.errors import RejectedError
 from fabric.ids import NodeName
-from fabric.links import Address, LinkKind, LinkView
+from fabric.net.links import Address, LinkKind, LinkView
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, until
 

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from fabric.errors import CorruptDataError
-from tests.router.moves import LONG, begun, migrate, owners
 from tests.router.rig import rig, until
+from tests.support.moves import LONG, begun, migrate, owners
 
 pytestmark = pytest.mark.anyio
 WORDS = " ".join(f"w{number}" for number in range(60))
@@ -53,7 +53,7 @@ async def test_a_stream_waits_on_the_target_while_the_move_is_committed():
 
 @pytest.mark.parametrize("how", ["refused", "never arrived", "answer lost"])
 async def test_a_stream_goes_on_wherever_the_agent_is_after_a_commit_that_failed(how, monkeypatch):
-    monkeypatch.setattr("router.migration.COMMIT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("router.moves.migration.COMMIT_TIMEOUT_S", 0.3)
     async with rig("ab") as made:
 
         async def during(source, target):
@@ -87,3 +87,37 @@ async def test_a_turn_sent_ahead_is_taken_back_when_the_move_comes_to_nothing():
     assert moved.status_code >= 400
     assert said(text) == WORDS.split()[-40:]
     assert target.memory == {}
+
+
+async def test_the_calls_of_the_pause_and_the_turn_find_their_connections_open():
+    async with rig("ab") as made:
+        source, target, text, moved = await streaming_move(made)
+
+    assert moved.status_code == 200
+    assert said(text) == WORDS.split()[-40:]
+    assert [source.came_by["seal_agent"]] == source.opened
+    assert {target.came_by["commit_migration"], target.came_by["turn"]} == set(target.opened)
+
+
+async def test_a_move_that_no_stream_waits_for_opens_nothing_ahead():
+    async with rig("ab") as made:
+        source, target = await begun(made)
+        assert (await migrate(made, target.name)).status_code == 200
+
+    assert source.opened == target.opened == []
+
+
+async def test_a_node_that_opens_nothing_ahead_is_asked_all_the_same(monkeypatch):
+    monkeypatch.setattr("router.fleet.node_client.READY_WAIT_S", 0.05)
+    async with rig("ab") as made:
+
+        async def hang(_):
+            await asyncio.sleep(3600)
+
+        for node in made.nodes.values():
+            node.at_opening = hang
+        _, target, text, moved = await streaming_move(made)
+
+    assert moved.status_code == 200
+    assert said(text) == WORDS.split()[-40:]
+    assert owners(made) == [(target.name, 2)]

@@ -1,32 +1,42 @@
-"""Live one seed's life and print it: python -m tests.sim --seed N --trace."""
+"""Live a simulated fabric's lives and print what they violate, each alike whenever it is lived."""
 
 import argparse
+import contextlib
 import sys
 import time
 
+from tests.sim.planted import PLANTS
 from tests.sim.world import run
 
 
 def main():
+    plants = {plant.__name__: plant for plants in PLANTS.values() for plant in plants}
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--count", type=int, default=1, help="how many seeds (default: 1)")
     parser.add_argument("--trace", action="store_true", help="print everything that happens")
     parser.add_argument("--digest", action="store_true", help="print a hash of each trace")
+    parser.add_argument("--plant", choices=sorted(plants), help="put this fault into the code")
     options = parser.parse_args()
-    failed = []
+    plant = plants.get(options.plant, contextlib.nullcontext)
+    failed, judged_count = [], 0
     began_s = time.process_time()
     for seed in range(options.seed, options.seed + options.count):
-        world = run(seed, is_verbose=options.trace)
+        with plant():
+            world = run(seed, is_verbose=options.trace)
+        judged_count += world.warmth.judged_count
         if options.trace:
             print(*(f"{at_s:10.4f}  {text}" for at_s, text in world.trace), sep="\n")
         if options.digest:
             print(seed, world.digest())
         if world.violation:
             failed.append(seed)
-            print(f"seed {seed}: {world.violation}")
+            print(f"seed {seed}: {world.violation}", flush=True)
     spent_s = time.process_time() - began_s
-    print(f"{options.count - len(failed)} of {options.count} seeds hold, {spent_s:.1f} s of CPU")
+    print(
+        f"{options.count - len(failed)} of {options.count} seeds hold, {judged_count} memories"
+        f" judged, {spent_s:.1f} s of CPU"
+    )
     return bool(failed)
 
 

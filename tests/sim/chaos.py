@@ -2,14 +2,13 @@
 
 import asyncio
 
-from fabric.control import Done, Flush
-from fabric.errors import FabricError
-from fabric.generation import IdentityKind
+from tests.sim.deeds import Deeds
+from tests.sim.disk import PointFault
 from tests.sim.network import Weather
 from tests.sim.router_host import ROUTER
 
 BEGIN_S, END_S = 3.0, 16.0
-DISK_CODES = {"disk_error", "disk_budget", "corrupt_data"}
+STOPPED_S = 30.0  # a node that is told to stop has saved everything by then
 
 
 class Chaos:
@@ -18,16 +17,23 @@ class Chaos:
     def __init__(self, world):
         self._world = world
         self._random = world.stream("chaos")
+        self._deeds = Deeds(world)
         self.has_faults = False
+        self.was_network_bad = False
 
     async def run(self):
         random = self._random
         kinds = [
             self._crash, self._crash_in_write, self._hang, self._cut, self._router_crash,
             self._disk_full, self._disk_errors, self._damage, self._restart, self._router_hang,
+            self._point_fault, self._point_fault, self._slow_disk, self._router_stop,
         ]  # fmt: skip
-        faults = [random.choice(kinds) for _ in range(random.randrange(5))]
-        deeds = [self._migrate] * random.randrange(1, 8) + [self._flush] * random.randrange(3)
+        faults = [random.choice(kinds) for _ in range(random.choice([0, 1, 2, 3, 4, 8]))]
+        if self._world.is_slow:
+            faults = [*faults[:1], self._deafen, self._deafen]
+        if self._world.is_far:
+            faults += [self._router_stop, self._router_stop]
+        deeds = self._deeds.draw()
         if random.random() < 0.5:
             self._world.network.weather = Weather(
                 late_odds=random.choice([0.0, 0.02, 0.1]),
@@ -35,11 +41,12 @@ class Chaos:
                 loss_odds=random.choice([0.0, 0.01, 0.05]),
                 double_odds=random.choice([0.0, 0.05, 0.2]),
             )
-        self.has_faults = bool(faults) or self._world.network.is_bad
+        self.was_network_bad = self._world.network.is_bad
+        self.has_faults = bool(faults) or self.was_network_bad
         await asyncio.gather(*(self._at_some_time(each) for each in (*faults, *deeds)))
         self._world.network.weather = Weather()
         for host in self._world.nodes.values():
-            host.platter.crash_in = None
+            host.platter.crash_in = host.platter.fault = None
         hosts = [*self._world.nodes.values(), self._world.router]
         while not all(host.is_serving for host in hosts):  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(0.5)
@@ -66,6 +73,17 @@ class Chaos:
         if self._is_well(self._world.router):
             self._world.router.kill()
 
+    async def _router_stop(self):
+        """Stop the router in the middle of somebody's move."""
+        router = self._world.router
+        moving = asyncio.create_task(self._deeds.move_somebody())
+        await asyncio.sleep((2.0 if self._world.is_far else 0.05) * self._random.random())
+        if self._is_well(router) and router.is_serving:
+            self._world.note("stop the router")
+            self._world.watch.on_trouble(ROUTER)
+            await router.stop_well()
+        await moving
+
     def boot_later(self, host):
         """Start a dead process again, some time."""
         delay_s = self._random.choice([0.2, 2.0, 9.0]) * self._random.random()
@@ -83,7 +101,10 @@ class Chaos:
             self._world.note(f"stop {host.name}")
             process = host.process
             stopping = self._world.loop.spawn(process, host.stop_well())
-            await asyncio.wait({stopping}, timeout=8.0)
+            await asyncio.wait({stopping}, timeout=STOPPED_S)
+            is_over = host.process is not process or process.is_dead or stopping.done()
+            if not is_over and not process.is_frozen:
+                self._world.fail(f"{host.name} does not come to an end")
             if host.process is process:
                 host.kill()
 
@@ -100,6 +121,7 @@ class Chaos:
             host.freeze()
             await asyncio.sleep(self._random.choice([1.0, 5.0, 12.0]) * self._random.random())
             self._world.note(f"{host.name} goes on")
+            self._trouble(host.name)
             self._world.loop.thaw(process)
 
     async def _cut(self):
@@ -107,17 +129,41 @@ class Chaos:
         one, other = self._random.sample(names, 2)
         ways = [(one, other)] if self._random.random() < 0.5 else [(one, other), (other, one)]
         self._world.note(f"cut {ways}")
+        self._trouble(one, other, change=1)
         for way in ways:
             self._world.network.cut(*way)
         await asyncio.sleep(self._random.choice([1.0, 4.0, 10.0]) * self._random.random())
         self._world.note(f"heal {ways}")
         for way in ways:
             self._world.network.cut(*way, change=-1)
+        self._trouble(one, other, change=-1)
+
+    async def _deafen(self):
+        """Let a node hear nothing of the router, which still hears its answers."""
+        host, key = self._some_node(), self._world.clients.talks[0].key
+        for _ in range(40):
+            running = [each for each in self._world.nodes.values() if _is_running(each, key)]
+            if running:
+                host = running[0]
+                break
+            await asyncio.sleep(0.25)
+        way = (ROUTER, host.name)
+        self._world.note(f"cut {way}")
+        self._trouble(host.name, change=1)
+        self._world.network.cut(*way)
+        await asyncio.sleep(15.0 + 4.0 * self._random.random())
+        self._world.note(f"heal {way}")
+        self._world.network.cut(*way, change=-1)
+        self._trouble(host.name, change=-1)
+
+    def _trouble(self, *names, change=0):
+        for name in names:
+            self._world.watch.on_trouble(name, change)
 
     async def _disk_full(self):
         platter = self._some_node().platter
         self._world.note("a disk is full")
-        platter.is_full = True
+        platter.is_full = platter.has_been_full = True
         await asyncio.sleep(6.0 * self._random.random())
         platter.is_full = False
 
@@ -125,48 +171,34 @@ class Chaos:
         platter = self._some_node().platter
         self._world.note("a disk fails now and then")
         platter.error_odds, platter.has_failed = 0.2, True
+        platter.is_sticky = self._random.random() < 0.3
         await asyncio.sleep(6.0 * self._random.random())
-        platter.error_odds = 0.0
+        platter.error_odds, platter.is_sticky = 0.0, False
 
     async def _damage(self):
         host = self._some_node()
         self._world.note(f"{host.name}: damaged {host.platter.damage()}")
 
-    # --- deeds -------------------------------------------------------------------------------
+    async def _slow_disk(self):
+        platter = self._some_node().platter
+        self._world.note("a disk is slow")
+        platter.slow_s = self._random.choice([0.01, 0.1, 0.5])
+        await asyncio.sleep(6.0 * self._random.random())
+        platter.slow_s = 0.0
 
-    async def _migrate(self):
-        named = [t for t in self._world.clients.talks if t.identity.kind is IdentityKind.AGENT]
-        if not named:
-            return
-        talk, host = self._random.choice(named), self._some_node()
-        await self._in_router(
-            f"move {talk.name} to {host.name}",
-            lambda services: services.migrations.migrate(*talk.key, host.name),
-        )
+    async def _point_fault(self):
+        """One write fails; a while later the node starts anew from what is on its disk."""
+        host, random = self._some_node(), self._random
+        host.platter.fault = PointFault(random.randrange(12), random.random() < 0.7)
+        await asyncio.sleep(random.choice([1.0, 4.0]) * random.random())
+        fault = host.platter.fault
+        if fault is not None and fault.name is not None:
+            self._world.note(f"{host.name} failed to write {fault.name}, {fault.is_in_place=}")
+            if self._is_well(host) and random.random() < 0.7:
+                host.kill()
+        host.platter.fault = None
 
-    async def _flush(self):
-        host, drop_hot = self._some_node(), self._random.random() < 0.7
-        await self._in_router(
-            f"flush {host.name}",
-            lambda services: services.fleet.link(host.name).call(Flush(drop_hot), Done),
-        )
 
-    async def _in_router(self, what, work):
-        """Have the router do something, as an operator's request would."""
-        router = self._world.router
-        if router.services is None:
-            return
-        self._world.note(what)
-        task = self._world.loop.spawn(router.process, work(router.services))
-        await asyncio.wait({task}, timeout=60.0)
-        if not task.done():
-            return
-        try:
-            task.result()
-        except FabricError as error:
-            self._world.note(f"{what}: {error.status} {error.code}")
-            is_refusal = int(error.status) in (409, 404, 421, 429, 503)
-            if not is_refusal and error.code not in DISK_CODES:
-                self._world.fail(f"{what}: {error.status} {error.code}: {error.message}")
-        else:
-            self._world.note(f"{what}: done")
+def _is_running(host, key):
+    agent = host.node.table.get(key) if host.node is not None else None
+    return agent is not None and agent.turn is not None and not agent.waiting_count

@@ -5,28 +5,29 @@ every attempt, since an attempt that broke may have been remembered all the same
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fabric.errors import FabricError, NotFoundError
-from fabric.generation import (
+from fabric.ids import AgentId, OperationId, TenantId
+from fabric.turn.generation import (
     Delta,
     Finished,
     Identity,
     IdentityKind,
     Sampling,
 )
-from fabric.ids import AgentId, OperationId, TenantId
 from router.prompt import chat_prompt
-from router.turn import Turn
+from router.turn_request import Turn
 from tests.sim import oracle
 from tests.sim.epochs import Epochs, told
 from tests.sim.model import MODEL
 from tests.sim.tokenizer import render
+from tests.sim.warmth import Ack
 
 TENANTS = (TenantId("red"), TenantId("blue"))
-TALKS = 4
 ROUNDS = 4
-PATIENCE_S = 45.0
+RHYTHM_S = 5.0
+PATIENCE_S = 120.0  # late messages and deeds that go wrong included
 ALLOWED_STATUS = {409, 421, 429, 503}
 _WORDS = ("river", "stone", "amber", "cloud", "lantern", "meadow", "harbor", "quiet", "copper")
 
@@ -38,12 +39,26 @@ class Talk:
     tenant: TenantId
     identity: Identity
     random: object
-    messages: list
-    acked: "Ack | None" = None
+    number: int
+    messages: list = field(default_factory=list)
+    acked: Ack | None = None
     epochs: Epochs = field(default_factory=Epochs)  # those that answered
     attempts: list = field(default_factory=list)  # prompts sent since the acknowledged one
     erased_s: float | None = None
     may_be_erased: bool = False  # an erasure may still be on its way
+    is_shared: bool = False  # others speak under its name, too
+    is_copied: bool = False  # another agent was made of its memory
+    lives_count: int = 0  # how often it began anew
+
+    @property
+    def marker(self):
+        """A word that only this conversation has, since it began anew."""
+        return f"<{self.number}.{self.lives_count}>"
+
+    def say(self):
+        """Make up the next message."""
+        count = self.random.choice([2, 6, 24])
+        return f"{self.marker} {' '.join(self.random.choices(_WORDS, k=count))}"
 
     @property
     def key(self):
@@ -52,15 +67,6 @@ class Talk:
     @property
     def name(self):
         return f"{self.tenant}/{self.identity.agent or self.messages[1]['content'][:12]}"
-
-
-@dataclass(frozen=True)
-class Ack:
-    """A turn whose last event said that it is durable."""
-
-    text: str
-    node: str
-    epoch: int
 
 
 class HungUpError(Exception):
@@ -72,43 +78,64 @@ class Clients:
 
     def __init__(self, world):
         self._world = world
-        self._calls = set()
+        self._calls = {}  # in order, whatever their addresses
         self.talks = []
         self.answered_count = 0
         self.errors = {}
+        self.erased = []  # names, and words that must be nowhere any more
 
     async def run(self):
-        random = self._world.stream("clients")
+        world = self._world
+        random = world.stream("clients")
         shared = {tenant: " ".join(random.choices(_WORDS, k=48)) for tenant in TENANTS}
-        for number in range(TALKS):
+        for number in range(world.talks_count):
             tenant = TENANTS[number % len(TENANTS)]
             kind = random.choice([IdentityKind.AGENT] * 3 + [IdentityKind.GROUP, "content"])
+            if number == 0 and world.has_twin:
+                kind = IdentityKind.AGENT
             agent = AgentId(f"{kind}-{number // 2}")
             if kind is IdentityKind.GROUP:
                 agent = AgentId("team")
             identity = Identity(kind, agent)
             if kind == "content":
                 identity = Identity(IdentityKind.CONTENT)
-            opening = [
+            talk = Talk(tenant, identity, world.stream(f"talk {number}"), number)
+            talk.messages = [
                 {"role": "system", "content": shared[tenant]},
-                {"role": "user", "content": f"{number} {_say(random)}"},
+                {"role": "user", "content": talk.say()},
             ]
-            stream = self._world.stream(f"talk {number}")
-            self.talks.append(Talk(tenant, identity, stream, opening))
+            self.talks.append(talk)
+        if world.has_twin:
+            self._add_twin(self.talks[0])
         await asyncio.gather(*(self._talk(talk) for talk in self.talks))
 
+    def _add_twin(self, talk):
+        """Let somebody else speak under the same name, at the same time."""
+        number = len(self.talks)
+        twin = Talk(talk.tenant, talk.identity, self._world.stream("twin"), number)
+        twin.messages = [talk.messages[0], {"role": "user", "content": twin.say()}]
+        twin.is_shared = talk.is_shared = True
+        self.talks.append(twin)
+
     async def _talk(self, talk):
-        await asyncio.sleep(2.0 + 4.0 * talk.random.random())
+        begins_s = 4.0 * talk.random.random()
+        await asyncio.sleep(2.0 + (0.0 if self._world.is_crowded else begins_s))
         for _ in range(ROUNDS):
             if not await self._round(talk):
                 return
-            await asyncio.sleep(talk.random.expovariate(1 / 3.0))
+            await asyncio.sleep(self._pause_s(talk))
             if (
                 talk.acked
                 and talk.identity.kind is IdentityKind.AGENT
                 and talk.random.random() < 0.1
             ):
                 await self._erase(talk)
+
+    def _pause_s(self, talk):
+        """Say how long a client thinks; in some lives all of them come back at once."""
+        if not self._world.is_rhythmic:
+            return talk.random.expovariate(1 / 3.0)
+        return RHYTHM_S - self._world.loop.now_s % RHYTHM_S
 
     async def _round(self, talk):
         random = talk.random
@@ -117,14 +144,15 @@ class Clients:
             keep -= talk.messages[keep - 1]["role"] == "assistant"
             talk.messages = talk.messages[:keep]
             if random.random() < 0.5:  # another branch, and not only a shorter one
-                talk.messages = [*talk.messages[:-1], {"role": "user", "content": _say(random)}]
+                talk.messages = [*talk.messages[:-1], {"role": "user", "content": talk.say()}]
         if talk.messages[-1]["role"] == "assistant":
-            talk.messages = [*talk.messages, {"role": "user", "content": _say(random)}]
+            talk.messages = [*talk.messages, {"role": "user", "content": talk.say()}]
         sampled = random.random() < 0.4
         sampling = Sampling(
-            max_tokens=random.choice([3, 8, 24]),
+            max_tokens=48 if self._world.is_slow else random.choice([3, 8, 24]),
             temperature=float(sampled),
             seed=random.randrange(1000) if sampled else None,
+            ignore_eos=self._world.is_slow,
         )
         hang_up_after = random.randrange(8) if random.random() < 0.15 else None
         return await self.insist(talk, sampling, hang_up_after)
@@ -150,7 +178,8 @@ class Clients:
         return False
 
     async def _attempt(self, talk, sampling, hang_up_after):
-        world, wanted = self._world, oracle.answer(talk.messages, sampling)
+        world = self._world
+        wanted = oracle.answer(talk.messages, sampling, world.kind)
         prompt, router = render(talk.messages), world.router
         told_epochs = told(router, world.nodes, talk.tenant)
         talk.attempts.append(prompt)
@@ -171,6 +200,8 @@ class Clients:
                         return
                 else:
                     admitted, told_epoch = event, told_epochs.get(event.agent, 0)
+                    world.watch.on_admitted(talk.tenant, event, router)
+                    world.warmth.check_admitted(talk, prompt, event)
                     floor = talk.epochs.floor(event.agent, router.incarnation, told_epoch)
                     if event.epoch < floor and not talk.may_be_erased:
                         world.fail(
@@ -181,10 +212,11 @@ class Clients:
                     raise HungUpError
         finally:
             call.task.cancel()
-            self._calls.discard(call)
-        self._finish(talk, prompt, text, wanted, event, admitted)
+            self._calls.pop(call, None)
+        world.watch.check_fence(talk, admitted, call.operation, router)
+        self._finish(talk, prompt, text, wanted, event, admitted, call.operation)
 
-    def _finish(self, talk, prompt, text, wanted, finished, admitted):
+    def _finish(self, talk, prompt, text, wanted, finished, admitted, operation):
         world = self._world
         got = oracle.Expected(text, finished.reason, finished.completion_tokens)
         if got != wanted:
@@ -198,7 +230,12 @@ class Clients:
             f" {admitted.cached_tokens} of {admitted.prompt_tokens} {admitted.cache}"
         )
         if finished.durable:
-            talk.acked = Ack(prompt + text, admitted.node, admitted.epoch)
+            key = (talk.tenant, admitted.agent)
+            node, epoch = world.watch.finisher(operation, admitted)
+            if not (talk.is_shared or talk.may_be_erased):
+                world.platters.check_acknowledged(talk, key, prompt + text, epoch)
+            served = replace(admitted, node=node, epoch=epoch)
+            talk.acked = world.warmth.ack(key, prompt, text, served)
             talk.attempts = []
 
     async def last_words(self):
@@ -213,6 +250,7 @@ class Clients:
         services = world.router.services
         if services is None or world.router.process.is_frozen:
             return
+        began_s = world.loop.now_s
         task = world.loop.spawn(
             world.router.process, services.erasures.erase(talk.tenant, talk.identity.agent)
         )
@@ -222,30 +260,48 @@ class Clients:
             return
         try:
             erasure = task.result()
+        except NotFoundError as error:
+            self._note_error(talk, error)
+            self._check_unknown(talk)
+            return
         except FabricError as error:
             self._note_error(talk, error)
+            talk.may_be_erased = True
             return
         world.note(f"{talk.name}: erased, {erasure.unreachable} not reached")
-        talk.acked, talk.attempts = None, []
+        world.platters.check_receipts(talk.key, erasure)
+        if not (talk.is_shared or talk.is_copied):
+            self.erased.append((talk.name, talk.marker))
+        talk.acked, talk.attempts, talk.is_copied = None, [], False
+        talk.lives_count += 1
         talk.epochs.clear()
         if erasure.unreachable:
             talk.may_be_erased = True
         else:
-            talk.erased_s = world.loop.now_s
-        talk.messages = [talk.messages[0], {"role": "user", "content": _say(talk.random)}]
+            talk.erased_s = began_s
+        talk.messages = [talk.messages[0], {"role": "user", "content": talk.say()}]
+
+    def _check_unknown(self, talk):
+        """Judge an erasure that found nothing: then nothing may be there, nor come back."""
+        world = self._world
+        for name in world.nodes:
+            record = world.platters.records(name).get(talk.key)
+            if record is not None and not (talk.is_shared or talk.may_be_erased):
+                world.fail(f"{talk.name}: unknown, and {name} has it at epoch {record.epoch}")
+        talk.acked, talk.attempts = None, []
 
     # --- the client's connection to the router -----------------------------------------------
 
     def _send(self, talk, sampling):
-        call = _Call()
-        self._calls.add(call)
+        call = _Call(OperationId(f"op-{talk.random.randrange(10**12):012}"))
+        self._calls[call] = None
         router = self._world.router
         if router.services is None:
             call.task = asyncio.create_task(asyncio.sleep(0))
             call.outbox.put_nowait(_gone())
             return call
         turn = Turn(
-            operation=OperationId(f"op-{talk.random.randrange(10**12):012}"),
+            operation=call.operation,
             tenant=talk.tenant,
             model=MODEL,
             identity=talk.identity,
@@ -272,6 +328,7 @@ class Clients:
 
 @dataclass(eq=False)
 class _Call:
+    operation: str
     outbox: asyncio.Queue = field(default_factory=asyncio.Queue)
     task: object = None
 
@@ -294,7 +351,3 @@ def _gone():
     error = FabricError("the router is gone", code="router_gone")
     error.status = 503
     return error
-
-
-def _say(random):
-    return " ".join(random.choices(_WORDS, k=random.choice([2, 6, 24])))

@@ -1,13 +1,19 @@
-"""The router's HTTP client as HttpNodeLink uses it, over simulated connections."""
+"""HTTP between router and nodes over simulated connections: the node's own application answers.
+
+Every request has a connection of its own; `tests/router/fleet/test_node_http.py` tries kept ones.
+
+A request travels as its head, parts of its body and an end; an answer as its status and parts of
+its body. Hanging up is an empty part, as the end of a body is.
+"""
 
 import asyncio
 from http import HTTPStatus
 
-from fabric.codec import dump_json, from_plain, parse_json, to_plain
-from fabric.errors import FabricError
-from fabric.generation import GenerateRequest, encode_event
-from node.http_server import error_reply
+from starlette.types import Message
+
 from tests.sim.network import Pipe
+
+END = ("end", b"")
 
 
 class SimSession:
@@ -17,14 +23,29 @@ class SimSession:
         self._world = world
         self._connections = connections
 
-    async def post(self, url, *, data, headers, allow_redirects):
+    async def post(self, url, path, data, headers, *_):
         name = url.split("/")[2]
         response = SimResponse(self._world.network, "router", name)
         self._connections.append(response)
-        response.requests.put(data)
+        response.requests.put(("head", (path, dict(headers))))
         self._world.nodes[name].accept(response)
-        response.status = int(await response.content.pipe.take())
+        sending = asyncio.create_task(response.send(data))
+        try:
+            response.status = int(await response.content.pipe.take())
+        finally:
+            if response.status != HTTPStatus.OK:
+                sending.cancel()
         return response
+
+    def release(self, response):
+        response.close()
+
+    let_end = release
+
+    async def head(self, *_, **__):
+        """Open nothing ahead: each request opens its own connection."""
+        message = "a simulated connection serves one request"
+        raise OSError(message)
 
 
 class SimContent:
@@ -37,7 +58,12 @@ class SimContent:
         return await self.pipe.take()
 
     async def read(self, limit):
-        return (await self.pipe.take())[:limit]
+        whole = b"".join([part async for part in self.iter_any()])
+        return whole[:limit]
+
+    async def iter_any(self):
+        while part := await self.pipe.take():
+            yield part
 
 
 class SimResponse:
@@ -55,42 +81,65 @@ class SimResponse:
     async def __aexit__(self, *_):
         self.close()
 
+    async def send(self, data):
+        """Send a request's body."""
+        if isinstance(data, bytes):
+            self.requests.put(("body", data))
+        else:
+            async for part in data:
+                self.requests.put(("body", part))
+                await asyncio.sleep(0.001)
+        self.requests.put(END)
+
     def close(self):
         if not self._is_closed:
             self._is_closed = True
             self.requests.put(b"")
 
 
-async def converse(node, response):
-    """Serve a connection until its client hangs up or breaks away."""
+async def converse(app, response):
+    """Let the node's application answer a connection's one request."""
+    requests, out = response.requests, response.content.pipe
     try:
-        request = await response.requests.take()
-        serving = asyncio.create_task(_serve(node, request, response.content.pipe))
-        hanging_up = asyncio.create_task(response.requests.take())
-        await asyncio.wait({serving, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (serving, hanging_up):
-            task.cancel()
-        await asyncio.gather(serving, hanging_up, return_exceptions=True)
-    except ConnectionResetError:
+        _, (path, headers) = await requests.take()
+    except (ConnectionResetError, TypeError, ValueError):  # it broke, or hung up at once
         return
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "client": ("router", 1),
+        "server": ("node", 1),
+    }
+    is_read = False
 
+    async def receive() -> Message:
+        nonlocal is_read
+        try:
+            part = await requests.take()
+        except ConnectionResetError:
+            return {"type": "http.disconnect"}
+        if not part or is_read:
+            return {"type": "http.disconnect"}
+        is_read = part is END
+        return {"type": "http.request", "body": part[1], "more_body": part is not END}
 
-async def _serve(node, request, out):
-    """Answer one request as the node's HTTP server does."""
-    asked = from_plain(GenerateRequest, parse_json(request), "request")
-    events = node.generate(asked)
-    try:
-        first = await anext(events)
-    except FabricError as error:
-        out.put(str(int(error.status)).encode())
-        out.put(dump_json({"error": to_plain(error_reply(error))}))
-        out.put(b"")
-        return
-    out.put(str(int(HTTPStatus.OK)).encode())
-    out.put(encode_event(first))
-    try:
-        async for event in events:
-            out.put(encode_event(event))
-        out.put(b"")
-    finally:
-        await events.aclose()
+    async def send(message: Message) -> None:
+        if requests.is_broken or requests.arrived[:1] == [b""]:
+            return  # nobody reads it
+        if message["type"] == "http.response.start":
+            out.put(str(message["status"]).encode())
+            return
+        if message.get("body"):
+            out.put(message["body"])
+        if not message.get("more_body", False):
+            out.put(b"")
+
+    await app(scope, receive, send)

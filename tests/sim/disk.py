@@ -8,10 +8,22 @@ import errno
 from dataclasses import dataclass, field
 
 from fabric.errors import CorruptDataError
-from node.posix_disk import DiskError
+from node.store.posix_disk import DiskError
 from tests.sim.loop import PowerLostError
+from tests.sim.workers import pause
 
 FREE_BYTES = 1 << 40
+STEP_S = 0.0004  # of a worker's time, for each access
+
+
+@dataclass(eq=False)
+class PointFault:
+    """The one write that fails: the `number`-th of such files, once; then all is well again."""
+
+    number: int
+    is_in_place: bool
+    prefix: str = ""
+    name: str | None = None  # of the file, once it has happened
 
 
 @dataclass(eq=False)
@@ -21,59 +33,121 @@ class Platter:
     random: object
     files: dict = field(default_factory=dict)
     is_full: bool = False
+    has_been_full: bool = False
+    is_sticky: bool = False  # writes, but removes nothing
     error_odds: float = 0.0
     has_failed: bool = False
     crash_in: int | None = None  # writing calls until the power fails
+    fault: PointFault | None = None
+    slow_s: float = 0.0  # each access takes up to so much longer
     quarantined: int = 0
     damaged: set = field(default_factory=set)  # names of files hurt behind the node's back
+    hurt: set = field(default_factory=set)  # those that were ever hurt
+    refused: set = field(default_factory=set)  # names of files that it would not write or remove
+    changes: int = 0
 
     def damage(self) -> str | None:
-        """Flip or cut one stored block, behind the node's back."""
+        """Flip, cut or lose one stored block, behind the node's back."""
         names = sorted(name for name in self.files if name.startswith("blocks/"))
         if not names:
             return None
         name = self.random.choice(names)
         raw = self.files[name]
         at = self.random.randrange(len(raw))
-        if self.random.random() < 0.5:
+        kind = self.random.randrange(5)
+        if kind < 2:
             self.files[name] = raw[:at]
-        else:
+        elif kind < 4:
             self.files[name] = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+        else:
+            del self.files[name]
         self.damaged.add(name)
+        self.hurt.add(name)
         return name
+
+    def write(self, name, data):
+        self.files[name] = data
+        self.refused.discard(name)
+        self.changes += 1
+
+    def drop(self, name):
+        self.changes += 1
+        return self.files.pop(name, None)
+
+    @property
+    def is_well(self):
+        is_faulty = self.fault is not None and self.fault.name is None
+        return not (self.is_full or self.is_sticky or self.error_odds or is_faulty)
+
+
+@dataclass(frozen=True)
+class Lent:
+    """What a block's file held when it was opened for sending."""
+
+    payload: bytes
+
+    @property
+    def length(self):
+        return len(self.payload)
+
+    def read_into(self, view, offset):
+        view[:] = self.payload[offset : offset + len(view)]
+
+    def close(self):
+        """Nothing is open."""
 
 
 class SimDisk:
-    """One process's view of a platter; useless once that process is dead."""
+    """One process's view of a platter, below `root`; useless once that process is dead."""
 
-    def __init__(self, platter, process, kill):
+    def __init__(self, platter, process, kill, root=""):
         self._platter = platter
         self._process = process
         self._kill = kill
+        self._root = root
 
     def recover(self):
         return 0
 
+    def close(self):
+        pass
+
     def publish(self, name, parts):
-        platter = self._writable()
+        self._step()
+        platter, name = self._alive(), self._root + name
         data = b"".join(bytes(part) for part in parts)
         if self._is_last_call():
             if platter.random.random() < 0.5:
-                platter.files[name] = data
+                platter.write(name, data)
             self._kill()
             raise PowerLostError
         if platter.is_full:
-            raise _refusal(errno.ENOSPC)
-        if platter.random.random() < platter.error_odds:
-            failure = _refusal(errno.EIO)
-            if platter.random.random() < 0.5:
-                platter.files[name] = data
-                failure.is_in_place = True
-            raise failure
-        platter.files[name] = data
+            raise self._refused([name], errno.ENOSPC)
+        in_place = self._fails(name)
+        if in_place is not None:
+            if in_place:
+                platter.write(name, data)
+            # Whoever is refused once can, and must, put right what that left behind.
+            is_once = platter.fault is not None and platter.fault.name == name
+            raise self._refused([] if is_once else [name], errno.EIO, in_place=in_place)
+        platter.write(name, data)
         platter.damaged.discard(name)
+        self._step()
+
+    def _fails(self, name):
+        """Say whether this write fails, and then whether its file is there all the same."""
+        platter, fault = self._platter, self._platter.fault
+        if fault is not None and fault.name is None and name.startswith(fault.prefix):
+            fault.number -= 1
+            if fault.number < 0:
+                fault.name, platter.has_failed = name, True
+                return fault.is_in_place
+        if platter.random.random() < platter.error_odds:
+            return platter.random.random() < 0.5
+        return None
 
     def read(self, name, limit_bytes):
+        self._step()
         raw = self._find(name)
         if len(raw) > limit_bytes:
             message = "over the limit"
@@ -81,6 +155,7 @@ class SimDisk:
         return raw
 
     def read_into(self, name, offset, buffers):
+        self._step()
         raw, start = self._find(name), offset
         for buffer in buffers:
             data = raw[offset : offset + len(buffer)]
@@ -88,11 +163,14 @@ class SimDisk:
             offset += len(data)
         return offset - start
 
+    def lend(self, name, start, length):
+        return Lent(self.read(name, start + length)[start:])
+
     def size_bytes(self, name):
         return len(self._find(name))
 
     def list_names(self, directory):
-        lead = f"{directory}/"
+        lead = f"{self._root}{directory}/"
         names = [name.removeprefix(lead) for name in self._alive().files if name.startswith(lead)]
         return sorted(names)
 
@@ -100,39 +178,59 @@ class SimDisk:
         return self.remove_all([name]) == 1
 
     def remove_all(self, names):
-        platter = self._writable()
-        names = sorted(names)
+        self._step()
+        platter = self._alive()
+        names = sorted(self._root + name for name in names)
         if self._is_last_call():
             for name in names:
                 if platter.random.random() < 0.5:
-                    platter.files.pop(name, None)
+                    platter.drop(name)
             self._kill()
             raise PowerLostError
+        if platter.is_sticky:
+            raise self._refused(names, errno.EIO)
         if platter.random.random() < platter.error_odds:
-            raise _refusal(errno.EIO)
-        return sum(platter.files.pop(name, None) is not None for name in names)
+            for name in names:
+                if platter.random.random() < 0.3:
+                    platter.drop(name)
+            raise self._refused(names, errno.EIO)
+        count = sum(platter.drop(name) is not None for name in names)
+        platter.refused.difference_update(names)
+        self._step()
+        return count
 
     def quarantine(self, name, reason):
-        platter = self._writable()
-        if platter.files.pop(name, None) is not None:
+        self._step()
+        platter = self._alive()
+        data = platter.drop(self._root + name)
+        if data is not None:
             platter.quarantined += 1
-            platter.files[f"quarantine/{platter.quarantined}.{name.rpartition('/')[2]}"] = b""
+            leaf = f"{platter.quarantined}.{name.rpartition('/')[2]}"
+            platter.write(f"{self._root}quarantine/{leaf}", data)
+
+    def remove_leftovers(self):
+        return
 
     def free_bytes(self):
         return FREE_BYTES
 
     def _find(self, name):
         files = self._alive().files
-        if name not in files:
+        if self._root + name not in files:
             raise FileNotFoundError(name)
-        return files[name]
+        return files[self._root + name]
 
     def _alive(self):
         if self._process.is_dead:
             raise PowerLostError
         return self._platter
 
-    _writable = _alive
+    def _step(self):
+        """Let others run between two accesses of a worker, for as long as the drive takes."""
+        self._alive()
+        platter = self._platter
+        pause(STEP_S + platter.slow_s * platter.random.random() if platter.slow_s else STEP_S)
+        self._alive()
 
     def _is_last_call(self):
         platter = self._platter
@@ -144,6 +242,8 @@ class SimDisk:
         platter.crash_in = None
         return True
 
-
-def _refusal(cause):
-    return DiskError("the drive refused", cause)
+    def _refused(self, names, cause, *, in_place=False):
+        self._platter.refused.update(names)
+        refusal = DiskError("the drive refused", cause)
+        refusal.is_in_place = in_place
+        return refusal

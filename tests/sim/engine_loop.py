@@ -3,7 +3,7 @@
 import asyncio
 
 from fabric.limits import BLOCKED_POLL_S
-from node.engine_thread import EngineThread
+from node.engine.engine_thread import EngineThread
 
 
 class _Bell:

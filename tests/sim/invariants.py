@@ -1,14 +1,15 @@
 """What must hold after every step, and what must be left when all is quiet again."""
 
-from fabric.block_chain import block_spans
-from fabric.generation import IdentityKind
-from fabric.hashing import tenant_salt
-from fabric.manifest import OwnerState
-from node.agent_store import stock_of
-from node.block_files import file_name
+from fabric.kvcache.block_chain import block_spans
+from fabric.kvcache.hashing import tenant_salt
+from fabric.record.manifest import OwnerState
+from node.store.block_files import file_name
+from node.store.stock import stock_of
+from node.tiers.restore import load_blocks
 from tests.sim import oracle
 from tests.sim.clock import WALL_S
-from tests.sim.model import FINGERPRINT, SimCache
+from tests.sim.memory import Memory
+from tests.sim.model import SimCache
 from tests.sim.node_host import CLUSTER_KEY
 
 NOT_INDEXED = "is stored but not indexed"
@@ -21,6 +22,7 @@ class Invariants:
     def __init__(self, world):
         self._world = world
         self._seen = []
+        self._memory = Memory(world)
 
     # --- after every step --------------------------------------------------------------------
 
@@ -30,7 +32,12 @@ class Invariants:
         seen = [(id(table), table.changes) for table in tables if table is not None]
         if seen != self._seen:
             self._seen = seen
-            self._check_owners([host.node for host in self._world.nodes.values() if host.node])
+            nodes = [host.node for host in self._world.nodes.values() if host.node]
+            self._check_owners(nodes)
+            for node in nodes:
+                self._memory.note_refused(node.table)
+        self._world.platters.check_step()
+        self._memory.check_step()
 
     def _check_owners(self, nodes):
         claims = {}
@@ -47,10 +54,26 @@ class Invariants:
 
     # --- at the end --------------------------------------------------------------------------
 
+    def check_quiet(self):
+        """Judge what is left of all before any client says a word again."""
+        for node in self._nodes:
+            self._world.platters.check_tables(node)
+            unsaved = [agent.key for agent in node.table if agent.is_unsaved]
+            # Where all of the budget is used by whom nobody may evict, memory is all that is left.
+            if unsaved and "budget" not in (node.degraded or ""):
+                self._fail(f"{node.name}: {unsaved} are in memory only, and the disk is well")
+            if node.problem is not None:
+                self._fail(f"{node.name} reuses nothing any more: {node.problem}")
+            aborted = [name for name in node.adopted if name in node.aborted]
+            if aborted:
+                self._fail(f"{node.name} keeps blocks of moves that were given up")
+        for talk in self._world.clients.talks:
+            self._world.warmth.check_end(talk)
+
     def check_end(self):
         for check in (
             self._check_records,
-            self._check_acknowledged,
+            self._check_platters,
             self._check_erased,
             self._check_directory,
             self._check_leftovers,
@@ -95,52 +118,33 @@ class Invariants:
         where, saved = f"{node.name}: {agent.key}", agent.saved
         if agent.cache is not None:
             ids = agent.manifest.token_ids
-            if agent.cache.held.tobytes() != oracle.entries(ids):
+            if not oracle.is_cache_of(agent.cache, ids):
                 self._fail(f"{where}: its memory is not that of its tokens")
         if saved is None:
             return
         salt = tenant_salt(CLUSTER_KEY, saved.tenant)
-        names = [span.block_hash for span in block_spans(salt, FINGERPRINT, saved.token_ids)]
+        names = [span.block_hash for span in block_spans(salt, node.fingerprint, saved.token_ids)]
         if names != [piece.block.block_hash for piece in saved.pieces]:
             self._fail(f"{where}: its blocks are not named by its tenant and its tokens")
         count = saved.tokens_count
-        cache = SimCache(count)
-        loaded = node.store.load(saved.tenant, saved.token_ids, stock_of(saved), count, cache)
+        cache = SimCache(count, self._world.kind)
+        loaded = load_blocks(
+            node.store, saved.tenant, saved.token_ids, stock_of(saved), count, cache
+        )
         platter = self._world.nodes[node.name].platter
-        if loaded != count and not (platter.damaged or platter.quarantined):
+        if loaded != count and not platter.hurt & {file_name(ref) for ref in saved.refs}:
             self._fail(f"{where}: only {loaded} of {count} tokens can be read back")
         cache.assume(loaded)
-        if cache.held.tobytes() != oracle.entries(saved.token_ids[:loaded]):
+        if not oracle.is_cache_of(cache, saved.token_ids[:loaded]):
             self._fail(f"{where}: its blocks are not those of its tokens")
 
-    def _check_acknowledged(self):
-        for talk in self._world.clients.talks:
-            is_named = talk.identity.kind is IdentityKind.AGENT
-            if talk.acked is not None and is_named and not talk.may_be_erased:
-                self._check_talk(talk)
-
-    def _check_talk(self, talk):
-        held = [node.table.get(talk.key) for node in self._nodes]
-        records = [agent.manifest for agent in held if agent is not None]
-        if not records:
-            if not any(node.reclaim.evicted_count for node in self._nodes):
-                self._fail(f"{talk.name}: nothing is left of an acknowledged turn")
-            return
-        owned = [r for r in records if r.state is not OwnerState.REPLICA] or records
-        latest = max(owned, key=lambda record: (record.epoch, record.revision))
-        if not self._explains(latest.text, talk):
-            self._fail(
-                f"{talk.name}: {latest.owner} remembers {latest.text[-60:]!r} at epoch"
-                f" {latest.epoch}, acknowledged was {talk.acked.text[-60:]!r} by {talk.acked}"
-            )
-
-    def _explains(self, text, talk):
-        text = text.rstrip("\x04")
-        if text == talk.acked.text.rstrip("\x04"):
-            return True
-        return any(text.startswith(prompt) or prompt.startswith(text) for prompt in talk.attempts)
+    def _check_platters(self):
+        for node in self._nodes:
+            self._world.platters.check_tables(node)
 
     def _check_erased(self):
+        for name, marker in self._world.clients.erased:
+            self._world.platters.check_erased(name, marker)
         for talk in self._world.clients.talks:
             if talk.erased_s is None:
                 continue

@@ -68,6 +68,22 @@ class _Timer(events.TimerHandle):
             super()._run()
 
 
+def _outcome(func, args):
+    try:
+        return func(*args), None
+    except (PowerLostError, Exception) as raised:  # noqa: BLE001 - it belongs to who waits
+        return None, raised
+
+
+def _tell(future, outcome, error):
+    if future.cancelled():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(outcome)
+
+
 class _Selector:
     """Instead of waiting for sockets, move the clock."""
 
@@ -91,6 +107,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._clock_resolution = 1e-9
         self._selector = _Selector(self)
         self.extra_s = 0.0  # what the worker's call running now takes beyond the usual
+        self.workers = []  # calls under way whose steps interleave
+        self.start_worker = None  # starts one; without it a call is done at once
         self.is_over = False  # the dead are buried: even their callbacks run
         self.on_step = None  # called between two rounds of callbacks
 
@@ -125,25 +143,20 @@ class SimLoop(asyncio.BaseEventLoop):
         return timer
 
     def run_in_executor(self, executor, func, *args):
-        """Run a worker's call at once, and tell its outcome as late as it would have come."""
-        future = self.create_future()
+        """Run a worker's call at once, and tell its outcome as late as it would have come.
+
+        With `start_worker` it runs a step at a time, and others run in between.
+        """
+        if self.start_worker is not None:
+            return self.start_worker(lambda: func(*args), WORKER_DELAY_S)
         self.extra_s = 0.0
-        try:
-            outcome, error = func(*args), None
-        except PowerLostError:
-            return future  # nobody is left to hear of it
-        except Exception as raised:  # noqa: BLE001 - it belongs to who waits
-            outcome, error = None, raised
+        # An error's traceback holds this frame: a local name of it would keep it for ever.
+        return self._tell_later(*_outcome(func, args))
 
-        def tell():
-            if future.cancelled():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(outcome)
-
-        self.call_later(WORKER_DELAY_S + self.extra_s, tell)
+    def _tell_later(self, outcome, error):
+        future = self.create_future()
+        if not isinstance(error, PowerLostError):  # nobody is left to hear of it
+            self.call_later(WORKER_DELAY_S + self.extra_s, _tell, future, outcome, error)
         return future
 
     def spawn(self, process, work):

@@ -1,7 +1,9 @@
-"""A model whose next token depends on every byte of the cache that it is given.
+"""Models whose next token depends on every byte of the cache that they are given.
 
-A token's entry is a hash of all entries before it and of the token; the next token is a hash
-of all entries. So a block that is missing, swapped, or of another conversation changes the text.
+A token's entry is a hash of all that is seen before it and of the token; its entry in a window
+and the state are hashes of that one. The next token is a hash of all entries, of the window's as
+far as it reaches, and of the state. So a block that is missing, swapped, or of another
+conversation changes the text, whichever group of layers it belongs to.
 """
 
 from dataclasses import dataclass, field
@@ -9,107 +11,283 @@ from dataclasses import dataclass, field
 import numpy as np
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from fabric.cache_spec import LayerKind, LayerSpec, ModelCacheSpec, SlotSpec
 from fabric.ids import Fingerprint
-from fabric.limits import PREFILL_CHUNK_TOKENS_MIN
+from fabric.kvcache.cache_spec import (
+    CacheGroup,
+    LayerKind,
+    LayerSpec,
+    ModelCacheSpec,
+    SlotSpec,
+    TensorSpec,
+)
+from fabric.limits import BLOCK_TOKENS, PREFILL_CHUNK_TOKENS_MIN
 from node.mlx.engine import Drawn
+from node.mlx.resident_cache import STATES_HOT_MAX
 
 ENTRY_BYTES = 8
-SPEC = ModelCacheSpec((
-    LayerSpec(LayerKind.FULL, (SlotSpec("keys", 1, ENTRY_BYTES, 0, 1, "U8"),)),
-))  # fmt: skip
-FINGERPRINT = Fingerprint(b"s" * 32)
+WINDOW_ENTRY_BYTES = 4
+WINDOW_TOKENS = 100
+STATE_BYTES = 16
+_FULL = LayerSpec(LayerKind.FULL, (SlotSpec("keys", 1, ENTRY_BYTES, 0, 1, "U8"),))
+_WINDOW = LayerSpec(
+    LayerKind.WINDOW,
+    (SlotSpec("keys", 1, WINDOW_ENTRY_BYTES, 0, 1, "U8"),),
+    window_tokens=WINDOW_TOKENS,
+)
+_STATE = LayerSpec(LayerKind.RECURRENT, states=(TensorSpec("state.0", "U8", (1, STATE_BYTES)),))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One model: what its layers keep, and by what its blocks are told from others'."""
+
+    name: str
+    spec: ModelCacheSpec
+
+    @property
+    def fingerprint(self):
+        return Fingerprint(self.name[:1].encode() * 32)
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("full", ModelCacheSpec((_FULL,))),
+        Kind("window", ModelCacheSpec((_FULL, _WINDOW))),
+        Kind("recurrent", ModelCacheSpec((_FULL, _STATE))),
+        Kind("all", ModelCacheSpec((_FULL, _WINDOW, _STATE))),
+    )
+}
+FULL = KINDS["full"]
 MODEL = "simulated"
 CONTEXT_TOKENS_MAX = 8_192
-GROWTH_TOKENS = 256
+GROWTH_TOKENS = 64
 END = 4  # the character that ends a message
 _LETTERS = "abcdefghijklmnopqrstuvwxyz      "
 _END_ODDS = 24
 
 
 class SimCache:
-    """What ResidentCache offers, for one layer of eight bytes a token."""
+    """What ResidentCache offers, for up to three layers of a few bytes each."""
 
-    spec = SPEC
-    window_base = 0
-    recurrent = ()
-
-    def __init__(self, capacity_tokens):
+    def __init__(self, capacity_tokens, kind=FULL):
+        self.kind = kind
+        self.spec = kind.spec
         self.tokens_count = 0
         self.keeps_slid = False
         self.slid = {}
         self.snapshots = {}
+        self.states = {}
+        self.window_base = 0
+        self._has_window = self.spec.window_tokens > 0
+        self._has_state = CacheGroup.STATE in self.spec.groups
+        self.state = np.zeros(STATE_BYTES if self._has_state else 0, np.uint8)
         self._entries = np.zeros(0, np.uint8)
+        self._window = np.zeros(0, np.uint8)
+        Growth.count += 1
+        self._copied_out = 0
         self.reserve(capacity_tokens)
+
+    # --- how much ----------------------------------------------------------------------------
+
+    @property
+    def recurrent(self):
+        return (self,) if self._has_state else ()  # no cycle: who is let go of is gone
 
     @property
     def size_bytes(self):
-        return len(self._entries)
+        passing = sum(view.nbytes for view in self.slid.values())
+        passing += sum(len(state) for state in self.snapshots.values())
+        return self.resident_bytes + passing
+
+    @property
+    def resident_bytes(self):
+        """Bytes beside those that only wait to be saved."""
+        return len(self._entries) + len(self._window) + len(self.state)
 
     def reserve(self, tokens_count):
-        capacity_bytes = -(-tokens_count // GROWTH_TOKENS) * GROWTH_TOKENS * ENTRY_BYTES
-        if capacity_bytes > len(self._entries):
-            grown = np.zeros(capacity_bytes, np.uint8)
-            grown[: len(self._entries)] = self._entries
-            self._entries = grown
+        size_bytes = -(-tokens_count // GROWTH_TOKENS) * GROWTH_TOKENS * ENTRY_BYTES
+        self._entries = _grown(self._entries, size_bytes)
 
     @property
     def held(self):
         return self._entries[: self.tokens_count * ENTRY_BYTES]
 
+    # --- steps -------------------------------------------------------------------------------
+
     def append(self, token):
+        entry = xxh3_64_digest(self._seen(), token)
         self.reserve(self.tokens_count + 1)
-        entry = xxh3_64_digest(self.held, token)
         at = self.tokens_count * ENTRY_BYTES
         self._entries[at : at + ENTRY_BYTES] = np.frombuffer(entry, np.uint8)
+        if self._has_window:
+            at = (self.tokens_count - self.window_base) * WINDOW_ENTRY_BYTES
+            self._window = _grown(self._window, at + GROWTH_TOKENS * WINDOW_ENTRY_BYTES)
+            made = np.frombuffer(xxh3_64_digest(entry, 1)[:WINDOW_ENTRY_BYTES], np.uint8)
+            self._window[at : at + WINDOW_ENTRY_BYTES] = made
+        if self._has_state:
+            old = self.state.tobytes()
+            self.state = np.frombuffer(
+                xxh3_64_digest(old + entry, 2) + xxh3_64_digest(old + entry, 3), np.uint8
+            )
         self.tokens_count += 1
 
+    def _seen(self):
+        """Return all bytes that the next token depends on."""
+        if not (self._has_window or self._has_state):
+            return self.held
+        first = max(0, self.tokens_count - self.spec.window_tokens + 1)
+        start = (min(first, self.tokens_count) - self.window_base) * WINDOW_ENTRY_BYTES
+        assert start >= 0 or not self._has_window, "the window holds what the next token sees"
+        end = (self.tokens_count - self.window_base) * WINDOW_ENTRY_BYTES
+        window = self._window[start:end].tobytes() if self._has_window else b""
+        return self.held.tobytes() + window + self.state.tobytes()
+
     def next_token(self, sampling, seed, index):
-        return next_token(self.held, sampling, seed, index)
+        """Draw the next token: greedily by the cache alone, else by seed and number, too."""
+        salt = (seed + index) & (2**64 - 1) if sampling.temperature else 0
+        drawn = xxh3_64_intdigest(self._seen(), salt)
+        if drawn % _END_ODDS == 0 and not sampling.ignore_eos:
+            return END
+        return ord(_LETTERS[drawn // _END_ODDS % len(_LETTERS)])
+
+    def logprob(self):
+        return -(xxh3_64_intdigest(self._seen()) % 1_000) / 100
+
+    # --- windows -----------------------------------------------------------------------------
+
+    def slide(self):
+        keep = self._needed_from(self.tokens_count)
+        if keep > self.window_base:
+            self._hold_windows(keep)
+
+    def rest(self):
+        if self._has_window:
+            self._hold_windows(max(self._needed_from(self.tokens_count), self.window_base))
+
+    def _needed_from(self, tokens_count):
+        if not self._has_window:
+            return 0
+        first = max(0, tokens_count - self.spec.window_tokens + 1)
+        return min(first, tokens_count) // BLOCK_TOKENS * BLOCK_TOKENS
+
+    def _hold_windows(self, base):
+        for start in range(self._copied_out, base, BLOCK_TOKENS):
+            if self.keeps_slid and start >= self.window_base:
+                self.slid[start] = self.gather(start, start + BLOCK_TOKENS, CacheGroup.WINDOW)
+        self._copied_out = max(self._copied_out, base)
+        self._window = self._window[(base - self.window_base) * WINDOW_ENTRY_BYTES :].copy()
+        self.window_base = base
+
+    def place_windows(self, tokens_count):
+        self.window_base = self._needed_from(tokens_count)
+        return self.window_base
+
+    # --- going back --------------------------------------------------------------------------
 
     def can_rewind(self, tokens_count):
-        return tokens_count <= self.tokens_count
+        if tokens_count == self.tokens_count:
+            return True
+        if tokens_count > self.tokens_count:
+            return False
+        if self._has_state and tokens_count and tokens_count not in self.states:
+            return False
+        return self._needed_from(tokens_count) >= self.window_base
+
+    def rewind_point(self, limit):
+        points = (limit, self.tokens_count, *self.states)
+        return max((p for p in points if p <= limit and self.can_rewind(p)), default=0)
 
     def rewind(self, tokens_count):
         assert self.can_rewind(tokens_count), "only what is held can be kept"
+        if tokens_count != self.tokens_count:
+            self.slid.clear()
+            self.snapshots.clear()
+            self.clear_states()
+            self.states = {end: kept for end, kept in self.states.items() if end <= tokens_count}
+            self.state = self.states.get(tokens_count, self.state)
+            whole = tokens_count // BLOCK_TOKENS * BLOCK_TOKENS
+            self._copied_out = min(self._copied_out, whole)
         self.tokens_count = tokens_count
 
     def assume(self, tokens_count):
         assert tokens_count * ENTRY_BYTES <= len(self._entries), "more than capacity"
         self.tokens_count = tokens_count
+        self._copied_out = tokens_count // BLOCK_TOKENS * BLOCK_TOKENS
+        self._keep_state()
 
-    def rows(self, group=None):
+    # --- bytes in and out --------------------------------------------------------------------
+
+    def rows(self, group=CacheGroup.FULL):
+        if group is CacheGroup.WINDOW:
+            return [self._window.reshape(1, -1, WINDOW_ENTRY_BYTES)]
         return [self._entries.reshape(1, -1, ENTRY_BYTES)]
 
-    def gather(self, start, end, group=None):
-        assert start < end <= self.tokens_count, "gather only what is held"
-        return memoryview(self._entries[start * ENTRY_BYTES : end * ENTRY_BYTES].tobytes())
+    def places(self, start, end, group=CacheGroup.FULL):
+        base = 0
+        if group is CacheGroup.WINDOW:
+            base = self.window_base
+            self._window = _grown(self._window, (end - base) * WINDOW_ENTRY_BYTES)
+        return [row[:, start - base : end - base] for row in self.rows(group)]
+
+    def gather(self, start, end, group=CacheGroup.FULL):
+        base = self.window_base if group is CacheGroup.WINDOW else 0
+        assert base <= start < end <= self.tokens_count, "gather only what is held"
+        (row,) = self.rows(group)
+        return memoryview(row[0, start - base : end - base].tobytes())
+
+    def take_snapshot(self):
+        if self._has_state:
+            self.snapshots[self.tokens_count] = self.state
+            self._keep_state()
+
+    def _keep_state(self):
+        if self._has_state:
+            self.states[self.tokens_count] = self.state
+            self.states = dict(sorted(self.states.items())[-STATES_HOT_MAX:])
+
+    def gather_snapshot(self, tokens_count):
+        return memoryview(self.snapshots[tokens_count].tobytes())
 
     def state_views(self):
-        return []
+        if not self._has_state:
+            return []
+        self.state = np.zeros(STATE_BYTES, np.uint8)
+        return [memoryview(self.state)]
 
-    def place_windows(self, tokens_count):
-        return 0
+    def clear_states(self):
+        self.state = np.zeros(len(self.state), np.uint8)
 
     def settle(self):
         pass
 
-    def rest(self):
-        pass
+    def copy(self, capacity_tokens):
+        """Return a cache of the same tokens."""
+        made = SimCache(capacity_tokens, self.kind)
+        made._entries[: len(self.held)] = self.held
+        made._window, made.window_base = self._window.copy(), self.window_base
+        made.state, made.tokens_count = self.state, self.tokens_count
+        return made
 
-    def take_snapshot(self):
-        pass
+    def parts(self):
+        """Return what is held, for comparing: entries, window from its base on, state."""
+        window = self._window[: (self.tokens_count - self.window_base) * WINDOW_ENTRY_BYTES]
+        return self.held.tobytes(), self.window_base, window.tobytes(), self.state.tobytes()
 
-    def clear_states(self):
-        pass
+
+def _grown(array, size_bytes):
+    if size_bytes <= len(array):
+        return array
+    Growth.count += 1
+    grown = np.zeros(size_bytes, np.uint8)
+    grown[: len(array)] = array
+    return grown
 
 
-def next_token(entries, sampling, seed, index):
-    """Draw the next token: greedily by the cache alone, else by seed and number, too."""
-    drawn = xxh3_64_intdigest(entries, (seed + index) & (2**64 - 1) if sampling.temperature else 0)
-    if drawn % _END_ODDS == 0 and not sampling.ignore_eos:
-        return END
-    return ord(_LETTERS[drawn // _END_ODDS % len(_LETTERS)])
+class Growth:
+    """How often a cache took more memory: between two of these none can be beyond a budget."""
+
+    count = 0
 
 
 @dataclass(eq=False)
@@ -132,20 +310,25 @@ class SimSlot:
 class SimEngine:
     """Computes at once and says in `spent_s` how long it would have taken."""
 
-    def __init__(self, tokens_per_s, step_s):
+    def __init__(self, tokens_per_s, step_s, kind=FULL, note_cache=lambda cache: None):
         self.launch_waits = False
         self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MIN
         self.spent_s = 0.0
         self._tokens_per_s = tokens_per_s
         self._step_s = step_s
+        self._kind = kind
+        self._note_cache = note_cache
 
     def new_cache(self, capacity_tokens):
-        return SimCache(capacity_tokens)
+        cache = SimCache(capacity_tokens, self._kind)
+        self._note_cache(cache)
+        return cache
 
     def prefill(self, cache, tokens):
         self.spent_s += len(tokens) / self._tokens_per_s
         for token in tokens:
             cache.append(token)
+        cache.slide()
 
     def start(self, cache, prompt, sampling, seed):
         assert cache.tokens_count == len(prompt) - 1, "all but the last token are prefilled"
@@ -172,5 +355,4 @@ class SimEngine:
 def _drawn(slot, token):
     if slot.sampling.logprobs is None:
         return Drawn(token)
-    digest = xxh3_64_intdigest(slot.cache.held)
-    return Drawn(token, ((token, -(digest % 1_000) / 100),))
+    return Drawn(token, ((token, slot.cache.logprob()),))

@@ -1,32 +1,43 @@
 """One Mac: a platter that lasts, and node processes that come and go on it."""
 
 import asyncio
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fabric.control import SelfTest, Stop, encode_call, encode_reply
+from fabric.control.hasty_calls import HASTY
+from fabric.control.node_calls import SelfTest, Stop, decode_call, encode_call, encode_reply
 from fabric.errors import FabricError, RetryLaterError
 from fabric.settings import NodeSettings
-from node.agent_store import AgentStore
-from node.block_store import BlockStore
+from node import drain_flag
+from node.agents.recovered import recovered_table
 from node.control_calls import ControlCalls
-from node.erased import Erased
-from node.http_server import error_reply
-from node.manifest_store import ManifestStore
-from node.memory_budget import MemoryBudget
+from node.engine.memory_budget import MemoryBudget
+from node.http.control import HastyHttp
+from node.http.generate import build_app, error_reply
+from node.http.hibernation import HibernationHttp
 from node.node import Node, NodeConfig
-from node.recovered import recovered_table
 from node.self_test import run_self_test
+from node.store.agent_store import AgentStore
+from node.store.block_store import BlockStore
+from node.store.manifest_store import ManifestStore
+from node.store.scrubber import Scrubber
+from node.store.tombstones import Erased
 from tests.sim.clock import SimClock
 from tests.sim.connection import converse
 from tests.sim.disk import Platter, SimDisk
 from tests.sim.engine_loop import EngineClock, EngineLoop
 from tests.sim.loop import Process
-from tests.sim.model import CONTEXT_TOKENS_MAX, FINGERPRINT, MODEL, SPEC, SimEngine
+from tests.sim.model import CONTEXT_TOKENS_MAX, MODEL, SimEngine
 from tests.sim.tokenizer import SimTokenizer
 from tests.sim.transfers import SimTransfers, fetch_from
 
 CLUSTER_KEY = bytes(range(32))
+TOMBSTONES = "erased/"  # where a platter has them, beside the model's own files
+STATES = "state/"  # and what a node says of itself
+_NOT_READY = encode_reply(
+    error_reply(RetryLaterError("the node is starting or stopping", code="loading"))
+)
 _UNTESTED = SelfTest(passed=False, detail="not run yet", seconds=0.0)
 
 
@@ -40,6 +51,8 @@ class NodeHost:
         self.process: Process | None = None
         self.node: Node | None = None  # of the process that lives
         self._calls: ControlCalls | None = None
+        self._app = None
+        self._scrubber = None
         self._world = world
         self._settings = settings
         self._tokens_per_s = tokens_per_s
@@ -69,8 +82,9 @@ class NodeHost:
         process.is_dead = True
         self.platter.crash_in = None
         self._world.graveyard.append((process, self.node))
-        self.node = self._calls = None
+        self.node = self._calls = self._app = None
         self._world.note(f"{self.name} dies")
+        self._world.watch.on_trouble(self.name)
         for response in self._connections:
             response.content.pipe.break_off()
         for fail in self._unanswered.values():
@@ -80,6 +94,7 @@ class NodeHost:
         self._world.chaos.boot_later(self)
 
     def freeze(self):
+        self._world.watch.on_trouble(self.name)
         self.process.is_frozen = True
 
     def thaw(self):
@@ -94,16 +109,22 @@ class NodeHost:
             self._world.note(f"{self.name} does not start: {error.code}: {error.message}")
             assert self.process is process, "only a living process fails"
             self.kill()
+        except Exception as error:  # noqa: BLE001 - nobody else would say so
+            self._world.fail(f"{self.name} cannot start: {error!r}")
 
     async def _begin(self):
         await asyncio.sleep(0.2 + self.process.random.random())
         self.node = self._build()
+        self._app = self._build_app()
         await self.node.reclaim.round()
-        self.node.self_test = await run_self_test(self.node)
+        await run_self_test(self.node)
         if not self.node.self_test.passed:
             self._world.note(f"{self.name}: self-test: {self.node.self_test.detail}")
+        self.node.is_draining = drain_flag.is_noted(self.node.config.data_dir)
         self.node.flusher.start()
         self.node.reclaim.start()
+        self._scrubber = Scrubber(self.node)
+        self._scrubber.start()
         self._calls = ControlCalls(self.node)
         self._world.note(f"{self.name} serves as incarnation {self.incarnation}")
 
@@ -112,21 +133,25 @@ class NodeHost:
         self.clock = clock = SimClock(world.loop, 1_000.0 * self.incarnation)
         config = NodeConfig(
             name=self.name,
-            data_dir=Path("simulated"),
+            data_dir=Path("simulated") / self.name,
             model=MODEL,
             cluster_key=CLUSTER_KEY,
             settings=self._settings,
             host=self.name,
             incarnation=self.incarnation,
         )
-        engine = SimEngine(self._tokens_per_s, step_s=0.02)
-        process = self.process
-        disk = SimDisk(self.platter, process, self.kill)
+        kind = world.kind
+        spec, fingerprint = kind.spec, kind.fingerprint
+        self.caches = weakref.WeakSet()
+        engine = SimEngine(
+            self._tokens_per_s, 0.3 if world.is_slow else 0.02, kind, self.caches.add
+        )
+        disk = self.open_disk()
         disk.recover()
-        blocks = BlockStore(disk, SPEC, FINGERPRINT)
-        erased = Erased(disk, CLUSTER_KEY, clock)
+        blocks = BlockStore(disk, spec, fingerprint)
+        erased = Erased(self.open_disk(TOMBSTONES), CLUSTER_KEY)
         records = ManifestStore(disk, CLUSTER_KEY, erased.epoch_of)
-        store = AgentStore(blocks, records, CLUSTER_KEY, FINGERPRINT, SPEC)
+        store = AgentStore(blocks, records, CLUSTER_KEY, fingerprint, spec)
         node = Node(
             config=config,
             clock=clock,
@@ -142,12 +167,12 @@ class NodeHost:
                 ),
             ),
             tokenizer=SimTokenizer(),
-            spec=SPEC,
-            fingerprint=FINGERPRINT,
+            spec=spec,
+            fingerprint=fingerprint,
             model_name=MODEL,
             context_tokens_max=CONTEXT_TOKENS_MAX,
             store=store,
-            table=recovered_table(config, FINGERPRINT, clock, store),
+            table=recovered_table(config.name, fingerprint, clock, store, config.settings.rules),
             transfers=SimTransfers(self.name, CLUSTER_KEY, clock),
             workers=ThreadPoolExecutor(1),
             self_test=_UNTESTED,
@@ -156,7 +181,22 @@ class NodeHost:
             fetch=fetch_from(world),
             erased=erased,
         )
+        if records.erased_count:
+            blocks.empty_quarantine()
         return node
+
+    def open_disk(self, root=""):
+        """Return the living process's view of the platter."""
+        return SimDisk(self.platter, self.process, self.kill, root)
+
+    def _build_app(self):
+        hasty = HastyHttp(self.name, CLUSTER_KEY, self._hasty)
+        more = [*HibernationHttp(self.node).routes(), *hasty.routes()]
+        return build_app(CLUSTER_KEY, self.node.generate, more)
+
+    async def _hasty(self, raw):
+        calls = self._calls
+        return _NOT_READY if calls is None else await calls.answer(raw, HASTY)
 
     # --- what reaches it ---------------------------------------------------------------------
 
@@ -171,9 +211,9 @@ class NodeHost:
     async def _answer(self, raw, reply):
         calls = self._calls
         if calls is None:
-            error = RetryLaterError("the node is starting or stopping", code="loading")
-            answer = encode_reply(error_reply(error))
+            answer = _NOT_READY
         else:
+            self._world.watch.on_call(self, decode_call(raw)[1])
             answer = await calls.answer(raw)
         del self._unanswered[reply]
         reply(answer)
@@ -184,10 +224,17 @@ class NodeHost:
             response.content.pipe.break_off()
             return
         self._connections.append(response)
-        self._world.loop.spawn(self.process, converse(self.node, response))
+        self._world.loop.spawn(self.process, self._converse(response))
+
+    async def _converse(self, response):
+        try:
+            await converse(self._app, response)
+        except Exception as error:  # noqa: BLE001 - the server would log it
+            self._world.fail(f"{self.name}: a request failed: {error!r}")
 
     async def stop_well(self):
         """Stop as an operator does: everything is saved first."""
         calls = self._calls
         if calls is not None:
-            await calls.answer(encode_call(Stop()))
+            answer = await calls.answer(encode_call(Stop()))
+            self._world.watch.on_stopped(self, answer)

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fabric.generation import FinishReason
-from tests.sim.model import END, SimCache, next_token
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.turn.generation import FinishReason
+from tests.sim.model import END, FULL, WINDOW_ENTRY_BYTES, SimCache
 from tests.sim.tokenizer import render
 
 
@@ -18,37 +19,42 @@ class Expected:
 
 
 @lru_cache(maxsize=4_096)
-def _cache_of(ids):
+def _cache_of(ids, kind):
     """Compute the cache of some tokens from scratch, in steps that are shared."""
-    cache = SimCache(len(ids))
+    cache = SimCache(len(ids), kind)
     start = 0
     if len(ids) > 256:
         start = (len(ids) - 1) // 256 * 256
-        before = _cache_of(ids[:start])
-        cache._entries[: len(before.held)] = before.held
-        cache.tokens_count = start
+        cache = _cache_of(ids[:start], kind).copy(len(ids))
     for token in ids[start:]:
         cache.append(token)
     return cache
 
 
-def entries(ids) -> bytes:
-    """Return the cache that these tokens make."""
-    return _cache_of(tuple(ids)).held.tobytes()
+def is_cache_of(cache, ids) -> bool:
+    """Say whether a cache holds what these tokens make, all of it."""
+    held, base, window, state = cache.parts()
+    wanted = _cache_of(tuple(ids), cache.kind).parts()
+    start = base * WINDOW_ENTRY_BYTES
+    return (held, window, state) == (wanted[0], wanted[2][start:], wanted[3])
 
 
-def answer(messages, sampling) -> Expected:
+def answer(messages, sampling, kind=FULL) -> Expected:
     """Answer a conversation from scratch."""
     ids = tuple(ord(char) for char in render(messages))
-    warm = _cache_of(ids)
-    cache = SimCache(len(ids) + sampling.max_tokens)
-    cache._entries[: len(warm.held)] = warm.held
-    cache.tokens_count = len(ids)
+    cache = _cache_of(ids, kind).copy(len(ids) + sampling.max_tokens)
     text = ""
     for index in range(sampling.max_tokens):
-        token = next_token(cache.held, sampling, sampling.seed or 0, index)
+        token = cache.next_token(sampling, sampling.seed or 0, index)
         if token == END:
             return Expected(text, FinishReason.STOP, index + 1)
         text += chr(token)
         cache.append(token)
     return Expected(text, FinishReason.LENGTH, sampling.max_tokens)
+
+
+def block_payload(ids, start, end, group, kind):
+    """Return the cache bytes of the block of tokens `start:end`, of the given group."""
+    if group is CacheGroup.STATE:
+        return _cache_of(tuple(ids[:end]), kind).state.tobytes()
+    return bytes(_cache_of(tuple(ids[:end]), kind).gather(start, end, group))

@@ -3,17 +3,31 @@
 Each stands for one rule that the product keeps; nothing in the product knows of them.
 """
 
-from contextlib import contextmanager
+import threading
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from unittest import mock
 
-from fabric.manifest import OwnerState
-from node import claim, migration_target, prefix
-from node.agent_store import AgentStore
-from router.directory import Directory
-from router.membership import Membership
-from router.migration import Migration
-from router.recovery import Recovery
+from fabric.record.manifest import OwnerState
+from node.agents.agent import Agent
+from node.engine.memory_budget import Reservation
+from node.migration import source, target
+from node.store.agent_store import AgentStore
+from node.store.block_store import BlockStore
+from node.store.manifest_store import ManifestStore
+from node.store.stock import Stock
+from node.store.tombstones import Erased
+from node.tiers import disk_tier, eviction
+from node.tiers.flusher import Flusher
+from node.tiers.record_writer import RecordWriter
+from node.turn import claim, prefix, turn
+from node.turn.saver import Saver
+from node.turn.turn import Turn
+from router.fleet.directory import Directory
+from router.fleet.membership import Membership
+from router.moves.migration import Migration
+from router.moves.recovery import Recovery
+from router.turns.open_turn import OpenTurn
 
 
 @contextmanager
@@ -58,7 +72,16 @@ def copies_stay_pinned():
     async def keep(node, migration, kept):
         return None
 
-    return _patched(migration_target, "let_go", keep)
+    return _patched(target, "let_go", keep)
+
+
+def late_copies_stay():
+    """What comes of a move that was given up meanwhile is kept for it."""
+
+    async def keep(node, migration, record):
+        return None
+
+    return _patched(target, "_forget_if_aborted", keep)
 
 
 def owners_are_given_up_early():
@@ -123,7 +146,7 @@ def reuse_more_than_is_common():
     def more(a, b):
         return min(common(a, b) + 16, len(a), len(b))
 
-    plan = "node.prompt_plan.common_prefix_items"
+    plan = "fabric.turn.prompt_plan.common_prefix_items"
 
     @contextmanager
     def both():
@@ -138,11 +161,201 @@ def tenants_share_blocks():
     return _patched(AgentStore, "salt", lambda self, tenant: b"the same for all".ljust(32))
 
 
+@contextmanager
+def _all(*patches):
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
+
+
+# --- what is kept ------------------------------------------------------------------------------
+
+
+def a_restart_forgets_all():
+    """A node that starts finds no record."""
+    return _patched(ManifestStore, "load_all", lambda self: [])
+
+
+def records_are_never_written():
+    """A record is taken for published, and is nowhere."""
+    return _patched(ManifestStore, "publish", lambda *_: None)
+
+
+def nothing_is_reused():
+    """Every prompt is computed whole."""
+    prepare = prefix.prepare
+
+    async def prepared(node, agent, plan, answer):
+        return await prepare(node, agent, replace(plan, kept_tokens=0), answer)
+
+    return _all(
+        _patched(turn, "prepare", prepared),
+        _patched(AgentStore, "shared_stock", lambda self, tenant, ids: Stock()),
+    )
+
+
+def every_turn_claims_to_be_durable():
+    """The last event says so whatever the disk said."""
+    commit = Saver.commit
+
+    async def committed(self, ended, seal=None):
+        await commit(self, ended, seal)
+        return True
+
+    return _patched(Saver, "commit", committed)
+
+
+def what_the_disk_refused_is_not_tried_again():
+    """An agent that is in memory only stays there."""
+
+    async def flush(self):
+        return 0
+
+    return _patched(Flusher, "flush", flush)
+
+
+def steps_of_ownership_are_not_written():
+    """Seals, releases and take-backs of idle agents are in memory only."""
+
+    async def republish(node, agent, record):
+        agent.manifest = record
+        node.table.put(agent)
+
+    return _patched(source, "_republish", republish)
+
+
+def whoever_is_at_work_is_evicted():
+    """Agents that are sealed, offered or not saved go like any other."""
+
+    def is_active(agent, offered):
+        return agent.turn_lock.locked()
+
+    return _all(
+        _patched(eviction, "is_active", is_active), _patched(disk_tier, "is_active", is_active)
+    )
+
+
+def blocks_of_refused_saves_stay_pinned():
+    """What a save had stored before it was refused is never let go of."""
+    return _patched(RecordWriter, "abandon", lambda self: self._let_go())
+
+
+# --- what is erased ----------------------------------------------------------------------------
+
+
+def tombstones_are_never_written():
+    """An erasure is remembered in memory only."""
+    return _patched(Erased, "_write", lambda self, item: self._unwritten.pop(item.agent))
+
+
+def erasures_leave_the_blocks():
+    """An erased agent's record goes, its blocks do not."""
+    return _patched(BlockStore, "sweep", lambda self: None)
+
+
+# --- who owns ----------------------------------------------------------------------------------
+
+
+def the_router_fences_nobody():
+    """It acknowledges turns of nodes that have lost the agent."""
+    return _patched(OpenTurn, "_check_current", lambda self: None)
+
+
+def nodes_fence_nobody():
+    """A node that was told of another owner acknowledges the turn that it is about to end."""
+    fence = property(lambda self: 0, lambda self, value: None)
+    return _patched(Agent, "fence", fence)
+
+
+def released_owners_go_on():
+    """A node that was told of another owner lets its running turn end well."""
+    return _all(_patched(Turn, "cancel", lambda self: None), nodes_fence_nobody())
+
+
+def epochs_are_given_out_twice():
+    """The directory does not remember whom it gave an epoch."""
+    return _patched(Directory, "issue", lambda self, key, epoch: None)
+
+
+def refused_records_are_not_put_back():
+    """A record that failed in its last step stays on the disk, and is taken for gone."""
+
+    def put_back(self, name):
+        self._doubtful.pop(name, None)
+        return True
+
+    return _patched(ManifestStore, "_put_back", put_back)
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def restores_wait_for_no_memory():
+    """What is on disk is read back before the turn is granted its memory."""
+    prepare = prefix.prepare
+
+    async def prepared(node, agent, plan, answer):
+        made = await prepare(node, agent, plan, answer)
+        if made.source is None:
+            return made
+        cache = await node.on_engine(lambda: made.begin(node))
+        return await prefix.restore(node, agent, made, cache, threading.Event())
+
+    return _patched(turn, "prepare", prepared)
+
+
+def memory_is_granted_to_everybody():
+    """Every reservation is made, fit or not."""
+
+    def grow(self, size_bytes, *, force=False):
+        self.count(size_bytes)
+        return True
+
+    return _patched(Reservation, "grow", grow)
+
+
+def prefetches_reserve_nothing():
+    """An agent is loaded ahead of its turn whatever there is at work."""
+
+    def claim(self, size_bytes):
+        return True
+
+    return _patched(Reservation, "claim", claim)
+
+
 PLANTS = {
+    "memory": (
+        restores_wait_for_no_memory,
+        memory_is_granted_to_everybody,
+        prefetches_reserve_nothing,
+    ),
+    "durability": (
+        a_restart_forgets_all,
+        records_are_never_written,
+        nothing_is_reused,
+        every_turn_claims_to_be_durable,
+        what_the_disk_refused_is_not_tried_again,
+        steps_of_ownership_are_not_written,
+        whoever_is_at_work_is_evicted,
+        blocks_of_refused_saves_stay_pinned,
+    ),
+    "erasure": (
+        tombstones_are_never_written,
+        erasures_leave_the_blocks,
+    ),
+    "fence": (
+        the_router_fences_nobody,
+        nodes_fence_nobody,
+        released_owners_go_on,
+        epochs_are_given_out_twice,
+    ),
     "migration": (
         target_commits_without_the_tail,
         source_serves_after_the_seal,
         copies_stay_pinned,
+        late_copies_stay,
+        refused_records_are_not_put_back,
     ),
     "lease": (
         owners_are_given_up_early,

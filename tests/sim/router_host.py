@@ -1,9 +1,13 @@
 """The router's Mac: router processes with nothing but memory, and the control plane to nodes."""
 
+import asyncio
+
 from fabric.ids import NodeName
+from fabric.keys.cluster_secret import http_secret
 from fabric.settings import RouterSettings
-from router.fleet import Fleet
-from router.node_link import HttpNodeLink, NodeLostError
+from router.fleet.fleet import Fleet
+from router.fleet.node_client import HttpNodeLink, NodeLostError
+from router.moves.hibernations import Hibernations
 from router.services import assemble
 from tests.sim.clock import SimClock
 from tests.sim.connection import SimSession
@@ -32,7 +36,15 @@ class RouterHost:
         self.incarnation += 1
         name = f"{ROUTER}#{self.incarnation}"
         self.process = Process(name, self._world.stream(name))
-        self._world.loop.spawn(self.process, self._run())
+        self._running = self._world.loop.spawn(self.process, self._run())
+
+    async def stop_well(self):
+        """Stop as an operator does: moves and copies under way are given up first."""
+        process = self.process
+        self._running.cancel()
+        await asyncio.wait({self._running}, timeout=5.0)
+        if self.process is process:
+            self.kill()
 
     def kill(self):
         if self.process.is_dead:
@@ -41,6 +53,7 @@ class RouterHost:
         self._world.graveyard.append((self.process, self.services))
         self.services = None
         self._world.note("the router dies")
+        self._world.watch.on_trouble(ROUTER)
         for response in self._connections:
             response.requests.break_off()
         self._connections.clear()
@@ -48,6 +61,7 @@ class RouterHost:
         self._world.chaos.boot_later(self)
 
     def freeze(self):
+        self._world.watch.on_trouble(ROUTER)
         self.process.is_frozen = True
 
     def thaw(self):
@@ -61,11 +75,14 @@ class RouterHost:
             return {NodeName(name): _Transport(world, node) for name, node in world.nodes.items()}
 
         def connect(name, transport, is_lost):
-            return HttpNodeLink(name, transport, session, "secret", is_lost, hastens=False)
+            hastens = world.hastens
+            return HttpNodeLink(name, transport, session, secret, is_lost, hastens=hastens)
 
+        secret = http_secret(CLUSTER_KEY)
         clock = SimClock(world.loop, 1e6 * self.incarnation)
         fleet = Fleet(roster, connect, clock)
-        self.services = assemble(fleet, RouterSettings(), CLUSTER_KEY)
+        self.services = assemble(fleet, RouterSettings(replicas=world.replicas), CLUSTER_KEY)
+        self.hibernations = Hibernations(fleet, self.services.migrations)
         world.note(f"the router serves as incarnation {self.incarnation}")
         await self.services.run()
 

@@ -1,17 +1,19 @@
 """The judge of a run lets damage pass that was done behind a node's back, and nothing else."""
 
 import random
+import weakref
 from types import SimpleNamespace
 
 import pytest
 
-from fabric.block_chain import block_spans
-from node.block_files import file_name
-from node.block_store import BlockStore
+from fabric.kvcache.block_chain import block_spans
+from node.store.block_files import file_name
+from node.store.block_store import BlockStore
 from tests.sim.disk import Platter, SimDisk
 from tests.sim.invariants import Invariants
 from tests.sim.loop import Process
-from tests.sim.model import FINGERPRINT, SPEC, SimCache
+from tests.sim.memory import Memory
+from tests.sim.model import FULL, Growth, SimCache
 
 TOKENS = list(range(40))
 
@@ -20,11 +22,13 @@ def one_block():
     """Store a block that no record needs, on a node of its own; return world, platter and file."""
     dice = random.Random(0)
     platter = Platter(dice)
-    blocks = BlockStore(SimDisk(platter, Process("node-a#1", dice), None), SPEC, FINGERPRINT)
+    blocks = BlockStore(
+        SimDisk(platter, Process("node-a#1", dice), None), FULL.spec, FULL.fingerprint
+    )
     cache = SimCache(len(TOKENS))
     for token in TOKENS:
         cache.append(token)
-    (span,) = block_spans(b"salt", FINGERPRINT, TOKENS)
+    (span,) = block_spans(b"salt", FULL.fingerprint, TOKENS)
     ref = blocks.put(span.parent, span.block_hash, TOKENS, [cache.gather(0, len(TOKENS))])
     node = SimpleNamespace(name="node-a", table=(), store=SimpleNamespace(blocks=blocks))
     hosts = {"node-a": SimpleNamespace(node=node, platter=platter)}
@@ -69,3 +73,35 @@ def test_what_a_node_does_to_its_own_blocks_is_a_violation(fault, said):
     Invariants(world)._check_records()
     assert len(world.found) == 1
     assert said in world.found[0]
+
+
+class Cache:
+    def __init__(self, size_bytes):
+        self.resident_bytes = size_bytes
+
+
+def agent(cache, *, is_unsaved=False):
+    return SimpleNamespace(cache=cache, is_unsaved=is_unsaved)
+
+
+@pytest.mark.parametrize(("budget_bytes", "is_fine"), [(60, True), (59, False)])
+@pytest.mark.parametrize("is_at_work", [False, True])
+def test_one_cache_may_be_beside_the_budget(is_at_work, budget_bytes, is_fine):
+    """And what a disk has refused, also while a turn goes on with it."""
+    caches = [Cache(size) for size in (10, 20, 30, 40)]
+    refused = Cache(50)
+    table = [agent(caches[0]), agent(refused, is_unsaved=True), agent(None)]
+    node = SimpleNamespace(settings=SimpleNamespace(hot_bytes=budget_bytes))
+    host, found = SimpleNamespace(name="node-a", node=node), []
+    host.caches = weakref.WeakSet([*caches, refused])
+    judge = Memory(SimpleNamespace(nodes={"node-a": host}, fail=lambda _: found.append(1)))
+    judge.note_refused(table)
+    if is_at_work:
+        judge.note_refused([*table[:1], agent(None)])
+    Growth.count += 1
+    judge.check_step()
+    assert (found == []) is is_fine
+    judge.note_refused([agent(refused)])  # saved now: it counts
+    Growth.count += 1
+    judge.check_step()
+    assert found

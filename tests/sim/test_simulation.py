@@ -11,8 +11,18 @@ from tests.sim.planted import PLANTS
 from tests.sim.world import run
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS, SEEDS_NIGHTLY, SEEDS_A_TEST = 200, 10_000, 50
+SEEDS, SEEDS_NIGHTLY, SEEDS_A_TEST = 80, 10_000, 40
 PLANTED_SEEDS_MAX = 60
+# Found, but only by lives in which several things meet: minutes.
+RARE = {
+    "source_serves_after_the_seal",
+    "the_router_fences_nobody",
+    "nodes_fence_nobody",
+    "released_owners_go_on",
+    "epochs_are_given_out_twice",
+    "what_the_disk_refused_is_not_tried_again",
+    "lower_epoch_wins",
+}
 TRACE_TAIL = 40
 
 
@@ -40,9 +50,14 @@ def test_many_more_seeds(first):
         check(seed)
 
 
-@pytest.mark.parametrize(
-    "plant", [plant for plants in PLANTS.values() for plant in plants], ids=lambda p: p.__name__
-)
+def planted():
+    for plant in (plant for plants in PLANTS.values() for plant in plants):
+        is_rare = plant.__name__ in RARE
+        marks = [pytest.mark.nightly] if is_rare else []
+        yield pytest.param(plant, id=plant.__name__, marks=marks)
+
+
+@pytest.mark.parametrize("plant", list(planted()))
 def test_a_planted_fault_is_found(plant):
     for seed in range(PLANTED_SEEDS_MAX):
         with plant():

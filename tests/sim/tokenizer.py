@@ -4,7 +4,7 @@ Roles and ends are single characters that never occur in a message, and the only
 prompt may be cut.
 """
 
-from node.prompt_plan import Encoded
+from fabric.turn.prompt_plan import Encoded
 from tests.sim.model import END
 
 ROLES = {"system": "\x01", "user": "\x02", "assistant": "\x03"}
@@ -21,6 +21,7 @@ def render(messages):
 class _Detokenizer:
     def __init__(self):
         self.last_segment = ""
+        self.tokens = []
 
     def add_token(self, token):
         self.last_segment = chr(token)
@@ -50,11 +51,14 @@ class SimTokenizer:
     wrapper = _Wrapper()
     eos_ids = frozenset({END})
     cut_texts = CUT_TEXTS
+    token_bytes_max = 4
 
     def render(self, messages, tools, options):
         return render(messages)
 
-    def encode(self, text, *, special_prefix=False):
+    def encode(self, text, *, special_prefix=False, limit=None):
+        if limit is not None:
+            limit.check(len(text))
         return Encoded([ord(char) for char in text], list(range(1, len(text) + 1)))
 
     def token_text(self, token):

@@ -1,27 +1,40 @@
 """One simulated fabric: its clock, network, Macs and clients, all from one seed."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import traceback
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from unittest import mock
 
-from fabric.limits import RECLAIM_EVERY_S
+from fabric.limits import FLUSH_IDLE_S, RECLAIM_EVERY_S
 from fabric.settings import NodeSettings
-from node.migration_target import ADOPTED_S
+from node import drain_flag
+from node.migration.target import ADOPTED_S
+from node.store.posix_disk import PosixDisk
 from tests.sim import chances
 from tests.sim.chaos import Chaos
 from tests.sim.clients import Clients
 from tests.sim.invariants import Invariants
 from tests.sim.loop import PROCESS, SimLoop, StuckError
+from tests.sim.model import KINDS
 from tests.sim.network import Network
-from tests.sim.node_host import NodeHost
+from tests.sim.node_host import STATES, NodeHost
+from tests.sim.platters import Platters
 from tests.sim.router_host import RouterHost
+from tests.sim.warmth import Warmth
+from tests.sim.watch import Watch
+from tests.sim.workers import Worker, simulated_locks, unwind
 
 NODES = ("node-a", "node-b", "node-c")
 LIMIT_S = 600.0  # of simulated time until all is quiet; who needs longer hangs
-MIB = 1 << 20
+QUIET_S = FLUSH_IDLE_S + 5.0
+KIB, MIB = 1 << 10, 1 << 20
+CROWD_ODDS, CROWD = 0.1, 14  # all at once, where the memory holds two or three of them
+FRAIL_ODDS = 0.1  # disks fail while agents move
+FAR_ODDS = 0.15  # copies take seconds, and much happens meanwhile
 
 
 @dataclass(eq=False)
@@ -43,18 +56,49 @@ class World:
     def __post_init__(self):
         self.network = Network(self.loop, self.stream("network"))
         shape = self.stream("shape")
-        settings = NodeSettings(
-            hot_bytes=shape.choice([64 * 1024, MIB]),
-            disk_bytes=shape.choice([MIB, 64 * MIB]),
+        self.settings = NodeSettings(
+            hot_bytes=shape.choice([32 * 1024, 64 * 1024, MIB]),
+            disk_bytes=shape.choice([512 * 1024, MIB, 64 * MIB, 64 * MIB]),
             active_max=shape.choice([2, 8]),
         )
+        self.kind = KINDS[shape.choice([*KINDS, "full"])]
+        self.talks_count = shape.choice([4, 4, 4, 8])
+        self.has_twin = shape.random() < 0.25
+        self.is_slow = self.has_twin and shape.random() < 0.7  # answers outlast leases
+        self.is_rhythmic = shape.random() < 0.25
+        self.hastens = shape.random() < 0.5
+        self.replicas = shape.choice([0, 0, 0, 1])
+        if shape.random() < 0.5:
+            self.loop.start_worker = self._start_worker
+        self.speeds = [500, 2_000, 8_000]
+        self._press(self.stream("pressure"))
+        self.watch = Watch(self)
+        self.platters = Platters(self)
+        self.warmth = Warmth(self)
         for name in NODES:
-            speed = shape.choice([500, 2_000, 8_000])
-            self.nodes[name] = NodeHost(self, name, replace(settings), speed)
+            speed = shape.choice(self.speeds)
+            self.nodes[name] = NodeHost(self, name, replace(self.settings), speed)
         self.router = RouterHost(self)
         self.clients = Clients(self)
         self.invariants = Invariants(self)
         self.chaos = Chaos(self)
+
+    def _press(self, random):
+        """Let some lives be crowded, and in some others the links be slow."""
+        self.is_crowded = random.random() < CROWD_ODDS
+        self.is_far = random.random() < FAR_ODDS
+        self.is_frail = random.random() < FRAIL_ODDS
+        if self.is_crowded:
+            self.settings = replace(self.settings, hot_bytes=12 * KIB, active_max=8)
+            self.talks_count, self.is_rhythmic, self.speeds = CROWD, True, [500]
+            self.is_slow = False  # nobody would come to an end
+        if self.is_far:
+            self.loop.start_worker = self._start_worker  # else a copy is done at once
+
+    def _start_worker(self, work, delay_s):
+        worker = Worker(self.loop, work)
+        worker.start(delay_s)
+        return worker.future
 
     def stream(self, name):
         return chances.stream(self.seed, name)
@@ -74,6 +118,26 @@ class World:
             self.note(f"VIOLATION {text}")
             self.loop.end()
 
+    @contextlib.contextmanager
+    def taps(self):
+        """Put this world in place of the real one."""
+
+        def open_disk(folder, *_):
+            return self.nodes[folder.name].open_disk(STATES)
+
+        def refuse(_, folder, *__, **___):
+            message = f"a simulated node opens the real disk at {folder}"
+            self.fail(message)
+            raise AssertionError(message)
+
+        with (
+            simulated_locks(),
+            self.watch.taps(),
+            mock.patch.object(drain_flag, "PosixDisk", open_disk),
+            mock.patch.object(PosixDisk, "__init__", refuse),
+        ):
+            yield
+
     async def live(self):
         """Start, disturb, heal, let it settle, and look at what is left."""
         for host in (*self.nodes.values(), self.router):
@@ -82,7 +146,10 @@ class World:
         await self.chaos.run()
         await talking
         self.note("quiet")
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(QUIET_S)
+        while any(host.node._fetching_count for host in self.nodes.values()):  # noqa: ASYNC110
+            await asyncio.sleep(1.0)  # a fetch gives a dead peer half a minute
+        self.invariants.check_quiet()
         await self.clients.last_words()
         await asyncio.sleep(3.0)
         if any(host.node.adopted for host in self.nodes.values()):
@@ -112,12 +179,15 @@ class _Ears(logging.Handler):
             self._world.fail(f"{record.getMessage()}: {error!r}")
 
 
-def run(seed: int, *, is_verbose: bool = False) -> World:
-    """Live one seed's life; the world tells what was violated and what happened."""
+def run(seed: int, make=None, *, is_verbose: bool = False) -> World:
+    """Live one seed's life; the world tells what was violated and what happened.
+
+    `make(seed, loop)` makes another world than the one of chance.
+    """
     gc.disable()  # in the middle of a run it would cost a tenth of the time
     loop = SimLoop()
     asyncio.set_event_loop(loop)
-    world = World(seed, loop)
+    world = (make or World)(seed, loop)
     world.is_verbose = is_verbose
     ears = _Ears(world)
     loggers = [logging.getLogger(name) for name in ("node", "macfabric")]
@@ -129,14 +199,18 @@ def run(seed: int, *, is_verbose: bool = False) -> World:
     loop.set_exception_handler(lambda _, said: _unhandled(world, said))
     loop.on_step = world.invariants.check_step
     try:
-        with chances.seeded_secrets():
-            _drive(world, loop)
+        with chances.seeded_secrets(), world.taps():
+            try:
+                _drive(world, loop)
+            finally:
+                for each in loggers:
+                    each.removeHandler(ears)
+                    each.setLevel(logging.CRITICAL)  # what the dead say
+                _bury(world, loop)
     finally:
         for each, (level, propagate) in zip(loggers, before, strict=True):
-            each.removeHandler(ears)
             each.setLevel(level)
             each.propagate = propagate
-        _bury(world, loop)
         gc.enable()
     return world
 
@@ -162,11 +236,16 @@ def _unhandled(world, said):
 
 
 def _bury(world, loop):
-    """End every task, also those of the dead, so that no destructor has to."""
+    """End every task, also those of the dead, so that no destructor has to.
+
+    Within the taps: what they were about to do is done in the simulation, too.
+    """
     loop.on_step = None
     loop.is_over = True
     loop.set_exception_handler(lambda *_: None)
     living = [host.process for host in (*world.nodes.values(), world.router)]
+    unwind(loop)
+    loop.start_worker = None
     for process in [*living, *(dead for dead, _ in world.graveyard)]:
         loop.thaw(process)
     loop.run_until_complete(_end_all())

@@ -243,8 +243,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
     },
 }
-# A cache of a kind that cannot be cut or stored: such a model is served without reuse.
-OPAQUE: dict[str, Any] = {
+# Layers that see their own chunk of the context only.
+CHUNKED: dict[str, Any] = {
     "model_type": "llama4",
     "text_config": {
         **LLAMA,
@@ -261,6 +261,20 @@ OPAQUE: dict[str, Any] = {
         "attn_scale": 0.1,
         "rope_scaling": None,
     },
+}
+# A cache of a kind that cannot be cut or stored: such a model is served without reuse.
+OPAQUE: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "deepseek_v41",
+    "head_dim": 64,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 32,
+    "o_groups": 2,
+    "o_lora_rank": 32,
+    "moe_intermediate_size": 64,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": WINDOW_TOKENS,
 }
 # Head dimensions that no quantization group divides: stored padded with zeros.
 ARCHITECTURES |= {

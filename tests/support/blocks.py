@@ -3,9 +3,10 @@
 import random
 from dataclasses import dataclass
 
-from fabric.block import BlockRef
-from fabric.block_file import payload_bytes
-from fabric.cache_spec import (
+from fabric.ids import AgentId, BlockHash, Fingerprint, NodeName, TenantId
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_file import payload_bytes
+from fabric.kvcache.cache_spec import (
     CacheGroup,
     LayerKind,
     LayerSpec,
@@ -13,7 +14,7 @@ from fabric.cache_spec import (
     TensorSpec,
     attention_layer,
 )
-from fabric.hashing import (
+from fabric.kvcache.hashing import (
     ROOT_PARENT,
     block_hash,
     group_hash,
@@ -21,9 +22,8 @@ from fabric.hashing import (
     tenant_salt,
     token_bytes,
 )
-from fabric.ids import AgentId, BlockHash, Fingerprint, NodeName, TenantId
-from fabric.manifest import Manifest, OwnerState, Piece
-from node.block_store import BlockStore
+from fabric.record.manifest import Manifest, OwnerState, Piece
+from node.store.block_store import BlockStore
 
 CLUSTER_KEY = bytes(range(32))
 FINGERPRINT = Fingerprint(b"f" * 32)

@@ -12,7 +12,7 @@ WRITES = ("mkdir", "writev", "fsync", "rename", "unlink")
 
 @dataclass
 class FailingCalls:
-    """Fails calls of node.posix_disk and node.descriptors; counts those it looked at.
+    """Fails calls of node.store.posix_disk and node.store.descriptors; counts those it looked at.
 
     `point`: only that call fails, once. Without it every call of `calls` does, until `mend`.
     """
@@ -31,7 +31,7 @@ class FailingCalls:
 
     def install(self, monkeypatch) -> "FailingCalls":
         """Take the place of `os` in the modules that touch the disk."""
-        from node import descriptors, posix_disk
+        from node.store import descriptors, posix_disk
 
         stand_in = _Os(self)
         monkeypatch.setattr(posix_disk, "os", stand_in)

@@ -5,15 +5,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fabric.cache_spec import CacheGroup
 from fabric.ids import AgentId
-from fabric.manifest import Manifest, Placed
-from fabric.spec_file import SpecRecord
-from node.block_store import BlockStore
-from node.folder_spec import keep_spec
-from node.manifest_store import ManifestStore
-from node.posix_disk import PosixDisk
-from node.sealed_disk import open_disk
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.kvcache.spec_file import SpecRecord
+from fabric.record.manifest import Manifest, Placed
+from node.store.block_store import BlockStore
+from node.store.encrypted_disk import open_disk
+from node.store.folder_format import keep_spec
+from node.store.manifest_store import ManifestStore
+from node.store.posix_disk import PosixDisk
 from tests.support.blocks import (
     CLUSTER_KEY,
     FINGERPRINT,

@@ -5,10 +5,7 @@ from typing import Any
 
 import httpx2
 
-from fabric.cluster_secret import http_secret
-from fabric.generation import CLUSTER_HEADER
-from fabric.hibernation import HEAD_BYTES, MAGIC, TAG_BYTES
-from fabric.hibernation_calls import (
+from fabric.control.hibernation_calls import (
     CALL_HEADER,
     HIBERNATE_PATH,
     RESUME_PATH,
@@ -17,6 +14,9 @@ from fabric.hibernation_calls import (
     encode_beside,
 )
 from fabric.ids import AgentId, TenantId
+from fabric.keys.cluster_secret import http_secret
+from fabric.record.hibernation_file import HEAD_BYTES, MAGIC, TAG_BYTES
+from fabric.turn.generation import CLUSTER_HEADER
 from node.service import NodeService
 from tests.support.services import TENANT
 

@@ -12,13 +12,13 @@ sys.path.insert(0, str(ROOT))
 
 from fabric.codec import from_plain, to_plain  # noqa: E402
 from fabric.ids import NodeName  # noqa: E402
-from fabric.links import Address, MeetPeers  # noqa: E402
+from fabric.net.links import Address, MeetPeers  # noqa: E402
 from node.clock import SystemClock  # noqa: E402
-from node.interfaces import MACHINE  # noqa: E402
-from node.link_ping import Caller  # noqa: E402
-from node.link_prober import LinkProber  # noqa: E402
-from node.link_table import LinkTable  # noqa: E402
-from node.listeners import EVERYWHERE  # noqa: E402
+from node.net.interfaces import MACHINE  # noqa: E402
+from node.net.link_table import LinkTable  # noqa: E402
+from node.net.listeners import EVERYWHERE  # noqa: E402
+from node.net.probe import Caller  # noqa: E402
+from node.net.prober import LinkProber  # noqa: E402
 from tests.support.transfers import FINGERPRINT, KEY, Shelf, serve  # noqa: E402
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from fabric.control import AgentList, ListAgents
-from node.disk_tier import record_bytes
+from fabric.control.node_calls import AgentList, ListAgents
+from node.tiers.disk_tier import record_bytes
 from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA
 

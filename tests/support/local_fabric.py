@@ -13,13 +13,16 @@ from typing import Any
 import httpx2
 import openai
 
-from fabric.control import Done, Flush
+from fabric.control.node_calls import Done, Flush
 from fabric.ids import NodeName
+from fabric.keys.api_keys import OPERATOR_HEADER
 from fabric.settings import RouterSettings
 from node.service import NodeService
-from router.node_link import ControlTransport, NodeLostError
+from router.fleet.node_client import ControlTransport, NodeLostError
 from router.serve import serve_roster
 from tests.support.services import KEY, call, start_service
+
+OPERATOR_KEY = "key-of-the-operator-of-tests"
 
 
 @dataclass
@@ -41,8 +44,18 @@ class Answer:
 class LocalFabric:
     """Nodes that can be restarted, and a router that finds them."""
 
-    def __init__(self, folder: Path, model: str, names: list[str], **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: str,
+        names: list[str],
+        api_keys: dict[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         self._folder = folder
+        self.router_settings = RouterSettings(
+            takeover_after_s=1.0, api_keys=api_keys or {}, operator_keys={"ops": OPERATOR_KEY}
+        )
         self._model = model
         self._settings = settings
         self._down: set[str] = set()
@@ -52,7 +65,9 @@ class LocalFabric:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
         assert self._ready.wait(60), "the router did not become ready"
-        self.http = httpx2.Client(base_url=self.url, timeout=120)
+        self.http = httpx2.Client(
+            base_url=self.url, timeout=120, headers={OPERATOR_HEADER: OPERATOR_KEY}
+        )
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def _start(self, name: str) -> NodeService:
@@ -62,7 +77,7 @@ class LocalFabric:
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         work = serve_roster(
-            RouterSettings(takeover_after_s=1.0),
+            self.router_settings,
             KEY,
             self._roster,
             listener,

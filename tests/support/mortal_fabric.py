@@ -8,25 +8,26 @@ import asyncio
 import shutil
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fabric.cluster_secret import http_secret
-from fabric.control import AgentList, AgentView, ListAgents, NodeView, decode_call
-from fabric.generation import Delta, Finished, Identity, IdentityKind, Sampling
+from fabric.control.node_calls import AgentList, AgentView, ListAgents, NodeView, decode_call
 from fabric.ids import AgentId, NodeName
+from fabric.keys.cluster_secret import http_secret
 from fabric.limits import BEAT_S
-from fabric.manifest import OwnerState
+from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
+from fabric.turn.generation import Delta, Finished, Identity, IdentityKind, Sampling
 from node.service import NodeService
-from router.fleet import Fleet
+from router.fleet.fleet import Fleet
+from router.fleet.node_client import HttpNodeLink, NodeLostError
+from router.fleet.node_http import NodeHttp
 from router.fresh_ids import fresh_operation
-from router.node_link import HttpNodeLink, NodeLostError, open_session
 from router.prompt import chat_prompt
 from router.services import Services, assemble
-from router.turn import Turn
+from router.turn_request import Turn
 from tests.support.services import KEY, TENANT, call, start_service
 
 SCALE = 6.0  # leases of a second
@@ -83,13 +84,15 @@ def _copy(old: Path, new: Path) -> None:
         return {name for name in names if name.startswith(".tmp-")}
 
     for part in sorted(old.rglob("manifests")):
-        shutil.copytree(part, new / part.relative_to(old), ignore=records_first)
+        target = new / part.relative_to(old)
+        shutil.copytree(part, target, ignore=records_first, copy_function=_keep_first)
     shutil.copytree(old, new, ignore=records_first, dirs_exist_ok=True, copy_function=_keep_first)
 
 
 def _keep_first(source: str, target: str) -> None:
     if not Path(target).exists():
-        shutil.copy2(source, target)
+        with suppress(FileNotFoundError):  # removed since it was listed
+            shutil.copy2(source, target)
 
 
 @dataclass
@@ -270,7 +273,7 @@ async def mortal_fabric(folder: Path, model: str, *names: str) -> AsyncIterator[
     """Run nodes and a router for a block of code."""
     world = World({name: Mac(name, folder / name, model) for name in names})
     await asyncio.gather(*(mac.start() for mac in world.macs.values()))
-    async with open_session() as session:
+    async with NodeHttp() as session:
         world._session = session
         await world.start_router()
         try:

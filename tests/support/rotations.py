@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from fabric.rotation import Rotation
+from fabric.kvcache.rotation import Rotation
 
 
 def turned(rows: mx.array, rotation: Rotation, delta: Any) -> np.ndarray:

@@ -2,13 +2,14 @@
 
 import asyncio
 import itertools
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fabric.control import (
+from fabric.control.node_calls import (
     CommitMigration,
     Committed,
     Copied,
@@ -23,7 +24,9 @@ from fabric.control import (
     encode_call,
 )
 from fabric.errors import FabricError
-from fabric.generation import (
+from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
+from fabric.settings import NodeSettings
+from fabric.turn.generation import (
     Admitted,
     Delta,
     Event,
@@ -33,8 +36,6 @@ from fabric.generation import (
     IdentityKind,
     Sampling,
 )
-from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
-from fabric.settings import NodeSettings
 from node.service import NodeConfig, NodeService
 
 T = TypeVar("T")
@@ -72,7 +73,13 @@ class Reply:
 
 
 def start_service(
-    folder: Path, model: str, name: str = "node-a", *, cluster_key: bytes = KEY, **settings: Any
+    folder: Path,
+    model: str,
+    name: str = "node-a",
+    *,
+    cluster_key: bytes = KEY,
+    tls: ssl.SSLContext | None = None,
+    **settings: Any,
 ) -> NodeService:
     """Start a node on `folder`; with durability off, as tests restart but never lose power."""
     config = NodeConfig(
@@ -83,6 +90,7 @@ def start_service(
         settings=NodeSettings(**{"durability": "none", **settings}),
         host="127.0.0.1",
         incarnation=next(_incarnations),
+        tls=tls,
     )
     service = NodeService(config)
     service.start()

@@ -7,16 +7,17 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
-from fabric.block import BlockRef
-from fabric.control import Address, LinkKind
+from fabric.control.node_calls import Address, LinkKind
 from fabric.errors import NotFoundError, RejectedError
-from fabric.hashing import payload_checksum
 from fabric.ids import AgentId, BlockHash, Fingerprint, MigrationId, NodeName, TenantId
-from fabric.wire import FetchPart
-from node.channel import Channel
-from node.peer import Patience
-from node.transfer_client import fetch_blocks
-from node.transfer_server import TransferServer
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.hashing import payload_checksum
+from fabric.net.wire import FetchPart
+from node.net.channel import Channel
+from node.net.peer import Patience
+from node.store.lent_payload import OpenPayload
+from node.transfer.client import fetch_blocks
+from node.transfer.server import TransferServer
 
 KEY = bytes(range(32))
 FINGERPRINT = Fingerprint(b"f" * 32)
@@ -69,7 +70,8 @@ class Shelf:
     def open_payload(self, ref):
         self.opened += 1
         try:
-            return os.open(self.path(ref), os.O_RDONLY), self.LEAD, ref.payload_bytes
+            descriptor = os.open(self.path(ref), os.O_RDONLY)
+            return OpenPayload(descriptor, self.LEAD, ref.payload_bytes)
         except FileNotFoundError:
             message = "no such block"
             raise NotFoundError(message) from None
@@ -110,9 +112,27 @@ def closed_port():
         return sock.getsockname()[1]
 
 
+_servers: list[TransferServer] = []
+
+
 def serve(shelf, clock, **changes):
     options = {"name": SOURCE, "cluster_key": KEY, "fingerprint": FINGERPRINT, **changes}
-    return TransferServer(blocks=shelf, clock=clock, **options)
+    _servers.append(TransferServer(blocks=shelf, clock=clock, **options))
+    return _servers[-1]
+
+
+def stop_servers():
+    """Stop what a test began, also where it failed: a leak is blamed on a later one."""
+    while _servers:
+        _servers.pop().stop()
+
+
+def await_count(server, what, at_least=1):
+    """Wait until a server has counted that: its thread may be behind what a peer sees."""
+    deadline_s = time.monotonic() + 60
+    while server.counts().get(what, 0) < at_least:
+        assert time.monotonic() < deadline_s, (what, server.counts())
+        time.sleep(0.01)
 
 
 def offer(server, refs, migration=MIGRATION, target=TARGET, valid_s=60.0):
@@ -144,9 +164,9 @@ def part(ref, offset=0, length=None):
 @contextmanager
 def dialled(port):
     """A bare connection to a server: as frames, and as a socket."""
-    sock = socket.create_connection(("127.0.0.1", port), timeout=30)
+    sock = socket.create_connection(("127.0.0.1", port), timeout=60)
     channel = Channel(sock, time.monotonic, 5.0)
-    sock.settimeout(30)
+    sock.settimeout(60)
     try:
         yield channel, sock
     finally:

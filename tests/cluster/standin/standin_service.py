@@ -1,15 +1,19 @@
 """A node without a model: loads for a while, describes itself, writes down what it is told.
 
-The model's name is its script: "loads:2.5" takes that long, "broken:why" fails to start.
+The model's name is its script: "loads:2.5" takes that long, "broken:why" fails to start,
+"needs:PATH" does while there is no such file, and with "dies:" its actor is gone for good.
 """
 
 import os
+import ssl
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from fabric.control import (
+import ray
+
+from fabric.control.node_calls import (
     Describe,
     Done,
     Flush,
@@ -22,7 +26,7 @@ from fabric.control import (
 )
 from fabric.errors import FatalError
 from fabric.ids import NodeName
-from fabric.links import MeetPeers
+from fabric.net.links import MeetPeers
 from fabric.settings import NodeSettings
 
 
@@ -37,6 +41,7 @@ class NodeConfig:
     settings: NodeSettings
     host: str
     incarnation: int
+    tls: ssl.SSLContext | None = None
 
 
 class NodeService:
@@ -49,7 +54,14 @@ class NodeService:
         script, _, argument = self.config.model.partition(":")
         if script == "broken":
             raise FatalError(argument)
-        end_s = time.process_time() + float(argument)
+        if script == "needs" and not Path(argument).exists():
+            message = f"{argument} is not there"
+            raise FatalError(message)
+        if script == "dies":
+            self._note("death")
+            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+            time.sleep(60)
+        end_s = time.process_time() + (0.0 if script == "needs" else float(argument))
         while time.process_time() < end_s:  # as a model's imports do, it keeps a core busy
             pass
         self._note("start")

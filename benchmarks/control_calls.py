@@ -1,0 +1,99 @@
+"""What a call in haste costs router and node together: on new and on kept connections.
+
+The router's link and the node's own server in one process, over loopback; the answer has a
+record's size and nothing is done for it.
+"""
+
+import asyncio
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from starlette.applications import Starlette
+
+from fabric.control.hasty_calls import HASTY_PATH, NODE_HEADER
+from fabric.control.node_calls import Offer, SealAgent, encode_call, encode_reply
+from fabric.ids import AgentId, MigrationId, NodeName, TenantId
+from fabric.keys.cluster_secret import http_secret
+from fabric.keys.key_files import MEMBER_NAME
+from fabric.turn.generation import CLUSTER_HEADER
+from node.http.control import HastyHttp
+from node.http.generate import HttpServer, http_config
+from node.keys import read_keys
+from router.cli.keys.key_folder import KeyFolder
+from router.fleet.node_http import NodeHttp, Use
+from router.http.own_hosts import own_hosts
+from router.tls.authority import Subject
+from router.tls.contexts import read_router_keys
+
+CALLS, QUICK_CALLS, WARM_UP = 400, 20, 10
+RECORD_BYTES = 35_000
+_NAME = NodeName("node-a")
+_SEAL = encode_call(
+    SealAgent(MigrationId("m-1"), TenantId("default"), AgentId("kim"), 3, NodeName("node-b"))
+)
+
+
+def measure_calls(*, quick: bool) -> dict[str, dict[str, float]]:
+    """Return milliseconds per call, of CPU time at both ends and of waiting (median)."""
+    count = QUICK_CALLS if quick else CALLS
+    table = {}
+    with tempfile.TemporaryDirectory() as folder:
+        keys = KeyFolder.in_data(Path(folder))
+        keys.create(Subject.of(own_hosts()), datetime.now(UTC))
+        for is_tls in (False, True):
+            with _node(keys.path, is_tls=is_tls) as url:
+                for use in (None, Use.CALL):
+                    row = f"{'kept' if use else 'new'} connection, {'TLS' if is_tls else 'clear'}"
+                    table[row] = asyncio.run(_calls(url, keys.path, use, count))
+    return table
+
+
+async def _calls(url: str, keys: Path, use: Use | None, count: int) -> dict[str, float]:
+    found = read_router_keys(keys)
+    is_tls = url.startswith("https://")
+    secret = http_secret(found.cluster_key)
+    headers = {"content-type": "application/msgpack", NODE_HEADER: _NAME, CLUSTER_HEADER: secret}
+    name = MEMBER_NAME if is_tls else None
+    waits_s = []
+    async with NodeHttp(found.node_facing() if is_tls else None) as http:
+        for index in range(WARM_UP + count):
+            if index == WARM_UP:
+                used_s = time.process_time()
+            began_s = time.perf_counter()
+            answer = await http.post(url, HASTY_PATH, _SEAL, headers, name, use)
+            await answer.read()
+            http.release(answer)
+            waits_s.append(time.perf_counter() - began_s)
+        used_s = time.process_time() - used_s
+    median_s = statistics.median(waits_s[WARM_UP:])
+    return {"CPU time [ms]": 1e3 * used_s / count, "median [ms]": 1e3 * median_s}
+
+
+@contextmanager
+def _node(keys: Path, *, is_tls: bool) -> Iterator[str]:
+    """Serve calls as a node does, in a thread; give its address."""
+    found = read_keys(keys)
+    reply = encode_reply(Offer(bytes(RECORD_BYTES), b"", ()))
+
+    async def answer(_: bytes) -> bytes:
+        return reply
+
+    app = Starlette(routes=HastyHttp(_NAME, found.cluster_key, answer).routes())
+    server = HttpServer(http_config(app, tls=found.server_context() if is_tls else None))
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the node does
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    thread.start()
+    try:
+        scheme = "https" if is_tls else "http"
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()

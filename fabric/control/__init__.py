@@ -1,0 +1,1 @@
+"""Control calls between router and nodes, as messages."""

@@ -1,0 +1,60 @@
+"""Control messages for erasures: what goes, what a node says of it, and what all are told."""
+
+from dataclasses import dataclass
+
+from fabric.ids import AgentId, NodeName, OperationId, TenantId
+from fabric.record.tombstone import Tombstone
+
+
+@dataclass(frozen=True, slots=True)
+class EraseAgent:
+    """Remove every byte of an agent up to `epoch`; a repeat is answered like the first call.
+
+    A tombstone stays: whoever holds an older record is told to remove it, too.
+    """
+
+    operation: OperationId
+    tenant: TenantId
+    agent: AgentId
+    epoch: int
+    erased_s: float  # of the tombstone
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedElsewhere:
+    """What an erasure removed from the folders of models that are not served now."""
+
+    records: int = 0
+    blocks: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EraseReceipt:
+    """What was removed on one node."""
+
+    node: NodeName
+    existed: bool
+    blocks_removed: int = 0
+    bytes_removed: int = 0
+    blocks_kept_shared: int = 0  # another agent of the same tenant refers to them, or a reader
+    bytes_kept_shared: int = 0
+    record_removed: bool = False  # text, tokens and the list of blocks
+    quarantined_removed: bool = False  # a record that had failed a check
+    other_models: RemovedElsewhere = RemovedElsewhere()
+    tombstone: Tombstone | None = None  # on disk from now on; none: in memory, and tried again
+
+
+@dataclass(frozen=True, slots=True)
+class ShareErasures:
+    """Tell a node what was erased, before it serves: it removes what it still has of it."""
+
+    erased: tuple[Tombstone, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownErasures:
+    """All tombstones of a node, those just told included."""
+
+    erased: tuple[Tombstone, ...]
+    agents_removed: int = 0

@@ -1,0 +1,366 @@
+"""Control messages between router and node: small, idempotent, fenced by epoch.
+
+Each call is one dataclass in and one out, as msgpack bytes, so that whatever carries them
+(a Ray actor call, a test) never decodes anything but this file's types.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from fabric.codec import pack, unpack
+from fabric.control.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
+from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
+from fabric.errors import RejectedError
+from fabric.ids import (
+    AgentId,
+    MigrationId,
+    NodeName,
+    TenantId,
+)
+from fabric.net.links import Address as Address  # noqa: PLC0414 - known from here to all who talk
+from fabric.net.links import LinkKind as LinkKind  # noqa: PLC0414 - likewise
+from fabric.net.links import LinkView, MeetPeers
+from fabric.net.urgency import Urgency
+from fabric.record.manifest import OwnerState
+
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True, slots=True)
+class TierBytes:
+    """Bytes of agents' caches by tier."""
+
+    hot: int
+    disk: int
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """Did a stored agent really come back when this node started?"""
+
+    passed: bool
+    detail: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LastMatch:
+    """How the last prompt met the agent's memory."""
+
+    kind: str
+    cached_tokens: int
+    prompt_tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """One agent as one node sees it."""
+
+    tenant: TenantId
+    agent: AgentId
+    group: str | None
+    node: NodeName
+    state: OwnerState
+    epoch: int
+    revision: int
+    tokens: int
+    blocks: int
+    bytes: TierBytes
+    tiers: tuple[str, ...]
+    busy: bool
+    created_s: float
+    used_s: float
+    last_match: LastMatch | None = None
+    sealed_to: NodeName | None = None
+    migration: MigrationId | None = None  # the one that sealed it, or that brought it here
+    durable: bool = False  # the disk holds all that memory does
+    pinned: bool = False
+    pin_held: bool = False  # it fits; a pin beyond its tenant's part counts for nothing
+    kept: bool = False  # a replica made on purpose, which follows its owner
+    tail: str = ""  # of the last saved block's name, which stands for all tokens up to its end
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node's state, as its beat tells it."""
+
+    name: NodeName
+    host: str
+    pid: int
+    incarnation: int
+    http_url: str
+    model: str
+    fingerprint: str
+    context_tokens_max: int
+    state: str  # "ready", "draining" (takes no new agents) or "stopping"
+    agents: int
+    tokens: int
+    bytes: TierBytes
+    addresses: tuple[Address, ...]
+    waiting: int
+    active: int
+    queue_s: float  # seconds of prefill already promised
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    bytes_per_token: int
+    self_test: SelfTest
+    degraded: str | None = None  # e.g. why the disk tier refuses writes
+    reuse: bool = True
+    changes: int = 0  # counter of agent changes: unchanged means ListAgents says the same
+    evicted_agents: int = 0  # expired, or gone for lack of room, since the node's start
+    scrubbed_bytes: int = 0  # stored blocks read again in idle moments, since the node's start
+    damaged_blocks: int = 0  # found by reads and scrubs and taken out of use, since then
+    free: TierBytes | None = None  # of its budgets, as far as it knows
+    links: tuple[LinkView, ...] = ()  # to every address of every peer it was told of
+    erased: int = 0  # fingerprint of the tombstones it keeps
+    fenced_turns: int = 0  # ended because another node owned the agent by then
+    failed_rounds: int = 0  # of background work (saving again, reclaiming, scrubbing), ditto
+    sending: dict[str, int] = field(default_factory=dict)  # `transfer_counts.SENDING`
+    fetching: dict[str, int] = field(default_factory=dict)  # `transfer_counts.FETCHING`
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Ask for the node's state; doubles as the beat."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListAgents:
+    """Ask for the agents that changed after `since`, with their sketches; 0: for all."""
+
+    incarnation: int = 0  # which `since` counts changes of
+    since: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSketch:
+    """An agent and what its conversation looks like."""
+
+    view: AgentView
+    sketch: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentName:
+    """Which agent of which tenant."""
+
+    tenant: TenantId
+    agent: AgentId
+
+
+@dataclass(frozen=True, slots=True)
+class AgentList:
+    """A node's agents, the one that changed first first: all, or what is new after `since`."""
+
+    node: NodeName
+    incarnation: int
+    changes: int  # up to which one this tells everything
+    agents: tuple[AgentSketch, ...]
+    since: int = 0  # 0: whoever is not listed is not there
+    gone: tuple[AgentName, ...] = ()  # held at `since`, and no more
+    more: bool = False  # ask for what came after `changes`
+
+
+@dataclass(frozen=True, slots=True)
+class PinAgent:
+    """To the owner: let this agent go last, or like any other."""
+
+    tenant: TenantId
+    agent: AgentId
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OfferMigration:
+    """To the source: make the agent's blocks durable and say what they are."""
+
+    migration: MigrationId
+    tenant: TenantId
+    agent: AgentId
+    epoch: int
+    target: NodeName
+    verify: bool = False  # a copy of them arrived damaged: read what is stored first
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The source's record, a ticket for its blocks, and where to fetch them."""
+
+    manifest: bytes
+    ticket: bytes
+    addresses: tuple[Address, ...]
+    live: bool = False  # a turn runs: the record grows, and somebody waits for what follows
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlocks:
+    """To the target: fetch and publish what it lacks of the offered record."""
+
+    migration: MigrationId
+    source: NodeName
+    offer: Offer
+    urgency: Urgency = Urgency.MIGRATION_COPY
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a copy moved; `blocks_reused` were there already."""
+
+    blocks_sent: int
+    blocks_reused: int
+    bytes_sent: int
+    seconds: float
+
+
+NOTHING_COPIED: Final = Copied(0, 0, 0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SealAgent:
+    """To the source: serve no further turn until this migration is decided."""
+
+    migration: MigrationId
+    tenant: TenantId
+    agent: AgentId
+    epoch: int
+    target: NodeName
+
+
+@dataclass(frozen=True, slots=True)
+class CommitMigration:
+    """To the target: fetch the end of the sealed record, then own the agent at `epoch`.
+
+    Its durable publish is the commit.
+    """
+
+    migration: MigrationId
+    source: NodeName
+    offer: Offer
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The agent as its target owns it, and what had to be copied for it yet."""
+
+    view: AgentView
+    copied: Copied
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseAgent:
+    """To the source: the target owns `epoch`; keep the bytes as a replica."""
+
+    migration: MigrationId
+    tenant: TenantId
+    agent: AgentId
+    epoch: int
+    owner: NodeName
+
+
+@dataclass(frozen=True, slots=True)
+class AbortMigration:
+    """To either side: forget it; a sealed source owns and serves again."""
+
+    migration: MigrationId
+    tenant: TenantId
+    agent: AgentId
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Make every agent durable; with `drop_hot`, also free the resident caches."""
+
+    drop_hot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Finish or cancel the running turns, make everything durable, and exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Nothing to say beyond success."""
+
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """A FabricError on its way back to the caller."""
+
+    status: int
+    code: str
+    message: str
+    retry_after_s: float | None = None
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A named call or reply; the name must stand in the receiver's table."""
+
+    name: str
+    body: bytes = field(repr=False)
+
+
+CALLS: dict[str, tuple[type, type]] = {
+    "describe": (Describe, NodeView),
+    "list_agents": (ListAgents, AgentList),
+    "erase_agent": (EraseAgent, EraseReceipt),
+    "share_erasures": (ShareErasures, KnownErasures),
+    "pin_agent": (PinAgent, AgentView),
+    "offer_migration": (OfferMigration, Offer),
+    "copy_blocks": (CopyBlocks, Copied),
+    "seal_agent": (SealAgent, Offer),
+    "commit_migration": (CommitMigration, Committed),
+    "release_agent": (ReleaseAgent, Done),
+    "abort_migration": (AbortMigration, Done),
+    "offer_copy": (OfferCopy, Offer),
+    "keep_replica": (KeepReplica, AgentView),
+    "keep_fork": (KeepFork, AgentView),
+    "prefetch_agent": (PrefetchAgent, AgentView),
+    "drain_node": (DrainNode, Done),
+    "meet_peers": (MeetPeers, Done),
+    "flush": (Flush, Done),
+    "stop": (Stop, Done),
+}
+_NAMES: dict[type, str] = {call: name for name, (call, _) in CALLS.items()}
+
+
+def encode_call(call: object) -> bytes:
+    """Encode any call of `CALLS`."""
+    return pack(Envelope(_NAMES[type(call)], pack(call)))
+
+
+def is_call(raw: bytes, kind: type) -> bool:
+    """Say whether an encoded call is a `kind`, without decoding what is in it."""
+    with suppress(RejectedError):
+        return unpack(Envelope, raw).name == _NAMES[kind]
+    return False
+
+
+def decode_call(raw: bytes) -> tuple[str, object]:
+    """Return the call's name and message; raise RejectedError if it is none of `CALLS`."""
+    envelope = unpack(Envelope, raw)
+    if envelope.name not in CALLS:
+        message = "unknown control call"
+        raise RejectedError(message, code="unknown_call")
+    return envelope.name, unpack(CALLS[envelope.name][0], envelope.body)
+
+
+def encode_reply(reply: object) -> bytes:
+    """Encode a reply or an ErrorReply."""
+    name = "error" if isinstance(reply, ErrorReply) else "ok"
+    return pack(Envelope(name, pack(reply)))
+
+
+def decode_reply(kind: type[Reply], raw: bytes) -> Reply | ErrorReply:
+    """Decode the reply to a call whose answer is a `kind`."""
+    envelope = unpack(Envelope, raw)
+    if envelope.name == "error":
+        return unpack(ErrorReply, envelope.body)
+    return unpack(kind, envelope.body)

@@ -1,0 +1,147 @@
+"""Whose connections a server keeps when places run out.
+
+stranger   no request of it was let in yet: the oldest of the busiest source makes room,
+               after its first moment
+admitted   one was: it stays, unless it is idle when places run out
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fabric.limits import (
+    CONNECTIONS_MAX,
+    HEADS_BYTES_MAX,
+    STRANGER_S,
+    STRANGERS_MAX,
+    STRANGERS_PER_SOURCE_MAX,
+)
+
+YOUNG_FACTOR = 2  # so many times the places of strangers, while they are young
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How many connections a server holds."""
+
+    strangers: int = STRANGERS_MAX
+    strangers_per_source: int = STRANGERS_PER_SOURCE_MAX
+    admitted: int = CONNECTIONS_MAX
+
+
+class Connection(Protocol):
+    """What the table knows of a connection."""
+
+    source: str
+    opened_s: float
+    head_bytes: int  # of a request that is not complete yet
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether no request is under way."""
+        ...
+
+    def drop(self) -> None:
+        """Close at once."""
+        ...
+
+
+class ConnectionTable:
+    """All connections of one server, and who makes room when places run out."""
+
+    def __init__(self, places: Places | None = None) -> None:
+        self._places = places or Places()
+        self._strangers: dict[str, dict[Any, None]] = {}  # by source, oldest first
+        self._strangers_count = 0
+        self._admitted: dict[str, dict[Any, None]] = {}  # by owner, least recently used first
+        self._owners: dict[Any, str] = {}
+        self._heads_bytes = 0
+        self.sweeping: Any = None  # the timer, while there is a connection
+
+    def __iter__(self) -> Iterator[Any]:
+        """Go through all connections, however many leave meanwhile."""
+        listed = [c for group in self._strangers.values() for c in group]
+        return iter([*listed, *self._owners])
+
+    def __len__(self) -> int:
+        return self._strangers_count + len(self._owners)
+
+    def add(self, connection: Connection) -> None:
+        """Take in a stranger; the oldest of the busiest source goes where there are too many."""
+        self._strangers.setdefault(connection.source, {})[connection] = None
+        self._strangers_count += 1
+        self._shed(connection.opened_s)
+
+    def trim(self, now_s: float) -> None:
+        """Let those go that were too young for it."""
+        while self._shed(now_s):
+            pass
+
+    def _shed(self, now_s: float) -> bool:
+        """Drop one stranger, if there are too many and one had its time to send something."""
+        busiest = max(self._strangers.values(), key=len, default={})
+        is_full = self._strangers_count > self._places.strangers
+        if not is_full and len(busiest) <= self._places.strangers_per_source:
+            return False
+        oldest = next(iter(busiest))
+        is_young = now_s - oldest.opened_s < STRANGER_S
+        if is_young and self._strangers_count <= YOUNG_FACTOR * self._places.strangers:
+            return False
+        oldest.drop()
+        return True
+
+    def admit(self, connection: Connection, owner: str) -> None:
+        """Note that a request of `owner` was let in on this connection."""
+        if connection in self._owners:
+            del self._admitted[self._owners[connection]][connection]
+        elif not self._forget_stranger(connection):
+            return  # it is gone already
+        self._owners[connection] = owner
+        self._admitted.setdefault(owner, {})[connection] = None
+        if len(self._owners) > self._places.admitted:
+            self._make_room(connection)
+
+    def is_stranger(self, connection: Connection) -> bool:
+        """Say whether no request of it was let in yet."""
+        return connection not in self._owners
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection; unknown ones are no error."""
+        self.hold(connection, 0)
+        owner = self._owners.pop(connection, None)
+        if owner is None:
+            self._forget_stranger(connection)
+            return
+        group = self._admitted[owner]
+        del group[connection]
+        if not group:
+            del self._admitted[owner]
+
+    def hold(self, connection: Connection, head_bytes: int) -> None:
+        """Count an incomplete head; where all are too large together, the largest is dropped."""
+        self._heads_bytes += head_bytes - connection.head_bytes
+        connection.head_bytes = head_bytes
+        if head_bytes and self._heads_bytes > HEADS_BYTES_MAX:
+            max(self, key=_head_bytes).drop()
+
+    def _forget_stranger(self, connection: Connection) -> bool:
+        group = self._strangers.get(connection.source, {})
+        if connection not in group:
+            return False
+        del group[connection]
+        self._strangers_count -= 1
+        if not group:
+            del self._strangers[connection.source]
+        return True
+
+    def _make_room(self, newest: Connection) -> None:
+        """Drop the longest idle connection of whoever has most."""
+        for group in sorted(self._admitted.values(), key=len, reverse=True):
+            for each in group:
+                if each.is_idle and each is not newest:
+                    each.drop()
+                    return
+
+
+def _head_bytes(connection: Connection) -> int:
+    return connection.head_bytes

@@ -1,0 +1,1 @@
+"""The names and forms of keys and secrets; files and sockets are elsewhere."""

@@ -1,0 +1,30 @@
+"""A reference to one stored block: what it is, how long, and how to know it undamaged."""
+
+from dataclasses import dataclass
+
+from fabric.ids import BlockHash, Checksum
+from fabric.kvcache.cache_spec import CacheGroup
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """Names immutable bytes: two blocks are the same only if hash and checksum are.
+
+    The hash says which tokens after which others; the checksum which bits. Two Macs may
+    compute one block with different rounding, and an agent must get back its own bits.
+    """
+
+    block_hash: BlockHash
+    checksum: Checksum
+    tokens_count: int
+    payload_bytes: int
+    group: CacheGroup = CacheGroup.FULL
+
+    def __hash__(self) -> int:
+        """Tell blocks apart by their bits; counted thousands of times with every turn."""
+        return hash(self.checksum)
+
+    @property
+    def name(self) -> str:
+        """File name stem: hex digests only, so no outside text reaches a path."""
+        return f"{self.block_hash.hex()}-{self.checksum.hex()}"

@@ -1,0 +1,122 @@
+"""What the block files of a folder look like, written beside them.
+
+So that a folder can be checked without loading the model that filled it:
+
+    magic | xxh3-128 of the rest | msgpack of SpecRecord
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from fabric.codec import pack, unpack
+from fabric.errors import CorruptDataError, RejectedError
+from fabric.ids import CHECKSUM_BYTES, Fingerprint, parse_fingerprint
+from fabric.kvcache.cache_spec import (
+    DTYPE_BYTES,
+    NATIVE,
+    WORD_BITS,
+    ModelCacheSpec,
+    SlotSpec,
+    TensorSpec,
+)
+from fabric.kvcache.hashing import payload_checksum
+from fabric.kvcache.safetensors_header import DIM_MAX, DIMS_MAX
+from fabric.limits import (
+    BLOCK_BYTES_MAX,
+    BLOCK_TENSORS_MAX,
+    BLOCK_TOKENS,
+    LAYERS_MAX,
+    SPEC_BYTES_MAX,
+)
+
+MAGIC: Final = b"MFSPEC01"
+_LEAD: Final = len(MAGIC) + CHECKSUM_BYTES
+_NAME: Final = re.compile(r"[a-z][a-z0-9_.]{0,39}", re.ASCII)
+_BITS: Final = frozenset({NATIVE, 2, 3, 4, 6, 8})
+_TOKEN_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SpecRecord:
+    """Whose blocks a folder holds: the model's fingerprint, its name and what it keeps."""
+
+    fingerprint: Fingerprint
+    model: str
+    spec: ModelCacheSpec
+
+
+def encode_spec(record: SpecRecord) -> bytes:
+    """Serialize; raise CorruptDataError for a spec of which no block file could be written."""
+    _check(record)
+    body = pack(record)
+    return MAGIC + payload_checksum([body]) + body
+
+
+def decode_spec(raw: bytes) -> SpecRecord:
+    """Parse what `encode_spec` wrote; raise CorruptDataError for anything else."""
+    if not _LEAD <= len(raw) <= SPEC_BYTES_MAX or not raw.startswith(MAGIC):
+        message = "not a cache spec of this version"
+        raise CorruptDataError(message)
+    body = raw[_LEAD:]
+    if payload_checksum([body]) != raw[len(MAGIC) : _LEAD]:
+        message = "cache spec's checksum does not match"
+        raise CorruptDataError(message)
+    try:
+        record = unpack(SpecRecord, body, SPEC_BYTES_MAX)
+    except RejectedError as error:
+        message = f"cache spec does not decode: {error.message}"
+        raise CorruptDataError(message) from None
+    _check(record)
+    return record
+
+
+def _check(record: SpecRecord) -> None:
+    problem = _problem(record)
+    if problem:
+        message = f"cache spec: {problem}"
+        raise CorruptDataError(message)
+
+
+def _problem(record: SpecRecord) -> str | None:
+    try:
+        parse_fingerprint(record.fingerprint)
+    except RejectedError as error:
+        return error.message
+    layers = record.spec.layers
+    if not 0 < len(layers) <= LAYERS_MAX or len(record.spec.nesting) > LAYERS_MAX:
+        return "too few or too many layers"
+    if not all(_is_slot(slot) for layer in layers for slot in layer.slots):
+        return "a slot is none that blocks can hold"
+    if not all(_is_state(state) for layer in layers for state in layer.states):
+        return "a state is none that blocks can hold"
+    return _group_problem(record.spec)
+
+
+def _is_slot(slot: SlotSpec) -> bool:
+    if not all(0 < size <= DIM_MAX for size in (slot.heads, slot.width)):
+        return False
+    if slot.bits not in _BITS or not 0 <= slot.group_size <= DIM_MAX:
+        return False
+    is_packed = slot.bits != NATIVE
+    if is_packed and (not slot.group_size or slot.stored_width * slot.bits % WORD_BITS):
+        return False
+    return _NAME.fullmatch(slot.name) is not None and slot.dtype in DTYPE_BYTES
+
+
+def _is_state(state: TensorSpec) -> bool:
+    is_shape = len(state.shape) <= DIMS_MAX and all(0 < size <= DIM_MAX for size in state.shape)
+    return is_shape and _NAME.fullmatch(state.name) is not None and state.dtype in DTYPE_BYTES
+
+
+def _group_problem(spec: ModelCacheSpec) -> str | None:
+    for group in spec.groups:
+        tensors = spec.tensors(BLOCK_TOKENS, group)
+        if len(tensors) > BLOCK_TENSORS_MAX:
+            return f"a {group} block has too many tensors"
+        if len({tensor.name for tensor in tensors}) != len(tensors):
+            return "two tensors have one name"
+        kv_bytes = sum(tensor.size_bytes for tensor in tensors)
+        if kv_bytes + BLOCK_TOKENS * _TOKEN_BYTES > BLOCK_BYTES_MAX:
+            return f"a {group} block is over the limit"
+    return None

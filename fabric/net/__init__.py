@@ -1,0 +1,1 @@
+"""The data plane as arithmetic: frames, tickets, handshakes, links, compression."""

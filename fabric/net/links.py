@@ -1,0 +1,110 @@
+"""The links between nodes: where each one listens, whom it may meet, and what it measured.
+
+A link is a pair: this machine's interface and one address of a peer. Several may join the same
+two machines, such as a Thunderbolt cable and the office's Ethernet.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from ipaddress import ip_address
+
+from fabric.errors import TooLargeError
+from fabric.ids import NodeName
+from fabric.limits import ADDRESSES_MAX, PEERS_MAX
+
+
+class LinkKind(StrEnum):
+    """What a network address is reached over."""
+
+    THUNDERBOLT = "thunderbolt"
+    ETHERNET = "ethernet"
+    WIFI = "wifi"
+    LOOPBACK = "loopback"
+    OTHER = "other"
+
+
+class AddressScope(StrEnum):
+    """From how far away an address can be reached."""
+
+    MACHINE = "machine"  # 127.0.0.0/8
+    LINK = "link"  # 169.254.0.0/16: the cable's other end only
+    SITE = "site"
+    GLOBAL = "global"
+
+
+LIKELY_ORDER = (
+    LinkKind.THUNDERBOLT,
+    LinkKind.ETHERNET,
+    LinkKind.WIFI,
+    LinkKind.OTHER,
+    LinkKind.LOOPBACK,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a node's data plane listens."""
+
+    host: str
+    port: int
+    kind: LinkKind
+    speed_mbit: int = 0  # nominal; 0 where the system does not say
+    device: str = ""  # the node's own name for the interface; "" where it lists none
+    scope: AddressScope = AddressScope.SITE
+    prefix_bits: int = 0  # of the interface's network; 0 where it is not known
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """What a node knows of its link to one address of a peer; rates are peer to node."""
+
+    peer: NodeName
+    host: str
+    port: int
+    kind: LinkKind  # the slower of both ends: Ethernet to Wi-Fi is Wi-Fi
+    device: str = ""  # this node's interface; "" where the system routes
+    peer_device: str = ""
+    reachable: bool | None = None  # None: not tried yet
+    problem: str | None = None  # a code of `node.net.probe`
+    rtt_s: float | None = None
+    bytes_per_s: float | None = None
+    age_s: float | None = None  # since anything was heard over this link
+    rate_age_s: float | None = None  # since the rate was measured
+
+
+@dataclass(frozen=True, slots=True)
+class PeerNode:
+    """Another node and where it listens."""
+
+    name: NodeName
+    incarnation: int
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeetPeers:
+    """To a node: these are all the others. Replaces the list before; repeatable."""
+
+    peers: tuple[PeerNode, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse lists beyond what a node keeps."""
+        most = max((len(peer.addresses) for peer in self.peers), default=0)
+        if len(self.peers) > PEERS_MAX or most > ADDRESSES_MAX:
+            message = f"at most {PEERS_MAX} peers of {ADDRESSES_MAX} addresses each"
+            raise TooLargeError(message)
+
+
+def scope_of(host: str) -> AddressScope:
+    """Tell an address literal's scope; raise ValueError for anything else."""
+    address = ip_address(host)
+    if address.is_loopback:
+        return AddressScope.MACHINE
+    if address.is_link_local:
+        return AddressScope.LINK
+    return AddressScope.GLOBAL if address.is_global else AddressScope.SITE
+
+
+def slower_kind(one: LinkKind, other: LinkKind) -> LinkKind:
+    """Name the path between two interfaces after the slower of them."""
+    return max(one, other, key=LIKELY_ORDER.index)

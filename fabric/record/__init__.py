@@ -1,0 +1,1 @@
+"""Durable records: an agent's manifest, tombstones, hibernation files, and how they are cut."""

@@ -1,0 +1,239 @@
+"""An agent's durable record: a piece table over immutable blocks.
+
+Published after its blocks, it is the commit point of a turn. Text comes first and tokens
+second: a prompt is matched on `text`, and `token_ends` maps the match back to tokens.
+
+    tokens   0 ......... 256 ......... 512 .... n
+    pieces   [ block 0    )[ block 1    )[ tail  )     each: block, token range in it, shift
+    windows                [ block 1    )[ tail  )     sliding-window layers, where stored
+    states                       |              |      recurrent states, each at its token
+"""
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import lru_cache
+from itertools import pairwise
+
+from fabric.codec import pack, pack_fields, unpack
+from fabric.errors import CorruptDataError, RejectedError
+from fabric.ids import (
+    BLOCK_HASH_BYTES,
+    CHECKSUM_BYTES,
+    AgentId,
+    Fingerprint,
+    MigrationId,
+    NodeName,
+    TenantId,
+)
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.kvcache.hashing import payload_checksum
+from fabric.limits import (
+    AGENT_TOKENS_MAX,
+    BLOCK_BYTES_MAX,
+    BLOCK_TOKENS,
+    MANIFEST_BYTES_MAX,
+    PACKED_PIECES_MAX,
+)
+from fabric.u32s import U32s
+
+MAGIC = b"MFMANI01"
+SERVED = "served"  # in `extras`: a node, and how long it had served when the last turn ended
+KEPT = "kept"  # in `extras`: a replica to be copied anew after its agent's turns
+COPIED = "copied"  # in `extras`: the owner's revision that a replica was copied of
+FORK = "fork"  # in `extras`: a fork without a turn of its own, which only its own id finds
+CUT = "cut"  # in `extras`: a repair cut the record short; its next turn takes that away
+
+
+class OwnerState(StrEnum):
+    """What this node may do with the agent."""
+
+    OWNED = "owned"  # serves its turns
+    SEALED = "sealed"  # a migration holds the final record; serves nothing until it is decided
+    REPLICA = "replica"  # another node owns a later epoch; kept until evicted
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens `start:end` of one block, their positions shifted by `delta`."""
+
+    block: BlockRef
+    start: int
+    end: int
+    delta: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A block whose last token is the one before `end`."""
+
+    block: BlockRef
+    end: int
+
+    @property
+    def start(self) -> int:
+        """Position of the block's first token."""
+        return self.end - self.block.tokens_count
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything needed to continue an agent anywhere that holds its blocks."""
+
+    tenant: TenantId
+    agent: AgentId
+    fingerprint: Fingerprint
+    owner: NodeName
+    epoch: int
+    revision: int
+    state: OwnerState
+    text: str
+    token_ids: U32s
+    token_ends: U32s  # byte offset in utf-8 `text` where each token's text ends
+    prompt_tokens_count: int  # tokens of the last rendered prompt; the rest was generated
+    pieces: tuple[Piece, ...]
+    windows: tuple[Placed, ...] = ()
+    states: tuple[Placed, ...] = ()
+    group: str | None = None  # weak identity (prompt_cache_key, user) shared by conversations
+    sketch: tuple[int, ...] = ()
+    created_s: float = 0.0
+    used_s: float = 0.0
+    migration: MigrationId | None = None
+    sealed_to: NodeName | None = None
+    pinned: bool = False
+    extras: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Take any sequence for the long lists; raise CorruptDataError if they are out of range."""
+        for name in ("token_ids", "token_ends"):
+            if type(getattr(self, name)) is not U32s:
+                object.__setattr__(self, name, U32s(getattr(self, name)))
+
+    @property
+    def tokens_count(self) -> int:
+        """Tokens in the agent's memory."""
+        return len(self.token_ids)
+
+    @property
+    def is_found_by_content(self) -> bool:
+        """Say whether prompts that begin like it may continue it, besides those with its id."""
+        return CUT not in self.extras and FORK not in self.extras
+
+    @property
+    def is_cut(self) -> bool:
+        """Say whether the record lost its end: its text begins like conversations of others."""
+        return CUT in self.extras
+
+    @property
+    def refs(self) -> list[BlockRef]:
+        """All blocks this manifest refers to, in order, repeated as it repeats them."""
+        placed = (*self.windows, *self.states)
+        return [piece.block for piece in self.pieces] + [place.block for place in placed]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Payload bytes of all blocks this manifest refers to."""
+        return sum(ref.payload_bytes for ref in self.refs)
+
+    def sealed(self, migration: MigrationId, to: NodeName) -> "Manifest":
+        """Return it as the final record that `migration` takes to another node."""
+        return replace(self, state=OwnerState.SEALED, migration=migration, sealed_to=to)
+
+    def check(self) -> None:
+        """Raise CorruptDataError unless pieces cover exactly the tokens, in order."""
+        problem = _problem(self)
+        if problem:
+            message = f"manifest of revision {self.revision}: {problem}"
+            raise CorruptDataError(message)
+
+
+def _problem(manifest: Manifest) -> str | None:
+    return (
+        _tokens_problem(manifest)
+        or _refs_problem(manifest)
+        or _pieces_problem(manifest)
+        or _placing_problem(manifest)
+    )
+
+
+def _refs_problem(manifest: Manifest) -> str | None:
+    for ref in manifest.refs:
+        if (len(ref.block_hash), len(ref.checksum)) != (BLOCK_HASH_BYTES, CHECKSUM_BYTES):
+            return "a block is not named by digests"
+        if not 0 < ref.tokens_count <= BLOCK_TOKENS:
+            return "a block has no or too many tokens"
+        if not 0 <= ref.payload_bytes <= BLOCK_BYTES_MAX:
+            return "a block is over the limit"
+    return None
+
+
+def _tokens_problem(manifest: Manifest) -> str | None:
+    count = manifest.tokens_count
+    if count > AGENT_TOKENS_MAX or len(manifest.token_ends) != count:
+        return "token ends do not match token ids"
+    if not 0 <= manifest.prompt_tokens_count <= count:
+        return "prompt length is out of range"
+    ends = manifest.token_ends
+    if not ends.is_ascending():
+        return "token ends go backwards"
+    if ends and ends[-1] > len(manifest.text.encode("utf-8", "surrogatepass")):
+        return "token ends run past the text"
+    if manifest.epoch < 1 or manifest.revision < 0:
+        return "epoch or revision is out of range"
+    return None
+
+
+def _pieces_problem(manifest: Manifest) -> str | None:
+    covered, count = 0, manifest.tokens_count
+    for piece in manifest.pieces:
+        block = piece.block
+        if not 0 <= piece.start < piece.end <= block.tokens_count:
+            return "a piece lies outside its block"
+        covered += piece.end - piece.start
+    return None if covered == count else f"pieces cover {covered} of {count} tokens"
+
+
+def _placing_problem(manifest: Manifest) -> str | None:
+    kinds = ((manifest.windows, CacheGroup.WINDOW), (manifest.states, CacheGroup.STATE))
+    for places, group in kinds:
+        if any(place.block.group is not group for place in places):
+            return f"a block is not of the group {group}"
+        if any(place.start < 0 or place.start % BLOCK_TOKENS for place in places):
+            return "a block starts where none does"
+        if any(place.end > manifest.tokens_count for place in places):
+            return "a block ends behind the tokens"
+        if any(a.end >= b.end for a, b in pairwise(places)):
+            return "blocks are not in order"
+    return None
+
+
+@lru_cache(maxsize=PACKED_PIECES_MAX)
+def _packed_piece(piece: Piece) -> bytes:
+    """Pack one piece; all but the last of a record were in the one before it."""
+    return pack(piece)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Serialize as magic, checksum, msgpack; token lists as little-endian u32."""
+    manifest.check()
+    body = pack_fields(manifest, {"pieces": [_packed_piece(piece) for piece in manifest.pieces]})
+    return b"".join((MAGIC, payload_checksum([body]), body))
+
+
+def decode_manifest(raw: bytes) -> Manifest:
+    """Parse what `encode_manifest` wrote; raise CorruptDataError for anything else."""
+    lead = len(MAGIC) + CHECKSUM_BYTES
+    if len(raw) > MANIFEST_BYTES_MAX or len(raw) < lead or not raw.startswith(MAGIC):
+        message = "not a manifest of this version"
+        raise CorruptDataError(message)
+    body = raw[lead:]
+    if payload_checksum([body]) != raw[len(MAGIC) : lead]:
+        message = "manifest checksum does not match"
+        raise CorruptDataError(message)
+    try:
+        manifest = unpack(Manifest, body, MANIFEST_BYTES_MAX)
+    except RejectedError as error:
+        message = f"manifest does not decode: {error.message}"
+        raise CorruptDataError(message) from None
+    manifest.check()
+    return manifest

@@ -1,0 +1,157 @@
+"""An agent's record on its way out of a fabric, and into one that names blocks otherwise.
+
+Block names are keyed by cluster and tenant, checksums by nothing: a record that comes in keeps
+its checksums, and its names are made anew from its tokens. Nothing else it says is believed.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fabric.errors import ConflictError, RejectedError
+from fabric.ids import AgentId, NodeName, TenantId, parse_agent_id
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockSpan, block_spans, span_ending
+from fabric.kvcache.block_file import payload_bytes
+from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
+from fabric.limits import BLOCK_TOKENS, SKETCH_PIECES_MAX
+from fabric.record.hibernation_file import Header, require_sound
+from fabric.record.manifest import CUT, Manifest, OwnerState, Piece, Placed
+from fabric.record.restore_plan import essential
+
+HIBERNATED = "hibernated"
+_HASH_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A record under this fabric's names, and its blocks in the order in which they come."""
+
+    record: Manifest
+    blocks: tuple[tuple[BlockRef, BlockSpan], ...]
+
+
+def portable(record: Manifest, window_tokens: int) -> Manifest:
+    """Return what goes into a file: what is needed to go on, and nobody's claim on it.
+
+    Raises ConflictError for a memory made of parts of blocks, which no file can hold yet.
+    """
+    if not all(_is_whole(piece) for piece in record.pieces):
+        message = "the agent's memory was edited; it can be hibernated after its next turn"
+        raise ConflictError(message, code="cannot_hibernate")
+    return replace(
+        essential(record, window_tokens),
+        state=OwnerState.OWNED,
+        migration=None,
+        sealed_to=None,
+        pinned=False,
+        extras=_cut_only(record),
+    )
+
+
+def rekeyed(
+    record: Manifest, header: Header, spec: ModelCacheSpec, salt: bytes, vocabulary_size: int
+) -> Arrival:
+    """Name the record's blocks under `salt`; raise RejectedError unless all of it fits.
+
+    The lengths of all blocks are checked against the model's: they may be allocated.
+    """
+    _check_plain(record, header, vocabulary_size)
+    ids = record.token_ids
+    spans = block_spans(salt, record.fingerprint, ids)
+    places: list[tuple[BlockRef, BlockSpan]] = [
+        (_renamed(piece.block, span), span)
+        for piece, span in zip(_whole(record.pieces, spans), spans, strict=True)
+    ]
+    windows, states = len(record.windows), len(record.states)
+    for place in record.windows:
+        span = spans[(place.end - 1) // BLOCK_TOKENS].in_group(salt, CacheGroup.WINDOW)
+        _require(span.end == place.end)
+        places.append((_renamed(place.block, span), span))
+    for place in record.states:
+        span = span_ending(salt, record.fingerprint, ids, spans, place.end)
+        span = span.in_group(salt, CacheGroup.STATE)
+        places.append((_renamed(place.block, span), span))
+    for ref, span in places:
+        _check_size(ref, span, spec)
+    _require(len(places) == header.blocks_count)
+    _require(sum(ref.payload_bytes for ref, _ in places) == header.payload_bytes)
+    named = [ref for ref, _ in places]
+    first, second = len(spans), len(spans) + windows
+    made = replace(
+        record,
+        pieces=tuple(Piece(ref, 0, ref.tokens_count) for ref in named[:first]),
+        windows=_placed(record.windows, named[first:second]),
+        states=_placed(record.states, named[second : second + states]),
+    )
+    return Arrival(made, tuple(places))
+
+
+def owned_anew(
+    record: Manifest, key: tuple[TenantId, AgentId], owner: NodeName, epoch: int, wall_s: float
+) -> Manifest:
+    """Return the record of the same memory under another name, owner and epoch."""
+    return replace(
+        record,
+        tenant=key[0],
+        agent=key[1],
+        owner=owner,
+        epoch=epoch,
+        revision=record.revision + 1,
+        state=OwnerState.OWNED,
+        used_s=wall_s,
+        migration=None,
+        sealed_to=None,
+        pinned=False,
+        extras=_cut_only(record),
+    )
+
+
+def _cut_only(record: Manifest) -> dict[str, str]:
+    """Keep of the free-form notes only the one that changes who finds the agent."""
+    return {CUT: HIBERNATED} if record.is_cut else {}
+
+
+def _check_plain(record: Manifest, header: Header, vocabulary_size: int) -> None:
+    _require(record.fingerprint == header.fingerprint)
+    _require(record.agent == header.agent)
+    _require((record.epoch, record.revision) == (header.epoch, header.revision))
+    _require(record.tokens_count == header.tokens_count)
+    _require(max(record.token_ids) < vocabulary_size)  # a larger one would be read out of bounds
+    _require(len(record.sketch) <= SKETCH_PIECES_MAX)
+    _require(all(0 <= piece < 1 << _HASH_BITS for piece in record.sketch))
+    _require(math.isfinite(record.created_s))
+    if record.group is not None:
+        try:
+            parse_agent_id(record.group)
+        except RejectedError:
+            _require(holds=False)
+
+
+def _whole(pieces: Sequence[Piece], spans: Sequence[BlockSpan]) -> Sequence[Piece]:
+    """Return `pieces` if they are exactly the blocks of the tokens."""
+    _require(len(pieces) == len(spans) and all(map(_is_whole, pieces)))
+    return pieces
+
+
+def _is_whole(piece: Piece) -> bool:
+    return (piece.start, piece.end, piece.delta) == (0, piece.block.tokens_count, 0)
+
+
+def _renamed(ref: BlockRef, span: BlockSpan) -> BlockRef:
+    _require(ref.group is span.group)
+    return replace(ref, block_hash=span.block_hash)
+
+
+def _check_size(ref: BlockRef, span: BlockSpan, spec: ModelCacheSpec) -> None:
+    _require(ref.group is CacheGroup.FULL or ref.group in spec.groups)
+    _require(ref.tokens_count == span.end - span.start)
+    _require(ref.payload_bytes == payload_bytes(spec, ref.tokens_count, ref.group))
+
+
+def _placed(places: Sequence[Placed], refs: Sequence[BlockRef]) -> tuple[Placed, ...]:
+    return tuple(Placed(ref, place.end) for place, ref in zip(places, refs, strict=True))
+
+
+def _require(holds: bool) -> None:  # noqa: FBT001 - reads as a sentence
+    require_sound(holds, "its record contradicts itself, its header or the model")

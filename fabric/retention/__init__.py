@@ -1,0 +1,1 @@
+"""What is worth keeping: reuse odds, and whom to evict."""

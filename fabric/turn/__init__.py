@@ -1,0 +1,1 @@
+"""One turn as messages and arithmetic: requests, events, prompts matched against records."""

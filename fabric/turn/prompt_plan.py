@@ -1,0 +1,158 @@
+"""Match a prompt against an agent's record: text first, tokens second.
+
+    stored text   |system ...|user ...|assistant ... <end>|
+    prompt text   |system ...|user ...|assistant ... <end>|user ...|
+                  common bytes ---------------------------^
+                  cut: the last special token that starts within them
+
+Tokens before the cut are taken from the record, so that an answer keeps the tokens it was
+generated with; the rest is encoded afresh and compared. The fed tokens are therefore those
+of a fresh encoding, except that kept answers keep their own.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Protocol
+
+from fabric.turn.generation import MatchKind
+from fabric.turn.prompt_limit import PromptLimit
+from fabric.turn.text_match import common_prefix_bytes, common_prefix_items
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids and, for each, where its text ends, in utf-8 bytes."""
+
+    ids: list[int]
+    ends: list[int]
+
+
+class PromptTokenizer(Protocol):
+    """What planning needs of a tokenizer."""
+
+    @property
+    def cut_texts(self) -> dict[int, bytes]:
+        """Special tokens that always stand alone, with their text."""
+        ...
+
+    def encode(
+        self, text: str, *, special_prefix: bool = False, limit: PromptLimit | None = None
+    ) -> Encoded:
+        """Encode with offsets; raise RejectedError where the text reaches the limit."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What an agent has in its cache, as text and as tokens."""
+
+    text: bytes
+    ids: list[int]
+    ends: list[int]
+    prompt_tokens_count: int
+
+    @property
+    def prompt_bytes(self) -> bytes:
+        """Text of the last prompt, without the answer that followed."""
+        if not self.prompt_tokens_count:
+            return b""
+        return self.text[: self.ends[self.prompt_tokens_count - 1]]
+
+
+EMPTY_TRANSCRIPT = Transcript(b"", [], [], 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """The tokens to have in the cache, and how many of the record's leading ones serve."""
+
+    text: bytes
+    ids: list[int]
+    ends: list[int]
+    kept_tokens: int
+    match: MatchKind
+    reason: str
+    taken_tokens: int = 0  # leading ids and ends that are the record's own
+
+
+def plan_prompt(
+    tokenizer: PromptTokenizer,
+    text: str,
+    stored: Transcript,
+    *,
+    raw: bool,
+    limit: PromptLimit | None = None,
+) -> PromptPlan:
+    """Plan how to continue `stored` with the prompt `text`; raise RejectedError over `limit`.
+
+    `raw`: an untemplated prompt, which has no special tokens to cut at and gets the
+    tokenizer's own prefix; it is always encoded whole.
+    """
+    prompt = text.encode()
+    common = common_prefix_bytes(prompt, stored.text)
+    ids, ends, taken = _encode_behind_cut(tokenizer, prompt, stored, common, raw=raw, limit=limit)
+    if not ids:
+        encoded = tokenizer.encode(text, special_prefix=raw, limit=limit)
+        ids, ends = encoded.ids, encoded.ends
+    kept = common_prefix_items(ids, stored.ids)
+    match = _classify(len(ids), kept, len(stored.ids))
+    return PromptPlan(prompt, ids, ends, kept, match, _reason(match, kept, stored), taken)
+
+
+def _encode_behind_cut(
+    tokenizer: PromptTokenizer,
+    prompt: bytes,
+    stored: Transcript,
+    common: int,
+    *,
+    raw: bool,
+    limit: PromptLimit | None,
+) -> tuple[list[int], list[int], int]:
+    """Encode from the last safe cut; nothing if there is none or it proves unsafe."""
+    cut = None if raw else _last_cut(tokenizer.cut_texts, prompt, stored, common)
+    if cut is None:
+        return [], [], 0
+    index, start = cut
+    behind = limit.behind(index) if limit is not None else None
+    fresh = tokenizer.encode(prompt[start:].decode(), limit=behind)
+    if not fresh.ids or fresh.ids[0] not in tokenizer.cut_texts:
+        return [], [], 0
+    ends = stored.ends[:index] + [start + end for end in fresh.ends]
+    return stored.ids[:index] + fresh.ids, ends, index
+
+
+def _last_cut(
+    cut_texts: dict[int, bytes], prompt: bytes, stored: Transcript, common: int
+) -> tuple[int, int] | None:
+    """Find (token index, byte offset) of the last special token to start encoding at."""
+    if common == len(stored.text) and stored.ids:
+        # An answer cut short by a limit has no end token; the template may add one now.
+        rest = prompt[common:]
+        if any(rest.startswith(special) for special in cut_texts.values()):
+            return len(stored.ids), common
+    for index in range(bisect_right(stored.ends, common) - 1, 0, -1):
+        special = cut_texts.get(stored.ids[index])
+        if special is not None:
+            start = stored.ends[index] - len(special)
+            if prompt[start : stored.ends[index]] == special:
+                return index, start
+    return None
+
+
+def _classify(prompt_tokens: int, kept: int, stored_tokens: int) -> MatchKind:
+    if kept == 0:
+        return MatchKind.NONE
+    if kept == prompt_tokens:
+        return MatchKind.EXACT
+    return MatchKind.EXTEND if kept == stored_tokens else MatchKind.DIVERGE
+
+
+def _reason(match: MatchKind, kept: int, stored: Transcript) -> str:
+    if match is MatchKind.EXACT:
+        return "the prompt is what is stored"
+    if match is MatchKind.EXTEND:
+        return "the prompt extends what is stored"
+    if match is MatchKind.DIVERGE:
+        at = stored.ends[kept - 1]
+        return f"differs after token {kept} of {len(stored.ids)}, byte {at} of {len(stored.text)}"
+    return "nothing stored begins like this prompt" if stored.ids else "nothing was stored"

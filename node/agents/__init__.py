@@ -1,0 +1,1 @@
+"""The agents of one node: their table, index and use."""

@@ -1,0 +1,168 @@
+"""One agent as its node holds it: the last committed record, and its cache while hot."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from fabric.control.node_calls import AgentView, LastMatch, SealAgent, TierBytes
+from fabric.ids import AgentId, MigrationId, TenantId
+from fabric.kvcache.block_chain import BlockSpan
+from fabric.record.manifest import KEPT, Manifest, OwnerState
+from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, Transcript
+from node.mlx.resident_cache import ResidentCache
+
+TAIL_BYTES = 8
+
+AgentKey = tuple[TenantId, AgentId]
+
+
+class LiveTurn(Protocol):
+    """What others may do to the turn that an agent is in."""
+
+    saved: asyncio.Event
+
+    def cancel(self) -> None:
+        """End it as if its client had hung up."""
+        ...
+
+    def hand_over(self, seal: SealAgent) -> None:
+        """Stop at the next token: another node goes on."""
+        ...
+
+    async def keep(self, migration: MigrationId) -> None:
+        """Go on here after all: the move came to nothing."""
+        ...
+
+    async def save_now(self) -> Manifest | None:
+        """Save the full blocks that there are so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """One agent's memory on its way; `cancel` ends it after the block that is being read."""
+
+    task: asyncio.Task[None]
+    cancel: threading.Event
+
+
+@dataclass(slots=True, eq=False)
+class Agent:
+    """Mutable state, touched only on the node's event loop."""
+
+    manifest: Manifest
+    saved: Manifest | None = None  # the record on disk; older than `manifest` if that failed
+    cache: ResidentCache | None = None  # holds exactly the manifest's tokens while idle
+    is_durable: bool = False
+    stored_tokens: int = 0  # leading ones whose bits in memory are those of `saved` blocks
+    named: tuple[Sequence[int], tuple[BlockSpan, ...]] = ((), ())  # tokens, and their blocks
+    was_evicted: bool = False  # while turns waited: they begin anew
+    is_pin_held: bool = False  # the pin is honoured: it fits its tenant's part
+    came_from_peer: bool = False  # until its first turn here
+    last_match: LastMatch | None = None
+    turn_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting_count: int = 0
+    turn: LiveTurn | None = None  # the one that runs now
+    fence: int = 0  # another node owns this epoch: no turn of a lower one is acknowledged
+    decided: asyncio.Event = field(default_factory=asyncio.Event)  # set unless sealed
+    loading: Loading | None = None  # its memory is on its way from the disk, ahead of a turn
+
+    def __post_init__(self) -> None:
+        """Start undecided only if the record says that a migration holds it."""
+        if self.manifest.state is not OwnerState.SEALED:
+            self.decided.set()
+
+    @property
+    def key(self) -> AgentKey:
+        """Tenant and agent id."""
+        return self.manifest.tenant, self.manifest.agent
+
+    @property
+    def is_busy(self) -> bool:
+        """Say whether a turn runs or waits."""
+        return self.turn_lock.locked() or self.waiting_count > 0
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Say whether memory holds turns that the disk does not."""
+        owned = self.manifest.state is OwnerState.OWNED
+        return owned and self.cache is not None and not self.is_durable
+
+    def take_record(self, record: Manifest) -> None:
+        """Note that the disk holds `record`; a pin that was asked for meanwhile stays."""
+        pinned = self.manifest.pinned
+        self.saved = record
+        self.manifest = record if record.pinned == pinned else replace(record, pinned=pinned)
+
+    def note_saved(self, record: Manifest, spans: tuple[BlockSpan, ...]) -> None:
+        """Note that the disk holds `record`, with the blocks that memory holds."""
+        self.take_record(record)
+        if record.state is OwnerState.SEALED:
+            self.decided.clear()
+        self.is_durable = True
+        self.stored_tokens = record.tokens_count
+        self.named = (record.token_ids, spans)
+
+    def chain(self) -> tuple[BlockSpan, ...]:
+        """Return the names of the blocks of the record's tokens, if they are known."""
+        ids, spans = self.named
+        return spans if ids is self.manifest.token_ids else ()
+
+    @property
+    def hot_bytes(self) -> int:
+        """Memory held by the resident cache."""
+        return self.cache.size_bytes if self.cache is not None else 0
+
+    @property
+    def prompt_bytes(self) -> bytes:
+        """Text of the last prompt, without the answer that followed."""
+        record, count = self.manifest, self.manifest.prompt_tokens_count
+        return record.text.encode()[: record.token_ends[count - 1]] if count else b""
+
+    def transcript(self) -> Transcript:
+        """Unpack the record for matching."""
+        record = self.manifest
+        if not record.token_ids:
+            return EMPTY_TRANSCRIPT
+        return Transcript(
+            record.text.encode(),
+            list(record.token_ids),
+            list(record.token_ends),
+            record.prompt_tokens_count,
+        )
+
+    @property
+    def _tail(self) -> str:
+        pieces = self.saved.pieces if self.saved is not None else ()
+        return pieces[-1].block.block_hash[:TAIL_BYTES].hex() if pieces else ""
+
+    def view(self) -> AgentView:
+        """Describe the agent for operators and the directory."""
+        record = self.manifest
+        tiers = [name for name, has in (("hot", self.cache), ("disk", self.saved)) if has]
+        return AgentView(
+            tenant=record.tenant,
+            agent=record.agent,
+            group=record.group,
+            node=record.owner,
+            state=record.state,
+            epoch=record.epoch,
+            revision=record.revision,
+            tokens=record.tokens_count,
+            blocks=len(self.saved.pieces) if self.saved else 0,
+            bytes=TierBytes(hot=self.hot_bytes, disk=self.saved.stored_bytes if self.saved else 0),
+            tiers=tuple(tiers),
+            busy=self.is_busy,
+            created_s=record.created_s,
+            used_s=record.used_s,
+            last_match=self.last_match,
+            sealed_to=record.sealed_to,
+            migration=record.migration,
+            durable=self.is_durable,
+            pinned=record.pinned,
+            pin_held=record.pinned and self.is_pin_held,
+            kept=record.state is OwnerState.REPLICA and KEPT in record.extras,
+            tail=self._tail,
+        )

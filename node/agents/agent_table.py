@@ -1,0 +1,226 @@
+"""All agents of one node, who is hot, and whom to cool down first."""
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fabric.errors import NotFoundError, OverloadedError
+from fabric.ids import AgentId, Fingerprint, NodeName, TenantId
+from fabric.limits import AGENTS_PER_NODE_MAX, GONE_AGENTS_MAX
+from fabric.ports import Clock
+from fabric.record.manifest import Manifest, OwnerState
+from fabric.retention.policy import Candidate, Rules, choose
+from fabric.turn.generation import Identity, IdentityKind
+from fabric.u32s import U32s
+from node.agents.agent import Agent, AgentKey
+from node.agents.conversation_index import ConversationIndex
+from node.agents.use_log import UseLog
+
+SAME_FOR_ALL = Rules()
+
+
+class AgentTable:
+    """Agents by key; lives on the node's event loop."""
+
+    def __init__(
+        self,
+        node: NodeName,
+        fingerprint: Fingerprint,
+        clock: Clock,
+        rules: Rules = SAME_FOR_ALL,
+    ) -> None:
+        self._node = node
+        self._fingerprint = fingerprint
+        self._clock = clock
+        self._agents: dict[AgentKey, Agent] = {}
+        self._index = ConversationIndex()
+        self._rules = rules
+        self.use = UseLog(clock)
+        self.changes = 0
+        # The number of each agent's last change, and of each removal, the oldest first.
+        self._changed: OrderedDict[AgentKey, int] = OrderedDict()
+        self._gone: OrderedDict[AgentKey, int] = OrderedDict()
+        self._gone_from = 0  # removals up to this change are not remembered any more
+
+    def __iter__(self) -> Iterator[Agent]:
+        """Iterate over all agents."""
+        return iter(list(self._agents.values()))
+
+    def __len__(self) -> int:
+        """Count all agents."""
+        return len(self._agents)
+
+    def get(self, key: AgentKey) -> Agent | None:
+        """Return an agent if this node holds it in any state."""
+        return self._agents.get(key)
+
+    def require(self, key: AgentKey) -> Agent:
+        """Return an agent in any state; raise NotFoundError where this node holds none."""
+        found = self._agents.get(key)
+        if found is None:
+            message = f"{self._node} holds no such agent"
+            raise NotFoundError(message, code="agent_not_found")
+        return found
+
+    def note_change(self, key: AgentKey) -> None:
+        """Count a change of what a list says of an agent."""
+        self.changes += 1
+        if key in self._agents:
+            self._changed[key] = self.changes
+            self._changed.move_to_end(key)
+            return
+        self._changed.pop(key, None)
+        self._gone[key] = self.changes
+        self._gone.move_to_end(key)
+        if len(self._gone) > GONE_AGENTS_MAX:
+            self._gone_from = self._gone.popitem(last=False)[1]
+
+    def changed_after(self, change: int) -> list[tuple[int, Agent]]:
+        """Return the agents that changed after `change`, each with its number, in order."""
+        found = []
+        for key in reversed(self._changed):
+            if self._changed[key] <= change:
+                break
+            found.append((self._changed[key], self._agents[key]))
+        found.reverse()
+        return found
+
+    def gone_after(self, change: int) -> list[tuple[int, AgentKey]] | None:
+        """Return the agents removed after `change` for good; None where not all are known."""
+        if not self._gone_from <= change <= self.changes:
+            return None
+        found = []
+        for key in reversed(self._gone):
+            if self._gone[key] <= change:
+                break
+            if key not in self._agents:
+                found.append((self._gone[key], key))
+        found.reverse()
+        return found
+
+    def put(self, agent: Agent) -> None:
+        """Add or re-index an agent after its record changed."""
+        self._agents[agent.key] = agent
+        self.note_change(agent.key)
+        self.use.note(agent.manifest)
+        if agent.manifest.state is OwnerState.OWNED and agent.manifest.token_ids:
+            self._index.put(agent.key, agent.prompt_bytes)
+        else:
+            self._index.remove(agent.key)
+
+    def remove(self, key: AgentKey) -> None:
+        """Forget an agent."""
+        gone = self._agents.pop(key, None)
+        self.note_change(key)
+        if gone is not None:
+            self.use.forget(gone.manifest)
+        self._index.remove(key)
+
+    def forget(self, agent: Agent) -> None:
+        """Drop an agent if it is still the one under its key."""
+        if self._agents.get(agent.key) is agent:
+            self.remove(agent.key)
+
+    def create(self, tenant: TenantId, agent: AgentId, group: str | None, epoch: int) -> Agent:
+        """Add an empty agent that this node owns."""
+        if len(self._agents) >= AGENTS_PER_NODE_MAX:
+            message = f"this node already holds {AGENTS_PER_NODE_MAX} agents"
+            raise OverloadedError(message)
+        now_s = self._clock.wall_s()
+        manifest = Manifest(
+            tenant=tenant,
+            agent=agent,
+            fingerprint=self._fingerprint,
+            owner=self._node,
+            epoch=max(epoch, 1),
+            revision=0,
+            state=OwnerState.OWNED,
+            text="",
+            token_ids=U32s(),
+            token_ends=U32s(),
+            prompt_tokens_count=0,
+            pieces=(),
+            group=group,
+            created_s=now_s,
+            used_s=now_s,
+        )
+        made = Agent(manifest)
+        self.put(made)
+        return made
+
+    def recognise(self, tenant: TenantId, identity: Identity, prompt: bytes) -> Agent | None:
+        """Find the idle conversation that `prompt` continues or repeats.
+
+        It must begin with all of that conversation's last prompt: only the answer, which no
+        later prompt has confirmed, may differ. Anything else becomes an agent of its own.
+        """
+        for key in self._index.candidates(tenant, prompt):
+            agent = self._agents[key]
+            if (
+                agent.is_busy
+                or not agent.manifest.is_found_by_content
+                or (identity.kind is IdentityKind.GROUP and agent.manifest.group != identity.agent)
+            ):
+                continue
+            if prompt.startswith(agent.prompt_bytes):
+                return agent
+        return None
+
+    def name_new(self, tenant: TenantId, identity: Identity) -> AgentId:
+        """Choose an unused id for a conversation without one."""
+        if identity.kind is IdentityKind.CONTENT or identity.agent is None:
+            return AgentId("auto-" + secrets.token_hex(8))
+        # Always random, because other nodes name conversations of this group too: the bare
+        # name would be given once by each of them, and then two nodes own it at epoch 1.
+        return AgentId(f"{identity.agent[:104]}~{secrets.token_hex(8)}")
+
+    @property
+    def hot_bytes(self) -> int:
+        """Memory of all resident caches."""
+        return sum(agent.hot_bytes for agent in self._agents.values())
+
+    def cool(self, budget_bytes: int) -> None:
+        """Free the resident caches worth least until they fit; their blocks are on disk."""
+        if not self._rules.tenants and self.hot_bytes <= budget_bytes:
+            return
+        hot = [self._candidate(a, is_fixed=not a.is_durable) for a in self if a.cache is not None]
+        for gone in choose(hot, max(0, budget_bytes), self._rules).dropped:
+            self._agents[gone.key].cache = None
+            self.note_change(gone.key)
+
+    def shed(self, budget_bytes: int) -> None:
+        """Free caches that the disk refused, worth least first, until memory is not overdrawn.
+
+        Such an agent goes back to its last saved turn; without one, it is forgotten.
+        """
+        if self.hot_bytes <= budget_bytes:
+            return
+        hot = [self._candidate(a, is_fixed=False) for a in self if a.cache is not None]
+        for gone in choose(hot, max(0, budget_bytes), self._rules).dropped:
+            agent = self._agents[gone.key]
+            agent.cache = None
+            if agent.is_durable:
+                self.note_change(agent.key)
+            elif agent.saved is None:
+                agent.was_evicted = True
+                self.remove(agent.key)
+            else:
+                record, saved = agent.manifest, agent.saved
+                agent.manifest = replace(
+                    saved, epoch=record.epoch, owner=record.owner, state=record.state
+                )
+                agent.is_durable = agent.manifest == saved
+                self.put(agent)
+
+    def _candidate(self, agent: Agent, *, is_fixed: bool) -> Candidate:
+        """Describe a resident cache; a byte of any saves the same time on its way from the disk."""
+        return Candidate(
+            agent.key,
+            {agent.key: agent.hot_bytes},
+            self.use.idle_s(agent.manifest),
+            self.use.odds(agent.manifest),
+            saves_s=float(agent.hot_bytes),
+            is_active=is_fixed or agent.is_busy,
+            is_pinned=agent.manifest.pinned,
+        )

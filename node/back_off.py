@@ -1,0 +1,20 @@
+"""How long to wait before what failed is tried again: twice as long each time, up to a limit."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class BackOff:
+    """The waits of one thing that fails again and again."""
+
+    first_s: float
+    longest_s: float
+    _next_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._next_s = self.first_s
+
+    def next_s(self) -> float:
+        """Return how long to wait this time."""
+        wait_s, self._next_s = self._next_s, min(2 * self._next_s, self.longest_s)
+        return wait_s

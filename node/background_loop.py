@@ -1,0 +1,63 @@
+"""Work that a node does again and again beside its turns: no failure of one round is the last."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from fabric.limits import LOOP_RETRY_S
+
+_log = logging.getLogger(__name__)
+
+
+class BackgroundLoop:
+    """Runs `step` on the event loop from `start` to `stop`, each time after the wait it returned.
+
+    A step that raises, whatever it raises, is logged and counted, and tried again after a rest.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], Awaitable[float]],
+        failed: Callable[[], None],
+        *,
+        first_wait_s: float = 0.0,
+    ) -> None:
+        """Name it for the log; `failed` is called whenever a step raised."""
+        self._name = name
+        self._step = step
+        self._failed = failed
+        self._wait_s = first_wait_s
+        self._hurry = asyncio.Event()
+        self._is_over = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin; call it on the event loop."""
+        self._task = asyncio.create_task(self._run())
+
+    def hurry(self) -> None:
+        """Let the next step come now."""
+        self._hurry.set()
+
+    async def stop(self) -> None:
+        """End, once a step under way is over."""
+        self._is_over = True
+        self._hurry.set()
+        if self._task is not None:
+            await self._task
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), self._wait_s)
+            self._hurry.clear()
+            if self._is_over:
+                return
+            try:
+                self._wait_s = await self._step()
+            except Exception:  # noqa: BLE001 - one bad round must not be the last
+                _log.exception("%s failed and is tried again", self._name)
+                self._failed()
+                self._wait_s = LOOP_RETRY_S

@@ -1,0 +1,78 @@
+"""One decode step of a batch, in which one sequence's failure is nobody else's."""
+
+import logging
+from collections.abc import Callable
+
+from node.engine.delivery import Last, deliver, end, fail
+from node.engine.sequence import Sequence
+from node.mlx.engine import DecodeSlot, Drawn, Engine
+
+_log = logging.getLogger(__name__)
+
+
+def decode_step(engine: Engine, batch: list[Sequence]) -> list[Sequence]:
+    """Feed every sequence's pending token, deliver what was drawn, and return who is done."""
+    step = _Step(engine, batch)
+    if engine.launch_waits:  # what is drawn already would be shown only after the computing
+        step.deliver(engine.read_ahead)
+        step.launch()
+    else:  # reading would hold up the device, which has the next step to begin
+        step.launch()
+        step.deliver(engine.read)
+    return step.finish()
+
+
+class _Step:
+    def __init__(self, engine: Engine, batch: list[Sequence]) -> None:
+        self._engine = engine
+        self._batch = batch
+        self._failed: list[Sequence] = []
+        self._last: list[tuple[Sequence, Last]] = []
+
+    def deliver(self, read: Callable[[DecodeSlot], list[Drawn]]) -> None:
+        """Show what was drawn."""
+        for sequence in self._sound():
+            try:
+                for drawn in read(_slot(sequence)):
+                    last = deliver(sequence, drawn)
+                    if last is not None:
+                        self._last.append((sequence, last))
+                        break
+            except Exception as error:  # noqa: BLE001 - isolate the failing sequence
+                self._fail(sequence, error)
+
+    def launch(self) -> None:
+        """Launch all together or, where that fails, each alone."""
+        batch = self._sound()
+        if not batch:
+            return
+        try:
+            self._engine.launch([_slot(sequence) for sequence in batch])
+        except Exception:  # noqa: BLE001 - nothing may end the loop
+            _log.exception("a batch of %d failed; trying each sequence alone", len(batch))
+        else:
+            return
+        for sequence in batch:
+            try:
+                self._engine.launch([_slot(sequence)])
+            except Exception as error:  # noqa: BLE001 - isolate the failing sequence
+                self._fail(sequence, error)
+
+    def finish(self) -> list[Sequence]:
+        """End those whose last token is in the cache now; return them and who failed."""
+        ended = [(sequence, last) for sequence, last in self._last if sequence not in self._failed]
+        for sequence, last in ended:
+            end(sequence, last.reason, last.stop_string)
+        return [*self._failed, *(sequence for sequence, _ in ended)]
+
+    def _sound(self) -> list[Sequence]:
+        return [sequence for sequence in self._batch if sequence not in self._failed]
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        fail(sequence, error)
+        self._failed.append(sequence)
+
+
+def _slot(sequence: Sequence) -> DecodeSlot:
+    assert sequence.slot is not None, "only started sequences decode"
+    return sequence.slot

@@ -1,0 +1,106 @@
+"""Turn what the engine drew into a sequence's events: tokens, text, its end or its failure."""
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fabric.errors import FabricError
+from fabric.turn.generation import FinishReason, TokenLogprob
+from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
+from node.mlx.answer import Shown
+from node.mlx.engine import Drawn
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """Why an answer's last token is its last; the stop string that cut it, if one did."""
+
+    reason: FinishReason
+    stop_string: str | None
+
+
+def tell(sequence: Sequence, event: SequenceEvent) -> None:
+    """Emit an event; a sequence whose listener fails has none and is cancelled."""
+    try:
+        sequence.emit(event)
+    except Exception:  # noqa: BLE001 - a listener's failure is not the batch's
+        _log.exception("nobody listens to a sequence any more")
+        sequence.cancelled.set()
+
+
+def deliver(sequence: Sequence, drawn: Drawn) -> Last | None:
+    """Take and show the next token; say why if it was the last, for `end` to tell."""
+    resumed, was_told = sequence.resumed, False
+    if resumed is not None and len(sequence.answer_ids) == len(resumed.answer_ids):
+        # Its probability was computed where it was drawn, and perhaps shown there.
+        drawn, was_told = Drawn(drawn.token, resumed.top), resumed.told
+    sequence.answer_ids.append(drawn.token)
+    shown = sequence.answer.push(drawn.token)
+    event = produced(sequence, len(sequence.answer_ids), drawn, shown)
+    tell(sequence, replace(event, shown=Shown(), logprobs=()) if was_told else event)
+    reason = finish_reason(sequence, len(sequence.answer_ids), drawn.token, shown)
+    if reason is None:
+        return None
+    return Last(reason, shown.stopped_by if reason is FinishReason.STOP else None)
+
+
+def produced(sequence: Sequence, count: int, drawn: Drawn, shown: Shown) -> Produced:
+    """Describe an answer's token number `count`, counted from 1."""
+    return Produced(
+        count - 1, shown, () if _is_end(sequence, drawn.token) else _logprobs(sequence, drawn)
+    )
+
+
+def finish_reason(sequence: Sequence, count: int, token: int, shown: Shown) -> FinishReason | None:
+    """Say why an answer ends with its `count`-th token, if it does."""
+    if _is_end(sequence, token) or shown.stopped_by is not None:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if count >= sequence.sampling.max_tokens else None
+
+
+def _is_end(sequence: Sequence, token: int) -> bool:
+    return token in sequence.stop_ids and not sequence.sampling.ignore_eos
+
+
+def end(sequence: Sequence, reason: FinishReason | None, stop_string: str | None = None) -> None:
+    """Emit the last event of a sequence that did not fail; `reason` None: it was cancelled."""
+    answer = sequence.answer
+    try:
+        shown = answer.finish(stopped=stop_string is not None)
+    except Exception as error:  # noqa: BLE001 - the text of one sequence
+        fail(sequence, error)
+        return
+    ended = Ended(reason, shown, sequence.answer_ids, answer.text, answer.ends, stop_string)
+    tell(sequence, ended)
+
+
+def hand_over(sequence: Sequence, drawn: Drawn | None) -> None:
+    """Emit the last event of a sequence that goes on elsewhere, with the token drawn last."""
+    answer = sequence.answer
+    # Apart from the answer itself, whose record ends in front of this token.
+    ahead = answer.fork().push(drawn.token) if drawn is not None else None
+    # What the answer holds back (half a character, the beginning of a stop string) is shown by
+    # who goes on, whose answer is fed the same tokens.
+    shown = answer.finish(stopped=True)
+    ids, ends = sequence.answer_ids, answer.ends
+    is_preempted = sequence.is_preempted
+    ended = Ended(None, shown, ids, answer.text, ends, None, True, drawn, ahead, is_preempted)
+    tell(sequence, ended)
+
+
+def fail(sequence: Sequence, error: Exception) -> None:
+    """Emit the last event of a sequence that failed."""
+    _log.error("a sequence failed in the engine: %s", type(error).__name__, exc_info=error)
+    message = "the engine failed on this request"
+    failure = FabricError(message, code="engine_failed")
+    tell(sequence, Broke(error if isinstance(error, FabricError) else failure))
+
+
+def _logprobs(sequence: Sequence, drawn: Drawn) -> tuple[TokenLogprob, ...]:
+    if not drawn.top:
+        return ()
+    spelled: list[tuple[str, Any]] = [(sequence.token_text(t), p) for t, p in drawn.top]
+    (text, logprob), *rivals = spelled
+    return (TokenLogprob(text, logprob, tuple(rivals)),)

@@ -1,0 +1,207 @@
+"""The one thread that runs MLX: calls from outside, then an iteration of the scheduler, again.
+
+Other threads talk to it through `call`, `submit` and `wake`. Nothing that a sequence, its
+hooks or its listener does may end the loop.
+"""
+
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from fabric.errors import OverloadedError, RetryLaterError
+from fabric.limits import BLOCKED_POLL_S, ENGINE_CALLS_MAX
+from fabric.ports import Clock
+from fabric.turn.generation import Priority
+from node.engine.memory_budget import MemoryBudget
+from node.engine.moving_streams import MovingStreams
+from node.engine.scheduler import Scheduler
+from node.engine.sequence import Sequence
+from node.engine.speed import Speed
+from node.engine.waiting_share import refusal
+from node.mlx.engine import Engine
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class EngineThread:
+    """Owns an Engine; every other thread talks to it through `call` and `submit`."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        active_max: int,
+        waiting_max: int,
+        exact_chunks: bool,
+        budget: MemoryBudget | None = None,
+        spill: Callable[[Sequence], None] | None = None,
+    ) -> None:
+        self.budget = budget or MemoryBudget(sys.maxsize)
+        self._waiting_max = waiting_max
+        self.moving = MovingStreams(clock)
+        self._scheduler = Scheduler(
+            clock,
+            self.budget,
+            active_max=active_max,
+            exact_chunks=exact_chunks,
+            spill=spill,
+            moving=self.moving,
+        )
+        self._queue = self._scheduler.queue
+        self._wake = threading.Condition()
+        # Under the lock of _wake:
+        self._calls: deque[Callable[[], None]] = deque()
+        self._arrivals: list[Sequence] = []
+        self._is_woken = False
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self, build: Callable[[], tuple[Engine, T]]) -> T:
+        """Start the thread, build the engine on it, and return what `build` says beside it."""
+        self._thread.start()
+
+        def adopt() -> T:
+            self._scheduler.engine, extra = build()
+            return extra
+
+        return self.call(adopt).result()
+
+    def call(self, work: Callable[[], T]) -> "Future[T]":
+        """Run `work` on the engine thread between two steps; raise OverloadedError if full."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+                future.set_exception(error)
+
+        with self._wake:
+            self._refuse_stopping()
+            if len(self._calls) >= ENGINE_CALLS_MAX:
+                message = f"{ENGINE_CALLS_MAX} calls wait for this node's engine"
+                raise OverloadedError(message)
+            self._calls.append(run)
+            self._wake.notify()
+        return future
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; only for use inside `call`."""
+        assert self._scheduler.engine is not None, "the engine is not built yet"
+        return self._scheduler.engine
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence.
+
+        Raise OverloadedError if the queue is full or its tenant's part of it, and RejectedError
+        if its cache could not fit in memory even alone.
+        """
+        self.budget.check(sequence.reserve_bytes)
+        with self._wake:
+            self._refuse_stopping()
+            self._refuse_full(sequence.tenant, sequence.priority)
+            self._arrivals.append(sequence)
+            self._wake.notify()
+
+    def check_waiting(self, tenant: str, priority: Priority) -> None:
+        """Raise OverloadedError where a sequence submitted now would be refused."""
+        with self._wake:
+            self._refuse_full(tenant, priority)
+
+    def wake(self) -> None:
+        """Make an idle loop look around, e.g. after a cancellation or freed memory."""
+        with self._wake:
+            self._is_woken = True
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """End the loop after the current iteration; sequences end as cancelled."""
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    @property
+    def waiting_count(self) -> int:
+        """Sequences that have not started decoding, or are paused."""
+        return len(self._arrivals) + len(self._queue.undecoded)
+
+    @property
+    def active_count(self) -> int:
+        """Sequences that are decoding."""
+        return len(self._queue.decoding)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens still to be computed."""
+        queued = [*self._arrivals, *self._queue.undecoded]
+        return sum(max(sequence.prefill_left, 0) for sequence in queued)
+
+    @property
+    def prefill_speed(self) -> Speed:
+        """How fast prompts are computed."""
+        return self._scheduler.prefill_speed
+
+    @property
+    def decode_speed(self) -> Speed:
+        """How fast all decoding sequences together produce tokens."""
+        return self._scheduler.decode_speed
+
+    def _refuse_stopping(self) -> None:
+        if self._is_stopping:
+            message = "this node is stopping"
+            raise RetryLaterError(message, code="stopping")
+
+    def _refuse_full(self, tenant: str, priority: Priority) -> None:
+        queued = [*self._arrivals, *self._queue.undecoded]
+        reason = refusal(queued, tenant, priority, self._waiting_max)
+        if reason is not None:
+            raise OverloadedError(reason)
+
+    def _run(self) -> None:
+        is_useful = True
+        while self._take_in(waits=not is_useful):
+            is_useful = self._iterate()
+        self._finish()
+
+    def _iterate(self) -> bool:
+        """Run one iteration; return whether there was anything to do."""
+        try:
+            return self._scheduler.iterate()
+        except Exception as error:  # noqa: BLE001 - nothing may end the loop
+            _log.exception("an iteration failed; ending its sequences")
+            self._scheduler.fail_all(error)
+            return True
+
+    def _take_in(self, *, waits: bool) -> bool:
+        """Run calls and queue arrivals; wait for any if `waits`; return False to stop."""
+        with self._wake:
+            if waits and not self._has_news():
+                # What is blocked or waits for memory may become runnable without a word.
+                self._wake.wait(BLOCKED_POLL_S if any(self._queue) else None)
+            self._is_woken = False
+            calls, arrivals = list(self._calls), self._arrivals
+            self._calls.clear()
+            self._arrivals = []
+            is_stopping = self._is_stopping
+            for sequence in arrivals:
+                self._scheduler.add(sequence)
+        for call in calls:
+            call()
+        return not is_stopping
+
+    def _has_news(self) -> bool:
+        return bool(self._calls or self._arrivals or self._is_woken or self._is_stopping)
+
+    def _finish(self) -> None:
+        for sequence in self._queue:
+            sequence.cancelled.set()
+        self._scheduler.end_all()

@@ -1,0 +1,164 @@
+"""What to run next, as pure functions of who waits, who runs and what is free.
+
+Admission:  interactive before background, then the tenant that has least running, then by
+            arrival; one that does not fit in memory may be overtaken a few times; background
+            gives its place to interactive, and a tenant that has two more than another to that.
+Prefill:    interactive before background; prompts with little left before long ones; tenants
+            take turns, and so do the long prompts of each.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, Generic, Protocol, TypeVar
+
+from fabric.limits import (
+    ADMISSION_PASSES_MAX,
+    BACKGROUND_PATIENCE_S,
+    PREFILL_WARM_STREAK_MAX,
+    PREFILL_WARM_TOKENS,
+)
+
+
+class Schedulable(Protocol):
+    """What a decision may look at; see Sequence."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def order(self) -> int: ...
+    @property
+    def is_resumed(self) -> bool: ...
+    @property
+    def is_urgent(self) -> bool: ...
+    @property
+    def needs_bytes(self) -> int: ...
+    @property
+    def reserve_bytes(self) -> int: ...
+    @property
+    def passed_count(self) -> int: ...
+    @property
+    def prefill_left(self) -> int: ...
+    @property
+    def served_s(self) -> float: ...
+    @property
+    def served_order(self) -> int: ...
+
+
+S = TypeVar("S", bound=Schedulable)
+NOBODY: Final[Mapping[str, int]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one more sequence could have."""
+
+    seats: int  # more that may run
+    paused: int  # more that may be paused
+    memory_bytes: int  # negative where caches that exist exceed the budget
+    can_spill: bool = False  # pausing can free memory
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Generic[S]):
+    """Let it run, new or paused; `passed` were ahead of it and do not fit in memory."""
+
+    sequence: S
+    passed: tuple[S, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pause(Generic[S]):
+    """Take it out of the running ones; with `spills`, out of memory as well."""
+
+    sequence: S
+    spills: bool = False
+
+
+def next_move(
+    waiting: Iterable[S], paused: Iterable[S], running: Iterable[S], room: Room
+) -> Start[S] | Pause[S] | None:
+    """Return the next change among those that run, or None where all is as it should be."""
+    held, seated = list(paused), list(running)
+    victims = _victims(seated) if room.paused > 0 else []
+    seats = Counter(sequence.tenant for sequence in seated)
+    # Among equals a paused one goes first: it holds memory that only its end sets free. So does
+    # an answer that was begun elsewhere: its reader has seen a part of it.
+    first = {id(sequence) for sequence in held}
+    queue = sorted(
+        [*held, *waiting],
+        key=lambda s: (
+            not s.is_urgent,
+            seats[s.tenant],
+            not (id(s) in first or s.is_resumed),
+            s.order,
+        ),
+    )
+    passed: list[S] = []
+    for sequence in queue:
+        if sequence.needs_bytes <= max(0, room.memory_bytes):
+            if room.seats > 0:
+                return Start(sequence, tuple(passed) if sequence.needs_bytes else ())
+            # Without a seat nobody behind it gets one either.
+            if room.paused <= 0:
+                return None
+            if sequence.is_urgent and victims:
+                return Pause(victims[0])
+            greedy = _greediest(seated, seats, sequence)
+            return Pause(greedy) if greedy is not None else None
+        if sequence.is_urgent and room.can_spill and (room.seats > 0 or victims):
+            # Each that runs takes a place among the paused, or it would only be started again.
+            holders = [*_holders(_victims(held)), *_holders(victims)[: room.paused]]
+            freed_bytes = sum(holder.reserve_bytes for holder in holders)
+            if holders and sequence.needs_bytes <= room.memory_bytes + freed_bytes:
+                return Pause(holders[0], spills=True)
+        if sequence.passed_count >= ADMISSION_PASSES_MAX:
+            room = replace(room, memory_bytes=0, can_spill=False)
+        passed.append(sequence)
+    return None
+
+
+def _victims(sequences: Iterable[S]) -> list[S]:
+    """List who may be paused, those first that came last."""
+    return sorted((s for s in sequences if not s.is_urgent), key=lambda s: -s.order)
+
+
+def _holders(sequences: Iterable[S]) -> list[S]:
+    return [sequence for sequence in sequences if sequence.reserve_bytes > sequence.needs_bytes]
+
+
+def _greediest(seated: Iterable[S], seats: Counter[str], other: Schedulable) -> S | None:
+    """Choose who may give its seat to another tenant's sequence: its own has two more."""
+    fewer = seats[other.tenant] + 1
+    over = [s for s in seated if seats[s.tenant] > fewer and s.is_urgent <= other.is_urgent]
+    return max(over, key=lambda s: (seats[s.tenant], s.order), default=None)
+
+
+def is_warm(sequence: Schedulable) -> bool:
+    """Say whether so little is left to prefill that it goes before long prompts."""
+    return sequence.prefill_left <= PREFILL_WARM_TOKENS
+
+
+def next_prompt(
+    ready: Iterable[S], warm_streak: int, served: Mapping[str, int] = NOBODY
+) -> S | None:
+    """Choose whose chunk is computed next; `warm_streak` chunks in a row were of warm prompts.
+
+    `served` has the number of each tenant's last chunk.
+    """
+    all_ready = list(ready)
+    first = [sequence for sequence in all_ready if sequence.is_urgent] or all_ready
+    if not first:
+        return None
+    long = [sequence for sequence in first if not is_warm(sequence)]
+    if len(long) < len(first) and not (long and warm_streak >= PREFILL_WARM_STREAK_MAX):
+        warm = [sequence for sequence in first if is_warm(sequence)]
+        return min(warm, key=lambda s: (served.get(s.tenant, 0), s.prefill_left, s.order))
+    return min(long, key=lambda s: (served.get(s.tenant, 0), s.served_order, s.order))
+
+
+def next_promotion(unserved: Iterable[S], now_s: float) -> S | None:
+    """Choose the background sequence that has waited long enough to count as interactive."""
+    tired = [s for s in unserved if now_s - s.served_s >= BACKGROUND_PATIENCE_S]
+    return min(tired, key=lambda sequence: (sequence.served_s, sequence.order), default=None)

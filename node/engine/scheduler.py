@@ -1,0 +1,304 @@
+"""One iteration of the engine: place sequences, decode everyone a step, prefill one chunk.
+
+The thread around it is node/engine/engine_thread.py; the decisions are in node/engine/policy.py.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from fabric.limits import BACKGROUND_PROMOTED_MAX, PAUSED_SEQUENCES_MAX
+from fabric.ports import Clock
+from fabric.turn.generation import FinishReason
+from node.engine.answer_growth import Growth, grow, victim
+from node.engine.decode_step import decode_step
+from node.engine.delivery import end, fail, hand_over, tell
+from node.engine.memory_budget import MemoryBudget, Reservation
+from node.engine.moving_streams import MovingStreams, PrefillHold
+from node.engine.policy import Pause, Room, Start, is_warm, next_move, next_promotion, next_prompt
+from node.engine.prefill_chunks import prefill_chunk_tokens
+from node.engine.run_queue import RunQueue
+from node.engine.sequence import Sequence, Started
+from node.engine.speed import Speed
+from node.mlx.engine import Engine
+
+_MEASURED_CHUNK_TOKENS = 128  # shorter ones measure the overhead, not the speed
+
+
+class Scheduler:
+    """Runs sequences on an engine; every method runs on the engine thread.
+
+    `spill` takes a paused sequence's cache out of memory, and the sequence's `granted` brings
+    it back. Without it, pausing frees a place in the batch but no memory.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        budget: MemoryBudget,
+        *,
+        active_max: int,
+        exact_chunks: bool,
+        spill: Callable[[Sequence], None] | None = None,
+        moving: MovingStreams | None = None,
+    ) -> None:
+        self.engine: Engine | None = None
+        self.queue = RunQueue()
+        self.prefill_speed = Speed()
+        self.decode_speed = Speed()
+        self._clock = clock
+        self._budget = budget
+        self._active_max = active_max
+        self._exact = exact_chunks
+        self._spill = spill
+        self._moving = moving or MovingStreams(clock)
+        self._hold = PrefillHold(clock, self._moving)
+        self._arrivals_count = 0
+        self._chunks_count = 0
+        self._warm_streak = 0
+        self._served: dict[str, int] = {}  # number of each tenant's last chunk
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; the memory that its cache has already is counted."""
+        self._arrivals_count += 1
+        sequence.order = self._arrivals_count
+        sequence.served_s = self._clock.monotonic_s()
+        reservation = sequence.reservation or Reservation(self._budget)
+        sequence.reservation = reservation
+        self.queue.waiting.append(sequence)
+        self._guarded(sequence, lambda: reservation.count(sequence.cache.size_bytes))
+
+    def iterate(self) -> bool:
+        """Run one iteration; return whether there was anything to do."""
+        self._grow_answers()
+        self._drop_cancelled()
+        self._promote()
+        # All of them run: each is a part of the iteration, whatever the others did.
+        return any([self._place(), self._start_prefilled(), self._decode(), self._prefill()])
+
+    def fail_all(self, error: Exception) -> None:
+        """End every sequence as failed."""
+        for sequence in self.queue:
+            self._fail(sequence, error)
+
+    def end_all(self) -> None:
+        """End every sequence as cancelled."""
+        for sequence in self.queue:
+            end(sequence, None)
+            self._leave(sequence)
+
+    def _drop_cancelled(self) -> None:
+        for sequence in self.queue:
+            if sequence.cancelled.is_set():
+                end(sequence, None)
+                self._leave(sequence)
+            elif sequence.yielding.is_set() and sequence.can_yield:
+                self._guarded(sequence, partial(self._hand_over, sequence))
+
+    def _hand_over(self, sequence: Sequence) -> None:
+        slot = sequence.slot
+        hand_over(sequence, self._ready_engine.peek(slot) if slot is not None else None)
+        self._leave(sequence)
+
+    def _promote(self) -> None:
+        """Let background that nobody served for long count as interactive."""
+        if sum(sequence.is_promoted for sequence in self.queue) >= BACKGROUND_PROMOTED_MAX:
+            return
+        unserved = [sequence for sequence in self.queue.undecoded if not sequence.is_urgent]
+        tired = next_promotion(unserved, self._clock.monotonic_s())
+        if tired is not None:
+            tired.is_promoted = True
+
+    def _grow_answers(self) -> None:
+        """Reserve memory for what outgrows its own: before anybody new gets any."""
+        for sequence in list(self.queue.decoding):
+            self._guarded(sequence, partial(self._grow, sequence))
+
+    def _grow(self, sequence: Sequence) -> None:
+        growth = grow(sequence, _held(sequence), self._budget)
+        if growth is Growth.ENDS:  # as at the end of the context
+            end(sequence, FinishReason.LENGTH)
+            self._leave(sequence)
+        elif growth is Growth.WAITS:
+            self._preempt_for(sequence)
+
+    def _preempt_for(self, sequence: Sequence) -> None:
+        """Let one answer, perhaps this one, give its memory back; this one waits for it."""
+        seated = [*self.queue.decoding, *self.queue.paused]
+        if len(seated) > 1 and not any(each.yielding.is_set() for each in seated):
+            giving = victim(seated)
+            if giving is not None:
+                giving.is_preempted = True
+                giving.yielding.set()  # it leaves before the next step
+        if len(self.queue.paused) < PAUSED_SEQUENCES_MAX:
+            self._pause(Pause(sequence))
+        else:
+            _held(sequence).count(sequence.reserve_bytes)
+
+    def _place(self) -> bool:
+        """Start, pause and resume until the policy is content."""
+        queue, has_room, changed = self.queue, True, False
+        while queue.waiting or queue.paused:
+            room = Room(
+                seats=self._active_max - len(queue.running),
+                paused=PAUSED_SEQUENCES_MAX - len(queue.paused),
+                memory_bytes=self._budget.claimable_bytes if has_room else 0,
+                can_spill=has_room and self._spill is not None,
+            )
+            move = next_move(queue.waiting, queue.paused, queue.running, room)
+            if move is None:
+                break
+            if isinstance(move, Pause):
+                self._pause(move)
+            elif not self._start(move):
+                has_room = False  # idle caches are in the way; their owner was asked
+                continue
+            changed = True
+        if (queue.waiting or queue.paused) and self._may_force():
+            first = min(queue.undecoded, key=lambda s: (not s.is_urgent, s.order))
+            changed |= self._start(Start(first))
+        return changed
+
+    def _start(self, move: Start[Sequence]) -> bool:
+        sequence = move.sequence
+        is_grant = sequence.needs_bytes > 0 or sequence in self.queue.waiting
+        if not _held(sequence).grow(sequence.reserve_bytes, force=self._may_force()):
+            return False
+        for other in move.passed:
+            other.passed_count += 1
+        sequence.served_s = self._clock.monotonic_s()
+        self.queue.run(sequence)
+        if is_grant and sequence.granted is not None:
+            self._guarded(sequence, sequence.granted)
+        return True
+
+    def _may_force(self) -> bool:
+        """Say whether one must run although caches that cannot be dropped leave no room."""
+        if self.queue.running or not all(s.needs_bytes for s in self.queue.paused):
+            return False
+        # What is reserved beyond these is of sequences that ended and are about to give it back.
+        known_bytes = sum(_held(sequence).size_bytes for sequence in self.queue)
+        return self._budget.reserved_bytes <= known_bytes
+
+    def _pause(self, move: Pause[Sequence]) -> None:
+        sequence, spill = move.sequence, self._spill
+        if sequence not in self.queue.paused:
+            sequence.served_s = self._clock.monotonic_s()
+            self.queue.pause(sequence)
+        if move.spills and spill is not None:
+            self._guarded(sequence, partial(spill, sequence))
+            _held(sequence).release()
+
+    def _start_prefilled(self) -> bool:
+        """Move prompts of which nothing is left to compute into the batch."""
+        ready = [s for s in self._unblocked() if s.prefill_left <= 0]
+        for sequence in ready:
+            self._guarded(sequence, partial(self._begin, sequence))
+        return bool(ready)
+
+    def _begin(self, sequence: Sequence) -> None:
+        sequence.slot = self._ready_engine.start(
+            sequence.cache, sequence.prompt, sequence.sampling, sequence.seed
+        )
+        if sequence.resumed is not None:
+            sequence.slot.take_up(len(sequence.answer_ids) + 1)
+        self.queue.run(sequence)
+        tell(sequence, Started())
+
+    def _decode(self) -> bool:
+        decoding = self.queue.decoding
+        if not decoding:
+            return False
+        began_s = self._clock.monotonic_s()
+        fresh = any(s.slot is not None and not s.slot.pending_is_drawn for s in decoding)
+        self._step()
+        if fresh and decoding:
+            self._step()  # a new sequence's first token is read right behind this one
+        if decoding and not fresh:
+            self.decode_speed.add(len(decoding), self._clock.monotonic_s() - began_s)
+        return True
+
+    def _step(self) -> None:
+        for sequence in decode_step(self._ready_engine, list(self.queue.decoding)):
+            self._leave(sequence)
+
+    def _prefill(self) -> bool:
+        ready = self._unblocked()
+        if ready and self._hold.holds():
+            ready = [sequence for sequence in ready if sequence.is_resumed]
+        sequence = next_prompt(ready, self._warm_streak, self._served)
+        if sequence is None:
+            return False
+        others_wait = any(not is_warm(other) for other in ready)
+        self._warm_streak = self._warm_streak + 1 if is_warm(sequence) and others_wait else 0
+        self._guarded(sequence, partial(self._compute_chunk, sequence))
+        return True
+
+    def _compute_chunk(self, sequence: Sequence) -> None:
+        engine, cache = self._ready_engine, sequence.cache
+        position = cache.tokens_count
+        count = prefill_chunk_tokens(
+            position,
+            sequence.prefill_left,
+            largest=engine.chunk_tokens_max,
+            busy=self._is_waited_for(),
+            exact=self._exact,
+            tokens_per_s=self.prefill_speed.per_s,
+            stops=sequence.stops,
+        )
+        began_s = self._clock.monotonic_s()
+        engine.prefill(cache, sequence.prompt[position : position + count])
+        sequence.served_s = self._clock.monotonic_s()
+        self._chunks_count += 1
+        sequence.served_order = self._chunks_count
+        self._served[sequence.tenant] = self._chunks_count
+        if count >= _MEASURED_CHUNK_TOKENS:
+            self.prefill_speed.add(count, sequence.served_s - began_s)
+        if sequence.reached is not None:
+            sequence.reached(cache.tokens_count)
+        if sequence.prefill_left <= 0:
+            self._begin(sequence)
+
+    def _is_waited_for(self) -> bool:
+        """Say whether a stream waits for the chunk: one of here, or one on its way here."""
+        moving = self._moving
+        return bool(self.queue.decoding) or moving.are_coming or moving.are_silent
+
+    def _unblocked(self) -> list[Sequence]:
+        found = []
+        for sequence in list(self.queue.prefilling):
+            try:
+                is_blocked = sequence.awaited_tokens is not None or sequence.is_blocked()
+            except Exception as error:  # noqa: BLE001 - one prompt's failure ends only itself
+                self._fail(sequence, error)
+                continue
+            if not is_blocked:
+                found.append(sequence)
+        return found
+
+    def _guarded(self, sequence: Sequence, work: Callable[[], None]) -> None:
+        """Run one sequence's work; its failure ends only itself."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - isolate the failing sequence
+            self._fail(sequence, error)
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        fail(sequence, error)
+        self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.queue.remove(sequence)
+        if not any(other.tenant == sequence.tenant for other in self.queue):
+            self._served.pop(sequence.tenant, None)
+        if not sequence.owns_reservation:
+            _held(sequence).release()
+
+    @property
+    def _ready_engine(self) -> Engine:
+        assert self.engine is not None, "the engine is not built yet"
+        return self.engine
+
+
+def _held(sequence: Sequence) -> Reservation:
+    assert sequence.reservation is not None, "every queued sequence has one"
+    return sequence.reservation

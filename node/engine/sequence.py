@@ -1,0 +1,143 @@
+"""One turn inside the engine: a prompt being prefilled, then an answer being decoded."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Event
+
+from fabric.errors import FabricError
+from fabric.turn.generation import FinishReason, Priority, Resumption, Sampling, TokenLogprob
+from node.engine.memory_budget import Reservation
+from node.mlx.answer import Answer, Shown
+from node.mlx.engine import DecodeSlot, Drawn
+from node.mlx.resident_cache import ResidentCache
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """It has its memory: its beginning may be read into the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The prompt is in the cache; decoding begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """Tokens up to number `index` exist; `shown` is what the client may see of them."""
+
+    index: int
+    shown: Shown
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """No more tokens; the cache holds the prompt's tokens fed so far and the answer's."""
+
+    reason: FinishReason | None  # None: cancelled
+    shown: Shown
+    answer_ids: list[int]
+    answer_text: str
+    answer_ends: list[int]
+    stop_string: str | None
+    is_handover: bool = False  # it goes on elsewhere: `drawn` is its next token, if it had any
+    drawn: Drawn | None = None
+    drawn_shown: Shown | None = None  # what the client may see of that token
+    is_preempted: bool = False  # its memory is wanted: once saved, it is not kept
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """The sequence failed; its cache is not to be trusted."""
+
+    error: FabricError
+
+
+SequenceEvent = Granted | Started | Produced | Ended | Broke
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Work for the engine thread; every callable in it must be safe to call from there.
+
+    `reserve_bytes`: what its cache will need for prompt and answer; it waits until they fit.
+    `room_tokens`: for so many that suffices; `grown_bytes` says what more of them take.
+    `is_preemptible`: while true and memory is short, it may be handed over to be resumed later.
+    `granted`: called whenever that memory is granted, before anything is computed.
+    `awaited_tokens`: leading ones of the prompt that the cache is about to hold; until it does,
+    when this is set to None, the prompt is passed over.
+    `is_blocked`: while true, a prompt is passed over (too much of it waits to be saved).
+    `stops`: ascending positions in tokens at which a prefill chunk must end.
+    `reached`: called after each prefill chunk with the tokens in the cache.
+    `resumed`: the answer's beginning, made elsewhere; the prompt ends with the token drawn there.
+    `yielding`: set to end it between two tokens so that another node can go on.
+    `owns_reservation`: whoever submitted it releases `reservation`, once its cache is counted
+    among the idle ones or gone; otherwise that happens at the end of the sequence.
+    """
+
+    cache: ResidentCache
+    prompt: list[int]
+    sampling: Sampling
+    seed: int
+    answer: Answer
+    emit: Callable[[SequenceEvent], None]
+    stop_ids: frozenset[int]
+    token_text: Callable[[int], str]
+    tenant: str = ""
+    priority: Priority = Priority.INTERACTIVE
+    reserve_bytes: int = 0
+    room_tokens: int = sys.maxsize
+    grown_bytes: Callable[[int], int] | None = None
+    is_preemptible: Callable[[], bool] = _never
+    granted: Callable[[], None] | None = None
+    awaited_tokens: int | None = None
+    is_blocked: Callable[[], bool] = _never
+    stops: tuple[int, ...] = ()
+    reached: Callable[[int], None] | None = None
+    owns_reservation: bool = False
+    resumed: Resumption | None = None
+    cancelled: Event = field(default_factory=Event)
+    yielding: Event = field(default_factory=Event)
+    slot: DecodeSlot | None = None
+    answer_ids: list[int] = field(default_factory=list)
+    # What the scheduler keeps about it.
+    reservation: Reservation | None = None
+    order: int = 0  # of arrival
+    served_s: float = 0.0  # when it last got anything done, or arrived
+    served_order: int = 0  # of its last prefill chunk among all chunks
+    passed_count: int = 0  # smaller ones that overtook it while it waited for memory
+    is_promoted: bool = False  # background that waited too long
+    is_preempted: bool = False  # it gives its memory back
+
+    @property
+    def prefill_left(self) -> int:
+        """Prompt tokens still to compute before decoding; the last one is decoded."""
+        held = self.awaited_tokens
+        return len(self.prompt) - 1 - (self.cache.tokens_count if held is None else held)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Say whether it goes on with an answer that was begun elsewhere."""
+        return self.resumed is not None
+
+    @property
+    def can_yield(self) -> bool:
+        """Say whether it can stop here: an answer that is taken up is first brought back whole."""
+        return self.resumed is None or self.slot is not None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Say whether it counts as interactive."""
+        return self.is_promoted or self.priority is Priority.INTERACTIVE
+
+    @property
+    def needs_bytes(self) -> int:
+        """Memory that it still has to be granted before it may run."""
+        held_bytes = self.reservation.size_bytes if self.reservation is not None else 0
+        return max(0, self.reserve_bytes - held_bytes)

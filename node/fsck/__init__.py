@@ -1,0 +1,1 @@
+"""Check and repair what a node has stored, while it does not run."""

@@ -1,0 +1,83 @@
+"""Check one block file on its own: header, length, checksum, and its name if the key is known."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fabric.errors import CorruptDataError
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_file import TOKEN_BYTES, parse_parent, read_block_header
+from fabric.kvcache.hashing import block_hash, group_hash, payload_checksum
+from fabric.kvcache.safetensors_header import LENGTH_BYTES
+from fabric.kvcache.spec_file import SpecRecord
+from fabric.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MIB
+from fabric.ports import Disk
+from node.store.block_files import DIRECTORY, parse_leaf
+
+PREFIX_BYTES = LENGTH_BYTES + HEADER_BYTES_MAX
+FILE_BYTES_MAX = PREFIX_BYTES + BLOCK_BYTES_MAX
+PIECE_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCheck:
+    """What is known of a folder's blocks before any is read."""
+
+    disk: Disk
+    folder: str  # begins the fingerprint
+    spec: SpecRecord | None
+
+    def check(self, leaf: str, salt: bytes | None) -> BlockRef:
+        """Read a block's file; return what it is, or raise CorruptDataError.
+
+        With the tenant's `salt`, its name must follow from the parent and tokens in it.
+        """
+        named = parse_leaf(leaf)
+        if named is None:
+            message = "not the name of a block"
+            raise CorruptDataError(message)
+        name, checksum, group = named
+        path = f"{DIRECTORY}/{leaf}"
+        file_bytes = self.disk.size_bytes(path)
+        _require(file_bytes <= FILE_BYTES_MAX, "no block is that long")
+        room = memoryview(bytearray(min(PREFIX_BYTES, file_bytes)))
+        prefix = bytes(room[: self.disk.read_into(path, 0, [room])])
+        said = read_block_header(prefix, file_bytes)
+        _require((said.block_hash, said.group) == (name, group), "block is another one's")
+        _require(said.fingerprint.hex().startswith(self.folder), "block is of another model")
+        if self.spec is not None:
+            known, header = self.spec, prefix[: said.data_start]
+            parse_parent(header, known.spec, known.fingerprint, name, said.tokens_count, group)
+        payload = _Pieces(self.disk, path, said.data_start, file_bytes, said.tokens_count)
+        _require(payload_checksum(payload) == checksum, "block checksum differs")
+        if salt is not None:
+            tokens = memoryview(payload.end).cast("I").tolist()
+            chain = block_hash(salt, said.fingerprint, said.parent, tokens)
+            _require(group_hash(salt, chain, group) == name, "block's name does not follow from it")
+        return BlockRef(name, checksum, said.tokens_count, file_bytes - said.data_start, group)
+
+
+class _Pieces:
+    """A block's data, read a piece at a time; its last bytes, the tokens, are kept as they come."""
+
+    def __init__(
+        self, disk: Disk, path: str, start: int, file_bytes: int, tokens_count: int
+    ) -> None:
+        self._disk, self._path = disk, path
+        self._range = range(start, file_bytes, PIECE_BYTES)
+        self._file_bytes = file_bytes
+        self._end_bytes = TOKEN_BYTES * tokens_count
+        self.end = b""
+
+    def __iter__(self) -> Iterator[memoryview]:
+        room = memoryview(bytearray(min(PIECE_BYTES, self._file_bytes)))
+        for offset in self._range:
+            piece = room[: self._file_bytes - offset]
+            count = self._disk.read_into(self._path, offset, [piece])
+            _require(count == len(piece), "block file was cut short")
+            self.end = (self.end + bytes(piece[-self._end_bytes :]))[-self._end_bytes :]
+            yield piece
+
+
+def _require(holds: bool, message: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not holds:
+        raise CorruptDataError(message)

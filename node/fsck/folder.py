@@ -1,0 +1,273 @@
+"""Check one model's folder of a node, and with `repair` make it one that claims only what is there.
+
+    layout -> spec -> records -> blocks -> what records lack -> what nothing refers to
+
+Repairs go in the same order: files are put away, then records cut, then the rest is removed,
+so that a repair cut off anywhere may simply be repeated.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from fabric.errors import CorruptDataError, FabricError
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.hashing import agent_digest, tenant_salt
+from fabric.kvcache.spec_file import SpecRecord
+from fabric.limits import MANIFEST_BYTES_MAX
+from fabric.record.manifest import Manifest, decode_manifest, encode_manifest
+from fabric.record.truncate import cut_record, misplaced_refs, usable_tokens
+from node.fsck.block import BlockCheck
+from node.fsck.report import FolderReport, Kind
+from node.fsck.scan import Entry, make_private, scan_folder
+from node.store import block_files, manifest_store
+from node.store.encrypted_disk import MARKER
+from node.store.folder_format import SPEC_FILE, read_spec
+from node.store.posix_disk import QUARANTINE, TEMPORARY, DiskError, PosixDisk
+
+_RECORD: Final = re.compile(r"[0-9a-f]{32}\.mf", re.ASCII)
+FOLDERS: Final = (block_files.DIRECTORY, manifest_store.DIRECTORY, QUARANTINE)
+Progress = Callable[[int, int], None]  # bytes read, bytes in all
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """One sound record, without its text and tokens."""
+
+    name: str
+    salt: bytes | None
+    refs: frozenset[BlockRef]
+    misplaced: frozenset[BlockRef]
+
+
+class FolderCheck:
+    """One check of one folder that nobody else holds."""
+
+    def __init__(
+        self, disk: PosixDisk, report: FolderReport, key: bytes | None, *, repair: bool
+    ) -> None:
+        self._disk = disk
+        self._report = report
+        self._key = key
+        self._repair = repair
+        self._interned: dict[BlockRef, BlockRef] = {}
+        self._records: list[_Record] = []
+
+    def run(self, progress: Progress) -> None:
+        """Look at everything; note what is found in the report."""
+        entries = self._layout()
+        spec = self._spec()
+        if not self._read_records(entries):
+            return  # with the wrong key everything would look misplaced
+        sound = self._blocks(entries, spec, progress)
+        needed = self._shorten(sound)
+        for ref in sorted(sound - needed, key=lambda ref: ref.name):
+            self._found(
+                Kind.UNREFERENCED_BLOCK,
+                block_files.file_name(ref),
+                "no record needs it",
+                self._disk.remove,
+            )
+
+    # --- findings ----------------------------------------------------------------------------
+
+    def _found(
+        self, kind: Kind, name: str, detail: str, repair: Callable[[str], object] | None = None
+    ) -> bool:
+        """Note a finding and, if asked to and possible, repair it; return whether that was done."""
+        repaired = False
+        if self._repair and repair is not None:
+            try:
+                repair(name)
+                repaired = True
+            except (FabricError, OSError) as error:
+                detail = f"{detail}; not repaired: {error}"
+        self._report.add(kind, name, detail, repaired=repaired)
+        return repaired
+
+    def _put_away(self, kind: Kind, name: str, detail: str) -> None:
+        self._found(kind, name, detail, lambda name: self._disk.quarantine(name, detail))
+
+    # --- layout ------------------------------------------------------------------------------
+
+    def _layout(self) -> list[Entry]:
+        """Look at names, kinds and modes; return the files that blocks and records may be in."""
+        entries = list(scan_folder(self._disk.root, FOLDERS))
+        if self._repair:
+            self._disk.recover()  # removes the temporaries
+        for entry in entries:
+            if entry.leaf.startswith(TEMPORARY):
+                self._found(Kind.TEMPORARY, entry.name, "an interrupted write", lambda _: None)
+            elif entry.leaf != "." and not _is_ours(entry):
+                self._found(Kind.STRANGE, entry.name, "not ours; left alone")
+            elif not _is_right_kind(entry):
+                self._misfit(entry)
+            elif entry.is_exposed:
+                self._exposed(entry)
+            if entry.directory == QUARANTINE:
+                detail = f"{entry.size_bytes:,} bytes, kept for inspection"
+                self._found(Kind.QUARANTINED, entry.name, detail)
+        return [entry for entry in entries if _is_ours(entry) and entry.is_file]
+
+    def _misfit(self, entry: Entry) -> None:
+        detail = "a link, a pipe or a folder"
+        if entry.is_directory or not entry.directory:
+            self._found(Kind.NOT_A_FILE, entry.name, f"{detail}: remove it by hand")
+        else:
+            self._put_away(Kind.NOT_A_FILE, entry.name, detail)
+
+    def _exposed(self, entry: Entry) -> None:
+        detail = f"mode {entry.mode & 0o777:04o}, owner {entry.owner}: others may use it"
+        root = self._disk.root
+        self._found(Kind.WRONG_MODE, entry.name, detail, lambda _: make_private(root, entry))
+
+    def _spec(self) -> SpecRecord | None:
+        try:
+            spec = read_spec(self._disk)
+        except (CorruptDataError, DiskError) as error:
+            self._put_away(Kind.DAMAGED_SPEC, SPEC_FILE, error.message)
+            return None
+        if spec is None:
+            self._found(Kind.NO_SPEC, SPEC_FILE, "headers are checked by themselves only")
+            return None
+        if not spec.fingerprint.hex().startswith(self._report.folder):
+            self._put_away(Kind.DAMAGED_SPEC, SPEC_FILE, "cache spec of another model")
+            return None
+        self._report.model, self._report.fingerprint = spec.model, spec.fingerprint.hex()
+        return spec
+
+    # --- records -----------------------------------------------------------------------------
+
+    def _read_records(self, entries: list[Entry]) -> bool:
+        """Decode all records; return whether to go on."""
+        misplaced = []
+        for entry in entries:
+            if entry.directory != manifest_store.DIRECTORY:
+                continue
+            record = self._read_record(entry.name)
+            if record is None:
+                continue
+            if self._key is not None and self._record_name(record) != entry.name:
+                misplaced.append(entry.name)
+            else:
+                self._records.append(self._summary(entry.name, record))
+        self._report.records_count = len(self._records)
+        if misplaced and not self._records:
+            detail = f"the cluster key names none of {len(misplaced)} records: is it another's?"
+            self._found(Kind.WRONG_KEY, manifest_store.DIRECTORY, detail)
+            return False
+        for name in misplaced:
+            self._put_away(Kind.MISPLACED_RECORD, name, "record of another agent")
+        return True
+
+    def _read_record(self, name: str) -> Manifest | None:
+        try:
+            record = decode_manifest(self._disk.read(name, MANIFEST_BYTES_MAX))
+        except CorruptDataError as error:
+            self._put_away(Kind.DAMAGED_RECORD, name, error.message)
+        except (DiskError, FileNotFoundError) as error:
+            self._found(Kind.UNREADABLE, name, str(error))
+        else:
+            if record.fingerprint.hex().startswith(self._report.folder):
+                return record
+            self._put_away(Kind.FOREIGN_RECORD, name, "record of another model")
+        return None
+
+    def _record_name(self, record: Manifest) -> str:
+        assert self._key is not None
+        digest = agent_digest(self._key, record.tenant, record.agent)
+        return f"{manifest_store.DIRECTORY}/{digest}.mf"
+
+    def _summary(self, name: str, record: Manifest) -> _Record:
+        def intern(refs: set[BlockRef]) -> frozenset[BlockRef]:
+            return frozenset(self._interned.setdefault(ref, ref) for ref in refs)
+
+        if self._key is None:
+            return _Record(name, None, intern(set(record.refs)), frozenset())
+        salt = tenant_salt(self._key, record.tenant)
+        return _Record(name, salt, intern(set(record.refs)), intern(misplaced_refs(record, salt)))
+
+    # --- blocks ------------------------------------------------------------------------------
+
+    def _blocks(
+        self, entries: list[Entry], spec: SpecRecord | None, progress: Progress
+    ) -> set[BlockRef]:
+        """Read every block file; return the sound ones."""
+        files = [entry for entry in entries if entry.directory == block_files.DIRECTORY]
+        salts = {
+            block_files.file_name(ref): record.salt
+            for record in self._records
+            for ref in record.refs
+        }
+        check = BlockCheck(self._disk, self._report.folder, spec)
+        total, done, sound = sum(entry.size_bytes for entry in files), 0, set()
+        for entry in files:
+            try:
+                ref = check.check(entry.leaf, salts.get(entry.name))
+                sound.add(self._interned.get(ref, ref))
+            except CorruptDataError as error:
+                self._put_away(Kind.DAMAGED_BLOCK, entry.name, error.message)
+            except FileNotFoundError:
+                continue  # put away since it was listed
+            except DiskError as error:
+                if error.is_damage:
+                    self._put_away(Kind.DAMAGED_BLOCK, entry.name, error.message)
+                else:
+                    self._found(Kind.UNREADABLE, entry.name, error.message)
+            done += entry.size_bytes
+            progress(done, total)
+        self._report.blocks_count, self._report.block_bytes = len(files), total
+        return sound
+
+    # --- what records lack -------------------------------------------------------------------
+
+    def _shorten(self, sound: set[BlockRef]) -> set[BlockRef]:
+        """Cut records to what is there; return the blocks that records go on to need."""
+        needed: set[BlockRef] = set()
+        for record in self._records:
+            lost = (record.refs - sound) | record.misplaced
+            kept = record.refs - lost
+            if lost:
+                cut = self._cut(record, lost)
+                kept = frozenset(cut.refs) if cut is not None else kept
+            needed |= kept
+        return needed
+
+    def _cut(self, record: _Record, lost: frozenset[BlockRef]) -> Manifest | None:
+        """Report a record's losses and repair it; return what it is now, if that was done."""
+        whole = self._read_record(record.name)
+        if whole is None:
+            return None
+        count = usable_tokens(whole, lost)
+        cut = cut_record(whole, lost)
+
+        def repair(name: str) -> None:
+            if count:
+                self._disk.publish(name, [encode_manifest(cut)])
+            else:
+                self._disk.quarantine(name, "none of its blocks is left")
+
+        is_cut = self._found(
+            Kind.SHORT_RECORD,
+            record.name,
+            f"{len(lost)} of {len(record.refs)} blocks are missing, damaged or not its own: "
+            f"{count} of {whole.tokens_count} tokens can be used",
+            repair,
+        )
+        return cut if is_cut else None
+
+
+def _is_ours(entry: Entry) -> bool:
+    """Say whether a name is one that nodes give; what is in quarantine may have any."""
+    if not entry.directory:
+        return entry.leaf in (".", SPEC_FILE, MARKER, *FOLDERS)
+    if entry.directory == block_files.DIRECTORY:
+        return block_files.parse_leaf(entry.leaf) is not None
+    return entry.directory == QUARANTINE or _RECORD.fullmatch(entry.leaf) is not None
+
+
+def _is_right_kind(entry: Entry) -> bool:
+    if entry.leaf == "." or (not entry.directory and entry.leaf in FOLDERS):
+        return entry.is_directory
+    return entry.is_file or entry.directory == QUARANTINE

@@ -1,0 +1,150 @@
+"""Check what a node has stored, while it is not running: `python -m node.fsck.run --help`.
+
+Needs no model: a node writes what its blocks look like beside them. Exit status: 0 sound (what
+a crash leaves behind is listed, and cleared away by the node's next start), 1 problems found or
+left, 2 used wrongly or the folder is in use.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from fabric.errors import FatalError, RejectedError
+from fabric.ids import parse_node_name
+from node.fsck.folder import FolderCheck, Progress
+from node.fsck.report import FolderReport, Kind
+from node.keys import read_cluster_key
+from node.store.encrypted_disk import open_disk
+from node.store.posix_disk import DiskError, PosixDisk
+
+NODES: Final = "nodes"
+FOLDER_CHARS: Final = 16  # of the fingerprint, in hex
+PROGRESS_S: Final = 2.0
+PROBLEMS, MISUSED = 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        nodes = _nodes(arguments.data.expanduser(), arguments.node)
+        key, why = _cluster_key((arguments.keys or arguments.data).expanduser())
+        with ExitStack() as stack:
+            folders = _claimed(nodes, stack, key)
+            reports = [_checked(node, disk, key, repair=arguments.repair) for node, disk in folders]
+    except (FatalError, RejectedError) as error:
+        sys.stderr.write(f"fsck: {error.message}\n")
+        return MISUSED
+    for report in reports if why else ():
+        report.add(Kind.NO_KEY, "cluster.key", f"names are not checked: {why}")
+    _tell(reports, as_json=arguments.json)
+    return 0 if all(report.is_sound for report in reports) else PROBLEMS
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="macfabric fsck", description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the data folder")
+    parser.add_argument("--keys", type=Path, metavar="DIR", help="if cluster.key is elsewhere")
+    parser.add_argument("--node", metavar="NAME", help="one node of it (default: all)")
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="quarantine what is damaged, cut records to what is left, remove what none needs",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _nodes(data: Path, name: str | None) -> list[Path]:
+    """List the nodes' folders to check; raise FatalError if there is none."""
+    try:
+        if name is not None:
+            found = [data / NODES / parse_node_name(name)]
+        else:
+            found = sorted(path for path in (data / NODES).iterdir() if path.is_dir())
+    except OSError as error:
+        message = f"{data / NODES}: no node has stored anything there ({error.strerror})"
+        raise FatalError(message) from None
+    if not found or not all(path.is_dir() for path in found):
+        message = f"{data / NODES}: no node {name or ''} has stored anything there"
+        raise FatalError(message)
+    return found
+
+
+def _cluster_key(folder: Path) -> tuple[bytes | None, str | None]:
+    """Return the cluster's key, or None and why there is none."""
+    try:
+        return read_cluster_key(folder), None
+    except FatalError as error:
+        return None, error.message
+
+
+def _claimed(nodes: list[Path], stack: ExitStack, key: bytes | None) -> list[tuple[str, PosixDisk]]:
+    """Hold every folder before the first is looked at; raise FatalError if one is in use."""
+    held = []
+    for node in nodes:
+        for folder in _folders(node):
+            try:
+                # A check changes nothing; a repair notes wrong modes before it mends them.
+                disk = open_disk(folder, "full", key, keeps_modes=True)
+                stack.callback(disk.close)
+                disk.claim()
+            except DiskError as error:
+                message = f"{error.message}; stop the node first (`macfabric down`)"
+                raise FatalError(message) from None
+            held.append((node.name, disk))
+    return held
+
+
+def _folders(node: Path) -> Iterator[Path]:
+    """Yield the folders of all models that a node has served."""
+    for path in sorted(node.iterdir()):
+        is_digest = len(path.name) == FOLDER_CHARS and set(path.name) <= set("0123456789abcdef")
+        if is_digest and path.is_dir() and not path.is_symlink():
+            yield path
+
+
+def _checked(node: str, disk: PosixDisk, key: bytes | None, *, repair: bool) -> FolderReport:
+    report = FolderReport(node, disk.root.name)
+    try:
+        FolderCheck(disk, report, key, repair=repair).run(_progress(f"{node}/{report.folder}"))
+    except (DiskError, OSError) as error:
+        report.add(Kind.UNREADABLE, ".", str(error))
+    return report
+
+
+def _progress(what: str) -> Progress:
+    """Return a function that tells people now and then how far the reading is."""
+    told_s = time.monotonic()
+
+    def tell(done_bytes: int, total_bytes: int) -> None:
+        nonlocal told_s
+        now_s = time.monotonic()
+        if now_s - told_s >= PROGRESS_S:
+            told_s = now_s
+            share = f"{100 * done_bytes // total_bytes} % of {total_bytes:,} bytes"
+            sys.stderr.write(f"fsck: {what}: {share}\n")
+            sys.stderr.flush()
+
+    return tell
+
+
+def _tell(reports: list[FolderReport], *, as_json: bool) -> None:
+    if as_json:
+        sound = all(report.is_sound for report in reports)
+        whole = {"sound": sound, "folders": [report.to_json() for report in reports]}
+        sys.stdout.write(json.dumps(whole, indent=2) + "\n")
+        return
+    for report in reports:
+        sys.stdout.write("\n".join(report.lines()) + "\n")
+    if not reports:
+        sys.stdout.write("nothing is stored\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The node's HTTP routes: turns, two control calls, hibernation files."""

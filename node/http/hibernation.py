@@ -1,0 +1,191 @@
+"""The two routes on which the router moves an agent's file out of, or into, this node."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from fabric.codec import to_plain
+from fabric.control.hibernation_calls import (
+    CALL_HEADER,
+    EPOCH_HEADER,
+    HIBERNATE_PATH,
+    MEDIA_TYPE,
+    RESUME_PATH,
+    REVISION_HEADER,
+    Hibernate,
+    Resume,
+    Resumed,
+    decode_beside,
+)
+from fabric.errors import FabricError, OverloadedError, TooLargeError
+from fabric.fair_share import FairShare
+from fabric.http_guard.pace import Pace
+from fabric.ids import TenantId
+from fabric.keys.cluster_secret import http_secret
+from fabric.limits import (
+    HIBERNATION_BYTES_MAX,
+    HIBERNATION_BYTES_PER_S_MIN,
+    HIBERNATION_FRAME_BYTES_MAX,
+    HIBERNATION_GRACE_S,
+    HIBERNATIONS_MAX,
+)
+from node.http.generate import authorize, disconnected, error_response
+from node.migration.hibernation_export import Export
+from node.migration.hibernation_import import Import
+
+if TYPE_CHECKING:
+    from node.node import Node
+
+_log = logging.getLogger(__name__)
+
+
+class HibernationHttp:
+    """Serves both routes, a few files at a time."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self._secret = http_secret(node.config.cluster_key)
+        self._open = FairShare[TenantId](HIBERNATIONS_MAX)
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route(HIBERNATE_PATH, self.hibernate, methods=["POST"]),
+            Route(RESUME_PATH, self.resume, methods=["POST"]),
+        ]
+
+    async def hibernate(self, request: Request) -> Response:
+        """Answer with the agent's file."""
+        try:
+            authorize(request, self._secret)
+            call = decode_beside(Hibernate, request.headers.get(CALL_HEADER, ""))
+            self._begin(call.tenant)
+            export = await self._opened(Export(self._node, call), call.tenant)
+        except FabricError as error:
+            return error_response(error)
+        headers = {
+            "content-length": str(export.total_bytes),
+            EPOCH_HEADER: str(export.epoch),
+            REVISION_HEADER: str(export.revision),
+        }
+        return _FileResponse(export, partial(self._end_export, export, call.tenant), headers)
+
+    async def resume(self, request: Request) -> Response:
+        """Take the request's body in as an agent's file."""
+        try:
+            authorize(request, self._secret)
+            call = decode_beside(Resume, request.headers.get(CALL_HEADER, ""))
+            self._begin(call.tenant)
+            try:
+                resumed = await self._take(call, request)
+            finally:
+                self._open.give(call.tenant)
+        except FabricError as error:
+            return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        return JSONResponse(to_plain(resumed))
+
+    async def _opened(self, export: Export, tenant: TenantId) -> Export:
+        try:
+            await export.open()
+        except BaseException:
+            await self._end_export(export, tenant)
+            raise
+        return export
+
+    async def _take(self, call: Resume, request: Request) -> Resumed:
+        node, arriving = self._node, Import(self._node, call)
+        arriving.check_welcome()
+        try:
+            has_room = False
+            async for data in _batches(request.stream()):
+                await node.in_worker(partial(arriving.feed, data))
+                if not has_room and (missing_bytes := arriving.missing_bytes) is not None:
+                    await node.reclaim.make_room(call.tenant, missing_bytes)
+                    has_room = True
+            await node.in_worker(arriving.finish)
+            await node.reclaim.make_place(call.tenant)
+            return await arriving.commit()
+        finally:  # a commit leaves nothing to abandon
+            await asyncio.shield(node.in_worker(arriving.abandon))
+
+    def _begin(self, tenant: TenantId) -> None:
+        if not self._open.take(tenant):
+            message = "enough agents are being hibernated or resumed here already"
+            raise OverloadedError(message)
+
+    async def _end_export(self, export: Export, tenant: TenantId) -> None:
+        self._open.give(tenant)
+        await asyncio.shield(export.close())
+
+
+class _FileResponse(Response):
+    """Streams an export and ends it, however that goes; drops a reader that is too slow."""
+
+    def __init__(
+        self, export: Export, end: Callable[[], Awaitable[None]], headers: dict[str, str]
+    ) -> None:
+        super().__init__(headers=headers, media_type=MEDIA_TYPE)
+        self._export = export
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(disconnected(receive))
+        try:
+            await self._stream(send, gone)
+        except (FabricError, OSError) as error:
+            # The status is sent: an answer that ends early is all that can tell the router.
+            _log.warning("a file broke off: %s", getattr(error, "code", type(error).__name__))
+        finally:
+            gone.cancel()
+            await self._end()
+
+    async def _stream(self, send: Send, gone: "asyncio.Task[None]") -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        pace = Pace(HIBERNATION_BYTES_PER_S_MIN, HIBERNATION_GRACE_S)
+        now_s = asyncio.get_running_loop().time
+        async for chunk in self._export.chunks():
+            if gone.done():
+                return
+            began_s = now_s()
+            async with asyncio.timeout(pace.left_s):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            pace.came(len(chunk), now_s() - began_s)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _batches(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Join a body's pieces into ones worth a thread's while; bound their sum and their pauses."""
+    batch: list[bytes] = []
+    batch_bytes = total_bytes = 0
+    pace = Pace(HIBERNATION_BYTES_PER_S_MIN, HIBERNATION_GRACE_S)
+    now_s = asyncio.get_running_loop().time
+    while True:
+        began_s = now_s()
+        try:
+            async with asyncio.timeout(pace.left_s):
+                data = await anext(stream, None)
+        except TimeoutError:
+            raise pace.stalled() from None
+        if data is None:
+            break
+        pace.came(len(data), now_s() - began_s)
+        batch.append(data)
+        batch_bytes += len(data)
+        total_bytes += len(data)
+        if total_bytes > HIBERNATION_BYTES_MAX:
+            message = f"the file is over the limit of {HIBERNATION_BYTES_MAX} bytes"
+            raise TooLargeError(message)
+        if batch_bytes >= HIBERNATION_FRAME_BYTES_MAX:
+            yield b"".join(batch)
+            batch, batch_bytes = [], 0
+    yield b"".join(batch)

@@ -1,0 +1,81 @@
+"""What a node proves itself with: the cluster's key and a certificate, from files of its Mac."""
+
+import os
+import ssl
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+from fabric.errors import FatalError
+from fabric.keys.key_files import (
+    AUTHORITY_CERTIFICATE,
+    CLUSTER_KEY,
+    KEYS_DIGEST_BYTES,
+    MEMBER_CERTIFICATE,
+    MEMBER_KEY,
+)
+
+_OTHERS = 0o077
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys in one folder."""
+
+    folder: Path
+    cluster_key: bytes = field(repr=False)
+    digest: str  # tells folders apart and says nothing about what is in them
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return how a node serves: members only, who see its own certificate first."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.num_tickets = 0  # every call is a connection of its own, and none is resumed
+        try:
+            context.load_verify_locations(self.folder / AUTHORITY_CERTIFICATE)
+            context.load_cert_chain(self.folder / MEMBER_CERTIFICATE, self.folder / MEMBER_KEY)
+        except (OSError, ssl.SSLError) as error:
+            message = f"{self.folder}: the certificates there are of no use ({error})"
+            raise FatalError(message) from None
+        return context
+
+
+def read_keys(folder: Path) -> Keys:
+    """Read a folder of keys; raise FatalError where one is missing or open to others."""
+    parts = {
+        name: _read(folder / name)
+        for name in (CLUSTER_KEY, AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY)
+    }
+    key = read_cluster_key(folder)
+    digest = blake2b(digest_size=KEYS_DIGEST_BYTES, person=b"mf-keys", key=key)
+    for name in (AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE):
+        digest.update(len(parts[name]).to_bytes(8, "big") + parts[name])
+    return Keys(folder, key, digest.hexdigest())
+
+
+def read_cluster_key(folder: Path) -> bytes:
+    """Read the key that all nodes and routers of the fabric share; raise FatalError without it."""
+    path = folder / CLUSTER_KEY
+    try:
+        return bytes.fromhex(_read(path).decode())
+    except ValueError as error:
+        message = f"{path}: no cluster key there ({type(error).__name__})"
+        raise FatalError(message) from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            raw = file.read()
+            mode = os.fstat(file.fileno()).st_mode
+    except OSError as error:
+        message = (
+            f"{path}: {error.strerror}; `macfabric up` makes the keys of one machine, "
+            "`macfabric certs create cluster.yaml` those that `ray up` copies to every Mac"
+        )
+        raise FatalError(message) from None
+    if mode & _OTHERS and not path.name.endswith(".pem"):
+        message = f"{path} can be read by others; run `chmod 600` on it"
+        raise FatalError(message)
+    return raw

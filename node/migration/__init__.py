@@ -1,0 +1,1 @@
+"""Agents that leave and come: moves, copies, hibernation files."""

@@ -1,0 +1,156 @@
+"""Write one agent into a file, a block at a time, while it goes on serving turns."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fabric.control.hibernation_calls import Hibernate
+from fabric.errors import ConflictError, RejectedError, RetryLaterError, StaleEpochError
+from fabric.ids import TenantId
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockSpan
+from fabric.kvcache.hashing import token_bytes
+from fabric.limits import MODEL_NAME_CHARS_MAX
+from fabric.record.hibernation_file import (
+    SALT_BYTES_MAX,
+    Header,
+    SignedWith,
+    brought_signing_key,
+    encode_file,
+    fabric_signing_key,
+    file_bytes,
+    key_id,
+)
+from fabric.record.manifest import Manifest, OwnerState, encode_manifest
+from fabric.record.rekey import portable
+from node.migration.source import SEAL_WAIT_S
+from node.tiers.record_mending import mend
+
+if TYPE_CHECKING:
+    from node.node import Node
+
+NOBODY = TenantId("")  # files that may leave the fabric do not tell its tenants' names
+
+
+class Export:
+    """One file on its way out. Its blocks stay stored until it is closed, whatever turns do."""
+
+    def __init__(self, node: "Node", call: Hibernate) -> None:
+        self._node = node
+        self._call = call
+        self._held: list[BlockRef] = []
+        self._pieces: Iterator[bytes] = iter(())
+        self._reading = threading.Lock()
+        self.total_bytes = 0
+        self.epoch = 0
+        self.revision = 0
+
+    async def open(self) -> None:
+        """Take the agent as its last turn left it; raise ConflictError where it cannot be."""
+        call = self._call
+        if len(call.salt) > SALT_BYTES_MAX:
+            message = f"the signing key's salt is over {SALT_BYTES_MAX} bytes"
+            raise RejectedError(message, code="invalid_signing_key")
+        key = self._signing_key()
+        record = await self._hold()
+        self.epoch, self.revision = record.epoch, record.revision
+        await self._node.in_worker(lambda: self._prepare(record, key))
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the file; raise CorruptDataError where a block turns out damaged or lost."""
+        while piece := await self._node.in_worker(self._next):
+            yield piece
+
+    async def close(self) -> None:
+        """Let the blocks go."""
+        held, self._held = self._held, []
+        if held:
+            await self._node.in_worker(lambda: self._release(held))
+
+    def _signing_key(self) -> bytes:
+        brought = self._call.signing_key
+        if brought is not None:
+            return brought_signing_key(brought)
+        return fabric_signing_key(self._node.config.cluster_key, self._call.tenant)
+
+    async def _hold(self) -> Manifest:
+        """Wait for a running turn; keep the blocks of the last one from being removed."""
+        node, call = self._node, self._call
+        agent = node.table.require((call.tenant, call.agent))
+        if agent.is_unsaved:
+            await node.flusher.flush()
+        try:
+            await asyncio.wait_for(agent.turn_lock.acquire(), SEAL_WAIT_S)
+        except TimeoutError:
+            message = "a turn of this agent is still running"
+            raise RetryLaterError(message, code="agent_busy") from None
+        try:
+            if agent.manifest.epoch != call.epoch:
+                message = f"the agent is at epoch {agent.manifest.epoch}, not {call.epoch}"
+                raise StaleEpochError(message)
+            if agent.manifest.state is not OwnerState.OWNED:
+                message = f"the agent is {agent.manifest.state} here"
+                raise ConflictError(message, code="not_owner")
+            if agent.saved is None or not agent.saved.token_ids or not agent.is_durable:
+                message = "the agent's last turn is not on disk yet"
+                raise ConflictError(message, code="nothing_saved")
+            await mend(node, agent, may_cut=False)  # a file that holds less would be no backup
+            record = portable(agent.saved, node.spec.window_tokens)
+            self._held = record.refs
+            missing = node.store.blocks.hold(record.refs)
+        finally:
+            agent.turn_lock.release()
+        if missing:
+            message = f"{len(missing)} blocks of the agent are lost; its next turn heals it"
+            raise ConflictError(message, code="blocks_missing")
+        return record
+
+    def _prepare(self, record: Manifest, key: bytes) -> None:
+        call = self._call
+        places = self._node.store.named_refs(record)
+        leaves = call.signing_key is not None
+        raw = encode_manifest(replace(record, tenant=NOBODY) if leaves else record)
+        sizes = [ref.payload_bytes for ref, _ in places]
+        header = Header(
+            signed_with=SignedWith.KEY if leaves else SignedWith.FABRIC,
+            key_id=key_id(key),
+            salt=call.salt,
+            tenant=NOBODY if leaves else call.tenant,
+            agent=record.agent,
+            fingerprint=record.fingerprint,
+            model=self._node.model_name[:MODEL_NAME_CHARS_MAX],
+            epoch=record.epoch,
+            revision=record.revision,
+            tokens_count=record.tokens_count,
+            blocks_count=len(sizes),
+            record_bytes=len(raw),
+            payload_bytes=sum(sizes),
+            created_s=self._node.clock.wall_s(),
+        )
+        self.total_bytes = file_bytes(header, sizes)
+        self._pieces = encode_file(header, raw, self._payloads(record, places), key)
+
+    def _payloads(
+        self, record: Manifest, places: list[tuple[BlockRef, BlockSpan]]
+    ) -> Iterator[memoryview]:
+        """Read the blocks with every check, one at a time."""
+        for ref, span in places:
+            tokens = record.token_ids[span.start : span.end]
+            packed = token_bytes(tokens)
+            payload = memoryview(bytearray(ref.payload_bytes))
+            cache = payload[: -len(packed)]
+            self._node.store.blocks.load_into(ref, span.parent, tokens, [cache] if cache else [])
+            payload[-len(packed) :] = packed
+            yield payload
+
+    def _next(self) -> bytes:
+        with self._reading:
+            return next(self._pieces, b"")
+
+    def _release(self, held: list[BlockRef]) -> None:
+        with self._reading:  # a read that its caller no longer waits for ends first
+            self._pieces = iter(())
+            self._node.store.blocks.release(held)
+            self._node.store.blocks.sweep()

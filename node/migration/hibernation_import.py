@@ -1,0 +1,240 @@
+"""Take in one agent's file as it arrives, and own the agent once all of it has proven sound.
+
+Until then nothing refers to what was stored: whatever fails leaves the node as it was.
+"""
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fabric.control.hibernation_calls import Resume, Resumed
+from fabric.errors import (
+    ConflictError,
+    CorruptDataError,
+    OverloadedError,
+    RetryLaterError,
+    TooLargeError,
+)
+from fabric.kvcache.block import BlockRef
+from fabric.limits import AGENTS_PER_NODE_MAX, FILE_ALIGN_BYTES
+from fabric.record.hibernation_file import (
+    LEAD_BYTES_MAX,
+    FrameKind,
+    FrameReader,
+    Header,
+    SignedWith,
+    brought_signing_key,
+    fabric_signing_key,
+    open_reader,
+    peek_header,
+    require_sound,
+)
+from fabric.record.manifest import OwnerState, decode_manifest
+from fabric.record.rekey import Arrival, owned_anew, rekeyed
+from node.agents.agent import Agent
+from node.store.finite import require_finite
+
+if TYPE_CHECKING:
+    from node.node import Node
+
+
+class Import:
+    """One file on its way in; `feed` and `abandon` run on worker threads."""
+
+    def __init__(self, node: "Node", call: Resume) -> None:
+        self._node = node
+        self._call = call
+        self._working = threading.Lock()
+        self._lead = b""
+        self._header: Header | None = None
+        self._reader: FrameReader | None = None
+        self._raw_record = bytearray()
+        self._arrival: Arrival | None = None
+        self._payload = memoryview(b"")  # of the block that is arriving
+        self._filled = 0
+        self._stored: list[BlockRef] = []  # pinned until a record refers to them
+        self._reused_count = 0
+        self._bytes = 0
+
+    def check_welcome(self) -> None:
+        """Raise where this node would not own the agent anyway; call it on the loop."""
+        node, call = self._node, self._call
+        node.refuse_new()
+        if not node.reuses:
+            message = f"{node.name} keeps no memory of agents: {node.problem}"
+            raise ConflictError(message, code="no_reuse")
+        _require_room_for(node, call)
+
+    @property
+    def missing_bytes(self) -> int | None:
+        """Bytes of the blocks that are still to be stored; None until the record has come."""
+        if self._arrival is None:
+            return None
+        has = self._node.store.blocks.has
+        missing = (ref for ref, _ in self._arrival.blocks if not has(ref))
+        return sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
+
+    @property
+    def _epoch(self) -> int:
+        """The epoch asked for, or one above an erased agent of that name."""
+        return self._node.erased.claim_epoch(self._call.tenant, self._call.agent, self._call.epoch)
+
+    # --- the file ----------------------------------------------------------------------------
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes; raise RejectedError at the first doubt."""
+        with self._working:
+            self._bytes += len(data)
+            if self._reader is None:
+                self._lead += data
+                header = peek_header(self._lead)
+                if header is None:
+                    require_sound(len(self._lead) < LEAD_BYTES_MAX, "its header does not end")
+                    return
+                data, self._lead = self._lead, b""
+                self._reader = self._open(header)
+            for frame in self._reader.feed(data):
+                if frame.kind is FrameKind.RECORD:
+                    self._take_record(frame.body)
+                elif frame.kind is FrameKind.BLOCK:
+                    self._take_block(frame.body)
+
+    def finish(self) -> None:
+        """Raise RejectedError unless the file came whole."""
+        with self._working:
+            (self._reader or FrameReader(None)).finish()
+            arrival = self._arrived()
+            require_sound(len(self._stored) == len(arrival.blocks), "it lacks blocks")
+
+    def abandon(self) -> None:
+        """Forget what was stored of a file that came to nothing."""
+        with self._working:
+            stored, self._stored = self._stored, []
+            blocks = self._node.store.blocks
+            blocks.abandon(stored)
+            blocks.sweep()
+
+    def _open(self, header: Header) -> FrameReader:
+        node, call = self._node, self._call
+        if header.signed_with is SignedWith.FABRIC:
+            if header.tenant != call.tenant:
+                message = "the hibernation file belongs to another tenant"
+                raise ConflictError(message, code="other_tenant")
+            key = fabric_signing_key(node.config.cluster_key, call.tenant)
+        elif call.signing_key is None:
+            message = "the hibernation file is signed with a key of its own: give that key"
+            raise ConflictError(message, code="key_required")
+        else:
+            key = brought_signing_key(call.signing_key)
+        reader = open_reader(header, key)
+        if header.fingerprint != node.fingerprint:
+            message = f"the file is for another model ({header.model}) than {node.name} runs"
+            raise ConflictError(message, code="fingerprint_mismatch")
+        if header.payload_bytes > node.settings.disk_bytes:
+            message = "the agent's memory is over this node's disk budget"
+            raise TooLargeError(message)
+        self._header = header
+        return reader
+
+    def _take_record(self, body: bytes) -> None:
+        header = self._header
+        assert header is not None, "the reader was opened with it"
+        self._raw_record += body
+        require_sound(len(self._raw_record) <= header.record_bytes, "its record is too long")
+        if len(self._raw_record) < header.record_bytes:
+            return
+        try:
+            record = decode_manifest(bytes(self._raw_record))
+        except CorruptDataError as error:
+            require_sound(holds=False, why=error.message)
+            raise
+        self._raw_record = bytearray()
+        node = self._node
+        salt = node.store.salt(self._call.tenant)
+        self._arrival = rekeyed(record, header, node.spec, salt, node.vocabulary_size)
+
+    def _take_block(self, body: bytes) -> None:
+        arrival = self._arrived()
+        require_sound(len(self._stored) < len(arrival.blocks), "it has too many blocks")
+        ref, span = arrival.blocks[len(self._stored)]
+        if not self._filled:
+            self._payload = memoryview(bytearray(ref.payload_bytes))
+        end = self._filled + len(body)
+        require_sound(end <= ref.payload_bytes, "a block is too long")
+        self._payload[self._filled : end] = body
+        self._filled = end
+        if end < ref.payload_bytes:
+            return
+        blocks, tokens = self._node.store.blocks, arrival.record.token_ids[span.start : span.end]
+        is_known = blocks.has(ref)
+        try:
+            require_finite(self._node.spec, ref.group, ref.tokens_count, self._payload)
+            blocks.adopt(ref, span.parent, tokens, self._payload)
+        except CorruptDataError as error:
+            require_sound(holds=False, why=error.message)
+            raise
+        self._reused_count += is_known
+        self._stored.append(ref)
+        self._payload, self._filled = memoryview(b""), 0
+
+    def _arrived(self) -> Arrival:
+        require_sound(self._arrival is not None, "its record is not whole")
+        assert self._arrival is not None, "checked right above"
+        return self._arrival
+
+    # --- the agent ---------------------------------------------------------------------------
+
+    async def commit(self) -> Resumed:
+        """Own the agent: its durable publish is the commit. Turns of it wait meanwhile."""
+        node, call = self._node, self._call
+        agent = _require_room_for(node, call)
+        if agent is None:
+            agent = node.table.create(call.tenant, call.agent, None, self._epoch)
+        async with agent.turn_lock:
+            try:
+                await self._publish(agent)
+            finally:
+                if not agent.manifest.token_ids:
+                    node.table.forget(agent)  # a publish that failed
+        return Resumed(agent.view(), len(self._arrived().blocks), self._reused_count, self._bytes)
+
+    async def _publish(self, agent: Agent) -> None:
+        node, call, record = self._node, self._call, self._arrived().record
+        owned = owned_anew(
+            record, (call.tenant, call.agent), node.name, self._epoch, node.clock.wall_s()
+        )
+        owned = replace(owned, extras=owned.extras | node.service_time.stamp())
+        previous = agent.saved
+        self._stored = []  # publishing takes the pins, whether it succeeds or not
+        await node.in_worker(lambda: node.store.publish(owned, previous))
+        chain = tuple(span for _, span in self._arrived().blocks[: len(owned.pieces)])
+        agent.manifest = owned  # a pin does not travel, nor does that of who is replaced stay
+        agent.note_saved(owned, chain)
+        agent.came_from_peer, agent.cache, agent.last_match = False, None, None
+        agent.decided.set()
+        node.table.put(agent)
+        node.note_hot()
+
+
+def _require_room_for(node: "Node", call: Resume) -> Agent | None:
+    """Return the idle agent that would be replaced, if any; raise where it must not be."""
+    agent = node.table.get((call.tenant, call.agent))
+    if agent is None:
+        if len(node.table) >= AGENTS_PER_NODE_MAX:
+            message = f"this node already holds {AGENTS_PER_NODE_MAX} agents"
+            raise OverloadedError(message)
+        return None
+    record = agent.manifest
+    if record.state is OwnerState.SEALED:
+        message = "the agent of that name is being moved"
+        raise ConflictError(message, code="migration_in_progress")
+    if record.state is OwnerState.OWNED and not call.replace:
+        message = f"an agent is called {call.agent!r} already: replace it, or choose another name"
+        raise ConflictError(message, code="agent_exists")
+    if record.epoch >= call.epoch:
+        message = f"a later memory of the agent is here: epoch {record.epoch}, not {call.epoch}"
+        raise ConflictError(message, code="stale_epoch")
+    if agent.is_busy:
+        message = "a turn of the agent of that name is running"
+        raise RetryLaterError(message, code="agent_busy")
+    return agent

@@ -1,0 +1,116 @@
+"""Read off a model how many token ids and positions it has: MLX checks no index.
+
+A read past a table's end gives whatever lies there, and a write changes it, be it another
+agent's cache. So the tables are found by running a few tokens and noting what each is asked for.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from fabric.errors import FatalError, RejectedError
+
+_TOKENS = (5, 9, 2)  # no run of numbers, as positions are
+_TRIED_MIN = 64  # tokens and positions that a model is tried with are below
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What may be fed to a model, and asked of its logits."""
+
+    vocabulary_size: int  # rows of the embedding or logits, whichever are fewer
+    positions_max: int = sys.maxsize  # rows of a table of positions, if the model has one
+
+    def check_triable(self) -> None:
+        """Raise FatalError for a model with fewer tokens or positions than it is tried with."""
+        if min(self.vocabulary_size, self.positions_max) < _TRIED_MIN:
+            message = f"the model has {self.vocabulary_size} tokens, {self.positions_max} positions"
+            raise FatalError(message, code="unsupported_model")
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Raise RejectedError for an id that has no row."""
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocabulary_size:
+            message = f"a token id is not one of the model's {self.vocabulary_size}"
+            raise RejectedError(message, code="token_out_of_range")
+
+    def check_positions(self, tokens_count: int) -> None:
+        """Raise RejectedError for a context that the table of positions does not reach."""
+        if tokens_count > self.positions_max:
+            message = f"the model has {self.positions_max} positions"
+            raise RejectedError(message, code="context_length_exceeded")
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """One table's rows, and which of them were read."""
+
+    rows: int
+    indexes: list[int]
+
+
+def read_limits(model: Any) -> ModelLimits:
+    """Find the model's tables; raise FatalError where it does not run."""
+    try:
+        lookups, width = _observe(model, _TOKENS)
+        by_token = {x.rows for x in lookups if x.indexes == list(_TOKENS)}
+        sizes = {width, *(rows for rows in by_token if rows < width)}
+        # A small table may be shielded: what is out of it is looked up elsewhere.
+        fitting = (size for size in sorted(sizes, reverse=True) if _is_held(model, size - 1))
+        vocabulary_size = next(fitting, 0)
+    except Exception as error:
+        message = f"the model does not run ({type(error).__name__}: {error})"
+        raise FatalError(message[:300], code="unsupported_model") from error
+    positions = [x.rows - x.indexes[0] for x in lookups if _is_run(x.indexes)]
+    return ModelLimits(vocabulary_size, min(positions, default=sys.maxsize))
+
+
+def _is_held(model: Any, token: int) -> bool:
+    """Say whether every table has the row that it is asked for with this token."""
+    lookups, _ = _observe(model, (token,))
+    return all(0 <= index < x.rows for x in lookups for index in x.indexes)
+
+
+def _is_run(indexes: list[int]) -> bool:
+    return len(indexes) == len(_TOKENS) and indexes == list(
+        range(indexes[0], indexes[0] + len(_TOKENS))
+    )
+
+
+def _observe(model: Any, tokens: Sequence[int]) -> tuple[list[_Lookup], int]:
+    """Return what was looked up for `tokens`, and the width of the logits; compute neither."""
+    with _noting(model) as noted:
+        logits = model(mx.array([tokens]), cache=make_prompt_cache(model))
+    lookups = [_Lookup(rows, indexes.reshape(-1).tolist()) for rows, indexes in noted]
+    return lookups, int(logits.shape[-1])
+
+
+@contextmanager
+def _noting(model: nn.Module) -> Iterator[list[tuple[int, mx.array]]]:
+    """Note every call of a module that has a table and is given integers."""
+    noted: list[tuple[int, mx.array]] = []
+    tables = [m for m in model.modules() if isinstance(m.get("weight"), mx.array)]
+    kinds = {type(module): _noting_kind(type(module), noted) for module in tables}
+    own = [(module, type(module)) for module in tables]
+    try:
+        for module, kind in own:
+            module.__class__ = kinds[kind]
+        yield noted
+    finally:
+        for module, kind in own:
+            module.__class__ = kind
+
+
+def _noting_kind(kind: Any, noted: list[tuple[int, mx.array]]) -> Any:
+    def call(self: Any, x: Any, *args: Any, **options: Any) -> Any:
+        indexes = x if isinstance(x, mx.array) else mx.array(x)
+        if mx.issubdtype(indexes.dtype, mx.integer):
+            noted.append((int(self["weight"].shape[0]), indexes))
+        return kind.__call__(self, x, *args, **options)
+
+    return type(kind.__name__, (kind,), {"__call__": call})

@@ -1,0 +1,124 @@
+"""Find out how a model's sequences may decode together: so that each gets what it gets alone.
+
+Twice: behind short prompts, and behind caches of random numbers that reach past every window
+and every index's budget, where masks begin to matter. Computing so long a prompt would take
+a large model seconds; filling a cache takes none.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from fabric.kvcache.cache_spec import LayerKind
+from node.mlx.engine import Batching, Engine
+from node.mlx.model_spec import flatten
+from node.mlx.padded_groups import WASTE_MAX
+from node.mlx.probe.trial_logits import agree, decoded, prefilled, prompt_of
+from node.mlx.resident_cache import ResidentCache
+
+_log = logging.getLogger(__name__)
+_INDEX_TOKENS = 4_096  # twice the budget of the indexes that models have today
+_FAR_TOKENS_MAX = 16_384
+_UNEQUAL = (300, 40)  # tokens past that: their ends lie in different blocks of an index
+_EQUAL = (300, 300)
+_EQUAL_ONLY = 1.0  # nothing wasted on zeros
+_TRIALS = (
+    (Batching.RAGGED, WASTE_MAX),
+    (Batching.PADDED, WASTE_MAX),
+    (Batching.GROUPED, WASTE_MAX),
+    (Batching.PADDED, _EQUAL_ONLY),  # which needs no mask
+)
+
+
+def find_batching(engine: Engine, prompts: Sequence[list[int]], tolerance: float) -> None:
+    """Set the engine to the first way of batching that agrees with decoding alone."""
+    tokens_max, engine.padded_tokens_max = engine.padded_tokens_max, sys.maxsize
+    far = _far_tokens(engine)
+    for batching, waste_max in _TRIALS:
+        is_equal = waste_max == _EQUAL_ONLY
+        engine.batching = batching
+        engine.padded_waste_max = waste_max if is_equal else inf  # or they would decode alone
+        if _agrees(engine, prompts, far, tolerance, is_equal=is_equal):
+            engine.padded_waste_max = waste_max
+            break
+    else:
+        engine.batching = Batching.ALONE
+    engine.padded_tokens_max = tokens_max
+
+
+def _agrees(
+    engine: Engine, prompts: Sequence[list[int]], far: int, tolerance: float, *, is_equal: bool
+) -> bool:
+    beyond = _UNEQUAL
+    if is_equal:
+        beyond, prompts = _EQUAL, [prompt_of(len(prompts[0]), seed) for seed in range(2)]
+
+    def short(index: int) -> ResidentCache:
+        return prefilled(engine, prompts[index])
+
+    def long(index: int) -> ResidentCache:
+        return _filled(engine, far + beyond[index], index)
+
+    try:
+        for make in (short, long) if far else (short,):
+            if not _agrees_behind(engine, make, prompts, tolerance):
+                _log.info("%s batches differ from sequences alone", engine.batching)
+                return False
+    except Exception as error:  # noqa: BLE001 - whatever it is, decoding alone avoids it
+        _log.info("no %s batches (%s)", engine.batching, type(error).__name__)
+        return False
+    return True
+
+
+def _agrees_behind(
+    engine: Engine,
+    make: Callable[[int], ResidentCache],
+    prompts: Sequence[list[int]],
+    tolerance: float,
+) -> bool:
+    alone = [decoded(engine, [make(i)], [prompt])[0] for i, prompt in enumerate(prompts)]
+    together = decoded(engine, [make(i) for i in range(len(prompts))], prompts)
+    return agree(together, alone, tolerance)
+
+
+def _far_tokens(engine: Engine) -> int:
+    """Return after how many tokens the model no longer sees everything; 0 if it always does."""
+    spec = engine.spec
+    far = max(spec.window_tokens, widest_mask(engine.model))
+    if any(layer.kind is LayerKind.INDEXED for layer in spec.layers):
+        far = max(far, _INDEX_TOKENS)
+    most = min(_FAR_TOKENS_MAX, engine.limits.positions_max) - max(_UNEQUAL) - 2
+    return far if 0 < far <= most else 0
+
+
+def widest_mask(model: Any) -> int:
+    """Return the widest window that the model asks of any cache's mask; 0 for none."""
+    asked = [0]
+
+    def watched(make_mask: Callable[..., Any]) -> Callable[..., Any]:
+        def watching(*args: Any, **options: Any) -> Any:
+            asked.append(options.get("window_size") or 0)
+            return make_mask(*args, **options)
+
+        return watching
+
+    caches = make_prompt_cache(model)
+    for leaf in flatten(caches)[0]:
+        if hasattr(leaf, "make_mask"):
+            leaf.make_mask = watched(leaf.make_mask)
+    model(mx.array([prompt_of(3)]), cache=caches)
+    return max(asked)
+
+
+def _filled(engine: Engine, tokens_count: int, seed: int) -> ResidentCache:
+    """Return a cache of `tokens_count` tokens that nobody computed."""
+    cache = engine.new_cache(tokens_count + 2)
+    cache.place_windows(tokens_count)
+    cache.fill(tokens_count, mx.random.key(seed))
+    cache.assume(tokens_count)
+    return cache

@@ -1,0 +1,53 @@
+"""Move stored keys to other positions by turning them further."""
+
+from collections.abc import Sequence
+from math import inf
+
+import mlx.core as mx
+
+from fabric.kvcache.rotation import Rotation
+
+
+def rotate(array: mx.array, rotation: Rotation, delta: int | Sequence[int] | mx.array) -> mx.array:
+    """Shift rows `[..., tokens, width]` by `delta` tokens; the other dimensions keep their bits.
+
+    `delta` may be negative, and may be one integer per token, `[tokens]`. Raise ValueError if
+    the rows are narrower than the rotation or the deltas are not one per token.
+    """
+    start, end = rotation.start, rotation.start + rotation.dims
+    if end > array.shape[-1]:
+        message = f"rows of {array.shape[-1]} have no dimensions {start} to {end}"
+        raise ValueError(message)
+    turned = _turn(array[..., start:end], rotation, delta)
+    return mx.concatenate([array[..., :start], turned, array[..., end:]], axis=-1)
+
+
+def _turn(span: mx.array, rotation: Rotation, delta: int | Sequence[int] | mx.array) -> mx.array:
+    # The kernel counts positions up along the token axis, so each token gets an axis of length 1.
+    if isinstance(delta, int):
+        rows = span.reshape(1, -1, 1, rotation.dims)
+        return _kernel(rows, rotation, delta).reshape(span.shape)
+    offsets = mx.array(delta, mx.int32) if not isinstance(delta, mx.array) else delta
+    tokens = span.shape[-2]
+    if offsets.shape != (tokens,):
+        message = f"{tokens} tokens cannot move by deltas of shape {offsets.shape}"
+        raise ValueError(message)
+    first = mx.moveaxis(span, -2, 0)
+    rows = first.reshape(tokens, -1, 1, rotation.dims)
+    return mx.moveaxis(_kernel(rows, rotation, offsets).reshape(first.shape), 0, -2)
+
+
+def _kernel(rows: mx.array, rotation: Rotation, offset: int | mx.array) -> mx.array:
+    # The model's own rope modules are not called: some would apply their magnitude factor again.
+    periods = None
+    if rotation.frequencies is not None:
+        periods = mx.array([1 / f if f else inf for f in rotation.frequencies], mx.float32)
+    return mx.fast.rope(
+        rows,
+        rotation.dims,
+        traditional=rotation.traditional,
+        base=rotation.base,
+        scale=rotation.scale,
+        offset=offset,
+        freqs=periods,
+    )

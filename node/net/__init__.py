@@ -1,0 +1,1 @@
+"""Links and connections to other nodes: found, proven, measured."""

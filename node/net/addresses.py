@@ -1,0 +1,138 @@
+"""Where peers reach this machine, and sockets that leave it through the right interface.
+
+A peer's address says which cable it is on, but the system's routes do not know: macOS sends
+all of 169.254 to its primary interface, and of two cables in one network only one is used. So
+a dial is bound to the interface whose network holds the peer's address.
+"""
+
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Final
+
+from fabric.errors import RejectedError
+from fabric.limits import ADDRESSES_MAX
+from fabric.net.interfaces import Interface, leading_to
+from fabric.net.links import LIKELY_ORDER, Address, LinkKind, scope_of
+from node.net.interfaces import MACHINE
+
+DEVICES_TRIED_MAX: Final = 3  # each takes its time
+_DEVICE_NAME_BYTES: Final = 16  # Linux
+_IP_BOUND_IF: Final = 25  # macOS; Python has no name for it
+
+
+def local_addresses(
+    port: int, only: str | None = None, interfaces: Sequence[Interface] | None = None
+) -> tuple[Address, ...]:
+    """List where peers reach `port` on this machine, most promising link first.
+
+    With `only`, just that host; else every address, loopback only where there is no other.
+    """
+    found = list(MACHINE.current() if interfaces is None else interfaces)
+    if only is not None:
+        found = [i for i in found if i.host == only] or [_unlisted(only)]
+    elif any(i.kind is not LinkKind.LOOPBACK for i in found):
+        found = [i for i in found if i.kind is not LinkKind.LOOPBACK]
+    found.sort(key=lambda i: (LIKELY_ORDER.index(i.kind), -i.speed_mbit))
+    return tuple(
+        Address(i.host, port, i.kind, i.speed_mbit, i.device, scope_of(i.host), i.prefix_bits)
+        for i in found[:ADDRESSES_MAX]
+    )
+
+
+def _unlisted(host: str) -> Interface:
+    is_loopback = ip_address(host).is_loopback
+    return Interface("", host, LinkKind.LOOPBACK if is_loopback else LinkKind.OTHER, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """A connected socket and the interface it is bound to, if any."""
+
+    sock: socket.socket
+    interface: Interface | None
+
+
+def connect(host: str, port: int, timeout_s: float, kind: LinkKind | None = None) -> socket.socket:
+    """Connect as `dial` does, for those who do not ask through which interface."""
+    return dial(host, port, timeout_s, kind).sock
+
+
+def dial(host: str, port: int, timeout_s: float, kind: LinkKind | None = None) -> Dialled:
+    """Connect to an address literal; names are refused, since resolving has no deadline.
+
+    `kind` is what the peer says its address is reached over. Where an interface's own network
+    holds the address, the socket is bound to it; the system's routes serve the rest.
+    """
+    try:
+        target = ip_address(host)
+    except ValueError:
+        message = "a node's address is no IP address"
+        raise RejectedError(message, code="bad_address") from None
+    family = socket.AF_INET if target.version == 4 else socket.AF_INET6
+    found: list[Interface | None] = []
+    if not target.is_loopback:
+        found = [*leading_to(host, kind, MACHINE.current())[:DEVICES_TRIED_MAX]]
+    error = OSError("no route")
+    for interface in found or [None]:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if interface is not None:
+                bind_to(sock, interface)
+            sock.settimeout(timeout_s)
+            sock.connect((host, port))
+        except OSError as failure:
+            sock.close()
+            error = failure
+        else:
+            return Dialled(sock, interface)
+    raise error
+
+
+def bind_to(sock: socket.socket, interface: Interface) -> None:
+    """Send what leaves `sock` through one interface; raise OSError if it is gone.
+
+    Linux may refuse the device to a plain user; the source address then picks the route.
+    """
+    try:
+        bind_to_device(sock, interface.device)
+    except PermissionError:
+        sock.bind((interface.host, 0))
+
+
+def is_on_cable(sock: socket.socket) -> bool:
+    """Say whether all that a connected socket sends leaves by a Thunderbolt interface.
+
+    Its address alone does not tell: the system may send by another interface what the socket is
+    not bound to. So it is bound here, if it is not yet.
+    """
+    host = str(sock.getsockname()[0])
+    for interface in MACHINE.latest():
+        if interface.host == host and interface.kind is LinkKind.THUNDERBOLT:
+            try:
+                if not _is_bound_to(sock, interface.device):
+                    bind_to_device(sock, interface.device)
+            except OSError:  # Linux, as a plain user
+                return False
+            return True
+    return False
+
+
+def _is_bound_to(sock: socket.socket, device: str) -> bool:
+    if sys.platform == "darwin":
+        index: int = sock.getsockopt(socket.IPPROTO_IP, _IP_BOUND_IF)
+        return index == socket.if_nametoindex(device)
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _DEVICE_NAME_BYTES)
+    return raw.rstrip(b"\0") == device.encode()
+
+
+def bind_to_device(sock: socket.socket, device: str) -> None:
+    """Bind to an interface by name; raise OSError if it is gone or not permitted."""
+    if sys.platform == "darwin":
+        index = struct.pack("I", socket.if_nametoindex(device))
+        sock.setsockopt(socket.IPPROTO_IP, _IP_BOUND_IF, index)
+    else:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + b"\0")

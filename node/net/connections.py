@@ -1,0 +1,109 @@
+"""Proven connections to peers: kept for a while, because a handshake costs as much as a megabyte.
+
+Also counts what befell the connections of this node's fetches.
+"""
+
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Lock
+
+from fabric.control.node_calls import Address
+from fabric.ids import Fingerprint, NodeName
+from fabric.limits import TRANSFER_IDLE_MAX, TRANSFER_IDLE_S
+from fabric.net.wire import Goodbye
+from node.net.channel import Channel
+from node.net.peer import Peer
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """A proven channel, and how many parts came on it: both ends count them."""
+
+    channel: Channel
+    received: int = 0
+    idle_since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    name: NodeName
+    source: NodeName
+    cluster_key: bytes = field(repr=False)
+    fingerprint: Fingerprint
+    address: Address
+
+
+def _line(peer: Peer, address: Address) -> _Line:
+    return _Line(peer.name, peer.source, peer.cluster_key, peer.fingerprint, address)
+
+
+class Connections:
+    """Idle connections by peer and address, at most TRANSFER_IDLE_MAX, oldest dropped first."""
+
+    def __init__(self) -> None:
+        """Keep none yet."""
+        self._lock = Lock()
+        self._idle: list[tuple[_Line, Connection]] = []
+        self._counts: Counter[str] = Counter()
+        self._closed = False
+
+    def take(self, peer: Peer, address: Address) -> Connection | None:
+        """Return an idle connection that still stands."""
+        line = _line(peer, address)
+        while True:
+            with self._lock:
+                stale = self._stale()
+                found = next((item for item in reversed(self._idle) if item[0] == line), None)
+                if found is not None:
+                    self._idle.remove(found)
+            _close_all(stale)
+            if found is None:
+                return None
+            if found[1].channel.is_quiet():
+                self.count("reused")
+                return found[1]
+            found[1].channel.close()
+
+    def keep(self, peer: Peer, address: Address, connection: Connection) -> None:
+        """Take over a connection on which all that was asked for has come."""
+        connection.idle_since_s = time.monotonic()
+        with self._lock:
+            self._idle.append((_line(peer, address), connection))
+            stale = self._stale()
+        _close_all(stale)
+
+    def close(self) -> None:
+        """Close every idle connection, and from now on each one that is brought back."""
+        with self._lock:
+            self._closed = True
+            stale = self._stale()
+        _close_all(stale)
+
+    def count(self, what: str, times: int = 1) -> None:
+        """Count an event, or several."""
+        if times:
+            with self._lock:
+                self._counts[what] += times
+
+    def counts(self) -> dict[str, int]:
+        """Count dials, reuses, takeovers, failures by kind, blocks and bytes since the start."""
+        with self._lock:
+            return dict(self._counts)
+
+    def _stale(self) -> list[Connection]:
+        oldest_s = time.monotonic() - TRANSFER_IDLE_S
+        spare = 0 if self._closed else TRANSFER_IDLE_MAX
+        fresh = [item for item in self._idle if item[1].idle_since_s >= oldest_s]
+        kept = fresh[max(0, len(fresh) - spare) :]
+        stale = [item[1] for item in self._idle if item not in kept]
+        self._idle = kept
+        return stale
+
+
+def _close_all(connections: list[Connection]) -> None:
+    for connection in connections:
+        with suppress(OSError):
+            connection.channel.send(Goodbye())
+        connection.channel.close()

@@ -1,0 +1,203 @@
+"""Every link of this node with what was measured: the book that transfers ask and tell.
+
+Thread-safe, bounded, and without any I/O: `node/net/prober.py` does the asking.
+"""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+from fabric.ids import NodeName
+from fabric.limits import ADDRESSES_MAX, LINKS_TOLD_MAX, PEERS_MAX
+from fabric.net import link_estimate
+from fabric.net.compression import link_bytes_per_s
+from fabric.net.link_estimate import RESTING_BYTES_PER_S, LinkEstimate
+from fabric.net.links import Address, LinkKind, LinkView, PeerNode, slower_kind
+from fabric.ports import Clock
+
+LINKS_MAX: Final = PEERS_MAX * ADDRESSES_MAX
+Key = tuple[NodeName, str, int]
+
+
+@dataclass(slots=True)
+class _Link:
+    peer: NodeName
+    address: Address
+    estimate: LinkEstimate
+    device: str = ""
+    kind: LinkKind = LinkKind.OTHER
+    problem: str | None = None
+    is_met: bool = False  # named by the router, not only by an offer
+
+
+class LinkTable:
+    """Implements `node.net.link_reservations.LinkBook`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._links: dict[Key, _Link] = {}  # in the order of their last use
+        self._peers: dict[NodeName, PeerNode] = {}
+        self._moved_s: float | None = None
+
+    # --- the LinkBook ------------------------------------------------------------------------
+
+    def rank(self, peer: NodeName, addresses: Sequence[Address]) -> Sequence[tuple[Address, float]]:
+        """Return all addresses, working ones by expected bytes/s, then those that failed."""
+        with self._lock:
+            links = [(a, self._link(peer, a).estimate) for a in dict.fromkeys(addresses)]
+        works = [(a, e.expected_bytes_per_s) for a, e in links if not e.failures]
+        broken = sorted((pair for pair in links if pair[1].failures), key=lambda p: p[1].failures)
+        if not works:  # then their speeds are all there is to go by
+            return [(a, e.expected_bytes_per_s) for a, e in broken]
+        works.sort(key=lambda pair: -pair[1])
+        return [*works, *((a, RESTING_BYTES_PER_S) for a, _ in broken)]
+
+    def observe(self, peer: NodeName, address: Address, moved_bytes: int, seconds: float) -> None:
+        """Note what a transfer moved over a link."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            self._moved_s = now_s
+            link = self._link(peer, address)
+            link.estimate = link_estimate.moved(link.estimate, moved_bytes, seconds, now_s)
+            link.problem = None
+
+    def failed(self, peer: NodeName, address: Address) -> None:
+        """Note that a transfer lost the link."""
+        self.unanswered(peer, address, "broken")
+
+    # --- the prober --------------------------------------------------------------------------
+
+    def meet(self, peers: Sequence[PeerNode]) -> None:
+        """Know exactly these peers; what is new or came back differently is tried at once."""
+        with self._lock:
+            before, self._peers = self._peers, {p.name: p for p in peers}
+            named = {(p.name, a.host, a.port) for p in peers for a in p.addresses}
+            self._links = {key: link for key, link in self._links.items() if key in named}
+            for peer in peers:
+                old = before.get(peer.name)
+                for address in peer.addresses:
+                    link = self._link(peer.name, address)
+                    if address.speed_mbit != link.address.speed_mbit:
+                        link.estimate = link_estimate.renegotiated(
+                            link.estimate, link_bytes_per_s(address), is_told=address.speed_mbit > 0
+                        )
+                    link.address, link.is_met = address, True
+                    if old != peer:
+                        link.estimate = link_estimate.doubted(link.estimate)
+
+    def doubt(self) -> None:
+        """Try every link anew: this machine woke up, or its addresses changed."""
+        with self._lock:
+            for link in self._links.values():
+                link.estimate = link_estimate.doubted(link.estimate)
+
+    def due(self) -> list[tuple[NodeName, Address]]:
+        """Take the links to ping now; each is handed out once."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            links = [
+                link
+                for link in self._links.values()
+                if link.is_met and link_estimate.ping_due(link.estimate, now_s)
+            ]
+            for link in links:
+                link.estimate = link_estimate.asked(link.estimate, now_s)
+        return [(link.peer, link.address) for link in links]
+
+    def due_probe(self, busy: Container[Key] = ()) -> tuple[NodeName, Address, int] | None:
+        """Take the link whose rate is to be measured next, none of `busy`, and by how much."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            if self._moved_s is not None and now_s - self._moved_s < link_estimate.QUIET_S:
+                return None  # a transfer is under way: it measures, and comes first
+            for key, link in self._links.items():
+                if (
+                    key not in busy
+                    and link.is_met
+                    and link_estimate.probe_due(link.estimate, now_s)
+                ):
+                    link.estimate = link_estimate.probed(link.estimate, now_s)
+                    return link.peer, link.address, link_estimate.probe_bytes(link.estimate)
+        return None
+
+    def answered(
+        self, peer: NodeName, address: Address, rtt_s: float, device: str, kind: LinkKind | None
+    ) -> None:
+        """Note a ping that came back through `device` of this machine, which is a `kind`."""
+        with self._lock:
+            link = self._link(peer, address)
+            now_s = self._clock.monotonic_s()
+            link.estimate = link_estimate.answered(link.estimate, rtt_s, now_s)
+            link.device, link.problem = device, None
+            link.kind = address.kind if kind is None else slower_kind(address.kind, kind)
+
+    def rated(self, peer: NodeName, address: Address, moved_bytes: int, seconds: float) -> None:
+        """Note a probe."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            link = self._link(peer, address)
+            link.estimate = link_estimate.moved(link.estimate, moved_bytes, seconds, now_s)
+
+    def probe_refused(self, peer: NodeName, address: Address) -> None:
+        """Note that the peer had no time for a probe: it is asked again before long."""
+        with self._lock:
+            link = self._link(peer, address)
+            link.estimate = link_estimate.probe_refused(link.estimate)
+
+    def unanswered(
+        self, peer: NodeName, address: Address, problem: str, device: str | None = None
+    ) -> None:
+        """Note a link that does not work, and why."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            link = self._link(peer, address)
+            link.estimate = link_estimate.failed(link.estimate, now_s)
+            link.problem = problem
+            if device is not None:
+                link.device = device
+
+    # --- the beat ----------------------------------------------------------------------------
+
+    def views(self) -> tuple[LinkView, ...]:
+        """Describe the links to every peer met, sorted by peer; bounded."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            met = [link for link in self._links.values() if link.is_met]
+            views = [_view(link, now_s) for link in met[:LINKS_TOLD_MAX]]
+        return tuple(sorted(views, key=lambda view: (view.peer, view.host)))
+
+    def _link(self, peer: NodeName, address: Address) -> _Link:
+        key = (peer, address.host, address.port)
+        link = self._links.pop(key, None)
+        nominal = float(link_bytes_per_s(address))
+        if link is None:
+            estimate = LinkEstimate(nominal, nominal_is_told=address.speed_mbit > 0)
+            link = _Link(peer, address, estimate, kind=address.kind)
+            if len(self._links) >= LINKS_MAX:
+                self._forget_one()
+        self._links[key] = link
+        return link
+
+    def _forget_one(self) -> None:
+        unmet = (key for key, link in self._links.items() if not link.is_met)
+        del self._links[next(unmet, None) or next(iter(self._links))]
+
+
+def _view(link: _Link, now_s: float) -> LinkView:
+    estimate, address = link.estimate, link.address
+    return LinkView(
+        peer=link.peer,
+        host=address.host,
+        port=address.port,
+        kind=link.kind,
+        device=link.device,
+        peer_device=address.device,
+        reachable=estimate.is_reachable,
+        problem=link.problem if estimate.failures else None,
+        rtt_s=estimate.rtt_s,
+        bytes_per_s=estimate.bytes_per_s,
+        age_s=None if estimate.heard_s is None else now_s - estimate.heard_s,
+        rate_age_s=None if estimate.rated_s is None else now_s - estimate.rated_s,
+    )

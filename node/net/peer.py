@@ -1,0 +1,86 @@
+"""The node at the other end, as the fetching side sees it: dialled, and made to prove itself."""
+
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from fabric.control.node_calls import Address
+from fabric.errors import RejectedError
+from fabric.ids import Fingerprint, NodeName
+from fabric.limits import (
+    HANDSHAKE_TIMEOUT_S,
+    TRANSFER_SILENCE_ALONE_S,
+    TRANSFER_SILENCE_S,
+    TRANSFER_TIMEOUT_S,
+)
+from fabric.net.handshake import Role, check_proof, prove, session_keys
+from fabric.net.wire import (
+    NONCE_BYTES,
+    Challenge,
+    Hello,
+    Proof,
+    Refusal,
+    refusal_error,
+)
+from fabric.settings import AUTO
+from node.net.addresses import connect
+from node.net.channel import Channel
+from node.net.link_privacy import must_encrypt
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for a peer, and how often."""
+
+    connect_s: float = 2.0
+    handshake_s: float = HANDSHAKE_TIMEOUT_S
+    slice_s: float = TRANSFER_TIMEOUT_S
+    silence_s: float = TRANSFER_SILENCE_S  # while another link moves
+    silence_alone_s: float = TRANSFER_SILENCE_ALONE_S
+    pause_s: float = 0.1  # before an address that failed is tried again; doubles up to the max
+    pause_max_s: float = 2.0
+    rounds: int = 4  # tries of every address in a row without progress
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Whom to fetch from, and as whom."""
+
+    name: NodeName
+    source: NodeName
+    cluster_key: bytes = field(repr=False)
+    fingerprint: Fingerprint
+    patience: Patience
+    encrypt_links: str = AUTO
+
+    def dial(self, address: Address) -> Channel:
+        """Connect; nothing may be asked before `greet`."""
+        sock = connect(address.host, address.port, self.patience.connect_s, address.kind)
+        try:
+            return Channel(sock, time.monotonic, self.patience.slice_s)
+        except OSError:
+            sock.close()
+            raise
+
+    def greet(self, channel: Channel) -> None:
+        """Make both ends prove that they hold the cluster's key."""
+        channel.hurry(self.patience.handshake_s)
+        key = self.cluster_key
+        wants = must_encrypt(self.encrypt_links, channel)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        hello = Hello(self.name, self.source, self.fingerprint, nonce, wants)
+        channel.send(hello)
+        reply = channel.receive(Challenge, Refusal)
+        if isinstance(reply, Refusal):
+            raise refusal_error(reply)
+        assert isinstance(reply, Challenge), "one of the two expected kinds"
+        encrypts = reply.encrypts
+        check_proof(key, Role.SERVER, hello, reply.nonce, reply.proof, encrypts=encrypts)
+        if wants and not encrypts:
+            message = "the peer does not encrypt"
+            raise RejectedError(message, code="bad_frame")
+        proof = prove(key, Role.CLIENT, hello, reply.nonce, encrypts=encrypts)
+        channel.send(Proof(proof))
+        keys = session_keys(key, hello, reply.nonce, encrypts=encrypts)
+        channel.seal(keys.client, keys.server, encrypts=encrypts)
+        channel.relax()

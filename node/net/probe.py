@@ -1,0 +1,163 @@
+"""Measures one link: is the peer itself there, how far away, how fast. Blocking, bounded.
+
+The handshake is that of a transfer, so what answers is the peer and holds the cluster's key.
+"""
+
+import errno
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event, Timer
+from typing import Final
+
+from fabric.errors import FabricError
+from fabric.ids import Fingerprint, NodeName
+from fabric.limits import HANDSHAKE_TIMEOUT_S
+from fabric.net.interfaces import Interface
+from fabric.net.link_estimate import PROBE_BYTES_MIN
+from fabric.net.links import Address
+from fabric.net.wire import Goodbye, Ping, Pong, Probe, ProbeChunk, Refusal, refusal_error
+from fabric.settings import AUTO
+from node.net.addresses import dial
+from node.net.channel import Channel
+from node.net.peer import Patience, Peer
+
+PINGS: Final = 4
+CONNECT_S: Final = 2.0
+PROBE_ENOUGH_S: Final = 0.25  # then what has come will do
+PROBE_S: Final = 3.0  # a link that takes longer for the least that counts is not measured
+
+_PROBLEMS: Final = {
+    errno.EHOSTUNREACH: "host_unreachable",  # 65 on macOS: also what Local Network Privacy says
+    errno.ENETUNREACH: "network_unreachable",
+    errno.ECONNREFUSED: "refused",
+    errno.EADDRNOTAVAIL: "interface_gone",
+    errno.ENODEV: "interface_gone",
+    errno.ENXIO: "interface_gone",
+    errno.EACCES: "forbidden",
+    errno.EPERM: "forbidden",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One look at a link: either a round trip, or a problem's code."""
+
+    rtt_s: float | None = None
+    interface: Interface | None = None
+    problem: str | None = None
+    moved_bytes: int = 0
+    seconds: float = 0.0
+    is_probe_refused: bool = False  # by a peer that answers pings, but is busy
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who measures."""
+
+    name: NodeName
+    cluster_key: bytes
+    fingerprint: Fingerprint
+    encrypt_links: str = AUTO
+
+    def measure(self, peer: NodeName, address: Address, probe_bytes: int = 0) -> Measured:
+        """Ping `peer` at `address`, then fetch `probe_bytes`; what goes wrong is the answer."""
+        try:
+            dialled = dial(address.host, address.port, CONNECT_S, address.kind)
+        except FabricError as error:
+            return Measured(problem=error.code)
+        except OSError as error:
+            return Measured(problem=problem_of(error))
+        try:
+            channel = Channel(dialled.sock, time.monotonic, HANDSHAKE_TIMEOUT_S)
+        except OSError as error:
+            dialled.sock.close()
+            return Measured(interface=dialled.interface, problem=problem_of(error))
+        rtt_s: float | None = None
+        problem, moved_bytes, seconds, is_refused = None, 0, 0.0, False
+        try:
+            with _cut_after(channel, HANDSHAKE_TIMEOUT_S):
+                self._peer(peer).greet(channel)
+                rtt_s = _round_trip_s(channel)
+            if probe_bytes:
+                with _cut_after(channel, PROBE_S):
+                    moved_bytes, seconds = _probe(channel, probe_bytes)
+            else:
+                channel.send(Goodbye())
+        except FabricError as error:
+            problem, is_refused = error.code, rtt_s is not None
+        except OSError as error:
+            problem = problem_of(error)
+        finally:
+            channel.close()
+        if rtt_s is None:
+            return Measured(interface=dialled.interface, problem=problem)
+        # A peer that answers pings and does not want to be probed works all the same.
+        took_s = max(1e-9, seconds - rtt_s)
+        return Measured(rtt_s, dialled.interface, None, moved_bytes, took_s, is_refused)
+
+    def _peer(self, name: NodeName) -> Peer:
+        own = (self.cluster_key, self.fingerprint, Patience(), self.encrypt_links)
+        return Peer(self.name, name, *own)
+
+
+def problem_of(error: OSError) -> str:
+    """Name what the system said about a connection, as a code."""
+    if isinstance(error, TimeoutError):
+        return "silent"
+    return _PROBLEMS.get(error.errno or 0, "broken")
+
+
+def _round_trip_s(channel: Channel) -> float:
+    """Return the shortest of a few round trips: the others met something on their way."""
+    best_s = float("inf")
+    for number in range(PINGS):
+        began_s = time.monotonic()
+        channel.send(Ping(number))
+        reply = channel.receive(Pong, Refusal)
+        if isinstance(reply, Refusal):
+            raise refusal_error(reply)
+        best_s = min(best_s, time.monotonic() - began_s)
+    return best_s
+
+
+def _probe(channel: Channel, size_bytes: int) -> tuple[int, float]:
+    """Return the bytes that came and the seconds they took; what is slow ends before its end."""
+    began_s = time.monotonic()
+    channel.send(Probe(size_bytes))
+    moved_bytes, seconds = 0, 0.0
+    while moved_bytes < size_bytes:
+        if seconds >= PROBE_ENOUGH_S and moved_bytes >= PROBE_BYTES_MIN:
+            channel.cut()
+            break
+        reply = channel.receive(ProbeChunk, Refusal)
+        if isinstance(reply, Refusal):
+            raise refusal_error(reply)
+        assert isinstance(reply, ProbeChunk), "one of the two expected kinds"
+        moved_bytes += len(reply.data)
+        seconds = time.monotonic() - began_s
+    else:
+        channel.send(Goodbye())
+    return moved_bytes, seconds
+
+
+@contextmanager
+def _cut_after(channel: Channel, seconds: float) -> Iterator[None]:
+    late = Event()
+
+    def cut() -> None:
+        late.set()
+        channel.cut()
+
+    timer = Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except OSError:
+        if late.is_set():
+            raise TimeoutError from None
+        raise
+    finally:
+        timer.cancel()

@@ -1,0 +1,1 @@
+"""Blocks, records and tombstones on this Mac's disk."""

@@ -1,0 +1,292 @@
+"""Agents on disk: a turn's new blocks and then its record; what is stored of a context.
+
+Every method blocks on the disk and runs on worker threads; nothing here knows the engine
+except as buffers.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fabric.errors import CorruptDataError
+from fabric.ids import AgentId, Fingerprint, TenantId
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockSpan, block_spans, span_ending
+from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
+from fabric.kvcache.hashing import tenant_salt
+from fabric.limits import BLOCK_TOKENS
+from fabric.record.manifest import Manifest
+from fabric.record.restore_plan import restore_point
+from node.store.block_store import BlockStore
+from node.store.manifest_store import ManifestStore
+from node.store.posix_disk import DiskError
+from node.store.stock import Stock
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What an erasure removed."""
+
+    blocks_removed: int
+    bytes_removed: int
+    blocks_kept_shared: int
+    bytes_kept_shared: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """A record that may or may not be the stored one, and its blocks that no other keeps."""
+
+    record: Manifest
+    added: list[BlockRef]
+
+
+def _same_refs(before: list[BlockRef], after: list[BlockRef]) -> int:
+    """Count the leading blocks that a record has from the one before it."""
+    pairs = enumerate(zip(before, after, strict=False))
+    return next((i for i, (a, b) in pairs if a is not b), min(len(before), len(after)))
+
+
+class AgentStore:
+    """The warm tier of one node."""
+
+    def __init__(
+        self,
+        blocks: BlockStore,
+        manifests: ManifestStore,
+        cluster_key: bytes,
+        fingerprint: Fingerprint,
+        spec: ModelCacheSpec,
+    ) -> None:
+        self.blocks = blocks
+        self._manifests = manifests
+        self._cluster_key = cluster_key
+        self._fingerprint = fingerprint
+        self._spec = spec
+        self._doubtful: dict[tuple[TenantId, AgentId], list[_Doubt]] = {}
+
+    def recover(self) -> list[Manifest]:
+        """Return all records; remove blocks that none refers to.
+
+        A record may lack blocks: what comes before the first missing one still serves.
+        """
+        self.blocks.recover()
+        kept = []
+        for manifest in self._manifests.load_all():
+            self.blocks.retain(manifest.refs)
+            kept.append(manifest)
+        self._sweep()
+        return kept
+
+    # --- names -------------------------------------------------------------------------------
+
+    def spans(
+        self,
+        tenant: TenantId,
+        ids: Sequence[int],
+        known: Sequence[BlockSpan] = (),
+        same_tokens: int = 0,
+    ) -> tuple[BlockSpan, ...]:
+        """Cut a tenant's tokens into named blocks; `known` ones cover `same_tokens` of them."""
+        return block_spans(self.salt(tenant), self._fingerprint, ids, known, same_tokens)
+
+    def salt(self, tenant: TenantId) -> bytes:
+        """Return the key of a tenant's block names."""
+        return tenant_salt(self._cluster_key, tenant)
+
+    def state_span(
+        self, tenant: TenantId, ids: Sequence[int], spans: Sequence[BlockSpan], end: int
+    ) -> BlockSpan:
+        """Name the recurrent state behind the first `end` of `ids`."""
+        salt = self.salt(tenant)
+        span = span_ending(salt, self._fingerprint, ids, spans, end)
+        return span.in_group(salt, CacheGroup.STATE)
+
+    def named_refs(self, record: Manifest) -> list[tuple[BlockRef, BlockSpan]]:
+        """Pair every block of a record with its place; raise CorruptDataError if one is not.
+
+        Names are made anew from the tokens under this cluster's key: nobody else's are believed.
+        """
+        ids, salt = record.token_ids, self.salt(record.tenant)
+        spans = self.spans(record.tenant, ids)
+        named = [(piece.block, span) for piece, span in zip(record.pieces, spans, strict=False)]
+        for place in record.windows:
+            span = spans[place.start // BLOCK_TOKENS].in_group(salt, CacheGroup.WINDOW)
+            named.append((place.block, span))
+        named += [
+            (place.block, self.state_span(record.tenant, ids, spans, place.end))
+            for place in record.states
+        ]
+        is_whole = len(record.pieces) == len(spans)
+        if not is_whole or any(ref.block_hash != span.block_hash for ref, span in named):
+            message = "the record's blocks are not those of its tokens"
+            raise CorruptDataError(message)
+        return named
+
+    # --- read --------------------------------------------------------------------------------
+
+    def shared_stock(self, tenant: TenantId, ids: Sequence[int]) -> Stock:
+        """List stored full blocks of any conversation of `tenant` that begin `ids`."""
+        stock, salt, groups = Stock(), self.salt(tenant), self._spec.groups
+        for span in self.spans(tenant, ids):
+            ref = self.blocks.find(span.block_hash) if span.is_full else None
+            if ref is None:
+                break
+            stock.full.append(ref)
+            if CacheGroup.WINDOW in groups:
+                found = self.blocks.find(span.in_group(salt, CacheGroup.WINDOW).block_hash)
+                if found is not None:
+                    stock.windows[span.start] = found
+            if CacheGroup.STATE in groups:
+                found = self.blocks.find(span.in_group(salt, CacheGroup.STATE).block_hash)
+                if found is not None:
+                    stock.states[span.end] = found
+        return stock
+
+    def restore_point(self, stock: Stock, ids: Sequence[int], limit: int) -> int:
+        """Return how many of the first `limit` of `ids` these blocks bring back."""
+        return restore_point(
+            limit,
+            stock.stored(len(ids)),
+            window_tokens=self._spec.window_tokens,
+            has_states=CacheGroup.STATE in self._spec.groups,
+        )
+
+    # --- write -------------------------------------------------------------------------------
+
+    def save_block(self, span: BlockSpan, ids: Sequence[int], kv: memoryview) -> BlockRef:
+        """Publish one block's bytes; a no-op if this very block is stored."""
+        tokens = ids[span.start : span.end]
+        return self.blocks.put(span.parent, span.block_hash, tokens, [kv], span.group)
+
+    def publish(self, manifest: Manifest, previous: Manifest | None) -> None:
+        """Make `manifest` the agent's record: the commit point of a turn.
+
+        Whatever fails leaves `previous`, or no record, but for a DiskError whose code is
+        UNDECIDED: a restart may then find either of both.
+        """
+        before = previous.refs if previous is not None else []
+        refs = manifest.refs
+        same = _same_refs(before, refs)
+        added, removed = refs[same:], before[same:]
+        gone = self.blocks.retain(added) + self.blocks.missing(refs[:same])
+        if gone:  # erased by another agent's turn since they were found
+            self.blocks.release(added)
+            message = f"{len(gone)} blocks of the record are not stored any more"
+            raise CorruptDataError(message)
+        try:
+            self._manifests.publish(manifest, previous)
+        except BaseException as error:
+            if isinstance(error, DiskError) and error.is_in_place:
+                self._doubt(manifest, added)
+            else:
+                self.blocks.release(added)
+                self._settle_if_sure(manifest.tenant, manifest.agent)
+            raise
+        self._settle(manifest.tenant, manifest.agent)
+        if previous is not None:
+            self.blocks.release(removed)
+            self._sweep()
+
+    def doubted(self, tenant: TenantId, agent: AgentId) -> Manifest | None:
+        """Return the last record whose publish failed and that a restart may find, if any."""
+        doubts = self._doubtful.get((tenant, agent))
+        return doubts[-1].record if doubts else None
+
+    def settle(self, tenant: TenantId, agent: AgentId) -> bool:
+        """Put back what a failed publish was to replace; say whether nothing is in doubt now."""
+        self._manifests.settle(tenant, agent)
+        return self._settle_if_sure(tenant, agent)
+
+    def settle_all(self) -> int:
+        """Put back whatever is in doubt; count the agents that stay so."""
+        return sum(not self.settle(*key) for key in list(self._doubtful))
+
+    def _doubt(self, record: Manifest, added: list[BlockRef]) -> None:
+        """Keep the new blocks of a record that the disk has but may lose with its power."""
+        held = self._doubtful.setdefault((record.tenant, record.agent), [])
+        if held and held[-1].added == added:
+            self.blocks.release(added)  # tried again: they are kept already
+            held.pop()
+        held.append(_Doubt(record, added))
+
+    def _settle_if_sure(self, tenant: TenantId, agent: AgentId) -> bool:
+        is_sure = not self._manifests.is_doubtful(tenant, agent)
+        if is_sure:
+            self._settle(tenant, agent)
+        return is_sure
+
+    def _settle(self, tenant: TenantId, agent: AgentId) -> None:
+        """Let go of records that can be found no more."""
+        for doubt in self._doubtful.pop((tenant, agent), ()):
+            self.blocks.release(doubt.added)
+
+    def _sweep(self) -> None:
+        """Remove what nobody needs; the record stands whether that succeeds or not."""
+        try:
+            self.blocks.sweep()
+        except DiskError as error:
+            _log.error("blocks that nobody needs stay for now: %s", error.message)
+
+    def erase_record(
+        self, tenant: TenantId, agent: AgentId, saved: Manifest | None
+    ) -> list[BlockRef]:
+        """Remove an agent's record, and one that failed at its last step; return their blocks.
+
+        `saved` is the record that is known to stand. Raises DiskError, and then nothing is let
+        go of.
+        """
+        self._manifests.remove(tenant, agent)
+        refs = [ref for doubt in self._doubtful.get((tenant, agent), ()) for ref in doubt.added]
+        refs += saved.refs if saved is not None else ()
+        self._settle(tenant, agent)
+        if saved is not None:
+            self.blocks.release(saved.refs)
+        return refs
+
+    def erase_unknown(self, key: tuple[TenantId, AgentId] | None = None) -> int:
+        """Remove erased records of agents that nobody knows of, such as shed ones; count them."""
+        if key is None:
+            return self._manifests.remove_erased()
+        removed = self._manifests.remove_erased([self._manifests.digest(*key)])
+        if removed:
+            self._settle(*key)
+        return removed
+
+    def erase_blocks(self, refs: Iterable[BlockRef]) -> Erased:
+        """Remove the blocks that erased records have let go of; raise DiskError."""
+        refs = list(dict.fromkeys(refs))
+        self.blocks.sweep()
+        kept = {ref for ref in refs if self.blocks.has(ref)}
+        return Erased(
+            blocks_removed=len(refs) - len(kept),
+            bytes_removed=sum(ref.payload_bytes for ref in refs if ref not in kept),
+            blocks_kept_shared=len(kept),
+            bytes_kept_shared=sum(ref.payload_bytes for ref in kept),
+        )
+
+    def erase_quarantined(self, tenant: TenantId, agent: AgentId) -> bool:
+        """Empty the quarantine, as a block there may be anybody's; say if a record was theirs."""
+        lead = f"{self._manifests.digest(tenant, agent)}.mf"
+        self.blocks.remove_leftovers()
+        return any(leaf.startswith(lead) for leaf in self.blocks.empty_quarantine())
+
+    def erase_all_quarantined(self, *, is_sure: bool) -> None:
+        """Empty the quarantine if something of an erased agent is there, or `is_sure` to be."""
+        self.blocks.remove_leftovers()
+        if is_sure or any(map(self._manifests.is_named, self.blocks.quarantined())):
+            self.blocks.empty_quarantine()
+
+    def evict(self, manifests: Sequence[Manifest]) -> None:
+        """Remove agents' records and every block that nobody else refers to; raise DiskError."""
+        self._manifests.remove_all((record.tenant, record.agent) for record in manifests)
+        for record in manifests:
+            self._settle(record.tenant, record.agent)
+            self.blocks.release(record.refs)
+        self._sweep()
+
+    def missing(self, manifest: Manifest) -> list[BlockRef]:
+        """List the record's blocks that are not stored here."""
+        return self.blocks.missing(dict.fromkeys(manifest.refs))

@@ -1,0 +1,249 @@
+"""One block file at a time: write it, read it with every check, name it, put it away.
+
+Files are `blocks/<hash>-<checksum>.<group>` in one flat folder. Knows nothing of who needs them.
+"""
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from operator import attrgetter
+from typing import Final, Protocol
+
+import numpy as np
+
+from fabric.errors import CorruptDataError
+from fabric.ids import BlockHash, Checksum, Fingerprint
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_file import (
+    parse_parent,
+    payload_bytes,
+    render_block_header,
+    tokens_by_file_bytes,
+)
+from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
+from fabric.kvcache.hashing import payload_checksum, token_bytes
+from fabric.limits import BLOCK_TOKENS
+from fabric.ports import Disk
+from node.store.lent_payload import Payload
+from node.store.posix_disk import DiskError
+from node.store.staging import Place, put_in_place, staged_groups, staging_buffer
+
+DIRECTORY: Final = "blocks"
+_LEAF: Final = re.compile(r"([0-9a-f]{64})-([0-9a-f]{32})\.(full|window|state)", re.ASCII)
+
+_log = logging.getLogger(__name__)
+
+
+class BlockDisk(Disk, Protocol):
+    """What block files ask of a disk beyond the common port."""
+
+    def lend(self, name: str, start: int, length: int) -> Payload:
+        """Open a part of a file for sending; the caller closes it."""
+        ...
+
+    def remove_all(self, names: Sequence[str]) -> int:
+        """Remove files durably, with one flush; return how many existed."""
+        ...
+
+    def remove_leftovers(self) -> None:
+        """Remove the temporaries that failed writes could not; raise DiskError."""
+        ...
+
+
+class BlockFiles:
+    """The files of one model's blocks. A read that fails raises and changes nothing."""
+
+    def __init__(self, disk: BlockDisk, spec: ModelCacheSpec, fingerprint: Fingerprint) -> None:
+        self._disk = disk
+        self._spec = spec
+        self._fingerprint = fingerprint
+        # A token count's bytes and back, for each group of layers that the model has.
+        self._counts = {group: tokens_by_file_bytes(spec, group) for group in _groups(spec)}
+        self._sizes = {
+            group: {count: size for size, count in counts.items()}
+            for group, counts in self._counts.items()
+        }
+
+    def file_bytes(self, ref: BlockRef) -> int:
+        """Bytes of the block's file, header included."""
+        return self._sizes[ref.group][ref.tokens_count]
+
+    def bytes_of(self, group: CacheGroup, tokens_count: int) -> int:
+        """Bytes that the file of a block of so many tokens would have."""
+        return self._sizes[group][tokens_count]
+
+    def make_ref(
+        self,
+        block_hash: BlockHash,
+        tokens: Sequence[int],
+        kv_parts: Iterable[memoryview],
+        group: CacheGroup,
+    ) -> BlockRef:
+        """Name the block that these tokens and this packed cache, in file order, make."""
+        parts = [*kv_parts, memoryview(token_bytes(tokens))]
+        size = payload_bytes(self._spec, len(tokens), group)
+        assert sum(part.nbytes for part in parts) == size, "the parts are the whole block"
+        return BlockRef(block_hash, payload_checksum(parts), len(tokens), size, group)
+
+    def check_fit(self, ref: BlockRef, tokens: Sequence[int]) -> None:
+        """Raise CorruptDataError unless `ref` can be a block of these tokens and this model."""
+        count = len(tokens)
+        is_count = 0 < count <= BLOCK_TOKENS and ref.tokens_count == count
+        is_count = is_count and ref.group in self._sizes
+        fits = is_count and ref.payload_bytes == payload_bytes(self._spec, count, ref.group)
+        _require(fits, "block reference does not fit this model and these tokens")
+
+    def check_received(self, ref: BlockRef, tokens: Sequence[int], payload: memoryview) -> None:
+        """Raise CorruptDataError unless `payload` is what `ref` names, with these tokens."""
+        self.check_fit(ref, tokens)
+        packed = token_bytes(tokens)
+        _require(payload.nbytes == ref.payload_bytes, "received block has another length")
+        _require(payload.cast("B")[-len(packed) :] == packed, "received block has other tokens")
+        _require(payload_checksum([payload]) == ref.checksum, "received block is damaged")
+
+    def list_all(self) -> tuple[list[BlockRef], list[str]]:
+        """List the blocks found, and the files that cannot be blocks of this model."""
+        found, foreign = [], []
+        for leaf in self._disk.list_names(DIRECTORY):
+            try:
+                ref = self._ref_of_file(leaf)
+            except DiskError as error:
+                if not error.is_damage:
+                    raise
+                _log.error("left a block alone: %s", error.message)
+                continue
+            if ref is None:
+                foreign.append(f"{DIRECTORY}/{leaf}")
+            else:
+                found.append(ref)
+        return found, foreign
+
+    def write(self, ref: BlockRef, parent: BlockHash, parts: Iterable[memoryview]) -> None:
+        """Publish a block; whatever fails leaves no file."""
+        try:
+            self._disk.publish(file_name(ref), [self._header(ref, parent), *parts])
+        except BaseException:
+            # Failing at its last step, a publish leaves a file that may not be durable.
+            with suppress(DiskError):
+                self._disk.remove(file_name(ref))
+            raise
+
+    def read(
+        self,
+        ref: BlockRef,
+        parent: BlockHash,
+        tokens: Sequence[int],
+        places: Sequence[Place | memoryview],
+    ) -> None:
+        """Read the packed cache into `places`; raise FileNotFoundError or CorruptDataError."""
+        expected_header, expected_tokens = self._header(ref, parent), token_bytes(tokens)
+        header, packed = bytearray(len(expected_header)), bytearray(len(expected_tokens))
+        room = sum(map(attrgetter("nbytes"), places)) + len(packed)
+        assert room == ref.payload_bytes, "the places are as large as the packed cache"
+        self._check_length(ref)
+        targets = [np.asarray(place) for place in (memoryview(header), *places, memoryview(packed))]
+        parts = self._fill(file_name(ref), targets, skip_bytes=len(header))
+        checksum = payload_checksum(parts)
+        _require(header == expected_header, "block header is not this block's")
+        _require(packed == expected_tokens, "block holds other tokens")
+        _require(checksum == ref.checksum, "block checksum does not match")
+
+    def verify(self, ref: BlockRef) -> None:
+        """Read a block as a whole; raise FileNotFoundError or CorruptDataError."""
+        self._check_length(ref)
+        name, at = file_name(ref), self.file_bytes(ref) - ref.payload_bytes
+        header = bytearray(at)
+        count = self._disk.read_into(name, 0, [memoryview(header)])
+        _require(count == at, "block file was cut short")
+        named = (ref.block_hash, ref.tokens_count, ref.group)
+        parse_parent(bytes(header), self._spec, self._fingerprint, *named)
+        checksum = payload_checksum(self._pieces(name, at, ref.payload_bytes))
+        _require(checksum == ref.checksum, "block checksum differs")
+
+    def lend(self, ref: BlockRef) -> Payload:
+        """Open a block's data for sending; the caller closes it."""
+        self._check_length(ref)
+        start = self.file_bytes(ref) - ref.payload_bytes
+        return self._disk.lend(file_name(ref), start, ref.payload_bytes)
+
+    def exists(self, ref: BlockRef) -> bool:
+        """Tell whether there is a file of that name, whatever is in it."""
+        try:
+            self._disk.size_bytes(file_name(ref))
+        except FileNotFoundError:
+            return False
+        except CorruptDataError:
+            pass
+        return True
+
+    def _header(self, ref: BlockRef, parent: BlockHash) -> bytes:
+        return render_block_header(
+            self._spec, self._fingerprint, parent, ref.block_hash, ref.tokens_count, ref.group
+        )
+
+    def _ref_of_file(self, leaf: str) -> BlockRef | None:
+        named = parse_leaf(leaf)
+        try:
+            file_bytes = self._disk.size_bytes(f"{DIRECTORY}/{leaf}")
+        except (FileNotFoundError, CorruptDataError):
+            return None
+        if named is None:
+            return None
+        block_hash, checksum, group = named
+        count = self._counts.get(group, {}).get(file_bytes)
+        if count is None:
+            return None
+        size = payload_bytes(self._spec, count, group)
+        return BlockRef(block_hash, checksum, count, size, group)
+
+    def _check_length(self, ref: BlockRef) -> None:
+        expected = self._sizes.get(ref.group, {}).get(ref.tokens_count)
+        is_whole = self._disk.size_bytes(file_name(ref)) == expected
+        _require(is_whole, "block file has another length")
+
+    def _pieces(self, name: str, offset: int, size_bytes: int) -> Iterator[memoryview]:
+        """Yield a file's bytes from `offset` on, through the staging buffer."""
+        end = offset + size_bytes
+        while offset < end:
+            staged = staging_buffer()[: end - offset]
+            count = self._disk.read_into(name, offset, [staged.data])
+            _require(count == staged.nbytes, "block file was cut short")
+            yield staged.data
+            offset += count
+
+    def _fill(self, name: str, places: Sequence[Place], *, skip_bytes: int) -> Iterator[memoryview]:
+        """Fill `places` from the start of a file, yielding its bytes behind `skip_bytes`."""
+        offset = 0
+        for group in staged_groups(places):
+            size_bytes = sum(map(attrgetter("nbytes"), group))
+            staged = staging_buffer()[:size_bytes]
+            count = self._disk.read_into(name, offset, [staged.data])
+            _require(count == size_bytes, "block file was cut short")
+            put_in_place(staged, group)
+            yield staged.data[max(0, skip_bytes - offset) :]
+            offset += size_bytes
+
+
+def file_name(ref: BlockRef) -> str:
+    """Name the file of a block; hex digits and its group only."""
+    return f"{DIRECTORY}/{ref.name}.{ref.group.value}"
+
+
+def parse_leaf(leaf: str) -> tuple[BlockHash, Checksum, CacheGroup] | None:
+    """Read hash, checksum and group off a block file's name, or None if it is no such name."""
+    match = _LEAF.fullmatch(leaf)
+    if match is None:
+        return None
+    block_hash, checksum = map(bytes.fromhex, match.groups()[:2])
+    return BlockHash(block_hash), Checksum(checksum), CacheGroup(match[3])
+
+
+def _groups(spec: ModelCacheSpec) -> tuple[CacheGroup, ...]:
+    """List the groups with files: the first always has them, if only for its tokens."""
+    return tuple(dict.fromkeys((CacheGroup.FULL, *spec.groups)))
+
+
+def _require(holds: bool, message: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not holds:
+        raise CorruptDataError(message)

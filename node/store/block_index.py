@@ -1,0 +1,179 @@
+"""Which blocks are stored, who needs them, and who is at work on them. Memory only.
+
+put: pin ─ busy[ write ] ─ indexed ─ retain (takes the pin) ─ … ─ release ─ sweep
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+from fabric.ids import BlockHash
+from fabric.kvcache.block import BlockRef
+
+
+class BlockIndex:
+    """The stored blocks and their reference counts, for any number of threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards everything below
+        self._variants: dict[BlockHash, dict[BlockRef, int]] = {}  # to file bytes
+        self._total_bytes = 0
+        self._references: Counter[BlockRef] = Counter()
+        self._pins: Counter[BlockRef] = Counter()
+        self._unneeded: dict[BlockRef, None] = {}  # stored, with neither: a sweep looks no further
+        self._busy: set[BlockRef] = set()  # being written, removed or quarantined
+
+    def find(self, block_hash: BlockHash) -> BlockRef | None:
+        """Return a stored block of this hash, whatever its bits."""
+        with self._changed:
+            return next(iter(self._variants.get(block_hash, ())), None)
+
+    def has(self, ref: BlockRef) -> bool:
+        """Tell whether these very bytes are stored."""
+        with self._changed:
+            return self._has(ref)
+
+    def missing(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
+        """List those of `refs` that are not stored."""
+        with self._changed:
+            return [ref for ref in refs if not self._has(ref)]
+
+    def snapshot(self) -> dict[BlockRef, int]:
+        """Copy the index: each stored block and the bytes of its file."""
+        with self._changed:
+            return {ref: size for by_ref in self._variants.values() for ref, size in by_ref.items()}
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all stored files."""
+        with self._changed:
+            return self._total_bytes
+
+    def insert(self, ref: BlockRef, file_bytes: int) -> None:
+        """Note a block as stored."""
+        with self._changed:
+            if not self._has(ref):
+                self._variants.setdefault(ref.block_hash, {})[ref] = file_bytes
+                self._total_bytes += file_bytes
+                self._weigh(ref)
+
+    def drop(self, ref: BlockRef) -> None:
+        """Note a block as gone; references to it stay counted."""
+        with self._changed:
+            self._drop(ref)
+
+    def pin(self, ref: BlockRef) -> None:
+        """Keep a block, stored or about to be, until its writer retains or abandons it."""
+        with self._changed:
+            self._pins[ref] += 1
+            self._weigh(ref)
+
+    def unpin(self, refs: Iterable[BlockRef]) -> None:
+        """Take one pin off each of `refs`."""
+        with self._changed:
+            for ref in set(refs):
+                self._unpin(ref)
+
+    def retain(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
+        """Count a reference to each of `refs` in place of a pin; list those not stored."""
+        wanted = list(refs)
+        with self._changed:
+            self._references.update(wanted)
+            distinct = dict.fromkeys(wanted)
+            # Most are neither: they were in the record before this one.
+            for ref in [ref for ref in distinct if ref in self._pins or ref in self._unneeded]:
+                self._unpin(ref)
+            return [ref for ref in distinct if not self._has(ref)]
+
+    def hold(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
+        """Count a reference as `retain` does, but leave writers their pins."""
+        wanted = list(refs)
+        with self._changed:
+            self._references.update(wanted)
+            for ref in set(wanted):
+                self._weigh(ref)
+            return [ref for ref in dict.fromkeys(wanted) if not self._has(ref)]
+
+    def release(self, refs: Iterable[BlockRef]) -> None:
+        """Take back one `retain` of the same `refs`."""
+        with self._changed:
+            for ref in refs:
+                count = self._references[ref]
+                assert count > 0, "a block is released as often as retained"
+                if count > 1:
+                    self._references[ref] = count - 1
+                else:
+                    del self._references[ref]
+                    self._weigh(ref)
+
+    def take_unneeded(self, blocks_max: int) -> dict[BlockRef, int]:
+        """Drop blocks that nobody needs or works on, and mark them busy until `settle`."""
+        with self._changed:
+            idle = (ref for ref in self._unneeded if ref not in self._busy)
+            taken = {ref: self._variants[ref.block_hash][ref] for ref in islice(idle, blocks_max)}
+            for ref in taken:
+                self._drop(ref)
+            self._busy |= taken.keys()
+            return taken
+
+    def settle(self, refs: Iterable[BlockRef]) -> None:
+        """Let others at blocks that were busy."""
+        with self._changed:
+            self._busy.difference_update(refs)
+            self._changed.notify_all()
+
+    @contextmanager
+    def exclusive(self, ref: BlockRef) -> Iterator[None]:
+        """Wait until nobody else changes this block's file, and keep others waiting."""
+        with self._changed:
+            self._changed.wait_for(lambda: ref not in self._busy)
+            self._busy.add(ref)
+        try:
+            yield
+        finally:
+            self.settle([ref])
+
+    def problems(self) -> list[str]:
+        """Name what contradicts itself; empty in a sound index."""
+        with self._changed:
+            sizes = self.snapshot()
+            unneeded = sizes.keys() - self._references.keys() - self._pins.keys()
+            checks = (
+                (sum(sizes.values()) == self._total_bytes, "total bytes are not the sum"),
+                (all(self._variants.values()), "a hash without blocks is left"),
+                (
+                    min(self._references.values(), default=1) > 0,
+                    "a reference count is not positive",
+                ),
+                (min(self._pins.values(), default=1) > 0, "a pin count is not positive"),
+                (self._unneeded.keys() == unneeded, "the unneeded blocks are other ones"),
+                (not self._busy, "a block is still busy"),
+            )
+        return [problem for holds, problem in checks if not holds]
+
+    def _has(self, ref: BlockRef) -> bool:
+        return ref in self._variants.get(ref.block_hash, ())
+
+    def _drop(self, ref: BlockRef) -> None:
+        if self._has(ref):
+            by_ref = self._variants[ref.block_hash]
+            self._total_bytes -= by_ref.pop(ref)
+            if not by_ref:
+                del self._variants[ref.block_hash]
+            self._unneeded.pop(ref, None)
+
+    def _unpin(self, ref: BlockRef) -> None:
+        if self._pins[ref] > 1:
+            self._pins[ref] -= 1
+        else:
+            del self._pins[ref]
+            self._weigh(ref)
+
+    def _weigh(self, ref: BlockRef) -> None:
+        """Decide again whether a sweep may take this block."""
+        if self._has(ref) and ref not in self._references and ref not in self._pins:
+            self._unneeded[ref] = None
+        else:
+            self._unneeded.pop(ref, None)

@@ -1,0 +1,358 @@
+"""The warm tier: one model's blocks on one disk, shared by threads, records and peers.
+
+A block lives while a record refers to it (`retain`, `release`), or while its writer has not
+said so yet: `put` and `adopt` pin what they store until the next `retain` or `abandon` of
+it. The rest is removed by `sweep`.
+
+A read that leaves any doubt quarantines the file and is a miss: this store may lose data,
+it never returns wrong data. Methods may be called from any thread.
+"""
+
+import logging
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from fabric.errors import CorruptDataError
+from fabric.ids import BlockHash, Fingerprint
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
+from fabric.kvcache.hashing import token_bytes
+from node.store.block_files import BlockDisk, BlockFiles, file_name
+from node.store.block_index import BlockIndex
+from node.store.lent_payload import Payload
+from node.store.posix_disk import QUARANTINE, DiskError
+from node.store.staging import Place
+
+SWEEP_BLOCKS: Final = 256  # removed with one flush of the folder
+
+_log = logging.getLogger(__name__)
+
+
+class BlockMissingError(CorruptDataError):
+    """The block is not stored here, or cannot be read now: a plain miss."""
+
+    code = "block_missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a sweep removed."""
+
+    blocks_count: int
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scrub:
+    """What a scrub read again, and which blocks it had to take out of use."""
+
+    blocks_count: int
+    file_bytes: int
+    damaged: tuple[BlockRef, ...]
+    is_round_over: bool  # every block stored when the round began has been read
+
+
+@dataclass(frozen=True, slots=True)
+class LentBlock:
+    """What a store lends of a block; damage that shows on the way takes it out of use."""
+
+    store: "BlockStore"
+    ref: BlockRef
+    payload: Payload
+
+    @property
+    def length(self) -> int:
+        """Bytes of the payload."""
+        return self.payload.length
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill `view`; raise CorruptDataError."""
+        self.store.read_lent(self.ref, self.payload, view, offset)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.payload.close()
+
+
+class BlockStore:
+    """Blocks by hash and checksum, with a reference count each."""
+
+    def __init__(self, disk: BlockDisk, spec: ModelCacheSpec, fingerprint: Fingerprint) -> None:
+        self._disk = disk
+        self._files = BlockFiles(disk, spec, fingerprint)
+        self._index = BlockIndex()
+        self._scrub_lock = threading.Lock()
+        self._to_scrub: list[BlockRef] = []
+        self._unstored: set[BlockRef] = set()  # whose failed publish may have left a file
+        self.damaged_count = 0  # blocks taken out of use since this process began
+
+    def recover(self) -> int:
+        """Rebuild the index; remove files that cannot be this model's blocks; count those."""
+        found, foreign = self._files.list_all()
+        for ref in found:
+            self._index.insert(ref, self._files.file_bytes(ref))
+        if foreign:
+            _log.warning("removing %d files that are no blocks of this model", len(foreign))
+        try:
+            return self._disk.remove_all(foreign)
+        except DiskError as error:
+            _log.error("left such files in place: %s", error.message)
+            return 0
+
+    # --- what is stored, and what must stay ---------------------------------------------------
+
+    def find(self, block_hash: BlockHash) -> BlockRef | None:
+        """Return a stored block of this hash, whatever its bits."""
+        return self._index.find(block_hash)
+
+    def has(self, ref: BlockRef) -> bool:
+        """Tell whether these very bytes are stored."""
+        return self._index.has(ref)
+
+    def missing(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
+        """List those of `refs` that are not stored."""
+        return self._index.missing(refs)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all block files, headers included."""
+        return self._index.total_bytes
+
+    def file_bytes(self, group: CacheGroup, tokens_count: int) -> int:
+        """Return the bytes of a block's file, header included."""
+        return self._files.bytes_of(group, tokens_count)
+
+    def sizes(self) -> dict[Hashable, int]:
+        """Return the bytes of every block's file, header included."""
+        return {ref: size for ref, size in self._index.snapshot().items()}  # noqa: C416 - widens
+
+    def free_bytes(self) -> int:
+        """Return what the drive still takes."""
+        return self._disk.free_bytes()
+
+    def retain(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
+        """Count a record's reference to each of `refs`; list those that are not stored.
+
+        Takes one writer's pin off each. Call it before the record is published.
+        """
+        return self._index.retain(refs)
+
+    def hold(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
+        """Keep blocks for a reader until it releases them; list those that are not stored."""
+        return self._index.hold(refs)
+
+    def release(self, refs: Iterable[BlockRef]) -> None:
+        """Take back one `retain` or `hold` of the same `refs`; a sweep may remove them then."""
+        self._index.release(refs)
+
+    def abandon(self, refs: Iterable[BlockRef]) -> None:
+        """Take back the pin of a `put` or `adopt` that no record came of."""
+        self._index.unpin(refs)
+
+    # --- write -------------------------------------------------------------------------------
+
+    def put(
+        self,
+        parent: BlockHash,
+        block_hash: BlockHash,
+        tokens: Sequence[int],
+        kv_parts: Sequence[memoryview],
+        group: CacheGroup = CacheGroup.FULL,
+    ) -> BlockRef:
+        """Store a block given as packed cache in file order, and pin it; return its name."""
+        ref = self._files.make_ref(block_hash, tokens, kv_parts, group)
+        self._publish(ref, parent, [*kv_parts, memoryview(token_bytes(tokens))])
+        return ref
+
+    def adopt(
+        self, ref: BlockRef, parent: BlockHash, tokens: Sequence[int], payload: memoryview
+    ) -> None:
+        """Store a block as it came from a peer, and pin it; raise CorruptDataError in doubt.
+
+        That `ref.block_hash` follows from parent and tokens is for the caller to check, who
+        knows the tenant's salt.
+        """
+        self._files.check_received(ref, tokens, payload)
+        self._publish(ref, parent, [payload])
+
+    def _publish(self, ref: BlockRef, parent: BlockHash, parts: list[memoryview]) -> None:
+        self._index.pin(ref)
+        try:
+            with self._index.exclusive(ref):
+                if not self.has(ref):
+                    self._unstored.add(ref)
+                    self._files.write(ref, parent, parts)
+                    self._unstored.discard(ref)
+                    self._index.insert(ref, self._files.file_bytes(ref))
+        except BaseException:
+            self.abandon([ref])
+            raise
+
+    # --- read --------------------------------------------------------------------------------
+
+    def load_into(
+        self,
+        ref: BlockRef,
+        parent: BlockHash,
+        tokens: Sequence[int],
+        places: Sequence[Place | memoryview],
+    ) -> None:
+        """Read the packed cache of a block into `places`, given in file order.
+
+        Raises BlockMissingError, or CorruptDataError after quarantining the file; either
+        way what the places hold is then undefined.
+        """
+        self._files.check_fit(ref, tokens)
+        with self._doubting(ref):
+            self._files.read(ref, parent, tokens, places)
+
+    def open_payload(self, ref: BlockRef) -> LentBlock:
+        """Open a block for sending; the caller closes it.
+
+        The file stays readable even if a sweep removes it meanwhile. Its bytes are not
+        verified: the receiver does that. What cannot be read at all is quarantined.
+        """
+        with self._doubting(ref):
+            return LentBlock(self, ref, self._files.lend(ref))
+
+    def read_lent(self, ref: BlockRef, payload: Payload, view: memoryview, offset: int) -> None:
+        """Fill `view` from what was lent of a block; raise CorruptDataError."""
+        with self._doubting(ref):
+            payload.read_into(view, offset)
+
+    @contextmanager
+    def _doubting(self, ref: BlockRef) -> Iterator[None]:
+        """Take a block out of use if reading it raises, and report that as a miss."""
+        try:
+            yield
+        except FileNotFoundError:
+            self._forget(ref)
+            message = "block is not stored"
+            raise BlockMissingError(message) from None
+        except CorruptDataError as error:
+            self._quarantine(ref, error.message)
+            raise
+        except DiskError as error:
+            if not error.is_damage:  # such as too many open files: the block is not at fault
+                raise BlockMissingError(error.message) from error
+            self._quarantine(ref, error.message)
+            raise CorruptDataError(error.message) from error
+
+    def _forget(self, ref: BlockRef) -> None:
+        with self._index.exclusive(ref), suppress(DiskError):
+            if not self._files.exists(ref):  # another thread may have put it back meanwhile
+                self._index.drop(ref)
+
+    def _quarantine(self, ref: BlockRef, reason: str) -> None:
+        with self._index.exclusive(ref):
+            self._index.drop(ref)
+            self.damaged_count += 1
+            try:
+                self._disk.quarantine(file_name(ref), reason)
+            except DiskError as error:
+                _log.error("dropped a damaged block that stays in place: %s", error.message)
+
+    # --- upkeep ------------------------------------------------------------------------------
+
+    def sweep(self) -> Sweep:
+        """Remove every block that no record refers to and no writer has pinned."""
+        self._remove_unstored()
+        blocks_count = file_bytes = 0
+        while taken := self._index.take_unneeded(SWEEP_BLOCKS):
+            try:
+                self._disk.remove_all([file_name(ref) for ref in taken])
+            except BaseException:
+                self._index_left(taken)
+                raise
+            finally:
+                self._index.settle(taken)
+            blocks_count += len(taken)
+            file_bytes += sum(taken.values())
+        return Sweep(blocks_count, file_bytes)
+
+    def _index_left(self, taken: Mapping[BlockRef, int]) -> None:
+        """Index again what a failed removal has left; what is gone must be written anew."""
+        for ref, size in taken.items():
+            try:
+                self._disk.size_bytes(file_name(ref))
+            except FileNotFoundError:
+                continue
+            except (CorruptDataError, DiskError):
+                self._unstored.add(ref)
+            else:
+                self._index.insert(ref, size)
+
+    def _remove_unstored(self) -> None:
+        """Remove what the drive neither stored for good nor let go of when it was asked to."""
+        for ref in list(self._unstored):
+            with self._index.exclusive(ref):
+                if not self.has(ref):
+                    self._disk.remove(file_name(ref))
+                self._unstored.discard(ref)
+
+    def quarantined(self) -> list[str]:
+        """Name the damaged files that are kept for inspection."""
+        return self._disk.list_names(QUARANTINE)
+
+    def remove_leftovers(self) -> None:
+        """Remove what failed writes left half written; raise DiskError."""
+        self._disk.remove_leftovers()
+
+    def empty_quarantine(self) -> list[str]:
+        """Remove all damaged files, which nobody can tell the owners of; name them."""
+        leaves = self.quarantined()
+        if leaves:
+            self._disk.remove_all([f"{QUARANTINE}/{leaf}" for leaf in leaves])
+        return leaves
+
+    def verify(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
+        """Read blocks again as a whole; quarantine and list those that are damaged."""
+        damaged = []
+        for ref in filter(self.has, refs):
+            try:
+                with self._doubting(ref):
+                    self._files.verify(ref)
+            except BlockMissingError:
+                continue
+            except CorruptDataError:
+                damaged.append(ref)
+        return damaged
+
+    def scrub(self, budget_bytes: int) -> Scrub:
+        """Read some stored blocks again, up to one over the budget, and quarantine damaged ones.
+
+        Successive calls take turns over all blocks; one ends early at the end of a round.
+        """
+        damaged: list[BlockRef] = []
+        blocks_count = file_bytes = 0
+        with self._scrub_lock:
+            if not self._to_scrub:
+                self._to_scrub = sorted(self._index.snapshot(), key=lambda ref: ref.name)
+        while file_bytes < budget_bytes and (ref := self._next_to_scrub()) is not None:
+            blocks_count += 1
+            file_bytes += self._files.file_bytes(ref)
+            damaged += self.verify([ref])
+        with self._scrub_lock:
+            is_round_over = not self._to_scrub
+        return Scrub(blocks_count, file_bytes, tuple(damaged), is_round_over)
+
+    def _next_to_scrub(self) -> BlockRef | None:
+        with self._scrub_lock:
+            while self._to_scrub:
+                ref = self._to_scrub.pop()
+                if self.has(ref):  # not swept since the round began
+                    return ref
+            return None
+
+    def check_integrity(self) -> list[str]:
+        """Name every disagreement between index and disk; only while no other call runs."""
+        indexed = self._index.snapshot()
+        found, foreign = self._files.list_all()
+        problems = self._index.problems()
+        problems += [f"{ref.name} is indexed but not stored" for ref in indexed.keys() - {*found}]
+        problems += [f"{ref.name} is stored but not indexed" for ref in {*found} - indexed.keys()]
+        problems += [f"{name} is no block" for name in foreign]
+        return problems

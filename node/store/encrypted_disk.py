@@ -1,0 +1,196 @@
+"""A disk whose files are encrypted, for operators who ask for it (`node.encrypt_at_rest`).
+
+What is read decrypted is then checked like any plain file: encryption
+(`node/store/encrypted_file.py`) replaces none of the checks. Files are written and read in
+pieces, whatever their length.
+
+A folder that ever held such files has a marker that names the key. Files that are not
+encrypted stay readable beside them, so that the setting may be turned on and off.
+"""
+
+import hmac
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from fabric.errors import CorruptDataError, FatalError
+from fabric.limits import MIB
+from node.store.block_files import DIRECTORY as BLOCKS
+from node.store.descriptors import write_all
+from node.store.encrypted_file import MAGIC, SealedFile, sealed_parts
+from node.store.folder_format import SPEC_FILE
+from node.store.lent_payload import SHORTER, Payload
+from node.store.manifest_store import DIRECTORY as MANIFESTS
+from node.store.posix_disk import QUARANTINE, Part, PosixDisk
+
+MARKER: Final = "sealed"
+_KEY_ID_BYTES: Final = 16
+_PIECE_BYTES: Final = MIB  # of a file that is encrypted where it lies
+
+_log = logging.getLogger(__name__)
+
+
+def at_rest_key(cluster_key: bytes) -> bytes:
+    """Derive the 32-byte key of a cluster's encrypted files."""
+    return blake2b(digest_size=32, key=cluster_key, person=b"mf-at-rest").digest()
+
+
+def open_disk(
+    folder: Path,
+    durability: str,
+    cluster_key: bytes | None,
+    *,
+    seals: bool | None = None,
+    keeps_modes: bool = False,
+) -> PosixDisk:
+    """Open a model's folder; raise FatalError where its files are encrypted with another key.
+
+    `seals`: whether what is written gets encrypted; None: if anything ever was.
+    """
+    plain = PosixDisk(folder, durability, keeps_modes=keeps_modes)
+    try:
+        marker: bytes | None = plain.read(MARKER, len(MAGIC) + _KEY_ID_BYTES)
+    except FileNotFoundError:
+        marker = None
+    if marker is None and not seals:
+        return plain
+    try:
+        key = _key_of(folder, marker, cluster_key)
+        if marker is None:  # say that the folder holds encrypted files before it does
+            plain.publish(MARKER, [_named(key)])
+    finally:
+        plain.close()
+    is_sealing = seals is not False
+    return SealedDisk(folder, durability, key=key, seals=is_sealing, keeps_modes=keeps_modes)
+
+
+def _key_of(folder: Path, marker: bytes | None, cluster_key: bytes | None) -> bytes:
+    """Return the key of a folder's files; raise FatalError unless its marker names that key."""
+    if cluster_key is None:
+        message = f"{folder} is encrypted, and there is no cluster key to read it with"
+        raise FatalError(message)
+    key = at_rest_key(cluster_key)
+    if marker is not None and not hmac.compare_digest(marker, _named(key)):
+        message = f"{folder} is encrypted with another cluster key than this one"
+        raise FatalError(message)
+    return key
+
+
+def _named(key: bytes) -> bytes:
+    return MAGIC + blake2b(digest_size=_KEY_ID_BYTES, key=key, person=b"mf-at-rest-id").digest()
+
+
+@dataclass(frozen=True, slots=True)
+class SealedPayload:
+    """A block's payload in an encrypted file: each slice is decrypted when it is asked for."""
+
+    file: SealedFile
+    start: int
+    length: int
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill `view`; raise CorruptDataError where the file has fewer bytes, or damaged ones."""
+        if self.file.read_into([view], self.start + offset) != len(view):
+            raise CorruptDataError(SHORTER)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+class SealedDisk(PosixDisk):
+    """A PosixDisk that encrypts what it publishes, if told so, and reads both kinds."""
+
+    def __init__(
+        self,
+        root: Path | str,
+        durability: str = "full",
+        *,
+        key: bytes,
+        seals: bool = True,
+        keeps_modes: bool = False,
+    ) -> None:
+        super().__init__(root, durability, keeps_modes=keeps_modes)
+        self._key = key
+        self._seals = seals
+
+    def seal_all(self) -> int:
+        """Encrypt what was stored before the setting was turned on; count the files."""
+        if not self._seals:
+            return 0
+        count = sum(1 for size_bytes in self.sealing() if size_bytes)
+        if count:
+            _log.info("encrypted %d files that were not", count)
+        return count
+
+    def sealing(self) -> Iterator[int]:
+        """Encrypt one file after another; yield the bytes of each, 0 where it was encrypted."""
+        names = [SPEC_FILE]
+        for directory in (MANIFESTS, QUARANTINE, BLOCKS):
+            names += [f"{directory}/{leaf}" for leaf in self.list_names(directory)]
+        for name in names:
+            with suppress(FileNotFoundError):
+                yield self._seal_one(name)
+
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        """Return the whole file; raise FileNotFoundError or CorruptDataError."""
+        with self._opened(name) as file:
+            size_bytes = file.plain_bytes
+            if size_bytes > limit_bytes:
+                message = f"{name} has {size_bytes} bytes, over the limit of {limit_bytes}"
+                raise CorruptDataError(message)
+            whole = memoryview(bytearray(size_bytes))
+            return bytes(whole[: file.read_into([whole], 0)])
+
+    def read_into(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Fill `buffers` from `offset` in order; return the bytes read (short at end of file)."""
+        with self._opened(name) as file:
+            return file.read_into(buffers, offset)
+
+    def lend(self, name: str, start: int, length: int) -> Payload:
+        """Open a part of a file for sending; the caller closes it."""
+        descriptor = self.open_payload(name)
+        try:
+            file = SealedFile(descriptor, self._key, name)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return SealedPayload(file, start, length)
+
+    def size_bytes(self, name: str) -> int:
+        """Return the length of what the file holds; raise FileNotFoundError."""
+        with self._opened(name) as file:
+            return file.plain_bytes
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[SealedFile]:
+        with self._reading(name) as descriptor:
+            yield SealedFile(descriptor, self._key, name)
+
+    def _write(self, descriptor: int, parts: Iterable[Part]) -> None:
+        """Write what a file is to hold, encrypted if that is asked for."""
+        if not self._seals:
+            super()._write(descriptor, parts)
+            return
+        for piece in sealed_parts(self._key, parts):
+            write_all(descriptor, [piece])
+
+    def _seal_one(self, name: str) -> int:
+        with self._opened(name) as file:
+            if file.is_sealed:
+                return 0
+            self._publish(name, _pieces(file))
+            return max(1, file.plain_bytes)
+
+
+def _pieces(file: SealedFile) -> Iterator[memoryview]:
+    """Yield a file's bytes; each piece is good until the next is asked for."""
+    piece, offset = memoryview(bytearray(_PIECE_BYTES)), 0
+    while count := file.read_into([piece], offset):
+        yield piece[:count]
+        offset += count

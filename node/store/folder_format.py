@@ -1,0 +1,39 @@
+"""The cache spec beside the blocks it describes, kept true by every start of a node."""
+
+import logging
+from typing import Final
+
+from fabric.errors import CorruptDataError
+from fabric.kvcache.spec_file import SpecRecord, decode_spec, encode_spec
+from fabric.limits import SPEC_BYTES_MAX
+from fabric.ports import Disk
+from node.store.posix_disk import DiskError
+
+SPEC_FILE: Final = "model.spec"
+
+_log = logging.getLogger(__name__)
+
+
+def read_spec(disk: Disk) -> SpecRecord | None:
+    """Return the folder's spec, or None if it has none; raise CorruptDataError in doubt."""
+    try:
+        return decode_spec(disk.read(SPEC_FILE, SPEC_BYTES_MAX))
+    except FileNotFoundError:
+        return None
+
+
+def keep_spec(disk: Disk, record: SpecRecord) -> None:
+    """Publish `record` unless it is there; nothing that serves needs it, so refusals are logged."""
+    try:
+        if _stored(disk) != record:
+            disk.publish(SPEC_FILE, [encode_spec(record)])
+    except (DiskError, CorruptDataError) as error:
+        _log.error("cannot write what the blocks look like: %s", error.message)
+
+
+def _stored(disk: Disk) -> SpecRecord | None:
+    try:
+        return read_spec(disk)
+    except CorruptDataError as error:
+        disk.quarantine(SPEC_FILE, error.message)
+        return None

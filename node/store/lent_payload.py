@@ -1,0 +1,47 @@
+"""A block's payload, lent for sending: read in slices, out of a file that stays readable."""
+
+import os
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from fabric.errors import CorruptDataError
+
+SHORTER: Final = "the block's file is shorter than its record says"
+
+
+class Payload(Protocol):
+    """A block's bytes; whoever asked for them closes it."""
+
+    @property
+    def length(self) -> int:
+        """Bytes of the payload."""
+        ...
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill `view`; raise CorruptDataError where there are fewer bytes, or damaged ones."""
+        ...
+
+    def close(self) -> None:
+        """Give it back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPayload:
+    """A block's payload in an open file."""
+
+    descriptor: int
+    start: int
+    length: int
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill `view`; raise CorruptDataError where the file has fewer bytes.
+
+        Not by a mapping: a file that shrinks under one is SIGBUS to whoever computes its MAC.
+        """
+        if os.preadv(self.descriptor, [view], self.start + offset) != len(view):
+            raise CorruptDataError(SHORTER)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.descriptor)

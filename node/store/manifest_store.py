@@ -1,0 +1,236 @@
+"""Records of agents on disk: one file each, replaced as a whole, never by an older one.
+
+A publish that fails leaves the record before it: where the new one is in place already, the old
+one is put back, or the file removed. Where the disk refuses that as well, nobody can say which
+of both a restart finds; the record is then doubtful until a later write of it succeeds.
+
+A record that is damaged or lies under another agent's name is quarantined and counted as
+lost; it does not keep a node from starting. Methods may be called from any thread.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from fabric.errors import UNDECIDED, CorruptDataError, StaleEpochError
+from fabric.ids import AgentId, TenantId
+from fabric.kvcache.hashing import agent_digest
+from fabric.limits import MANIFEST_BYTES_MAX
+from fabric.record.manifest import Manifest, decode_manifest, encode_manifest
+from node.store.block_files import BlockDisk
+from node.store.posix_disk import DiskError
+
+DIRECTORY: Final = "manifests"
+
+_log = logging.getLogger(__name__)
+
+# Epoch, then revision: what decides which of two records is the later one.
+Version = tuple[int, int]
+_NOTHING: Final[Version] = (0, 0)
+
+
+class ManifestStore:
+    """The latest record of each agent of one node."""
+
+    def __init__(
+        self, disk: BlockDisk, cluster_key: bytes, erased: Callable[[str], int] = lambda _: 0
+    ) -> None:
+        """Keep records on `disk`; `erased` tells by an agent's digest which epochs must go."""
+        self._erased = erased
+        self._disk = disk
+        self._cluster_key = cluster_key
+        self._lock = threading.Lock()  # also orders writes: of two records the later one stays
+        self._versions: dict[str, Version] = {}
+        self._doubtful: dict[str, bytes | None] = {}  # what is to be put back; None: nothing
+        self.lost_count = 0
+        self.erased_count = 0  # removed when they were loaded
+
+    def publish(self, manifest: Manifest, previous: Manifest | None = None) -> None:
+        """Make `manifest` its agent's record; `previous` is the one that is stored, if known.
+
+        Raises StaleEpochError if a later one is stored, or if it was erased; DiskError, and then
+        the stored one stays, but for one whose code is UNDECIDED.
+        """
+        name = self._name(manifest.tenant, manifest.agent)
+        if self._is_erased(name, manifest):
+            message = "the agent was erased"
+            raise StaleEpochError(message, code="erased")
+        raw = encode_manifest(manifest)
+        version = (manifest.epoch, manifest.revision)
+        with self._lock:
+            stored = self._stored_version(name)
+            if version < stored:
+                message = f"record {version} is older than the stored {stored}"
+                raise StaleEpochError(message)
+            before = self._before(name, stored, previous)
+            try:
+                self._disk.publish(name, [raw])
+            except DiskError as error:
+                if error.is_in_place:
+                    self._doubtful[name] = _encoded(before)
+                    error.is_in_place = not self._put_back(name)
+                    error.code = UNDECIDED if error.is_in_place else error.code
+                raise
+            except BaseException:
+                del self._versions[name]  # it is read again
+                raise
+            self._versions[name] = version
+            self._doubtful.pop(name, None)
+
+    def is_doubtful(self, tenant: TenantId, agent: AgentId) -> bool:
+        """Say whether the disk may hold a record whose publish failed."""
+        with self._lock:
+            return self._name(tenant, agent) in self._doubtful
+
+    def settle(self, tenant: TenantId, agent: AgentId) -> bool:
+        """Put back what a failed publish was to replace; say whether nothing is in doubt now."""
+        name = self._name(tenant, agent)
+        with self._lock:
+            return name not in self._doubtful or self._put_back(name)
+
+    def load_all(self) -> list[Manifest]:
+        """Return every sound record; quarantine and count the damaged ones, remove erased ones.
+
+        Raises DiskError where the system, not a record, is at fault, such as too many open
+        files: who goes on without a sound record would remove its blocks.
+        """
+        loaded = []
+        with self._lock:
+            for leaf in self._disk.list_names(DIRECTORY):
+                name = f"{DIRECTORY}/{leaf}"
+                manifest = self._load(name)
+                if manifest is not None and self._is_erased(name, manifest):
+                    # Erased while this node was away, or served another model.
+                    self._versions.pop(name, None)
+                    self._disk.remove(name)
+                    self.erased_count += 1
+                elif manifest is not None:
+                    loaded.append(manifest)
+        return loaded
+
+    def remove(self, tenant: TenantId, agent: AgentId) -> bool:
+        """Remove an agent's record durably; return whether there was one."""
+        name = self._name(tenant, agent)
+        with self._lock:
+            self._versions.pop(name, None)
+            existed = self._disk.remove(name)
+            self._doubtful.pop(name, None)
+            return existed
+
+    def remove_erased(self, digests: Iterable[str] | None = None) -> int:
+        """Remove records that were erased, whoever knows of them; count them.
+
+        One that cannot be read goes as well: nobody can tell that it is a later agent's.
+        """
+        with self._lock:
+            stored = {leaf.removesuffix(".mf") for leaf in self._disk.list_names(DIRECTORY)}
+            asked = stored if digests is None else stored.intersection(digests)
+            names = {d: f"{DIRECTORY}/{d}.mf" for d in sorted(asked) if self._erased(d)}
+            due = [name for d, name in names.items() if self._epoch_at(name) <= self._erased(d)]
+            for name in due:
+                self._versions.pop(name, None)
+            removed = self._disk.remove_all(due) if due else 0
+            for name in due:
+                self._doubtful.pop(name, None)
+            return removed
+
+    def is_named(self, leaf: str) -> bool:
+        """Say whether a file, quarantined perhaps, is the record of an erased name."""
+        digest, _, rest = leaf.partition(".")
+        return rest.startswith("mf") and self._erased(digest) > 0
+
+    def digest(self, tenant: TenantId, agent: AgentId) -> str:
+        """Name an agent as its record's file does."""
+        return agent_digest(self._cluster_key, tenant, agent)
+
+    def remove_all(self, agents: Iterable[tuple[TenantId, AgentId]]) -> int:
+        """Remove several agents' records durably; count them."""
+        names = [self._name(tenant, agent) for tenant, agent in agents]
+        with self._lock:
+            for name in names:
+                self._versions.pop(name, None)
+            existed_count = self._disk.remove_all(names)
+            for name in names:
+                self._doubtful.pop(name, None)
+            return existed_count
+
+    def _name(self, tenant: TenantId, agent: AgentId) -> str:
+        return f"{DIRECTORY}/{self.digest(tenant, agent)}.mf"
+
+    def _epoch_at(self, name: str) -> int:
+        try:
+            return self._read(name).epoch
+        except (CorruptDataError, FileNotFoundError):
+            return 0
+
+    def _is_erased(self, name: str, manifest: Manifest) -> bool:
+        digest = name.removeprefix(f"{DIRECTORY}/").removesuffix(".mf")
+        return manifest.epoch <= self._erased(digest)
+
+    def _before(
+        self, name: str, stored: Version, previous: Manifest | None
+    ) -> Manifest | bytes | None:
+        """Return what a failed publish must leave; it is read only where nobody else knows it."""
+        if name in self._doubtful:
+            return self._doubtful[name]
+        if previous is not None and (previous.epoch, previous.revision) == stored:
+            return previous
+        return self._disk.read(name, MANIFEST_BYTES_MAX) if stored != _NOTHING else None
+
+    def _put_back(self, name: str) -> bool:
+        before = self._doubtful[name]
+        try:
+            if before is None:
+                self._disk.remove(name)
+            else:
+                self._disk.publish(name, [before])
+        except DiskError as error:
+            _log.error("nobody can say which of two records is stored: %s", error.reason)
+            return False
+        del self._doubtful[name]
+        return True
+
+    def _stored_version(self, name: str) -> Version:
+        if name not in self._versions:
+            try:
+                self._read(name)
+            except FileNotFoundError:
+                self._versions[name] = _NOTHING
+            except CorruptDataError as error:
+                self._lose(name, error.message)
+                self._versions[name] = _NOTHING
+        return self._versions[name]
+
+    def _load(self, name: str) -> Manifest | None:
+        try:
+            return self._read(name)
+        except FileNotFoundError:
+            return None
+        except CorruptDataError as error:
+            self._lose(name, error.message)
+        return None
+
+    def _read(self, name: str) -> Manifest:
+        try:
+            manifest = decode_manifest(self._disk.read(name, MANIFEST_BYTES_MAX))
+        except DiskError as error:
+            if error.is_damage:
+                raise CorruptDataError(error.message) from error
+            raise
+        if self._name(manifest.tenant, manifest.agent) != name:
+            message = "record of another agent"
+            raise CorruptDataError(message)
+        self._versions[name] = (manifest.epoch, manifest.revision)
+        return manifest
+
+    def _lose(self, name: str, reason: str) -> None:
+        self.lost_count += 1
+        try:
+            self._disk.quarantine(name, reason)
+        except DiskError as failure:
+            _log.error("cannot quarantine %s: %s", name, failure.message)
+
+
+def _encoded(record: Manifest | bytes | None) -> bytes | None:
+    return encode_manifest(record) if isinstance(record, Manifest) else record

@@ -1,0 +1,360 @@
+"""The disk: atomic, durable publish and read of small trees of files under one root.
+
+The only module that opens files. A name is `leaf` or `directory/leaf` of lower-case letters,
+digits and `._-`, so no outside text can leave the root, and no symbolic link below the root
+is followed. Publish: temporary file in the same directory, write, flush, rename, flush the
+directory; whatever fails on the way removes the temporary and leaves the old file as it was.
+"""
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import logging
+import os
+import re
+import secrets
+import stat
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+from fabric.errors import CorruptDataError, FabricError, RejectedError
+from node.store.descriptors import (
+    DURABILITIES,
+    OPEN_DIRECTORY,
+    closing,
+    flush,
+    make_private,
+    read_all,
+    scan,
+    trim,
+    write_all,
+)
+from node.store.lent_payload import OpenPayload, Payload
+
+Part = bytes | bytearray | memoryview
+QUARANTINE: Final = "quarantine"
+QUARANTINE_FILES_MAX: Final = 32  # enough to inspect; a failing drive must not fill itself
+REASON_CHARS_MAX: Final = 40
+_CLOSED: Final = -1
+TEMPORARY: Final = ".tmp-"
+_PART: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,199}", re.ASCII)
+_OPEN: Final = os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: a planted pipe must not hang the reader.
+_OPEN_READ: Final = os.O_RDONLY | os.O_NONBLOCK | _OPEN
+_OPEN_TEMP: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN
+
+_log = logging.getLogger(__name__)
+
+
+class DiskError(FabricError):
+    """The disk refused: full, over quota, read-only, failing, or taken by another process."""
+
+    status = HTTPStatus.INSUFFICIENT_STORAGE
+    code = "disk_error"
+
+    def __init__(self, message: str, cause: int | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause  # errno
+        self.is_in_place = False  # a publish failed at its last step: the new file is there
+
+    @property
+    def reason(self) -> str:
+        """What the system said, without the name of any file."""
+        return os.strerror(self.cause) if self.cause is not None else "the disk refused"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether room, not health, is what the disk lacks."""
+        return self.cause in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether the drive failed to give back what it was given."""
+        return self.cause == errno.EIO
+
+
+class PosixDisk:
+    """A fabric.ports.Disk over the directory `root`, which it creates."""
+
+    def __init__(
+        self, root: Path | str, durability: str = "full", *, keeps_modes: bool = False
+    ) -> None:
+        assert durability in DURABILITIES, "settings name one of three levels"
+        self._durability = durability
+        self._keeps_modes = keeps_modes  # for who only looks: nothing is made private
+        self._prefix = f"{TEMPORARY}{secrets.token_hex(4)}-"
+        self._serial = itertools.count()
+        self._lock = threading.Lock()
+        self._directories: dict[str, int] = {}
+        self._unflushed: set[int] = set()  # directories with removals that no flush has made last
+        self._leftovers: set[tuple[str, str]] = set()  # folders and temporaries in them
+        # The operator may link the root to a larger drive; below it nothing is followed.
+        self.root = Path(root).expanduser().resolve()
+        with _disk_errors(f"open {self.root}"):
+            self._make_root(self.root)
+            self._root = os.open(self.root, OPEN_DIRECTORY)
+            self._own_root()
+
+    def claim(self) -> None:
+        """Hold the root for this process until `close`; raise DiskError if another does."""
+        with _disk_errors(f"claim {self.root}, perhaps in use by another node,"):
+            fcntl.flock(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def recover(self) -> int:
+        """Claim the root for this process, remove what a crash left half-written; count it."""
+        self.claim()
+        removed = 0
+        with _disk_errors(f"recover {self.root}"):
+            ours = [name for name, is_dir in scan(self._root) if is_dir and _PART.fullmatch(name)]
+            for directory in ("", *ours):
+                at = self._directory(directory)
+                temps = [name for name, _ in scan(at) if name.startswith(TEMPORARY)]
+                for temp in temps:
+                    os.unlink(temp, dir_fd=at)
+                removed += len(temps)
+                # A process killed before its last flush counts on us for it.
+                flush(at, self._durability)
+        return removed
+
+    def close(self) -> None:
+        """Give up the root, once no other call runs; every later one fails."""
+        if self._root != _CLOSED:
+            for descriptor in (self._root, *self._directories.values()):
+                os.close(descriptor)
+        self._root = _CLOSED
+        self._directories.clear()
+
+    def publish(self, name: str, parts: Sequence[Part]) -> None:
+        """Make `name` hold exactly `parts`, atomically and durably, replacing any old file."""
+        self._publish(name, parts)
+
+    def _publish(self, name: str, parts: Iterable[Part]) -> None:
+        directory, leaf = _split(name)
+        with _disk_errors(f"publish {name}"):
+            at = self._directory(directory, create=True)
+            temp = f"{self._prefix}{next(self._serial)}"
+            descriptor = os.open(temp, _OPEN_TEMP, 0o600, dir_fd=at)
+            try:
+                with closing(descriptor):
+                    self._write(descriptor, parts)
+                    # A failed flush is final: the kernel may since call the lost pages clean.
+                    flush(descriptor, self._durability)
+                os.rename(temp, leaf, src_dir_fd=at, dst_dir_fd=at)
+            except BaseException:
+                self._discard(directory, temp)
+                raise
+        with _disk_errors(f"make durable {name}", in_place=True):
+            flush(at, self._durability)
+
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        """Return the whole file; raise FileNotFoundError, or CorruptDataError over the limit."""
+        with self._reading(name) as descriptor:
+            size = os.fstat(descriptor).st_size
+            if size > limit_bytes:
+                message = f"{name} has {size} bytes, over the limit of {limit_bytes}"
+                raise CorruptDataError(message)
+            raw = bytearray(size)
+            count = read_all(descriptor, [memoryview(raw)])
+            return bytes(memoryview(raw)[:count])
+
+    def read_into(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Fill `buffers` from `offset` in order; return the bytes read (short at end of file)."""
+        with self._reading(name) as descriptor:
+            # lseek + readv on a descriptor of our own: preadv is missing on older macOS.
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            return read_all(descriptor, buffers)
+
+    def open_payload(self, name: str) -> int:
+        """Open a file read-only; the caller closes the descriptor."""
+        directory, leaf = _split(name)
+        with _disk_errors(f"read {name}", may_miss=True):
+            try:
+                descriptor = os.open(leaf, _OPEN_READ, dir_fd=self._directory(directory))
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+                message = f"{name} is a symbolic link"
+                raise CorruptDataError(message) from None
+            is_file = False
+            try:
+                is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            finally:
+                if not is_file:
+                    os.close(descriptor)
+        if not is_file:
+            message = f"{name} is not a regular file"
+            raise CorruptDataError(message)
+        return descriptor
+
+    def lend(self, name: str, start: int, length: int) -> Payload:
+        """Open a part of a file for sending; the caller closes it."""
+        return OpenPayload(self.open_payload(name), start, length)
+
+    def size_bytes(self, name: str) -> int:
+        """Return the file's length; raise FileNotFoundError."""
+        directory, leaf = _split(name)
+        with _disk_errors(f"examine {name}", may_miss=True):
+            found = os.stat(leaf, dir_fd=self._directory(directory), follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode):
+            message = f"{name} is not a regular file"
+            raise CorruptDataError(message)
+        return found.st_size
+
+    def list_names(self, directory: str) -> list[str]:
+        """List file names directly under `directory` (no temporaries), sorted."""
+        _split(f"{directory}/x")
+        with _disk_errors(f"list {directory}"):
+            try:
+                found = scan(self._directory(directory))
+            except FileNotFoundError:
+                return []
+        return [name for name, is_dir in found if not is_dir and _PART.fullmatch(name)]
+
+    def remove(self, name: str) -> bool:
+        """Remove a file durably; return whether it existed."""
+        return self.remove_all([name]) == 1
+
+    def remove_all(self, names: Sequence[str]) -> int:
+        """Remove files durably, flushing each directory once; return how many existed."""
+        removed: Counter[int] = Counter()
+        places: set[int] = set()
+        try:
+            for directory, leaf in map(_split, names):
+                with _disk_errors(f"remove {leaf}"), contextlib.suppress(FileNotFoundError):
+                    at = self._directory(directory)
+                    places.add(at)
+                    os.unlink(leaf, dir_fd=at)
+                    removed[at] += 1
+            for at in places:
+                if removed[at] or at in self._unflushed:
+                    with _disk_errors("make a removal durable"):
+                        flush(at, self._durability)
+        except BaseException:
+            # Who tries again finds no file, and must not take that for durable.
+            self._unflushed.update(at for at in places if removed[at])
+            raise
+        self._unflushed.difference_update(places)
+        return removed.total()
+
+    def quarantine(self, name: str, reason: str) -> None:
+        """Move a damaged file out of the way, keeping it for inspection."""
+        directory, leaf = _split(name)
+        slug = re.sub(r"[^a-z0-9]+", "-", reason.lower())[:REASON_CHARS_MAX].strip("-")
+        _log.error("quarantined %s: %s", name, reason)
+        with _disk_errors(f"quarantine {name}"):
+            at = self._directory(directory)
+            pen = self._directory(QUARANTINE, create=True)
+            try:
+                os.rename(leaf, f"{leaf}.{slug}", src_dir_fd=at, dst_dir_fd=pen)
+            except FileNotFoundError:
+                return  # another thread met the same damage first
+            flush(at, self._durability)
+            flush(pen, self._durability)
+            with contextlib.suppress(FileNotFoundError):  # another thread trims as well
+                trim(pen, QUARANTINE_FILES_MAX)
+
+    def free_bytes(self) -> int:
+        """Bytes that may still be written."""
+        with _disk_errors("ask for free space"):
+            found = os.fstatvfs(self._root)
+        return found.f_bavail * found.f_frsize
+
+    def _write(self, descriptor: int, parts: Iterable[Part]) -> None:
+        """Write what a file is to hold."""
+        write_all(descriptor, list(parts))
+
+    def _discard(self, directory: str, temp: str) -> None:
+        """Remove a temporary now, or note that a failing drive keeps it."""
+        try:
+            os.unlink(temp, dir_fd=self._directory(directory))
+        except FileNotFoundError:
+            return
+        except OSError:
+            with self._lock:
+                self._leftovers.add((directory, temp))
+
+    def remove_leftovers(self) -> None:
+        """Remove the temporaries that failed writes could not; raise DiskError."""
+        with self._lock:
+            leftovers = sorted(self._leftovers)
+        for directory, temp in leftovers:
+            with _disk_errors("remove a temporary"), contextlib.suppress(FileNotFoundError):
+                os.unlink(temp, dir_fd=self._directory(directory))
+            with self._lock:
+                self._leftovers.discard((directory, temp))
+
+    def _make_root(self, path: Path) -> None:
+        if path.exists():
+            return
+        self._make_root(path.parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        with closing(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)) as parent:
+            flush(parent, self._durability)
+
+    def _own_root(self) -> None:
+        if self._keeps_modes:
+            return
+        found = os.fstat(self._root)
+        if found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH:
+            os.close(self._root)
+            message = f"{self.root} belongs to, or may be written by, other users"
+            raise DiskError(message, errno.EPERM)
+        make_private(self._root)
+
+    def _directory(self, directory: str, *, create: bool = False) -> int:
+        """Return the descriptor of one of our few directories."""
+        if self._root == _CLOSED:
+            message = "the disk is closed"
+            raise OSError(errno.EBADF, message)
+        if not directory:
+            return self._root
+        with self._lock:
+            known = self._directories.get(directory)
+            if known is not None:
+                return known
+            if create:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(directory, 0o700, dir_fd=self._root)
+            # Also if it existed: whoever made it may have been killed before this flush.
+            flush(self._root, self._durability)
+            opened = os.open(directory, OPEN_DIRECTORY, dir_fd=self._root)
+            self._directories[directory] = opened
+            if not self._keeps_modes:
+                make_private(opened)
+            return opened
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[int]:
+        with closing(self.open_payload(name)) as descriptor, _disk_errors(f"read {name}"):
+            yield descriptor
+
+
+@contextlib.contextmanager
+def _disk_errors(action: str, *, may_miss: bool = False, in_place: bool = False) -> Iterator[None]:
+    """Turn whatever the system reports into one DiskError that says what could not be done."""
+    try:
+        yield
+    except OSError as error:
+        if may_miss and isinstance(error, FileNotFoundError):
+            raise
+        message = f"cannot {action}: {error.strerror or error}"
+        refusal = DiskError(message, error.errno)
+        refusal.is_in_place = in_place
+        try:
+            raise refusal from error
+        finally:
+            del refusal  # its traceback holds this frame: a cycle would keep what was to be saved
+
+
+def _split(name: str) -> tuple[str, str]:
+    directory, slash, leaf = name.rpartition("/")
+    if not _PART.fullmatch(leaf) or (slash and not _PART.fullmatch(directory)):
+        message = "a file name is `leaf` or `directory/leaf` of a-z 0-9 . _ -"
+        raise RejectedError(message, code="invalid_file_name")
+    return directory, leaf

@@ -1,0 +1,96 @@
+"""How long a data folder has been served, over all restarts: what idle time is counted in.
+
+The calendar has no say: a clock that is a year ahead at boot would make everybody old at once. Nor
+does anybody age while the node is off.
+
+    DIR/<node>/served    seconds, and when each model's folder was last served
+"""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from fabric.codec import pack, unpack
+from fabric.errors import FabricError
+from fabric.ids import NodeName
+from fabric.limits import KIB
+from fabric.ports import Clock
+from fabric.record.manifest import SERVED, Manifest
+from node.store.posix_disk import PosixDisk
+
+FILE: Final = "served"
+_FILE_BYTES_MAX: Final = 64 * KIB
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What lies on the disk."""
+
+    seconds: float
+    folders: dict[str, float] = field(default_factory=dict)
+
+
+class ServiceTime:
+    """One node's count; without a folder it begins at zero and is kept nowhere."""
+
+    def __init__(self, node: NodeName, clock: Clock, folder: Path | None = None) -> None:
+        self._node = node
+        self._clock = clock
+        self._folder = folder
+        served = self._load()
+        self._before_s = max(0.0, served.seconds) - clock.monotonic_s()
+        self._folders = served.folders
+
+    @property
+    def now_s(self) -> float:
+        """Seconds that this folder has been served."""
+        return self._before_s + self._clock.monotonic_s()
+
+    def stamp(self) -> dict[str, str]:
+        """Return what a record says in its `extras` of a turn that ends now."""
+        return {SERVED: f"{self._node}:{int(self.now_s)}"}
+
+    def idle_s(self, record: Manifest) -> float:
+        """Return for how long a stored record has had no turn; 0 where only others could tell."""
+        node, _, seconds = record.extras.get(SERVED, "").rpartition(":")
+        if node != self._node or not (seconds.isascii() and seconds.isdecimal()):
+            return 0.0
+        return max(0.0, self.now_s - int(seconds))
+
+    def folder_s(self, name: str) -> float:
+        """Return when a model's folder was last served; one that is new here, now."""
+        return self._folders.setdefault(name, self.now_s)
+
+    def note(self, served: str, others: set[str]) -> None:
+        """Note that a folder is served; forget those that are no more."""
+        self._folders[served] = self.now_s
+        self._folders = {n: s for n, s in self._folders.items() if n == served or n in others}
+
+    def save(self) -> None:
+        """Write it down; a disk that refuses costs only what came since the last time."""
+        if self._folder is None:
+            return
+        disk = PosixDisk(self._folder)
+        try:
+            disk.publish(FILE, [pack(Served(self.now_s, dict(self._folders)))])
+        except FabricError as error:
+            _log.warning("how long agents are idle is in memory only: %s", error.message)
+        finally:
+            disk.close()
+
+    def _load(self) -> Served:
+        if self._folder is None:
+            return Served(0.0)
+        disk = PosixDisk(self._folder)
+        try:
+            return unpack(Served, disk.read(FILE, _FILE_BYTES_MAX))
+        except FileNotFoundError:
+            return Served(0.0)
+        except FabricError as error:
+            _log.warning("nobody knows how long agents are idle: %s", error.message)
+            return Served(0.0)
+        finally:
+            disk.close()

@@ -1,0 +1,162 @@
+"""What was erased, on this node's disk: one small file per agent, below all models' folders.
+
+Told by the router with each erasure, and again when this node has been away. Memory has all of
+them even where the disk refuses: what counts is that the agents go. Those are written as soon as
+the disk takes them, and nobody is told before that they are safe.
+"""
+
+import logging
+from collections.abc import Iterable
+from threading import Lock
+from typing import Final
+
+from fabric.errors import CorruptDataError, StaleEpochError
+from fabric.ids import AgentId, TenantId
+from fabric.kvcache.hashing import agent_digest
+from fabric.limits import KIB
+from fabric.record.tombstone import (
+    Tombstone,
+    Tombstones,
+    decode_tombstone,
+    encode_tombstone,
+    tombstone,
+)
+from node.store.posix_disk import DiskError, PosixDisk
+
+DIRECTORY: Final = "erased"
+_AGENTS: Final = "agents"
+_FILE_BYTES_MAX: Final = 4 * KIB
+
+_log = logging.getLogger(__name__)
+
+
+class Erased:
+    """The tombstones of one node; methods may be called from any thread."""
+
+    def __init__(self, disk: PosixDisk, cluster_key: bytes) -> None:
+        """Load what the disk holds; raise DiskError if another process has it."""
+        self._disk = disk
+        self._cluster_key = cluster_key
+        self._lock = Lock()
+        self._all = Tombstones()
+        self._unwritten: dict[str, Tombstone] = {}  # by agent: in memory only
+        self._disk.recover()
+        self._files: set[str] = set()  # of agents whose tombstone was written or read
+        for leaf in self._disk.list_names(_AGENTS):
+            self._load(leaf)
+        self._remove_old()
+
+    @property
+    def fingerprint(self) -> int:
+        """Tell whether two nodes, or a node and a router, know the same."""
+        return self._all.fingerprint
+
+    @property
+    def all(self) -> tuple[Tombstone, ...]:
+        """List all of them."""
+        with self._lock:
+            return tuple(self._all)
+
+    @property
+    def is_all_written(self) -> bool:
+        """Say whether the disk holds all that is known."""
+        return not self._unwritten
+
+    def epoch_of(self, digest: str) -> int:
+        """Return up to which epoch the agent of this digest is erased; 0: it is not."""
+        return self._all.epoch_of(digest)
+
+    def claim_epoch(self, tenant: TenantId, agent: AgentId, asked: int) -> int:
+        """Return `asked`; for 0 the first epoch that an erased agent's name may be used at again.
+
+        Raises StaleEpochError for an epoch that was erased: who asks for it was sent out before,
+        and what it would be lifted to is given to another node.
+        """
+        floor = self.floor(tenant, agent)
+        if 0 < asked <= floor:
+            message = f"epoch {asked} of the agent was erased"
+            raise StaleEpochError(message, code="erased")
+        return asked or (floor + 1 if floor else 0)
+
+    def digest(self, tenant: TenantId, agent: AgentId) -> str:
+        """Name an agent as its tombstone and its record's file do."""
+        return agent_digest(self._cluster_key, tenant, agent)
+
+    def floor(self, tenant: TenantId, agent: AgentId) -> int:
+        """Return up to which epoch an agent is erased; 0: it is not."""
+        if not len(self._all):
+            return 0
+        return self.epoch_of(self.digest(tenant, agent))
+
+    def note(self, tenant: TenantId, agent: AgentId, epoch: int, erased_s: float) -> Tombstone:
+        """Remember an erasure, and return what the disk holds of it from now on.
+
+        Raises DiskError where the disk refuses: then it is remembered in memory, and owed.
+        """
+        made = tombstone(self._cluster_key, tenant, agent, epoch, erased_s)
+        with self._lock:
+            self._merge([made])
+            owed = self._unwritten.get(made.agent)
+            if owed is not None:
+                self._write(owed)
+            self._write_rest()
+            return self._all.get(made.agent) or made
+
+    def take(self, others: Iterable[Tombstone]) -> None:
+        """Take over what others know, and write it as far as the disk allows."""
+        with self._lock:
+            self._merge(others)
+            self._write_rest()
+
+    def write_rest(self) -> bool:
+        """Write what the disk refused before; say whether it holds all now."""
+        with self._lock:
+            self._write_rest()
+        return self.is_all_written
+
+    def close(self) -> None:
+        """Let the folder go."""
+        self._disk.close()
+
+    def _merge(self, others: Iterable[Tombstone]) -> None:
+        for item in self._all.merge(others):
+            self._unwritten[item.agent] = item
+
+    def _write(self, item: Tombstone) -> None:
+        self._disk.publish(f"{_AGENTS}/{item.agent}", [encode_tombstone(item)])
+        self._files.add(item.agent)
+        del self._unwritten[item.agent]
+
+    def _write_rest(self) -> None:
+        try:
+            for item in list(self._unwritten.values()):
+                if self._all.epoch_of(item.agent):
+                    self._write(item)
+                else:  # too many: it is not kept
+                    del self._unwritten[item.agent]
+        except DiskError as error:
+            _log.warning("tombstones are in memory only: %s", error.reason)
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        """Remove the files of tombstones that are known no more: they were too many."""
+        for leaf in sorted(self._files - self._all.agents):
+            try:
+                self._disk.remove(f"{_AGENTS}/{leaf}")
+            except DiskError as error:
+                _log.warning("an old tombstone stays: %s", error.reason)
+                return
+            self._files.discard(leaf)
+
+    def _load(self, leaf: str) -> None:
+        try:
+            item = decode_tombstone(self._disk.read(f"{_AGENTS}/{leaf}", _FILE_BYTES_MAX))
+        except (CorruptDataError, DiskError, FileNotFoundError) as error:
+            # Other nodes have it, too: the router tells it again.
+            _log.warning("a tombstone is damaged: %s", type(error).__name__)
+            return
+        if item.agent != leaf:
+            _log.warning("a tombstone lies under another agent's name")
+            return
+        self._files.add(leaf)
+        self._all.merge([item])

@@ -1,0 +1,98 @@
+"""What fills a node's disk and whose it is: the candidates that retention chooses from."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fabric.ids import TenantId
+from fabric.limits import DISK_FREE_MIN_BYTES
+from fabric.record.manifest import Manifest, OwnerState
+from fabric.retention.policy import Candidate
+from node.tiers.eviction import is_active
+
+if TYPE_CHECKING:
+    from node.agents.agent import Agent
+    from node.node import Node
+
+PREFILL_TOKENS_PER_S = 300.0  # until this node has measured its own
+DISK_BYTES_PER_S = 2e9  # below what any Apple SSD reads
+_TOKEN_RECORD_BYTES = 8  # id and end of a token in a record
+_REF_RECORD_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class DiskTier:
+    """The agents on a disk, what they may fill, and what is about to be written."""
+
+    candidates: Sequence[Candidate]
+    capacity_bytes: int
+    incoming: Mapping[TenantId, int]
+
+    def spare_only(self) -> "DiskTier":
+        """Return it as it looks to who may make room at the cost of replicas alone."""
+        kept = [c if c.is_spare else replace(c, is_active=True) for c in self.candidates]
+        return replace(self, candidates=kept)
+
+    def is_crowded(self, ttl_s: float) -> bool:
+        """Say whether all that has not expired is more than the capacity."""
+        needed: dict[Hashable, int] = {}
+        for candidate in self.candidates:
+            if candidate.idle_s <= ttl_s or candidate.is_active:
+                needed.update(candidate.pieces)
+        return sum(needed.values()) + sum(self.incoming.values()) > self.capacity_bytes
+
+
+async def survey(
+    node: "Node", others_bytes: int, pending_bytes: int, incoming: Mapping[TenantId, int]
+) -> DiskTier:
+    """Look at the disk: `others_bytes` in other models' folders, `pending_bytes` in no record."""
+    offered = node.transfers.offered_agents()
+    met = [(agent.saved, _valued(node, agent, is_active(agent, offered))) for agent in node.table]
+
+    def look() -> DiskTier:
+        sizes, free_bytes = node.store.blocks.sizes(), node.store.blocks.free_bytes()
+        candidates = [replace(c, pieces=_pieces(c, record, sizes)) for record, c in met]
+        records_bytes = sum(record_bytes(record) for record, _ in met if record is not None)
+        needed = {name for candidate in candidates for name in candidate.pieces}
+        # In nobody's record yet: blocks of turns, which `incoming` has, too, and of moves.
+        loose_bytes = sum(size for ref, size in sizes.items() if ref not in needed)
+        drive_bytes = sum(sizes.values()) + records_bytes + others_bytes
+        drive_bytes += max(0, free_bytes - DISK_FREE_MIN_BYTES)
+        capacity_bytes = min(node.settings.disk_bytes, drive_bytes) - others_bytes
+        capacity_bytes -= max(0, loose_bytes - pending_bytes)
+        return DiskTier(candidates, max(0, capacity_bytes), incoming)
+
+    return await node.in_worker(look)
+
+
+def record_bytes(record: Manifest) -> int:
+    """Estimate the size of a record's file."""
+    tokens_bytes = _TOKEN_RECORD_BYTES * record.tokens_count
+    return len(record.text) + tokens_bytes + _REF_RECORD_BYTES * len(record.refs)
+
+
+def _pieces(
+    candidate: Candidate, record: Manifest | None, sizes: Mapping[Hashable, int]
+) -> dict[Hashable, int]:
+    if record is None:
+        return {}
+    blocks: dict[Hashable, int] = {ref: sizes.get(ref, 0) for ref in record.refs}
+    return blocks | {candidate.key: record_bytes(record)}
+
+
+def _valued(node: "Node", agent: "Agent", active: bool) -> Candidate:  # noqa: FBT001
+    """Describe an agent but for its bytes."""
+    record, use = agent.manifest, node.table.use
+    speed = node.engine.prefill_speed.per_s or PREFILL_TOKENS_PER_S
+    saves_s = record.tokens_count * (1 / speed - node.spec.bytes_per_token / DISK_BYTES_PER_S)
+    is_spare = record.state is OwnerState.REPLICA  # its owner serves it
+    return Candidate(
+        agent.key,
+        {},
+        use.idle_s(record),
+        use.odds(record),
+        max(0.0, saves_s),
+        is_active=active,
+        is_pinned=record.pinned and not is_spare,
+        is_spare=is_spare,
+    )

@@ -1,0 +1,235 @@
+"""Erase agents: record, blocks, what was quarantined, and what other models' folders keep.
+
+    tombstone ─▶ quarantine ─▶ other models ─▶ running turn ends ─▶ record ─▶ blocks nobody needs
+
+The tombstone comes first and the record before its blocks, each durably, so that a crash in
+between leaves what the next start removes. What the disk refuses stays owed and is tried again
+in the flusher's rhythm; nobody is told before that it is done.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from fabric.control.erasure_calls import (
+    EraseAgent,
+    EraseReceipt,
+    KnownErasures,
+    RemovedElsewhere,
+    ShareErasures,
+)
+from fabric.errors import FabricError, TooLargeError
+from fabric.ids import AgentId, OperationId, TenantId
+from fabric.kvcache.block import BlockRef
+from fabric.limits import TOMBSTONES_MAX
+from fabric.record.tombstone import Tombstone
+from node.agents.agent import Agent, AgentKey
+from node.migration.target import forget
+from node.store.model_folders import folder_name
+from node.store.posix_disk import DiskError
+from node.tiers.erased_folders import ErasedFolders
+
+if TYPE_CHECKING:
+    from node.node import Node
+
+T = TypeVar("T")
+OPERATIONS_MAX: Final = 1_024  # answered alike when a call comes twice
+
+_log = logging.getLogger(__name__)
+Operation = tuple[OperationId, TenantId, AgentId]
+
+
+class Erasing:
+    """One node's erasures; lives on its event loop."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self._folders = ErasedFolders(
+            node.config.data_dir,
+            folder_name(node.fingerprint),
+            node.settings.durability,
+            node.config.cluster_key,
+            node.erased.epoch_of,
+        )
+        self._operations: OrderedDict[Operation, asyncio.Task[EraseReceipt]] = OrderedDict()
+        self._failures = self._made_good = 0
+        # A process that died may have got no further than a tombstone.
+        self._is_unsure = bool(node.erased.all)
+
+    @property
+    def is_owed(self) -> bool:
+        """Say whether something is to be done that nobody asks for again."""
+        return self.has_failed or self._is_unsure
+
+    @property
+    def has_failed(self) -> bool:
+        """Say whether the disk refused a part of an erasure, and has not taken it since."""
+        return self._failures != self._made_good
+
+    async def erase(self, call: EraseAgent) -> EraseReceipt:
+        """Remove every byte of an agent; a repeat gets the first call's answer. Raise DiskError."""
+        name = (call.operation, call.tenant, call.agent)
+        task = self._operations.get(name)
+        if task is None:
+            task = self._operations[name] = asyncio.create_task(self._erase(call))
+            while len(self._operations) > OPERATIONS_MAX:
+                self._operations.popitem(last=False)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            if task.done() and (task.cancelled() or task.exception()):
+                self._operations.pop(name, None)  # a repeat tries again
+
+    async def take(self, call: ShareErasures) -> KnownErasures:
+        """Remove what others were told to erase while this node was away. Raise DiskError."""
+        if len(call.erased) > TOMBSTONES_MAX:
+            message = f"over {TOMBSTONES_MAX} tombstones"
+            raise TooLargeError(message)
+        erased = self._node.erased
+        before = erased.fingerprint
+        await self._node.in_worker(lambda: erased.take(call.erased))
+        has_news = erased.fingerprint != before
+        if not has_news and not self.is_owed:
+            return KnownErasures(erased.all, 0)
+        return KnownErasures(erased.all, await self._remove_all(is_sure=has_news))
+
+    async def finish(self) -> None:
+        """Do what the disk refused; where it refuses again, it stays owed.
+
+        Nobody else asks again: by its tombstones this node knows of the erasure, as the others do.
+        """
+        try:
+            await self._remove_all(is_sure=False)
+        except (FabricError, OSError) as error:
+            _log.error("an erasure is not complete on the disk: %s", _reason(error))
+
+    # --- one agent ---------------------------------------------------------------------------
+
+    async def _erase(self, call: EraseAgent) -> EraseReceipt:
+        noted = await self._note(call)
+        try:
+            receipt = await self._remove((call.tenant, call.agent), call.epoch)
+        except (FabricError, OSError):
+            self._failures += 1
+            raise
+        if noted is None:  # a full disk has room afterwards
+            noted = await self._note(call)
+        self._failures += noted is None
+        return replace(receipt, tombstone=noted)
+
+    async def _note(self, call: EraseAgent) -> Tombstone | None:
+        words = (call.tenant, call.agent, call.epoch, call.erased_s)
+        with contextlib.suppress(DiskError):
+            return await self._node.in_worker(lambda: self._node.erased.note(*words))
+        return None
+
+    async def _remove(self, key: AgentKey, epoch: int) -> EraseReceipt:
+        """Remove all that can be removed; raise the first refusal behind that."""
+        node, store, refused = self._node, self._node.store, list[Exception]()
+
+        async def part(work: Callable[[], T], otherwise: T) -> T:
+            try:
+                return await node.in_worker(work)
+            except (FabricError, OSError) as error:
+                refused.append(error)
+                return otherwise
+
+        was_coming = await self._forget_moves(key)
+        # Before the record: what is interrupted here is known by the record to be unfinished.
+        quarantined = await part(lambda: store.erase_quarantined(*key), otherwise=False)
+        digest = node.erased.digest(*key)
+        others = await part(lambda: self._folders.erase(digest), otherwise=RemovedElsewhere())
+        refs, was_here = await self._remove_agent(key, epoch)
+        unknown = await part(lambda: store.erase_unknown(key), otherwise=0)
+        blocks = await node.in_worker(lambda: store.erase_blocks(refs))
+        if refused:
+            raise refused[0]
+        return EraseReceipt(
+            node.name,
+            existed=was_here or was_coming or unknown > 0 or quarantined or others.records > 0,
+            blocks_removed=blocks.blocks_removed,
+            bytes_removed=blocks.bytes_removed,
+            blocks_kept_shared=blocks.blocks_kept_shared,
+            bytes_kept_shared=blocks.bytes_kept_shared,
+            record_removed=bool(refs) or unknown > 0,
+            quarantined_removed=quarantined,
+            other_models=others,
+        )
+
+    async def _forget_moves(self, key: AgentKey) -> bool:
+        """Let go of what a move without its router brought of the agent, or lets others fetch."""
+        node = self._node
+        node.transfers.withdraw_agent(*key)
+        coming = [name for name, adoption in node.adopted.items() if adoption.key == key]
+        for migration in coming:
+            await forget(node, migration, key)
+        return bool(coming)
+
+    async def _remove_agent(self, key: AgentKey, epoch: int) -> tuple[list[BlockRef], bool]:
+        """Take an agent and its record away; return the blocks that it let go of."""
+        node = self._node
+        agent = node.table.get(key)
+        if agent is None or agent.manifest.epoch > epoch:  # a later one of this name
+            return [], False
+        _end_turn(agent, epoch)
+        await node.prefetches.stop(agent)
+        async with agent.turn_lock:
+            if node.table.get(key) is not agent or agent.manifest.epoch > epoch:
+                return [], node.table.get(key) is None  # its first turn left nothing behind
+            # In the table until it is gone: a turn that comes meanwhile waits for the lock.
+            saved, agent.cache = agent.saved, None
+            refs = await node.in_worker(lambda: node.store.erase_record(*key, saved))
+            node.table.forget(agent)
+        agent.decided.set()
+        node.note_hot()
+        return refs, True
+
+    # --- all that tombstones name ------------------------------------------------------------
+
+    async def _remove_all(self, *, is_sure: bool) -> int:
+        """Remove whatever a tombstone names; count the agents. Raise DiskError.
+
+        What only may have been interrupted, at a process's start, takes no damaged file of the
+        living with it.
+        """
+        node, failures = self._node, self._failures
+        try:
+            count = await self._remove_named(is_sure=is_sure or self.has_failed)
+        except (FabricError, OSError):
+            self._failures += 1
+            raise
+        self._is_unsure = False
+        if await node.in_worker(node.erased.write_rest):
+            self._made_good = failures  # whatever failed meanwhile is still owed
+        else:
+            self._failures += 1
+        return count
+
+    async def _remove_named(self, *, is_sure: bool) -> int:
+        node, store, count = self._node, self._node.store, 0
+        for agent in node.table:
+            # Not only for the news: an earlier attempt may have failed half way.
+            epoch = node.erased.floor(*agent.key)
+            if agent.manifest.epoch <= epoch:
+                await self._forget_moves(agent.key)
+                count += (await self._remove_agent(agent.key, epoch))[1]
+        count += await node.in_worker(store.erase_unknown)
+        await node.in_worker(store.blocks.sweep)
+        await node.in_worker(lambda: store.erase_all_quarantined(is_sure=is_sure or count > 0))
+        others = await node.in_worker(lambda: self._folders.erase(is_sure=is_sure))
+        return count + others.records
+
+
+def _end_turn(agent: Agent, epoch: int) -> None:
+    """End a turn that runs: it could neither be saved nor acknowledged."""
+    agent.fence = max(agent.fence, epoch + 1)
+    if agent.turn is not None:
+        agent.turn.cancel()
+
+
+def _reason(error: Exception) -> str:
+    return error.reason if isinstance(error, DiskError) else type(error).__name__

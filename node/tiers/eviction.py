@@ -1,0 +1,104 @@
+"""Take agents off a node: evicted for room, or made smaller.
+
+All of it happens under the agents' turn locks. The record goes first and durably, then what
+nobody else refers to: a crash in between leaves blocks that recovery removes.
+"""
+
+import logging
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fabric.limits import EVICTIONS_MAX
+from fabric.record.manifest import Manifest, OwnerState
+from fabric.record.restore_plan import essential
+from node.agents.agent import Agent, AgentKey
+from node.store.posix_disk import DiskError
+
+if TYPE_CHECKING:
+    from node.node import Node
+
+_log = logging.getLogger(__name__)
+
+
+def is_active(agent: Agent, offered: AbstractSet[AgentKey]) -> bool:
+    """Say whether an agent must stay: at work, offered to another node, or not saved."""
+    return (
+        agent.is_busy
+        or agent.is_unsaved
+        or agent.manifest.state is OwnerState.SEALED
+        or agent.key in offered
+    )
+
+
+async def evict(node: "Node", chosen: Sequence[Agent]) -> int:
+    """Let agents go with their records and caches; count them. Raise DiskError.
+
+    Who has become active meanwhile stays.
+    """
+    count = 0
+    for start in range(0, len(chosen), EVICTIONS_MAX):
+        count += await _evict_some(node, chosen[start : start + EVICTIONS_MAX])
+    return count
+
+
+async def _evict_some(node: "Node", chosen: Sequence[Agent]) -> int:
+    offered = node.transfers.offered_agents()
+    idle = [a for a in chosen if node.table.get(a.key) is a and not is_active(a, offered)]
+    for agent in idle:
+        await agent.turn_lock.acquire()  # at once, since nobody holds it
+    try:
+        gone = await _remove_records(node, idle)
+        for agent in gone:
+            agent.cache, agent.was_evicted = None, True
+            node.table.forget(agent)
+    finally:
+        for agent in idle:
+            agent.turn_lock.release()
+    node.note_hot()
+    return len(gone)
+
+
+async def _remove_records(node: "Node", agents: Sequence[Agent]) -> Sequence[Agent]:
+    """Remove the records together, or as many as go alone; list who has none any more."""
+
+    async def remove(some: Sequence[Agent]) -> None:
+        records = [agent.saved for agent in some if agent.saved is not None]
+        await node.in_worker(lambda: node.store.evict(records))
+
+    try:
+        await remove(agents)
+    except DiskError as failure:
+        gone = []
+        for agent in agents:
+            with suppress(DiskError):
+                await remove([agent])
+                gone.append(agent)
+        if not gone:
+            raise failure from None
+        return gone
+    return agents
+
+
+def thinned(node: "Node", record: Manifest) -> Manifest | None:
+    """Return the record without what only earlier points of it need; None if that is all."""
+    least = essential(record, node.spec.window_tokens)
+    is_thin = (least.windows, least.states) == (record.windows, record.states)
+    return None if is_thin else replace(least, revision=record.revision + 1)
+
+
+async def thin(node: "Node", agent: Agent) -> bool:
+    """Drop an idle agent's old windows and states; say whether that was possible."""
+    record = agent.saved
+    if record is None or not agent.is_durable or agent.is_busy:
+        return False
+    smaller = thinned(node, agent.manifest)
+    if smaller is None or node.store.missing(smaller):
+        return False
+    async with agent.turn_lock:
+        await node.in_worker(lambda: node.store.publish(smaller, record))
+        agent.take_record(smaller)
+        node.table.put(agent)
+    return True

@@ -1,0 +1,150 @@
+"""Bring an agent from disk into memory ahead of its turn, at nobody's cost who is at work.
+
+prefetch ─▶ room among idle caches? ─▶ load ─▶ hot          a turn that comes meanwhile
+                   └ no: refused          └ cancelled       waits for the load and goes on
+"""
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+from fabric.control.copy_calls import PrefetchAgent
+from fabric.control.node_calls import AgentView
+from fabric.errors import ConflictError, OverloadedError, RetryLaterError, StaleEpochError
+from fabric.limits import PREFETCHES_MAX
+from fabric.record.manifest import Manifest, OwnerState
+from node.agents.agent import Agent, Loading
+from node.engine.memory_budget import Reservation
+from node.mlx.resident_cache import ResidentCache
+from node.store.stock import stock_of
+from node.tiers.restore import load_blocks
+
+if TYPE_CHECKING:
+    from node.node import Node
+
+ROOM_TOKENS = 512  # for the next message; more grows by copying
+
+
+class Prefetches:
+    """One node's loads ahead of turns; lives on its event loop."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self._loadings: set[Loading] = set()
+
+    async def answer(self, call: PrefetchAgent) -> AgentView:
+        """Load the agent, or let that be, and describe it then."""
+        agent = self._node.table.require((call.tenant, call.agent))
+        if call.cancel:
+            await self.stop(agent)
+            return agent.view()
+        if agent.manifest.epoch != call.epoch:
+            message = f"the agent is at epoch {agent.manifest.epoch}, not {call.epoch}"
+            raise StaleEpochError(message)
+        if agent.manifest.state is not OwnerState.OWNED:
+            message = f"the agent is {agent.manifest.state} here"
+            raise ConflictError(message, code="not_owner")
+        if agent.loading is None and agent.cache is None and not agent.is_busy:
+            self._begin(agent)
+        if agent.loading is not None:
+            await asyncio.shield(agent.loading.task)
+        return agent.view()
+
+    async def join(self, agent: Agent) -> None:
+        """Wait for a load under way, which the turn that calls this needs itself."""
+        if agent.loading is not None:
+            await asyncio.wait([agent.loading.task])
+
+    async def stop(self, agent: Agent) -> None:
+        """End a load under way, and wait until it holds nothing any more."""
+        if agent.loading is not None:
+            agent.loading.cancel.set()
+            await asyncio.wait([agent.loading.task])
+
+    async def close(self) -> None:
+        """End all loads under way."""
+        for loading in self._loadings:
+            loading.cancel.set()
+        await asyncio.gather(*(each.task for each in self._loadings), return_exceptions=True)
+
+    def _begin(self, agent: Agent) -> None:
+        record = agent.saved
+        if record is None or not agent.is_durable or not record.token_ids or not self._node.reuses:
+            message = "nothing of the agent is on disk"
+            raise ConflictError(message, code="nothing_saved")
+        if len(self._loadings) >= PREFETCHES_MAX:
+            message = f"{PREFETCHES_MAX} agents are being prefetched already"
+            raise OverloadedError(message)
+        reservation = self._reserve(record)
+        cancel = threading.Event()
+        task = asyncio.create_task(self._run(agent, record, reservation, cancel))
+        # Whoever waits is told; if nobody does any more, the error has no other taker.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        agent.loading = Loading(task, cancel)
+        self._loadings.add(agent.loading)
+
+    def _reserve(self, record: Manifest) -> Reservation:
+        """Take memory from idle caches that are worth less; never from one that is at work."""
+        node = self._node
+        size_bytes = node.spec.resident_bytes(record.tokens_count + ROOM_TOKENS)
+        budget = node.engine.budget
+        node.table.cool(min(node.settings.hot_bytes, budget.claimable_bytes) - size_bytes)
+        node.note_hot()
+        reservation = Reservation(budget)
+        if not reservation.claim(size_bytes):
+            message = f"no memory is free for {size_bytes} bytes beside what is at work"
+            raise RetryLaterError(message, code="no_room")
+        return reservation
+
+    async def _run(
+        self,
+        agent: Agent,
+        record: Manifest,
+        reservation: Reservation,
+        cancel: threading.Event,
+    ) -> None:
+        node, refs = self._node, record.refs
+        node.store.blocks.hold(refs)  # what is missing is missed when it is read
+        try:
+            cache = await self._load(record, cancel)
+            if cache is not None:
+                self._install(agent, record, cache)
+        finally:
+            assert agent.loading is not None, "set before this runs"
+            self._loadings.discard(agent.loading)
+            agent.loading = None
+            reservation.release()
+            node.note_hot()
+            node.engine.wake()
+            node.store.blocks.release(refs)
+            await node.in_worker(node.store.blocks.sweep)
+        if cache is None:
+            why = "was cancelled" if cancel.is_set() else "met blocks that are lost"
+            message = f"the prefetch {why}"
+            raise ConflictError(message, code="cancelled" if cancel.is_set() else "blocks_missing")
+
+    async def _load(self, record: Manifest, cancel: threading.Event) -> ResidentCache | None:
+        """Read all of a record; None where not all of it came."""
+        node, count, ids = self._node, record.tokens_count, list(record.token_ids)
+        room_tokens = count + ROOM_TOKENS
+        cache = await node.on_engine(lambda: node.engine.engine.new_cache(room_tokens))
+        cache.keeps_slid = node.reuses
+        stock = stock_of(record)
+        loaded = await node.in_worker(
+            lambda: load_blocks(node.store, record.tenant, ids, stock, count, cache, cancel=cancel)
+        )
+        if loaded != count:
+            return None
+        cache.assume(count)
+        await node.on_engine(cache.rest)
+        return cache
+
+    def _install(self, agent: Agent, record: Manifest, cache: ResidentCache) -> None:
+        """Make the agent hot, unless it has changed or gone meanwhile."""
+        node = self._node
+        is_same = node.table.get(agent.key) is agent and agent.cache is None and agent.is_durable
+        owned = agent.manifest.state is OwnerState.OWNED
+        if is_same and owned and agent.manifest.token_ids is record.token_ids:
+            agent.cache = cache
+            agent.stored_tokens = record.tokens_count
+            node.table.note_change(agent.key)

@@ -1,0 +1,207 @@
+"""Store what a cache holds that is not stored yet, and then the record that refers to it.
+
+    name ─ put … put ─ publish: full blocks, windows, states, record        or abandon
+
+One writer serves one turn, or one later attempt to save what a turn could not. A block is
+taken for stored only if its bytes are known to be the cache's, and not another computation of
+the same tokens.
+"""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockSpan
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.limits import BLOCK_TOKENS
+from fabric.record.manifest import Manifest, Piece, Placed
+from fabric.record.state_points import kept_states
+from node.agents.agent import Agent
+from node.mlx.resident_cache import ResidentCache
+from node.store.stock import Stock
+from node.tiers.disk_tier import record_bytes
+
+if TYPE_CHECKING:
+    from node.node import Node
+
+
+class RecordWriter:
+    """Saves one agent's cache; `stock` holds the bytes of its first `cached` tokens."""
+
+    def __init__(
+        self, node: "Node", agent: Agent, cache: ResidentCache, stock: Stock, cached: int
+    ) -> None:
+        self._node = node
+        self._agent = agent
+        self._cache = cache
+        self._cached = cached
+        self._restored = {ref.block_hash: ref for ref in stock.refs()}
+        self._kept_states = {end: ref for end, ref in stock.states.items() if end <= cached}
+        self._states: dict[int, BlockRef] = {}
+        self._saved: dict[bytes, BlockRef] = {}
+        self._held: list[BlockRef] = []
+        self._room = node.reclaim.room(agent.manifest.tenant)
+        self.spans = agent.chain()
+
+    def abandon(self) -> None:
+        """Give up: nothing will refer to what was stored."""
+        self._node.store.blocks.abandon(self._saved.values())
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._room.end()
+        self._hold_only(set())
+
+    def _hold_only(self, refs: AbstractSet[BlockRef]) -> None:
+        """Let go of blocks that the record does without, before the sweep that follows it."""
+        self._node.store.blocks.release(ref for ref in self._held if ref not in refs)
+        self._held = [ref for ref in self._held if ref in refs]
+
+    # --- blocks ------------------------------------------------------------------------------
+
+    async def name(self, ids: Sequence[int], same_tokens: int) -> tuple[BlockSpan, ...]:
+        """Name the blocks of `ids`, which begin with `same_tokens` of those named before."""
+        if not self._held:
+            # Other agents may be evicted meanwhile, but not the blocks that both begin with;
+            # this agent's own record keeps its blocks.
+            own = {id(ref) for ref in self._agent.saved.refs} if self._agent.saved else set()
+            self._held = [ref for ref in self._restored.values() if id(ref) not in own]
+            self._node.store.blocks.hold(self._held)
+        tenant, known = self._agent.manifest.tenant, self.spans
+        self.spans = await self._node.in_worker(
+            lambda: self._node.store.spans(tenant, ids, known, same_tokens)
+        )
+        return self.spans
+
+    def stored(self, span: BlockSpan) -> BlockRef | None:
+        """Return the stored block with this span's very bytes, if there is one."""
+        return self.stored_all([span])[0]
+
+    def stored_all(self, spans: Sequence[BlockSpan]) -> list[BlockRef | None]:
+        """Return the stored block of each span, where there is one; asks the store once."""
+        found = [self._known(span) for span in spans]
+        gone = self._node.store.blocks.missing(ref for ref in found if ref is not None)
+        return [None if ref in gone else ref for ref in found] if gone else found
+
+    def _known(self, span: BlockSpan) -> BlockRef | None:
+        known = self._saved.get(span.block_hash)
+        if known is None and span.end <= self._cached:
+            # Only then are the cache's bytes those of the block, and not a recomputation.
+            known = self._restored.get(span.block_hash)
+        return known
+
+    async def save(self, span: BlockSpan, ids: Sequence[int]) -> BlockRef:
+        """Store one block of what the cache holds, unless it is stored."""
+        known = self.stored(span)
+        if known is not None:
+            return known
+        cache = self._cache
+
+        def gather() -> memoryview:
+            cache.settle()
+            return cache.gather(span.start, span.end, span.group)
+
+        return await self._put(span, ids, await self._node.on_engine(gather))
+
+    async def save_passing(self, ids: Sequence[int]) -> None:
+        """Save what the cache has let go of, or will: blocks slid out of windows, and states."""
+        if not self.spans:
+            return
+        salt = self._node.store.salt(self._agent.manifest.tenant)
+        for start in sorted(self._cache.slid):
+            index = start // BLOCK_TOKENS
+            if index < len(self.spans) and self.spans[index].is_full:
+                span = self.spans[index].in_group(salt, CacheGroup.WINDOW)
+                await self._put(span, ids, self._cache.slid[start])
+                del self._cache.slid[start]
+        for end in sorted(self._cache.snapshots):
+            if end <= self.spans[-1].end:
+                await self._save_state(ids, end)
+
+    async def _put(self, span: BlockSpan, ids: Sequence[int], kv: memoryview) -> BlockRef:
+        store = self._node.store
+        await self._room.add(store.blocks.file_bytes(span.group, span.end - span.start))
+        ref = await self._node.in_worker(lambda: store.save_block(span, ids, kv))
+        before = self._saved.get(span.block_hash)
+        if before is not None:  # a turn cancelled right behind its prompt ends in a state it has
+            store.blocks.abandon([before])
+        self._saved[span.block_hash] = ref
+        return ref
+
+    async def _save_state(self, ids: Sequence[int], end: int) -> None:
+        node, cache, tenant, spans = (
+            self._node,
+            self._cache,
+            self._agent.manifest.tenant,
+            self.spans,
+        )
+        span = await node.in_worker(lambda: node.store.state_span(tenant, ids, spans, end))
+        kv = await node.on_engine(lambda: cache.gather_snapshot(end))
+        await self._put(span, ids, kv)
+        cache.snapshots.pop(end, None)
+        self._states[end] = self._saved[span.block_hash]
+
+    # --- the record --------------------------------------------------------------------------
+
+    async def publish(self, manifest: Manifest, same_tokens: int) -> Manifest:
+        """Store the blocks, then the record that refers to them; return it.
+
+        Its tokens begin with `same_tokens` of those named before.
+        """
+        node, previous, ids = self._node, self._agent.saved, manifest.token_ids
+        try:
+            spans = await self.name(ids, same_tokens)
+            known = zip(spans, self.stored_all(spans), strict=True)
+            refs = [ref or await self.save(span, ids) for span, ref in known]
+            windows = await self._publish_windows(spans, ids)
+            states = await self._publish_states(ids)
+            manifest = replace(
+                manifest,
+                pieces=tuple(Piece(ref, 0, ref.tokens_count) for ref in refs),
+                windows=windows,
+                states=states,
+            )
+            await self._room.add(record_bytes(manifest))
+        except BaseException:
+            self.abandon()
+            raise
+        # From here the record's references, or their release, account for these blocks.
+        needed = set(manifest.refs)
+        node.store.blocks.abandon(set(self._saved.values()) - needed)
+        self._hold_only(needed)
+        try:
+            await node.in_worker(lambda: node.store.publish(manifest, previous))
+        finally:
+            self._let_go()
+        return manifest
+
+    async def _publish_windows(
+        self, spans: Sequence[BlockSpan], ids: Sequence[int]
+    ) -> tuple[Placed, ...]:
+        """List the window layers' blocks; those that nobody could keep are left out."""
+        if CacheGroup.WINDOW not in self._node.spec.groups:
+            return ()
+        await self.save_passing(ids)
+        salt = self._node.store.salt(self._agent.manifest.tenant)
+        spans = [whole.in_group(salt, CacheGroup.WINDOW) for whole in spans]
+        places = []
+        for span, known in zip(spans, self.stored_all(spans), strict=True):
+            ref = known
+            if ref is None and span.start >= self._cache.window_base:
+                ref = await self.save(span, ids)
+            if ref is not None:
+                places.append(Placed(ref, span.end))
+        return tuple(places)
+
+    async def _publish_states(self, ids: Sequence[int]) -> tuple[Placed, ...]:
+        """Save the state of now, and list it with the earlier ones that still hold."""
+        if CacheGroup.STATE not in self._node.spec.groups:
+            return ()
+        await self._node.on_engine(self._cache.take_snapshot)
+        await self.save_passing(ids)
+        has = self._node.store.blocks.has
+        kept = {end: ref for end, ref in self._kept_states.items() if has(ref)}
+        kept |= self._states
+        return kept_states([Placed(ref, end) for end, ref in sorted(kept.items())])

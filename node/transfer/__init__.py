@@ -1,0 +1,1 @@
+"""Blocks between nodes: offers, the server, and fetches over several links."""

@@ -1,0 +1,113 @@
+"""The receiving end of the data plane: fetches blocks over several streams and links at once.
+
+Streams take ranges of blocks from one list, largest blocks first, and ask for the next before
+the last has come, so the pipe never runs dry. What a broken or dead link still had to bring,
+others bring, or the same one later; it gives up after a bounded number of tries of every
+address in a row without progress.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from threading import Event
+
+from fabric.control.node_calls import Address
+from fabric.ids import Fingerprint, NodeName
+from fabric.kvcache.block import BlockRef
+from fabric.limits import MIB, TRANSFER_STREAMS
+from fabric.net.urgency import Urgency
+from fabric.settings import AUTO
+from node.net.connections import Connections
+from node.net.link_reservations import LinkBook, NominalLinks
+from node.net.peer import Patience, Peer
+from node.transfer.fetch import Fetch, Order
+from node.transfer.fetch_links import FetchLinks
+from node.transfer.fetch_stream import FetchStream
+from node.transfer.work_queue import Allocate, Done, FetchWork, landings_of
+
+STREAM_BYTES_MIN = 8 * MIB  # less has come before a second stream of a link takes its part
+STRIPE_BYTES_MIN = 4 * MIB  # less is not worth a second link
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUse:
+    """What one address contributed to a fetch."""
+
+    address: Address
+    wire_bytes: int
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """What a fetch moved."""
+
+    blocks: int
+    bytes: int
+    seconds: float
+    streams: int
+    resumed: int  # blocks continued after a broken connection
+    wire_bytes: int  # payload as it arrived: fewer where compressed, more where repeated
+    links: tuple[LinkUse, ...] = ()
+
+
+def fetch_blocks(  # noqa: PLR0913
+    addresses: Sequence[Address],
+    *,
+    name: NodeName,
+    source: NodeName,
+    cluster_key: bytes,
+    fingerprint: Fingerprint,
+    ticket: bytes,
+    refs: Sequence[BlockRef],
+    allocate: Allocate,
+    done: Done,
+    urgency: Urgency = Urgency.FETCH,
+    streams: int = TRANSFER_STREAMS,
+    cancel: Event | None = None,
+    patience: Patience = Patience(),  # noqa: B008 - frozen
+    links: LinkBook | None = None,
+    connections: Connections | None = None,
+    encrypt_links: str = AUTO,
+) -> TransferReport:
+    """Fetch each distinct block of `refs` from node `source` into the buffers of `allocate`.
+
+    `allocate` and then, with verified bytes, `done` are called once per block, from several
+    threads at once; what they raise ends the fetch and is raised here. After an error no
+    thread touches a buffer any more, and blocks already `done` stay done. Without `links` the
+    nominal speeds decide; without `connections` none outlives the fetch.
+    """
+    began_s = time.monotonic()
+    landings = landings_of(refs)
+    total_bytes = sum(landing.ref.payload_bytes for landing in landings)
+    most = max(1, streams)
+    streams = min(most, ceil(total_bytes / STREAM_BYTES_MIN))
+    if not landings:
+        return TransferReport(0, 0, time.monotonic() - began_s, streams, 0, 0)
+    used = FetchLinks(source, addresses, links or NominalLinks(), patience, began_s)
+    peer = Peer(name, source, cluster_key, fingerprint, patience, encrypt_links)
+    order = Order(peer, ticket, urgency, allocate, done)
+    kept = connections or Connections()
+    fetch = Fetch(order, used, FetchWork(landings), kept)
+    chosen = used.spread(streams, most, striped=total_bytes >= STRIPE_BYTES_MIN)
+    everything = list(used.links)
+    try:
+        fetch.run([FetchStream(fetch, link) for link in chosen], cancel)
+        kept.count("failed_over", any(link.failed_count for link in everything))
+    finally:
+        kept.count("blocks", len(landings) - fetch.work.open_blocks)
+        kept.count("bytes", sum(link.moved_bytes for link in everything))
+        kept.count("resumed", sum(landing.was_cut for landing in landings))
+        if connections is None:
+            kept.close()
+    uses = tuple(LinkUse(x.address, x.moved_bytes, x.failed_count) for x in everything)
+    return TransferReport(
+        blocks=len(landings),
+        bytes=total_bytes,
+        seconds=time.monotonic() - began_s,
+        streams=len(chosen),
+        resumed=sum(landing.was_cut for landing in landings),
+        wire_bytes=sum(use.wire_bytes for use in uses),
+        links=uses,
+    )

@@ -1,0 +1,357 @@
+"""One fetch: what its streams share, who takes what, and when to stop.
+
+Ranges are handed out by speed: a stream gets a moment's worth, less towards the end. One that
+runs out of work takes over what a much slower link still has to bring.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Condition, Event, Thread
+from typing import Final, Protocol
+
+from fabric.errors import CorruptDataError, FabricError, RetryLaterError
+from fabric.kvcache.block import BlockRef
+from fabric.limits import TRANSFER_RANGE_BYTES_MIN, TRANSFER_REQUEST_BYTES
+from fabric.net.urgency import Urgency
+from fabric.net.wire import FETCH_PARTS_MAX, PayloadHead
+from node.net.channel import Channel
+from node.net.connections import Connection, Connections
+from node.net.frame_mac import TamperedError
+from node.net.peer import Peer
+from node.transfer.fetch_links import PROGRESS_BYTES, FetchLink, FetchLinks
+from node.transfer.work_queue import WRONG_MAX, Allocate, Done, FetchWork, Landing, Piece
+
+WATCH_S: Final = 0.05
+IDLE_S: Final = 0.01  # how often a stream without work looks for a straggler
+REQUEST_S: Final = 0.2  # what a stream asks for at once should take about so long
+SHARE_TAKEN: Final = 0.75  # of what a stream will get: the rest evens out speeds that were wrong
+STRAGGLE_S: Final = 0.02  # less delay than this is not worth a broken connection
+MUCH_FASTER: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a fetch is about: from whom, with what right, how urgent, and where bytes go."""
+
+    peer: Peer
+    ticket: bytes
+    urgency: Urgency
+    allocate: Allocate
+    done: Done
+
+
+class Stream(Protocol):
+    """What a fetch sees of a stream; `queue` is what was asked for and has not come."""
+
+    link: FetchLink
+    queue: deque[Piece]
+    channel: Channel | None
+    is_conversing: bool
+    is_overtaken: bool
+    is_cut: bool  # by the watcher; its thread has yet to notice
+    moved_bytes: int  # over the present connection
+    failures_before: int  # of the link, when this connection was begun
+
+    def run(self) -> None:
+        """Fetch until the fetch is over."""
+        ...
+
+
+class Fetch:
+    """The state that all streams of one fetch share, behind one lock."""
+
+    def __init__(
+        self, order: Order, links: FetchLinks, work: FetchWork, connections: Connections
+    ) -> None:
+        """Fetch `work` over `links`."""
+        self.order = order
+        self.links = links
+        self.work = work
+        self.connections = connections
+        self.is_over = False
+        self._changed = Condition()
+        self._streams: list[Stream] = []
+        self._error: BaseException | None = None
+        self._lies = 0
+
+    def run(self, streams: Sequence[Stream], cancel: Event | None) -> None:
+        """Run all streams to their end; raise the first error of any."""
+        self._streams = list(streams)
+        try:
+            for number, stream in enumerate(streams):
+                name = f"transfer-fetch-{number}"
+                Thread(target=self._guarded, args=(stream,), name=name, daemon=True).start()
+            with self._changed:
+                while not self.is_over:
+                    self._changed.wait(WATCH_S)
+                    self._watch(cancel)
+        except BaseException as interruption:  # noqa: BLE001 - raised once no stream is at work
+            self.fail(interruption)
+        with self._changed:
+            # Who only connects holds no work and gives up by itself.
+            for stream in self._streams:
+                if stream.channel is not None and not stream.is_conversing:
+                    stream.channel.cut()
+            self._changed.wait_for(lambda: not any(s.is_conversing for s in self._streams))
+            self._report(time.monotonic(), is_last=True)
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame: a cycle would keep the buffers
+
+    def fail(self, error: BaseException) -> None:
+        """Stop every stream; the first error is the one to raise."""
+        with self._changed:
+            if not self.is_over:
+                self._error = error
+            self.is_over = True
+            for stream in self._streams:
+                if stream.channel is not None:
+                    stream.channel.cut()
+            self._changed.notify_all()
+
+    # --- a stream's connection ------------------------------------------------------------------
+
+    def await_turn(self, stream: Stream, *, is_first: bool) -> bool:
+        """Wait until `stream` should connect; False once it no longer should."""
+        link = stream.link
+        with self._changed:
+            while not self.is_over and link in self.links.links:
+                now_s = time.monotonic()
+                has_work = is_first or (self.work.waiting_bytes and self._helps(stream, now_s))
+                if has_work and self.links.may_dial(link, now_s):
+                    link.dialling += 1
+                    stream.failures_before = link.failed_count
+                    stream.moved_bytes, stream.is_cut = 0, False
+                    return True
+                self._changed.wait(WATCH_S)
+        return False
+
+    def dialled(self, stream: Stream, channel: Channel) -> None:
+        """Let the watcher see a channel on which the handshake begins."""
+        with self._changed:
+            if self.is_over:
+                raise ConnectionAbortedError
+            stream.channel = channel
+
+    def begin(self, stream: Stream, connection: Connection) -> bool:
+        """Begin to ask over a proven connection; False if the fetch is over."""
+        with self._changed:
+            stream.channel = connection.channel
+            stream.link.dialling -= 1
+            stream.is_conversing = not self.is_over
+            return stream.is_conversing
+
+    def end(self, stream: Stream) -> None:
+        """Note that `stream` touches no buffer any more."""
+        with self._changed:
+            stream.is_conversing = False
+            stream.channel = None
+            self._changed.notify_all()
+
+    def broke(self, stream: Stream, error: Exception, *, is_dialling: bool) -> None:
+        """Give back what `stream` had; let its link rest, unless it was cut for being slow."""
+        counted = self.connections.count
+        with self._changed:
+            now_s, link = time.monotonic(), stream.link
+            link.dialling -= is_dialling
+            if stream.queue:
+                link.end(now_s)
+            self.work.give_back(list(stream.queue), cut=True)
+            self._changed.notify_all()
+            if self.is_over:
+                return
+            if stream.is_overtaken:
+                stream.is_overtaken = False
+                return
+            counted("tampered" if isinstance(error, TamperedError) else "broken")
+            if link.failed_count == stream.failures_before:  # else others have told already
+                self.links.failed(link, error, now_s)
+            reason = self.links.despair()
+        if reason is not None:
+            self.fail(reason)
+
+    def refused(self, stream: Stream, refusal: FabricError) -> None:
+        """Drop a link whose other end is not the peer."""
+        self.connections.count(f"refused_{refusal.code}")
+        with self._changed:
+            stream.link.dialling -= 1
+            self.links.exclude(stream.link, refusal)
+            reason = self.links.despair()
+        if reason is not None:
+            self.fail(reason)
+
+    def lied(self, error: CorruptDataError) -> None:
+        """Note that a proven peer sent what was not asked for; forgiven once."""
+        self.connections.count("corrupt")
+        self._lies += 1
+        if self._lies >= WRONG_MAX:
+            self.fail(error)
+
+    # --- a stream's work ------------------------------------------------------------------------
+
+    def next_pieces(self, stream: Stream) -> list[Piece] | None:
+        """Hand out what `stream` is to ask for now; wait if it has nothing; None: it is over."""
+        with self._changed:
+            while not self.is_over and not stream.is_overtaken:
+                now_s = time.monotonic()
+                pieces = self._assign(stream, now_s)
+                if pieces and not stream.queue:
+                    stream.link.begin(now_s)
+                stream.queue.extend(pieces)
+                if stream.queue:
+                    return pieces
+                self._overtake(stream, now_s)
+                self._changed.wait(IDLE_S)
+        return None
+
+    def allocate(self, ref: BlockRef) -> memoryview:
+        """Call the caller's `allocate`; its error ends the fetch and is no broken connection."""
+        try:
+            return self.order.allocate(ref)
+        except Exception as error:
+            self.fail(error)
+            raise ConnectionAbortedError from error
+
+    def landed(self, stream: Stream, head: PayloadHead) -> Landing | None:
+        """Note a slice at the front of the stream's queue; return a block that it completes."""
+        with self._changed:
+            now_s, link, piece = time.monotonic(), stream.link, stream.queue[0]
+            is_complete = self.work.landed(piece, head.length)
+            stream.moved_bytes += head.length
+            self.links.moved(link, head.wire_bytes, now_s)
+            if stream.moved_bytes >= PROGRESS_BYTES or not piece.left_bytes:
+                link.failures = 0
+            if not piece.left_bytes and len(stream.queue) == 1:
+                link.end(now_s)
+        return piece.landing if is_complete else None
+
+    def finish(self, landing: Landing) -> None:
+        """Verify a complete block and hand it over; end the fetch with the last one."""
+        try:
+            view = landing.check()
+        except CorruptDataError as error:
+            self.connections.count("corrupt")
+            with self._changed:
+                is_over = not self.work.restart(landing)
+                self._changed.notify_all()
+            if is_over:
+                self.fail(error)
+            return
+        try:
+            self.order.done(landing.ref, view)
+        except Exception as error:
+            self.fail(error)
+            raise ConnectionAbortedError from error
+        with self._changed:
+            self.work.open_blocks -= 1
+            if not self.work.open_blocks:
+                self.is_over = True
+                self._changed.notify_all()
+
+    # --- with the lock held ---------------------------------------------------------------------
+
+    def _assign(self, stream: Stream, now_s: float) -> list[Piece]:
+        """Take ranges worth REQUEST_S, and by the end no more than most of the stream's share."""
+        if not self.work.waiting_bytes:
+            return []
+        speed = stream.link.stream_bytes_per_s(now_s)
+        want = min(speed * REQUEST_S, TRANSFER_REQUEST_BYTES)
+        queued = sum(piece.left_bytes for piece in stream.queue)
+        if queued > want or not self._helps(stream, now_s):
+            return []
+        active = sum(
+            other.link.stream_bytes_per_s(now_s)
+            for other in self._streams
+            if other.is_conversing or (other.link is not stream.link and other.link.is_awaited)
+        )
+        share = self.work.waiting_bytes * speed / max(active, speed) * SHARE_TAKEN
+        most = max(TRANSFER_RANGE_BYTES_MIN, int(min(want, share)))
+        pieces: list[Piece] = []
+        left = most
+        while (
+            left > 0
+            and len(pieces) < FETCH_PARTS_MAX
+            and (piece := self.work.take(max(left, TRANSFER_RANGE_BYTES_MIN)))
+        ):
+            pieces.append(piece)
+            left -= piece.left_bytes
+        return pieces
+
+    def _helps(self, stream: Stream, now_s: float) -> bool:
+        """Say whether a range that `stream` takes is there before faster ones have done all."""
+        mine = stream.link.stream_bytes_per_s(now_s)
+        faster = sum(
+            speed
+            for other in self._streams
+            if other.is_conversing
+            and (speed := other.link.stream_bytes_per_s(now_s)) > MUCH_FASTER * mine
+            and not self._is_silent(other, now_s)
+        )
+        smallest = min(TRANSFER_RANGE_BYTES_MIN, self.work.waiting_bytes)
+        return not faster or smallest / mine <= self.work.missing_bytes / faster
+
+    def _overtake(self, stream: Stream, now_s: float) -> None:
+        """Cut the connection that would be the last to finish if `stream` is much faster."""
+        mine = stream.link.stream_bytes_per_s(now_s)
+        worst, worst_s = None, 0.0
+        for other in self._streams:
+            if other is stream or not other.queue or other.is_cut or not other.is_conversing:
+                continue
+            left_bytes = sum(piece.left_bytes for piece in tuple(other.queue))
+            left_s = left_bytes / other.link.stream_bytes_per_s(now_s)
+            if self._is_silent(other, now_s):
+                left_s = float("inf")
+            elif other.link is stream.link or left_s < MUCH_FASTER * left_bytes / mine + STRAGGLE_S:
+                continue
+            if left_s > worst_s:
+                worst, worst_s = other, left_s
+        if worst is not None:
+            worst.is_overtaken = worst_s < float("inf")
+            self._cut(worst, "overtaken" if worst.is_overtaken else "silent")
+
+    def _cut(self, stream: Stream, why: str) -> None:
+        if stream.channel is not None:
+            self.connections.count(why)
+            stream.is_cut = True
+            stream.channel.cut()
+
+    def _is_silent(self, stream: Stream, now_s: float) -> bool:
+        if stream.channel is None:
+            return False
+        return stream.channel.silence_s(now_s) > self.order.peer.patience.silence_s
+
+    def _watch(self, cancel: Event | None) -> None:
+        if cancel is not None and cancel.is_set():
+            self.fail(RetryLaterError("the transfer was cancelled", code="cancelled"))
+        now_s, patience = time.monotonic(), self.order.peer.patience
+        for stream in self._streams:
+            channel = stream.channel
+            if channel is None or stream.is_cut or channel.expire(now_s):
+                continue
+            silence_s = channel.silence_s(now_s)
+            is_beaten = self._is_silent(stream, now_s) and any(
+                now_s - other.moved_s < patience.silence_s
+                for other in self.links.links
+                if other is not stream.link
+            )
+            if is_beaten or silence_s > patience.silence_alone_s:
+                self._cut(stream, "silent")
+        self._report(now_s)
+
+    def _report(self, now_s: float, *, is_last: bool = False) -> None:
+        # What others may hold back says nothing about the link.
+        if self.order.urgency is not Urgency.PREFETCH:
+            self.links.report(now_s, last=is_last)
+
+    def _guarded(self, stream: Stream) -> None:
+        try:
+            stream.run()
+        except BaseException as error:  # noqa: BLE001 - raised again by `run`
+            self.fail(error)
+        finally:
+            self.end(stream)

@@ -1,0 +1,180 @@
+"""The links of one fetch: how fast each one is, which ones rest after a failure, which are out.
+
+The order of the first tries is the link book's. A link that failed rests, twice as long each
+time, and is then tried by one stream; one that turned out to be no peer of ours (another
+node's, another key, another version) is never tried again.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from fabric.control.node_calls import Address
+from fabric.errors import FabricError, RetryLaterError
+from fabric.ids import NodeName
+from fabric.limits import KIB, MIB, TRANSFER_LINKS_MAX
+from node.net.link_reservations import LinkBook
+from node.net.peer import Patience
+
+LINK_SHARE_MIN: Final = 0.08  # of the fastest link's speed: a slower one is kept for failures
+PROGRESS_BYTES: Final = 64 * KIB  # fewer are none: a peer may not drip us along for ever
+MEASURED_BYTES_MIN: Final = 1 * MIB  # fewer say more about buffers than about the link
+OBSERVE_S: Final = 2.0
+_BRISK_S: Final = 0.02
+
+
+class FetchLink:
+    """One address of the peer, as this fetch knows it."""
+
+    def __init__(self, address: Address, expected: float) -> None:
+        """Expect so many bytes per second until some have come."""
+        self.address = address
+        self.expected = expected
+        self.streams = 0
+        self.is_spare = False  # used only where better ones fail
+        self.failures = 0  # in a row
+        self.failed_count = 0
+        self.rests_until_s = 0.0
+        self.dialling = 0
+        self.moved_bytes = 0
+        self.moved_s = 0.0  # when last
+        self._busy = 0
+        self._busy_s = 0.0
+        self._busy_since_s = 0.0
+        self._observed = (0, 0.0)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Say whether its streams, though not yet connected, will surely help."""
+        return not self.is_spare and not self.failures
+
+    def bytes_per_s(self, now_s: float) -> float:
+        """Return the speed seen so far, or the one expected."""
+        busy_s = self.busy_s(now_s)
+        if self.moved_bytes < MEASURED_BYTES_MIN or busy_s < _BRISK_S:
+            return self.expected
+        return self.moved_bytes / busy_s
+
+    def stream_bytes_per_s(self, now_s: float) -> float:
+        """Return one stream's part of it."""
+        return max(1.0, self.bytes_per_s(now_s) / max(1, self.streams))
+
+    def busy_s(self, now_s: float) -> float:
+        """Seconds during which some stream waited for bytes."""
+        return self._busy_s + (now_s - self._busy_since_s if self._busy else 0.0)
+
+    def begin(self, now_s: float) -> None:
+        """Note that a stream waits for bytes from now on."""
+        if not self._busy:
+            self._busy_since_s = now_s
+        self._busy += 1
+
+    def end(self, now_s: float) -> None:
+        """Note that it no longer does."""
+        self._busy -= 1
+        if not self._busy:
+            self._busy_s += now_s - self._busy_since_s
+
+    def unobserved(self, now_s: float) -> tuple[int, float]:
+        """Return the bytes and busy seconds since this was last asked."""
+        before_bytes, before_s = self._observed
+        self._observed = (self.moved_bytes, self.busy_s(now_s))
+        return self._observed[0] - before_bytes, self._observed[1] - before_s
+
+
+class FetchLinks:
+    """All links of one fetch; the fetch's lock is held around every call."""
+
+    def __init__(
+        self,
+        peer: NodeName,
+        addresses: Sequence[Address],
+        book: LinkBook,
+        patience: Patience,
+        now_s: float,
+    ) -> None:
+        """Ask `book` which addresses to use."""
+        self._peer = peer
+        self._book = book
+        self._patience = patience
+        self._refusal: FabricError | None = None
+        self._last_error: Exception | None = None
+        self._begun_s = self._observed_s = now_s
+        ranked = book.rank(peer, addresses)[:TRANSFER_LINKS_MAX]
+        self.links = [FetchLink(address, max(1.0, speed)) for address, speed in ranked]
+
+    def spread(self, streams: int, most: int, *, striped: bool) -> list[FetchLink]:
+        """Choose a link for each stream; the ones too slow to help get one for emergencies.
+
+        Links share the `streams`, but each gets one, unless that makes more than `most`.
+        """
+        if not self.links:
+            message = "the peer has no address"
+            raise RetryLaterError(message)
+        fastest = max(link.expected for link in self.links)
+        worth = [x for x in self.links if striped and x.expected >= LINK_SHARE_MIN * fastest]
+        worth = (worth or self.links[:1])[:most]
+        each = max(1, streams // len(worth))
+        chosen = [link for link in worth for _ in range(each)]
+        for link in self.links:
+            if link not in worth:
+                link.is_spare = True
+                chosen.append(link)
+        for link in chosen:
+            link.streams += 1
+        return chosen
+
+    def may_dial(self, link: FetchLink, now_s: float) -> bool:
+        """Say whether a stream may try `link` now; after a failure one does, for all.
+
+        A spare link waits until the better ones fail or all stand still.
+        """
+        if link.is_spare and self._is_well(now_s):
+            return False
+        if not link.failures:
+            return True
+        return now_s >= link.rests_until_s and not link.dialling
+
+    def _is_well(self, now_s: float) -> bool:
+        moved_s = max([self._begun_s, *(link.moved_s for link in self.links)])
+        is_stuck = now_s - moved_s > self._patience.silence_s
+        return not is_stuck and any(x.failures == 0 and not x.is_spare for x in self.links)
+
+    def failed(self, link: FetchLink, error: Exception, now_s: float) -> None:
+        """Let `link` rest."""
+        link.failures += 1
+        link.failed_count += 1
+        doubled = self._patience.pause_s * 2.0 ** min(link.failures - 1, 16)
+        link.rests_until_s = now_s + min(doubled, self._patience.pause_max_s)
+        self._last_error = error
+        link.unobserved(now_s)  # what came before says nothing of now
+        self._book.failed(self._peer, link.address)
+
+    def exclude(self, link: FetchLink, refusal: FabricError) -> None:
+        """Never use `link` again; `refusal` is raised once none is left."""
+        self._refusal = self._refusal or refusal
+        self.links = [other for other in self.links if other is not link]
+        self._book.failed(self._peer, link.address)
+
+    def moved(self, link: FetchLink, count_bytes: int, now_s: float) -> None:
+        """Note bytes that arrived and were what the peer sent."""
+        link.moved_bytes += count_bytes
+        link.moved_s = now_s
+
+    def despair(self) -> FabricError | None:
+        """Return why trying on is pointless, or nothing."""
+        if not self.links:
+            return self._refusal or RetryLaterError("the peer has no address left")
+        if any(link.failures < self._patience.rounds for link in self.links):
+            return None
+        message = f"{self._peer} sends nothing over any of its addresses ({self._last_error})"
+        return RetryLaterError(message)
+
+    def report(self, now_s: float, *, last: bool = False) -> None:
+        """Tell the book what each link moved, now and then and at the end."""
+        if not last and now_s - self._observed_s < OBSERVE_S:
+            return
+        self._observed_s = now_s
+        for link in self.links:
+            moved_bytes, seconds = link.unobserved(now_s)
+            if moved_bytes >= MEASURED_BYTES_MIN and seconds > 0:
+                self._book.observe(self._peer, link.address, moved_bytes, seconds)

@@ -1,0 +1,119 @@
+"""One stream of a fetch: one connection after another over one link, and what it asked for."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from fabric.errors import CorruptDataError, FabricError, RetryLaterError
+from fabric.net.compression import zstd_may_pay
+from fabric.net.wire import FetchPart, FetchRequest
+from node.net.channel import Channel
+from node.net.connections import Connection
+from node.transfer.fetch import Fetch
+from node.transfer.fetch_links import FetchLink
+from node.transfer.payload import receive_slice
+from node.transfer.work_queue import Piece
+
+
+class FetchStream:
+    """A thread of a fetch; what is public here is guarded by the fetch's lock."""
+
+    def __init__(self, fetch: Fetch, link: FetchLink) -> None:
+        """Fetch over `link`."""
+        self._fetch = fetch
+        self._connection: Connection | None = None
+        self.link = link
+        self.queue: deque[Piece] = deque()  # the first may be partly there
+        self.channel: Channel | None = None
+        self.is_conversing = False
+        self.is_overtaken = self.is_cut = False
+        self.moved_bytes = 0
+        self.failures_before = 0
+
+    def run(self) -> None:
+        """Connect and fetch, again and again, until the fetch is over."""
+        is_first = True
+        while self._fetch.await_turn(self, is_first=is_first):
+            is_first = False
+            connection = self._connected()
+            if connection is not None:
+                self._use(connection)
+
+    def _connected(self) -> Connection | None:
+        """Take an idle connection or make one; a failure is the link's."""
+        fetch, peer, address = self._fetch, self._fetch.order.peer, self.link.address
+        connection = fetch.connections.take(peer, address)
+        if connection is not None:
+            return connection
+        channel: Channel | None = None
+        try:
+            channel = peer.dial(address)
+            fetch.dialled(self, channel)
+            peer.greet(channel)
+        except (OSError, RetryLaterError) as error:
+            fetch.broke(self, error, is_dialling=True)
+        except FabricError as error:
+            fetch.refused(self, error)
+        else:
+            fetch.connections.count("dialled")
+            return Connection(channel)
+        fetch.end(self)
+        if channel is not None:
+            channel.close()
+        return None
+
+    def _use(self, connection: Connection) -> None:
+        fetch, is_sound = self._fetch, False
+        try:
+            if fetch.begin(self, connection):
+                self._converse(connection)
+            is_sound = not self.queue and not self.is_overtaken
+        except CorruptDataError as error:
+            fetch.lied(error)
+            fetch.broke(self, error, is_dialling=False)
+        except (OSError, RetryLaterError) as error:
+            fetch.broke(self, error, is_dialling=False)
+        finally:
+            self.queue.clear()
+            # Kept before the fetch may return: the next one finds it.
+            if is_sound:
+                fetch.connections.keep(fetch.order.peer, self.link.address, connection)
+            fetch.end(self)
+            if not is_sound:
+                connection.channel.close()
+
+    def _converse(self, connection: Connection) -> None:
+        fetch, channel = self._fetch, connection.channel
+        is_ahead = False
+        while is_ahead or (pieces := fetch.next_pieces(self)) is not None:
+            if not is_ahead and pieces:
+                self._ask(channel, pieces)
+            piece = self.queue[0]
+            head = receive_slice(
+                channel,
+                connection.received,
+                piece.offset,
+                piece.left_bytes,
+                lambda: piece.landing.place(fetch.allocate),  # noqa: B023 - called at once
+                is_last=len(self.queue) == 1,
+            )
+            piece.landing.hash_ahead(head.offset, head.length)
+            complete = fetch.landed(self, head)
+            if not piece.left_bytes:
+                self.queue.popleft()
+                connection.received += 1
+            # Python between two slices costs as much as a tenth of one.
+            is_ahead = len(self.queue) > 1 and bool(piece.left_bytes)
+            if complete is not None:
+                fetch.finish(complete)
+        if self.is_overtaken or self.queue:
+            raise ConnectionAbortedError
+
+    def _ask(self, channel: Channel, pieces: Sequence[Piece]) -> None:
+        order = self._fetch.order
+        link = int(self.link.expected)
+        parts = tuple(
+            FetchPart(x.landing.ref.block_hash, x.landing.ref.checksum, x.offset, x.left_bytes)
+            for x in pieces
+        )
+        link = link if zstd_may_pay(link) else 0
+        channel.send(FetchRequest(order.ticket, parts, link, order.urgency))

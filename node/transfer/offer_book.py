@@ -1,0 +1,140 @@
+"""What this node allows others to fetch: signed tickets, and the list each one stands for.
+
+A signature proves that some node of the cluster issued a ticket; only this list says that it
+was this node, for these blocks, and that it still holds. The list lives in memory: after a
+restart every old ticket is refused and its migration offers again.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Final
+
+from fabric.errors import OverloadedError, RejectedError, TooLargeError, UnauthorizedError
+from fabric.ids import AgentId, MigrationId, NodeName, TenantId
+from fabric.kvcache.block import BlockRef
+from fabric.limits import OFFER_LIFE_MAX_S, TICKET_BLOCKS_MAX
+from fabric.net.ticket import Ticket, blocks_digest, issue_ticket, open_ticket
+from fabric.ports import Clock
+
+OFFERS_MAX: Final = 1_024
+_NONCE_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    ticket: Ticket
+    raw: bytes
+    refs: Mapping[str, BlockRef]
+    valid_s: float
+    expires_s: float
+    ends_s: float  # for good, however busy it is
+
+
+class OfferBook:
+    """Offers by ticket nonce; safe to use from many threads."""
+
+    def __init__(self, name: NodeName, cluster_key: bytes, clock: Clock) -> None:
+        """Keep the offers of node `name`."""
+        self._name = name
+        self._cluster_key = cluster_key
+        self._clock = clock
+        self._lock = Lock()
+        self._offers: dict[bytes, _Offer] = {}
+
+    def add(
+        self,
+        migration: MigrationId,
+        tenant: TenantId,
+        agent: AgentId,
+        target: NodeName,
+        epoch: int,
+        refs: Sequence[BlockRef],
+        valid_s: float,
+    ) -> bytes:
+        """Allow `target` to fetch `refs` for `valid_s` seconds; return the signed ticket.
+
+        Every fetch renews it, so that a long copy outlives it: 50 GB take seven minutes over
+        gigabit Ethernet and more over Wi-Fi. OFFER_LIFE_MAX_S ends it all the same.
+
+        Offering the same again renews the first ticket. A later offer of a migration (its
+        final record) stands beside an earlier one until both are withdrawn.
+        """
+        if len(refs) > TICKET_BLOCKS_MAX:
+            message = f"an offer of {len(refs)} blocks is over the limit of {TICKET_BLOCKS_MAX}"
+            raise TooLargeError(message)
+        if valid_s <= 0:
+            message = "an offer must be valid for some time"
+            raise RejectedError(message, code="invalid_offer")
+        digest = blocks_digest([ref.name for ref in refs])
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        ticket = Ticket(migration, tenant, agent, self._name, target, epoch, digest, nonce)
+        now_s = self._clock.monotonic_s()
+        offer = _Offer(
+            ticket,
+            issue_ticket(self._cluster_key, ticket),
+            {ref.name: ref for ref in refs},
+            valid_s,
+            now_s + valid_s,
+            now_s + max(valid_s, OFFER_LIFE_MAX_S),
+        )
+        with self._lock:
+            return self._keep(offer)
+
+    def withdraw(self, migration: MigrationId) -> None:
+        """Refuse every ticket of `migration` from now on."""
+        with self._lock:
+            kept = {n: o for n, o in self._offers.items() if o.ticket.migration != migration}
+            self._offers = kept
+
+    def withdraw_agent(self, tenant: TenantId, agent: AgentId) -> None:
+        """Refuse every ticket for blocks of an agent that is erased."""
+        who = (tenant, agent)
+        with self._lock:
+            self._offers = {
+                n: o for n, o in self._offers.items() if (o.ticket.tenant, o.ticket.agent) != who
+            }
+
+    def agents(self) -> frozenset[tuple[TenantId, AgentId]]:
+        """Return the agents whose blocks some node may fetch now."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            tickets = [offer.ticket for offer in self._offers.values() if offer.expires_s > now_s]
+        return frozenset((ticket.tenant, ticket.agent) for ticket in tickets)
+
+    def check(self, raw_ticket: bytes, peer: NodeName) -> Mapping[str, BlockRef]:
+        """Return the blocks that `peer` may fetch; raise UnauthorizedError if none."""
+        ticket = open_ticket(self._cluster_key, raw_ticket)
+        if ticket.target != peer:
+            message = "the ticket is for another node"
+            raise UnauthorizedError(message, code="bad_ticket")
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            offer = self._offers.get(ticket.nonce)
+            if offer is None or offer.ticket != ticket:
+                message = "the ticket is not, or no longer, on this node's list"
+                raise UnauthorizedError(message, code="bad_ticket")
+            if now_s >= offer.expires_s:
+                message = "the ticket has expired"
+                raise UnauthorizedError(message, code="ticket_expired")
+            self._offers[ticket.nonce] = _renewed(offer, now_s + offer.valid_s)
+        return offer.refs
+
+    def _keep(self, offer: _Offer) -> bytes:
+        now_s = self._clock.monotonic_s()
+        self._offers = {n: o for n, o in self._offers.items() if o.expires_s > now_s}
+        for nonce, old in self._offers.items():
+            if old.ticket == replace(offer.ticket, nonce=nonce):
+                ends_s = max(old.ends_s, offer.ends_s)
+                self._offers[nonce] = _renewed(replace(old, ends_s=ends_s), offer.expires_s)
+                return old.raw
+        if len(self._offers) >= OFFERS_MAX:
+            message = f"{OFFERS_MAX} offers are open"
+            raise OverloadedError(message)
+        self._offers[offer.ticket.nonce] = offer
+        return offer.raw
+
+
+def _renewed(offer: _Offer, until_s: float) -> _Offer:
+    return replace(offer, expires_s=min(offer.ends_s, max(offer.expires_s, until_s)))

@@ -1,0 +1,78 @@
+"""Lets urgent blocks pass: a sender of less urgent ones waits between its slices, a little.
+
+It never waits longer than TRANSFER_HOLD_S for a slice, so nobody starves and no receiver takes
+the link for dead. A sender that makes no progress itself holds nobody up.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Condition
+from typing import Final
+
+from fabric.limits import TRANSFER_HOLD_S
+from fabric.net.urgency import Urgency
+
+STUCK_S: Final = 0.5  # a sender whose slice takes longer leaves room on the link
+
+
+class Sender:
+    """One answer under way: what it is for, over which link, and when it last moved on."""
+
+    def __init__(self, link: str, urgency: Urgency, moved_s: float) -> None:
+        """Begin at `moved_s`."""
+        self.link = link
+        self.urgency = urgency
+        self.moved_s = moved_s
+
+
+class UrgencyGate:
+    """The answers that one server is sending."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        """Tell time by `now_s`."""
+        self._now_s = now_s
+        self._changed = Condition()
+        self._senders: set[Sender] = set()
+        self._highest = Urgency.PREFETCH  # of all senders
+
+    @contextmanager
+    def sending(self, link: str, urgency: Urgency) -> Iterator[Sender]:
+        """Count as a sender over `link` (this end's address) meanwhile."""
+        sender = Sender(link, urgency, self._now_s())
+        with self._changed:
+            self._senders.add(sender)
+            self._highest = max(self._highest, urgency)
+        try:
+            yield sender
+        finally:
+            with self._changed:
+                self._senders.discard(sender)
+                urgencies = (other.urgency for other in self._senders)
+                self._highest = max(urgencies, default=Urgency.PREFETCH)
+                self._changed.notify_all()
+
+    def is_busy(self) -> bool:
+        """Say whether anything is being sent."""
+        with self._changed:
+            return bool(self._senders)
+
+    def before_slice(self, sender: Sender) -> bool:
+        """Wait while more urgent blocks use the link, at most TRANSFER_HOLD_S; say whether so."""
+        if sender.urgency >= self._highest:  # most often; a lock costs more than it looks like
+            sender.moved_s = self._now_s()
+            return False
+        with self._changed:
+            must_wait = self._is_in_the_way(sender)
+            if must_wait:
+                self._changed.wait_for(lambda: not self._is_in_the_way(sender), TRANSFER_HOLD_S)
+            sender.moved_s = self._now_s()
+        return must_wait
+
+    def _is_in_the_way(self, sender: Sender) -> bool:
+        now_s = self._now_s()
+        return any(
+            other.urgency > sender.urgency
+            and other.link == sender.link
+            and now_s - other.moved_s < STUCK_S
+            for other in self._senders
+        )

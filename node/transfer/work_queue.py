@@ -1,0 +1,142 @@
+"""What a fetch has yet to bring in: blocks, and the ranges of them that streams take.
+
+All streams take from one list, so a faster link carries more. A range belongs to one stream at
+a time: nothing else writes to its bytes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import Lock
+
+from fabric.errors import CorruptDataError, RejectedError
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.hashing import PayloadHash
+from fabric.limits import BLOCK_BYTES_MAX, TICKET_BLOCKS_MAX
+
+Allocate = Callable[[BlockRef], memoryview]
+Done = Callable[[BlockRef, memoryview], None]
+
+WRONG_MAX = 2  # a block that arrives wrong is fetched once more, from its start
+
+
+class Landing:
+    """A block on its way in: where its bytes go and how many are missing."""
+
+    def __init__(self, ref: BlockRef) -> None:
+        """Expect `ref`."""
+        self.ref = ref
+        self.missing_bytes = ref.payload_bytes
+        self.wrong_count = 0
+        self.was_cut = False
+        self._view: memoryview | None = None
+        self._hash = PayloadHash()
+        self._allocating = Lock()
+
+    def place(self, allocate: Allocate) -> memoryview:
+        """Return the buffer, asking `allocate` for it the first time."""
+        with self._allocating:
+            if self._view is None:
+                view = allocate(self.ref).cast("B")
+                assert len(view) == self.ref.payload_bytes, "allocate gives the payload's length"
+                self._view = view
+            return self._view
+
+    def hash_ahead(self, offset: int, length: int) -> None:
+        """Hash bytes that came in order while the processor still has them at hand.
+
+        Called before they are noted as landed, so never beside `check`; and as no two streams
+        hold the same range, only one can be where the hash stands.
+        """
+        assert self._view is not None, "bytes that came have a buffer"
+        if offset == self._hash.hashed_bytes:
+            self._hash.update(self._view[offset : offset + length])
+
+    def start_over(self) -> None:
+        """Trust none of the bytes that came."""
+        self.missing_bytes, self._hash = self.ref.payload_bytes, PayloadHash()
+
+    def check(self) -> memoryview:
+        """Hand over the complete bytes; raise CorruptDataError if the record names others."""
+        assert self.missing_bytes == 0, "checked when all bytes are there"
+        assert self._view is not None, "complete blocks have a buffer"
+        view = self._view
+        self._hash.update(view[self._hash.hashed_bytes :])
+        if self._hash.checksum() != self.ref.checksum:
+            message = f"block {self.ref.name} arrived with a wrong checksum"
+            raise CorruptDataError(message)
+        self._view = None
+        return view
+
+
+class Piece:
+    """A range of a block that one stream fetches, front to back."""
+
+    def __init__(self, landing: Landing, offset: int, left_bytes: int) -> None:
+        """Begin at `offset`."""
+        self.landing = landing
+        self.offset = offset
+        self.left_bytes = left_bytes
+
+
+class FetchWork:
+    """The list of ranges that no stream has; the fetch's lock is held around every call."""
+
+    def __init__(self, landings: Sequence[Landing]) -> None:
+        """Begin with `landings` in this order."""
+        self._waiting = deque(Piece(x, 0, x.ref.payload_bytes) for x in landings)
+        self.waiting_bytes = sum(piece.left_bytes for piece in self._waiting)
+        self.missing_bytes = self.waiting_bytes  # waiting, or with a stream
+        self.open_blocks = len(landings)  # not yet verified
+
+    def take(self, most_bytes: int) -> Piece | None:
+        """Take the next range, cut to about `most_bytes`."""
+        if not self._waiting:
+            return None
+        piece = self._waiting[0]
+        if piece.left_bytes <= most_bytes + most_bytes // 2:
+            self._waiting.popleft()
+        else:
+            rest, piece = piece, Piece(piece.landing, piece.offset, most_bytes)
+            rest.offset += most_bytes
+            rest.left_bytes -= most_bytes
+        self.waiting_bytes -= piece.left_bytes
+        return piece
+
+    def landed(self, piece: Piece, count_bytes: int) -> bool:
+        """Note verified bytes at the front of `piece`; say whether its block is now complete."""
+        piece.offset += count_bytes
+        piece.left_bytes -= count_bytes
+        piece.landing.missing_bytes -= count_bytes
+        self.missing_bytes -= count_bytes
+        return piece.landing.missing_bytes == 0
+
+    def give_back(self, pieces: Sequence[Piece], *, cut: bool) -> None:
+        """Let other streams have what is left of these; `cut` if a connection broke."""
+        for piece in reversed(pieces):
+            if piece.left_bytes:
+                self._waiting.appendleft(piece)
+                self.waiting_bytes += piece.left_bytes
+                landing = piece.landing
+                landing.was_cut |= cut and landing.missing_bytes < landing.ref.payload_bytes
+
+    def restart(self, landing: Landing) -> bool:
+        """Trust none of a complete block's bytes; False if that has happened too often."""
+        landing.wrong_count += 1
+        if landing.wrong_count >= WRONG_MAX:
+            return False
+        landing.start_over()
+        self.missing_bytes += landing.missing_bytes
+        self.give_back([Piece(landing, 0, landing.missing_bytes)], cut=False)
+        return True
+
+
+def landings_of(refs: Sequence[BlockRef]) -> list[Landing]:
+    """Expect each distinct block once, largest first; raise RejectedError for odd lengths."""
+    if len(refs) > TICKET_BLOCKS_MAX:
+        message = f"a fetch of {len(refs)} blocks is over the limit of {TICKET_BLOCKS_MAX}"
+        raise RejectedError(message, code="invalid_fetch")
+    if any(not 0 < ref.payload_bytes <= BLOCK_BYTES_MAX for ref in refs):
+        message = "a block's length is out of range"
+        raise RejectedError(message, code="invalid_fetch")
+    distinct = {ref.name: Landing(ref) for ref in refs}
+    return sorted(distinct.values(), key=lambda landing: -landing.ref.payload_bytes)

@@ -1,0 +1,1 @@
+"""One turn: claim, plan, prefix, decode, save."""

@@ -1,0 +1,74 @@
+"""Threads that render and encode prompts, apart from those that save and load.
+
+Encoding takes memory and time by the byte, so only so many bytes are encoded at once; whoever
+comes later waits in line. Small prompts are not counted and wait for a thread only.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fabric.limits import ENCODERS, ENCODING_BYTES_MAX, ENCODING_SMALL_BYTES
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Encoders:
+    """One node's; lives on its event loop."""
+
+    _threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(ENCODERS, thread_name_prefix="encode")
+    )
+    _used_bytes: int = 0
+    _waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
+
+    async def run(self, work: Callable[[], T], size_bytes: int = 0) -> T:
+        """Run work on text of `size_bytes` on one of the threads."""
+        async with self._counted(size_bytes):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown()
+
+    @contextlib.asynccontextmanager
+    async def _counted(self, size_bytes: int) -> AsyncIterator[None]:
+        if size_bytes <= ENCODING_SMALL_BYTES:
+            yield
+            return
+        size_bytes = min(size_bytes, ENCODING_BYTES_MAX)
+        await self._acquire(size_bytes)
+        try:
+            yield
+        finally:
+            self._used_bytes -= size_bytes
+            self._let_in()
+
+    async def _acquire(self, size_bytes: int) -> None:
+        may_go = asyncio.get_running_loop().create_future()
+        self._waiting.append((size_bytes, may_go))
+        self._let_in()
+        try:
+            await may_go
+        except asyncio.CancelledError:
+            if not may_go.cancelled():  # let in, and cancelled at once
+                self._used_bytes -= size_bytes
+            self._let_in()
+            raise
+
+    def _let_in(self) -> None:
+        while self._waiting:
+            size_bytes, may_go = self._waiting[0]
+            if may_go.cancelled():
+                self._waiting.popleft()
+                continue
+            if self._used_bytes + size_bytes > ENCODING_BYTES_MAX:
+                return
+            self._waiting.popleft()
+            self._used_bytes += size_bytes
+            may_go.set_result(None)

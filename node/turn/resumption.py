@@ -1,0 +1,51 @@
+"""Go on with an answer that another node began: its record is the prompt, token for token."""
+
+from dataclasses import replace
+
+from fabric.errors import ConflictError
+from fabric.record.manifest import Manifest
+from fabric.turn.generation import MatchKind, Resumption
+from fabric.turn.prompt_plan import PromptPlan
+from node.engine.sequence import Ended, Sequence
+
+REASON = "continues an answer that was begun on another node"
+
+
+def plan_resumption(record: Manifest, resume: Resumption) -> PromptPlan:
+    """Plan to have the record's tokens in the cache and to feed the drawn one next.
+
+    Raises ConflictError where the record does not end with this very answer.
+    """
+    count = record.prompt_tokens_count
+    if not count or record.token_ids[count:] != resume.answer_ids:
+        message = "the agent's memory does not end with the answer that is to be continued"
+        raise ConflictError(message, code="cannot_resume")
+    ids, ends = list(record.token_ids), list(record.token_ends)
+    return PromptPlan(
+        text=record.text.encode(),
+        ids=[*ids, resume.drawn],
+        ends=[*ends, ends[-1]],
+        kept_tokens=len(ids),
+        match=MatchKind.EXTEND,
+        reason=REASON,
+    )
+
+
+def resumption(sequence: Sequence, ended: Ended) -> Resumption | None:
+    """Say how to go on; None where nothing was drawn, so that the turn simply starts again."""
+    before, ids = sequence.resumed, tuple(ended.answer_ids)
+    if before is not None and before.answer_ids == ids:
+        return before  # moved on before it came to anything here
+    if ended.drawn is None:
+        assert not ids, "who has answered has drawn the next token"
+        return None
+    return Resumption(ids, ended.drawn.token, ended.drawn.top, sequence.seed)
+
+
+def without_answer(plan: PromptPlan, record: Manifest) -> PromptPlan:
+    """Return the plan of the prompt alone: what follows it is counted as the answer."""
+    count = record.prompt_tokens_count
+    ends = plan.ends[:count]
+    return replace(
+        plan, text=plan.text[: ends[-1]], ids=plan.ids[:count], ends=ends, kept_tokens=count
+    )

@@ -1,0 +1,230 @@
+"""Save a turn: the prompt's blocks while the answer is decoded, the rest at its end.
+
+Only blocks that are not stored yet are copied out of the cache, one at a time between two
+steps, so that saving a long prompt never stalls other agents' decoding. What a cache cannot
+hold on to (blocks that slide out of a window, recurrent states) is taken as soon as it is
+there, and the prompt waits if too much of it piles up.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fabric.control.node_calls import SealAgent
+from fabric.errors import FabricError
+from fabric.kvcache.block_chain import BlockSpan
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.limits import BLOCK_TOKENS, UNSAVED_BYTES_MAX
+from fabric.record.manifest import COPIED, CUT, FORK, KEPT, Manifest, OwnerState, Piece
+from fabric.turn.generation import GenerateRequest
+from fabric.u32s import U32s
+from node.agents.agent import Agent
+from node.engine.sequence import Ended
+from node.haste import haste
+from node.tiers.record_writer import RecordWriter
+from node.turn.prefix import Prepared
+
+if TYPE_CHECKING:
+    from node.node import Node
+
+_log = logging.getLogger(__name__)
+IDLE_SHARE = 19.0  # saving ahead takes a twentieth of the time, so that decoding is not slowed
+FIRST_WAIT_S = 0.25  # a short answer is over before that
+_PASSING = (COPIED, CUT, FORK, KEPT)  # what a record says of itself until its agent's next turn
+DRAIN_S = 0.05  # how often a prompt under way is asked for what it cannot hold on to
+
+
+class Saver:
+    """Makes one turn durable."""
+
+    def __init__(
+        self, node: "Node", agent: Agent, prepared: Prepared, request: GenerateRequest
+    ) -> None:
+        self._node = node
+        self._agent = agent
+        self._prepared = prepared
+        self._request = request
+        self._cache = prepared.cache
+        self._writer = RecordWriter(node, agent, prepared.cache, prepared.stock, prepared.cached)
+        self._ids: Sequence[int] = prepared.plan.ids[:-1]  # those whose blocks are saved ahead
+        self._named_tokens = prepared.plan.kept_tokens  # leading ones whose blocks have names
+        self._early: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()  # one block is stored once, whoever is first
+        self._is_decoding = False
+        self._has_failed = False
+        self._over = asyncio.Event()
+
+    # --- ahead of the turn's end -------------------------------------------------------------
+
+    def begin(self, *, is_decoding: bool) -> None:
+        """Start saving what is complete; it does not change any more."""
+        if is_decoding:  # of a hot prompt; who waited for its grant was told of this instead
+            self.note_decoding()
+        if self._node.reuses:
+            self._early = asyncio.create_task(self._save_ahead())
+
+    def note_decoding(self) -> None:
+        """Note that the whole prompt is in the cache."""
+        self._is_decoding = True
+        self._node.engine.moving.go_on(self._agent.manifest.migration)  # which brought it here
+
+    def is_behind(self) -> bool:
+        """Say whether too much waits to be saved for the prompt to go on."""
+        if self._has_failed or self._early is None:
+            return False
+        spec, cache = self._node.spec, self._cache
+        waiting = sum(view.nbytes for view in list(cache.slid.values()))
+        waiting += len(cache.snapshots) * spec.kv_bytes(0, CacheGroup.STATE)
+        return waiting > max(UNSAVED_BYTES_MAX, 2 * spec.kv_bytes(0, CacheGroup.STATE))
+
+    async def _save_ahead(self) -> None:
+        writer = self._writer
+        try:
+            async with self._writing:
+                spans = await self._name(self._ids)
+            known = zip(spans, writer.stored_all(spans), strict=True)
+            full = deque(span for span, ref in known if span.is_full and ref is None)
+            passing = len(self._node.spec.groups) > 1
+            wait_s = DRAIN_S if passing else FIRST_WAIT_S
+            while (full or passing) and not await self._is_over_within(wait_s):
+                async with self._writing:
+                    await writer.save_passing(self._ids)
+                self._node.engine.wake()
+                wait_s = DRAIN_S if passing else FIRST_WAIT_S
+                if full and self._is_decoding and not self._node.engine.moving.are_silent:
+                    began_s = self._node.clock.monotonic_s()
+                    async with self._writing:
+                        await writer.save(full.popleft(), self._ids)
+                    wait_s = IDLE_SHARE * (self._node.clock.monotonic_s() - began_s)
+        except (FabricError, OSError) as error:
+            _log.warning("saving ahead stopped: %s", error)
+            self._has_failed = True
+        except Exception:  # noqa: BLE001 - only a help: the turn's end saves the same
+            _log.exception("saving ahead failed")
+            self._node.note_failed_round()
+            self._has_failed = True
+        finally:
+            self._node.engine.wake()
+
+    async def _name(self, ids: Sequence[int]) -> Sequence[BlockSpan]:
+        spans = await self._writer.name(ids, self._named_tokens)
+        self._ids, self._named_tokens = ids, len(ids)
+        return spans
+
+    async def save_now(self, answer_ids: Sequence[int]) -> Manifest | None:
+        """Save every full block that the turn has so far; return a record that ends with them.
+
+        It is published nowhere: it names what another node may copy while the turn goes on.
+        None where there is nothing, or no disk to save it to.
+        """
+        ids = [*self._prepared.plan.ids, *answer_ids]
+        count = min(len(ids), self._cache.tokens_count) // BLOCK_TOKENS * BLOCK_TOKENS
+        try:
+            async with self._writing:
+                if not count or self._has_failed or self._over.is_set():
+                    return None
+                spans = (await self._name(ids))[: count // BLOCK_TOKENS]
+                refs = [await self._writer.save(span, ids) for span in spans]
+        except (FabricError, OSError) as error:
+            _log.warning("saving for a move stopped: %s", error)
+            return None
+        return replace(
+            self._agent.manifest,
+            text="",
+            token_ids=U32s(ids[:count]),
+            token_ends=U32s([0] * count),
+            prompt_tokens_count=0,
+            pieces=tuple(Piece(ref, 0, ref.tokens_count) for ref in refs),
+            windows=(),
+            states=(),
+        )
+
+    async def _is_over_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
+        return self._over.is_set()
+
+    async def _end_early(self) -> None:
+        self._over.set()
+        if self._early is not None:
+            await self._early
+        async with self._writing:  # a move's save ends with the block that it is at
+            pass
+
+    # --- the end of the turn -----------------------------------------------------------------
+
+    async def abandon(self) -> None:
+        """Give up: nothing will refer to what was saved ahead."""
+        await self._end_early()
+        self._writer.abandon()
+
+    async def commit(self, ended: Ended, seal: SealAgent | None = None) -> bool:
+        """Publish the turn's record and keep its cache hot; say whether it is durable.
+
+        With `seal` it is published as the final one of that move: one write instead of two
+        while a client waits for its next token.
+        """
+        if seal is None:
+            return await self._commit(ended, None)
+        with haste():
+            return await self._commit(ended, seal)
+
+    async def _commit(self, ended: Ended, seal: SealAgent | None) -> bool:
+        await self._end_early()
+        cache, agent, node = self._cache, self._agent, self._node
+        manifest = self._record(ended)
+        if cache.tokens_count != manifest.tokens_count:
+            await self.abandon()
+            message = f"cache holds {cache.tokens_count} tokens, record {manifest.tokens_count}"
+            raise FabricError(message, code="cache_out_of_step")
+        if not manifest.token_ids or not node.reuses:
+            await self.abandon()
+            return False
+        try:
+            same_tokens = min(self._named_tokens, manifest.prompt_tokens_count)
+            final = manifest if seal is None else manifest.sealed(seal.migration, seal.target)
+            saved = await self._writer.publish(final, same_tokens)
+        except (FabricError, OSError) as error:
+            node.flusher.note_failure(agent, error)
+            agent.manifest = replace(manifest, pinned=agent.manifest.pinned)
+            agent.stored_tokens = min(agent.stored_tokens, self._prepared.cached)
+        else:
+            agent.note_saved(saved, self._writer.spans)
+        await node.on_engine(cache.rest)
+        agent.cache = None if ended.is_preempted and agent.is_durable else cache
+        node.table.put(agent)
+        if agent.is_durable:
+            node.flusher.note_success()
+        return agent.is_durable
+
+    def _record(self, ended: Ended) -> Manifest:
+        """Describe what the cache holds: a cancelled prompt counts as far as it got."""
+        plan, old = self._prepared.plan, self._agent.manifest
+        count = min(len(plan.ids), self._cache.tokens_count)
+        text, taken = plan.text, min(plan.taken_tokens, count)
+        ids = old.token_ids[:taken] + plan.ids[taken:count]
+        ends = old.token_ends[:taken] + plan.ends[taken:count]
+        if count < len(plan.ids):
+            text = text[: ends[-1] if ends else 0]
+        return replace(
+            old,
+            revision=old.revision + 1,
+            state=OwnerState.OWNED,
+            text=(text + ended.answer_text.encode("utf-8", "replace")).decode("utf-8", "replace"),
+            token_ids=ids + ended.answer_ids,
+            token_ends=ends + [len(text) + end for end in ended.answer_ends],
+            prompt_tokens_count=count,
+            pieces=(),
+            windows=(),
+            states=(),
+            sketch=self._request.sketch or old.sketch,
+            used_s=self._node.clock.wall_s(),
+            migration=None,
+            sealed_to=None,
+            extras={key: value for key, value in old.extras.items() if key not in _PASSING}
+            | self._node.service_time.stamp(),
+        )

@@ -1,0 +1,1 @@
+"""The fabric's own API: agents, copies, nodes, health, metrics."""

@@ -1,0 +1,122 @@
+"""POST fork, replicate and prefetch: copies of an agent, and its memory where it is wanted."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from fabric.control.node_calls import AgentView
+from fabric.ids import AgentId, parse_agent_id, parse_operation_id
+from router.fleet.directory import Key
+from router.fresh_ids import fresh_operation
+from router.http.auth import tenant_of
+from router.http.fields import Fields, require_text
+from router.http.json_body import read_object
+from router.moves.copier import CopyReceipt
+from router.moves.forks import Forks
+from router.moves.prefetches import Prefetches
+from router.moves.replicas import Replicas
+
+
+class CopiesApi:
+    """Verbs that never change the agent they are about."""
+
+    def __init__(self, forks: Forks, replicas: Replicas, prefetches: Prefetches) -> None:
+        self._forks = forks
+        self._replicas = replicas
+        self._prefetches = prefetches
+
+    def routes(self) -> list[Route]:
+        """Return the routes of this API."""
+        return [
+            Route("/v1/agents/{agent}/fork", self.fork, methods=["POST"]),
+            Route("/v1/agents/{agent}/replicate", self.replicate, methods=["POST"]),
+            Route("/v1/agents/{agent}/prefetch", self.prefetch, methods=["POST"]),
+            Route("/v1/agents/{agent}/prefetch", self.cancel, methods=["DELETE"]),
+        ]
+
+    async def fork(self, request: Request) -> Response:
+        """Make the agent named by `as`, with this one's memory; answers when it is durable."""
+        key = _key(request)
+        fields = Fields(await read_object(request))
+        name = parse_agent_id(require_text(fields.require("as"), "as"))
+        operation = fields.text("operation")
+        receipt = await self._forks.fork(
+            key,
+            name,
+            fields.text("to"),
+            fresh_operation() if operation is None else parse_operation_id(operation),
+        )
+        return JSONResponse(
+            {
+                "id": name,
+                "object": "agent.fork",
+                "forked_from": key[1],
+                "node": receipt.target,
+                "epoch": receipt.view.epoch,
+                "tokens": receipt.view.tokens,
+                **_cost(receipt),
+            }
+        )
+
+    async def replicate(self, request: Request) -> Response:
+        """Copy the agent to the node named by `to`; with `keep` (default), after each turn, too."""
+        key = _key(request)
+        fields = Fields(await read_object(request))
+        target = require_text(fields.require("to"), "to")
+        keep = True if fields.raw("keep") is None else fields.flag("keep")
+        receipt = await self._replicas.replicate(key, target, kept=keep)
+        return JSONResponse(_replica(receipt))
+
+    async def prefetch(self, request: Request) -> Response:
+        """Bring the agent into memory where it lives, or a copy of it to the node `to`."""
+        key = _key(request)
+        fields = Fields(await read_object(request, may_be_absent=True))
+        target = fields.text("to")
+        if target is not None and not await self._prefetches.is_home(key, target):
+            return JSONResponse(_replica(await self._prefetches.copy_to(key, target)))
+        return JSONResponse(_prefetched(await self._prefetches.load(key)))
+
+    async def cancel(self, request: Request) -> Response:
+        """End a load under way; nothing to do is no error."""
+        return JSONResponse(_prefetched(await self._prefetches.cancel(_key(request))))
+
+
+def _key(request: Request) -> Key:
+    return tenant_of(request), AgentId(parse_agent_id(request.path_params["agent"]))
+
+
+def _cost(receipt: CopyReceipt) -> dict[str, Any]:
+    return {
+        "blocks_sent": receipt.blocks_sent,
+        "blocks_reused": receipt.blocks_reused,
+        "bytes_sent": receipt.bytes_sent,
+        "seconds": receipt.seconds,
+    }
+
+
+def _replica(receipt: CopyReceipt) -> dict[str, Any]:
+    view = receipt.view
+    return {
+        "id": receipt.agent,
+        "object": "agent.replica",
+        "owner": receipt.source,
+        "node": receipt.target,
+        "epoch": view.epoch,
+        "revision": view.revision,
+        "tokens": view.tokens,
+        "kept": view.kept,
+        **_cost(receipt),
+    }
+
+
+def _prefetched(view: AgentView) -> dict[str, Any]:
+    return {
+        "id": view.agent,
+        "object": "agent.prefetch",
+        "node": view.node,
+        "tiers": list(view.tiers),
+        "tokens": view.tokens,
+        "bytes": {"hot": view.bytes.hot, "disk": view.bytes.disk},
+    }

@@ -1,0 +1,130 @@
+"""POST hibernate and resume: one agent as one signed file, streamed both ways."""
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from fabric.control.hibernation_calls import (
+    EPOCH_HEADER,
+    MEDIA_TYPE,
+    NODE_HEADER,
+    REVISION_HEADER,
+    SALT_HEADER,
+    SIGNING_KEY_HEADER,
+)
+from fabric.errors import RejectedError
+from fabric.ids import AgentId, parse_agent_id
+from fabric.record.hibernation_file import (
+    LEAD_BYTES_MAX,
+    SALT_BYTES_MAX,
+    SIGNING_KEY_BYTES,
+    Header,
+    peek_header,
+    require_sound,
+)
+from router.fleet.directory import Key
+from router.http.auth import tenant_of
+from router.http.fields import refuse
+from router.moves.hibernations import PASS_BYTES, Hibernations, Upload, Wanted
+
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+_PASSED_ON = ("content-length", EPOCH_HEADER, REVISION_HEADER)
+
+
+class HibernationApi:
+    """Files of the tenant's own agents."""
+
+    def __init__(self, hibernations: Hibernations) -> None:
+        self._hibernations = hibernations
+
+    def routes(self) -> list[Route]:
+        """Return the routes of this API."""
+        return [
+            Route("/v1/agents/{agent}/hibernate", self.hibernate, methods=["POST"]),
+            Route("/v1/agents/{agent}/resume", self.resume, methods=["POST"]),
+        ]
+
+    async def hibernate(self, request: Request) -> Response:
+        """Answer with the agent's file; the agent stays."""
+        signing_key = _hex(request, SIGNING_KEY_HEADER, SIGNING_KEY_BYTES, SIGNING_KEY_BYTES)
+        salt = _hex(request, SALT_HEADER, 0, SALT_BYTES_MAX) or b""
+        node, answer = await self._hibernations.hibernate(_key(request), signing_key, salt)
+        headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
+        headers[NODE_HEADER] = node
+        return StreamingResponse(_body(answer), headers=headers, media_type=MEDIA_TYPE)
+
+    async def resume(self, request: Request) -> Response:
+        """Take the body in as an agent's file; answers when the agent is owned and durable."""
+        query = request.query_params
+        wanted = Wanted(
+            key=_key(request),
+            node=query.get("node"),
+            replace=_flag(query.get("replace", "false"), "replace"),
+            signing_key=_hex(request, SIGNING_KEY_HEADER, SIGNING_KEY_BYTES, SIGNING_KEY_BYTES),
+        )
+        rest = request.stream()
+        header, lead = await _header(rest)
+        resumed = await self._hibernations.resume(wanted, header, Upload(lead, rest))
+        view = resumed.view
+        return JSONResponse(
+            {
+                "id": view.agent,
+                "object": "agent.resumed",
+                "node": view.node,
+                "epoch": view.epoch,
+                "tokens": view.tokens,
+                "model": header.model,
+                "blocks_received": resumed.blocks_received,
+                "blocks_reused": resumed.blocks_reused,
+                "bytes_received": resumed.bytes_received,
+            }
+        )
+
+
+async def _header(rest: AsyncIterator[bytes]) -> tuple[Header, bytes]:
+    """Read a body as far as its file's header; return that and what was read."""
+    lead = b""
+    async for part in rest:
+        lead += part
+        header = peek_header(lead)
+        if header is not None:
+            return header, lead
+        require_sound(len(lead) < LEAD_BYTES_MAX, "its header does not end")
+    message = "the hibernation file was cut short" if lead else "the body holds no file"
+    raise RejectedError(message, code="truncated_file" if lead else "not_a_hibernation_file")
+
+
+async def _body(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    # Closing also ends the node's side, if the client goes away early.
+    async with answer:
+        async for part in answer.content.iter_chunked(PASS_BYTES):
+            yield part
+
+
+def _key(request: Request) -> Key:
+    return tenant_of(request), AgentId(parse_agent_id(request.path_params["agent"]))
+
+
+def _flag(text: str, param: str) -> bool:
+    if text.lower() not in _FLAGS:
+        refuse(param, "expected true or false")
+    return _FLAGS[text.lower()]
+
+
+def _hex(request: Request, name: str, bytes_min: int, bytes_max: int) -> bytes | None:
+    """Read a header of hexadecimal bytes; absent is None. Its value is never repeated."""
+    text = request.headers.get(name)
+    if text is None:
+        return None
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raw = None
+    if raw is None or not bytes_min <= len(raw) <= bytes_max:
+        length = f"{2 * bytes_min}" if bytes_min == bytes_max else f"up to {2 * bytes_max}"
+        message = f"the header {name} must be {length} hexadecimal digits"
+        raise RejectedError(message, code="invalid_signing_key", param=name)
+    return raw

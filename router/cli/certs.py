@@ -1,0 +1,133 @@
+"""`macfabric certs`: what the members of a fabric prove themselves with, made and renewed."""
+
+import argparse
+import os
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fabric.errors import FabricError
+from fabric.keys.key_files import SHIPPED_KEYS
+from fabric.settings import parse_settings
+from router.cli.config_file import our_section, read_cluster_file
+from router.cli.data_folder import DataFolder, default_data_dir
+from router.cli.errors import MISUSED, CommandError
+from router.cli.keys.key_folder import AUTHORITY_KEY, KeyFolder
+from router.cli.output import print_json
+from router.cli.own_folder import own_folder
+from router.cli.up import own_subject
+from router.tls.authority import Subject, expires_at
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def add_certs(commands: Any) -> None:
+    """Declare the command."""
+    certs = commands.add_parser("certs", help="make or renew the keys of a fabric's members")
+    verbs = certs.add_subparsers(metavar="VERB", required=True)
+    create = verbs.add_parser(
+        "create",
+        help="make what is missing for `ray up`; again after addresses were added",
+        description="Make the cluster's key, Ray's password, an authority and a certificate for "
+        "the Macs of a cluster file, in the folder that it ships to them. What is there and will "
+        "do stays as it is.",
+    )
+    create.add_argument("file", type=Path, metavar="FILE", help="cluster.yaml")
+    create.add_argument("--json", action="store_true", help="print JSON")
+    create.set_defaults(run=run_create)
+    rotate = verbs.add_parser(
+        "rotate",
+        help="replace the members' key and certificate, and Ray's password",
+        description="Replace them for the Macs of a cluster file, which the next `ray up` "
+        "restarts with the new ones; without FILE, for the fabric in DIR, which must not be "
+        "running. The cluster's key stays: stored memory depends on it.",
+    )
+    rotate.add_argument("file", type=Path, metavar="FILE", nargs="?", help="cluster.yaml")
+    rotate.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    rotate.add_argument(
+        "--authority",
+        action="store_true",
+        help="also a new authority; whoever trusts the old one needs the new ca.pem",
+    )
+    rotate.add_argument("--json", action="store_true", help="print JSON")
+    rotate.set_defaults(run=run_rotate)
+
+
+def run_create(arguments: argparse.Namespace) -> int:
+    """Make what a cluster file's Macs lack."""
+    keys, subject = cluster_keys(read_cluster_file(arguments.file), arguments.file)
+    _own(keys)
+    done = [*keys.create(subject, datetime.now(UTC)), *keys.make_token(anew=False)]
+    _tell(keys, done, as_json=arguments.json)
+    return 0
+
+
+def run_rotate(arguments: argparse.Namespace) -> int:
+    """Replace the members' keys."""
+    now, anew = datetime.now(UTC), arguments.authority
+    if arguments.file is not None:
+        keys, subject = cluster_keys(read_cluster_file(arguments.file), arguments.file)
+        _own(keys)
+        done = keys.rotate(subject, now, with_authority=anew)
+        done += keys.make_token(anew=True)
+    else:
+        folder = DataFolder((arguments.data or default_data_dir()).expanduser().resolve())
+        folder.create()
+        with folder.claimed():
+            keys = folder.keys
+            done = keys.rotate(own_subject(()), now, with_authority=anew)
+    _tell(keys, done, as_json=arguments.json)
+    return 0
+
+
+def cluster_keys(whole: dict[str, Any], path: Path) -> tuple[KeyFolder, Subject]:
+    """Return where a cluster file's keys are made, and for which hosts."""
+    mounts = whole.get("file_mounts")
+    local = mounts.get(SHIPPED_KEYS) if isinstance(mounts, dict) else None
+    provider = whole.get("provider")
+    provider = provider if isinstance(provider, dict) else {}
+    workers = provider.get("worker_ips")
+    hosts = [provider.get("head_ip"), *(workers if isinstance(workers, list) else [])]
+    if not isinstance(local, str) or not all(isinstance(host, str) and host for host in hosts):
+        message = f"{path} names no Macs, or does not ship a folder as {SHIPPED_KEYS}"
+        raise CommandError(message, MISUSED)
+    try:
+        settings = parse_settings(our_section(whole))
+    except FabricError as error:
+        message = f"{path}: {error.message}"
+        raise CommandError(message, MISUSED) from None
+    folder = Path(local).expanduser()
+    names = [*_LOOPBACK, *settings.router.tls.names]
+    named = [str(host) for host in hosts]
+    subject = Subject.of([*names, *named, *(a for host in named for a in _addresses_of(host))])
+    return KeyFolder(folder, folder.parent / AUTHORITY_KEY), subject
+
+
+def _addresses_of(host: str) -> list[str]:
+    """Resolve a name: Ray asks for a Mac by the address that it has."""
+    try:
+        return sorted({str(row[4][0]) for row in socket.getaddrinfo(host, None, socket.AF_INET)})
+    except OSError as error:
+        message = f"{host} leads nowhere from here ({error.strerror}): give its address instead"
+        raise CommandError(message) from None
+
+
+def _own(keys: KeyFolder) -> None:
+    os.umask(0o077)
+    try:
+        own_folder(keys.path.parent)
+        own_folder(keys.path)
+    except OSError as error:
+        message = f"{keys.path} cannot hold keys: {error.strerror}"
+        raise CommandError(message) from None
+
+
+def _tell(keys: KeyFolder, done: list[str], *, as_json: bool) -> None:
+    ends = expires_at(keys.certificate.read_bytes())
+    if as_json:
+        print_json({"folder": str(keys.path), "done": done, "expires": ends.isoformat()})
+        return
+    for line in done or ["nothing to do"]:
+        print(line)
+    print(f"the keys are in {keys.path}; the certificate is valid until {ends:%Y-%m-%d}")

@@ -1,0 +1,1 @@
+"""`macfabric demo`: agents that remember, on a fabric of three nodes."""

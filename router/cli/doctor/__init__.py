@@ -1,0 +1,1 @@
+"""`macfabric doctor` and `config check`: is this machine fit for a fabric."""

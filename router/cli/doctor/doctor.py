@@ -1,0 +1,184 @@
+"""`macfabric doctor`: is this machine fit to run a fabric, and what stands in its way."""
+
+import argparse
+import os
+import platform
+import re
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import fabric
+from fabric.limits import GIB
+from fabric.settings import FabricSettings
+from router.cli.data_folder import default_data_dir
+from router.cli.doctor.check import Check
+from router.cli.doctor.doctor_keys import key_checks
+from router.cli.doctor.doctor_links import link_checks, link_rows, stations_of
+from router.cli.doctor.doctor_network import network_checks
+from router.cli.doctor.import_check import foreign_names
+from router.cli.errors import FAILED, CommandError
+from router.cli.output import human_bytes, print_json
+from router.cli.queries import add_common, endpoint_of, rows_of
+from router.supervise.ray_processes import SOCKET_PATH_BYTES_MAX, SOCKET_SUFFIX_BYTES
+
+PACKAGES = ("ray", "mlx", "mlx-lm", "aiohttp", "uvicorn", "openai")
+TESTED_RAY = "2.60"
+FREE_BYTES_MIN = 10 * GIB
+OPEN_FILES_MIN = 4_096
+MACOS_MIN = (14, 0)
+
+
+def add_doctor(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "doctor",
+        help="check this machine, and explain the paths between the nodes",
+        description="Exit status 1 where something is wrong; warnings do not count.",
+    )
+    add_common(parser)
+    parser.set_defaults(run=run_doctor)
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """Look at everything and print it."""
+    folder = (arguments.data or default_data_dir()).expanduser()
+    nodes, fabric_found = look_at_fabric(arguments)
+    stations = stations_of(nodes)
+    keys = key_checks(folder, datetime.now(UTC))
+    checks = [*machine_checks(folder), *keys, fabric_found, *link_checks(stations)]
+    wrong = any(check.verdict == "error" for check in checks)
+    if arguments.json:
+        rows, links = [asdict(check) for check in checks], link_rows(stations)
+        print_json({"ok": not wrong, "checks": rows, "links": links})
+    else:
+        for check in checks:
+            print(f"{check.verdict:7}  {check.name}: {check.detail}")
+    return FAILED if wrong else 0
+
+
+def machine_checks(folder: Path) -> Iterator[Check]:
+    """Look at this machine."""
+    looks: tuple[Callable[[], Check], ...] = (_python, _system, _names, _ray, _memory, _files)
+    for look in looks:
+        yield look()
+    yield from _packages()
+    yield _disk(folder)
+    yield _sockets(folder)
+    yield _ray_variables(dict(os.environ))
+    yield from network_checks()
+
+
+def look_at_fabric(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], Check]:
+    """Look at the fabric that runs, if one does; return its nodes, too."""
+    try:
+        nodes = rows_of(endpoint_of(arguments).get("/v1/nodes", timeout_s=5.0))
+    except CommandError as error:
+        return [], Check("fabric", "ok", f"none to look at: {error}")
+    failed = [
+        str(n.get("name")) for n in nodes if not (n.get("self_test") or {}).get("passed", True)
+    ]
+    links = ", ".join(f"{node.get('name')}: {_links(node) or 'no links'}" for node in nodes)
+    if failed:
+        detail = f"the memory test failed on {', '.join(failed)}; {links}"
+        return nodes, Check("fabric", "error", detail)
+    return nodes, Check("fabric", "ok", links or "no nodes")
+
+
+def _links(node: dict[str, Any]) -> str:
+    rows = node.get("addresses") or []
+    return " ".join(
+        f"{a.get('kind')} {a.get('host')}"
+        + (f" {a['speed_mbit']} Mbit/s" if a.get("speed_mbit") else "")
+        for a in rows
+    )
+
+
+def _python() -> Check:
+    version = platform.python_version()
+    if sys.flags.optimize:
+        return Check("python", "error", f"{version} under -O: assertions guard the memory")
+    fits = (3, 11) <= sys.version_info[:2] < (3, 14)
+    return Check("python", "ok" if fits else "error", f"{version}; 3.11 to 3.13 are supported")
+
+
+def _system() -> Check:
+    if sys.platform != "darwin":
+        return Check("system", "ok", f"{platform.system()}: MLX computes on the CPU here")
+    version = platform.mac_ver()[0]
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if platform.machine() != "arm64" or numbers < MACOS_MIN:
+        return Check("system", "error", f"macOS {version} {platform.machine()}; 14 on arm64 needed")
+    return Check("system", "ok", f"macOS {version} on Apple Silicon")
+
+
+def _names() -> Check:
+    foreign = foreign_names()
+    if foreign:
+        return Check("names", "error", f"another package has taken {', '.join(foreign)}")
+    return Check("names", "ok", f"fabric, node and router are macfabric {fabric.__version__}")
+
+
+def _packages() -> Iterator[Check]:
+    for name in PACKAGES:
+        try:
+            yield Check(name, "ok", metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Check(name, "error", "is not installed (`make setup`)")
+
+
+def _ray() -> Check:
+    try:
+        version = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        return Check("Ray's version", "error", "Ray is not installed")
+    tested = version.startswith(TESTED_RAY)
+    detail = f"{version}; tested with {TESTED_RAY}"
+    return Check("Ray's version", "ok" if tested else "warning", detail)
+
+
+def _memory() -> Check:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    wanted = FabricSettings().node.hot_bytes
+    detail = (
+        f"{human_bytes(total)}; agents at hand take up to {human_bytes(wanted)} (node.hot_bytes)"
+    )
+    return Check("memory", "ok" if wanted * 2 <= total else "warning", detail)
+
+
+def _files() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fits = soft >= OPEN_FILES_MIN
+    detail = f"{soft} (hard limit {hard}); `ulimit -n 65536` raises it"
+    return Check("open files", "ok" if fits else "warning", detail)
+
+
+def _disk(folder: Path) -> Check:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    fits = free >= FREE_BYTES_MIN
+    detail = f"{human_bytes(free)} free for {folder}"
+    if not os.access(there, os.W_OK):
+        return Check("disk", "error", f"{there} may not be written")
+    return Check("disk", "ok" if fits else "warning", detail)
+
+
+def _sockets(folder: Path) -> Check:
+    room = SOCKET_PATH_BYTES_MAX - SOCKET_SUFFIX_BYTES - len(os.fsencode(folder / "ray"))
+    if room >= 0:
+        return Check("socket paths", "ok", f"{folder} is short enough for Ray's sockets")
+    return Check("socket paths", "warning", f"{folder} is too long: Ray's files go to /tmp")
+
+
+def _ray_variables(environment: dict[str, str]) -> Check:
+    found = sorted(name for name in environment if name.startswith("RAY_"))
+    if not found:
+        return Check("RAY_ variables", "ok", "none are set")
+    detail = f"{', '.join(found)}: `up` ignores them, `serve` and `ray up` obey them"
+    return Check("RAY_ variables", "warning", detail)

@@ -1,0 +1,111 @@
+"""What the doctor says of this machine's own network: routes, leases, firewall, sleep."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from fabric.net.interfaces import darwin_kind, parse_hardware_ports, parse_ifconfig
+from fabric.net.links import LinkKind
+from router.cli.doctor.check import Check
+from router.cli.routes import (
+    default_device,
+    firewall_is_on,
+    link_local_device,
+    parse_dhcp_packet,
+    parse_netstat,
+    parse_proc_route,
+    sleep_minutes,
+)
+
+COMMAND_TIMEOUT_S: Final = 5.0
+Run = Callable[..., str]
+_PROC_ROUTE: Final = Path("/proc/net/route")
+
+
+def run(*command: str) -> str:
+    """Return what a command prints, and nothing where it fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def network_checks() -> Iterator[Check]:
+    """Look at this machine's network."""
+    if sys.platform == "darwin":
+        yield from darwin_checks(run)
+    elif _PROC_ROUTE.exists():
+        yield from linux_checks(_PROC_ROUTE.read_text())
+
+
+def linux_checks(proc_route: str) -> Iterator[Check]:
+    """Look at Linux's routes."""
+    device = default_device(parse_proc_route(proc_route))
+    is_cable = device is not None and (device.startswith("thunderbolt") or device == "bridge0")
+    yield _default_route(device, is_cable=is_cable)
+
+
+def darwin_checks(run_command: Run) -> Iterator[Check]:
+    """Look at a Mac, through `run_command(program, *arguments)`."""
+    ports = parse_hardware_ports(run_command("/usr/sbin/networksetup", "-listallhardwareports"))
+    interfaces = parse_ifconfig(run_command("/sbin/ifconfig"), ports)
+    routes = parse_netstat(run_command("/usr/sbin/netstat", "-rn", "-f", "inet"))
+    device = default_device(routes)
+    is_cable = device is not None and darwin_kind(device, ports) is LinkKind.THUNDERBOLT
+    yield _default_route(device, is_cable=is_cable)
+    cables = {i.device for i in interfaces if i.kind is LinkKind.THUNDERBOLT}
+    local = {i.device for i in interfaces if i.host.startswith("169.254.")} & cables
+    taken = link_local_device(routes)
+    if local and taken is not None and taken not in local:
+        yield Check(
+            "169.254 route",
+            "warning",
+            f"macOS sends all of 169.254 through {taken}, not {', '.join(sorted(local))}: other "
+            "programs, such as ping and Ray, do not find the Mac at the other end of the cable. "
+            "macfabric's transfers name the interface; a static address helps them all",
+        )
+    for name in sorted(cables):
+        lease = parse_dhcp_packet(run_command("/usr/sbin/ipconfig", "getpacket", name))
+        if lease is not None:
+            yield Check(
+                "Thunderbolt DHCP",
+                "warning",
+                f"{name} has {lease[0]} by DHCP from {lease[1]}: the LAN reaches into the cable, "
+                "and may go through it. Set the Thunderbolt Bridge to a static address",
+            )
+    if any(name == "bridge0" for name in ports) and not cables:
+        yield Check("Thunderbolt", "ok", "no cable, or no address on the Thunderbolt Bridge")
+    firewall = "/usr/libexec/ApplicationFirewall/socketfilterfw"
+    if firewall_is_on(run_command(firewall, "--getglobalstate")):
+        yield Check(
+            "firewall",
+            "warning",
+            "the firewall is on: allow incoming connections for the Python that runs the node, "
+            "or peers hear nothing from this Mac",
+        )
+    yield _sleep(sleep_minutes(run_command("/usr/bin/pmset", "-g")))
+
+
+def _default_route(device: str | None, *, is_cable: bool) -> Check:
+    if is_cable:
+        return Check(
+            "default route",
+            "warning",
+            f"{device}, a Thunderbolt cable, carries everything that has no route of its own. In "
+            "System Settings, Network, put it below Ethernet and Wi-Fi, or give it no router",
+        )
+    return Check("default route", "ok", device or "none")
+
+
+def _sleep(minutes: int | None) -> Check:
+    if minutes:
+        detail = f"this Mac sleeps after {minutes} minutes; its agents wait until it wakes"
+        return Check("sleep", "warning", detail)
+    if minutes is None:
+        return Check("sleep", "ok", "pmset does not say")
+    return Check("sleep", "ok", "this Mac stays awake")

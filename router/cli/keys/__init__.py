@@ -1,0 +1,1 @@
+"""Keys and certificates as the command line makes and reads them."""

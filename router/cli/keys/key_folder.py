@@ -1,0 +1,149 @@
+"""A folder of keys: what members of a fabric prove themselves with, and the authority beside it.
+
+cluster.key   ca.pem   member.pem   member.key   [ray.token]     what every Mac has
+authority.key                                                    stays where it was made
+"""
+
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from fabric.keys.key_files import (
+    AUTHORITY_CERTIFICATE,
+    CLUSTER_KEY,
+    MEMBER_CERTIFICATE,
+    MEMBER_KEY,
+    RAY_TOKEN,
+)
+from router.cli.errors import CommandError
+from router.private_files import write_private
+from router.tls.authority import (
+    RENEW_BEFORE,
+    Pair,
+    Subject,
+    belongs,
+    expires_at,
+    is_issued_by,
+    issue_member,
+    make_authority,
+    subject_of,
+)
+
+AUTHORITY_KEY = "authority.key"
+KEY_BYTES = 32
+_LABEL_BYTES = 4
+_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFolder:
+    """Makes and renews the keys in `path`; the authority's own key is `authority_key`."""
+
+    path: Path
+    authority_key: Path
+
+    @classmethod
+    def in_data(cls, path: Path) -> "KeyFolder":
+        """Return the keys of a fabric on one machine: all in its data folder."""
+        return cls(path, path / AUTHORITY_KEY)
+
+    @property
+    def certificate(self) -> Path:
+        """Where the members' certificate is."""
+        return self.path / MEMBER_CERTIFICATE
+
+    @property
+    def authority(self) -> Path:
+        """Where the authority's certificate is, for whoever wants to trust it."""
+        return self.path / AUTHORITY_CERTIFICATE
+
+    def create(self, subject: Subject, now: datetime) -> list[str]:
+        """Make what is missing, and renew a certificate that ends soon or names too few hosts.
+
+        Returns what was done, in words.
+        """
+        done = []
+        if not (self.path / CLUSTER_KEY).exists():
+            write_private(self.path / CLUSTER_KEY, secrets.token_hex(KEY_BYTES))
+            done.append("made the cluster's key")
+        self._check_cluster_key()
+        if not self.authority.exists():
+            self._make_authority(now)
+            done.append("made an authority for certificates")
+        if (why := self.why_renew(subject, now)) is not None:
+            self._issue(subject, now)
+            done.append(f"issued a certificate: {why}")
+        return done
+
+    def rotate(self, subject: Subject, now: datetime, *, with_authority: bool) -> list[str]:
+        """Replace the members' key and certificate, with the authority or by it."""
+        done = self.create(subject, now) if not (self.path / CLUSTER_KEY).exists() else []
+        if with_authority:
+            self._make_authority(now)
+            done.append("made a new authority: clients that trusted the old one need its ca.pem")
+        self._issue(subject, now)
+        return [*done, "issued a new key and certificate for all members"]
+
+    def make_token(self, *, anew: bool) -> list[str]:
+        """Make the password of the Ray cluster."""
+        if (self.path / RAY_TOKEN).exists() and not anew:
+            return []
+        write_private(self.path / RAY_TOKEN, secrets.token_hex(_TOKEN_BYTES))
+        return ["made a password for Ray"]
+
+    def why_renew(self, subject: Subject, now: datetime) -> str | None:
+        """Say why the members' certificate will not do, or nothing."""
+        try:
+            certificate, authority = self.certificate.read_bytes(), self.authority.read_bytes()
+            key = (self.path / MEMBER_KEY).read_bytes()
+            ends, found = expires_at(certificate), subject_of(certificate)
+            if not is_issued_by(certificate, authority) or not belongs(certificate, key):
+                return "the old one is not of this authority, or its key is another's"
+        except FileNotFoundError:
+            return "there was none"
+        except (OSError, ValueError) as error:
+            return f"the old one cannot be read ({error})"
+        if ends - now < RENEW_BEFORE:
+            return f"the old one ends on {ends:%Y-%m-%d}"
+        missing = (subject.names - found.names) | (subject.addresses - found.addresses)
+        return f"the old one does not name {', '.join(sorted(missing))}" if missing else None
+
+    def _check_cluster_key(self) -> None:
+        path = self.path / CLUSTER_KEY
+        try:
+            is_key = len(bytes.fromhex(path.read_text())) == KEY_BYTES
+        except OSError as error:
+            message = f"{path}: {error.strerror}"
+            raise CommandError(message) from None
+        except ValueError:
+            is_key = False
+        if not is_key:
+            message = (
+                f"{path} is no cluster key, which is {KEY_BYTES} bytes in hex: put back the copy "
+                "you keep, or remove the file, and with it all that the nodes here have stored"
+            )
+            raise CommandError(message)
+
+    def _make_authority(self, now: datetime) -> None:
+        made = make_authority(secrets.token_hex(_LABEL_BYTES), now)
+        # The key first: killed in between, `ca.pem` is missing and both are made anew.
+        self.authority.unlink(missing_ok=True)
+        write_private(self.authority_key, made.key.decode())
+        write_private(self.authority, made.certificate.decode())
+
+    def _issue(self, subject: Subject, now: datetime) -> None:
+        try:
+            authority = Pair(self.authority.read_bytes(), self.authority_key.read_bytes())
+        except OSError as error:
+            message = (
+                f"{error.filename}: {error.strerror}; without it no certificate can be issued. "
+                "`macfabric certs rotate --authority` makes a new authority"
+            )
+            raise CommandError(message) from None
+        if not belongs(authority.certificate, authority.key):
+            message = f"{self.authority_key} is not the key of {self.authority}"
+            raise CommandError(message)
+        made = issue_member(authority, subject, now)
+        write_private(self.path / MEMBER_KEY, made.key.decode())
+        write_private(self.certificate, made.certificate.decode())

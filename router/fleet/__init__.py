@@ -1,0 +1,1 @@
+"""The nodes: who is there, who holds what, and how they are called."""

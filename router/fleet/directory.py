@@ -1,0 +1,291 @@
+"""Which node owns which agent, rebuilt from what the nodes say: the highest epoch wins.
+
+    holdings   (tenant, agent) ─▶ node ─▶ (epoch, state)     one node's word about one agent
+    owner      the owned or sealed holding of the highest epoch; none that was erased
+    reserved   (tenant, agent) ─▶ node, while the first turn there has not ended
+    issued     (tenant, agent) ─▶ the last epoch given out: none is ever given to two nodes
+
+Soft state only. A whole list replaces all earlier words of its node, except what was noted after
+the list was asked for; a list of changes replaces those on what it names. Lists may arrive late,
+twice, or in any order.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fabric.control.node_calls import AgentList, AgentView
+from fabric.ids import AgentId, NodeName, TenantId
+from fabric.limits import EPOCHS_ISSUED_MAX
+from fabric.record.manifest import OwnerState
+from router.fleet.given_epochs import GivenEpochs
+
+Key = tuple[TenantId, AgentId]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One node's word about one agent; `view` is missing until the node lists it."""
+
+    node: NodeName
+    epoch: int
+    state: OwnerState
+    noted_s: float
+    group: str | None = None
+    view: AgentView | None = None
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Where an agent without a listed owner is being started; counts the turns that do so."""
+
+    node: NodeName
+    epoch: int
+    turns_count: int = 0
+
+
+class Directory:
+    """Holdings of all agents, and reservations of agents that are being started."""
+
+    def __init__(self) -> None:
+        self._holdings: dict[Key, dict[NodeName, Holding]] = {}
+        self._by_node: dict[NodeName, set[Key]] = {}
+        self._groups: dict[tuple[TenantId, str], set[Key]] = {}
+        self._versions: dict[NodeName, tuple[int, int]] = {}
+        self._unheard: dict[NodeName, set[Key]] = {}  # noted, and not listed by the node yet
+        self._doubted: set[NodeName] = set()
+        self._reserved: dict[Key, Reservation] = {}
+        self._issued = GivenEpochs(EPOCHS_ISSUED_MAX)
+        self._promised = GivenEpochs(EPOCHS_ISSUED_MAX)
+        self._in_doubt: set[Key] = set()
+        self._seats: dict[Key, NodeName] = {}  # where each agent lives, or is being started
+        self._seated: Counter[NodeName] = Counter()
+        # Up to which epoch an agent was erased, whoever knows: nodes refuse epochs below.
+        self.floor: Callable[[Key], int] = lambda _: 0
+
+    def apply(self, agents: AgentList, asked_s: float) -> set[Key]:
+        """Take a node's whole list; return the agents that the node no longer holds."""
+        version = (agents.incarnation, agents.changes)
+        known = self._versions.get(agents.node)
+        if known is not None and version < known:
+            return set()
+        if agents.since and (known is None or known < (agents.incarnation, agents.since)):
+            self._doubted.add(agents.node)  # what came before it is missing here
+            return set()
+        self._versions[agents.node] = version
+        listed: set[Key] = set()
+        for item in agents.agents:
+            view = item.view
+            key = (view.tenant, view.agent)
+            listed.add(key)
+            old = self._holdings.get(key, {}).get(agents.node)
+            if old is not None and old.noted_s > asked_s and old.epoch > view.epoch:
+                continue  # the list was asked for before what is noted
+            self._put(
+                key,
+                Holding(agents.node, view.epoch, view.state, asked_s, view.group, view),
+            )
+        here = self._by_node.get(agents.node, set())
+        away = {(name.tenant, name.agent) for name in agents.gone} & here
+        gone = {
+            key
+            for key in (away if agents.since else here) - listed
+            if self._holdings[key][agents.node].noted_s <= asked_s
+        }
+        for key in gone:
+            self.forget(key, agents.node)
+        unheard = self._unheard.get(agents.node, set())
+        if agents.since and any(
+            self._holdings[key][agents.node].noted_s <= asked_s for key in unheard
+        ):
+            self._doubted.add(agents.node)
+        elif not agents.since:
+            self._doubted.discard(agents.node)
+        return gone
+
+    def doubts(self, node: NodeName) -> bool:
+        """Say whether a node may lack an agent noted here, which only a whole list would tell."""
+        return node in self._doubted
+
+    def restart(self, node: NodeName) -> None:
+        """Accept any list from a node's new incarnation."""
+        self._versions.pop(node, None)
+
+    def note(self, key: Key, holding: Holding) -> None:
+        """Take over what a node just answered, before its next list says so.
+
+        Unless it was long on its way: a node's epochs only rise, and no list would correct it.
+        """
+        old = self._holdings.get(key, {}).get(holding.node)
+        is_late = old is not None and holding.epoch < old.epoch
+        is_known = old is not None and (old.epoch, old.state) == (holding.epoch, holding.state)
+        if not is_late and not is_known:
+            self._put(key, holding)
+
+    def forget(self, key: Key, node: NodeName) -> None:
+        """Drop one node's word about one agent."""
+        self._by_node.get(node, set()).discard(key)
+        nodes = self._holdings.get(key, {})
+        dropped = nodes.pop(node, None)
+        self._unheard.get(node, set()).discard(key)
+        if dropped and dropped.group is not None:
+            self._leave_group(key, dropped.group)
+        if not nodes:
+            self._holdings.pop(key, None)
+        self._judge(key)
+
+    def note_erased(self, key: Key) -> None:
+        """Look again at what is known of an agent, below whose new floor nothing counts."""
+        self._judge(key)
+
+    def owner(self, key: Key) -> Holding | None:
+        """Return the owned or sealed holding of the highest epoch."""
+        owners = [h for h in self.living(key) if h.state is not OwnerState.REPLICA]
+        return max(owners, key=_rank, default=None)
+
+    def holdings(self, key: Key) -> tuple[Holding, ...]:
+        """Return every node's word about the agent, by node."""
+        nodes = self._holdings.get(key, {})
+        return tuple(nodes[name] for name in sorted(nodes))
+
+    def living(self, key: Key) -> tuple[Holding, ...]:
+        """Return the words about what was not erased, by node."""
+        holdings = self.holdings(key)
+        floor = self.floor(key) if holdings else 0
+        return tuple(h for h in holdings if h.epoch > floor)
+
+    def erasing(self, key: Key) -> tuple[NodeName, ...]:
+        """Name the nodes that still have something of the agent that was erased."""
+        living = self.living(key)
+        return tuple(h.node for h in self.holdings(key) if h not in living)
+
+    def next_epoch(self, key: Key) -> int:
+        """Return an epoch above any that a node, heard of or not, may own the agent at.
+
+        0 for an agent that nobody has heard of: its node begins with 1.
+        """
+        holdings = self.holdings(key)
+        known = max((holding.epoch for holding in holdings), default=0)
+        # Replicas alone mean that an owner unheard of may be one epoch above them.
+        unheard = 1 if holdings and self.owner(key) is None else 0
+        given = max(self._issued.last(key), self._promised.last(key), self.floor(key))
+        return max(known + unheard, given) + 1 if holdings or given else 0
+
+    def issued(self, key: Key) -> int:
+        """Return the last epoch given out for the agent: a turn of an earlier one is fenced."""
+        return self._issued.last(key)
+
+    def issue(self, key: Key, epoch: int) -> None:
+        """Never give out `epoch`, or a lower one, for this agent from now on."""
+        self._issued.note(key, epoch)
+
+    def promise(self, key: Key, epoch: int) -> None:
+        """Give `epoch` to nobody else: a move may make it true. Until then it fences no turn."""
+        self._promised.note(key, epoch)
+
+    def promised(self, key: Key) -> int:
+        """Return the last epoch that a move may have made true; 0 if none."""
+        return self._promised.last(key)
+
+    def agents(self, tenant: TenantId) -> list[AgentId]:
+        """Return a tenant's agents, by id."""
+        return sorted(key[1] for key in self._holdings if key[0] == tenant)
+
+    def all_keys(self) -> list[Key]:
+        """Return all agents of all tenants."""
+        return list(self._holdings)
+
+    def owned_by(self, node: NodeName) -> list[Key]:
+        """Return the agents that the node owns, or has sealed for a move, in order."""
+        keys = self._by_node.get(node, set())
+        return sorted(k for k in keys if (owner := self.owner(k)) and owner.node == node)
+
+    def agents_count(self, node: NodeName) -> int:
+        """Count the agents that the node owns or was just given, before it says so."""
+        return self._seated[node]
+
+    def epoch_of(self, node: NodeName) -> int:
+        """Return the highest epoch at which a node owns an agent; 0 if it owns none."""
+        owned = (self._holdings[key][node] for key in self._by_node.get(node, set()))
+        return max((h.epoch for h in owned if h.state is OwnerState.OWNED), default=0)
+
+    def group_owners(self, tenant: TenantId, group: str) -> list[Holding]:
+        """Return the owners of a group's conversations, its namesake first."""
+        keys = sorted(self._groups.get((tenant, group), set()))
+        keys.sort(key=lambda key: key[1] != group)
+        found = (self.owner(key) for key in keys)
+        return [holding for holding in found if holding is not None]
+
+    def in_doubt(self) -> tuple[Key, ...]:
+        """Return agents that are sealed, or that more than one node claims."""
+        return tuple(sorted(self._in_doubt))
+
+    def reservation(self, key: Key) -> Reservation | None:
+        """Return where the agent is being started, if it is."""
+        return self._reserved.get(key)
+
+    def reserve(self, key: Key, node: NodeName, epoch: int) -> Reservation:
+        """Say where the agent is being started, in place of any earlier word."""
+        # Who was asked before may be slow, not dead, and take the agent late: not at this epoch.
+        self.issue(key, max(epoch, 1))
+        self._reserved[key] = Reservation(node, epoch)
+        self._seat(key)
+        return self._reserved[key]
+
+    def release(self, key: Key, reservation: Reservation) -> None:
+        """End one turn's use of a reservation; the last one removes it."""
+        assert reservation.turns_count > 0, "released more often than joined"
+        reservation.turns_count -= 1
+        if reservation.turns_count == 0 and self._reserved.get(key) is reservation:
+            del self._reserved[key]
+            self._seat(key)
+
+    def _put(self, key: Key, holding: Holding) -> None:
+        nodes = self._holdings.setdefault(key, {})
+        old = nodes.get(holding.node)
+        nodes[holding.node] = holding
+        self._by_node.setdefault(holding.node, set()).add(key)
+        unheard = self._unheard.setdefault(holding.node, set())
+        unheard.add(key) if holding.view is None else unheard.discard(key)
+        if holding.group is not None:
+            self._groups.setdefault((key[0], holding.group), set()).add(key)
+        if old and old.group is not None and old.group != holding.group:
+            self._leave_group(key, old.group)
+        self._judge(key)
+
+    def _leave_group(self, key: Key, group: str) -> None:
+        if any(h.group == group for h in self.holdings(key)):
+            return
+        members = self._groups.get((key[0], group), set())
+        members.discard(key)
+        if not members:
+            self._groups.pop((key[0], group), None)
+
+    def _seat(self, key: Key) -> None:
+        started, owner = self._reserved.get(key), self.owner(key)
+        node = started.node if started else owner.node if owner else None
+        before = self._seats.get(key)
+        if node == before:
+            return
+        if before is not None:
+            del self._seats[key]
+            self._seated[before] -= 1
+        if node is not None:
+            self._seats[key] = node
+            self._seated[node] += 1
+
+    def _judge(self, key: Key) -> None:
+        self._seat(key)
+        claims = [h for h in self.living(key) if h.state is not OwnerState.REPLICA]
+        if len(claims) > 1 or any(h.state is OwnerState.SEALED for h in claims):
+            self._in_doubt.add(key)
+        else:
+            self._in_doubt.discard(key)
+
+
+def _rank(holding: Holding) -> tuple[int, bool, float, str]:
+    # Of equal epochs, which nobody gives out, the one with more turns has acknowledged more.
+    # One that is noted and not listed yet is what this router has just done itself.
+    turns = holding.view.revision if holding.view is not None else math.inf
+    return (holding.epoch, holding.state is OwnerState.OWNED, turns, holding.node)

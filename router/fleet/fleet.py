@@ -1,0 +1,280 @@
+"""All that the router knows of its nodes, in one place: leases, owners, sketches, load."""
+
+import math
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
+
+from xxhash import xxh3_64
+
+from fabric.control.node_calls import AgentList, NodeView
+from fabric.errors import ConflictError, RetryLaterError
+from fabric.ids import AgentId, NodeName
+from fabric.limits import BEAT_S, BLOCK_TOKENS
+from fabric.ports import Clock
+from fabric.record.manifest import OwnerState
+from fabric.turn.generation import IdentityKind
+from router.fleet.directory import Directory, Holding, Key
+from router.fleet.meeting import Meeting
+from router.fleet.membership import Health, LinkFactory, Membership, Roster
+from router.fleet.node_client import NodeLink, NodeLostError
+from router.fresh_ids import fresh_leap
+from router.placement.link_rates import link_bytes_per_s
+from router.placement.load_ledger import Ledger
+from router.placement.seconds import (
+    PREFILL_TOKENS_PER_S,
+    Candidate,
+    Job,
+    Policy,
+    assumed_rates,
+    place,
+    with_shares,
+)
+from router.placement.sketch_index import Match, SketchIndex
+from router.turn_request import Turn
+
+DISK_BYTES_PER_S = 2e9  # a guess below what any Apple SSD reads
+READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The node chosen for a turn, the prefill expected there, and whether it holds a part."""
+
+    node: NodeName
+    prefill_s: float
+    cached: bool
+
+
+class Fleet:
+    """The nodes, and everything soft that is remembered of them."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        connect: LinkFactory,
+        clock: Clock,
+        policy: Policy = Policy.SECONDS,
+        beat_s: float = BEAT_S,
+    ) -> None:
+        self.clock = clock
+        # What logs call an agent: they outlive an erasure, and names may be addresses of people.
+        self.alias: Callable[[Key], str] = lambda _: "?"
+        self.policy = policy
+        self.directory = Directory()
+        self.sketches = SketchIndex()
+        self.ledger = Ledger()
+        self.membership = Membership(roster, connect, clock, self, beat_s)
+        self.meeting = Meeting(self.membership, clock)
+
+    def on_list(self, agents: AgentList, asked_s: float) -> None:
+        """Feed a node's agents to the directory and the sketches."""
+        for tenant, agent in self.directory.apply(agents, asked_s):
+            self.sketches.remove(tenant, agents.node, agent)
+        for item in agents.agents:
+            view = item.view
+            tag = (agents.incarnation, view.epoch, view.revision)
+            if view.epoch <= self.directory.floor((view.tenant, view.agent)):
+                continue  # erased, and not gone yet: no conversation goes on with it
+            if item.sketch:  # none yet: its first turn runs, and was sketched when it was sent
+                self.sketches.put(view.tenant, agents.node, view.agent, item.sketch, tag)
+
+    def doubts(self, node: NodeName) -> bool:
+        """Say whether a node's whole list is wanted."""
+        return self.directory.doubts(node)
+
+    def on_restart(self, node: NodeName) -> None:
+        """Expect a node's change counter to start anew."""
+        self.directory.restart(node)
+
+    def link(self, name: NodeName) -> NodeLink:
+        """Return the link to a known node; raise NodeLostError for others."""
+        member = self.membership.find(name)
+        if member is None:
+            message = f"node {name} is not in the fabric"
+            raise NodeLostError(message)
+        return member.link
+
+    def require_node(self, name: str, param: str = "to") -> NodeName:
+        """Return `name` as a node's; raise NotFoundError that tells the known ones."""
+        if any(member.name == name for member in self.membership.members):
+            return NodeName(name)
+        raise self.meeting.unknown_node(name, param)
+
+    def require_owner(self, key: Key) -> Holding:
+        """Return who owns an agent; raise NotFoundError, or RetryLaterError if one may turn up."""
+        owner = self.directory.owner(key)
+        if owner is None:
+            raise self.meeting.unknown_agent(key[1])
+        return owner
+
+    def require_taking(self, name: str, param: str = "to") -> NodeName:
+        """Return a node that takes agents; raise a FabricError that says why another does not."""
+        node = self.require_node(name, param)
+        member = self.membership.find(node)
+        if self.membership.health(node) is not Health.ALIVE or not member or not member.view:
+            message = f"node {node} is not answering"
+            raise RetryLaterError(message, retry_after_s=2.0, code=NodeLostError.code)
+        if member.view.state != READY:
+            message = f"node {node} is {member.view.state}: it takes no agents"
+            raise ConflictError(message, code="node_draining", param=param)
+        return node
+
+    def begin_epoch(self, key: Key) -> int:
+        """Return the epoch at which an agent is begun here, or taken over; 0: its node's first.
+
+        Where a node has not told its agents yet, it leaps over what an owner there may claim.
+        """
+        epoch = self.directory.next_epoch(key)
+        if self.directory.owner(key) is None and not self.meeting.has_heard_all():
+            epoch += fresh_leap()
+        return epoch
+
+    def is_up(self, name: NodeName) -> bool:
+        """Say whether a node's lease has not run out."""
+        return self.membership.health(name) is not Health.EXPIRED
+
+    def ready(self) -> list[NodeView]:
+        """Return the nodes that take new agents: alive and not draining."""
+        return [
+            member.view
+            for member in self.membership.members
+            if member.view is not None
+            and member.view.state == READY
+            and self.membership.health(member.name) is Health.ALIVE
+        ]
+
+    def models(self) -> list[str]:
+        """Return the names of the models that unexpired nodes serve."""
+        views = (m.view for m in self.membership.members if self.is_up(m.name))
+        return sorted({view.model for view in views if view is not None})
+
+    def place(self, turn: Turn, without: Container[NodeName], home: NodeName | None) -> Placed:
+        """Choose a node for a turn that no owner must serve; raise if there is none."""
+        views = [
+            view for view in self.ready() if view.model == turn.model and view.name not in without
+        ]
+        if not views:
+            message = "no node is ready to serve this model"
+            raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
+        matches = self._matches(turn)
+        job = Job(turn.prompt.tokens_estimate, turn.sampling.max_tokens, home)
+        rates = zip(
+            assumed_rates([view.prefill_tokens_per_s for view in views], PREFILL_TOKENS_PER_S),
+            assumed_rates([view.decode_tokens_per_s for view in views], 0.0),
+            strict=True,
+        )
+        # A named agent's home keeps a copy of it; any other is a habit.
+        kept = home if turn.identity.kind is IdentityKind.AGENT else None
+        found = [
+            replace(
+                self._candidate(turn, view, matches.get(view.name)),
+                prefill_tokens_per_s=prefill,
+                decode_tokens_per_s=decode,
+            )
+            for view, (prefill, decode) in zip(views, rates, strict=True)
+        ]
+        nodes = with_shares(found, kept)
+        chosen = place(job, nodes, self.policy)
+        missing = max(0, job.prompt_tokens - chosen.cached_tokens)
+        rate = max(chosen.prefill_tokens_per_s, 1.0)
+        return Placed(chosen.name, missing / rate, chosen.cached_tokens > 0)
+
+    def link_bytes_per_s(self, source: NodeName, target: NodeName) -> float:
+        """Return what the best link from `source` to `target` carries; 0 where none is known."""
+        members = self.membership.find(source), self.membership.find(target)
+        views = [member.view if member else None for member in members]
+        return link_bytes_per_s(views[0], views[1])
+
+    def recompute_s(self, turn: Turn, without: NodeName) -> float:
+        """Estimate the prefill of a whole prompt on the fastest of the other nodes."""
+        rates = [v.prefill_tokens_per_s for v in self.ready() if v.name != without]
+        return turn.prompt.tokens_estimate / max(rates) if any(rates) else math.inf
+
+    def continued(self, turn: Turn, without: Container[NodeName] = ()) -> NodeName | None:
+        """Say where the conversation lives that an unnamed turn continues, if any is known."""
+        if self.policy is not Policy.SECONDS:  # the baselines place every unnamed turn
+            return None
+        matches = self._matches(turn)
+        found = [
+            (match.pieces_count, node)
+            for node, match in matches.items()
+            if match.continued and not self._is_replica((turn.tenant, match.continued), node)
+        ]
+        for _, node in sorted(found, reverse=True):
+            if node not in without and self.is_up(node):
+                return node
+        return None
+
+    def home(self, turn: Turn, without: Container[NodeName] = ()) -> NodeName | None:
+        """Say where an unnamed conversation that nobody seems to hold should rather go."""
+        group = turn.identity.agent
+        matches = self._matches(turn)
+        continued = [
+            (match.pieces_count, node)
+            for node, match in matches.items()
+            if match.continued and self._in_group((turn.tenant, match.continued), node, group)
+        ]
+        for _, node in sorted(continued, reverse=True):
+            if node not in without and self.is_up(node):
+                return node
+        owners = self.directory.group_owners(turn.tenant, group) if group else []
+        for owner in owners:
+            if owner.node not in without and self.is_up(owner.node):
+                return owner.node
+        return self._hashed_home(turn, without)
+
+    def _hashed_home(self, turn: Turn, without: Container[NodeName]) -> NodeName | None:
+        # Prompts below one sketch piece leave no trace: their opening picks the node.
+        names = [v.name for v in self.ready() if v.model == turn.model and v.name not in without]
+        seed = f"{turn.tenant}:{turn.identity.agent or turn.prompt.opening}"
+        return max(names, key=lambda name: _weight(f"{seed}:{name}"), default=None)
+
+    def _candidate(self, turn: Turn, view: NodeView, match: Match | None) -> Candidate:
+        cached = 0
+        load_s = 0.0
+        if match is not None:
+            share = match.pieces_count / len(turn.prompt.sketch)
+            cached = round(share * turn.prompt.tokens_estimate)
+            if not match.continued or turn.identity.kind is IdentityKind.AGENT:
+                cached -= cached % BLOCK_TOKENS  # others' memory is shared by whole blocks
+            if match.continued and not self._is_hot((turn.tenant, match.continued), view.name):
+                load_s = cached * view.bytes_per_token / DISK_BYTES_PER_S
+        return Candidate(
+            name=view.name,
+            prefill_tokens_per_s=view.prefill_tokens_per_s,
+            decode_tokens_per_s=view.decode_tokens_per_s,
+            # All turns come through here, and a beat would tell of those ended since.
+            queue_s=self.ledger.prefill_s(view.name),
+            active=self.ledger.turns(view.name),
+            cached_tokens=cached,
+            load_s=load_s,
+            held_tokens=view.tokens,
+            agents=self.directory.agents_count(view.name),
+            cold_order=self.ledger.cold_order(view.name),
+            turn_order=self.ledger.turn_order(view.name),
+        )
+
+    def _matches(self, turn: Turn) -> dict[NodeName, Match]:
+        prompt = turn.prompt
+        return self.sketches.matches(turn.tenant, prompt.sketch, prompt.opening)
+
+    def _in_group(self, key: Key, node: NodeName, group: AgentId | None) -> bool:
+        """Say whether a group's request may continue that agent; unnamed ones may any."""
+        if group is None:
+            return True
+        return any(h.node == node and h.group == group for h in self.directory.holdings(key))
+
+    def _is_replica(self, key: Key, node: NodeName) -> bool:
+        """Say whether a node only keeps a copy of an agent: it does not go on with it."""
+        holdings = self.directory.holdings(key)
+        return any(h.node == node and h.state is OwnerState.REPLICA for h in holdings)
+
+    def _is_hot(self, key: Key, node: NodeName) -> bool:
+        for holding in self.directory.holdings(key):
+            if holding.node == node:
+                return holding.view is None or "hot" in holding.view.tiers
+        return False
+
+
+def _weight(text: str) -> int:
+    return xxh3_64(text.encode("utf-8", "surrogatepass")).intdigest()

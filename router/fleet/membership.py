@@ -1,0 +1,332 @@
+"""Who is there: beats to every node, leases by the router's own monotonic clock.
+
+        beat answered          silent SUSPECT_S         silent LEASE_S
+    ────────●───────── alive ────────●───── suspect ─────────●──── expired ───▶
+
+A lease is renewed as of the moment its beat was sent, so a slow answer never stretches it. A
+node that was away is greeted first: told what was erased meanwhile.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from fabric.control.node_calls import AgentList, Describe, NodeView
+from fabric.errors import FabricError, RetryLaterError, StartFailedError
+from fabric.ids import NodeName
+from fabric.limits import BEAT_S, LEASE_S, SUSPECT_S, WHOLE_LIST_S
+from fabric.ports import Clock
+from router.fleet.agent_lists import read_list
+from router.fleet.node_client import ControlTransport, NodeLink
+
+_LOG = logging.getLogger("macfabric.router.membership")
+
+Roster = Callable[[], Awaitable[Mapping[NodeName, ControlTransport]]]
+LinkFactory = Callable[[NodeName, ControlTransport, Callable[[], bool]], NodeLink]
+
+
+class AgentObserver(Protocol):
+    """Learns what agents the nodes hold."""
+
+    def on_list(self, agents: AgentList, asked_s: float) -> None:
+        """Take a node's list, asked for at `asked_s` by the router's clock."""
+        ...
+
+    def doubts(self, node: NodeName) -> bool:
+        """Say whether changes alone would leave something open of what a node holds."""
+        ...
+
+    def on_restart(self, node: NodeName) -> None:
+        """Expect the lists of a new incarnation, which count their changes anew."""
+        ...
+
+
+class Greeter(Protocol):
+    """Speaks with a node that comes, or comes back, before its lease begins."""
+
+    def is_told(self, view: NodeView) -> bool:
+        """Say whether a node that never was away needs no word."""
+        ...
+
+    async def greet(self, link: NodeLink, view: NodeView) -> None:
+        """Bring the node up to date; raise FabricError where it must not serve yet."""
+        ...
+
+
+class Health(StrEnum):
+    """What the lease says about a node."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailure:
+    """Why a node is not there, and when it tries again by the router's clock."""
+
+    message: str
+    again_s: float
+
+
+@dataclass(slots=True)
+class Member:
+    """One node of the roster: its link, its last words, and when they were asked for."""
+
+    name: NodeName
+    link: NodeLink
+    beat_s: float  # when the last answered beat was sent
+    view: NodeView | None = None
+    listed: tuple[int, int] | None = None  # incarnation and changes of the last agent list
+    whole_s: float = -math.inf  # when the last whole list was asked for
+    loading_s: float | None = None  # when it last said that it is starting
+    failure: StartFailure | None = None  # its last words, if it could not
+    was_expired: bool = False  # at the last count
+    pulse: asyncio.Task[None] | None = field(default=None, repr=False)
+    listing: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def state(self) -> tuple[int, int] | None:
+        """Incarnation and change counter as the last beat told them."""
+        return None if self.view is None else (self.view.incarnation, self.view.changes)
+
+
+class Membership:
+    """The known nodes and their leases."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        connect: LinkFactory,
+        clock: Clock,
+        observer: AgentObserver,
+        beat_s: float = BEAT_S,
+    ) -> None:
+        self.beat_s = beat_s
+        self.greeter: Greeter | None = None
+        self.expired_count = 0  # leases that ran out
+        self._ticked_s: float | None = None  # when `run` last came by; None: it does not run
+        self._roster = roster
+        self._connect = connect
+        self._clock = clock
+        self._observer = observer
+        self._members: dict[NodeName, Member] = {}
+        self._scouting: asyncio.Task[None] | None = None
+        self._has_roster = False  # it was read at least once
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All nodes ever seen by this router, by name."""
+        return tuple(self._members[name] for name in sorted(self._members))
+
+    def find(self, name: NodeName) -> Member | None:
+        """Return the member called `name`, if there is one."""
+        return self._members.get(name)
+
+    def health(self, name: NodeName) -> Health:
+        """Judge a node's lease now; a node never heard of has none."""
+        member = self._members.get(name)
+        self._forgive_own_sleep()
+        silent_s = self._clock.monotonic_s() - member.beat_s if member else LEASE_S
+        if silent_s >= LEASE_S:
+            return Health.EXPIRED
+        return Health.SUSPECT if silent_s >= SUSPECT_S else Health.ALIVE
+
+    def is_returning(self, name: NodeName) -> bool:
+        """Say whether a node that was lost is starting again."""
+        member = self._members.get(name)
+        if member is None or member.loading_s is None:
+            return False
+        return self._clock.monotonic_s() - member.loading_s < SUSPECT_S
+
+    def settled(self) -> bool:
+        """Say whether every node of the roster has told its agents, or has had its time for it."""
+        return self._has_roster and all(
+            member.listed is not None or self.health(member.name) is Health.EXPIRED
+            for member in self._members.values()
+        )
+
+    def has_heard_all(self) -> bool:
+        """Say whether every node of the roster has told this router its agents at least once."""
+        return self._has_roster and not self.unheard()
+
+    def unheard(self) -> tuple[NodeName, ...]:
+        """Name the nodes that have never told this router their agents."""
+        return tuple(member.name for member in self.members if member.listed is None)
+
+    @property
+    def has_roster(self) -> bool:
+        """Say whether it is known which nodes there are."""
+        return self._has_roster
+
+    def has_met_all(self) -> bool:
+        """Say whether the roster was read, and every node on it has answered or expired."""
+        return self._has_roster and all(
+            member.view is not None or self.health(member.name) is Health.EXPIRED
+            for member in self._members.values()
+        )
+
+    async def discover(self) -> None:
+        """Add nodes that the roster names for the first time."""
+        for name, transport in (await self._roster()).items():
+            if name not in self._members:
+                link = self._connect(name, transport, self._expiry_of(name))
+                # A new node gets one lease to say its first word.
+                self._members[name] = Member(name, link, self._clock.monotonic_s())
+                _LOG.info("node %s joined the roster", name)
+        self._has_roster = True
+
+    async def beat(
+        self, member: Member, timeout_s: float = SUSPECT_S, *, relist: bool = False
+    ) -> None:
+        """Ask one node how it is, and for its agents if they changed or `relist` says so."""
+        if await self._describe(member, timeout_s) and (relist or self._has_news(member)):
+            await self._list(member, whole=relist)
+
+    async def refresh(self, timeout_s: float = BEAT_S, *, relist: bool = False) -> None:
+        """Bring what is known of every unexpired node up to this moment."""
+        live = [m for m in self.members if self.health(m.name) is not Health.EXPIRED]
+        await asyncio.gather(*(self.beat(member, timeout_s, relist=relist) for member in live))
+
+    def nudge(self, name: NodeName) -> None:
+        """Beat one node now, outside its rhythm, unless a beat is under way."""
+        member = self._members.get(name)
+        if member and (member.pulse is None or member.pulse.done()):
+            member.pulse = asyncio.create_task(self._pulse(member))
+
+    async def run(self) -> None:
+        """Beat every node in its rhythm until cancelled; a hung node delays no other."""
+        self._ticked_s = self._clock.monotonic_s()
+        try:
+            while True:
+                if self._scouting is None or self._scouting.done():
+                    # Ray without its head may keep this waiting for a minute; the nodes live on.
+                    self._scouting = asyncio.create_task(self._scout())
+                for name in self._members:
+                    self.nudge(name)
+                self._count_expired()
+                await asyncio.sleep(self.beat_s)
+                self._forgive_own_sleep()
+                self._ticked_s = self._clock.monotonic_s()
+        finally:
+            self._ticked_s = None
+            await self.close()
+
+    async def close(self) -> None:
+        """Cancel the beats under way."""
+        pulses = [t for m in self.members for t in (m.pulse, m.listing)]
+        tasks = [task for task in (self._scouting, *pulses) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _scout(self) -> None:
+        try:
+            await self.discover()
+        except FabricError as error:
+            _LOG.warning("the roster is out of reach: %s", error.message)
+        for member in self.members:
+            if member.view is None:
+                self.nudge(member.name)
+
+    async def _pulse(self, member: Member) -> None:
+        has_answered = await self._describe(member, SUSPECT_S)
+        idle = member.listing is None or member.listing.done()
+        # A long list has its own task: it must not hold back the next beat.
+        if has_answered and idle and self._has_news(member):
+            member.listing = asyncio.create_task(self._list(member))
+
+    def _forgive_own_sleep(self) -> None:
+        """Take the time in which this router itself stood still off every node's silence.
+
+        A lid that closed on the router would else end all leases, and with them all owners.
+        """
+        now_s = self._clock.monotonic_s()
+        if self._ticked_s is None or now_s - self._ticked_s < SUSPECT_S:
+            return
+        slept_s = now_s - self._ticked_s
+        _LOG.warning("the router stood still for %.1f s", slept_s)
+        self._ticked_s = now_s
+        for member in self._members.values():
+            member.beat_s += slept_s
+
+    def _count_expired(self) -> None:
+        for member in self._members.values():
+            is_expired = self.health(member.name) is Health.EXPIRED
+            if is_expired and not member.was_expired:
+                self.expired_count += 1
+                _LOG.warning("the lease of %s ran out", member.name)
+            member.was_expired = is_expired
+
+    def _expiry_of(self, name: NodeName) -> Callable[[], bool]:
+        return lambda: self.health(name) is Health.EXPIRED
+
+    def _needs_greeting(self, member: Member, view: NodeView) -> bool:
+        if self.greeter is None:
+            return False
+        is_known = member.view is not None and member.view.incarnation == view.incarnation
+        is_here = is_known and self.health(member.name) is not Health.EXPIRED
+        return not is_here or not self.greeter.is_told(view)
+
+    async def _describe(self, member: Member, timeout_s: float) -> bool:
+        sent_s = self._clock.monotonic_s()
+        try:
+            view = await member.link.call(Describe(), NodeView, timeout_s)
+            if view.name == member.name and self._needs_greeting(member, view):
+                assert self.greeter is not None, "it needs one"
+                await self.greeter.greet(member.link, view)
+        except StartFailedError as error:
+            # Its silence goes on; only the reason is known.
+            again_s = self._clock.monotonic_s() + error.retry_after_s
+            member.failure = StartFailure(error.message, again_s)
+            return False
+        except RetryLaterError:
+            member.loading_s, member.failure = sent_s, None
+            if member.view is None:
+                member.beat_s = sent_s  # nothing is known that could be out of date
+            return False
+        except FabricError as error:
+            # Silence is what leases are for; nothing else to do here.
+            member.failure = None
+            _LOG.debug("no beat from %s: %s", member.name, error.code)
+            return False
+        if view.name != member.name:
+            _LOG.error("node %s calls itself %s: ignored", member.name, view.name)
+            return False
+        if member.view is None or sent_s >= member.beat_s:
+            restarted = member.view is not None and view.incarnation != member.view.incarnation
+            member.view, member.loading_s, member.failure = view, None, None
+            member.beat_s = max(sent_s, member.beat_s)
+            member.link.http_url = view.http_url.rstrip("/")
+            if restarted:
+                _LOG.info("node %s restarted", member.name)
+                self._observer.on_restart(member.name)
+        return True
+
+    def _has_news(self, member: Member) -> bool:
+        return member.listed != member.state or self._observer.doubts(member.name)
+
+    async def _list(self, member: Member, *, whole: bool = False) -> None:
+        asked_s = self._clock.monotonic_s()
+        known = member.listed or (0, 0)
+        if asked_s - member.whole_s > WHOLE_LIST_S or self._observer.doubts(member.name):
+            whole = True
+        try:
+            agents = await read_list(member.link, (0, 0) if whole else known)
+        except FabricError as error:
+            _LOG.debug("no agents from %s: %s", member.name, error.code)
+            return
+        view = member.view
+        if view is None or agents.node != member.name or agents.incarnation != view.incarnation:
+            return  # the next beat asks again
+        version = (agents.incarnation, agents.changes)
+        same_life = member.listed is not None and member.listed[0] == agents.incarnation
+        if not same_life or member.listed is None or version >= member.listed:
+            member.listed = version
+        if not agents.since:
+            member.whole_s = asked_s
+        self._observer.on_list(agents, asked_s)

@@ -1,0 +1,309 @@
+"""How the router reaches one node: control calls over any transport, tokens over HTTP.
+
+A call that is not answered may or may not have been executed. Only over HTTP, and only where a
+connection that was kept broke before an answer came, is it sent once more (`node_http.py`): calls
+in haste are answered alike then, and a turn whose connection broke has been cancelled.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Protocol, TypeVar
+
+import aiohttp
+
+from fabric.codec import dump_json, parse_json
+from fabric.control.erasure_calls import EraseAgent, ShareErasures
+from fabric.control.hasty_calls import HASTY, HASTY_PATH, NODE_HEADER
+from fabric.control.node_calls import Describe, ErrorReply, decode_reply, encode_call
+from fabric.errors import FabricError, RejectedError, RetryElsewhereError
+from fabric.ids import NodeName
+from fabric.limits import CONTROL_BYTES_MAX, CONTROL_TIMEOUT_S, FRAME_BYTES_MAX
+from fabric.turn.generation import (
+    CLUSTER_HEADER,
+    GENERATE_PATH,
+    Event,
+    Failed,
+    Finished,
+    GenerateRequest,
+    HandedOver,
+    decode_event,
+)
+from router.fleet.node_http import Body, NodeHttp, Use
+from router.fleet.remote_errors import remote_error
+from router.large_work import run_sized, weigh
+
+T = TypeVar("T")
+Reply = TypeVar("Reply")
+
+_RETURNING = (Describe, EraseAgent, ShareErasures)
+WATCH_S = 0.5  # how often a silent node's lease is looked at
+READY_WAIT_S = 0.5  # at most, for connections that are opened ahead
+
+
+class NodeLostError(RetryElsewhereError):
+    """The node did not answer, or fell silent before the end."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "node_lost"
+
+
+class ControlTransport(Protocol):
+    """Carries one encoded control call to one node and its reply back."""
+
+    async def __call__(self, raw: bytes) -> bytes:
+        """Send once; raise NodeLostError when no reply can come any more."""
+        ...
+
+
+class NodeLink(Protocol):
+    """One node, as the rest of the router sees it."""
+
+    name: NodeName
+    http_url: str
+
+    async def call(
+        self, message: object, kind: type[Reply], timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> Reply:
+        """Make one control call; raise the node's FabricError, or NodeLostError."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """Stream one turn's events; closing the generator cancels the turn."""
+        ...
+
+    async def post(
+        self, path: str, data: Body, headers: Mapping[str, str], use: Use | None = None
+    ) -> aiohttp.ClientResponse:
+        """Return the node's answer as soon as it begins; raise the FabricError it stands for."""
+        ...
+
+    async def make_ready(self, *uses: Use) -> None:
+        """Have a connection for each of what comes in the next moment, if that goes."""
+        ...
+
+
+class HttpNodeLink:
+    """A link over an injected control transport and the node's HTTP server."""
+
+    def __init__(
+        self,
+        name: NodeName,
+        transport: ControlTransport,
+        http: NodeHttp,
+        secret: str,
+        is_lost: Callable[[], bool],
+        *,
+        hastens: bool = True,
+        proven_as: str | None = None,
+    ) -> None:
+        """Make calls over `transport`; if it `hastens`, those that a client waits for by HTTP.
+
+        `proven_as`: the name that the node's certificate must bear before anything is sent.
+        """
+        self.name = name
+        self.http_url = ""  # the node's beat tells it
+        self._transport = transport
+        self._http = http
+        self._secret = secret
+        self._is_lost = is_lost
+        self._hastens = hastens
+        self._proven_as = proven_as
+
+    async def call(
+        self, message: object, kind: type[Reply], timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> Reply:
+        """Make one control call; raise the node's FabricError, or NodeLostError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                in_haste = self._hastens and isinstance(message, HASTY) and self.http_url
+                carry = self._over_http if in_haste else self._transport
+                work = carry(encode_call(message))
+                # The calls by which a lost node comes back do not end because it is lost.
+                raw = await (work if isinstance(message, _RETURNING) else self._unless_lost(work))
+        except TimeoutError:
+            text = f"{self.name} did not answer {type(message).__name__} in {timeout_s:g} s"
+            raise NodeLostError(text, code="node_timeout") from None
+        try:
+            reply = decode_reply(kind, raw)
+        except RejectedError as error:
+            text = f"{self.name} answered {type(message).__name__} wrongly: {error.message}"
+            raise FabricError(text, code="bad_node_answer") from None
+        if isinstance(reply, ErrorReply):
+            raise remote_error(
+                reply.status,
+                reply.code,
+                reply.message,
+                param=reply.param,
+                retry_after_s=reply.retry_after_s,
+            )
+        return reply
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """Stream one turn's events; closing the generator cancels the turn."""
+        headers = {"content-type": "application/json"}
+        more = [request.template_options, request.sketch]
+        with self._breaking():
+            size_bytes = weigh([request.messages, request.prompt, request.tools, more])
+            body = await run_sized(request.tenant, size_bytes, partial(dump_json, request))
+            answer = await self.post(GENERATE_PATH, body, headers, Use.STREAM)
+            is_over = False
+            try:
+                async for line in self._lines(answer.content):
+                    event = _event(line, self.name)
+                    is_over = isinstance(event, (Finished, HandedOver, Failed))
+                    yield event
+                    if is_over:
+                        return
+            finally:
+                (self._http.let_end if is_over else self._http.release)(answer)
+        text = f"{self.name} ended the stream without a last event"
+        raise NodeLostError(text)
+
+    async def post(
+        self, path: str, data: Body, headers: Mapping[str, str], use: Use | None = None
+    ) -> aiohttp.ClientResponse:
+        """Return the node's answer as soon as it begins; raise the FabricError it stands for.
+
+        With a `use`, it may come over a kept connection, and is handed back to `NodeHttp`.
+        """
+        address = self._address()
+        everything = {**headers, CLUSTER_HEADER: self._secret}
+        asking = asyncio.ensure_future(
+            self._http.post(address, path, data, everything, self._proven_as, use)
+        )
+        with self._breaking():
+            try:
+                answer = await self._unless_lost(asking)
+            except BaseException:
+                asking.add_done_callback(self._drop)  # it may have come in the same moment
+                raise
+            if answer.status != HTTPStatus.OK:
+                try:
+                    raise await _refusal(answer)
+                finally:
+                    self._http.release(answer)  # also what is still being sent
+        return answer
+
+    async def make_ready(self, *uses: Use) -> None:
+        """Have a connection for each of what comes in the next moment, if that goes.
+
+        A new one costs a handshake, in which both ends prove themselves: as much as a token.
+        """
+        if self._hastens:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(READY_WAIT_S):
+                    await asyncio.gather(*(self._open(use) for use in uses))
+
+    async def _open(self, use: Use) -> None:
+        headers = {CLUSTER_HEADER: self._secret, NODE_HEADER: self.name}
+        with suppress(FabricError, aiohttp.ClientError, OSError):
+            address = self._address()
+            answer = await self._http.head(address, HASTY_PATH, headers, self._proven_as, use)
+            self._http.release(answer)
+
+    def _drop(self, asking: asyncio.Future[aiohttp.ClientResponse]) -> None:
+        if not asking.cancelled() and asking.exception() is None:
+            self._http.release(asking.result())
+
+    def _address(self) -> str:
+        """Return where the node is reached; raise NodeLostError where nothing may be sent."""
+        if self._proven_as is not None and not self.http_url.startswith("https://"):
+            text = f"{self.name} has told no address at which it can prove itself"
+            raise NodeLostError(text)
+        if not self.http_url:
+            text = f"{self.name} has not told its address yet"
+            raise NodeLostError(text)
+        return self.http_url
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Take a connection that breaks for the loss of the node."""
+        try:
+            yield
+        except (aiohttp.ClientError, OSError) as error:
+            text = f"the connection to {self.name} broke ({type(error).__name__})"
+            raise NodeLostError(text) from error
+
+    async def _over_http(self, raw: bytes) -> bytes:
+        headers = {"content-type": "application/msgpack", NODE_HEADER: self.name}
+        return await self._read(await self.post(HASTY_PATH, raw, headers, Use.CALL))
+
+    async def _read(self, answer: aiohttp.ClientResponse) -> bytes:
+        reply = bytearray()
+        with self._breaking():
+            try:
+                async for chunk in answer.content.iter_any():
+                    reply += chunk
+                    if len(reply) > CONTROL_BYTES_MAX:
+                        message = f"an answer of {self.name} is over {CONTROL_BYTES_MAX} bytes"
+                        raise FabricError(message, code="bad_node_answer")
+            finally:
+                self._http.release(answer)
+        return bytes(reply)
+
+    async def _lines(self, content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+        pending = b""
+        while True:
+            try:
+                # readany loses nothing when the timeout interrupts it; readline would.
+                async with asyncio.timeout(WATCH_S):
+                    chunk = await content.readany()
+            except TimeoutError:
+                self._raise_if_lost()
+                continue
+            if not chunk:
+                return
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                if line:
+                    yield line
+            if len(pending) > FRAME_BYTES_MAX:
+                message = f"an event of {self.name} is over {FRAME_BYTES_MAX} bytes"
+                raise FabricError(message, code="bad_event")
+
+    async def _unless_lost(self, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=WATCH_S)
+                if not task.done():
+                    self._raise_if_lost()
+            return task.result()
+        finally:
+            task.cancel()
+
+    def _raise_if_lost(self) -> None:
+        if self._is_lost():
+            message = f"{self.name} has been silent for longer than its lease"
+            raise NodeLostError(message)
+
+
+def _event(line: bytes, node: NodeName) -> Event:
+    try:
+        return decode_event(line)
+    except RejectedError as error:
+        text = f"{node} sent no valid event: {error.message}"
+        raise FabricError(text, code="bad_event") from None
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> FabricError:
+    """Turn a node's HTTP error body into the FabricError it stands for."""
+    raw = await response.content.read(FRAME_BYTES_MAX)
+    try:
+        body = parse_json(raw)
+        error = body["error"]
+        code, message = str(error["code"]), str(error["message"])
+        param, wait = error.get("param"), error.get("retry_after_s")
+    except (RejectedError, KeyError, TypeError, AttributeError):
+        text = f"the node answered HTTP {response.status} without a known error body"
+        return remote_error(response.status, "bad_node_answer", text)
+    return remote_error(
+        response.status,
+        code,
+        message,
+        param=param if isinstance(param, str) else None,
+        retry_after_s=float(wait) if isinstance(wait, (int, float)) else None,
+    )

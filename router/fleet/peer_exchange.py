@@ -1,0 +1,74 @@
+"""Tells every node who the others are and where they listen, whenever that changes.
+
+The router alone knows all addresses; nodes measure the links between them. A call replaces the
+list before, so a repeated or lost one does no harm.
+"""
+
+import asyncio
+import logging
+
+from fabric.control.node_calls import Done
+from fabric.errors import FabricError, RejectedError
+from fabric.ids import NodeName
+from fabric.limits import ADDRESSES_MAX, BEAT_S, PEERS_MAX
+from fabric.net.links import MeetPeers, PeerNode
+from router.fleet.fleet import Fleet
+from router.fleet.membership import Health, Member
+
+_LOG = logging.getLogger("macfabric.router.introductions")
+
+
+class Introductions:
+    """What each node was last told, by its incarnation."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._told: dict[NodeName, tuple[int, MeetPeers]] = {}
+        self._calls: dict[NodeName, asyncio.Task[None]] = {}
+
+    async def round(self) -> None:
+        """Begin to tell those who do not know yet; a node that hangs keeps nobody waiting."""
+        self._calls = {name: task for name, task in self._calls.items() if not task.done()}
+        for member in self._present():
+            call = self.call_for(member)
+            view = member.view
+            assert view is not None, "present"
+            if self._told.get(member.name) == (view.incarnation, call):
+                continue
+            if member.name not in self._calls:
+                work = self._tell(member, view.incarnation, call)
+                self._calls[member.name] = asyncio.create_task(work)
+
+    async def close(self) -> None:
+        """Cancel the calls under way."""
+        for task in self._calls.values():
+            task.cancel()
+        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+
+    def call_for(self, member: Member) -> MeetPeers:
+        """Build the list for one node: all others that are not lost, by name."""
+        others = [m.view for m in self._present() if m.name != member.name and m.view is not None]
+        return MeetPeers(
+            tuple(
+                PeerNode(view.name, view.incarnation, view.addresses[:ADDRESSES_MAX])
+                for view in others[:PEERS_MAX]
+            )
+        )
+
+    def _present(self) -> list[Member]:
+        membership = self._fleet.membership
+        return [
+            member
+            for member in membership.members
+            if member.view is not None and membership.health(member.name) is not Health.EXPIRED
+        ]
+
+    async def _tell(self, member: Member, incarnation: int, call: MeetPeers) -> None:
+        try:
+            await member.link.call(call, Done, 2 * BEAT_S)
+        except RejectedError as error:  # an older node: asking again would not help
+            _LOG.warning("%s will not meet its peers: %s", member.name, error.message)
+        except FabricError as error:
+            _LOG.debug("%s was not told of its peers: %s", member.name, error.code)
+            return
+        self._told[member.name] = (incarnation, call)

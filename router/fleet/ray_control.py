@@ -1,0 +1,213 @@
+"""Control calls as calls of Ray actors: the one place where the router meets Ray.
+
+Small messages only. A call that fails may or may not have been carried out, and none is
+repeated here: the callers know which calls are safe to repeat.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import ray
+import ray.exceptions
+import ray.util
+
+from fabric.errors import FabricError, FatalError, RejectedError, RetryLaterError
+from fabric.ids import NodeName, parse_node_name
+from router.fleet.node_client import ControlTransport, NodeLostError
+
+NAMESPACE = "macfabric"
+ACTOR_PREFIX = "macfabric-node-"
+LABEL = "mac"  # what a Ray node is called by
+
+_LOG = logging.getLogger("macfabric.router.ray")
+
+
+def connect(address: str, namespace: str = NAMESPACE) -> None:
+    """Join a running Ray cluster as a driver; raise FatalError where there is none."""
+    try:
+        ray.init(
+            address=address,
+            namespace=namespace,
+            log_to_driver=False,  # what nodes print may quote prompts
+            configure_logging=False,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        message = f"no Ray cluster answers at {address}: {error}"
+        raise FatalError(message) from None
+
+
+def disconnect() -> None:
+    """Leave the cluster; what runs there goes on."""
+    ray.shutdown()
+
+
+class Driver:
+    """This process as a client of Ray: makes calls, and leaves the cluster to join it anew.
+
+    Meanwhile calls wait: one made then would end the whole process. Those under way are lost.
+    """
+
+    def __init__(self) -> None:
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._has_joined = asyncio.Event()
+        self._has_joined.set()
+
+    async def joined(self) -> None:
+        """Wait while calls must not be made."""
+        await self._has_joined.wait()
+
+    async def result(self, reference: Any) -> Any:
+        """Wait for a call's result; raise ConnectionError if the driver leaves meanwhile."""
+        call = asyncio.ensure_future(_result(reference))
+        self._calls.add(call)
+        try:
+            await asyncio.wait({call})
+            if call.cancelled():
+                message = "the call was under way when we joined the cluster anew"
+                raise ConnectionError(message)
+            return call.result()
+        finally:
+            self._calls.discard(call)
+            call.cancel()
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """Give up what is under way, and let calls wait until we are in a cluster again."""
+        self._has_joined.clear()
+        for call in self._calls:
+            call.cancel()
+        try:
+            yield
+        finally:
+            if ray.is_initialized():
+                self._has_joined.set()
+
+
+class ActorTransport:
+    """Control calls to one node's actor, whichever process it lives in at the moment."""
+
+    def __init__(self, name: NodeName, driver: Driver) -> None:
+        self._name = name
+        self._driver = driver
+        self.handle: Any = None  # None until the roster finds an actor that is not dead
+
+    async def __call__(self, raw: bytes) -> bytes:
+        """Call the actor once and return its bytes."""
+        await self._driver.joined()
+        handle = self.handle
+        if handle is None:
+            message = f"{self._name} has no actor at the moment"
+            raise NodeLostError(message)
+        try:
+            reply = await self._driver.result(handle.control.remote(raw))
+        except ray.exceptions.ActorDiedError:
+            if self.handle is handle:
+                self.handle = None
+            message = f"the actor of {self._name} is dead"
+            raise NodeLostError(message) from None
+        except ray.exceptions.RayTaskError as error:
+            _LOG.warning("%s: control call raised %s", self._name, type(error.cause).__name__)
+            message = f"{self._name} failed on a control call"
+            raise FabricError(message, code="control_failed") from None
+        except Exception as error:  # noqa: BLE001 - Ray raises bare ones, too
+            message = f"the actor of {self._name} is out of reach ({type(error).__name__})"
+            raise NodeLostError(message) from None
+        return bytes(reply)
+
+
+class ActorRoster:
+    """The nodes that have an actor in the cluster, by the actors' names."""
+
+    def __init__(
+        self,
+        namespace: str = NAMESPACE,
+        address: str | None = None,
+        on_joined: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Look in `namespace`; with an `address`, join the cluster anew where that is needed.
+
+        Ray takes the process's signals when it joins: `on_joined` may take them back.
+        """
+        self._namespace = namespace
+        self._address = address
+        self._on_joined = on_joined
+        self._driver = Driver()
+        self._transports: dict[NodeName, ActorTransport] = {}
+
+    async def __call__(self) -> Mapping[NodeName, ControlTransport]:
+        """Look for new actors, and for successors of dead ones."""
+        try:
+            if self._address is not None and await asyncio.to_thread(_is_orphaned):
+                with self._driver.away():
+                    await self._join_anew(self._address)
+                    await self._find_actors()
+            else:
+                await self._find_actors()
+        except Exception as error:  # noqa: BLE001 - Ray raises bare ones, too
+            message = f"Ray does not tell its actors ({type(error).__name__})"
+            raise RetryLaterError(message) from None
+        return self._transports
+
+    async def _find_actors(self) -> None:
+        for name in await asyncio.to_thread(_node_names, self._namespace):
+            transport = self._transports.setdefault(name, ActorTransport(name, self._driver))
+            if transport.handle is None:
+                actor = f"{ACTOR_PREFIX}{name}"
+                transport.handle = await asyncio.to_thread(_actor, actor, self._namespace)
+
+    async def _join_anew(self, address: str) -> None:
+        _LOG.warning("our own Ray node is gone: joining the cluster anew")
+        for transport in self._transports.values():
+            transport.handle = None
+        try:
+            await asyncio.to_thread(ray.shutdown)
+            await asyncio.to_thread(connect, address, self._namespace)
+        finally:
+            self._on_joined()  # also after an attempt that failed half-way
+
+
+async def _result(reference: Any) -> Any:
+    return await reference
+
+
+def _is_orphaned() -> bool:
+    """Say whether this driver's own Ray node is gone and has a successor.
+
+    Such a driver still reaches the actors that it knew, but is never told where a restarted one
+    lives: its Ray node would have to say so. Without a successor there is nothing better to join.
+    """
+    if not ray.is_initialized():  # an earlier attempt came too early
+        return True
+    own = ray.get_runtime_context().get_node_id()
+    rows = ray.nodes()
+    alive = [row for row in rows if row["Alive"] and row["NodeID"] != own]
+    for row in rows:
+        if row["NodeID"] == own:  # also one whose end Ray has not noticed yet
+            return any(_place(other) == _place(row) for other in alive)
+    return bool(alive)
+
+
+def _place(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    return row["NodeManagerAddress"], row.get("Labels", {}).get(LABEL)
+
+
+def _actor(name: str, namespace: str) -> Any:
+    try:
+        return ray.get_actor(name, namespace)
+    except ValueError:
+        return None  # gone since it was listed
+
+
+def _node_names(namespace: str) -> list[NodeName]:
+    names = []
+    for row in ray.util.list_named_actors(all_namespaces=True):
+        actor = row["name"]
+        if row["namespace"] == namespace and actor.startswith(ACTOR_PREFIX):
+            try:
+                names.append(parse_node_name(actor.removeprefix(ACTOR_PREFIX)))
+            except RejectedError:
+                _LOG.warning("an actor with a node's prefix has no node's name")
+    return names

@@ -1,0 +1,1 @@
+"""What every route shares: keys, bodies, errors, streams."""

@@ -1,0 +1,130 @@
+"""Who may ask: tenants by their keys, operators by theirs, local programs where allowed.
+
+Operators are apart from tenants: their keys open what concerns everybody (drains, flushes,
+metrics, a node's details) and no tenant's memory. One request may carry both.
+"""
+
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fabric.errors import FabricError, ForbiddenError, UnauthorizedError
+from fabric.http_guard.guarded_connection import admit
+from fabric.ids import DEFAULT_TENANT, TenantId
+from fabric.keys.api_keys import OPERATOR_HEADER, key_digest, name_of
+from fabric.settings import RouterSettings
+from router.http.local_peer import is_local
+
+OPEN_PATHS = frozenset({"/healthz"})
+_SCOPE = "macfabric.caller"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whom a request was let in for; neither: a stranger on an open path."""
+
+    tenant: TenantId | None = None
+    operator: str | None = None  # the name of the key
+
+    @property
+    def owner(self) -> str:
+        """Whose places and bytes the request takes; no tenant's name has a space."""
+        return self.tenant or (f"operator {self.operator}" if self.operator else "a stranger")
+
+
+def caller_of(request: Request) -> Caller:
+    """Return whom the request was let in for."""
+    caller: Caller = request.scope[_SCOPE]
+    return caller
+
+
+def owner_of(scope: Scope) -> str:
+    """Return whose places and bytes a request takes."""
+    return str(scope[_SCOPE].owner)
+
+
+def tenant_of(request: Request) -> TenantId:
+    """Return the tenant that the request was let in for; raise ForbiddenError for none."""
+    tenant = caller_of(request).tenant
+    if tenant is None:
+        message = "this key is an operator's and no tenant's: send a tenant's API key as well"
+        raise ForbiddenError(message, code="tenant_required")
+    return tenant
+
+
+def require_operator(request: Request) -> None:
+    """Raise ForbiddenError unless an operator asks."""
+    if caller_of(request).operator is None:
+        message = (
+            "this concerns all tenants, so it takes an operator's key (router.operator_keys): "
+            f"send it as '{OPERATOR_HEADER}: KEY'; on the router's own machine, the `macfabric` "
+            "command knows one"
+        )
+        raise ForbiddenError(message, code="operator_required")
+
+
+class Auth:
+    """Turns keys into callers and refuses everybody else before anything is read."""
+
+    def __init__(self, app: ASGIApp, settings: RouterSettings) -> None:
+        self._app = app
+        self._tenants = {name: key_digest(key) for name, key in settings.api_keys.items()}
+        self._operators = {name: key_digest(key) for name, key in settings.operator_keys.items()}
+        self._loopback_without_key = settings.loopback_without_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request in with its caller, or raise UnauthorizedError."""
+        if scope["type"] == "http":
+            try:
+                scope[_SCOPE] = caller = self._caller(scope)
+                admit(scope, caller.owner)
+            except UnauthorizedError:
+                if scope["path"] not in OPEN_PATHS:
+                    raise
+                scope[_SCOPE] = Caller()
+        elif scope["type"] == "websocket":
+            message = "there are no websockets here"
+            raise FabricError(message)
+        await self._app(scope, receive, send)
+
+    def _caller(self, scope: Scope) -> Caller:
+        headers = Headers(scope=scope)
+        operator = self._named_operator(headers)
+        given = _given_key(headers)
+        if given is not None:
+            tenant = name_of(given, self._tenants)
+            if tenant is not None:
+                return Caller(TenantId(tenant), operator)
+            operator = operator or name_of(given, self._operators)
+            # Where no key is configured, one that a client library insists on sending means
+            # nothing.
+            if operator is None and self._tenants:
+                raise _unknown()
+        if self._loopback_without_key and is_local(scope, headers):
+            return Caller(DEFAULT_TENANT, operator)
+        if operator is not None:
+            return Caller(None, operator)
+        message = "send an API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+        raise UnauthorizedError(message)
+
+    def _named_operator(self, headers: Headers) -> str | None:
+        given = headers.get(OPERATOR_HEADER)
+        if given is None:
+            return None
+        operator = name_of(given.encode(), self._operators)
+        if operator is None:
+            raise _unknown("operator")
+        return operator
+
+
+def _unknown(kind: str = "API") -> UnauthorizedError:
+    message = f"the {kind} key is not known here"
+    return UnauthorizedError(message)
+
+
+def _given_key(headers: Headers) -> bytes | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    return key.encode() if key else None

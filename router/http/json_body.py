@@ -1,0 +1,91 @@
+"""The JSON object in a request's body, checked for what no later code should meet."""
+
+from codecs import getincrementaldecoder
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from fabric.codec import parse_json
+from fabric.errors import RejectedError
+from fabric.json_items import ItemCount
+from fabric.limits import JSON_ITEMS_MAX
+from router.http.auth import owner_of
+from router.http.fields import kind_of
+from router.large_work import run_sized
+
+T = TypeVar("T")
+
+
+async def read_parsed(request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `parse` makes of the body's object; raise RejectedError for anything else."""
+    texts, size_bytes = await _read(request)
+    return await run_sized(owner_of(request.scope), size_bytes, partial(_parsed, texts, parse))
+
+
+async def read_object(request: Request, *, may_be_absent: bool = False) -> dict[str, Any]:
+    """Return the body's object; an absent one, where it may be, is empty."""
+    texts, size_bytes = await _read(request)
+    if may_be_absent and not size_bytes:
+        return {}
+    return await run_sized(owner_of(request.scope), size_bytes, partial(_object, texts))
+
+
+async def _read(request: Request) -> tuple[list[str], int]:
+    """Collect the body; what is no text, or would take too much memory, is refused as it comes."""
+    texts: list[str] = []
+    size_bytes, count = 0, ItemCount(JSON_ITEMS_MAX)
+    decoder = getincrementaldecoder("utf-8")()
+    try:
+        async for part in request.stream():
+            count.feed(part)
+            held_bytes = len(decoder.getstate()[0])
+            texts.append(decoder.decode(part))
+            size_bytes += len(part)
+        held_bytes = len(decoder.getstate()[0])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        at = size_bytes - held_bytes + error.start
+        message = f"the body is not valid UTF-8 at byte {at}"
+        raise RejectedError(message, code="invalid_json") from None
+    return texts, size_bytes
+
+
+def _parsed(texts: list[str], parse: Callable[[dict[str, Any]], T]) -> T:
+    return parse(_object(texts))
+
+
+def _object(texts: list[str]) -> dict[str, Any]:
+    """Build the object; it and the text are held, as were the text and its parts."""
+    text = "".join(texts)
+    texts.clear()
+    body = parse_json(text, items_max=len(text))  # they were counted as they came
+    if not isinstance(body, dict):
+        message = f"the body must be a JSON object, not {kind_of(body)}"
+        raise RejectedError(message, code="invalid_json")
+    # Only an escape can bring in half a surrogate pair, which no tokenizer takes.
+    if "\\ud" in text or "\\uD" in text:
+        _refuse_surrogates(body)
+    return body
+
+
+def _refuse_surrogates(value: Any) -> None:
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            _refuse_surrogate(item)
+        elif isinstance(item, dict):
+            stack.extend(item)
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+
+
+def _refuse_surrogate(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        message = "the body contains half of a surrogate pair, which is not text"
+        raise RejectedError(message, code="invalid_json") from None

@@ -1,0 +1,1 @@
+"""Moves, copies, drains, erasures and recoveries of agents."""

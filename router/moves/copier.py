@@ -1,0 +1,119 @@
+"""One copy of one agent's last saved record: offered, fetched, kept; the agent itself stays."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from fabric.control.copy_calls import OfferCopy
+from fabric.control.node_calls import AbortMigration, AgentView, Copied, CopyBlocks, Done, Offer
+from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
+from fabric.ids import AgentId, MigrationId, NodeName
+from fabric.limits import CONTROL_TIMEOUT_S, COPY_TIMEOUT_S, COPY_TRIES_MAX
+from fabric.net.urgency import Urgency
+from router.fleet.directory import Holding, Key
+from router.fleet.fleet import Fleet
+from router.fleet.node_client import NodeLink
+from router.fresh_ids import fresh_migration
+from router.moves.migration import DAMAGED
+
+_LOG = logging.getLogger("macfabric.router.copies")
+
+# Replaced by a turn meanwhile.
+LOST_BLOCKS = frozenset({"not_found", "block_missing", "blocks_missing"})
+KEEP_TIMEOUT_S = 60.0  # the record is checked and published
+
+Keep = Callable[[MigrationId, bytes], object]  # a call of `fabric.control.copy_calls`
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReceipt:
+    """What a copy took, and what the target says of it."""
+
+    agent: AgentId
+    source: NodeName
+    target: NodeName
+    view: AgentView
+    blocks_sent: int
+    blocks_reused: int
+    bytes_sent: int
+    seconds: float
+
+
+async def copy_agent(
+    fleet: Fleet, key: Key, target: NodeName, keep: Keep, *, background: bool = False
+) -> CopyReceipt:
+    """Copy what the agent's owner has saved last; try again where a turn replaced that meanwhile.
+
+    Raises NotFoundError, or RetryLaterError where it changes all the time.
+    """
+    failure = RetryLaterError("the agent changes all the time", code="agent_changing")
+    verify = False
+    for _ in range(COPY_TRIES_MAX):
+        owner = fleet.require_owner(key)
+        try:
+            return await _attempt(
+                fleet, key, owner, target, keep, background=background, verify=verify
+            )
+        except RetryElsewhereError as error:
+            failure = as_retry(error)  # perhaps the directory was behind
+        except FabricError as error:
+            if error.code not in LOST_BLOCKS and (verify or error.code != DAMAGED):
+                raise
+            verify = error.code == DAMAGED
+        await fleet.membership.refresh(relist=True)
+    raise failure
+
+
+async def _attempt(
+    fleet: Fleet,
+    key: Key,
+    owner: Holding,
+    target: NodeName,
+    keep: Keep,
+    *,
+    background: bool,
+    verify: bool,
+) -> CopyReceipt:
+    name = fresh_migration()
+    started_s = fleet.clock.monotonic_s()
+    source, goal = fleet.link(owner.node), fleet.link(target)
+    abort = AbortMigration(name, *key)
+    try:
+        call = OfferCopy(name, *key, owner.epoch, target, verify)
+        offer = await source.call(call, Offer)
+        copied = Copied(0, 0, 0, 0.0)
+        if source.name != goal.name:
+            urgency = Urgency.PREFETCH if background else Urgency.FETCH
+            blocks = CopyBlocks(name, source.name, offer, urgency)
+            copied = await goal.call(blocks, Copied, COPY_TIMEOUT_S)
+        view = await goal.call(keep(name, offer.manifest), AgentView, KEEP_TIMEOUT_S)
+    except BaseException:
+        await asyncio.shield(_try(goal, abort))
+        raise
+    finally:
+        await asyncio.shield(_try(source, abort))  # the offer ends
+    return CopyReceipt(
+        agent=key[1],
+        source=source.name,
+        target=goal.name,
+        view=view,
+        blocks_sent=copied.blocks_sent,
+        blocks_reused=copied.blocks_reused if source.name != goal.name else view.blocks,
+        bytes_sent=copied.bytes_sent,
+        seconds=fleet.clock.monotonic_s() - started_s,
+    )
+
+
+def as_retry(error: RetryElsewhereError) -> RetryLaterError:
+    """Tell a client, who cannot go elsewhere, to come again."""
+    return RetryLaterError(error.message, retry_after_s=2.0, code=error.code)
+
+
+async def _try(link: NodeLink, abort: AbortMigration) -> None:
+    with suppress(RetryElsewhereError):
+        try:
+            await link.call(abort, Done, CONTROL_TIMEOUT_S)
+        except FabricError as error:
+            _LOG.warning("node %s: %s", link.name, error.code)

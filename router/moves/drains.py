@@ -1,0 +1,222 @@
+"""Emptying a node: its agents leave, those that travel fastest first, as many as fit at once.
+
+    drain ──▶ draining ──▶ drained          nobody is left
+                 │  ▲
+                 ▼  │ DRAIN_AGAIN_S
+               stuck                        some cannot leave; each one's reason is kept
+    undrain: whoever is on the move arrives, nobody else leaves
+
+That a node drains is the node's own durable word. A router that finds such a node goes on with
+it, whoever began: there is nothing here that could get lost.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fabric.control.copy_calls import DrainNode
+from fabric.control.node_calls import Done
+from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
+from fabric.ids import NodeName
+from fabric.limits import (
+    DRAIN_AGAIN_S,
+    DRAIN_AT_ONCE_MAX,
+    DRAIN_ROUND_REST_S,
+    DRAIN_ROUNDS_MAX,
+)
+from router.fleet.directory import Holding, Key
+from router.fleet.fleet import Fleet
+from router.fleet.membership import Health, Member
+from router.moves.copier import as_retry
+from router.moves.migrations import Migrations
+from router.moves.move_candidates import Sites
+from router.placement.destination import Site, choose_site, travel_s
+
+_LOG = logging.getLogger("macfabric.router.drains")
+
+DRAINING = "draining"  # as the node calls it
+NOWHERE = RetryLaterError(
+    "no other node that takes agents runs its model and has room for it", code="no_destination"
+)
+
+
+class DrainState(StrEnum):
+    """How far it is."""
+
+    DRAINING = "draining"
+    DRAINED = "drained"
+    STUCK = "stuck"
+
+
+@dataclass(slots=True)
+class Drain:
+    """One node's drain: what is done and who is left, and why."""
+
+    node: NodeName
+    started_s: float
+    state: DrainState = DrainState.DRAINING
+    left_count: int = 0
+    moved_count: int = 0
+    sent_bytes: int = 0
+    ended_s: float | None = None
+    stuck: dict[Key, FabricError] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class Drains:
+    """The drains that this router carries out."""
+
+    def __init__(self, fleet: Fleet, migrations: Migrations, sites: Sites) -> None:
+        self._fleet = fleet
+        self._migrations = migrations
+        self._sites = sites
+        self._drains: dict[NodeName, Drain] = {}
+
+    def find(self, node: NodeName) -> Drain | None:
+        """Return a node's drain, if it has one."""
+        return self._drains.get(node)
+
+    async def start(self, node: NodeName) -> Drain:
+        """Let a node take no new agents, and its own leave; repeatable."""
+        await self._tell(node, draining=True)
+        return self._go_on(node)
+
+    async def stop(self, node: NodeName) -> None:
+        """Let a node take agents again; those that have left stay where they are."""
+        self._drop(node)
+        await self._tell(node, draining=False)
+        self._drop(node)  # a sweep may have found it draining still
+
+    def sweep(self) -> None:
+        """Go on with nodes that say that they drain; let go of those that do not any more."""
+        now_s = self._fleet.clock.monotonic_s()
+        for member in self._fleet.membership.members:
+            if self._fleet.membership.health(member.name) is not Health.ALIVE or not member.view:
+                continue
+            drain = self._drains.get(member.name)
+            if member.view.state != DRAINING:
+                self._drop(member.name)
+            elif drain is None or drain.ended_s is None or self._is_due(drain, now_s):
+                self._go_on(member.name)
+
+    def _is_due(self, drain: Drain, now_s: float) -> bool:
+        """Say whether a drain that ended has somebody to try again."""
+        assert drain.ended_s is not None, "it has ended"
+        return now_s - drain.ended_s >= DRAIN_AGAIN_S and bool(self._left(drain.node))
+
+    async def close(self) -> None:
+        """Stop driving; the nodes drain on under the next router."""
+        tasks = [drain.task for drain in self._drains.values() if drain.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def seconds(self, drain: Drain) -> float:
+        """Return how long it has taken."""
+        ended_s = drain.ended_s
+        return (self._fleet.clock.monotonic_s() if ended_s is None else ended_s) - drain.started_s
+
+    async def _tell(self, node: NodeName, *, draining: bool) -> None:
+        member = self._require(node)
+        try:
+            done = await member.link.call(DrainNode(draining), Done)
+        except RetryElsewhereError as error:
+            raise as_retry(error) from None
+        _LOG.info("node %s %s", node, done.detail)
+        await self._fleet.membership.beat(member)
+
+    def _require(self, node: NodeName) -> Member:
+        member = self._fleet.membership.find(node)
+        if member is None or not self._fleet.is_up(node):
+            message = f"node {node} is not answering"
+            raise RetryLaterError(message, retry_after_s=2.0, code="node_lost")
+        return member
+
+    def _go_on(self, node: NodeName) -> Drain:
+        drain = self._drains.get(node)
+        if drain is None:
+            drain = self._drains[node] = Drain(node, self._fleet.clock.monotonic_s())
+        is_over = drain.state is DrainState.DRAINED and not self._left(node)
+        if not is_over and (drain.task is None or drain.task.done()):
+            drain.state, drain.ended_s = DrainState.DRAINING, None
+            drain.left_count = len(self._left(node))
+            drain.task = asyncio.create_task(self._run(drain))
+        return drain
+
+    def _drop(self, node: NodeName) -> None:
+        drain = self._drains.pop(node, None)
+        if drain is not None and drain.task is not None:
+            drain.task.cancel()  # moves under way have tasks of their own
+
+    def _left(self, node: NodeName) -> list[Key]:
+        return self._fleet.directory.owned_by(node)
+
+    # --- moving ------------------------------------------------------------------------------
+
+    async def _run(self, drain: Drain) -> None:
+        state, idle_rounds = DrainState.STUCK, 0
+        try:
+            while idle_rounds < DRAIN_ROUNDS_MAX:
+                if idle_rounds:
+                    await asyncio.sleep(DRAIN_ROUND_REST_S)
+                await self._fleet.membership.refresh(relist=True)
+                left = self._left(drain.node)
+                self._count(drain)
+                if not left:
+                    state = DrainState.DRAINED
+                    break
+                moved_count = drain.moved_count
+                await self._round(drain, left)
+                idle_rounds = 0 if drain.moved_count > moved_count else idle_rounds + 1
+        finally:
+            drain.state, drain.ended_s = state, self._fleet.clock.monotonic_s()
+            self._count(drain)
+        _LOG.info("node %s: %s, %d agents moved", drain.node, state, drain.moved_count)
+
+    def _count(self, drain: Drain) -> None:
+        left = set(self._left(drain.node))
+        drain.left_count = len(left)
+        drain.stuck = {key: why for key, why in drain.stuck.items() if key in left}
+
+    async def _round(self, drain: Drain, left: list[Key]) -> None:
+        """Try everybody once, the fastest first: most are safe when the lid closes early."""
+        places = asyncio.Semaphore(DRAIN_AT_ONCE_MAX)
+
+        async def move(key: Key) -> None:
+            async with places:
+                await self._move(drain, key)
+
+        await asyncio.gather(*(move(key) for key in sorted(left, key=self._journey_s)))
+
+    def _journey_s(self, key: Key) -> float:
+        owner = self._fleet.directory.owner(key)
+        site = self._choose(key, owner) if owner is not None else None
+        return travel_s(site) if site is not None else float("inf")
+
+    def _choose(self, key: Key, owner: Holding) -> Site | None:
+        size_bytes = max(owner.view.bytes.hot, owner.view.bytes.disk) if owner.view else 0
+        return choose_site(self._sites.of(key, owner), size_bytes)
+
+    async def _move(self, drain: Drain, key: Key) -> None:
+        owner = self._fleet.directory.owner(key)
+        if owner is None or owner.node != drain.node:
+            return  # it went by itself
+        site = self._choose(key, owner)
+        if site is None:
+            drain.stuck[key] = NOWHERE
+            return
+        self._sites.coming_bytes[site.name] += site.missing_bytes
+        try:
+            receipt = await self._migrations.migrate(*key, site.name)
+        except FabricError as error:
+            alias = self._fleet.alias(key)
+            _LOG.info("agent %s stays on %s for now: %s", alias, drain.node, error.code)
+            drain.stuck[key] = error
+        else:
+            drain.moved_count += 1
+            drain.sent_bytes += receipt.bytes_sent
+            drain.left_count = max(0, drain.left_count - 1)
+            drain.stuck.pop(key, None)
+        finally:
+            self._sites.coming_bytes[site.name] -= site.missing_bytes

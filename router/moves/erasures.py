@@ -1,0 +1,166 @@
+"""Erases agents on every node, also on those that are away for the moment.
+
+    DELETE ──▶ every node that answers: bytes go, a tombstone stays on its disk
+    a node comes, or comes back ──▶ greeted with all tombstones before its lease begins
+
+So an erasure outlives the router, and no node serves or lists what it slept through. What could
+not be confirmed is named: a node that did not answer may hold anything of the agent.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
+from fabric.control.node_calls import NodeView
+from fabric.errors import ConflictError, FabricError, NotFoundError, RetryLaterError
+from fabric.ids import AgentId, NodeName, TenantId
+from fabric.kvcache.hashing import agent_digest
+from fabric.limits import ERASURE_EPOCHS, SUSPECT_S
+from fabric.record.tombstone import Tombstones, tombstone
+from router.fleet.directory import Key
+from router.fleet.fleet import Fleet
+from router.fleet.node_client import NodeLink
+from router.fresh_ids import fresh_operation
+from router.moves.migrations import Migrations
+from router.moves.replicas import Replicas
+from router.telemetry import Telemetry
+
+_LOG = logging.getLogger("macfabric.router.erasures")
+DIGESTS_MAX = 1 << 16
+HEARD_POLL_S = 0.02
+HEARD_WAIT_S = 0.5  # below a beat, which repeats it
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """What was removed where, and which nodes still have to be asked."""
+
+    agent: AgentId
+    receipts: tuple[EraseReceipt, ...]
+    unreachable: tuple[NodeName, ...]
+
+
+class Erasures:
+    """Sends erasures to all nodes; those that do not answer get them when they are back."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        migrations: Migrations,
+        replicas: Replicas,
+        telemetry: Telemetry,
+        cluster_key: bytes,
+    ) -> None:
+        self.known = Tombstones()
+        self._cluster_key = cluster_key
+        # Asked of every agent that a list names.
+        self._digest = lru_cache(maxsize=DIGESTS_MAX)(lambda key: agent_digest(cluster_key, *key))
+        self._fleet = fleet
+        self._migrations = migrations
+        self._replicas = replicas
+        self._telemetry = telemetry
+        self._heard: set[NodeName] = set()
+        self._shared: dict[NodeName, int] = {}  # fingerprint of what a node knows
+        self._since_s = fleet.clock.monotonic_s()
+
+    def floor(self, key: Key) -> int:
+        """Return up to which epoch an agent was erased, as far as any node has told."""
+        return self.known.epoch_of(self._digest(key)) if self.known else 0
+
+    async def erase(self, tenant: TenantId, agent: AgentId) -> Erasure:
+        """Erase an agent; raise NotFoundError if every node says that it has nothing of it.
+
+        Raises RetryLaterError while nobody can say which nodes there are.
+        """
+        key = (tenant, agent)
+        self._fleet.meeting.require_nodes()
+        if self._migrations.is_moving(key):
+            message = f"agent {agent} is being moved; erase it when that is done"
+            raise ConflictError(message, code="migration_in_progress")
+        async with self._replicas.barred(key):
+            return await self._erase(key)
+
+    async def _erase(self, key: Key) -> Erasure:
+        agent, directory = key[1], self._fleet.directory
+        was_known = bool(directory.living(key))
+        # Above whatever may turn up; the next agent of this name begins higher still.
+        epoch = directory.next_epoch(key) + ERASURE_EPOCHS
+        erased_s = self.known.next_s(self._fleet.clock.wall_s())
+        call = EraseAgent(fresh_operation(), *key, epoch, erased_s)
+        made = tombstone(self._cluster_key, *key, epoch, call.erased_s)
+        directory.issue(key, epoch)  # no turn that still runs is acknowledged
+        # Before any node has answered: who owned the agent would be asked to go on above the
+        # erasure, and lift above it what it is about to remove.
+        self.known.merge([made])
+        directory.note_erased(key)
+        nodes = [member.name for member in self._fleet.membership.members]
+        up = [node for node in nodes if self._fleet.is_up(node)]
+        asked = await asyncio.gather(*(self._erase_on(node, call) for node in up))
+        told = dict(zip(up, asked, strict=True))
+        receipts = tuple(receipt for receipt in asked if receipt is not None)
+        silent = tuple(node for node in nodes if told.get(node) is None)
+        # Whoever was not reached is told when it is greeted. One whose disk refused knows it
+        # already, and finishes by itself.
+        for node in silent:
+            self._fleet.sketches.remove(key[0], node, agent)
+        if not silent and not was_known and not any(receipt.existed for receipt in receipts):
+            if self._fleet.meeting.is_gathering():  # who comes is told when it is greeted
+                raise self._fleet.meeting.unknown_agent(agent)
+            message = f"no agent is called {agent!r}"
+            raise NotFoundError(message, code="unknown_agent")
+        return Erasure(agent, receipts, silent)
+
+    def is_told(self, view: NodeView) -> bool:
+        """Say whether a node that was here all the time knows all erasures, and tells no more."""
+        return view.erased == self.known.fingerprint
+
+    async def greet(self, link: NodeLink, view: NodeView) -> None:
+        """Tell a node what was erased and learn what it knows; raise FabricError if that fails."""
+        await self._share(link, view.erased)
+        self._heard.add(link.name)
+        await self._await_others()
+        await self._share(link, self._shared[link.name])
+
+    async def _share(self, link: NodeLink, theirs: int) -> None:
+        if theirs != self.known.fingerprint:
+            call = ShareErasures(tuple(self.known))
+            answer = await link.call(call, KnownErasures)
+            self.known.merge(answer.erased)
+            if answer.agents_removed:
+                self._telemetry.erased_late(answer.agents_removed)
+                _LOG.info("node %s removed %d erased agents", link.name, answer.agents_removed)
+            whole = Tombstones()
+            whole.merge(answer.erased)
+            theirs = whole.fingerprint
+        self._shared[link.name] = theirs
+
+    async def _await_others(self) -> None:
+        """Wait a moment at a router's start: another node may know of more erasures.
+
+        Raises RetryLaterError if they stay away; who is not heard of in time is not waited for.
+        """
+        clock = self._fleet.clock
+        patience_s = clock.monotonic_s() + HEARD_WAIT_S
+        while not self._are_all_heard():
+            if clock.monotonic_s() >= patience_s:
+                message = "other nodes have not told yet what was erased"
+                raise RetryLaterError(message, code="not_heard")
+            await asyncio.sleep(HEARD_POLL_S)
+
+    def _are_all_heard(self) -> bool:
+        membership = self._fleet.membership
+        if self._fleet.clock.monotonic_s() - self._since_s >= SUSPECT_S:
+            return True
+        return all(member.name in self._heard for member in membership.members)
+
+    async def _erase_on(self, node: NodeName, call: EraseAgent) -> EraseReceipt | None:
+        try:
+            receipt = await self._fleet.link(node).call(call, EraseReceipt)
+        except FabricError as error:
+            _LOG.warning("node %s did not erase: %s", node, error.code)
+            return None
+        self._fleet.directory.forget((call.tenant, call.agent), node)
+        self._fleet.sketches.remove(call.tenant, node, call.agent)
+        return receipt

@@ -1,0 +1,99 @@
+"""Forks: a new agent with another one's memory, on any node that runs its model."""
+
+import logging
+
+from fabric.control.copy_calls import KeepFork
+from fabric.errors import ConflictError, FabricError, RetryLaterError
+from fabric.ids import AgentId, NodeName, OperationId
+from fabric.record.manifest import OwnerState
+from router.fleet.directory import Holding, Key
+from router.fleet.fleet import Fleet
+from router.moves.copier import CopyReceipt, copy_agent
+from router.moves.migrations import Migrations
+from router.moves.move_candidates import Sites
+from router.placement.destination import choose_site
+from router.telemetry import Telemetry
+
+_LOG = logging.getLogger("macfabric.router.forks")
+
+
+class Forks:
+    """Chooses where, keeps the name from others meanwhile, and tells the directory."""
+
+    def __init__(
+        self, fleet: Fleet, migrations: Migrations, sites: Sites, telemetry: Telemetry
+    ) -> None:
+        self._fleet = fleet
+        self._migrations = migrations
+        self._sites = sites
+        self._telemetry = telemetry
+
+    async def fork(
+        self, key: Key, name: AgentId, to: str | None, operation: OperationId
+    ) -> CopyReceipt:
+        """Fork an agent; raise ConflictError where the name is taken by anything else."""
+        await self._fleet.membership.refresh(relist=True)
+        new = (key[0], name)
+        made = self._repeated(new, operation)
+        if made is not None:
+            return made
+        await self._migrations.settle(key)
+        self._check_free(new)
+        target = self._target(key, to)
+        epoch = max(1, self._fleet.begin_epoch(new))
+        # A first turn under this name must not make another agent of it meanwhile.
+        reservation = self._fleet.directory.reserve(new, target, epoch)
+        reservation.turns_count += 1
+        try:
+            receipt = await copy_agent(
+                self._fleet,
+                key,
+                target,
+                lambda migration, raw: KeepFork(migration, raw, operation, name, epoch),
+            )
+        except FabricError:
+            self._telemetry.copied("fork", 0, ok=False)
+            raise
+        finally:
+            self._fleet.directory.release(new, reservation)
+        self._telemetry.copied("fork", receipt.bytes_sent, ok=True)
+        self._note(new, receipt)
+        return receipt
+
+    def _repeated(self, new: Key, operation: OperationId) -> CopyReceipt | None:
+        """Answer again what was answered, or lost on its way, before."""
+        for holding in self._fleet.directory.holdings(new):
+            view = holding.view
+            if view is not None and view.migration is not None and str(view.migration) == operation:
+                node = holding.node
+                return CopyReceipt(new[1], node, node, view, 0, view.blocks, 0, 0.0)
+        return None
+
+    def _check_free(self, new: Key) -> None:
+        directory = self._fleet.directory
+        if directory.living(new) or directory.reservation(new):
+            message = f"an agent is called {new[1]!r} already: choose another name, or erase it"
+            raise ConflictError(message, code="agent_exists", param="as")
+        if not self._fleet.membership.settled():
+            message = "not every node has told its agents yet"
+            raise RetryLaterError(message, code="agents_unknown")
+
+    def _target(self, key: Key, to: str | None) -> NodeName:
+        owner = self._fleet.require_owner(key)
+        takes = {view.name for view in self._fleet.ready()}
+        if to is not None:
+            return self._fleet.require_taking(to)
+        if owner.node in takes:
+            return owner.node
+        size_bytes = owner.view.bytes.disk if owner.view is not None else 0
+        site = choose_site(self._sites.of(key, owner), size_bytes)
+        if site is None:
+            message = f"{owner.node} takes no new agents, and no other node may"
+            raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
+        return site.name
+
+    def _note(self, new: Key, receipt: CopyReceipt) -> None:
+        view, now_s = receipt.view, self._fleet.clock.monotonic_s()
+        holding = Holding(receipt.target, view.epoch, OwnerState.OWNED, now_s, None, view)
+        self._fleet.directory.note(new, holding)
+        _LOG.info("agent %s is a fork, on %s", self._fleet.alias(new), receipt.target)

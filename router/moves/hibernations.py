@@ -1,0 +1,223 @@
+"""Agents as files: out of the node that owns them, into one that runs the same model.
+
+The router passes bytes on as they come; a node checks them, signs them and keeps them.
+"""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from fabric.codec import from_plain, parse_json
+from fabric.control.hibernation_calls import (
+    CALL_HEADER,
+    HIBERNATE_PATH,
+    MEDIA_TYPE,
+    RESUME_PATH,
+    Hibernate,
+    Resume,
+    Resumed,
+    encode_beside,
+)
+from fabric.control.node_calls import Done, NodeView, ReleaseAgent
+from fabric.errors import (
+    UNDECIDED,
+    ConflictError,
+    FabricError,
+    RejectedError,
+    RetryElsewhereError,
+    RetryLaterError,
+)
+from fabric.ids import NodeName
+from fabric.limits import FRAME_BYTES_MAX, NAME_CHARS_TOLD
+from fabric.record.hibernation_file import Header
+from fabric.record.manifest import OwnerState
+from router.fleet.directory import Holding, Key, Reservation
+from router.fleet.fleet import Fleet
+from router.fleet.node_client import NodeLostError
+from router.fresh_ids import fresh_migration
+from router.moves.migrations import Migrations
+
+_LOG = logging.getLogger("macfabric.router.hibernations")
+PASS_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a client wants a file to be resumed."""
+
+    key: Key
+    node: str | None = None
+    replace: bool = False
+    signing_key: bytes | None = field(default=None, repr=False)
+
+
+class Upload:
+    """A client's body on its way to a node; remembers why it broke off, if it did."""
+
+    def __init__(self, lead: bytes, rest: AsyncIterator[bytes]) -> None:
+        self._lead = lead
+        self._rest = rest
+        self.failure: Exception | None = None
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield what was read of the body already, then the rest as it comes."""
+        yield self._lead
+        try:
+            async for part in self._rest:
+                if part:
+                    yield part
+        except Exception as error:
+            # The HTTP client would report its own broken connection instead.
+            self.failure = error
+            raise
+
+
+class Hibernations:
+    """Finds the nodes and keeps the directory true."""
+
+    def __init__(self, fleet: Fleet, migrations: Migrations) -> None:
+        self._fleet = fleet
+        self._migrations = migrations
+
+    async def hibernate(
+        self, key: Key, signing_key: bytes | None, salt: bytes
+    ) -> tuple[NodeName, aiohttp.ClientResponse]:
+        """Return the owner and its answer, whose body is the agent's file."""
+        try:
+            return await self._attempt(key, signing_key, salt)
+        except NodeLostError:
+            raise
+        except RetryElsewhereError:
+            # The directory was behind: learn the owner and epoch anew, once.
+            await self._fleet.membership.refresh(relist=True)
+            return await self._attempt(key, signing_key, salt)
+
+    async def resume(self, wanted: Wanted, header: Header, upload: Upload) -> Resumed:
+        """Let a node take the file in and own the agent; raise ConflictError where it may not."""
+        key = wanted.key
+        await self._fleet.membership.refresh(relist=True)
+        owner = self._check_free(wanted)
+        node = self._choose(wanted, header, owner)
+        epoch = max(self._fleet.begin_epoch(key), header.epoch + 1)
+        # A first turn under this name must not make another agent of it meanwhile.
+        reservation = None
+        if owner is None:
+            reservation = self._fleet.directory.reserve(key, node.name, epoch)
+            reservation.turns_count += 1
+        try:
+            call = Resume(*key, epoch, wanted.replace, wanted.signing_key)
+            resumed = await self._send(node.name, call, upload)
+        except FabricError as error:
+            if error.code == UNDECIDED:
+                await self._step_down(key, owner, node.name, epoch)
+            raise
+        finally:
+            if reservation is not None:
+                self._fleet.directory.release(key, reservation)
+        _LOG.info("an agent was resumed on %s", node.name)
+        await self._note(key, node.name, resumed.view.epoch)
+        return resumed
+
+    async def _step_down(self, key: Key, owner: Holding | None, node: NodeName, epoch: int) -> None:
+        """Make the owner a replica, as a restart of `node` may find that it owns the agent."""
+        self._fleet.directory.promise(key, epoch)
+        if owner is not None:
+            call = ReleaseAgent(fresh_migration(), *key, epoch, node)
+            with suppress(FabricError):  # else the higher claim wins, if it turns up
+                await self._fleet.link(owner.node).call(call, Done)
+            self._fleet.membership.nudge(owner.node)
+
+    async def _attempt(
+        self, key: Key, signing_key: bytes | None, salt: bytes
+    ) -> tuple[NodeName, aiohttp.ClientResponse]:
+        await self._fleet.membership.refresh()
+        owner = self._fleet.require_owner(key)
+        self._refuse_moving(key)
+        call = Hibernate(*key, owner.epoch, signing_key, salt)
+        headers = {CALL_HEADER: encode_beside(call)}
+        return owner.node, await self._fleet.link(owner.node).post(HIBERNATE_PATH, b"", headers)
+
+    def _check_free(self, wanted: Wanted) -> Holding | None:
+        """Return who would be replaced, if anybody; raise ConflictError if nobody may be."""
+        self._refuse_moving(wanted.key)
+        directory = self._fleet.directory
+        owner = directory.owner(wanted.key)
+        started: Reservation | None = directory.reservation(wanted.key)
+        if started is not None or (owner is not None and not wanted.replace):
+            message = (
+                f"an agent is called {wanted.key[1]!r} already: replace it, or choose another name"
+            )
+            raise ConflictError(message, code="agent_exists")
+        return owner
+
+    def _refuse_moving(self, key: Key) -> None:
+        if self._migrations.is_moving(key):
+            message = f"agent {key[1]} is being moved; try again when that is done"
+            raise ConflictError(message, code="migration_in_progress")
+
+    def _choose(self, wanted: Wanted, header: Header, owner: Holding | None) -> NodeView:
+        """Return the node that is asked for, or the least busy one that runs the file's model."""
+        ready = self._fleet.ready()
+        fitting = [view for view in ready if view.fingerprint == header.fingerprint.hex()]
+        if wanted.node is not None:
+            name = self._fleet.require_node(wanted.node, param="node")
+            ready = [view for view in ready if view.name == name]
+            fitting = [view for view in fitting if view.name == name]
+        if not ready:
+            message = "no such node is ready" if wanted.node else "no node is ready yet"
+            raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
+        if not fitting:
+            models = ", ".join(sorted({view.model for view in ready}))
+            message = (
+                f"the file is for another model ({header.model[:NAME_CHARS_TOLD]!r}, fingerprint "
+                f"{header.fingerprint.hex()[:16]}) than what runs here: {models}"
+            )
+            raise ConflictError(message, code="fingerprint_mismatch")
+        home = owner.node if owner is not None else None
+        return min(fitting, key=lambda v: (v.name != home, v.queue_s, v.tokens, v.name))
+
+    async def _send(self, node: NodeName, call: Resume, upload: Upload) -> Resumed:
+        headers = {CALL_HEADER: encode_beside(call), "content-type": MEDIA_TYPE}
+        try:
+            response = await self._fleet.link(node).post(RESUME_PATH, upload.parts(), headers)
+            async with response:
+                raw = await response.content.read(FRAME_BYTES_MAX)
+        except (FabricError, aiohttp.ClientError, OSError) as error:
+            if upload.failure is not None:
+                raise upload.failure from None
+            if isinstance(error, RetryElsewhereError):
+                message = f"{node} did not take the file: {error.message}"
+                raise RetryLaterError(message, retry_after_s=2.0, code=error.code) from None
+            if isinstance(error, FabricError):
+                raise
+            message = f"the connection to {node} broke ({type(error).__name__})"
+            raise RetryLaterError(message, code=NodeLostError.code) from None
+        return _resumed(raw, node)
+
+    async def _note(self, key: Key, node: NodeName, epoch: int) -> None:
+        """Tell the directory, and whoever owned the name before."""
+        now_s = self._fleet.clock.monotonic_s()
+        directory = self._fleet.directory
+        others = [h for h in directory.living(key) if h.node != node]
+        directory.note(key, Holding(node, epoch, OwnerState.OWNED, now_s))
+        for other in others:
+            call = ReleaseAgent(fresh_migration(), *key, epoch, node)
+            # If this is lost, the recovery round finds two claims and repeats it.
+            with suppress(FabricError):
+                await self._fleet.link(other.node).call(call, Done)
+                directory.note(key, Holding(other.node, epoch, OwnerState.REPLICA, now_s))
+        self._fleet.membership.nudge(node)
+
+
+def _resumed(raw: bytes, node: NodeName) -> Resumed:
+    try:
+        plain: Any = parse_json(raw)
+        made: Resumed = from_plain(Resumed, plain, "resumed")
+    except RejectedError as error:
+        message = f"{node} answered a resume wrongly: {error.message}"
+        raise FabricError(message, code="bad_node_answer") from None
+    return made

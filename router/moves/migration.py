@@ -1,0 +1,313 @@
+"""One agent's move: copied while it serves, sealed for the tail, committed by the target.
+
+    source  ──offer──▶ copying ──seal──▶ sealed ───────────────────▶ released (replica)
+    target             copy ───────────▶ commit: copy tail, own e+1 ──▶ owner
+                        any failure before the commit: abort target, then source, which serves on
+
+The target's durable publish is the commit. When its answer is lost, the target is asked. If it
+cannot be asked either, the source steps down by one epoch: as a replica, which the agent's next
+turn takes over above any commit that turns up later.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from fabric.control.node_calls import (
+    NOTHING_COPIED,
+    AbortMigration,
+    CommitMigration,
+    Committed,
+    Copied,
+    CopyBlocks,
+    Done,
+    Offer,
+    OfferMigration,
+    ReleaseAgent,
+    SealAgent,
+)
+from fabric.errors import (
+    CorruptDataError,
+    FabricError,
+    RetryElsewhereError,
+    RetryLaterError,
+    StaleEpochError,
+)
+from fabric.ids import AgentId, MigrationId, NodeName
+from fabric.limits import COPY_TIMEOUT_S
+from fabric.record.manifest import OwnerState
+from router.fleet.agent_lists import read_list
+from router.fleet.directory import Holding, Key
+from router.fleet.fleet import Fleet
+from router.fleet.node_client import NodeLink, NodeLostError
+from router.fleet.node_http import Use
+
+_LOG = logging.getLogger("macfabric.router.migration")
+
+BLOCK_GONE = "block_missing"  # what a node says of a block that it has not, or no longer
+DAMAGED = CorruptDataError.code  # of one that it has, or was sent, with other bytes
+FLUSH_TIMEOUT_S = 60.0  # what makes an agent durable: blocks still in memory go to disk
+COMMIT_TIMEOUT_S = 180.0  # the tail comes first; the agent is served nowhere meanwhile
+SEAL_WAIT_S = 300.0  # a turn is handed over between two steps, and a step may be a long chunk
+SEAL_RETRY_S = 0.1
+ASK_AGAIN_S = 0.25
+TAIL_BLOCKS = 1  # what a round of copying may send to be the last before the seal
+COPY_ROUNDS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationReceipt:
+    """What a move took; all zeros where the agent was there already."""
+
+    agent: AgentId
+    source: NodeName
+    target: NodeName
+    epoch: int
+    blocks_sent: int = 0
+    blocks_reused: int = 0
+    bytes_sent: int = 0
+    seconds: float = 0.0
+    pause_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The node that owns an agent at `epoch` once its move is committed."""
+
+    migration: MigrationId
+    node: NodeName
+    epoch: int
+
+
+class Migration:
+    """Drives one move; `gate` is closed while the agent may be served nowhere."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        name: MigrationId,
+        key: Key,
+        holding: Holding,
+        target: NodeName,
+        *,
+        verify: bool = False,
+    ) -> None:
+        """Plan a move; `verify`: the source reads all it has first, as a block arrived damaged."""
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._fleet = fleet
+        self._name = name
+        self._key = key
+        self._holding = holding
+        self._source = fleet.link(holding.node)
+        self._target = fleet.link(target)
+        # Above an epoch given to a node, or promised to a move, that nothing came of: it may wake
+        # up and claim it. While a turn is on its way there, the commit is refused instead.
+        is_given = fleet.directory.reservation(key) is not None
+        given = 0 if is_given else fleet.directory.issued(key)
+        known = max(held.epoch for held in (holding, *fleet.directory.holdings(key)))
+        self._epoch = max(known, given, fleet.directory.promised(key)) + 1
+        self._verify = verify
+        self._sealed_s = 0.0
+        self._is_live = False  # a turn runs while it is copied
+        self.is_committed = False  # once the gate is open again
+        self.commit_sent = asyncio.Event()  # or never will be
+        self._is_undecided = False  # a commit was sent, and nobody knows what became of it
+
+    async def run(self) -> MigrationReceipt:
+        """Move the agent; raise a FabricError after putting everything back."""
+        started_s = self._fleet.clock.monotonic_s()
+        try:
+            first = await self._copy_ahead()
+            if self._is_live:
+                await self._make_ready()
+            tail = await self._commit(await self._seal())
+        except BaseException:
+            await asyncio.shield(self._abort())
+            raise
+        else:
+            self.is_committed = True
+        finally:
+            self.commit_sent.set()
+            self.gate.set()
+        committed_s = self._fleet.clock.monotonic_s()
+        self._note_owner()
+        await self._release(self._target.name)
+        return MigrationReceipt(
+            agent=self._key[1],
+            source=self._source.name,
+            target=self._target.name,
+            epoch=self._epoch,
+            blocks_sent=first.blocks_sent + tail.blocks_sent,
+            # The tail's offer names every block: those of the first copy are no reuse.
+            blocks_reused=max(0, tail.blocks_reused - first.blocks_sent),
+            bytes_sent=first.bytes_sent + tail.bytes_sent,
+            seconds=committed_s - started_s,
+            pause_seconds=committed_s - self._sealed_s,
+        )
+
+    @property
+    def heading(self) -> Heading | None:
+        """Where the agent will go on, while it may be served nowhere."""
+        if self.gate.is_set():
+            return None
+        return Heading(self._name, self._target.name, self._epoch)
+
+    async def _offer(self) -> Offer:
+        tenant, agent = self._key
+        call = OfferMigration(
+            self._name, tenant, agent, self._holding.epoch, self._target.name, self._verify
+        )
+        self._verify = False  # once
+        return await self._source.call(call, Offer, FLUSH_TIMEOUT_S)
+
+    async def _copy_ahead(self) -> Copied:
+        """Copy while the agent serves, again for as long as there is much that is new."""
+        offer, total = await self._copy_offered()
+        self._is_live = offer.live
+        blocks, rounds = total.blocks_sent, 1
+        while offer.live and blocks > TAIL_BLOCKS and rounds < COPY_ROUNDS_MAX:
+            offer, more = await self._copy_offered()
+            blocks, rounds = more.blocks_sent, rounds + 1
+            total = replace(
+                total,
+                blocks_sent=total.blocks_sent + more.blocks_sent,
+                bytes_sent=total.bytes_sent + more.bytes_sent,
+            )
+        return total
+
+    async def _make_ready(self) -> None:
+        """Open what the calls of the pause, and the turn that goes on, are to find open."""
+        await asyncio.gather(
+            self._source.make_ready(Use.CALL), self._target.make_ready(Use.CALL, Use.STREAM)
+        )
+
+    async def _copy_offered(self) -> tuple[Offer, Copied]:
+        """Copy what is offered; a turn that ends meanwhile replaces a block: then offer anew."""
+        for _ in range(COPY_ROUNDS_MAX):
+            offer = await self._offer()
+            try:
+                return offer, await self._copy(offer)
+            except FabricError as error:
+                if error.code != BLOCK_GONE:
+                    raise
+        message = "the agent's memory changes faster than it can be copied"
+        raise RetryLaterError(message, retry_after_s=2.0, code="agent_busy")
+
+    async def _copy(self, offer: Offer) -> Copied:
+        call = CopyBlocks(self._name, self._source.name, offer)
+        return await self._target.call(call, Copied, COPY_TIMEOUT_S)
+
+    async def _seal(self) -> Offer:
+        tenant, agent = self._key
+        call = SealAgent(self._name, tenant, agent, self._holding.epoch, self._target.name)
+        deadline_s = self._fleet.clock.monotonic_s() + SEAL_WAIT_S
+        self.gate.clear()
+        while True:
+            self._sealed_s = self._fleet.clock.monotonic_s()
+            try:
+                return await self._source.call(call, Offer, FLUSH_TIMEOUT_S)
+            except RetryLaterError as busy:
+                # A turn there has not come to its next token yet.
+                if self._fleet.clock.monotonic_s() >= deadline_s:
+                    raise
+                await asyncio.sleep(min(busy.retry_after_s, SEAL_RETRY_S))
+
+    async def _commit(self, final: Offer) -> Copied:
+        """Have the target copy the tail and own the agent; return what it copied, if known."""
+        if self._fleet.directory.issued(self._key) >= self._epoch:
+            message = "another node was given the agent meanwhile"
+            raise StaleEpochError(message)
+        self._fleet.directory.promise(self._key, self._epoch)
+        call = CommitMigration(self._name, self._source.name, final, self._epoch)
+        self._is_undecided = True
+        asyncio.get_running_loop().call_soon(self.commit_sent.set)  # behind the call below
+        try:
+            committed = await self._target.call(call, Committed, COMMIT_TIMEOUT_S)
+        except FabricError as error:
+            _LOG.warning("migration %s: commit answered %s", self._name, error.code)
+            if not await self._was_committed():
+                raise
+            return NOTHING_COPIED
+        return committed.copied
+
+    async def _was_committed(self) -> bool:
+        """Ask the target until it answers or its lease is over."""
+        while self._fleet.is_up(self._target.name):
+            try:
+                return await self._decide()
+            except (NodeLostError, RetryLaterError):  # also one that starts again
+                await asyncio.sleep(ASK_AGAIN_S)
+        return False
+
+    async def _decide(self) -> bool:
+        """Let the target say whether it has committed, and forget the migration if not."""
+        has_committed = await self._target_owns()
+        if not has_committed:
+            # Once it has forgotten the migration, a commit still on its way is refused.
+            await self._target.call(self._abortion(), Done)
+            has_committed = await self._target_owns()
+        self._is_undecided = False
+        return has_committed
+
+    async def _target_owns(self) -> bool:
+        listed = await read_list(self._target)
+        return any(
+            (item.view.tenant, item.view.agent) == self._key
+            and item.view.epoch >= self._epoch
+            and item.view.state is not OwnerState.REPLICA
+            for item in listed.agents
+        )
+
+    def _abortion(self) -> AbortMigration:
+        return AbortMigration(self._name, *self._key)
+
+    async def _abort(self) -> None:
+        # The target first: the source must not serve again while a commit can still happen.
+        if not self._is_undecided:
+            await _try(self._target, self._target.call(self._abortion(), Done))
+            await _try(self._source, self._source.call(self._abortion(), Done))
+            return
+        has_committed = False
+        with suppress(FabricError):
+            has_committed = await self._decide()
+        if has_committed:
+            self._note_owner()
+            await self._release(self._target.name)
+        elif self._is_undecided:
+            await self._step_down()
+        else:
+            await _try(self._source, self._source.call(self._abortion(), Done))
+
+    async def _step_down(self) -> None:
+        """Make the source a replica at the epoch that the target may own, with all of it kept."""
+        _LOG.warning("migration %s: nobody can say whether it was committed", self._name)
+        await self._release(self._source.name)
+
+    async def _release(self, owner: NodeName) -> None:
+        # Noted only once it is confirmed. If it is lost, or the source's disk refuses, the claim
+        # that the source has listed stays, and the recovery round finds it and repeats the call.
+        call = ReleaseAgent(self._name, *self._key, self._epoch, owner)
+        if await _try(self._source, self._source.call(call, Done)):
+            self._note(self._source.name, self._epoch, OwnerState.REPLICA)
+
+    def _note_owner(self) -> None:
+        self._note(self._target.name, self._epoch, OwnerState.OWNED)
+
+    def _note(self, node: NodeName, epoch: int, state: OwnerState) -> None:
+        now_s, group = self._fleet.clock.monotonic_s(), self._holding.group
+        self._fleet.directory.note(self._key, Holding(node, epoch, state, now_s, group))
+
+
+async def _try(link: NodeLink, call: Awaitable[Done]) -> bool:
+    """Make a call that may be lost; say whether it was answered."""
+    try:
+        await call
+    except RetryElsewhereError:
+        return False
+    except FabricError as error:
+        _LOG.warning("node %s: %s", link.name, error.code)
+        return False
+    return True

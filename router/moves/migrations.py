@@ -1,0 +1,152 @@
+"""The moves under way: one per agent at a time, and turns that wait for their end."""
+
+import asyncio
+import logging
+
+from fabric.errors import (
+    ConflictError,
+    FabricError,
+    RetryElsewhereError,
+    RetryLaterError,
+)
+from fabric.ids import AgentId, NodeName, TenantId
+from fabric.record.manifest import OwnerState
+from router.fleet.directory import Holding, Key
+from router.fleet.fleet import Fleet
+from router.fleet.membership import Health
+from router.fleet.node_client import NodeLostError
+from router.fresh_ids import fresh_migration
+from router.moves.migration import DAMAGED, Heading, Migration, MigrationReceipt
+from router.telemetry import Telemetry
+
+_LOG = logging.getLogger("macfabric.router.migrations")
+
+SETTLE_WAIT_S = 60.0
+
+
+class Migrations:
+    """Starts moves and knows which agents are on the move."""
+
+    def __init__(self, fleet: Fleet, telemetry: Telemetry) -> None:
+        self._fleet = fleet
+        self._telemetry = telemetry
+        self._running: dict[Key, Migration | None] = {}
+        self._tasks: set[asyncio.Task[MigrationReceipt]] = set()
+
+    def is_moving(self, key: Key) -> bool:
+        """Say whether this router is moving the agent right now."""
+        return key in self._running
+
+    async def heading(self, key: Key) -> Heading | None:
+        """Say where a sealed agent goes on, unless its move comes to nothing.
+
+        The call that decides the move goes first: whoever is headed there waits for its answer.
+        """
+        migration = self._running.get(key)
+        heading = migration.heading if migration is not None else None
+        if migration is not None and heading is not None:
+            await migration.commit_sent.wait()
+        return heading
+
+    async def landed(self, key: Key, heading: Heading) -> bool:
+        """Wait for the end of a move; say whether the agent went where it was headed."""
+        migration = self._running.get(key)
+        if migration is None or migration.heading != heading:
+            return False
+        await migration.gate.wait()
+        return migration.is_committed
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether no agent at all is on the move."""
+        return not self._running
+
+    async def settle(self, key: Key) -> None:
+        """Wait while the agent may be served nowhere; raise RetryLaterError if that lasts."""
+        migration = self._running.get(key)
+        if migration is None:
+            return
+        try:
+            async with asyncio.timeout(SETTLE_WAIT_S):
+                await migration.gate.wait()
+        except TimeoutError:
+            message = "the agent is being moved to another node"
+            raise RetryLaterError(message, retry_after_s=2.0, code="agent_moving") from None
+
+    async def migrate(self, tenant: TenantId, agent: AgentId, to: str) -> MigrationReceipt:
+        """Move an agent; the move goes on even if the caller goes away."""
+        target = self._fleet.require_node(to)
+        key = (tenant, agent)
+        if key in self._running:
+            message = f"agent {agent} is already being moved"
+            raise ConflictError(message, code="migration_in_progress")
+        self._running[key] = None
+        task = asyncio.create_task(self._run(key, target))
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Abort what is still under way, so that every source serves again."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, task: asyncio.Task[MigrationReceipt]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            # Its caller may be gone; nobody else would say so.
+            _LOG.info("a move failed: %s", getattr(error, "code", type(error).__name__))
+
+    async def _run(self, key: Key, target: NodeName) -> MigrationReceipt:
+        try:
+            await self._fleet.membership.refresh()
+            try:
+                receipt = await self._attempt(key, target)
+            except NodeLostError:
+                raise
+            except RetryElsewhereError:
+                # The directory was behind: learn the owner and epoch anew, once.
+                await self._fleet.membership.refresh()
+                receipt = await self._attempt(key, target)
+            except FabricError as error:
+                if error.code != DAMAGED:
+                    raise
+                _LOG.warning("a block of an agent arrived damaged: its node reads all it has")
+                receipt = await self._attempt(key, target, verify=True)
+        except RetryElsewhereError as error:
+            self._telemetry.migration_failed()
+            raise RetryLaterError(error.message, retry_after_s=2.0, code=error.code) from None
+        except FabricError:
+            self._telemetry.migration_failed()
+            raise
+        finally:
+            del self._running[key]
+        if receipt.source != receipt.target:
+            self._telemetry.migrated(receipt.seconds, receipt.pause_seconds, receipt.bytes_sent)
+        return receipt
+
+    async def _attempt(
+        self, key: Key, target: NodeName, *, verify: bool = False
+    ) -> MigrationReceipt:
+        holding = self._owner(key)
+        if holding.node == target:
+            return MigrationReceipt(key[1], target, target, holding.epoch)
+        if self._fleet.membership.health(holding.node) is not Health.ALIVE:
+            message = f"node {holding.node} is not answering"
+            raise RetryLaterError(message, retry_after_s=2.0, code="node_lost")
+        self._fleet.require_taking(target)
+        name = fresh_migration()
+        migration = Migration(self._fleet, name, key, holding, target, verify=verify)
+        self._running[key] = migration
+        alias = self._fleet.alias(key)
+        _LOG.info("agent %s moves from %s to %s", alias, holding.node, target)
+        return await migration.run()
+
+    def _owner(self, key: Key) -> Holding:
+        holding = self._fleet.require_owner(key)
+        if holding.state is OwnerState.SEALED:
+            message = "an earlier move of this agent is not decided yet"
+            raise RetryLaterError(message, retry_after_s=2.0, code="agent_moving")
+        return holding

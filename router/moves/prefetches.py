@@ -1,0 +1,91 @@
+"""Agents wanted in memory before their turn comes: asked for, or hinted at by a request."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from fabric.control.copy_calls import PrefetchAgent
+from fabric.control.node_calls import AgentView
+from fabric.errors import FabricError, RetryElsewhereError
+from fabric.ids import AgentId, TenantId
+from fabric.limits import PREFETCH_TASKS_MAX, PREFETCH_TIMEOUT_S
+from router.fleet.directory import Key
+from router.fleet.fleet import Fleet
+from router.moves.copier import CopyReceipt, as_retry
+from router.moves.migrations import Migrations
+from router.moves.replicas import Replicas
+from router.telemetry import Telemetry
+
+_LOG = logging.getLogger("macfabric.router.prefetches")
+
+
+class Prefetches:
+    """Asks owners to load agents, and other nodes to fetch a copy."""
+
+    def __init__(
+        self, fleet: Fleet, migrations: Migrations, replicas: Replicas, telemetry: Telemetry
+    ) -> None:
+        self._fleet = fleet
+        self._migrations = migrations
+        self._replicas = replicas
+        self._telemetry = telemetry
+        self._hinted: set[asyncio.Task[None]] = set()
+
+    async def load(self, key: Key) -> AgentView:
+        """Bring an agent into its owner's memory; a turn that comes meanwhile waits for that."""
+        await self._fleet.membership.refresh(relist=True)
+        await self._migrations.settle(key)
+        try:
+            view = await self._ask(key)
+        except FabricError:
+            self._telemetry.copied("prefetch", 0, ok=False)
+            raise
+        self._telemetry.copied("prefetch", 0, ok=True)
+        return view
+
+    async def is_home(self, key: Key, node: str) -> bool:
+        """Say whether the agent lives on that node; raise NotFoundError if nobody is called so."""
+        await self._fleet.membership.refresh(relist=True)
+        return self._fleet.require_node(node) == self._fleet.require_owner(key).node
+
+    async def copy_to(self, key: Key, to: str) -> CopyReceipt:
+        """Bring a copy of an agent to another node's disk, where it may be needed next."""
+        return await self._replicas.replicate(key, to, kept=None)
+
+    async def cancel(self, key: Key) -> AgentView:
+        """Let a load under way be."""
+        await self._fleet.membership.refresh(relist=True)
+        return await self._ask(key, cancel=True)
+
+    def hint(self, tenant: TenantId, agents: Sequence[AgentId]) -> None:
+        """Load agents soon, if that is possible; nobody waits and nobody is told."""
+        for agent in agents:
+            if len(self._hinted) >= PREFETCH_TASKS_MAX:
+                return
+            task = asyncio.create_task(self._hinted_at((tenant, agent)))
+            self._hinted.add(task)
+            task.add_done_callback(self._hinted.discard)
+
+    async def close(self) -> None:
+        """Forget the hints."""
+        tasks = list(self._hinted)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _hinted_at(self, key: Key) -> None:
+        owner = self._fleet.directory.owner(key)
+        if owner is None or (owner.view is not None and "hot" in owner.view.tiers):
+            return
+        try:
+            await self.load(key)
+        except FabricError as error:
+            _LOG.info("a hinted agent is not loaded: %s", error.code)
+
+    async def _ask(self, key: Key, *, cancel: bool = False) -> AgentView:
+        owner = self._fleet.require_owner(key)
+        call = PrefetchAgent(*key, owner.epoch, cancel)
+        try:
+            return await self._fleet.link(owner.node).call(call, AgentView, PREFETCH_TIMEOUT_S)
+        except RetryElsewhereError as error:
+            raise as_retry(error) from None

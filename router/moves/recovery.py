@@ -1,0 +1,139 @@
+"""What a lost router, node or message left undecided, decided anew: one owner per agent.
+
+    two claims       the highest epoch keeps the agent, the others become replicas; of equal ones,
+                     which a failing disk can leave behind, whoever has taken more turns
+    sealed, alone    resumed at the source, once its target cannot hold a higher epoch
+
+Where the target could not be asked, or nobody knows the migration's id, the source steps down by
+one epoch instead, and the agent's next turn takes it over, above any commit that turns up late.
+"""
+
+import logging
+
+from fabric.control.node_calls import AbortMigration, AgentView, Done, ReleaseAgent
+from fabric.errors import UNDECIDED, FabricError
+from fabric.ids import MigrationId, NodeName
+from fabric.limits import LEASE_S
+from fabric.record.manifest import OwnerState
+from router.fleet.directory import Holding, Key
+from router.fleet.fleet import Fleet
+from router.fleet.membership import Health
+from router.fresh_ids import fresh_migration
+from router.moves.migrations import Migrations
+from router.telemetry import Telemetry
+
+_LOG = logging.getLogger("macfabric.router.recovery")
+
+
+class Recovery:
+    """Walks the agents in doubt once per beat, and one of them when a turn asks."""
+
+    def __init__(self, fleet: Fleet, migrations: Migrations, telemetry: Telemetry) -> None:
+        self._fleet = fleet
+        self._migrations = migrations
+        self._telemetry = telemetry
+        self._since_s = fleet.clock.monotonic_s()
+
+    async def round(self) -> None:
+        """Resolve every doubt that can be resolved now."""
+        doubts = self._fleet.directory.in_doubt()
+        if doubts:
+            self._telemetry.recovering()
+        for key in doubts:
+            await self.resolve(key)
+
+    async def resolve(self, key: Key) -> None:
+        """Settle one agent's ownership if that is possible yet."""
+        if self._migrations.is_moving(key):
+            return
+        try:
+            await self._release_others(key)
+            owner = self._fleet.directory.owner(key)
+            member = self._fleet.membership.find(owner.node) if owner else None
+            if member and owner and owner.state is OwnerState.SEALED:
+                await self._fleet.membership.beat(member)  # it may have moved on by itself
+                owner = self._fleet.directory.owner(key)
+            if owner and owner.state is OwnerState.SEALED:
+                await self._resume(key, owner)
+        except FabricError as error:
+            _LOG.info("agent %s stays in doubt: %s", self._fleet.alias(key), error.code)
+
+    async def _release_others(self, key: Key) -> None:
+        owner = self._fleet.directory.owner(key)
+        if owner is None or self._fleet.membership.health(owner.node) is not Health.ALIVE:
+            return
+        for other in self._fleet.directory.living(key):
+            claims = other.state is not OwnerState.REPLICA
+            if claims and other.node != owner.node and self._fleet.is_up(other.node):
+                alias = self._fleet.alias(key)
+                _LOG.info("agent %s: %s gives way to %s", alias, other.node, owner.node)
+                # A node gives way to a higher epoch only: an equal one is told the next, which is
+                # then given to nobody.
+                epoch = max(owner.epoch, other.epoch + 1)
+                self._fleet.directory.promise(key, epoch)
+                call = ReleaseAgent(
+                    _named(other.view) or fresh_migration(), *key, epoch, owner.node
+                )
+                await self._fleet.link(other.node).call(call, Done)
+                self._telemetry.gave_way()
+                self._note(key, epoch, other, OwnerState.REPLICA)
+
+    async def _resume(self, key: Key, sealed: Holding) -> None:
+        if not self._fleet.is_up(sealed.node):
+            return
+        target = sealed.view.sealed_to if sealed.view else None
+        named = _named(sealed.view)
+        migration = named or fresh_migration()
+        is_decided = target is None or target == sealed.node
+        if target is not None and target != sealed.node:
+            if not await self._target_cannot_own(key, sealed, target):
+                return
+            if self._fleet.is_up(target):
+                # From here on it refuses a commit that is still on its way.
+                is_decided = await self._forgets(target, AbortMigration(migration, *key))
+                if not await self._target_cannot_own(key, sealed, target):
+                    return
+        alias = self._fleet.alias(key)
+        _LOG.info("agent %s: %s resumes after an undecided move", alias, sealed.node)
+        self._telemetry.decided()
+        source = self._fleet.link(sealed.node)
+        if named and is_decided:
+            await source.call(AbortMigration(migration, *key), Done)
+            self._note(key, sealed.epoch, sealed, OwnerState.OWNED)
+        else:
+            epoch = sealed.epoch + 1
+            await source.call(ReleaseAgent(migration, *key, epoch, sealed.node), Done)
+            self._note(key, epoch, sealed, OwnerState.REPLICA)
+
+    async def _forgets(self, target: NodeName, call: AbortMigration) -> bool:
+        """Have the target forget the move; say whether it knows that it has not committed."""
+        try:
+            await self._fleet.link(target).call(call, Done)
+        except FabricError as error:
+            if error.code != UNDECIDED:
+                raise
+            return False
+        return True
+
+    async def _target_cannot_own(self, key: Key, sealed: Holding, target: NodeName) -> bool:
+        member = self._fleet.membership.find(target)
+        if member is None:
+            # Perhaps this router has not met it yet: give it one lease.
+            return self._fleet.clock.monotonic_s() - self._since_s >= LEASE_S
+        if not self._fleet.is_up(target):
+            return True
+        asked_s = self._fleet.clock.monotonic_s()
+        await self._fleet.membership.beat(member)
+        if member.view is None or member.beat_s < asked_s or member.listed != member.state:
+            return False
+        owner = self._fleet.directory.owner(key)
+        return owner is not None and owner.epoch <= sealed.epoch
+
+    def _note(self, key: Key, epoch: int, holding: Holding, state: OwnerState) -> None:
+        now_s = self._fleet.clock.monotonic_s()
+        self._fleet.directory.note(key, Holding(holding.node, epoch, state, now_s, holding.group))
+
+
+def _named(view: AgentView | None) -> MigrationId | None:
+    """Return the migration that the node says it sealed the agent for."""
+    return view.migration if view is not None else None

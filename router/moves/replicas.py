@@ -1,0 +1,198 @@
+"""Copies of agents on other nodes, brought up to date behind their turns, with lowest priority.
+
+    sweep   every agent whose copies are fewer than `router.replicas`, or older than it is
+    copy    one at a time, and none while an agent is on the move
+
+What is due follows from what the nodes say: nothing is queued for a turn, nothing is lost with
+the router, and many turns between two sweeps make one copy. A copy is never served as current:
+the node that takes an agent over matches the prompt against what it holds.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+from fabric.control.copy_calls import KeepReplica
+from fabric.errors import ConflictError
+from fabric.ids import NodeName
+from fabric.limits import REPLICA_REST_S, REPLICAS_WAITING_MAX
+from fabric.record.manifest import OwnerState
+from router.fleet.directory import Holding, Key
+from router.fleet.fleet import Fleet
+from router.fleet.membership import Health
+from router.moves.copier import CopyReceipt, copy_agent
+from router.moves.migrations import Migrations
+from router.moves.move_candidates import Sites, is_current, replicas
+from router.placement.destination import travel_s
+from router.telemetry import Telemetry
+
+_LOG = logging.getLogger("macfabric.router.replicas")
+
+
+class Replicas:
+    """Makes copies when asked, and by itself as many as the settings say."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        migrations: Migrations,
+        sites: Sites,
+        telemetry: Telemetry,
+        count: int,
+    ) -> None:
+        self._fleet = fleet
+        self._migrations = migrations
+        self._sites = sites
+        self._telemetry = telemetry
+        self._count = count
+        self._copying: dict[Key, asyncio.Task[CopyReceipt]] = {}
+        self._barred: Counter[Key] = Counter()
+        self._rest_until_s: dict[Key, float] = {}
+        self._swept: object = None  # what the nodes had said when nothing was due
+
+    async def replicate(self, key: Key, to: str, *, kept: bool | None) -> CopyReceipt:
+        """Copy an agent to a node now; `kept`: and after its turns (None: as before)."""
+        await self._fleet.membership.refresh(relist=True)
+        await self._migrations.settle(key)
+        owner = self._fleet.require_owner(key)
+        target = self._fleet.require_taking(to)
+        if owner.node == target:
+            message = f"agent {key[1]} lives on {target}: a copy belongs elsewhere"
+            raise ConflictError(message, code="owner_there", param="to")
+        task = self._start(key, target, kept=kept)
+        await asyncio.wait([task])  # it goes on even if the caller goes away
+        if task.cancelled():
+            message = f"agent {key[1]} was erased while it was copied"
+            raise ConflictError(message, code="erased")
+        return task.result()
+
+    @asynccontextmanager
+    async def barred(self, key: Key) -> AsyncIterator[None]:
+        """Let no copy of the agent be made, nor come to an end: it is being erased."""
+        self._barred[key] += 1
+        try:
+            task = self._copying.get(key)
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            yield
+        finally:
+            self._barred[key] -= 1
+            self._barred += Counter()  # zeros go
+
+    async def run(self) -> None:
+        """Sweep until cancelled."""
+        while True:
+            await asyncio.sleep(self._fleet.membership.beat_s)
+            await self.sweep()
+
+    async def close(self) -> None:
+        """Abort what is under way."""
+        tasks = list(self._copying.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def sweep(self) -> None:
+        """Bring what is due up to date, one copy after the other."""
+        said = self._said()
+        if said == self._swept and not self._rest_until_s:
+            return
+        due = self._all_due()
+        self._swept = said if not due else None
+        for key, target in due:
+            if not self._migrations.is_idle:
+                return  # somebody waits for that
+            if key not in self._copying and key not in self._barred:
+                await self._refresh(key, target)
+
+    # --- what is due -------------------------------------------------------------------------
+
+    def _said(self) -> object:
+        membership = self._fleet.membership
+        return [(m.name, m.listed, membership.health(m.name)) for m in membership.members]
+
+    def _all_due(self) -> list[tuple[Key, NodeName]]:
+        now_s = self._fleet.clock.monotonic_s()
+        self._rest_until_s = {k: s for k, s in self._rest_until_s.items() if s > now_s}
+        due: list[tuple[Key, NodeName]] = []
+        for key in self._fleet.directory.all_keys():
+            if key in self._rest_until_s or key in self._barred:
+                continue
+            owner = self._fleet.directory.owner(key)
+            if owner is not None and self._is_ready(owner):
+                due += ((key, target) for target in self._due(key, owner))
+            if len(due) >= REPLICAS_WAITING_MAX:
+                break
+        return due
+
+    def _is_ready(self, owner: Holding) -> bool:
+        """Say whether there is something on the owner's disk to copy."""
+        view = owner.view
+        if view is None or owner.state is not OwnerState.OWNED or not view.durable:
+            return False
+        is_alive = self._fleet.membership.health(owner.node) is Health.ALIVE
+        return is_alive and view.tokens > 0
+
+    def _due(self, key: Key, owner: Holding) -> Iterator[NodeName]:
+        """Name the nodes that are to get a copy: who keeps one, then who lacks least."""
+        takes = {view.name for view in self._fleet.ready()}
+        held = [h for h in replicas(self._fleet, key) if h.node in takes]
+        kept = [h for h in held if h.view is not None and h.view.kept]
+        yield from (h.node for h in kept if not is_current(h, owner))
+        done = {h.node for h in held if is_current(h, owner) or h in kept}
+        wanted = self._count - len(done)
+        if wanted > 0:
+            sites = self._sites.of(key, owner, without=done)
+            sites.sort(key=lambda site: (travel_s(site), site.held_tokens, site.name))
+            yield from (site.name for site in sites[:wanted])
+
+    # --- copying -----------------------------------------------------------------------------
+
+    async def _refresh(self, key: Key, target: NodeName) -> None:
+        task = self._start(key, target, kept=None, background=True)
+        await asyncio.wait([task])
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            alias, why = self._fleet.alias(key), getattr(error, "code", type(error).__name__)
+            _LOG.info("agent %s has no new copy on %s: %s", alias, target, why)
+            self._rest_until_s[key] = self._fleet.clock.monotonic_s() + REPLICA_REST_S
+
+    def _start(
+        self, key: Key, target: NodeName, *, kept: bool | None, background: bool = False
+    ) -> asyncio.Task[CopyReceipt]:
+        if key in self._copying or key in self._barred:
+            message = f"agent {key[1]} is being copied or erased; try again when that is done"
+            raise ConflictError(message, code="copy_in_progress")
+        task = asyncio.create_task(self._copy(key, target, kept=kept, background=background))
+        self._copying[key] = task
+        task.add_done_callback(lambda ended: self._ended(key, ended))
+        return task
+
+    def _ended(self, key: Key, task: asyncio.Task[CopyReceipt]) -> None:
+        self._copying.pop(key, None)
+        failed = task.cancelled() or task.exception() is not None
+        self._telemetry.copied("replica", 0 if failed else task.result().bytes_sent, ok=not failed)
+
+    async def _copy(
+        self, key: Key, target: NodeName, *, kept: bool | None, background: bool
+    ) -> CopyReceipt:
+        fleet, source = self._fleet, self._fleet.require_owner(key).node
+        keeps = self._is_kept(key, target) if kept is None else kept
+        receipt = await copy_agent(
+            fleet,
+            key,
+            target,
+            lambda name, raw: KeepReplica(name, raw, source, keeps),
+            background=background,
+        )
+        member = fleet.membership.find(target)
+        if member is not None:
+            await fleet.membership.beat(member)  # so that the next sweep finds it done
+        return receipt
+
+    def _is_kept(self, key: Key, target: NodeName) -> bool:
+        holdings = self._fleet.directory.holdings(key)
+        return any(h.node == target and h.view is not None and h.view.kept for h in holdings)

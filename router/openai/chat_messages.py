@@ -1,0 +1,124 @@
+"""Chat messages as OpenAI spells them, made into what chat templates render.
+
+Key order is fixed here, so that the same conversation always gives the same bytes.
+"""
+
+from typing import Any
+
+from fabric.codec import parse_json
+from fabric.errors import RejectedError
+from fabric.json_items import ItemCount
+from fabric.limits import JSON_ITEMS_MAX, MESSAGES_MAX, TOOLS_MAX
+from router.http.fields import Fields, refuse, require_object, require_text, unsupported
+
+# Templates know no developer: OpenAI renamed the system role for its own models only.
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
+_NAME_CHARS_MAX = 256
+
+
+def parse_messages(fields: Fields) -> list[Any]:
+    """Check and normalise the `messages` array."""
+    fields.require("messages")
+    messages = fields.items("messages", MESSAGES_MAX)
+    if not messages:
+        refuse(fields.param("messages"), "it is empty")
+    inner = ItemCount(JSON_ITEMS_MAX)  # of arguments, which are JSON in strings
+    return [
+        _message(require_object(item, param), param, inner)
+        for index, item in enumerate(messages)
+        for param in [f"{fields.param('messages')}[{index}]"]
+    ]
+
+
+def _message(raw: dict[str, Any], param: str, inner: ItemCount) -> dict[str, Any]:
+    fields = Fields(raw, f"{param}.")
+    role = _ROLES.get(require_text(fields.require("role"), fields.param("role")))
+    if role is None:
+        known = ", ".join(_ROLES)
+        refuse(fields.param("role"), f"expected one of {known}", "unsupported_value")
+    if fields.raw("function_call") is not None:
+        unsupported(fields.param("function_call"), "use tool_calls")
+    calls = _tool_calls(fields, inner) if role == "assistant" else []
+    message: dict[str, Any] = {"role": role, "content": _content(fields, role)}
+    name = fields.text("name", _NAME_CHARS_MAX)
+    if name is not None:
+        message["name"] = name
+    if role == "assistant":
+        reasoning = fields.text("reasoning_content")
+        if reasoning is not None:
+            message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    if role == "tool":
+        call_id = fields.text("tool_call_id", _NAME_CHARS_MAX)
+        if call_id is not None:
+            message["tool_call_id"] = call_id
+    return message
+
+
+def _content(fields: Fields, role: str) -> str:
+    content = fields.raw("content")
+    param = fields.param("content")
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if role == "assistant":
+            return ""  # it only called tools
+        fields.require("content")
+    if not isinstance(content, list):
+        refuse(param, "expected a string or an array of parts", "invalid_type")
+    return "".join(_part(item, f"{param}[{index}]") for index, item in enumerate(content))
+
+
+def _part(item: object, param: str) -> str:
+    if isinstance(item, str):
+        return item
+    fields = Fields(require_object(item, param), f"{param}.")
+    kind = require_text(fields.require("type"), fields.param("type"))
+    if kind not in _TEXT_PARTS:
+        message = f"Unsupported '{param}': this server takes text only, not {kind[:64]!r}."
+        raise RejectedError(message, code="unsupported_content", param=param)
+    name = _TEXT_PARTS[kind]
+    return require_text(fields.require(name), fields.param(name))
+
+
+def _tool_calls(fields: Fields, inner: ItemCount) -> list[Any]:
+    calls = []
+    for index, item in enumerate(fields.items("tool_calls", TOOLS_MAX) or []):
+        param = f"{fields.param('tool_calls')}[{index}]"
+        call = Fields(require_object(item, param), f"{param}.")
+        if call.raw("type") not in (None, "function"):
+            unsupported(call.param("type"), "only functions can be called")
+        function = require_object(call.require("function"), call.param("function"))
+        called = Fields(function, f"{param}.function.")
+        name = require_text(called.require("name"), called.param("name"))
+        made: dict[str, Any] = {"type": "function"}
+        call_id = call.text("id", _NAME_CHARS_MAX)
+        if call_id is not None:
+            made["id"] = call_id
+        made["function"] = {"name": name, "arguments": _arguments(called, inner)}
+        calls.append(made)
+    return calls
+
+
+def _arguments(fields: Fields, inner: ItemCount) -> Any:
+    """Return arguments as the object that templates iterate over, where they are one."""
+    raw = fields.raw("arguments")
+    if raw is None:
+        return {}
+    if isinstance(raw, dict):
+        return raw
+    text = require_text(raw, fields.param("arguments"))
+    inner.feed_whole(text)
+    try:
+        parsed = parse_json(text)
+    except RejectedError:
+        return text  # the model's own broken JSON must not stop the conversation
+    return parsed if isinstance(parsed, dict) else text

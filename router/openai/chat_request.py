@@ -1,0 +1,142 @@
+"""The body of POST /v1/chat/completions: unknown fields are ignored, known ones are checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fabric.limits import COMPLETION_TOKENS_DEFAULT, TOOLS_MAX, TOP_LOGPROBS_MAX
+from fabric.turn.generation import Identity, Priority, Sampling
+from router.http.fields import Fields, refuse, require_object, require_text, unsupported
+from router.http.identity import identify
+from router.http.priority import priority_of
+from router.openai.chat_messages import parse_messages
+from router.openai.sampling import parse_sampling, tokens_limit
+from router.prompt import Prompt, chat_prompt
+
+# These would replace what the node itself passes to the template.
+_RESERVED_OPTIONS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A checked chat request."""
+
+    model: str
+    identity: Identity
+    prompt: Prompt
+    sampling: Sampling
+    stream: bool
+    include_usage: bool
+    priority: Priority
+
+
+def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> ChatRequest:
+    """Check a chat body; raise RejectedError naming the first parameter that is wrong."""
+    fields = Fields(body)
+    model = require_text(fields.require("model"), "model")
+    messages = parse_messages(fields)
+    tools = _tools(fields)
+    _refuse_unsupported(fields)
+    stream, include_usage = parse_stream(fields)
+    limit = tokens_limit(fields, "max_completion_tokens") or tokens_limit(fields, "max_tokens")
+    sampling = parse_sampling(
+        fields, max_tokens=limit or COMPLETION_TOKENS_DEFAULT, logprobs=_logprobs(fields)
+    )
+    return ChatRequest(
+        model=model,
+        identity=identify(headers, fields),
+        prompt=chat_prompt(messages, tools, _template_options(fields)),
+        sampling=sampling,
+        stream=stream,
+        include_usage=include_usage,
+        priority=priority_of(headers, fields),
+    )
+
+
+def parse_stream(fields: Fields) -> tuple[bool, bool]:
+    """Read whether to stream, and whether the stream ends with the usage."""
+    stream = fields.flag("stream")
+    options = Fields(fields.object("stream_options") or {}, "stream_options.")
+    include_usage = options.flag("include_usage")
+    if not stream and fields.raw("stream_options") is not None:
+        refuse("stream_options", "it is only allowed with stream")
+    return stream, include_usage
+
+
+def _logprobs(fields: Fields) -> int | None:
+    rivals = fields.integer("top_logprobs", 0, TOP_LOGPROBS_MAX)
+    if fields.flag("logprobs"):
+        return rivals or 0
+    if rivals is not None:
+        refuse("top_logprobs", "it needs logprobs to be true")
+    return None
+
+
+def _tools(fields: Fields) -> list[Any] | None:
+    tools = fields.items("tools", TOOLS_MAX) or []
+    for index, item in enumerate(tools):
+        param = f"tools[{index}]"
+        tool = Fields(require_object(item, param), f"{param}.")
+        if require_text(tool.require("type"), tool.param("type")) != "function":
+            unsupported(tool.param("type"), "only functions are supported")
+        function = require_object(tool.require("function"), tool.param("function"))
+        inner = Fields(function, f"{param}.function.")
+        if not require_text(inner.require("name"), inner.param("name")):
+            refuse(inner.param("name"), "it is empty")
+        inner.text("description")
+        inner.object("parameters")
+    if not _tools_allowed(fields):
+        return None
+    return tools or None
+
+
+def _tools_allowed(fields: Fields) -> bool:
+    choice = fields.raw("tool_choice")
+    if choice == "required" or isinstance(choice, dict):
+        unsupported("tool_choice", "the model cannot be forced to call; use auto or none")
+    if choice not in (None, "auto", "none"):
+        refuse("tool_choice", "expected none, auto, required or an object")
+    return bool(choice != "none")
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    for name in ("functions", "function_call"):
+        if fields.raw(name) is not None:
+            unsupported(name, "use tools and tool_choice")
+    modalities = fields.raw("modalities")
+    if modalities not in (None, ["text"]) or fields.raw("audio") is not None:
+        name = "audio" if modalities in (None, ["text"]) else "modalities"
+        unsupported(name, "this server answers with text only")
+    form = fields.object("response_format")
+    if form is not None:
+        inner = Fields(form, "response_format.")
+        if require_text(inner.require("type"), inner.param("type")) != "text":
+            unsupported("response_format", "only text is supported")
+
+
+def _template_options(fields: Fields) -> dict[str, Any]:
+    options = dict(fields.object("chat_template_kwargs") or {})
+    for name in options:
+        if name in _RESERVED_OPTIONS:
+            refuse(f"chat_template_kwargs.{name}", "it belongs to the server")
+    effort = fields.text("reasoning_effort", 32)
+    if effort is not None:
+        options.setdefault("reasoning_effort", effort)
+    return options

@@ -1,0 +1,66 @@
+"""The body of POST /v1/completions: one raw prompt, no chat template."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fabric.limits import TOP_LOGPROBS_MAX
+from fabric.turn.generation import Identity, Priority, Sampling
+from router.http.fields import Fields, refuse, require_text, unsupported
+from router.http.identity import identify
+from router.http.priority import priority_of
+from router.openai.chat_request import parse_stream
+from router.openai.sampling import parse_sampling, tokens_limit
+from router.prompt import Prompt, raw_prompt
+
+TOKENS_DEFAULT = 16  # what OpenAI documents for this route, unlike for chat
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A checked completion request."""
+
+    model: str
+    identity: Identity
+    prompt: Prompt
+    sampling: Sampling
+    stream: bool
+    include_usage: bool
+    priority: Priority
+
+
+def parse_completion(headers: Mapping[str, str], body: dict[str, Any]) -> CompletionRequest:
+    """Check a completion body; raise RejectedError naming the first wrong parameter."""
+    fields = Fields(body)
+    model = require_text(fields.require("model"), "model")
+    text = _prompt(fields)
+    for name in ("echo", "suffix"):
+        if fields.raw(name) not in (None, False, ""):
+            unsupported(name, "this server only continues the prompt")
+    stream, include_usage = parse_stream(fields)
+    sampling = parse_sampling(
+        fields,
+        max_tokens=tokens_limit(fields, "max_tokens") or TOKENS_DEFAULT,
+        logprobs=fields.integer("logprobs", 0, TOP_LOGPROBS_MAX),
+    )
+    return CompletionRequest(
+        model=model,
+        identity=identify(headers, fields),
+        prompt=raw_prompt(text),
+        sampling=sampling,
+        stream=stream,
+        include_usage=include_usage,
+        priority=priority_of(headers, fields),
+    )
+
+
+def _prompt(fields: Fields) -> str:
+    prompt = fields.require("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+        prompt = prompt[0]
+    if isinstance(prompt, list):
+        unsupported("prompt", "send one string: neither several prompts nor token ids")
+    text = require_text(prompt, "prompt")
+    if not text:
+        refuse("prompt", "it is empty")
+    return text

@@ -1,0 +1,81 @@
+"""How to choose tokens, as OpenAI spells it, with the common extensions for local models."""
+
+from typing import Any
+
+from fabric.limits import (
+    COMPLETION_TOKENS_MAX,
+    LOGIT_BIAS_MAX,
+    STOP_STRING_CHARS_MAX,
+    STOP_STRINGS_MAX,
+)
+from fabric.turn.generation import Sampling
+from router.http.fields import Fields, refuse, require_text
+
+_SEED_MIN, _SEED_MAX = -(1 << 63), (1 << 64) - 1
+_BIAS_MAX = 100.0
+_TOP_P_MIN = 1e-6  # OpenAI allows 0, which keeps the likeliest token alone
+_TOKEN_DIGITS_MAX = 10
+
+
+def parse_sampling(fields: Fields, *, max_tokens: int, logprobs: int | None) -> Sampling:
+    """Read the sampling fields; `max_tokens` and `logprobs` differ between the two APIs."""
+    _one_choice(fields)
+    top_k = fields.integer("top_k", -1, 1 << 31) or 0
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=_or(fields.number("temperature", 0.0, 2.0), 1.0),
+        top_p=max(_TOP_P_MIN, _or(fields.number("top_p", 0.0, 1.0), 1.0)),
+        top_k=max(0, top_k),  # -1 turns it off elsewhere, too
+        min_p=_or(fields.number("min_p", 0.0, 1.0), 0.0),
+        seed=fields.integer("seed", _SEED_MIN, _SEED_MAX),
+        stop=_stop(fields),
+        logprobs=logprobs,
+        logit_bias=_logit_bias(fields),
+        repetition_penalty=_or(fields.number("repetition_penalty", 0.01, 10.0), 1.0),
+        frequency_penalty=_or(fields.number("frequency_penalty", -2.0, 2.0), 0.0),
+        presence_penalty=_or(fields.number("presence_penalty", -2.0, 2.0), 0.0),
+        ignore_eos=fields.flag("ignore_eos"),
+    )
+
+
+def tokens_limit(fields: Fields, name: str) -> int | None:
+    """Read one of the spellings of max_tokens."""
+    return fields.integer(name, 1, COMPLETION_TOKENS_MAX)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _one_choice(fields: Fields) -> None:
+    for name in ("n", "best_of"):
+        count = fields.integer(name, 1, 128)
+        if count is not None and count != 1:
+            refuse(fields.param(name), "only 1 is supported", "unsupported_value")
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    value: Any = fields.raw("stop")
+    param = fields.param("stop")
+    if value is None:
+        return ()
+    items = [value] if isinstance(value, str) else fields.items("stop", STOP_STRINGS_MAX)
+    texts = tuple(require_text(item, param) for item in items or [])
+    for text in texts:
+        if not 1 <= len(text) <= STOP_STRING_CHARS_MAX:
+            refuse(param, f"each has between 1 and {STOP_STRING_CHARS_MAX} characters")
+    return texts
+
+
+def _logit_bias(fields: Fields) -> dict[str, float]:
+    bias = fields.object("logit_bias") or {}
+    param = fields.param("logit_bias")
+    if len(bias) > LOGIT_BIAS_MAX:
+        refuse(param, f"more than {LOGIT_BIAS_MAX} entries")
+    entries = Fields(bias, f"{param}.")
+    values: dict[str, float] = {}
+    for token in bias:
+        if not (token.isascii() and token.isdigit() and len(token) <= _TOKEN_DIGITS_MAX):
+            refuse(param, "its keys are token ids")
+        values[token] = _or(entries.number(token, -_BIAS_MAX, _BIAS_MAX), 0.0)
+    return values

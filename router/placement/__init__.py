@@ -1,0 +1,1 @@
+"""Where a turn or an agent goes, in seconds; pure but for its inputs."""

@@ -1,0 +1,192 @@
+"""Where a turn is cheapest, in seconds: pure arithmetic over what is known of the nodes.
+
+    C(i) = queue_i + min(U/P_i, max(0, X - queue_i) + U_s/P_i, load_i + U_c/P_i)
+         + decode(i) + evict_i + (i is not home) · h + (i has its share) · (U/P_i + decode(i))
+
+U: tokens to prefill with nothing, U_c: without what the node holds, U_s: without what a peer
+ships in X seconds. A cost in blocks or hits would send work to slow nodes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from statistics import fmean, median
+
+from fabric.ids import NodeName
+
+SHIP_START_S = 0.03
+SHIP_EFFICIENCY = 0.7  # of the nominal rate; what Mooncake measured over TCP
+STICKINESS_S = 0.15
+STICKINESS_SHARE = 0.1
+DECODE_WEIGHT = 1.0
+EVICT_WEIGHT = 0.5
+DECODE_TOKENS_EXPECTED = 256  # answers are rarely as long as max_tokens allows
+BATCH_EXPONENT = 0.5  # one sequence's decode speed falls with the root of the batch size
+TOKENS_PER_S_MIN = 1.0
+PREFILL_TOKENS_PER_S = 300.0  # while no node has measured its own
+SHARE_SLACK = 1.15  # more agents than an equal part, before others come first
+SPEED_CLASS = 3.0  # nodes within its root of the median have equal parts
+
+
+class Policy(StrEnum):
+    """How to choose; all but SECONDS are baselines to compare with."""
+
+    SECONDS = "seconds"
+    LEAST_LOAD = "least-load"
+    ROUND_ROBIN = "round-robin"
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """What a peer could send to a candidate before the turn starts."""
+
+    tokens: int
+    payload_bytes: int
+    link_bytes_per_s: float
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One node that may serve the turn."""
+
+    name: NodeName
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float = 0.0  # 0: not measured yet
+    queue_s: float = 0.0
+    active: int = 0
+    cached_tokens: int = 0
+    load_s: float = 0.0  # to bring the cached tokens from disk into memory
+    shipment: Shipment | None = None
+    evict_s: float = 0.0  # recomputation that making room may cause
+    held_tokens: int = 0
+    cold_order: int = 0  # the higher, the later it was given a turn with nothing cached
+    turn_order: int = 0  # the higher, the later it was given any turn
+    agents: int = 0  # that live there, those just given to it included
+    weight: float = 1.0  # its part of all agents, beside the others'
+    over_share: bool = False  # it has that part already
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be placed."""
+
+    prompt_tokens: int
+    completion_tokens_max: int
+    home: NodeName | None = None
+
+
+def _prefill_s(job: Job, node: Candidate) -> float:
+    rate = max(node.prefill_tokens_per_s, TOKENS_PER_S_MIN)
+    options = [job.prompt_tokens / rate]
+    if node.cached_tokens > 0:
+        options.append(node.load_s + max(0, job.prompt_tokens - node.cached_tokens) / rate)
+    ship = node.shipment
+    if ship is not None and ship.link_bytes_per_s > 0:
+        travel_s = ship.payload_bytes / (SHIP_EFFICIENCY * ship.link_bytes_per_s)
+        arrival_s = SHIP_START_S + ship.wait_s + travel_s
+        hidden_s = max(0.0, arrival_s - node.queue_s)  # it travels while the queue drains
+        options.append(hidden_s + max(0, job.prompt_tokens - ship.tokens) / rate)
+    return min(options)
+
+
+def _decode_s(job: Job, node: Candidate) -> float:
+    """Count the answer's own seconds and those that it takes from its neighbours."""
+    if node.decode_tokens_per_s <= 0:
+        return 0.0
+    tokens = min(job.completion_tokens_max, DECODE_TOKENS_EXPECTED)
+    alone = max(node.decode_tokens_per_s, TOKENS_PER_S_MIN)
+    with_us: float = tokens * (node.active + 1) ** BATCH_EXPONENT / alone
+    without_us: float = tokens * max(node.active, 1) ** BATCH_EXPONENT / alone
+    return with_us + node.active * (with_us - without_us)
+
+
+def cost_s(job: Job, node: Candidate) -> float:
+    """Estimate the seconds that serving `job` on `node` costs, stickiness apart."""
+    return (
+        node.queue_s
+        + _prefill_s(job, node)
+        + DECODE_WEIGHT * _decode_s(job, node)
+        + EVICT_WEIGHT * node.evict_s
+    )
+
+
+def assumed_rates(measured: Sequence[float], unknown: float) -> list[float]:
+    """Take the others' mean for the speed of a node that has not measured its own."""
+    known = [rate for rate in measured if rate > 0]
+    mean = fmean(known) if known else unknown
+    return [rate if rate > 0 else mean for rate in measured]
+
+
+def with_shares(nodes: Sequence[Candidate], kept: NodeName | None) -> list[Candidate]:
+    """Say which nodes have their part of all agents, by number and class of speed.
+
+    `kept` holds a copy of this very agent, and takes it all the same.
+    """
+    middle = median(node.prefill_tokens_per_s for node in nodes)
+    weights = [_weight(node.prefill_tokens_per_s / middle) for node in nodes]
+    share = SHARE_SLACK * (sum(node.agents for node in nodes) + 1) / sum(weights)
+    return [
+        replace(
+            node,
+            weight=weight,
+            over_share=node.name != kept and node.agents + 1 > max(1, round(share * weight)),
+        )
+        for node, weight in zip(nodes, weights, strict=True)
+    ]
+
+
+def _weight(speed: float) -> float:
+    # A speed measured in passing says little: only classes of it count.
+    weight: float = SPEED_CLASS ** round(math.log(speed, SPEED_CLASS))
+    return weight
+
+
+def _overload_s(job: Job, node: Candidate) -> float:
+    """Count a node with more than its part as if it had to do all the work once more.
+
+    So agents that begin alike do not all follow the first one, nor the slightly faster node;
+    where the others are busy for longer, it is used all the same.
+    """
+    if not node.over_share:
+        return 0.0
+    rate = max(node.prefill_tokens_per_s, TOKENS_PER_S_MIN)
+    return max(2 * STICKINESS_S, job.prompt_tokens / rate + _decode_s(job, node))
+
+
+def _by_seconds(job: Job, nodes: Sequence[Candidate]) -> Candidate:
+    costs = {node.name: cost_s(job, node) + _overload_s(job, node) for node in nodes}
+    best_s = min(costs.values())
+    near_s = best_s + max(STICKINESS_S, STICKINESS_SHARE * best_s)
+    near = [node for node in nodes if costs[node.name] <= near_s]
+    for node in near:
+        if node.name == job.home:
+            return node
+    # Estimates this close say nothing: spread instead of following their noise.
+    return min(near, key=_fill)
+
+
+def _fill(node: Candidate) -> tuple[float, int, int, str]:
+    return (node.agents / node.weight, node.cold_order, node.held_tokens, node.name)
+
+
+def _least_load(_job: Job, nodes: Sequence[Candidate]) -> Candidate:
+    return min(nodes, key=lambda node: (node.queue_s, node.active, node.turn_order, node.name))
+
+
+def _round_robin(_job: Job, nodes: Sequence[Candidate]) -> Candidate:
+    return min(nodes, key=lambda node: (node.turn_order, node.name))
+
+
+_CHOICES: dict[Policy, Callable[[Job, Sequence[Candidate]], Candidate]] = {
+    Policy.SECONDS: _by_seconds,
+    Policy.LEAST_LOAD: _least_load,
+    Policy.ROUND_ROBIN: _round_robin,
+}
+
+
+def place(job: Job, nodes: Sequence[Candidate], policy: Policy = Policy.SECONDS) -> Candidate:
+    """Choose the node for `job`; the same arguments always give the same node."""
+    assert nodes, "the caller checks that a node is eligible"
+    return _CHOICES[policy](job, nodes)

@@ -1,0 +1,150 @@
+"""Which nodes already hold the beginning of a prompt: a radix tree over sketches, per tenant.
+
+    root ──[system prompt]──┬──[agent 1's turns]      each edge: consecutive piece hashes
+                            └──[agent 2's turns]      each tree node: which agents end there
+
+A hint only: a wrong entry costs a recomputation, never a wrong answer.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fabric.ids import AgentId, NodeName, TenantId
+from fabric.limits import SKETCH_AGENTS_MAX
+from fabric.turn.sketch import common_pieces
+
+Holder = tuple[NodeName, AgentId]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How much of a prompt one node holds."""
+
+    pieces_count: int
+    # The agent whose whole sketch the prompt begins with: a conversation that goes on.
+    continued: AgentId | None = None
+
+
+@dataclass(slots=True)
+class _Branch:
+    edge: Sequence[int]
+    parent: "_Branch | None"
+    children: dict[int, "_Branch"] = field(default_factory=dict)
+    holders: set[Holder] = field(default_factory=set)
+    below: Counter[NodeName] = field(default_factory=Counter)  # holders here and further down
+
+
+class SketchIndex:
+    """Longest common sketch by node, in time proportional to the match's branches."""
+
+    def __init__(self) -> None:
+        self._roots: dict[TenantId, _Branch] = {}
+        self._places: dict[tuple[TenantId, Holder], tuple[_Branch, object]] = {}
+        self._openings: dict[tuple[TenantId, Holder], int] = {}  # of those this router has seen
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def put(
+        self,
+        tenant: TenantId,
+        node: NodeName,
+        agent: AgentId,
+        sketch: Sequence[int],
+        tag: object = None,
+        opening: int | None = None,
+    ) -> None:
+        """Remember an agent's sketch; nothing to do if `tag` says it is unchanged."""
+        key = (tenant, (node, agent))
+        known = self._places.get(key)
+        if known is not None and tag is not None and known[1] == tag:
+            return
+        if opening is None:
+            opening = self._openings.get(key)
+        self.remove(tenant, node, agent)
+        if not sketch or len(self._places) >= SKETCH_AGENTS_MAX:
+            return
+        root = self._roots.setdefault(tenant, _Branch((), None))
+        leaf = _descend(root, array("Q", sketch))
+        leaf.holders.add((node, agent))
+        self._places[key] = (leaf, tag)
+        if opening is not None:
+            self._openings[key] = opening
+        _count(leaf, node, 1)
+
+    def remove(self, tenant: TenantId, node: NodeName, agent: AgentId) -> None:
+        """Forget an agent on a node; unknown ones are no error."""
+        place = self._places.pop((tenant, (node, agent)), None)
+        if place is None:
+            return
+        self._openings.pop((tenant, (node, agent)), None)
+        branch: _Branch | None = place[0]
+        place[0].holders.discard((node, agent))
+        _count(place[0], node, -1)
+        while branch and branch.parent and not branch.holders and not branch.children:
+            del branch.parent.children[branch.edge[0]]
+            branch = branch.parent
+
+    def matches(
+        self, tenant: TenantId, sketch: Sequence[int], opening: int | None = None
+    ) -> dict[NodeName, Match]:
+        """Return for each node that holds any of the prompt how much, and whose it is.
+
+        A sketch is coarse: conversations with another `opening` are others, if theirs is known.
+        """
+        found: dict[NodeName, Match] = {}
+        branch = self._roots.get(tenant)
+        depth = 0
+        while branch is not None and depth < len(sketch):
+            child = branch.children.get(sketch[depth])
+            if child is None:
+                break
+            common = common_pieces(child.edge, sketch[depth:])
+            depth += common
+            for node in child.below:
+                before = found.get(node)
+                found[node] = Match(depth, before.continued if before else None)
+            if common < len(child.edge):
+                break
+            for node, agent in sorted(child.holders):
+                if self._openings.get((tenant, (node, agent)), opening) == opening:
+                    found[node] = Match(depth, agent)
+            branch = child
+        return found
+
+
+def _descend(branch: _Branch, sketch: Sequence[int]) -> _Branch:
+    """Walk down to where `sketch` ends, adding and splitting branches on the way."""
+    while sketch:
+        child = branch.children.get(sketch[0])
+        if child is None:
+            leaf = _Branch(sketch, branch)
+            branch.children[sketch[0]] = leaf
+            return leaf
+        common = common_pieces(child.edge, sketch)
+        if common < len(child.edge):
+            child = _split(child, common)
+        branch, sketch = child, sketch[common:]
+    return branch
+
+
+def _split(branch: _Branch, at: int) -> _Branch:
+    """Put a new branch in front of `branch` that holds its edge's first `at` pieces."""
+    parent = branch.parent
+    assert parent is not None, "the root has no edge to split"
+    front = _Branch(branch.edge[:at], parent, below=Counter(branch.below))
+    parent.children[front.edge[0]] = front
+    branch.edge, branch.parent = branch.edge[at:], front
+    front.children[branch.edge[0]] = branch
+    return front
+
+
+def _count(leaf: _Branch, node: NodeName, change: int) -> None:
+    branch: _Branch | None = leaf
+    while branch is not None:
+        branch.below[node] += change
+        if branch.below[node] <= 0:
+            del branch.below[node]
+        branch = branch.parent

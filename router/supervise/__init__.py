@@ -1,0 +1,1 @@
+"""Processes of a fabric, Ray's among them: started, watched, ended."""

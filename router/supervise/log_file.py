@@ -1,0 +1,36 @@
+"""A bounded log that a child process appends to: what is too long becomes `NAME.1`, and goes on.
+
+The writer keeps its descriptor and appends, so its file is copied and cut, not renamed. Lines
+written in between are lost.
+"""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+LOG_BYTES_MAX: Final = 16 * 1024 * 1024  # of one file; there are two per process
+
+
+def open_log(path: Path) -> int:
+    """Open a log for appending, readable by its owner alone; return the descriptor."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def bound(path: Path, bytes_max: int = LOG_BYTES_MAX) -> bool:
+    """Begin a log anew that is longer than `bytes_max`; say whether it was."""
+    try:
+        size = path.stat().st_size
+        if size <= bytes_max:
+            return False
+        older = path.with_name(f"{path.name}.1")
+        older.unlink(missing_ok=True)
+        with path.open("rb") as source, os.fdopen(open_log(older), "wb") as target:
+            source.seek(size - bytes_max)
+            shutil.copyfileobj(source, target)
+    except OSError:
+        pass  # a full disk: the old lines are lost then
+    with contextlib.suppress(OSError):
+        os.truncate(path, 0)
+    return True

@@ -1,0 +1,285 @@
+"""A Ray cluster on this machine: one real `ray start --block` per node, each with its own name.
+
+Everything it writes is below one folder, unless that folder's path is too long for Ray's
+sockets. It listens with a password of its own, so other Rays on the machine are no concern.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fabric.ids import NodeName
+from fabric.keys.key_files import AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY, RAY_TOKEN
+from router.private_files import write_private
+from router.supervise.keeper import Keeper
+from router.supervise.log_file import LOG_BYTES_MAX
+from router.supervise.private_tree import close_to_others
+
+OBJECT_STORE_BYTES = (
+    80_000_000  # Ray carries control messages, never KV blocks; 75 MiB is its least
+)
+# Linux calls 107 bytes a socket path, macOS 103; Ray puts 45 below the folder it is given.
+SOCKET_PATH_BYTES_MAX = 103
+SOCKET_SUFFIX_BYTES = len("/node/s1234567/sockets/plasma_store.1")
+SHORT_DIR_PREFIX = "macfabric-ray-"
+SESSION_VARIABLE = "MACFABRIC_RAY_SESSION"
+STARTED_MARK = "Ray runtime started."
+STOP_GRACE_S = 5.0
+RAYLET_START_S = 120.0
+_RAYLET_POLL_S = 0.2
+_PORT_TRIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RayNode:
+    """One Ray node of this machine."""
+
+    name: NodeName
+    host: str
+    process: str  # its name at the keeper
+    temp_dir: Path
+    log: Path
+
+
+def trim_ray_start(ray_params: Any, head: bool) -> None:  # noqa: FBT001 - Ray calls it
+    """Shape what `ray start` starts; Ray calls this by RAY_START_HOOK.
+
+    No Ray Client server: nobody here speaks to it, and it runs code for whoever does. A short
+    session name: sockets lie below it, and their paths are bounded.
+    """
+    ray_params.ray_client_server_port = None
+    services = sys.modules.get("ray._private.services")
+    if services is not None:
+        _wait_longer_for_raylet(services)
+    if head:
+        # The same when the head is started again, or its stored tables would not be its own.
+        ray_params.session_name = os.environ.get(SESSION_VARIABLE, f"s{os.getpid()}")
+
+
+def _wait_longer_for_raylet(services: Any) -> None:
+    """Let a busy machine start its raylet in its own time; Ray gives up after 30 seconds.
+
+    What began anew would only find the machine busier.
+    """
+    ask = services.get_node
+
+    def ask_patiently(gcs_address: str, node_id: str) -> Any:
+        deadline_s = time.monotonic() + RAYLET_START_S
+        while True:
+            try:
+                return ask(gcs_address, node_id)
+            except RuntimeError:  # not there yet
+                if time.monotonic() > deadline_s or _has_dead_child():
+                    raise
+                time.sleep(_RAYLET_POLL_S)
+
+    services.get_node = ask_patiently
+
+
+def _has_dead_child() -> bool:
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13: patience alone
+        return False
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
+
+
+def ray_environment(keys: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """Return `base` with what every node and every driver of the local cluster must agree on.
+
+    `keys` is the folder that holds Ray's token and the certificates.
+    """
+    inherited = {key: value for key, value in base.items() if not key.startswith("RAY_")}
+    return inherited | {
+        "PYTHONPATH": os.pathsep.join(filter(None, (_source_root(), base.get("PYTHONPATH")))),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(keys / RAY_TOKEN),
+        # Whoever shows no certificate of this fabric is not even listened to.
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": str(keys / MEMBER_CERTIFICATE),
+        "RAY_TLS_SERVER_KEY": str(keys / MEMBER_KEY),
+        "RAY_TLS_CA_CERT": str(keys / AUTHORITY_CERTIFICATE),
+        "RAY_enable_metrics_collection": "0",  # its exporters serve every interface, to anybody
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # How often a node asks for its head, every 2 s: a busy machine starts it in its own time.
+        "RAY_NUM_REDIS_GET_RETRIES": "60",
+        # A call of a driver that lost its cluster would start another one, in its own process.
+        "RAY_ENABLE_AUTO_CONNECT": "0",
+        "RAY_worker_niceness": "0",  # Ray's default of 15 slows token generation
+        "RAY_memory_monitor_refresh_ms": "0",  # memory full of KV is no reason to kill the engine
+        # One that refuses connections is dead after 5 s, not 15; a busy one still has a minute.
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_initial_delay_ms": "1000",
+        # SIGTERM would otherwise wait half a minute for actors that never go idle.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES_MAX),  # what nodes print, too
+        "RAY_ROTATION_BACKUP_COUNT": "1",
+        "DASHBOARD_METRIC_PORT": "-1",  # none: it would serve every interface
+    }
+
+
+def _source_root() -> str:
+    return str(Path(__file__).resolve().parents[2])
+
+
+def loopback_hosts(count: int) -> list[str]:
+    """Return one loopback address per node where the system has many, else 127.0.0.1 for all.
+
+    127.0.0.1 itself is left out where it can be: Ray replaces it by the machine's own address.
+    """
+    hosts = [f"127.0.0.{index + 2}" for index in range(count)]
+    return hosts if all(map(_is_local, hosts)) else ["127.0.0.1"] * count
+
+
+def _is_local(host: str) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
+def free_port(host: str) -> int:
+    """Find a port that is free now, below the range that outgoing connections use."""
+    for _ in range(_PORT_TRIES):
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("0.0.0.0", port))  # noqa: S104 - Ray's GCS binds every address
+            except OSError:
+                continue
+        return port
+    message = f"no free port on {host}"
+    raise OSError(message)
+
+
+class LocalRay:
+    """The `ray start` processes of one fabric, owned by a keeper."""
+
+    def __init__(self, folder: Path, names: Sequence[NodeName], keeper: Keeper) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._keeper = keeper
+        self.short_dir = _short_dir(folder)  # where it had to go instead; None: below `folder`
+        self._base = base = self.short_dir or folder / "ray"
+        shutil.rmtree(base, ignore_errors=True)
+        base.mkdir(mode=0o700)
+        self._token = folder / RAY_TOKEN
+        write_private(self._token, secrets.token_hex(32))
+        logs = folder / "logs"
+        logs.mkdir(mode=0o700, exist_ok=True)
+        self.nodes = tuple(
+            RayNode(name, host, f"ray-{name}", base / f"n{i}", logs / f"ray-{name}.log")
+            for i, (name, host) in enumerate(zip(names, loopback_hosts(len(names)), strict=True))
+        )
+        self.address = f"{self.nodes[0].host}:{free_port(self.nodes[0].host)}"
+        self.environment = ray_environment(folder, os.environ)
+        self._session = f"s{os.getpid()}"
+
+    def start(self) -> None:
+        """Start all nodes at once: the others wait for the head by themselves."""
+        for node in self.nodes:
+            self.start_node(node)
+
+    def start_node(self, node: RayNode) -> None:
+        """Start one node; also again, after it ended."""
+        node.log.unlink(missing_ok=True)
+        environment = self.environment | {
+            "RAY_START_HOOK": f"{trim_ray_start.__module__}.{trim_ray_start.__name__}"
+        }
+        if self.is_head(node):
+            # On disk, so that nodes and actors outlive the head and meet it again.
+            tables = self._base / "gcs"
+            tables.mkdir(mode=0o700, exist_ok=True)
+            # Ray takes the raylets of this machine that wait for the head for a head that runs.
+            (node.temp_dir / "ray_current_cluster").unlink(missing_ok=True)
+            environment |= {
+                SESSION_VARIABLE: self._session,
+                "RAY_gcs_storage": "rocksdb",
+                "RAY_gcs_storage_path": str(tables),
+            }
+        self._keeper.start(node.process, self._command(node), environment, node.log, bounded=False)
+
+    def find(self, process: str) -> RayNode | None:
+        """Return the node whose process is called so."""
+        return next((node for node in self.nodes if node.process == process), None)
+
+    def is_head(self, node: RayNode) -> bool:
+        """Say whether this node runs Ray's own tables, which the others need within a minute."""
+        return node is self.nodes[0]
+
+    def has_started(self, node: RayNode) -> bool:
+        """Say whether Ray reported that this node runs."""
+        return STARTED_MARK in read_log(node.log)
+
+    def stop(self) -> None:
+        """End every node and remove what Ray wrote."""
+        self._keeper.end([node.process for node in self.nodes], STOP_GRACE_S)
+        self.remove_files()
+
+    def remove_files(self) -> None:
+        """Remove Ray's own files and the password; what its processes printed stays."""
+        for node in self.nodes:
+            printed = node.temp_dir / "session_latest" / "logs"
+            if printed.is_dir():
+                kept = node.log.with_suffix("")
+                shutil.rmtree(kept, ignore_errors=True)
+                shutil.move(printed.resolve(), kept)
+                close_to_others(kept)  # Ray makes its folders for everybody
+        shutil.rmtree(self._base, ignore_errors=True)
+        self._token.unlink(missing_ok=True)
+
+    def _command(self, node: RayNode) -> list[str]:
+        port = self.address.rpartition(":")[2]
+        if self.is_head(node):
+            role = ["--head", f"--port={port}", "--no-monitor"]
+            role += ["--include-dashboard=false", "--dashboard-port=0"]
+        else:
+            role = [f"--address={self.address}"]
+        return [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *role),
+            f"--node-ip-address={node.host}",
+            f"--temp-dir={node.temp_dir}",
+            f"--labels=mac={node.name}",
+            f"--resources={json.dumps({'mlx': 1})}",
+            "--num-cpus=1",
+            f"--object-store-memory={OBJECT_STORE_BYTES}",
+            "--include-log-monitor=false",
+            "--disable-usage-stats",
+            # Left to the system: fixed ports collide with a second fabric.
+            *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
+        ]
+
+
+def read_log(path: Path) -> str:
+    """Return what a process has printed, or nothing before it has."""
+    try:
+        return path.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _short_dir(folder: Path) -> Path | None:
+    room = SOCKET_PATH_BYTES_MAX - SOCKET_SUFFIX_BYTES - len(os.fsencode(folder / "ray"))
+    if room >= 0:
+        return None
+    # Not $TMPDIR: on macOS that is long itself.
+    parent = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - mkdtemp makes it 0700
+    return Path(tempfile.mkdtemp(prefix=SHORT_DIR_PREFIX, dir=parent))
+
+
+def is_short_dir(path: Path) -> bool:
+    """Say whether a crashed fabric's note names a folder that such a fabric makes."""
+    is_ours = path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid()
+    return is_ours and path.is_absolute() and path.name.startswith(SHORT_DIR_PREFIX)

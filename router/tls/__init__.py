@@ -1,0 +1,1 @@
+"""The fabric's certificates, and the TLS contexts made of them."""

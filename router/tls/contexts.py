@@ -1,0 +1,64 @@
+"""What the router proves itself with, to nodes and to clients, and what it asks of nodes."""
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fabric.errors import FatalError
+from fabric.keys.key_files import AUTHORITY_CERTIFICATE, CLUSTER_KEY, MEMBER_CERTIFICATE, MEMBER_KEY
+from fabric.settings import TlsSettings
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RouterKeys:
+    """The keys in one folder."""
+
+    folder: Path
+    cluster_key: bytes = field(repr=False)
+
+    def node_facing(self) -> ssl.SSLContext:
+        """Return how nodes are asked: only members of this fabric, who see our certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        _load(context, self.folder / MEMBER_CERTIFICATE, self.folder / MEMBER_KEY)
+        try:
+            context.load_verify_locations(self.folder / AUTHORITY_CERTIFICATE)
+        except (OSError, ssl.SSLError) as error:
+            message = f"{self.folder / AUTHORITY_CERTIFICATE} is no certificate ({error})"
+            raise FatalError(message) from None
+        return context
+
+    def client_facing(self, settings: TlsSettings) -> ssl.SSLContext:
+        """Return how clients are served: with a certificate of the operator's, or with ours."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2  # for clients of others' making
+        if settings.certificate:
+            given = Path(settings.certificate).expanduser()
+            _load(context, given, Path(settings.key).expanduser())
+        else:
+            _load(context, self.folder / MEMBER_CERTIFICATE, self.folder / MEMBER_KEY)
+        return context
+
+
+def read_router_keys(folder: Path) -> RouterKeys:
+    """Read the key that all nodes and routers of the fabric share; raise FatalError without it."""
+    path = folder / CLUSTER_KEY
+    try:
+        key = bytes.fromhex(path.read_text())
+    except (OSError, ValueError) as error:
+        message = f"{path}: no cluster key there ({type(error).__name__})"
+        raise FatalError(message) from None
+    if len(key) != KEY_BYTES:
+        message = f"{path}: a cluster key has {KEY_BYTES} bytes"
+        raise FatalError(message)
+    return RouterKeys(folder, key)
+
+
+def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        message = f"{certificate} and {key} are no certificate and its key ({error})"
+        raise FatalError(message) from None

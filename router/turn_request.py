@@ -1,0 +1,42 @@
+"""One turn as the APIs hand it to the rest of the router, whatever their shape was."""
+
+from dataclasses import dataclass
+
+from fabric.ids import AgentId, MigrationId, OperationId, TenantId
+from fabric.turn.generation import GenerateRequest, Identity, Priority, Resumption, Sampling
+from router.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Who asks which model for what; the operation keeps its name when it is retried."""
+
+    operation: OperationId
+    tenant: TenantId
+    model: str
+    identity: Identity
+    sampling: Sampling
+    prompt: Prompt
+    priority: Priority = Priority.INTERACTIVE
+    resume: Resumption | None = None
+    after: MigrationId | None = None  # the move that it comes ahead of
+    prefetch: tuple[AgentId, ...] = ()  # whose turns are expected next
+
+    def request(self, epoch: int) -> GenerateRequest:
+        """Spell the turn for a node, at the epoch that the directory knows."""
+        prompt = self.prompt
+        return GenerateRequest(
+            operation=self.operation,
+            tenant=self.tenant,
+            identity=self.identity,
+            sampling=self.sampling,
+            messages=prompt.messages,
+            prompt=prompt.text,
+            tools=prompt.tools,
+            template_options=prompt.template_options,
+            sketch=prompt.sketch,
+            epoch=epoch,
+            priority=self.priority,
+            resume=self.resume,
+            after=self.after,
+        )

@@ -1,0 +1,1 @@
+"""One turn as the router sees it: placed, followed, gathered."""

@@ -1,0 +1,128 @@
+"""A turn that a node has admitted: its first event, and the rest as they come.
+
+A turn whose agent is moved goes on where the agent goes; who reads the events sees one stream.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from fabric.errors import FabricError, RetryLaterError
+from fabric.ports import Clock
+from fabric.turn.generation import (
+    Admitted,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    HandedOver,
+    ToolCalls,
+)
+from router.fleet.node_client import NodeLostError
+from router.fleet.remote_errors import remote_error
+from router.telemetry import Telemetry
+
+_LOG = logging.getLogger("macfabric.router.turns")
+
+Answered = Delta | ToolCalls | Finished
+
+
+class OpenTurn:
+    """Read `events` to their end, or `close`: closing early cancels the turn on its node."""
+
+    def __init__(  # noqa: PLR0913 - all by name, from one place
+        self,
+        admitted: Admitted,
+        source: AsyncGenerator[Event, None],
+        *,
+        started_s: float,
+        clock: Clock,
+        telemetry: Telemetry,
+        on_first: Callable[[], None],
+        on_end: Callable[[], None],
+        follow: Callable[[HandedOver], Awaitable[AsyncGenerator[Event, None]]],
+        is_current: Callable[[], bool],
+        alias: str,
+    ) -> None:
+        self.admitted = admitted
+        self._source = source
+        self._started_s = started_s
+        self._clock = clock
+        self._telemetry = telemetry
+        self._on_first = on_first
+        self._on_end = on_end
+        self._follow = follow
+        self._is_current = is_current
+        self._alias = alias  # what logs call the agent
+        self._is_closed = False
+        telemetry.admitted(admitted)
+
+    async def events(self) -> AsyncGenerator[Answered, None]:
+        """Yield what the node produces; raise a FabricError where it breaks off."""
+        is_first = True
+        try:
+            async for event in self._spliced():
+                if is_first:
+                    is_first = False
+                    self._first_token()
+                answered = _answered(event)
+                if isinstance(answered, Finished):
+                    self._check_current()
+                    await self._end("ok", answered.completion_tokens)
+                yield answered
+        except NodeLostError as error:
+            await self._end("failed")
+            message = f"node {self.admitted.node} was lost in mid-answer; send the request again"
+            _LOG.warning("agent %s: %s", self._alias, error.code)
+            raise RetryLaterError(message, code=NodeLostError.code) from None
+        except FabricError:
+            await self._end("failed")
+            raise
+        finally:
+            await self.close()
+
+    async def _spliced(self) -> AsyncGenerator[Event, None]:
+        """Yield the events of every node that the turn runs on, one after the other."""
+        handed: HandedOver | None = None
+        while True:
+            async for event in self._source:
+                if isinstance(event, HandedOver):
+                    handed = event
+                    break
+                yield event
+            if handed is None:
+                return
+            await self._source.aclose()
+            self._source, handed = await self._follow(handed), None
+
+    async def close(self) -> None:
+        """Let the turn go; if it has not ended, its node stops generating."""
+        await self._end("cancelled")
+
+    async def _end(self, outcome: str, completion_tokens: int = 0) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._telemetry.ended(outcome, completion_tokens)
+        self._on_end()
+        await self._source.aclose()
+
+    def _check_current(self) -> None:
+        """Raise instead of acknowledging a turn of a node that has lost the agent meanwhile."""
+        if not self._is_current():
+            self._telemetry.fenced()
+            message = "another node took the agent over in mid-answer; send the request again"
+            raise RetryLaterError(message, code="fenced")
+
+    def _first_token(self) -> None:
+        self._telemetry.first_token(self.admitted, self._clock.monotonic_s() - self._started_s)
+        self._on_first()
+
+
+def _answered(event: Event) -> Answered:
+    assert not isinstance(event, HandedOver), "followed before"
+    if isinstance(event, Failed):
+        raise remote_error(event.status, event.code, event.message)
+    if isinstance(event, Admitted):
+        message = f"{event.node} admitted the same turn twice"
+        raise FabricError(message, code="bad_event")
+    return event

@@ -1,0 +1,400 @@
+"""From a turn to the node that serves it: the owner, or a node chosen for a new agent.
+
+    owner known, lease alive ──▶ the owner; above any epoch given to another meanwhile
+    owner silent             ──▶ the owner until takeover_after_s, then another at epoch + 1
+    owner starting again     ──▶ the same, but at least as long as recomputing would take
+    owner expired            ──▶ another at epoch + 1
+    nobody owns it           ──▶ the cheapest in seconds; the same for all its first turns
+
+Once a node has sent its first event, nothing is retried: the client sees where it broke.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from fabric.errors import (
+    FabricError,
+    RejectedError,
+    RetryElsewhereError,
+    RetryLaterError,
+)
+from fabric.ids import AgentId, NodeName, TenantId
+from fabric.record.manifest import OwnerState
+from fabric.turn.generation import Admitted, Event, Failed, HandedOver, Identity, IdentityKind
+from router.fleet.directory import Directory, Holding, Key, Reservation
+from router.fleet.fleet import Fleet
+from router.fleet.node_client import NodeLostError
+from router.fleet.remote_errors import remote_error
+from router.moves.migrations import Migrations
+from router.moves.recovery import Recovery
+from router.placement.load_ledger import Entry
+from router.telemetry import Telemetry
+from router.turn_request import Turn
+from router.turns.model_check import ModelCheck
+from router.turns.open_turn import OpenTurn
+
+_LOG = logging.getLogger("macfabric.router.turns")
+
+RETRY_S = 0.1
+RESUMING_POLL_S = 0.02
+RETURN_WAIT_S_MAX = 30.0
+UNKNOWN_WAIT_S = 10.0  # for nodes that have not told their agents yet, e.g. while loading
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a turn goes next; `waits` if that node's memory is worth waiting for."""
+
+    node: NodeName
+    epoch: int
+    waits: bool
+    prefill_s: float = 0.0
+    cold: bool = False
+    reservation: Reservation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A turn on one node: its admission, its further events, and how to end its booking."""
+
+    first: Admitted
+    source: AsyncGenerator[Event, None]
+    entry: Entry
+    end: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What one turn has tried so far."""
+
+    started_s: float
+    goes_first: bool = False  # somebody has read a part of the answer already
+    lost_since_s: float | None = None
+    has_refreshed: bool = False
+    given_up: set[NodeName] = field(default_factory=set)
+
+
+class Turns:
+    """Opens turns on nodes; nothing is retried once a node has sent its first event."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        migrations: Migrations,
+        recovery: Recovery,
+        telemetry: Telemetry,
+        takeover_after_s: float,
+        hint: Callable[[TenantId, Sequence[AgentId]], None] = lambda *_: None,
+    ) -> None:
+        self._fleet = fleet
+        self._migrations = migrations
+        self._recovery = recovery
+        self._telemetry = telemetry
+        self._takeover_after_s = takeover_after_s
+        self._resuming: Counter[Key] = Counter()  # turns on their way to where their agent went
+        self._hint = hint
+        self._models = ModelCheck(fleet)
+
+    async def open(self, turn: Turn) -> OpenTurn:
+        """Return the turn once a node has admitted it."""
+        try:
+            await self._models.require(turn.model)
+            opened = await self._open(turn)
+        except RetryLaterError as error:
+            self._telemetry.ended("overloaded" if error.status == 429 else "unavailable")
+            raise
+        except RejectedError:
+            self._telemetry.ended("rejected")
+            raise
+        except asyncio.CancelledError:
+            self._telemetry.ended("cancelled")
+            raise
+        except FabricError:
+            self._telemetry.ended("failed")
+            raise
+        self._hint(turn.tenant, turn.prefetch)
+        return opened
+
+    async def _open(self, turn: Turn) -> OpenTurn:
+        started_s = self._now_s()
+        standing = await self._admitted(turn)
+
+        async def follow(handed: HandedOver) -> AsyncGenerator[Event, None]:
+            nonlocal standing
+            key = (turn.tenant, standing.first.agent)
+            standing.end()
+            identity = Identity(IdentityKind.AGENT, key[1])
+            further = replace(turn, identity=identity, resume=handed.resume)
+            _LOG.info("agent %s: its turn goes on where it went", self._fleet.alias(key))
+            self._resuming[key] += 1
+            try:
+                ahead = await self._sent_ahead(further, key)
+                standing = ahead or await self._admitted(further, goes_first=True)
+            finally:
+                self._resuming[key] -= 1
+                self._resuming += Counter()  # drops zeros
+            return standing.source
+
+        return OpenTurn(
+            standing.first,
+            standing.source,
+            started_s=started_s,
+            clock=self._fleet.clock,
+            telemetry=self._telemetry,
+            on_first=lambda: self._fleet.ledger.prefilled(standing.entry),
+            on_end=lambda: standing.end(),  # noqa: PLW0108 - of the node it runs on by then
+            follow=follow,
+            alias=self._fleet.alias((turn.tenant, standing.first.agent)),
+            is_current=lambda: self._is_current(turn, standing),
+        )
+
+    async def _admitted(self, turn: Turn, *, goes_first: bool = False) -> Standing:
+        """Find a node that takes the turn, whatever it takes."""
+        attempt = Attempt(self._now_s(), goes_first)
+        while True:
+            is_named = turn.identity.kind is IdentityKind.AGENT
+            target = await self._target(turn, attempt)
+            try:
+                standing = await self._start(turn, target)
+            except NodeLostError as error:
+                await self._wait_or_give_up(turn, target, attempt, error)
+            except RetryElsewhereError as error:
+                if attempt.has_refreshed:
+                    message = "the agent's owner is being decided"
+                    raise RetryLaterError(message, code=error.code) from None
+                attempt.has_refreshed = True
+                await self._fleet.membership.refresh()
+            except RetryLaterError:
+                # The node refuses an agent on the move: wait for the end of it.
+                if not (is_named and self._migrations.is_moving(_key(turn))):
+                    raise
+                await asyncio.sleep(RETRY_S)
+            else:
+                if is_named or self._is_current(turn, standing):
+                    return standing
+                turn = await self._named(turn, standing)
+
+    def _is_current(self, turn: Turn, standing: Standing) -> bool:
+        first = standing.first
+        return first.epoch >= self._directory.issued((turn.tenant, first.agent))
+
+    async def _named(self, turn: Turn, standing: Standing) -> Turn:
+        """Leave an agent found by content at an epoch that is over; ask for it by its name.
+
+        Its content says nothing of its epoch: every further try would be fenced, too.
+        """
+        standing.end()
+        await standing.source.aclose()
+        return replace(turn, identity=Identity(IdentityKind.AGENT, standing.first.agent))
+
+    async def _sent_ahead(self, turn: Turn, key: Key) -> Standing | None:
+        """Let a handed-over turn wait where its agent is headed while the move is committed."""
+        heading = await self._migrations.heading(key)
+        if heading is None:
+            return None
+        target = Target(heading.node, heading.epoch, waits=True)
+        landed = asyncio.create_task(self._migrations.landed(key, heading))
+        try:
+            async with asyncio.timeout(None) as patience:
+                landed.add_done_callback(partial(_give_up_unless, patience))
+                return await self._start(replace(turn, after=heading.migration), target)
+        except (FabricError, TimeoutError) as error:
+            alias = self._fleet.alias(key)
+            _LOG.info("agent %s: did not land at once (%s)", alias, type(error).__name__)
+            return None
+        finally:
+            landed.cancel()
+
+    async def _target(self, turn: Turn, attempt: Attempt) -> Target:
+        if turn.identity.kind is not IdentityKind.AGENT:
+            return self._unnamed(turn, attempt)
+        key = _key(turn)
+        await self._migrations.settle(key)
+        while self._resuming[key] and not attempt.goes_first:  # noqa: ASYNC110 - a moment only
+            await asyncio.sleep(RESUMING_POLL_S)  # who was in mid-answer goes first
+        if self._directory.owner(key) is None:
+            await self._await_lists()
+        owner = self._directory.owner(key)
+        if owner is not None and owner.state is OwnerState.SEALED:
+            owner = await self._resolved(key)
+        started = self._directory.reservation(key)
+        is_newer = started and (owner is None or started.epoch > owner.epoch)
+        if started and is_newer and self._usable(started.node, attempt):
+            return Target(started.node, started.epoch, waits=True, reservation=started)
+        if owner is not None and self._usable(owner.node, attempt):
+            return self._owned(key, owner)
+        return self._started(turn, key, attempt, owner)
+
+    def _owned(self, key: Key, owner: Holding) -> Target:
+        """Go to the owner; above an epoch that was given to another node, which never came of it.
+
+        That node may still wake up and claim it, so a turn of the old epoch would be fenced.
+        """
+        if self._directory.issued(key) <= owner.epoch:
+            return Target(owner.node, owner.epoch, waits=True)
+        epoch = self._directory.next_epoch(key)
+        reservation = self._directory.reserve(key, owner.node, epoch)
+        return Target(owner.node, epoch, waits=True, reservation=reservation)
+
+    def _started(self, turn: Turn, key: Key, attempt: Attempt, owner: Holding | None) -> Target:
+        """Reserve a node for an agent that no reachable node owns."""
+        home = self._replica(key, attempt)
+        # Where an erasure has not arrived, the turn would bring the erased memory back.
+        without = attempt.given_up.union(self._directory.erasing(key))
+        placed = self._fleet.place(turn, without, home)
+        if owner is not None:
+            self._telemetry.taken_over()
+            alias = self._fleet.alias(key)
+            _LOG.warning("agent %s: %s takes over from %s", alias, placed.node, owner.node)
+        epoch = self._fleet.begin_epoch(key)
+        reservation = self._directory.reserve(key, placed.node, epoch)
+        return Target(
+            placed.node,
+            epoch,
+            waits=False,
+            prefill_s=placed.prefill_s,
+            cold=not placed.cached,
+            reservation=reservation,
+        )
+
+    def _replica(self, key: Key, attempt: Attempt) -> NodeName | None:
+        """Find who keeps the latest copy of an agent's memory."""
+        holdings = self._directory.living(key)
+        latest = sorted(holdings, key=_lateness, reverse=True)
+        return next((h.node for h in latest if self._usable(h.node, attempt)), None)
+
+    def _unnamed(self, turn: Turn, attempt: Attempt) -> Target:
+        owner = self._fleet.continued(turn, attempt.given_up)
+        if owner is not None:
+            return Target(owner, epoch=0, waits=True)
+        home = self._fleet.home(turn, attempt.given_up)
+        placed = self._fleet.place(turn, attempt.given_up, home)
+        # Which agent it will be is found out by the node, so there is no epoch to tell.
+        return Target(
+            placed.node,
+            epoch=0,
+            waits=placed.cached,
+            prefill_s=placed.prefill_s,
+            cold=not placed.cached,
+        )
+
+    async def _start(self, turn: Turn, target: Target) -> Standing:
+        fleet, reservation = self._fleet, target.reservation
+        source = fleet.link(target.node).generate(turn.request(target.epoch))
+        if reservation:
+            reservation.turns_count += 1
+        entry = fleet.ledger.begin(target.node, target.prefill_s, cold=target.cold)
+        try:
+            first = _admission(await anext(source), target.node)
+        except BaseException:
+            fleet.ledger.end(entry)
+            self._leave(turn, reservation)
+            await source.aclose()
+            raise
+        self._remember(turn, first, reservation)
+
+        def end() -> None:
+            if entry.open:  # a turn that was handed over has ended here before
+                self._leave(turn, reservation)
+            fleet.ledger.end(entry)
+
+        return Standing(first, source, entry, end)
+
+    def _remember(self, turn: Turn, first: Admitted, reservation: Reservation | None) -> None:
+        if reservation:
+            reservation.epoch = first.epoch
+        key = (turn.tenant, first.agent)
+        known = self._directory.owner(key)
+        group = known.group if known else None
+        if turn.identity.kind is IdentityKind.GROUP:
+            group = turn.identity.agent
+        holding = Holding(first.node, first.epoch, OwnerState.OWNED, self._now_s(), group)
+        self._directory.note(key, holding)
+        prompt = turn.prompt
+        self._fleet.sketches.put(
+            turn.tenant, first.node, first.agent, prompt.sketch, opening=prompt.opening
+        )
+
+    def _leave(self, turn: Turn, reservation: Reservation | None) -> None:
+        if reservation:
+            self._directory.release(_key(turn), reservation)
+
+    async def _wait_or_give_up(
+        self, turn: Turn, target: Target, attempt: Attempt, error: NodeLostError
+    ) -> None:
+        now_s = self._now_s()
+        if attempt.lost_since_s is None:
+            attempt.lost_since_s = now_s
+        self._fleet.membership.nudge(target.node)
+        patience_s = self._takeover_after_s if target.waits else 0.0
+        is_returning = self._fleet.membership.is_returning(target.node)
+        if target.waits and is_returning:
+            # Its memory comes back with it: wait as long as computing it anew would take.
+            anew_s = self._fleet.recompute_s(turn, without=target.node)
+            patience_s = max(patience_s, min(anew_s, RETURN_WAIT_S_MAX))
+        is_down = not is_returning and not self._fleet.is_up(target.node)
+        if is_down or now_s - attempt.lost_since_s >= patience_s:
+            _LOG.warning("gave up on %s: %s", target.node, error.code)
+            attempt.given_up.add(target.node)
+            attempt.lost_since_s = None
+        else:
+            await asyncio.sleep(RETRY_S)
+
+    async def _resolved(self, key: Key) -> Holding | None:
+        """Decide a sealed agent's owner, or ask the client to come back."""
+        await self._recovery.resolve(key)
+        owner = self._directory.owner(key)
+        if owner and owner.state is OwnerState.SEALED and self._fleet.is_up(owner.node):
+            message = "the agent is being moved to another node"
+            raise RetryLaterError(message, retry_after_s=2.0, code="agent_moving")
+        return owner
+
+    async def _await_lists(self) -> None:
+        deadline_s = self._now_s() + UNKNOWN_WAIT_S
+        # No event to wait for: a lease also runs out by the clock alone.
+        while not self._settled() and self._now_s() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(RETRY_S)
+
+    def _usable(self, node: NodeName, attempt: Attempt) -> bool:
+        membership = self._fleet.membership
+        is_there = self._fleet.is_up(node) or membership.is_returning(node)
+        return is_there and node not in attempt.given_up
+
+    def _settled(self) -> bool:
+        return self._fleet.membership.settled()
+
+    @property
+    def _directory(self) -> Directory:
+        return self._fleet.directory
+
+    def _now_s(self) -> float:
+        return self._fleet.clock.monotonic_s()
+
+
+def _give_up_unless(patience: asyncio.Timeout, landed: asyncio.Task[bool]) -> None:
+    if not landed.cancelled() and not landed.result():
+        with suppress(RuntimeError):  # it has started in the same moment
+            patience.reschedule(asyncio.get_running_loop().time())
+
+
+def _lateness(holding: Holding) -> tuple[int, int]:
+    return holding.epoch, holding.view.revision if holding.view is not None else 0
+
+
+def _admission(event: Event, node: NodeName) -> Admitted:
+    if isinstance(event, Failed):
+        raise remote_error(event.status, event.code, event.message)
+    if not isinstance(event, Admitted) or event.node != node:
+        message = f"{node} did not begin with its admission"
+        raise FabricError(message, code="bad_event")
+    return event
+
+
+def _key(turn: Turn) -> Key:
+    assert turn.identity.agent is not None, "only a named agent has a key"
+    return turn.tenant, turn.identity.agent

@@ -1,0 +1,182 @@
+"""Clients of a real fabric that know what the answers must be."""
+
+import contextlib
+import json
+import os
+import random
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.chaos.judges import Ack, Judges
+from tests.cluster.ray_fabric import RayFabric
+
+WORDS = (
+    "otter", "lantern", "quartz", "violin", "amber", "falcon",
+    "copper", "meadow", "silver", "maple", "thunder", "ivory",
+)  # fmt: skip
+ANSWER_S = 90.0  # on an idle machine, with one fault under way; longer as the machine is loaded
+TURNS_MAX = 12  # then a client begins anew, so that prompts stay short
+REQUEST_S = 120.0
+
+
+def stretch() -> float:
+    """Say how many times longer all takes here and now than on an idle machine."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+@dataclass
+class Client:
+    """One agent's client: it tells a secret, and asks for it again and again."""
+
+    fabric: RayFabric
+    judges: Judges
+    random: random.Random
+    number: int
+    life: int = 0
+    turns: int = 0
+    secret: str = ""
+    history: list[dict[str, str]] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    erased: set[str] = field(default_factory=set)  # words that must be nowhere any more
+    gone: set[str] = field(default_factory=set)  # names that must not be listed
+
+    @property
+    def name(self) -> str:
+        return f"Mira{self.number}x{self.life}"
+
+    @property
+    def marker(self) -> str:
+        return f"zq{self.number:03}v{self.life:03}kx"
+
+    def run(self, ended: threading.Event) -> None:
+        """Talk until told to end."""
+        while not ended.is_set():
+            self.step()
+            ended.wait(self.random.random() * stretch())
+
+    def step(self) -> None:
+        """Do one thing."""
+        if not self.secret:
+            self._tell()
+            return
+        chance = self.random.random()
+        if self.turns >= TURNS_MAX or chance < 0.04:
+            self._erase()
+        elif chance < 0.14:
+            self._move()
+        else:
+            self.ask(hangs_up=chance < 0.24, streams=chance < 0.7)
+
+    def _tell(self) -> None:
+        self.secret = " ".join(self.random.sample(WORDS, 4))
+        filler = " ".join(f"The note {i} of {self.marker} is number {i * 7}." for i in range(24))
+        text = f"The vault code of {self.name} is {self.secret}. {filler}"
+        if not self._insist([{"role": "user", "content": text}], None):
+            self.secret = ""
+
+    def ask(self, *, hangs_up: bool = False, streams: bool = False) -> bool:
+        """Ask for the secret until it is told."""
+        question = {"role": "user", "content": f"The vault code of {self.name} is"}
+        return self._insist([*self.history, question], self.secret, hangs_up, streams)
+
+    def _insist(self, messages, wanted, hangs_up=False, streams=False) -> bool:
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < ANSWER_S * stretch():
+            try:
+                is_whole = self._attempt(messages, wanted, hangs_up, streams)
+            except (OSError, ValueError) as error:
+                code = getattr(error, "code", None)
+                self.failures[str(code or type(error).__name__)] += 1
+                if isinstance(code, int) and code >= 500 and code not in (502, 503, 504, 507):
+                    self.judges.fail("errors", f"{self.name}: status {code}")
+            else:
+                self.turns += is_whole
+                return is_whole
+            time.sleep(0.2 + self.random.random())
+        self.judges.fail("answers", f"{self.name}: none for {ANSWER_S * stretch():.0f} s")
+        return False
+
+    def _attempt(self, messages, wanted, hangs_up, streams) -> bool:
+        body = {"model": "recall", "messages": messages, "temperature": 0, "max_tokens": 10}
+        body |= {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
+        request = urllib.request.Request(
+            f"{self.fabric.url}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json", "x-agent-id": self.name},
+        )
+        with urllib.request.urlopen(request, timeout=REQUEST_S * stretch()) as response:
+            headers = response.headers
+            if not streams:
+                answer = json.loads(response.read())
+                text = answer["choices"][0]["message"]["content"] or ""
+                tokens = answer["usage"]["total_tokens"]
+            else:
+                text, tokens = self._read_stream(response, wanted, hangs_up)
+        if tokens is None:
+            return False
+        if wanted is not None:
+            self.judges.check_words(self.name, wanted, text, is_whole=True)
+        node, epoch = headers["x-macfabric-node"], int(headers["x-macfabric-epoch"])
+        cached = int(headers["x-macfabric-cached-tokens"])
+        ack = Ack(node, epoch, tokens, self.judges.now_s())
+        self.judges.check_turn(self.name, ack, cached)
+        self.history = [*messages, {"role": "assistant", "content": text}]
+        return True
+
+    def _read_stream(self, response, wanted, hangs_up):
+        text, tokens, is_done = "", None, False
+        try:
+            for line in response:
+                data = line.decode().removeprefix("data: ").strip()
+                if not data:
+                    continue
+                if data == "[DONE]":
+                    is_done = True
+                    break
+                event = json.loads(data)
+                if "error" in event:
+                    message = event["error"].get("code", "error")
+                    raise ValueError(message)
+                for choice in event.get("choices", ()):
+                    text += choice["delta"].get("content") or ""
+                usage = event.get("usage")
+                tokens = usage["total_tokens"] if usage else tokens
+                if hangs_up and text:
+                    return text, None
+        finally:
+            if wanted is not None and not is_done:
+                self.judges.check_words(self.name, wanted, text, is_whole=False)
+        if not is_done:
+            message = "the stream ended early"
+            raise ValueError(message)
+        return text, tokens
+
+    def _move(self) -> None:
+        target = self.random.choice(self.fabric.names)
+        with contextlib.suppress(OSError, ValueError):
+            self.fabric.send("POST", f"/v1/agents/{self.name}/migrate", {"to": target})
+
+    def _erase(self) -> None:
+        """Have everything forgotten; what is not acknowledged is asked for again."""
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < ANSWER_S * stretch():
+            try:
+                status, _ = self.fabric.send("DELETE", f"/v1/agents/{self.name}")
+            except (OSError, ValueError):
+                status = 0
+            if status == 404 and not self.failures["erasures"]:
+                self.judges.fail("erased", f"{self.name}: 404, and it had answered")
+            if status in (200, 202, 404):
+                self.erased.add(self.marker)
+                self.gone.add(self.name)
+                self.judges.forget(self.name)
+                self.life, self.turns, self.secret, self.history = self.life + 1, 0, "", []
+                self.failures["erasures"] = 0
+                return
+            self.failures["erasures"] += 1  # perhaps it was carried out, and the answer lost
+            time.sleep(0.5)
+        self.judges.fail("answers", f"{self.name}: not erased for {ANSWER_S * stretch():.0f} s")

@@ -1,0 +1,65 @@
+"""A drive of its own for each node, so that one can be full: the kernel itself then refuses.
+
+A file system in memory, whose size may be changed while it is in use. It takes root on Linux;
+who lacks that has no full drives.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOMY = "8g"  # taken from memory only as far as it is used
+TRIES = 20  # a node writes between the look at what is used and the new size
+KIB = 1024
+
+
+class Drives:
+    """The mounted drives, by node."""
+
+    def __init__(self, places: dict[str, Path]) -> None:
+        self._places = places
+
+    @contextlib.contextmanager
+    def full(self, node: str, left_bytes: int) -> Iterator[None]:
+        """Leave a node so many bytes, and then room again."""
+        place = self._places[node]
+        try:
+            for _ in range(TRIES):
+                found = os.statvfs(place)
+                used = (found.f_blocks - found.f_bfree) * found.f_frsize
+                if _mount("-o", f"remount,size={(used + left_bytes) // KIB + 1}k", str(place)):
+                    break
+            yield
+        finally:
+            if not _mount("-o", f"remount,size={ROOMY}", str(place)):
+                message = f"the drive of {node} stays full"
+                raise RuntimeError(message)
+
+
+@contextlib.contextmanager
+def bounded_drives(nodes: Path, names: Sequence[str]) -> Iterator[Drives | None]:
+    """Mount one for each node's folder; what they held is copied to `kept` beside them."""
+    places = {name: nodes / name for name in names}
+    mounted = []
+    try:
+        for place in places.values():
+            place.mkdir(parents=True, mode=0o700)
+            if _mount("-t", "tmpfs", "-o", f"size={ROOMY},mode=700", "chaos", str(place)):
+                mounted.append(place)
+        yield Drives(places) if len(mounted) == len(places) else None
+    finally:
+        for place in mounted:
+            with contextlib.suppress(shutil.Error, OSError):
+                shutil.copytree(place, nodes.parent / "kept" / place.name, symlinks=True)
+            subprocess.run(["umount", "--lazy", str(place)], check=False, capture_output=True)
+
+
+def _mount(*words: str) -> bool:
+    try:
+        done = subprocess.run(["mount", *words], check=False, capture_output=True)
+    except OSError:
+        return False
+    return done.returncode == 0

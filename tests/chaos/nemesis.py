@@ -1,0 +1,201 @@
+"""What goes wrong with a real fabric: its processes and its disks, drawn from a seed."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import time
+
+from fabric.limits import KIB, MIB
+from router.supervise.processes import descendants, wait_gone
+from tests.chaos.drives import Drives
+from tests.chaos.judges import Judges
+from tests.cluster.ray_fabric import RayFabric, kill
+
+FROZEN_S = (1.0, 4.0, 12.0)
+LEFT_BYTES = (0, 64 * KIB, 2 * MIB)  # on a full disk: nothing, records, a few blocks
+DAMAGES = 3
+KILLED_SHARE = 0.3
+GONE_S = 30.0
+KINDS = (
+    "kill node",
+    "freeze node",
+    "kill raylet",
+    "kill head raylet",
+    "kill gcs",
+    "kill router",
+    "freeze router",
+    "damage blocks",
+    "unwritable disk",
+    "full disk",
+    "kill everything",
+)
+
+
+class Nemesis:
+    """Does one fault after the other; all is healed when a fault has returned."""
+
+    def __init__(self, fabric: RayFabric, judges: Judges, seed: int, drives: Drives | None) -> None:
+        self._fabric = fabric
+        self._drives = drives
+        self._judges = judges
+        self._random = random.Random(f"{seed}:nemesis")
+        self.done: list[tuple[float, str]] = []
+        self.damaged = False
+        self._struck: set[str] = set()
+        faults = (
+            self._kill_node,
+            self._freeze_node,
+            self._kill_raylet,
+            self._kill_head_raylet,
+            self._kill_gcs,
+            self._kill_router,
+            self._freeze_router,
+            self._damage,
+            self._unwritable,
+            self._full,
+            self._kill_everything,
+        )
+        self._kinds = dict(zip(KINDS, faults, strict=True))
+
+    def strike(self, only: str | None = None) -> str:
+        """Do one fault; return what it was. What cannot be found just now is left alone."""
+        weights = [1 if kind == "kill everything" else 3 for kind in KINDS]
+        kind = only or self._random.choices(KINDS, weights)[0]
+        self.done.append((round(self._judges.now_s(), 1), kind))
+        self._struck.clear()
+        with contextlib.suppress(OSError, ValueError, KeyError, AssertionError):
+            self._kinds[kind]()
+        for name in self._struck:  # what was acknowledged until now may be lost with it
+            self._judges.trouble(name)
+        return kind
+
+    def _trouble(self, name: str) -> None:
+        self._struck.add(name)
+        self._judges.trouble(name)
+
+    def _node(self) -> str:
+        node = self._random.choice(self._fabric.names)
+        self._trouble(node)
+        return node
+
+    def _everybody(self) -> None:
+        for name in (*self._fabric.names, "router"):
+            self._trouble(name)
+
+    def _kill_node(self) -> None:
+        kill(self._fabric.actor(self._node()))
+
+    def _freeze(self, process) -> None:
+        kill(process, signal.SIGSTOP)
+        try:
+            time.sleep(self._random.choice(FROZEN_S))
+        finally:
+            with contextlib.suppress(AssertionError, OSError):
+                kill(process, signal.SIGCONT)
+
+    def _freeze_node(self) -> None:
+        node = self._node()
+        self._freeze(self._fabric.actor(node))
+
+    def _kill_raylet(self) -> None:
+        self._kill_raylet_of(self._node())
+
+    def _kill_head_raylet(self) -> None:
+        self._everybody()
+        self._kill_raylet_of(self._fabric.names[0])
+
+    def _kill_raylet_of(self, node: str) -> None:
+        """Its actor ends a moment later, and may acknowledge a turn until then."""
+        actor = self._fabric.actor(node)
+        kill(self._fabric.raylet(node))
+        wait_gone([actor], GONE_S)
+
+    def _kill_gcs(self) -> None:
+        self._everybody()
+        kill(self._fabric.head())
+
+    def _kill_router(self) -> None:
+        self._trouble("router")
+        kill(self._fabric.router())
+
+    def _freeze_router(self) -> None:
+        self._trouble("router")
+        self._freeze(self._fabric.router())
+
+    def _damage(self) -> None:
+        """Flip, cut or lose blocks of a node behind its back."""
+        node = self._random.choice(self._fabric.names)
+        self._trouble(f"disk {node}")
+        self.damaged = True
+        blocks = sorted((self._fabric.data / "nodes" / node).glob("*/blocks/*"))
+        for path in self._random.sample(blocks, min(DAMAGES, len(blocks))):
+            with contextlib.suppress(OSError):
+                self._hurt(path)
+
+    def _hurt(self, path) -> None:
+        raw = bytearray(path.read_bytes())
+        kind = self._random.choice(["flip", "cut", "lose"])
+        if kind == "lose":
+            path.unlink()
+            return
+        at = self._random.randrange(len(raw))
+        raw[at] ^= 1
+        path.chmod(0o600)
+        path.write_bytes(raw if kind == "flip" else raw[:at])
+
+    def _unwritable(self) -> None:
+        """Let a node's folders take no file for a while, whoever asks."""
+        node = self._random.choice(self._fabric.names)
+        self._trouble(f"disk {node}")
+        folders = [
+            path
+            for name in ("manifests", "blocks")
+            for path in (self._fabric.data / "nodes" / node).glob(f"*/{name}")
+        ]
+        with _immutable(folders):
+            time.sleep(self._random.choice(FROZEN_S))
+
+    def _full(self) -> None:
+        """Leave a node's drive next to no room for a while; sometimes the node has to start so."""
+        if self._drives is None:
+            return
+        node = self._random.choice(self._fabric.names)
+        self._trouble(f"disk {node}")
+        with self._drives.full(node, self._random.choice(LEFT_BYTES)):
+            if self._random.random() < KILLED_SHARE:
+                self._trouble(node)
+                kill(self._fabric.actor(node))
+            time.sleep(self._random.choice(FROZEN_S))
+
+    def _kill_everything(self) -> None:
+        """End the supervisor and with it the whole fabric, and begin again on the same folder."""
+        self._everybody()
+        fabric = self._fabric
+        owned = descendants([fabric.popen.pid])
+        fabric.popen.kill()
+        fabric.popen.wait()
+        fabric.popen.stdout.close()
+        left = wait_gone(owned, 60.0)
+        if left:
+            self._judges.fail("processes", f"{len(left)} outlive their supervisor")
+        fabric.start()
+
+
+@contextlib.contextmanager
+def _immutable(folders):
+    """Refuse all writes: by the file system's own flag where that is possible, else by mode."""
+    if os.geteuid() == 0:
+        subprocess.run(["chattr", "+i", *map(str, folders)], check=False, capture_output=True)
+    else:
+        for folder in folders:
+            folder.chmod(0o500)
+    try:
+        yield
+    finally:
+        if os.geteuid() == 0:
+            subprocess.run(["chattr", "-i", *map(str, folders)], check=False, capture_output=True)
+        else:
+            for folder in folders:
+                folder.chmod(0o700)

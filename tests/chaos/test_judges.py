@@ -1,0 +1,148 @@
+"""Each judge of a chaos run finds what it is for, and lets pass what is documented."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from fabric.record.manifest import OwnerState, encode_manifest
+from tests.chaos.judges import EXEMPT_S, Ack, Judges
+from tests.chaos.nemesis import Nemesis
+from tests.support.blocks import make_manifest
+
+SECRET = "otter lantern quartz violin"
+
+
+@pytest.fixture
+def judges():
+    return Judges()
+
+
+def said(judges):
+    return [violation.judge for violation in judges.found]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_whole", "is_right"),
+    [
+        (f" {SECRET}. And more", True, True),
+        (SECRET, True, True),
+        ("otter lantern", False, True),
+        (f"{SECRET} is it", False, True),
+        ("", False, True),
+        ("", True, False),
+        ("otter lantern", True, False),
+        ("otter otter lantern quartz violin", True, False),
+        ("otter quartz", False, False),
+        ("amber falcon copper meadow", True, False),
+    ],
+)
+def test_words_that_are_wrong_doubled_or_lost(judges, text, is_whole, is_right):
+    judges.check_words("Mira", SECRET, text, is_whole=is_whole)
+    assert said(judges) == ([] if is_right else ["right answers"])
+
+
+def turn(judges, node, epoch, cached, at_s=10.0):
+    judges.check_turn("Mira", Ack(node, epoch, 100, at_s), cached)
+
+
+def test_memory_that_nothing_took(judges):
+    turn(judges, "node-a", 1, 0)
+    turn(judges, "node-a", 1, 95)
+    assert said(judges) == []
+    turn(judges, "node-a", 1, 10)
+    assert said(judges) == ["memory"]
+
+
+def test_what_is_acknowledged_while_a_fault_lasts_may_be_lost_with_it(judges):
+    """A raylet is killed, its node answers once more, and then ends, too."""
+    nemesis = Nemesis(SimpleNamespace(names=["node-a"]), judges, 1, None)
+
+    def kill_slowly():
+        node = nemesis._node()
+        turn(judges, node, 1, 0, at_s=judges.now_s())
+
+    nemesis._kinds["kill raylet"] = kill_slowly
+    nemesis.strike("kill raylet")
+    turn(judges, "node-b", 2, 10, at_s=judges.now_s())
+    assert said(judges) == []
+    turn(judges, "node-b", 2, 10, at_s=judges.now_s())
+    assert said(judges) == ["memory"]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "node", "epoch", "is_excused"),
+    [
+        ("node-a", "node-b", 2, True),  # taken over
+        ("node-a", "node-a", 1, False),  # it came back with what it had acknowledged
+        ("node-b", "node-b", 2, False),  # nobody had to take anything over
+        ("disk node-a", "node-a", 1, True),
+        ("disk node-b", "node-a", 1, False),
+    ],
+)
+def test_memory_that_something_took(judges, trouble, node, epoch, is_excused):
+    turn(judges, "node-a", 1, 0, at_s=0.0)
+    judges.trouble(trouble)
+    turn(judges, node, epoch, 0, at_s=11.0)
+    assert said(judges) == ([] if is_excused else ["memory"])
+
+
+def test_an_epoch_that_falls(judges):
+    turn(judges, "node-b", 3, 0)
+    turn(judges, "node-a", 2, 100)
+    assert said(judges) == ["epochs"]
+
+
+def test_a_new_router_may_not_know_the_later_owner_yet(judges):
+    turn(judges, "node-b", 3, 0, at_s=EXEMPT_S / 2)
+    judges.trouble("router")
+    turn(judges, "node-a", 2, 100, at_s=EXEMPT_S / 2)
+    assert said(judges) == []
+
+
+def write(folder, node, record):
+    path = folder / node / "model" / "manifests" / "one.mf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(encode_manifest(replace(record, owner=node)))
+
+
+def test_two_owners_at_one_epoch(judges, tmp_path):
+    record = make_manifest([])
+    write(tmp_path, "node-a", record)
+    write(tmp_path, "node-b", replace(record, epoch=record.epoch + 1))
+    write(tmp_path, "node-c", replace(record, state=OwnerState.REPLICA))
+    assert judges.check_owners(tmp_path) == 3
+    assert said(judges) == []
+    write(tmp_path, "node-d", record)
+    judges.check_owners(tmp_path)
+    assert said(judges) == ["owners"]
+
+
+def row(name, owner="node-a", replicas=()):
+    return {"id": name, "owner": owner, "replicas": list(replicas)}
+
+
+def test_who_is_listed(judges):
+    judges.check_listed([row("Mira"), row("Nora", replicas=["node-b"])], {"Otto"})
+    assert said(judges) == []
+    judges.check_listed([row("Otto")], {"Otto"})
+    judges.check_listed([row("Mira", replicas=["node-a"])], set())
+    judges.check_listed([row("Mira"), row("Mira", "node-b")], set())
+    assert said(judges) == ["erased", "owners", "owners"]
+
+
+def test_words_of_the_erased_in_any_file(judges, tmp_path):
+    (tmp_path / "quarantine").mkdir()
+    (tmp_path / "quarantine" / "1.full").write_bytes(b"\0\1zq001v000kx\2")
+    judges.check_erased(tmp_path, {"zq001v001kx"})
+    assert said(judges) == []
+    judges.check_erased(tmp_path, {"zq001v000kx"})
+    assert said(judges) == ["erased"]
+
+
+def test_processes_that_grow(judges):
+    small = {"descriptors": 40, "threads": 20, "mebibytes": 120}
+    judges.check_growth({"router": small}, {"router": small | {"mebibytes": 140}})
+    assert said(judges) == []
+    judges.check_growth({"router": small}, {"router": small | {"descriptors": 900}})
+    assert said(judges) == ["growth"]

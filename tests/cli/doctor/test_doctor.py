@@ -1,0 +1,67 @@
+"""The doctor looks, says what it saw, and fails only where something is wrong."""
+
+import json
+import sys
+
+from router.cli.doctor import doctor
+
+
+def test_a_healthy_machine(run, tmp_path):
+    status, out, err = run("doctor", "--data", str(tmp_path))
+
+    assert (status, err) == (0, "")
+    assert "fabric, node and router are macfabric" in out
+    assert "No fabric is running" in out
+
+
+def test_json(run, tmp_path):
+    printed = json.loads(run("doctor", "--json", "--data", str(tmp_path))[1])
+    names = {check["name"] for check in printed["checks"]}
+
+    assert printed["ok"] is True
+    assert {"python", "names", "ray", "mlx", "memory", "disk", "RAY_ variables"} <= names
+    assert {check["verdict"] for check in printed["checks"]} <= {"ok", "warning", "error"}
+
+
+def test_a_failed_memory_test_is_an_error(run, fabric):
+    status, out, _ = run("doctor", "--url", fabric.url)
+
+    assert status == 1
+    assert "error    fabric: the memory test failed on node-b" in out
+    assert "ethernet 192.168.1.10 10000 Mbit/s" in out
+
+
+def test_ray_variables_are_told(monkeypatch):
+    found = doctor._ray_variables({"RAY_ADDRESS": "x", "HOME": "/h"})
+
+    assert found.verdict == "warning"
+    assert "RAY_ADDRESS" in found.detail
+    assert doctor._ray_variables({"HOME": "/h"}).verdict == "ok"
+
+
+def test_a_foreign_name_is_an_error(monkeypatch):
+    monkeypatch.setattr(doctor, "foreign_names", lambda: ["fabric (/elsewhere)"])
+
+    assert doctor._names().verdict == "error"
+
+
+def test_an_unwritable_disk_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+
+    assert doctor._disk(tmp_path / "not" / "yet").verdict == "error"
+
+
+def test_a_missing_package_is_an_error(monkeypatch):
+    monkeypatch.setattr(doctor, "PACKAGES", ("surely-not-installed",))
+    (found,) = doctor._packages()
+
+    assert found.verdict == "error"
+
+
+def test_a_long_folder_is_told(tmp_path):
+    assert doctor._sockets(tmp_path / ("long" * 30)).verdict == "warning"
+
+
+def test_this_system_is_known():
+    assert doctor._system().verdict == "ok"
+    assert ("macOS" in doctor._system().detail) == (sys.platform == "darwin")

@@ -1,0 +1,128 @@
+"""`macfabric serve` reads how many Macs there are: until all have come, nothing is unknown."""
+
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+import yaml
+
+from router.supervise.processes import descendants, wait_gone
+from tests.cluster.conftest import start_ray
+from tests.support.tiny_models import LLAMA, write_model
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+TIMEOUT_S = 120.0
+
+
+@pytest.fixture
+def ray_of_one(tmp_path):
+    folder = tmp_path / "fabric"
+    folder.mkdir()
+    keeper, ray = start_ray(folder, ("node-a",))
+    yield ray, folder
+    ray.stop()
+    keeper.close()
+
+
+@pytest.fixture
+def cli(ray_of_one, tmp_path):
+    ray, folder = ray_of_one
+    model = write_model(tmp_path / "tiny", LLAMA | {"num_hidden_layers": 2})
+    config = tmp_path / "cluster.yaml"
+    provider = {"type": "local", "head_ip": ray.nodes[0].host, "worker_ips": ["192.0.2.1"]}
+    section = {"macfabric": {"model": str(model)}}
+    config.write_text(yaml.safe_dump({"provider": provider, "metadata": section}))
+    log = (tmp_path / "serve.log").open("w+")
+    served = []
+
+    def argv(*words):
+        return [sys.executable, "-m", "router.cli.main", *words, "--data", str(folder)]
+
+    def serve(*options):
+        words = ("--address", ray.address, "--config", str(config), "--port", "0", "--json")
+        popen = subprocess.Popen(
+            [*argv("serve"), *words, *options],
+            env=ray.environment,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        served.append(popen)
+        line = popen.stdout.readline()
+        assert line, log.seek(0) or log.read()
+        return json.loads(line)["url"]
+
+    def run(*words):
+        return subprocess.run(
+            argv(*words),
+            env=ray.environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    def end():
+        popen = served.pop()
+        owned = descendants([popen.pid])
+        popen.terminate()
+        popen.wait(TIMEOUT_S)
+        popen.stdout.close()
+        assert wait_gone(owned, 30.0) == []
+
+    yield serve, run, end
+    if served:
+        end()
+    log.close()
+
+
+def get(url):
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response:
+            return response.status, dict(response.headers), json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        return error.code, dict(error.headers), json.loads(error.read())
+
+
+def until_ready(run):
+    end_s = time.monotonic() + TIMEOUT_S
+    while " ready " not in (text := run("nodes").stdout):
+        assert time.monotonic() < end_s, text
+        time.sleep(0.2)
+
+
+def test_nothing_is_unknown_before_all_macs_of_the_file_have_come(cli):
+    serve, run, end = cli
+    url = serve()
+    until_ready(run)
+    status, headers, body = get(url + "/v1/agents/nobody")
+    told = run("agent", "nobody")
+    listed = get(url + "/v1/agents")[2]
+    end()
+
+    assert (status, body["error"]["code"]) == (503, "agents_unknown")
+    assert "1 of 2 nodes" in body["error"]["message"]
+    assert int(headers["retry-after"]) >= 1
+    assert told.returncode == 1
+    assert "1 of 2 nodes" in told.stderr
+    assert (listed["complete"], listed["unmet"]) == (False, 1)
+
+    url = serve("--expect", "1")
+    until_ready(run)
+    assert get(url + "/v1/agents/nobody")[0] == 404
+    assert get(url + "/v1/agents")[2]["complete"] is True
+
+
+@pytest.mark.parametrize("count", ["-1", "17", "many"])
+def test_what_is_no_number_of_nodes_is_misuse(tmp_path, count):
+    argv = [sys.executable, "-m", "router.cli.main", "serve", "--data", str(tmp_path)]
+    ran = subprocess.run(
+        [*argv, f"--expect={count}"], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert ran.returncode == 2
+    assert "--expect" in ran.stderr

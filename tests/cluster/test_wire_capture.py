@@ -1,0 +1,171 @@
+"""Whoever listens on the network of a running fabric learns no key, prompt, answer or block."""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from itertools import pairwise
+
+import pytest
+import yaml
+
+from fabric.keys.cluster_secret import http_secret
+from fabric.keys.key_files import CLUSTER_KEY, MEMBER_KEY, RAY_TOKEN
+from router.supervise.processes import descendants, wait_gone
+from tests.cluster.conftest import ROOT
+from tests.support.packet_capture import Capture, why_not
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.privileged,
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+KEY = "one-key-for-the-whole-family"
+OPERATOR = "the-key-of-who-runs-all-of-it"
+# Other tests use this machine's loopback at the same time: nothing of theirs looks like this.
+LETTERS = "aeiloprstuvwz"
+ASKED, ANSWERED, *OTHERS = ("".join(secrets.choice(LETTERS) for _ in range(12)) for _ in range(80))
+FILLER = " ".join(f"The friend of {a} is {b}." for a, b in pairwise(OTHERS))
+TIMEOUT_S = 120.0
+WINDOW_BYTES = 256
+
+
+class Fabric:
+    """`macfabric up` with three nodes and HTTPS, asked by a client that trusts its authority."""
+
+    def __init__(self, folder):
+        self.data = folder / "data"
+        config = folder / "cluster.yaml"
+        router = {"port": 0, "api_keys": {"family": KEY}, "tls": {"mode": "always"}}
+        router |= {"operator_keys": {"me": OPERATOR}, "loopback_without_key": False}
+        section = {"router": router}
+        config.write_text(yaml.safe_dump({"metadata": {"macfabric": section}}))
+        argv = [sys.executable, "-m", "router.cli.main", "up", "--nodes", "3", "--json"]
+        self.log = folder / "up.log"
+        with self.log.open("w") as log:
+            self.popen = subprocess.Popen(
+                [*argv, "--data", str(self.data), "--config", str(config)],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(folder)},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        line = self.popen.stdout.readline()
+        assert line, self.log.read_text()
+        self.url = json.loads(line)["url"]
+        self.trust = ssl.create_default_context(cafile=self.data / "ca.pem")
+
+    def send(self, path, body=None, agent="mira"):
+        headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+        headers["x-macfabric-operator-key"] = OPERATOR
+        raw = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, raw, headers | {"x-agent-id": agent}, method="POST" if raw else "GET"
+        )
+        with urllib.request.urlopen(request, timeout=60, context=self.trust) as response:
+            return json.loads(response.read()), response.headers
+
+    def ask(self):
+        """Ask until there is an answer; return the node that gave it."""
+        text = f"{FILLER} The vault code of {ASKED} is {ANSWERED}."
+        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "Noted."}]
+        messages.append({"role": "user", "content": f"The vault code of {ASKED} is"})
+        body = {"model": "recall", "messages": messages, "max_tokens": 12, "temperature": 0}
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                said, headers = self.send("/v1/chat/completions", body)
+            except OSError:  # the node is being given up
+                assert time.monotonic() < deadline_s, self.log.read_text()
+                time.sleep(0.2)
+            else:
+                assert ANSWERED in said["choices"][0]["message"]["content"]
+                return headers["x-macfabric-node"]
+
+    def nodes(self):
+        return {row["name"]: row for row in self.send("/v1/nodes")[0]["data"]}
+
+    def secrets(self):
+        """Return what nobody may see, by name, as it could be spelled."""
+        key = bytes.fromhex((self.data / CLUSTER_KEY).read_text())
+        member = (self.data / MEMBER_KEY).read_text().splitlines()
+        block = max((self.data / "nodes").rglob("*.full"), key=lambda p: p.stat().st_size)
+        raw = block.read_bytes()
+        windows = (raw[at : at + WINDOW_BYTES] for at in range(16_384, len(raw), WINDOW_BYTES))
+        return {
+            "the cluster's key": key,
+            "the cluster's key in hex": key.hex().encode(),
+            "the secret of nodes": http_secret(key).encode(),
+            "the member's key": member[1].encode(),
+            "Ray's password": (self.data / RAY_TOKEN).read_bytes(),
+            "the client's key": KEY.encode(),
+            "the operator's key": OPERATOR.encode(),
+            "the prompt": ASKED.encode(),
+            "the answer": ANSWERED.encode(),
+            "the prompt's tokens": raw[-64:],
+            "a block": max(windows, key=lambda window: len(set(window))),
+        }
+
+    def close(self):
+        owned = descendants([self.popen.pid])
+        self.popen.send_signal(signal.SIGTERM)
+        try:
+            self.popen.wait(90)
+        finally:
+            self.popen.kill()
+            self.popen.wait()
+            self.popen.stdout.close()
+        assert wait_gone(owned, 30.0) == []
+
+
+def plant(text):
+    """Send something in the clear over loopback."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+        listener.accept()[0] as accepted,
+    ):
+        client.sendall(text[: len(text) // 2])
+        time.sleep(0.05)  # in two packets
+        client.sendall(text[len(text) // 2 :])
+        assert accepted.recv(len(text), socket.MSG_WAITALL) == text
+
+
+def test_nothing_of_a_running_fabric_can_be_read_on_its_way(tmp_path):
+    with Capture("lo") as capture:
+        fabric = Fabric(tmp_path)
+        try:
+            first = fabric.ask()
+            target = next(name for name in fabric.nodes() if name != first)
+            fabric.send("/v1/agents/mira/migrate", {"to": target})
+            assert fabric.ask() == target
+            os.kill(fabric.nodes()[target]["pid"], signal.SIGKILL)
+            fabric.ask()
+            deadline_s = time.monotonic() + TIMEOUT_S
+            while any(row["state"] != "ready" for row in fabric.nodes().values()):
+                assert time.monotonic() < deadline_s, fabric.log.read_text()
+                time.sleep(0.5)
+            hidden = fabric.secrets()
+        finally:
+            fabric.close()
+        planted = {what: b"planted: " + secret for what, secret in hidden.items()}
+        for text in planted.values():
+            plant(text)
+
+    assert capture.lost == 0
+    assert capture.packets > 1000
+    # What was planted is found, so what was not found was not there.
+    assert {what: len(capture.find(text)) for what, text in planted.items()} == dict.fromkeys(
+        planted, 1
+    )
+    seen = {what: capture.find(secret) for what, secret in hidden.items()}
+    read = {what: [f for f in found if b"planted: " not in f] for what, found in seen.items()}
+    assert {what: found[:3] for what, found in read.items() if found} == {}

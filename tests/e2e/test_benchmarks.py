@@ -1,0 +1,50 @@
+"""Every benchmark runs to its end, so that none rots between the days when somebody measures."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import found
+
+ROOT = Path(__file__).resolve().parents[2]
+PRIVILEGED = {"transfer"}  # needs emulated Macs; tests/e2e/test_bench_transfer.py runs it
+MARKS = {
+    "decode": [pytest.mark.slow],
+    "interleave": [pytest.mark.slow],
+    "migrate": [pytest.mark.slow, pytest.mark.cluster],
+    "soak": [pytest.mark.slow],
+    "turn-save": [pytest.mark.slow],
+}
+HANG_S = 540
+
+
+def test_every_benchmark_is_known_here_and_in_the_readme():
+    readme = (ROOT / "README.md").read_text()
+
+    assert set(MARKS) | PRIVILEGED <= set(found())
+    assert all(f"| `{name}` |" in readme for name in found())
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=MARKS.get(n, ())) for n in found() if n not in PRIVILEGED]
+)
+def test_a_quick_run(name, tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks", name, "--quick", "--json"],
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    record = json.loads(ran.stdout)
+    assert record["name"] == name
+    assert record["figures"]
+    assert record["met"] is None, "nobody judges what a busy machine did in seconds"

@@ -1,0 +1,254 @@
+"""Hostile requests are refused at once and cost little, and nobody else notices them.
+
+While each is made, another tenant takes turns and a stranger asks for the fabric's health.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from fabric.limits import BODY_BYTES_MAX, MIB
+from tests.support.fabric_process import (
+    BOB,
+    GROWTH_BYTES_MAX,
+    REFUSED_CPU_S_MAX,
+    Attacked,
+    allow_files,
+    attacked,
+    first_of,
+    status_of,
+    used,
+)
+
+pytestmark = pytest.mark.slow
+CHAT = "/v1/chat/completions"
+IDLE = 4_150
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory) -> Iterator[Attacked]:
+    with attacked(tmp_path_factory.mktemp("attacked")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def first_bytes(fabric):
+    return used(fabric.pid)[1]
+
+
+@pytest.fixture(autouse=True)
+def _anew(fabric, first_bytes):
+    fabric.begin()
+
+
+def head(path=CHAT, method="POST", *lines, key=BOB, host="127.0.0.1"):
+    keyed = [f"authorization: Bearer {key}"] if key else []
+    text = "\r\n".join([f"{method} {path} HTTP/1.1", f"host: {host}", *keyed, *lines, "", ""])
+    return text.encode("latin-1")
+
+
+def post(body: bytes, path=CHAT, key: str | None = BOB) -> bytes:
+    return head(path, "POST", f"content-length: {len(body)}", key=key) + body
+
+
+def chat(more: bytes) -> bytes:
+    return post(b'{"model":"recall","max_tokens":2,' + more + b"}")
+
+
+def message(fill: bytes) -> bytes:
+    return b'"messages":[{"role":"user","content":"' + fill + b'"}]'
+
+
+MANY = 31 * MIB
+CALL = b'{"role":"assistant","tool_calls":[{"type":"function","function":{"name":"f","arguments":"'
+CHUNKED = head(CHAT, "POST", "transfer-encoding: chunked")
+SOME_TEXT = b'{"role":"user","content":"' + b"a " * 700 + b'"},'
+# One request each, and the statuses that are an answer; None: closed without one.
+HOSTILE: dict[str, tuple[bytes, set[int | None]]] = {
+    "a header of 20 MB": (b"GET / HTTP/1.1\r\nx: " + b"y" * 20_000_000, {431, None}),
+    "a header of 100 MiB": (b"GET / HTTP/1.1\r\nx: " + b"y" * (100 * MIB), {431, None}),
+    "200,000 headers": (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 200_000, {431, None}),
+    "a header name of 8 MB": (b"GET / HTTP/1.1\r\n" + b"y" * (8 * MIB), {400, 431, None}),
+    "a URL of 8 MB": (b"GET /" + b"y" * (8 * MIB), {400, 414, 431, None}),
+    "trailers without end": (CHUNKED + b"0\r\nx: " + b"y" * (8 * MIB), {431, None}),
+    "a chunk extension": (CHUNKED + b"1;" + b"y" * (8 * MIB), {400, 431, None}),
+    "31 MiB of arrays": (post(b'{"x":[' + b"[]," * (MANY // 3) + b"0]}"), {413}),
+    "31 MiB of objects": (post(b'{"x":[' + b"{}," * (MANY // 3) + b"0]}"), {413}),
+    "31 MiB of depth": (post(b"[" * MANY), {413}),
+    "31 MiB of numbers": (post(b"[" + b"1," * (MANY // 2)), {413}),
+    "31 MiB of quotes": (post(b'"' * MANY), {413}),
+    "many keys": (post(b'{"x":{' + b'"":0,' * (MANY // 5) + b'"":1}}'), {413}),
+    "long numbers": (post(b"[" + (b"9" * 4000 + b",") * (MANY // 4001) + b"1]"), {400}),
+    "200,000 messages": (
+        chat(b'"messages":[' + b'{"role":"user","content":"a"},' * 200_000 + b"{}]"),
+        {413},
+    ),
+    "20,000 messages": (
+        chat(b'"messages":[' + b'{"role":"user","content":"a"},' * 20_000 + b"{}]"),
+        {400},
+    ),
+    "20,000 messages of some text": (
+        chat(
+            b'"messages":[' + b'{"role":"user","content":"%s"},' % (b"a " * 700) * 20_000 + b"{}]"
+        ),
+        {400},
+    ),
+    "arguments that are arrays": (
+        chat(b'"messages":[' + CALL + b'{\\"a\\":[' + b"[]," * (10 * MIB) + b'0]}"}}]}]'),
+        {413},
+    ),
+    "33 MiB": (post(b'{"x":"' + b"y" * (33 * MIB) + b'"}'), {413}),
+    "chunks of 33 MiB": (
+        CHUNKED + b"100000\r\n" + (b"y" * MIB + b"\r\n100000\r\n") * 33,
+        {400, 413, None},
+    ),
+    "no key, 32 MiB": (post(b"[" * BODY_BYTES_MAX, key="wrong"), {401}),
+    "UTF-16": (post('{"x": "\u2200"}'.encode("utf-16")), {400}),
+    "Host: [": (head("/v1/models", "GET", key=None, host="["), {401}),
+    "Origin: http://[": (head("/v1/models", "GET", "origin: http://[", key=None), {401}),
+    "a page elsewhere": (
+        head("/v1/models", "GET", "sec-fetch-site: cross-site", key=None),
+        {401},
+    ),
+    "two lengths": (head(CHAT, "POST", "content-length: 3", "content-length: 4") + b"{}", {400}),
+    "length and chunks": (
+        head(CHAT, "POST", "content-length: 3", "transfer-encoding: chunked") + b"0\r\n\r\n",
+        {400},
+    ),
+    "a length without end": (head(CHAT, "POST", "content-length: " + "9" * 40), {400, 413}),
+    "a drain by a tenant": (head("/v1/nodes/only/drain", "POST"), {403}),
+    "a flush by a tenant": (head("/v1/nodes/only/flush", "POST"), {403}),
+    "metrics for a tenant": (head("/metrics", "GET"), {403}),
+    "a token that is none": (
+        chat(b'"logit_bias":{"4000000000":100},' + message(b"hi")),
+        {400},
+    ),
+}
+AT_THE_NODE = [name for name, (raw, _) in HOSTILE.items() if "header" in name or "URL" in name]
+
+
+def judged(fabric: Attacked, answers: list[bytes], allowed: set[int | None], cpu_s: float) -> None:
+    statuses = {status_of(answer) for answer in answers}
+    assert statuses <= allowed, [answer[:300] for answer in answers]
+    for answer in answers:
+        status = status_of(answer)
+        if status is not None and status >= 400:
+            assert b'{"error": ' in answer or b'{"error":' in answer
+    assert fabric.cpu_s - cpu_s <= REFUSED_CPU_S_MAX * len(answers)
+    fabric.judge()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_one_request(fabric, name):
+    raw, allowed = HOSTILE[name]
+    cpu_s = fabric.cpu_s
+    judged(fabric, [fabric.send(raw)], allowed, cpu_s)
+
+
+@pytest.mark.parametrize("name", AT_THE_NODE)
+def test_one_request_to_a_node(fabric, name):
+    raw, allowed = HOSTILE[name]
+    cpu_s = fabric.cpu_s
+    judged(fabric, [fabric.send(raw, node=True)], allowed, cpu_s)
+
+
+@pytest.mark.parametrize("node", [False, True], ids=["router", "node"])
+@pytest.mark.parametrize("opening", [b"", b"GET / HTTP/1.1\r\nhost:", post(b"", key=None)[:-4]])
+def test_thousands_of_connections_that_say_nothing_more(fabric, node, opening):
+    count = min(IDLE, allow_files() // 2)
+    with ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(fabric.connect(opening, node=node))
+        cpu_s, turns = fabric.cpu_s, fabric.turns
+        answer = fabric.send(head("/v1/models", "GET"))
+        _wait(lambda: fabric.turns >= turns + 3)
+        judged(fabric, [answer], {200}, cpu_s)
+
+
+def test_bodies_without_an_end(fabric):
+    opening = head(CHAT, "POST", f"content-length: {BODY_BYTES_MAX}") + b'{"x":"' + b"y" * MIB
+    with ExitStack() as stack:
+        cpu_s = fabric.cpu_s
+        held = [stack.enter_context(fabric.connect(opening)) for _ in range(70)]
+        for sock in held:
+            sock.settimeout(0.1)
+        turns = fabric.turns
+        _wait(lambda: fabric.turns >= turns + 3)
+        answers: list[bytes] = []
+
+        def is_one_refused() -> bool:
+            answers.extend(got for sock in held if (got := _now(sock)))
+            return bool(answers)
+
+        _wait(is_one_refused)  # one tenant's part is bounded
+        judged(fabric, answers, {429}, cpu_s)
+
+
+def test_files_that_drip(fabric):
+    begun = b"MFHIBER1\x01\0\0\0\xe6\0\0\0"
+    opening = head("/v1/agents/x/resume", "POST", "content-length: 1000000") + begun
+    with ExitStack() as stack:
+        cpu_s = fabric.cpu_s
+        for _ in range(16):
+            stack.enter_context(fabric.connect(opening))
+        hibernated = fabric.send(head("/v1/agents/nobody/hibernate", "POST", key=BOB))
+        judged(fabric, [hibernated], {404}, cpu_s)
+
+
+def test_thousands_of_requests_in_one_go(fabric):
+    cpu_s = fabric.cpu_s
+    for request in (head("/healthz", "GET", key=None), head("/v1/models", "GET"), post(b"{}")):
+        answer = fabric.send(request * 5_000)
+        judged(fabric, [answer], {200, 400, None}, cpu_s)
+
+
+def test_a_reader_that_reads_nothing(fabric):
+    with ExitStack() as stack:
+        cpu_s = fabric.cpu_s
+        for _ in range(50):
+            sock = stack.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(fabric.address)
+            sock.sendall(head("/v1/agents", "GET") * 16)
+        judged(fabric, [fabric.send(head("/v1/models", "GET"))], {200}, cpu_s)
+
+
+def test_everything_at_once(fabric):
+    """Of one tenant's long bodies one is worked on at a time; the others wait as they came."""
+    names = [name for name in HOSTILE if "MiB" in name or "MB" in name]
+    answers: list[tuple[str, bytes]] = []
+
+    def attack(part: list[str]) -> None:
+        answers.extend((name, fabric.send(HOSTILE[name][0])) for name in part)
+
+    threads = [threading.Thread(target=attack, args=(names[i::4],)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, answer in answers:
+        assert status_of(answer) in HOSTILE[name][1] | {429}, name
+    assert not fabric.failures, fabric.failures[:5]
+    assert fabric.growth_bytes <= 2 * GROWTH_BYTES_MAX
+
+
+def test_what_all_of_it_leaves(fabric, first_bytes):
+    assert used(fabric.pid)[1] - first_bytes <= GROWTH_BYTES_MAX
+
+
+def _now(sock: socket.socket) -> bytes:
+    try:
+        return first_of(sock)
+    except TimeoutError:
+        return b""
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)

@@ -1,0 +1,57 @@
+"""What a rotation says about a row's dimensions, and what is refused as none."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from fabric.codec import dump_json, from_plain, pack, parse_json, unpack
+from fabric.errors import RejectedError
+from fabric.kvcache.rotation import CacheRotations, Rotation, UnknownRotation
+
+PLAIN = Rotation("keys", 2, 6, traditional=False, base=64.0, scale=0.5, frequencies=None)
+OWN = Rotation("values", 0, 4, traditional=True, base=None, scale=1.0, frequencies=(1 / 3, 0.0))
+
+
+def test_halves_or_neighbours_turn_together():
+    assert PLAIN.pairs == ((2, 5), (3, 6), (4, 7))
+    assert replace(PLAIN, traditional=True).pairs == ((2, 3), (4, 5), (6, 7))
+
+
+def test_angles_come_from_the_base_or_are_given():
+    assert PLAIN.radians_per_token == pytest.approx((0.5, 0.5 / 4, 0.5 / 16))
+    assert replace(OWN, scale=0.25).radians_per_token == (1 / 12, 0.0)
+
+
+def test_a_pair_without_frequency_stands_still():
+    assert PLAIN.moving_dims == (2, 3, 4, 5, 6, 7)
+    assert OWN.moving_dims == (0, 1)
+    assert replace(OWN, traditional=False).moving_dims == (0, 2)
+
+
+@pytest.mark.parametrize("value", [(PLAIN, OWN), (), UnknownRotation("why")])
+def test_survives_json_and_msgpack_exactly(value):
+    from_json = from_plain(CacheRotations, parse_json(dump_json({"r": value}))["r"])
+    assert from_json == unpack(CacheRotations, pack(value)) == value
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"slot": "queries"},
+        {"start": -1},
+        {"dims": 5},
+        {"dims": 0},
+        {"scale": math.inf},
+        {"base": None},
+        {"base": 0.0},
+        {"base": math.nan},
+        {"frequencies": (1.0, 0.5, 0.25)},
+        {"base": None, "frequencies": (1.0,)},
+        {"base": None, "frequencies": (1.0, math.nan, 1.0)},
+        {"base": None, "frequencies": (1.0, math.inf, 1.0)},
+    ],
+)
+def test_what_is_no_rotation_is_refused(wrong):
+    with pytest.raises(RejectedError, match="rotation: "):
+        replace(PLAIN, **wrong)

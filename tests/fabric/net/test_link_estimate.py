@@ -1,0 +1,157 @@
+"""An estimate follows what was heard, forgets slowly, and rests after failures."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.limits import MIB, PROBE_BYTES_MAX
+from fabric.net import link_estimate as le
+
+GIGABIT = 125e6
+FRESH = le.LinkEstimate(GIGABIT, nominal_is_told=True)
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("moved"), st.integers(0, 1 << 36), st.floats(0, 1e4)),
+        st.tuples(st.just("answered"), st.floats(0, 100), st.just(0.0)),
+        st.tuples(st.just("failed"), st.just(0), st.just(0.0)),
+        st.tuples(st.just("doubted"), st.just(0), st.just(0.0)),
+        st.tuples(st.just("asked"), st.just(0), st.just(0.0)),
+        st.tuples(st.just("wait"), st.floats(0, 1e4), st.just(0.0)),
+    ),
+    max_size=30,
+)
+
+
+def play(link, events, now_s=0.0):
+    for name, first, second in events:
+        if name == "wait":
+            now_s += first
+        elif name == "moved":
+            link = le.moved(link, first, second, now_s)
+        elif name == "answered":
+            link = le.answered(link, first, now_s)
+        elif name == "doubted":
+            link = le.doubted(link)
+        else:
+            link = getattr(le, name)(link, now_s)
+    return link, now_s
+
+
+@given(EVENTS, st.booleans())
+def test_whatever_happens_a_link_keeps_a_sane_price_and_is_asked_again(events, told):
+    link, now_s = play(le.LinkEstimate(GIGABIT, nominal_is_told=told), events)
+
+    assert 0 < link.expected_bytes_per_s < math.inf
+    if told:
+        assert link.expected_bytes_per_s <= le.NOMINAL_SHARE_MAX * GIGABIT * (1 + 1e-9)
+    assert le.PROBE_BYTES_MIN <= le.probe_bytes(link) <= PROBE_BYTES_MAX
+    assert le.ping_due(link, now_s + max(le.PING_EVERY_S, le.REST_MAX_S))
+    assert (link.is_reachable is False) == (link.failures > 0)
+
+
+@given(st.floats(1e5, 1e8), st.floats(0.001, 10))
+def test_steady_transfers_teach_the_rate_they_reach(rate, seconds):
+    link, now_s = FRESH, 0.0
+    for _ in range(60):
+        link = le.moved(link, max(le.SAMPLE_BYTES_MIN, int(rate * seconds)), seconds, now_s)
+        now_s += 1.0
+    sample = max(le.SAMPLE_BYTES_MIN, int(rate * seconds)) / seconds
+
+    assert link.bytes_per_s == pytest.approx(min(sample, 1.25 * GIGABIT), rel=0.01)
+
+
+def test_one_odd_sample_moves_the_rate_by_a_fifth_and_a_long_one_by_more():
+    link = le.moved(FRESH, 100 * MIB, 1.0, 0.0)
+    odd = le.moved(link, MIB, 0.1, 1.0)
+    long = le.moved(link, 20 * MIB, 2.0, 1.0)
+
+    assert odd.bytes_per_s == pytest.approx(0.8 * 100 * MIB + 0.2 * 10 * MIB)
+    assert long.bytes_per_s == pytest.approx(10 * MIB, rel=0.3)
+
+
+def test_a_stale_rate_is_replaced_and_a_few_bytes_are_no_rate():
+    link = le.moved(FRESH, 100 * MIB, 1.0, 0.0)
+
+    assert le.moved(link, 1000, 0.5, 1.0).bytes_per_s == link.bytes_per_s
+    assert le.moved(FRESH, 1000, 0.5, 1.0).is_reachable
+    late = le.moved(link, 10 * MIB, 1.0, le.RATE_FRESH_S)
+    assert late.bytes_per_s == pytest.approx(10 * MIB)
+
+
+def test_a_failed_link_rests_longer_each_time_and_recovers_at_once():
+    link, now_s, rests = FRESH, 0.0, []
+    for _ in range(8):
+        link = le.failed(le.asked(link, now_s), now_s)
+        rests.append(le.rest_s(link))
+        assert not le.ping_due(link, now_s + rests[-1] - 0.1)
+        now_s += rests[-1]
+        assert le.ping_due(link, now_s)
+
+    assert rests == [2, 4, 8, 16, 32, 60, 60, 60]
+    assert le.answered(link, 0.001, now_s).is_reachable
+
+
+def test_streams_that_break_together_are_one_failure():
+    link = le.failed(le.failed(le.failed(FRESH, 5.0), 5.1), 5.9)
+
+    assert link.failures == 1
+
+
+def test_a_refused_probe_is_repeated_soon_and_then_less_often():
+    link, now_s, rests_s = le.answered(le.LinkEstimate(1e9), 0.001, 0.0), 0.0, []
+    for _ in range(8):
+        link = le.probe_refused(le.probed(link, now_s))
+        asked_s = now_s
+        while not le.probe_due(link, now_s):
+            now_s += 1.0
+        rests_s.append(now_s - asked_s)
+    measured = le.moved(link, MIB, 0.01, now_s)
+
+    assert rests_s[0] == le.PROBE_REST_MIN_S
+    assert rests_s == sorted(rests_s)
+    assert rests_s[-1] == le.PROBE_REST_MAX_S
+    assert measured.probe_refusals == 0
+    assert not le.probe_due(measured, now_s + le.RATE_FRESH_S - 1)
+
+
+def test_traffic_saves_pings_and_probes_but_doubt_asks_at_once():
+    link = le.answered(le.asked(FRESH, 0.0), 0.001, 0.0)
+    assert le.probe_due(link, 1.0)
+    busy = le.moved(link, 100 * MIB, 1.0, 20.0)
+
+    assert not le.ping_due(busy, 20.0 + le.PING_EVERY_S - 1)
+    assert not le.probe_due(busy, 20.0 + le.RATE_FRESH_S - 1)
+    assert le.probe_due(busy, 20.0 + le.RATE_FRESH_S)
+    assert le.ping_due(le.doubted(busy), 20.0)
+    assert not le.probe_due(le.failed(link, 1.0), 1e6)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 1000.0)), max_size=50))
+def test_probes_take_a_hundredth_of_the_time_and_a_credit(steps):
+    budget, now_s, spent_s, longest_s = le.ProbeBudget(), 0.0, 0.0, 0.0
+    for seconds, pause_s in steps:
+        budget = budget.at(now_s)
+        if budget.allows:
+            budget = budget.spend(seconds)
+            spent_s, longest_s = spent_s + seconds, max(longest_s, seconds)
+        now_s += seconds + pause_s
+
+    assert spent_s <= le.PROBE_CREDIT_S + 0.01 * now_s + longest_s + 1e-6
+    assert budget.at(now_s + 500.0).allows
+
+
+@pytest.mark.parametrize(
+    ("steady_s", "wall_s", "away"),
+    [
+        (1.0, 1.0, False),
+        (1.4, 1.4, False),
+        (1.0, 3600.0, True),  # macOS: the steady clock slept, too
+        (40.0, 40.0, True),  # a stopped process
+        (1.0, -3600.0, False),  # somebody set the clock back
+    ],
+)
+def test_sleep_shows_in_the_clocks(steady_s, wall_s, away):
+    assert le.was_away(steady_s, wall_s, 1.0) is away

@@ -1,0 +1,10 @@
+"""What is told of transfers has a fixed list of names, whatever was counted."""
+
+from fabric.net.transfer_counts import FETCHING, OTHER, SENDING, bounded
+
+
+def test_known_names_are_kept_and_all_others_are_one():
+    counts = {"bytes": 7, "refused_bad_key": 2} | {f"refused_made_up_{i}": 1 for i in range(9)}
+
+    assert bounded(counts, SENDING) == {"bytes": 7, "refused_bad_key": 2, OTHER: 9}
+    assert bounded({"dialled": 1}, FETCHING) == {"dialled": 1}

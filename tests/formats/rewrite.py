@@ -1,0 +1,17 @@
+"""Write the golden files anew: `python -m tests.formats.rewrite`, for a change that is meant."""
+
+import json
+
+from tests.formats import test_golden_bytes, test_wire_names
+
+
+def main() -> None:
+    """Replace both files by what the code does now."""
+    golden = {name: raw.hex() for name, raw in test_golden_bytes.current().items()}
+    test_golden_bytes.PATH.write_text(json.dumps(golden, indent=1) + "\n")
+    names = json.dumps(test_wire_names.current(), indent=1)
+    test_wire_names.PATH.write_text(names + "\n")
+
+
+if __name__ == "__main__":
+    main()

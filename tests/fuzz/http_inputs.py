@@ -1,0 +1,185 @@
+"""Hostile HTTP from valid requests: bytes, headers, JSON, lengths, chunks, and how it is sent."""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fabric.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX, HEADERS_MAX, KIB, MIB, URL_BYTES_MAX
+from tests.fuzz.mutation import mutate_bytes, mutate_tree
+
+PATHS = [
+    *("/healthz", "/metrics", "/v1/models", "/v1/models/recall", "/v1/nodes", "/v1/agents"),
+    *("/v1/agents/x", "/v1/agents/%00", "/v1/agents/a%2Fb", "/v1/nodes/only/flush", "/v1/none"),
+    *("/internal/generate", "/internal/hasty", "/internal/hibernate", "/internal/resume", "*"),
+    *("//", "/v1/../healthz", "http://elsewhere/v1/models", "/v1/agents/x?replace=maybe&node=%ff"),
+]
+METHODS = ["GET", "GET", "GET", "GET", "DELETE", "HEAD", "OPTIONS", "PUT", "get", "PRI"]
+VERBS = ["migrate", "fork", "replicate", "prefetch", "pin", "hibernate", "resume", "none"]
+HEADERS = [
+    *("host: [", "host: elsewhere", "origin: http://[", "origin: null", "x-agent-id: ~", "a:b"),
+    *("x-agent-id: \xff", "x-macfabric-prefetch: a,b,c,d,e", "x-macfabric-priority: \x7f"),
+    *("content-length: -1", "content-length: +1", "content-length: 1, 1", "content-length: 0x1"),
+    *("transfer-encoding: gzip, chunked", "transfer-encoding: identity", "te: trailers"),
+    *("transfer-encoding : chunked", "transfer-encoding:\tchunked", " folded", "\tfolded"),
+    *("connection: upgrade", "upgrade: websocket", "upgrade: h2c", "expect: 100-continue"),
+    *("expect: 200-ok", "x-macfabric-signing-key: zz", "x-macfabric-call: ff", "range: bytes=0-"),
+    *("content-encoding: gzip", "content-type: text/plain", "authorization: Basic x", ": empty"),
+    *("x-forwarded-for: 127.0.0.1", "sec-fetch-site: cross-site", "no colon", "x: \x00", "x: \r"),
+]
+CHAT = {
+    "model": "recall",
+    "max_tokens": 1,
+    "messages": [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "x"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    "logit_bias": {"5": 1},
+    "stop": ["a"],
+    "user": "u",
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "logprobs": True,
+    "top_logprobs": 2,
+    "metadata": {"user_id": "u"},
+    "chat_template_kwargs": {"x": 1},
+}
+VERB = {
+    "to": "only",
+    "as": "y",
+    "keep": True,
+    "pinned": True,
+    "drop_hot": True,
+    "operation": "12345678",
+}
+
+
+KEPT_BYTES = 8 * MIB  # of a stranger's body that never ends: a few of them kept are too many
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """What is sent in which parts, to whom, and whether the sender hangs up at once."""
+
+    parts: list[bytes]
+    to_node: bool
+    hangs_up: bool
+    is_excessive: bool  # its first request's head is over a limit
+    is_strange: bool  # whoever sends it may do nothing there
+
+
+@dataclass(frozen=True)
+class _Request:
+    raw: bytes
+    is_excessive: bool
+
+
+def hostile(rng: random.Random, key: str) -> Hostile:
+    """Make one connection's worth of requests."""
+    if rng.random() < 0.06:
+        return _stranger(rng)
+    count = rng.choice((1, 1, 1, 1, 2, 3, 30))
+    made = [_request(rng, key) for _ in range(count)]
+    raw = b"".join(request.raw for request in made)
+    is_excessive = made[0].is_excessive
+    if rng.random() < 0.15:
+        raw = mutate_bytes(rng, raw, [raw, b"\r\n\r\n", b"GET / HTTP/1.1\r\n"])
+        is_excessive = False  # nobody knows any more
+    if rng.random() < 0.1:
+        raw = raw[: rng.randrange(len(raw) + 1)]
+    to_node = rng.random() < 0.25  # which serves nobody without the cluster's secret
+    return Hostile(_parts(rng, raw), to_node, rng.random() < 0.1, is_excessive, to_node)
+
+
+def _stranger(rng: random.Random) -> Hostile:
+    """Begin a long body under a key that is none, and leave it so."""
+    lines = ["POST /v1/chat/completions HTTP/1.1", "host: 127.0.0.1", "authorization: Bearer none"]
+    chunks = rng.random() < 0.5
+    told = "transfer-encoding: chunked" if chunks else f"content-length: {BODY_BYTES_MAX}"
+    head = "\r\n".join([*lines, told, "", ""]).encode()
+    body = (b"%x\r\n" % BODY_BYTES_MAX if chunks else b"") + b'{"x":"' + b"y" * KEPT_BYTES
+    return Hostile(
+        [head + body], rng.random() < 0.25, hangs_up=False, is_excessive=False, is_strange=True
+    )
+
+
+def _request(rng: random.Random, key: str) -> _Request:
+    is_odd = rng.random() < 0.6  # as HTTP; the others come as far as the application
+
+    def one_of(usual: Any, *others: Any) -> Any:
+        return rng.choice((usual, *others)) if is_odd else usual
+
+    body = _body(rng)
+    paths = [*PATHS, *(f"/v1/agents/x/{verb}" for verb in VERBS), *["/v1/chat/completions"] * 12]
+    path = rng.choice(paths) + one_of("", *[""] * 40, "?" + "y" * URL_BYTES_MAX)
+    method = "POST" if body else rng.choice(METHODS)
+    version = one_of(*["HTTP/1.1"] * 8, "HTTP/1.0", "HTTP/9.9", "x")
+    lines = [f"{method} {path} {version}", "host: 127.0.0.1"]
+    if rng.random() < 0.8:
+        lines.append(f"authorization: Bearer {key}")
+    lines += rng.choices(HEADERS, k=one_of(0, 0, 0, 1, 2))
+    lines += [f"x{i}: {'y' * rng.choice((1, 700))}" for i in range(one_of(0, 0, 0, 0, 120))]
+    lines += [f"x: {'y' * one_of(*[1] * 9, HEAD_BYTES_MAX)}"]
+    chunks = rng.random() < 0.2
+    if body and chunks:
+        lines.append("transfer-encoding: chunked")
+        body = _chunked(rng, body, one_of)
+    if body and (not chunks or one_of(*[False] * 9, True)):
+        length = len(body) + one_of(*[0] * 12, 1, -1, 1000, 10**9, 10**30)
+        lines.append(f"content-length: {length}")
+    end = one_of(*["\r\n"] * 20, "\n", "\r")
+    head = (end.join(lines) + end + end).encode("latin-1")
+    is_over = len(lines) > HEADERS_MAX + 1 or len(path) > URL_BYTES_MAX
+    is_over |= len(head) > HEAD_BYTES_MAX + len(path) + KIB
+    return _Request(head + body, is_over and end == "\r\n")
+
+
+def _body(rng: random.Random) -> bytes:
+    kind = rng.random()
+    if kind < 0.2:
+        return b""
+    if kind < 0.5:
+        return json.dumps(CHAT).encode()
+    if kind < 0.58:
+        return json.dumps(mutate_tree(rng, CHAT), default=str).encode("utf-8", "surrogatepass")
+    if kind < 0.66:
+        return json.dumps(mutate_tree(rng, VERB), default=str).encode("utf-8", "surrogatepass")
+    if kind < 0.74:
+        return mutate_bytes(rng, json.dumps(CHAT).encode(), [b"[]", b'{"a":'])
+    if kind < 0.78:
+        return json.dumps(CHAT).encode(rng.choice(("utf-16", "utf-32", "utf-8-sig", "utf-7")))
+    fill = rng.choice((b"[", b"[],", b'{"":0},', b'"",', b"9", b" ", b"\\", b'"', b"\xff", b"1e9,"))
+    return rng.choice((b"", b'{"x":', b"[")) + fill * (rng.choice((10, 1000, 300_000)) // len(fill))
+
+
+def _chunked(rng: random.Random, body: bytes, one_of: Callable[..., Any]) -> bytes:
+    out = bytearray()
+    size = rng.choice((1, 7, 100, len(body)))
+    wrong = one_of(None, rng.randrange(len(body)))
+    for at in range(0, len(body), size):
+        part, more = body[at : at + size], b""
+        told = len(part)
+        if wrong is not None and at <= wrong < at + size:
+            told += rng.choice((0, 1, 1 << 40))
+            more = rng.choice((b";x=y", b" ", b"g"))
+        out += b"%x" % told + more + b"\r\n" + part + b"\r\n"
+    tail = one_of(*[b""] * 6, b"x: y\r\n", b"x: y\r\n" * 200, b"content-length: 5\r\n")
+    return bytes(out) + b"0\r\n" + tail + b"\r\n"
+
+
+def _parts(rng: random.Random, raw: bytes) -> list[bytes]:
+    if rng.random() < 0.7 or len(raw) < 2:
+        return [raw]
+    cuts = sorted(rng.randrange(len(raw)) for _ in range(rng.choice((1, 2, 20))))
+    return [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]

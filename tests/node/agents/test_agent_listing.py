@@ -1,0 +1,149 @@
+"""A node's list of agents: whole, by changes, and in parts, as a router puts it together."""
+
+import pytest
+
+from fabric.codec import pack
+from fabric.control.node_calls import AgentName, ListAgents
+from fabric.ids import AgentId, Fingerprint, NodeName, TenantId
+from node.agents import agent_listing, agent_table
+from node.agents.agent_table import AgentTable
+from node.clock import SystemClock
+
+TENANT = TenantId("t")
+
+
+class Listing:
+    """A node's table, and the list that its router made of what it was told."""
+
+    def __init__(self, count=0):
+        self.table = AgentTable(NodeName("a"), Fingerprint(b"f" * 32), SystemClock())
+        self.incarnation = 7
+        self.known: dict[str, int] = {}
+        self.at = (0, 0)
+        for index in range(count):
+            self.add(index)
+
+    def add(self, index):
+        self.table.create(TENANT, AgentId(f"agent-{index}"), None, 1)
+
+    def change(self, index):
+        self.table.put(self.get(index))
+
+    def remove(self, index):
+        self.table.remove(self.get(index).key)
+
+    def get(self, index):
+        return self.table.get((TENANT, AgentId(f"agent-{index}")))
+
+    def ask(self):
+        """Ask for one part and apply it."""
+        told = agent_listing.list_agents(
+            NodeName("a"), self.incarnation, self.table, ListAgents(*self.at)
+        )
+        if not told.since:
+            self.known.clear()
+        for name in told.gone:
+            self.known.pop(name.agent, None)
+        for item in told.agents:
+            self.known[item.view.agent] = item.view.epoch
+        self.at = (told.incarnation, told.changes)
+        return told
+
+    def is_right(self):
+        return set(self.known) == {a.manifest.agent for a in self.table}
+
+
+def test_only_what_changed_is_told():
+    listing = Listing(count=50)
+    assert len(listing.ask().agents) == 50
+    assert listing.is_right()
+
+    listing.change(3)
+    listing.add(50)
+    listing.remove(4)
+    told = listing.ask()
+
+    assert [item.view.agent for item in told.agents] == ["agent-3", "agent-50"]
+    assert told.gone == (AgentName(TENANT, AgentId("agent-4")),)
+    assert listing.is_right()
+    assert listing.ask().agents == ()
+
+
+def test_what_came_back_is_not_gone():
+    listing = Listing(count=2)
+    listing.ask()
+    listing.remove(0)
+    listing.add(0)
+    told = listing.ask()
+
+    assert told.gone == ()
+    assert listing.is_right()
+
+
+def test_another_life_or_a_forgotten_removal_is_told_in_whole(monkeypatch):
+    monkeypatch.setattr(agent_table, "GONE_AGENTS_MAX", 4)
+    listing = Listing(count=20)
+    listing.ask()
+    for index in range(5):
+        listing.remove(index)
+    told = listing.ask()
+    assert told.since == 0
+    assert listing.is_right()
+
+    listing.remove(5)
+    assert listing.ask().since > 0
+    assert listing.is_right()
+
+    listing.at = (6, listing.at[1])
+    assert listing.ask().since == 0
+    listing.at = (7, 1 << 40)
+    assert listing.ask().since == 0
+    assert listing.is_right()
+
+
+def test_a_long_list_comes_in_parts_and_changes_meanwhile_come_later(monkeypatch):
+    monkeypatch.setattr(agent_listing, "LIST_BYTES_MAX", 10 * 512)
+    listing = Listing(count=35)
+    first = listing.ask()
+    assert len(first.agents) == 10
+    assert first.more
+
+    listing.change(2)  # told already
+    listing.change(30)  # not yet
+    listing.remove(1)
+    listing.remove(31)
+    listing.add(99)
+    parts = 1
+    while listing.ask().more:
+        parts += 1
+
+    assert parts <= 4
+    assert listing.is_right()
+
+
+@pytest.mark.parametrize("pieces", [60, 8_192])
+def test_a_turn_costs_its_own_agent_whatever_lives_beside_it(pieces, monkeypatch):
+    """10,000 agents of 60 pieces were 9 MB at every beat."""
+    count = 10_000 if pieces == 60 else 40
+    listing = Listing(count=count)
+    sketch = tuple((1 << 63) + piece for piece in range(pieces))
+    for agent in listing.table:
+        object.__setattr__(agent.manifest, "sketch", sketch)
+    whole_bytes = part_bytes = 0
+    more = True
+    while more:
+        told = listing.ask()
+        part_bytes = max(part_bytes, len(pack(told)))
+        whole_bytes += len(pack(told))
+        more = told.more
+    listing.change(17)
+    told = listing.ask()
+    print(
+        f"\n{count} agents: {whole_bytes:,} bytes in all, a part {part_bytes:,}, "
+        f"after one turn {len(pack(told)):,}"
+    )
+
+    assert listing.is_right()
+    assert part_bytes < 6 << 20
+    assert len(told.agents) == 1
+    assert len(pack(told)) < 1_024 + 10 * pieces

@@ -1,0 +1,304 @@
+"""From a claimed agent to the engine: what a refusal, a hang-up or a crowd may cost the agent."""
+
+import asyncio
+import threading
+import time
+import weakref
+
+import pytest
+
+from fabric.control.node_calls import Done, Flush
+from fabric.errors import FabricError, OverloadedError
+from fabric.ids import OperationId
+from fabric.limits import BLOCKED_POLL_S
+from fabric.turn.generation import CacheTier, GenerateRequest, Sampling
+from node.engine.memory_budget import Reservation
+from node.tiers.restore import load_blocks
+from node.turn import prefix
+from tests.support.services import TENANT, ask, call, identity_of, running
+from tests.support.tiny_models import LLAMA, write_model
+
+WORDS = "the cat sat on the mat and the dog sat on the log. "
+BRIEF = {"max_tokens": 4, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("models") / "llama", LLAMA))
+
+
+@pytest.fixture(scope="module")
+def service(model, tmp_path_factory):
+    with running(tmp_path_factory.mktemp("node"), model) as made:
+        yield made
+
+
+def agent_of(service, name):
+    return service.node.table.get((TENANT, name))
+
+
+def text_of_tokens(service, begins, count):
+    """Return a raw prompt that begins so and has `count` tokens."""
+    text = begins
+    while len(service.node.tokenizer.encode(text).ids) < count:
+        text += "x"
+    assert len(service.node.tokenizer.encode(text).ids) == count
+    return text
+
+
+def refused(service, *arguments, **options):
+    with pytest.raises(OverloadedError):
+        ask(service, *arguments, **options)
+
+
+def test_a_refused_turn_leaves_the_agent_its_own_cache(service, monkeypatch):
+    """Not that of stored blocks of another conversation, which may be as long."""
+    foreign = text_of_tokens(service, "another conversation. " + WORDS * 8, 600)
+    ask(service, foreign, agent="bob", **BRIEF)
+    own = text_of_tokens(service, "her own. " + WORDS * 8, 508)
+    calm = ask(service, own, agent="calm", **BRIEF)
+    first = ask(service, own, agent="alice", **BRIEF)
+    alice = agent_of(service, "alice")
+    assert alice.manifest.tokens_count == 512
+    cache = alice.cache
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.node.engine, "submit", _refuse)
+        refused(service, foreign, agent="alice", **BRIEF)
+    assert alice.cache is cache
+    assert cache.tokens_count == 512
+
+    longer = own + first.text + " and then"
+    again = ask(service, longer, agent="alice", **BRIEF)
+    assert again.admitted.cache is CacheTier.HOT
+    assert again.admitted.cached_tokens >= 508
+    assert again.text == ask(service, own + calm.text + " and then", agent="calm", **BRIEF).text
+    # What was saved under the names of her tokens is what they are.
+    call(service, Flush(drop_hot=True), Done)
+    assert ask(service, longer, agent="third", **BRIEF).text == again.text
+
+
+@pytest.mark.parametrize("how", ["submit", "new_cache"])
+def test_memory_that_is_nowhere_else_outlives_a_refusal(service, monkeypatch, how):
+    """Also where the prompt shares only a part of it."""
+    own = WORDS * 6
+    first = ask(service, own, agent=how, **BRIEF)
+    agent = agent_of(service, how)
+    agent.is_durable, agent.saved = False, None  # as after a disk that refused
+    cache, count = agent.cache, agent.manifest.tokens_count
+
+    with monkeypatch.context() as patch:
+        if how == "submit":
+            patch.setattr(service.node.engine, "submit", _refuse)
+        else:
+            patch.setattr(service.node.engine, "call", _refuse)
+        for prompt in (own[:200] + "otherwise", own, "nothing in common"):
+            if how == "submit" or prompt == "nothing in common":
+                refused(service, prompt, agent=how, **BRIEF)
+    assert agent.cache is cache
+    assert cache.tokens_count == count
+    again = ask(service, own + first.text + " then", agent=how, **BRIEF)
+    assert again.admitted.cache is CacheTier.HOT
+    assert again.admitted.cached_tokens >= again.admitted.prompt_tokens - 10
+
+
+def _refuse(*_):
+    message = "the queue is full"
+    raise OverloadedError(message)
+
+
+def test_a_client_that_hangs_up_while_it_waits_costs_the_agent_nothing(service):
+    """A turn that has not begun leaves record and cache, however little it has in common."""
+    own = WORDS * 6
+    ask(service, own, agent="waits", **BRIEF)
+    agent = agent_of(service, "waits")
+    record, cache = agent.manifest, agent.cache
+
+    async def scenario():
+        node = service.node
+        hold = threading.Event()
+        blocking = node.engine.call(lambda: hold.wait(60))
+        events = node.generate(request("waits", own[:200] + "otherwise"))
+        assert (await anext(events)).cached_tokens < record.tokens_count
+        turn = agent.turn
+        await events.aclose()
+        hold.set()
+        assert await asyncio.wrap_future(blocking)
+        await asyncio.wait_for(turn.task, 60)
+
+    on_loop(service, scenario())
+    assert agent.manifest is record
+    assert agent.cache is cache
+    assert cache.tokens_count == record.tokens_count
+    assert service.node.engine.budget.reserved_bytes == 0
+
+
+def request(agent, prompt, **sampling):
+    return GenerateRequest(
+        OperationId("test-admission"), TENANT, identity_of(agent),
+        Sampling(**{**BRIEF, **sampling}), prompt=prompt,
+    )  # fmt: skip
+
+
+def on_loop(service, work):
+    return asyncio.run_coroutine_threadsafe(work, service._loop).result(240)
+
+
+class Caches:
+    """Counts the memory of all resident caches whenever one is made or has grown."""
+
+    def __init__(self, service, monkeypatch):
+        self.peak_bytes = self.made = 0
+        self._alive = weakref.WeakSet()
+        engine, scheduler = service.node.engine.engine, service.node.engine._scheduler
+        new_cache, iterate = engine.new_cache, scheduler.iterate
+
+        def counting(tokens):
+            cache = new_cache(tokens)
+            self._alive.add(cache)
+            self.made += 1
+            self.look()
+            return cache
+
+        def looking():
+            did = iterate()
+            self.look()
+            return did
+
+        monkeypatch.setattr(engine, "new_cache", counting)
+        monkeypatch.setattr(scheduler, "iterate", looking)
+
+    def look(self):
+        held_bytes = sum(cache.size_bytes for cache in list(self._alive))
+        self.peak_bytes = max(self.peak_bytes, held_bytes)
+
+
+def test_many_agents_that_return_at_once_stay_within_the_memory(model, tmp_path, monkeypatch):
+    """Their caches are read back as memory is granted, not all at once."""
+    prompts = {f"agent-{n}": f"{n} talks. {WORDS * 30}" for n in range(16)}
+    with running(tmp_path, model) as service:
+        one_bytes = 0
+        answers = {}
+        for name, prompt in prompts.items():
+            answers[name] = ask(service, prompt, agent=name, **BRIEF).text
+            one_bytes = agent_of(service, name).hot_bytes
+    hot_bytes = int(3.5 * one_bytes)
+    with running(tmp_path, model, hot_bytes=hot_bytes) as service:
+        caches = Caches(service, monkeypatch)
+
+        async def turn(name):
+            prompt = prompts[name] + answers[name] + " go on"
+            return [e async for e in service.node.generate(request(name, prompt))]
+
+        async def crowd():
+            return await asyncio.gather(*(turn(name) for name in prompts))
+
+        replies = on_loop(service, crowd())
+        assert all(events[0].cache is CacheTier.DISK for events in replies)
+        assert all(events[-1].event == "finished" for events in replies)
+        assert caches.made >= len(prompts)
+        assert one_bytes < caches.peak_bytes <= hot_bytes + one_bytes
+        assert service.node.engine.budget.reserved_bytes == 0
+
+
+def test_a_restore_that_fails_ends_its_turn_only_and_leaves_no_memory_reserved(
+    model, tmp_path, monkeypatch
+):
+    with running(tmp_path, model) as service:
+        reply = ask(service, WORDS * 30, agent="a", **BRIEF)
+        call(service, Flush(drop_hot=True), Done)
+
+        def broken(*_arguments, **_options):
+            raise OSError(5, "cannot")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(prefix, "load_blocks", broken)
+            with pytest.raises(FabricError) as caught:
+                ask(service, WORDS * 30, agent="a", **BRIEF)
+        assert caught.value.status == 500
+        assert service.node.engine.budget.reserved_bytes == 0
+        assert not list(service.node.engine._queue)
+        again = ask(service, WORDS * 30, agent="a", **BRIEF)
+        assert again.text == reply.text
+        assert again.admitted.cache is CacheTier.DISK
+
+
+def test_a_hang_up_while_memory_is_read_back_keeps_the_record(model, tmp_path, monkeypatch):
+    """What was read until then is less than the agent has: it must not become its memory."""
+    with running(tmp_path, model) as service:
+        ask(service, WORDS * 60, agent="a", **BRIEF)
+        call(service, Flush(drop_hot=True), Done)
+        agent = agent_of(service, "a")
+        record, loads = agent.manifest, []
+
+        def slow(*arguments, cancel=None, **options):
+            service._loop.call_soon_threadsafe(agent.turn.cancel)
+            assert cancel.wait(60)
+            loads.append(load_blocks(*arguments, cancel=cancel, **options))
+            return loads[-1]
+
+        async def scenario():
+            return [e async for e in service.node.generate(request("a", WORDS * 60))]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(prefix, "load_blocks", slow)
+            on_loop(service, scenario())
+        assert loads == [0]
+        assert agent.manifest is record
+        again = ask(service, WORDS * 60, agent="a", **BRIEF)
+        assert again.admitted.cached_tokens == again.admitted.prompt_tokens - 1
+
+
+def test_who_hangs_up_before_the_agent_is_free_leaves_the_line(service):
+    async def scenario():
+        node = service.node
+        ask_first = node.generate(request("line", WORDS, max_tokens=400))
+        await anext(ask_first)
+        agent = agent_of(service, "line")
+        waiting = [node.generate(request("line", WORDS)) for _ in range(3)]
+        firsts = [asyncio.create_task(anext(each)) for each in waiting]
+        async with asyncio.timeout(60):
+            while agent.waiting_count < 3:  # noqa: ASYNC110 - the node's own state
+                await asyncio.sleep(0.001)
+        for first in firsts:
+            first.cancel()
+        async with asyncio.timeout(60):
+            while agent.waiting_count:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert agent.turn is not None
+        await ask_first.aclose()
+
+    on_loop(service, scenario())
+
+
+def test_memory_that_nobody_can_free_is_asked_for_at_the_poll_only(service, monkeypatch):
+    """Engine and event loop would keep each other busy for as long as a turn waits."""
+    node, asked = service.node, []
+    call(service, Flush(drop_hot=True), Done)
+    ask(service, WORDS * 6, agent="kept", **BRIEF)
+    agent, budget = agent_of(service, "kept"), node.engine.budget
+    others = Reservation(budget)
+    others.count(budget.claimable_bytes - budget.idle_bytes)
+    take_in = node.engine._scheduler.iterate
+
+    def iterate():
+        asked.append(1)
+        return take_in()
+
+    monkeypatch.setattr(node.engine._scheduler, "iterate", iterate)
+
+    async def scenario():
+        agent.is_durable = False
+        monkeypatch.setattr(node.flusher, "hurry", lambda: None)
+        waiting = asyncio.ensure_future(anext(node.generate(request("waits too", WORDS * 6))))
+        begun_s = time.monotonic()
+        await asyncio.sleep(1.0)
+        spent_s, count = time.monotonic() - begun_s, len(asked)
+        agent.is_durable = True
+        others.release()
+        node.engine.wake()
+        await asyncio.wait_for(waiting, 60)
+        return count, spent_s
+
+    count, spent_s = on_loop(service, scenario())
+    assert 1 < count <= 2 * spent_s / BLOCKED_POLL_S + 10

@@ -1,0 +1,172 @@
+"""Many threads at the engine thread's door: limits, calls, storms, waking and stopping."""
+
+import queue
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fabric import limits
+from fabric.errors import OverloadedError, RejectedError, RetryLaterError
+from fabric.turn.generation import Priority
+from node.clock import SystemClock
+from node.engine.engine_thread import EngineThread
+from node.engine.memory_budget import MemoryBudget
+from node.engine.sequence import Broke, Ended
+from tests.node.fake_engine import FakeEngine, is_undisturbed, last_of, make_sequence
+
+
+class Door:
+    """An engine thread over a fake engine that can be held still."""
+
+    def __init__(self, *, waiting_max=256, total_bytes=1 << 40):
+        self.thread = EngineThread(
+            SystemClock(),
+            active_max=4,
+            waiting_max=waiting_max,
+            exact_chunks=False,
+            budget=MemoryBudget(total_bytes),
+        )
+        self.thread.start(lambda: (FakeEngine(), None))
+        self.gate = threading.Event()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.gate.set()
+        self.thread.stop()
+
+    def hold(self):
+        """Keep the engine thread busy until the gate opens."""
+        entered = threading.Event()
+        self.thread.call(lambda: (entered.set(), self.gate.wait(60)))
+        assert entered.wait(60)
+
+    def add(self, *arguments, **options):
+        events = queue.Queue()
+        seen = []
+
+        def emit(event):
+            seen.append(event)
+            if isinstance(event, Ended | Broke):
+                events.put(event)
+
+        sequence, _ = make_sequence(*arguments, emit=emit, **options)
+        self.thread.submit(sequence)
+        return sequence, seen, events
+
+
+def test_the_queue_is_bounded_and_background_fills_half_of_it():
+    with Door(waiting_max=6) as door:
+        door.hold()
+        waiting = [door.add(5, seed=n, priority=Priority.BACKGROUND) for n in range(3)]
+        with pytest.raises(OverloadedError):
+            door.add(5, priority=Priority.BACKGROUND)
+        waiting += [door.add(5, seed=n, tenant=f"tenant-{n}") for n in range(3, 6)]
+        assert door.thread.waiting_count == 6
+        assert door.thread.queued_tokens == 6 * 4
+        with pytest.raises(OverloadedError):
+            door.add(5)
+        door.gate.set()
+        for sequence, seen, done in waiting:
+            done.get(timeout=60)
+            assert is_undisturbed(sequence, seen)
+        door.add(5)[2].get(timeout=60)
+
+
+def test_calls_are_bounded(monkeypatch):
+    monkeypatch.setattr("node.engine.engine_thread.ENGINE_CALLS_MAX", 3)
+    with Door() as door:
+        door.hold()
+        calls = [door.thread.call(lambda n=n: n) for n in range(3)]
+        with pytest.raises(OverloadedError):
+            door.thread.call(int)
+        door.gate.set()
+        assert [call.result(60) for call in calls] == [0, 1, 2]
+        failing = door.thread.call(lambda: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            failing.result(60)
+    assert limits.ENGINE_CALLS_MAX > limits.ACTIVE_SEQUENCES_MAX
+
+
+def test_what_can_never_fit_is_refused_at_the_door():
+    with Door(total_bytes=1_000) as door, pytest.raises(RejectedError, match="shorten"):
+        door.add(5, reserve_bytes=1_001)
+
+
+def test_a_storm_from_many_threads():
+    def client(number):
+        rng = random.Random(number)
+        ended = []
+        for turn in range(12):
+            seed = 100 * number + turn
+            one = door.add(
+                rng.randrange(1, 2_000), rng.randrange(1, 40), seed=seed,
+                priority=rng.choice(list(Priority)), reserve_bytes=rng.randrange(900),
+            )  # fmt: skip
+            if rng.random() < 0.4:
+                one[0].cancelled.set()
+                door.thread.wake()
+            ended.append(one)
+            if rng.random() < 0.5:
+                one[2].get(timeout=60)
+        return ended
+
+    with Door(total_bytes=1_000) as door:
+        with ThreadPoolExecutor(8) as pool:
+            served = [one for ended in pool.map(client, range(8)) for one in ended]
+        # Behind everything else: interactive ones go first, so background ends last.
+        while door.thread.waiting_count or door.thread.active_count:
+            door.thread.call(int).result(60)
+        door.thread.call(int).result(60)
+    for sequence, seen, _ in served:
+        assert last_of(seen).reason is None or is_undisturbed(sequence, seen)
+        assert sequence.cancelled.is_set() or last_of(seen).reason is not None
+    assert door.thread.budget.reserved_bytes == 0
+
+
+def test_what_was_blocked_runs_without_being_woken():
+    looks = []
+
+    def is_blocked():
+        looks.append(1)
+        return len(looks) < 20
+
+    with Door() as door:
+        sequence, seen, done = door.add(5, is_blocked=is_blocked)
+        done.get(timeout=60)
+        assert is_undisturbed(sequence, seen)
+
+
+def test_an_iteration_that_fails_ends_its_sequences_and_not_the_thread(monkeypatch):
+    with Door() as door:
+        with monkeypatch.context() as broken:
+            broken.setattr("node.engine.scheduler.next_move", lambda *_: 1 // 0)
+            _, seen, done = door.add(5)
+            done.get(timeout=60)
+            assert isinstance(last_of(seen), Broke)
+        sequence, seen, done = door.add(5)
+        done.get(timeout=60)
+        assert is_undisturbed(sequence, seen)
+
+
+def test_stopping_ends_everyone_and_refuses_newcomers():
+    door = Door()
+    door.hold()
+    waiting = [door.add(5, 10_000, seed=n) for n in range(6)]
+    late = door.thread.call(lambda: "done")
+    stopping = threading.Thread(target=door.thread.stop)
+    stopping.start()
+    while not door.thread._is_stopping:
+        pass
+    with pytest.raises(RetryLaterError):
+        door.add(5)
+    with pytest.raises(RetryLaterError):
+        door.thread.call(int)
+    door.gate.set()
+    stopping.join(60)
+
+    assert late.result(60) == "done"
+    assert all(last_of(seen).reason is None for _, seen, _ in waiting)

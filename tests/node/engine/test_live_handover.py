@@ -1,0 +1,340 @@
+"""A running turn's agent moves: what is copied ahead, sealed in one write, and hot on arrival."""
+
+import asyncio
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from fabric.control.node_calls import (
+    AbortMigration,
+    CommitMigration,
+    Committed,
+    Copied,
+    CopyBlocks,
+    Done,
+    Flush,
+    Offer,
+    OfferMigration,
+    ReleaseAgent,
+    SealAgent,
+)
+from fabric.errors import RetryElsewhereError
+from fabric.ids import AgentId, MigrationId, OperationId
+from fabric.limits import BLOCK_TOKENS
+from fabric.record.manifest import OwnerState, decode_manifest
+from fabric.turn.generation import (
+    CacheTier,
+    Delta,
+    Finished,
+    GenerateRequest,
+    HandedOver,
+    Sampling,
+)
+from node.engine.memory_budget import Reservation
+from tests.support.architectures import ARCHITECTURES
+from tests.support.services import TENANT, ask, call, identity_of, running
+from tests.support.tiny_models import write_model
+
+PROMPT = "the cat sat on the mat and the dog sat on the log. " * 90  # more than three blocks
+ANSWER_TOKENS = 340  # more than one more
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma4_text", "qwen3_5"])
+def nodes(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    model = str(write_model(folder / "model", ARCHITECTURES[request.param]))
+    with running(folder, model, "node-a") as a, running(folder, model, "node-b") as b:
+        yield a, b
+
+
+@pytest.fixture(scope="module")
+def calm(nodes):
+    return ask(nodes[0], PROMPT, agent="calm", max_tokens=ANSWER_TOKENS, ignore_eos=True).text
+
+
+class Stream:
+    """A turn that is read as it goes, on the node's own loop."""
+
+    def __init__(self, service, agent, resume=None, epoch=1, after=None):
+        sampling = Sampling(max_tokens=ANSWER_TOKENS, ignore_eos=True)
+        self._request = GenerateRequest(
+            OperationId(f"turn-{agent}-{epoch}"), TENANT, identity_of(agent), sampling,
+            prompt=PROMPT, epoch=epoch, resume=resume, after=after,
+        )  # fmt: skip
+        self.events, self._service, self._seen = [], service, asyncio.Condition()
+        self._future = asyncio.run_coroutine_threadsafe(self._read(), service._loop)
+
+    async def _read(self):
+        async for event in self._service.node.generate(self._request):
+            async with self._seen:
+                self.events.append(event)
+                self._seen.notify_all()
+
+    def wait_for_token(self, number):
+        def is_there():
+            return any(isinstance(e, Delta) and e.index >= number for e in self.events)
+
+        async def wait():
+            async with self._seen:
+                await self._seen.wait_for(is_there)
+
+        asyncio.run_coroutine_threadsafe(wait(), self._service._loop).result(120)
+
+    def end(self):
+        self._future.result(240)
+        return self.events
+
+    @property
+    def text(self):
+        return "".join(event.text for event in self.events if isinstance(event, Delta))
+
+
+one_class = pytest.mark.parametrize("nodes", ["llama"], indirect=True)
+
+
+def move_of(agent):
+    return MigrationId(f"move-{agent}")
+
+
+def move_call(kind, node, agent, epoch=1):
+    return kind(move_of(agent), TENANT, AgentId(agent), epoch, node.node.name)
+
+
+def copy(source, target, offer):
+    move = move_of(decode_manifest(offer.manifest).agent)
+    return call(target, CopyBlocks(move, source.node.name, offer), Copied)
+
+
+def copied_stream(source, target, agent, tokens=1):
+    """Begin an answer, and copy what there is of its agent after so many tokens."""
+    stream = Stream(source, agent)
+    stream.wait_for_token(tokens)
+    copy(source, target, call(source, move_call(OfferMigration, target, agent), Offer))
+    return stream
+
+
+def wait_until(holds):
+    deadline_s = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def wait_for_a_turn_sent_ahead(service):
+    wait_until(lambda: service.node.landings.waiting_count)
+
+
+def held(service, agent):
+    return service.node.table.get((TENANT, AgentId(agent)))
+
+
+def test_a_turn_is_copied_as_it_grows_and_goes_on_hot(nodes, calm):
+    a, b = nodes
+    stream = Stream(a, "growing")
+    stream.wait_for_token(1)
+    first = call(a, move_call(OfferMigration, b, "growing"), Offer)
+    assert first.live
+    assert copy(a, b, first).blocks_sent >= len(PROMPT) // 10 // BLOCK_TOKENS // 4
+    stream.wait_for_token(BLOCK_TOKENS + 40)
+    later = call(a, move_call(OfferMigration, b, "growing"), Offer)
+    grown = decode_manifest(later.manifest)
+    assert grown.tokens_count > decode_manifest(first.manifest).tokens_count
+    assert grown.tokens_count % BLOCK_TOKENS == 0
+    copy(a, b, later)
+
+    sealed = call(a, move_call(SealAgent, b, "growing"), Offer)
+    record = held(a, "growing").saved
+    assert (record.state, record.migration) == (OwnerState.SEALED, move_of("growing"))
+    before = record.revision
+    assert call(a, move_call(SealAgent, b, "growing"), Offer).manifest == sealed.manifest
+    assert held(a, "growing").saved.revision == before == 1  # one write for turn and seal
+    commit = CommitMigration(move_of("growing"), a.node.name, sealed, 2)
+    tail = call(b, commit, Committed).copied
+    full_blocks_left = record.tokens_count // BLOCK_TOKENS - grown.tokens_count // BLOCK_TOKENS
+    groups = len(b.node.spec.groups)
+    assert tail.blocks_sent <= full_blocks_left + 1 + (groups - 1) * (full_blocks_left + 3)
+    assert call(b, commit, Committed).copied.blocks_sent == 0  # repeatable
+    assert held(b, "growing").cache.tokens_count == record.tokens_count
+
+    handed = stream.end()[-1]
+    assert isinstance(handed, HandedOver)
+    on = Stream(b, "growing", handed.resume, epoch=2)
+    finished = on.end()
+    assert finished[0].cache is CacheTier.HOT
+    assert stream.text + on.text == calm
+
+
+@one_class
+def test_an_aborted_move_leaves_no_memory_behind_and_the_source_goes_on(nodes, calm):
+    a, b = nodes
+    stream = copied_stream(a, b, "staying")
+    assert b.node.arrivals.size_bytes > 0
+    call(a, move_call(SealAgent, b, "staying"), Offer)
+    abort = AbortMigration(move_of("staying"), TENANT, AgentId("staying"))
+    call(b, abort, Done)
+    call(a, abort, Done)
+    assert b.node.arrivals.size_bytes == 0
+    assert held(a, "staying").manifest.state is OwnerState.OWNED
+
+    on = Stream(a, "staying", stream.end()[-1].resume)
+    on.end()
+    assert stream.text + on.text == calm
+
+
+@one_class
+def test_a_turn_that_waits_for_memory_is_admitted_before_it_is_handed_over(nodes):
+    a, b = nodes
+    ask(a, PROMPT, agent="waiting", max_tokens=4)
+    call(a, Flush(drop_hot=True), Done)
+    others = Reservation(a.node.engine.budget)
+    others.count(a.node.engine.budget.claimable_bytes)
+    try:
+        stream = Stream(a, "waiting")
+        wait_until(lambda: a.node.engine.waiting_count)
+        call(a, move_call(SealAgent, b, "waiting"), Offer)
+        admitted, handed = stream.end()
+    finally:
+        others.release()
+    assert (admitted.cache, admitted.agent) == (CacheTier.DISK, "waiting")
+    assert handed == HandedOver(None)
+    call(a, AbortMigration(move_of("waiting"), TENANT, AgentId("waiting")), Done)
+
+
+@one_class
+def test_an_abort_that_overtakes_the_seal_keeps_the_turn(nodes, calm):
+    a, b = nodes
+    stream = Stream(a, "kept")
+    stream.wait_for_token(1)
+
+    async def seal_and_abort():
+        turn = held(a, "kept").turn
+        turn.hand_over(move_call(SealAgent, b, "kept"))
+        await turn.keep(MigrationId("another-move"))
+        assert turn._seal is not None
+        await turn.keep(move_of("kept"))
+
+    asyncio.run_coroutine_threadsafe(seal_and_abort(), a._loop).result(60)
+    handed = stream.end()[-1]
+    assert held(a, "kept").saved.state is OwnerState.OWNED
+    on = Stream(a, "kept", handed.resume)
+    on.end()
+    assert stream.text + on.text == calm
+
+
+@one_class
+def test_memory_that_is_wanted_takes_arrivals_first_but_not_the_move(nodes, calm):
+    a, b = nodes
+    stream = copied_stream(a, b, "squeezed")
+
+    async def squeeze():
+        b.node.make_room(b.node.settings.hot_bytes)
+        return b.node.arrivals.size_bytes
+
+    assert asyncio.run_coroutine_threadsafe(squeeze(), b._loop).result(60) == 0
+    sealed = call(a, move_call(SealAgent, b, "squeezed"), Offer)
+    call(b, CommitMigration(move_of("squeezed"), a.node.name, sealed, 2), Committed)
+    on = Stream(b, "squeezed", stream.end()[-1].resume, epoch=2)
+    assert on.end()[0].cache is CacheTier.PEER
+    assert stream.text + on.text == calm
+
+
+@one_class
+def test_an_owner_that_lost_a_block_still_steps_down(nodes):
+    a, b = nodes
+    ask(a, PROMPT, agent="hurt", max_tokens=4)
+    record, node = held(a, "hurt").saved, a.node
+    middle = record.pieces[1].block
+    (path,) = node.config.data_dir.rglob(f"{middle.name}.*")
+    path.write_bytes(b"damaged")
+    node.store.blocks.verify([middle])
+    assert node.store.missing(record) == [middle]
+
+    move = move_of("hurt")
+    call(a, ReleaseAgent(move, TENANT, AgentId("hurt"), 5, b.node.name), Done)
+    left = held(a, "hurt").saved
+    assert (left.state, left.epoch, left.owner) == (OwnerState.REPLICA, 5, b.node.name)
+    assert left.tokens_count == BLOCK_TOKENS
+
+
+@one_class
+def test_a_turn_sent_ahead_of_its_move_goes_on_once_it_is_committed(nodes, calm):
+    a, b = nodes
+    stream = copied_stream(a, b, "ahead", tokens=5)
+    sealed = call(a, move_call(SealAgent, b, "ahead"), Offer)
+    handed = stream.end()[-1]
+    on = Stream(b, "ahead", handed.resume, epoch=2, after=move_of("ahead"))
+    wait_for_a_turn_sent_ahead(b)
+    assert held(b, "ahead") is None, "it is not taken for a new agent"
+
+    call(b, CommitMigration(move_of("ahead"), a.node.name, sealed, 2), Committed)
+    assert on.end()[0].cache is CacheTier.HOT
+    assert stream.text + on.text == calm
+    # Committed before the turn came: nothing to wait for.
+    again = Stream(b, "ahead", epoch=2, after=move_of("ahead"))
+    assert isinstance(again.end()[-1], Finished)
+
+
+@one_class
+def test_a_turn_sent_ahead_of_a_move_that_comes_to_nothing_is_sent_back(nodes):
+    a, b = nodes
+    stream = Stream(a, "returned")
+    stream.wait_for_token(1)
+    call(a, move_call(SealAgent, b, "returned"), Offer)
+    resume, move = stream.end()[-1].resume, move_of("returned")
+    ahead = Stream(b, "returned", resume, epoch=2, after=move)
+    wait_for_a_turn_sent_ahead(b)
+    for service in (b, a):
+        call(service, AbortMigration(move, TENANT, AgentId("returned")), Done)
+    with pytest.raises(RetryElsewhereError, match="came to nothing"):
+        ahead.end()
+    late = Stream(b, "returned", resume, epoch=2, after=move)
+    with pytest.raises(RetryElsewhereError):
+        late.end()
+    assert held(b, "returned") is None
+
+
+@contextmanager
+def full_threads(*services):
+    """Fill all the threads that other work may fill."""
+    over = threading.Event()
+    pools = [pool for each in services for pool in (each.node.workers, each.node.fetchers)]
+    jobs = [pool.submit(over.wait) for pool in pools for _ in range(pool._max_workers)]
+    try:
+        yield
+    finally:
+        over.set()
+        for job in jobs:
+            job.result(60)
+
+
+@one_class
+def test_a_silent_stream_waits_for_no_thread_that_others_fill(nodes, calm, monkeypatch):
+    a, b = nodes
+    stream, heard = copied_stream(a, b, "hasty", tokens=5), []
+    for service in nodes:
+        moving = service.node.engine.moving
+        for name in ("fall_silent", "go_on"):
+            tell = partial(heard_of, heard, service, name, getattr(moving, name))
+            monkeypatch.setattr(moving, name, tell)
+    assert b.node.engine.moving.are_coming
+    with full_threads(a, b):
+        sealed = call(a, move_call(SealAgent, b, "hasty"), Offer)
+        handed = stream.end()[-1]
+        on = Stream(b, "hasty", handed.resume, epoch=2, after=move_of("hasty"))
+        call(b, CommitMigration(move_of("hasty"), a.node.name, sealed, 2), Committed)
+        on.wait_for_token(len(handed.resume.answer_ids) + 2)
+        assert not b.node.engine.moving.are_coming
+    assert on.end()[0].cache is CacheTier.HOT
+    assert stream.text + on.text == calm
+    assert heard[:2] == [(a, "fall_silent"), (a, "go_on")]
+    assert next(name for service, name in heard if service is b) == "fall_silent"
+    assert heard[-1] == (b, "go_on"), [(s is b, n) for s, n in heard]
+
+
+def heard_of(heard, service, name, tell, move):
+    if move == move_of("hasty"):
+        heard.append((service, name))
+    tell(move)

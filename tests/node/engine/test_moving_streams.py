@@ -1,0 +1,102 @@
+"""While a stream is silent because its agent moves, others' prompts wait: a little, never long."""
+
+import pytest
+
+from fabric.ids import MigrationId
+from fabric.limits import PREFILL_CHUNK_BUSY_S, PREFILL_CHUNK_S, PREFILL_HOLD_S
+from fabric.turn.generation import Resumption
+from node.engine.sequence import Ended, Started
+from tests.node.fake_engine import SchedulerRig, is_undisturbed
+
+MOVE = MigrationId("move-1")
+TOKENS_PER_S = 2_000.0
+
+
+@pytest.fixture
+def rig():
+    return SchedulerRig(tokens_per_s=TOKENS_PER_S)
+
+
+def chunks(rig, cache=None):
+    log = [entry for entry in rig.engine.log if entry[0] == "prefill"]
+    return [entry[2] for entry in log if cache is None or entry[1] is cache]
+
+
+def test_no_chunk_is_computed_between_a_streams_last_step_and_its_save(rig):
+    stream, events = rig.add(3, answer_tokens=60)
+    rig.run(3)
+    rig.add(16_000)
+    rig.run(2)
+    began = len(chunks(rig))
+
+    rig.moving.fall_silent(MOVE)
+    stream.yielding.set()
+    rig.run(5)
+    assert isinstance(events[-1], Ended)
+    assert len(chunks(rig)) == began, "its save waits for the engine"
+
+    rig.moving.go_on(MOVE)
+    rig.run(1)
+    assert len(chunks(rig)) == began + 1
+
+
+def test_a_prompt_is_held_for_one_move_no_longer_than_its_limit(rig):
+    rig.add(16_000)
+    rig.run(1)
+    rig.moving.fall_silent(MOVE)
+    rig.moving.fall_silent(MOVE)
+    rig.clock.now_s += PREFILL_HOLD_S - 0.01
+    assert not rig.scheduler.iterate()
+    rig.moving.fall_silent(MOVE)  # asked again
+    rig.clock.now_s += 0.02
+    assert rig.scheduler.iterate()
+
+
+def test_prompts_go_on_however_many_agents_move(rig):
+    """Moves without end hold a prompt for their limit, then let a short chunk of it pass."""
+    prompt, events = rig.add(16_000, answer_tokens=2)
+    rig.run(2)
+    last_s, at = rig.clock.now_s, len(chunks(rig))
+    for number in range(100_000):
+        rig.moving.fall_silent(MigrationId(f"move-{number}"))
+        rig.clock.now_s += 0.01
+        rig.scheduler.iterate()
+        if len(chunks(rig)) > at:
+            at = len(chunks(rig))
+            assert rig.clock.now_s - last_s <= PREFILL_HOLD_S + PREFILL_CHUNK_BUSY_S + 0.03
+            last_s = rig.clock.now_s
+        if not any(rig.queue):
+            break
+
+    assert is_undisturbed(prompt, events)
+
+
+def test_an_answer_that_goes_on_here_is_not_held_and_gets_its_place_first():
+    rig = SchedulerRig(active_max=2)
+    rig.add(16_000)
+    rig.add(5, answer_tokens=4)
+    rig.run(1)
+    later, _ = rig.add(5, seed=2)  # waits for a place
+    before = Resumption((7, 8), 9, (), 3)
+    moved, events = rig.add(2_000, seed=3, cached=1_990, resumed=before, answer_ids=[7, 8])
+    rig.moving.fall_silent(MOVE)
+    at = len(chunks(rig))
+    for _ in range(20):
+        if not events:
+            rig.scheduler.iterate()
+
+    assert isinstance(events[0], Started)
+    assert later in rig.queue.waiting, "it came before, and nobody has seen a word of it"
+    assert len(chunks(rig)) == at + 1 == at + len(chunks(rig, moved.cache))
+
+
+@pytest.mark.parametrize("is_coming", [False, True], ids=["alone", "a stream is coming"])
+def test_chunks_are_short_where_a_stream_is_on_its_way(is_coming):
+    rig = SchedulerRig(tokens_per_s=TOKENS_PER_S)
+    rig.moving.are_coming = is_coming
+    rig.add(16_000)
+    rig.run(3)
+
+    limit_s = PREFILL_CHUNK_BUSY_S if is_coming else PREFILL_CHUNK_S
+    longest_s = chunks(rig)[-1] / TOKENS_PER_S
+    assert limit_s / 2 < longest_s <= limit_s

@@ -1,0 +1,74 @@
+"""Pausing on a real tiny engine: who is paused says what it would have said anyway."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fabric.turn.generation import Priority, Sampling
+from node.engine.sequence import Sequence
+from tests.node.engine_bench import GREEDY, Bench, Events, at_token, ended, prompt_of
+from tests.support.architectures import ARCHITECTURES
+from tests.support.tiny_models import write_model
+
+SEEDED = Sampling(
+    max_tokens=12, temperature=1.0, seed=5, logprobs=2, repetition_penalty=1.2, ignore_eos=True
+)
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Run an engine thread that has one place; exact chunks, so that bytes can be compared."""
+    folder = write_model(tmp_path_factory.mktemp("models") / "llama", ARCHITECTURES["llama"])
+    made = Bench(folder, exact_chunks=True, active_max=1)
+    yield made
+    made.thread.stop()
+
+
+def interrupt(bench: Bench, sequence: Sequence, at: str) -> Events:
+    """Let an interactive sequence arrive, and return its events."""
+    urgent, events = bench.make(prompt_of(300, 99), GREEDY)
+    if at == "prefill":
+        sequence.reached = lambda count: bench.thread.submit(urgent) if count == 256 else None
+    else:
+        at_token(sequence, 5, lambda: bench.thread.submit(urgent))
+    return events
+
+
+@pytest.mark.parametrize("at", ["prefill", "decode"])
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_a_paused_sequence_is_bit_equal_to_an_undisturbed_one(
+    narrow: Bench, at: str, sampling: Sampling
+) -> None:
+    """Tokens and cache bytes are the same, and the other one really went first."""
+    prompt = prompt_of(600, 1)
+    whole, whole_events = narrow.submit(prompt, sampling)
+    want = ended(whole_events).answer_ids
+    paused, paused_events = narrow.make(prompt, sampling, priority=Priority.BACKGROUND)
+    urgent_events = interrupt(narrow, paused, at)
+    done_first = []
+    at_token(paused, 11, lambda: done_first.append(not urgent_events.empty()))
+    narrow.thread.submit(paused)
+    got = ended(paused_events).answer_ids
+
+    assert want == got
+    assert narrow.bytes_of(whole.cache) == narrow.bytes_of(paused.cache)
+    assert done_first == [True]
+    assert len(ended(urgent_events).answer_ids) == 12
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next", "deepseek_v3"])
+def test_pausing_within_batches_of_every_kind_of_cache(tmp_path: Path, name: str) -> None:
+    """Windows, recurrent states and latents leave a batch and join another one unharmed."""
+    bench = Bench(write_model(tmp_path / name, ARCHITECTURES[name]), active_max=2)
+    prompts = [prompt_of(count, count) for count in (70, 40, 50, 20)]
+    alone = [bench.answer(prompt, GREEDY) for prompt in prompts]
+    low = [bench.make(prompt, GREEDY, priority=Priority.BACKGROUND) for prompt in prompts[:2]]
+    high = [bench.make(prompt, GREEDY) for prompt in prompts[2:]]
+    at_token(low[0][0], 3, lambda: bench.thread.submit(high[0][0]))
+    at_token(high[0][0], 4, lambda: bench.thread.submit(high[1][0]))
+    for sequence, _ in low:
+        bench.thread.submit(sequence)
+
+    assert alone == [ended(events).answer_ids for _, events in [*low, *high]]
+    bench.thread.stop()

@@ -1,0 +1,197 @@
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.limits import (
+    ADMISSION_PASSES_MAX,
+    BACKGROUND_PATIENCE_S,
+    PREFILL_WARM_STREAK_MAX,
+    PREFILL_WARM_TOKENS,
+)
+from node.engine.policy import Pause, Room, Start, next_move, next_promotion, next_prompt
+
+_orders = count()
+AMPLE = Room(seats=8, paused=8, memory_bytes=1_000)
+
+
+@dataclass(eq=False)
+class Item:
+    is_urgent: bool = True
+    reserve_bytes: int = 0
+    needs_bytes: int = 0
+    passed_count: int = 0
+    prefill_left: int = 0
+    served_s: float = 0.0
+    served_order: int = 0
+    order: int = field(default_factory=_orders.__next__)
+    tenant: str = ""
+    is_resumed: bool = False
+
+
+def interactive(needs_bytes=0, **fields):
+    return Item(needs_bytes=needs_bytes, reserve_bytes=needs_bytes, **fields)
+
+
+def background(needs_bytes=0, **fields):
+    return Item(False, needs_bytes, needs_bytes, **fields)
+
+
+def holder(size_bytes):
+    """A background sequence that has its memory."""
+    return Item(is_urgent=False, reserve_bytes=size_bytes)
+
+
+def test_interactive_goes_first_then_paused_then_by_arrival():
+    later, sooner = background(), background()
+    later.order, sooner.order = sooner.order, later.order
+    held, urgent = background(), interactive()
+    waiting, started = [later, urgent, sooner], []
+    paused = [held]
+    while waiting or paused:
+        move = next_move(waiting, paused, [], AMPLE)
+        started.append(move.sequence)
+        (paused if move.sequence in paused else waiting).remove(move.sequence)
+
+    assert started == [urgent, held, sooner, later]
+
+
+def test_without_a_seat_the_latest_background_gives_way_to_interactive_only():
+    running = [background(), background(), interactive()]
+    full = Room(seats=0, paused=1, memory_bytes=0)
+
+    assert next_move([interactive()], [], running, full) == Pause(running[1])
+    assert next_move([background()], [], running, full) is None
+    assert next_move([interactive()], [], running[2:], full) is None
+    assert next_move([interactive()], [], running, Room(0, 0, 0)) is None
+
+
+def test_a_small_one_may_overtake_one_that_waits_for_memory_a_few_times():
+    big, small, warm = interactive(200), interactive(50), interactive(0)
+    room = Room(seats=8, paused=8, memory_bytes=100)
+
+    assert next_move([big, small], [], [], room) == Start(small, passed=(big,))
+    assert next_move([big, warm], [], [], room) == Start(warm)  # takes no memory from it
+    big.passed_count = ADMISSION_PASSES_MAX
+    assert next_move([big, small], [], [], room) is None
+    assert next_move([big, small], [paused := background()], [], room) == Start(paused)
+
+
+def test_pausing_frees_memory_only_where_it_spills():
+    waiting, running = [interactive(150)], [holder(40), holder(60), interactive()]
+    room = Room(seats=8, paused=8, memory_bytes=60)
+    spills = Room(seats=8, paused=8, memory_bytes=60, can_spill=True)
+
+    assert next_move(waiting, [], running, room) is None
+    assert next_move(waiting, [], running, spills) == Pause(running[1], spills=True)
+    assert next_move(waiting, [held := holder(90)], running, spills) == Pause(held, spills=True)
+    waiting[0].needs_bytes = 161  # even both would not do
+    assert next_move(waiting, [], running, spills) is None
+
+
+def test_warm_prompts_first_but_long_ones_not_never():
+    warm, warmer = interactive(prefill_left=500), interactive(prefill_left=3)
+    long = interactive(prefill_left=PREFILL_WARM_TOKENS + 1, served_order=7)
+    other = interactive(prefill_left=90_000, served_order=6)
+    ready = [long, warm, other, warmer, background(prefill_left=1)]
+
+    assert next_prompt(ready, 0) is warmer
+    assert next_prompt(ready, PREFILL_WARM_STREAK_MAX) is other
+    assert next_prompt([warm], PREFILL_WARM_STREAK_MAX) is warm
+    assert next_prompt(ready[4:], 0) is ready[4]
+    assert next_prompt([], 0) is None
+
+
+def test_who_waited_longest_is_promoted_when_that_was_too_long():
+    now_s = 100.0
+    items = [background(served_s=now_s - BACKGROUND_PATIENCE_S + ago) for ago in (0.1, -1, -2)]
+
+    assert next_promotion(items, now_s) is items[2]
+    assert next_promotion(items[:1], now_s) is None
+
+
+ITEMS = st.lists(
+    st.builds(
+        Item,
+        is_urgent=st.booleans(),
+        reserve_bytes=st.integers(0, 100),
+        passed_count=st.integers(0, ADMISSION_PASSES_MAX),
+        order=st.integers(0, 99),
+    ),
+    max_size=6,
+    unique_by=lambda item: item.order,
+)
+
+
+def needing(items):
+    for item in items:
+        item.needs_bytes = item.reserve_bytes
+    return items
+
+
+def test_nobody_is_paused_for_memory_that_places_among_the_paused_do_not_suffice_to_free():
+    """Else the first ones are paused and started again for ever."""
+    urgent, running = interactive(11), [holder(1), holder(1), holder(9)]
+    room = Room(seats=0, paused=2, memory_bytes=0, can_spill=True)
+
+    assert next_move([urgent], [], running, room) is None
+    room = replace(room, paused=3)
+    assert next_move([urgent], [], running, room) == Pause(running[2], spills=True)
+    # Who is paused already takes no further place.
+    room = replace(room, paused=2)
+    assert next_move([urgent], [holder(9)], running[:2], room) is not None
+
+
+@given(
+    waiting=ITEMS.map(needing),
+    paused=ITEMS,
+    running=ITEMS,
+    seats=st.integers(0, 3),
+    memory_bytes=st.integers(-50, 200),
+    can_spill=st.booleans(),
+)
+def test_moves_come_to_an_end_and_keep_every_bound(
+    waiting, paused, running, seats, memory_bytes, can_spill
+):
+    waiting, paused, running = list(waiting), list(paused), list(running)
+    paused_max, moves = len(paused) + 2, 0
+    while True:
+        room = Room(seats, paused_max - len(paused), memory_bytes, can_spill)
+        move = next_move(waiting, paused, running, room)
+        if move is None:
+            break
+        moves += 1
+        assert moves < 100
+        sequence = move.sequence
+        if isinstance(move, Start):
+            assert seats > 0
+            assert sequence.needs_bytes <= max(0, memory_bytes)
+            better = [s for s in [*waiting, *paused] if s.is_urgent and not s.needs_bytes]
+            assert sequence.is_urgent or not better
+            (paused if sequence in paused else waiting).remove(sequence)
+            running.append(sequence)
+            seats -= 1
+            memory_bytes -= sequence.needs_bytes
+            sequence.needs_bytes = 0
+            continue
+        assert not sequence.is_urgent
+        assert any(s.is_urgent for s in [*waiting, *paused])
+        if sequence in running:
+            running.remove(sequence)
+            paused.append(sequence)
+            seats += 1
+            assert len(paused) <= paused_max
+        if move.spills:
+            assert can_spill
+            memory_bytes += sequence.reserve_bytes - sequence.needs_bytes
+            sequence.needs_bytes = sequence.reserve_bytes
+
+    startable = [s for s in [*waiting, *paused] if not s.needs_bytes]
+    assert not (seats > 0 and startable)
+
+
+@pytest.mark.parametrize("room", [AMPLE, Room(0, 0, 0)])
+def test_nothing_to_do(room):
+    assert next_move([], [], [interactive(), background()], room) is None

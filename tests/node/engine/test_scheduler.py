@@ -1,0 +1,258 @@
+"""The scheduler over a fake engine, whose tokens tell whether one was lost or repeated."""
+
+import random
+
+import pytest
+
+from fabric.limits import (
+    BACKGROUND_PATIENCE_S,
+    PREFILL_CHUNK_BUSY_S,
+    PREFILL_WARM_STREAK_MAX,
+)
+from fabric.turn.generation import FinishReason, Priority
+from node.engine.sequence import Broke, Ended, Produced, Started
+from tests.node.fake_engine import (
+    BrokenError,
+    FakeCache,
+    SchedulerRig,
+    is_undisturbed,
+    last_of,
+)
+
+BACKGROUND = {"priority": Priority.BACKGROUND}
+BOTH_ORDERS = pytest.mark.parametrize(
+    "launch_waits", [False, True], ids=["reads behind", "reads ahead"]
+)
+
+
+def test_streams_get_a_step_before_every_chunk_and_chunks_follow_the_measured_speed():
+    rig = SchedulerRig(tokens_per_s=2_500.0)
+    stream, stream_events = rig.add(3, answer_tokens=60)
+    rig.run(3)
+    long, long_events = rig.add(16_000, answer_tokens=2)
+    began = len(rig.engine.log)
+    rig.run()
+    log = rig.engine.log[began:]
+    chunks = [entry[2] for entry in log if entry[0] == "prefill"]
+    kinds = [entry[0] for entry in log]
+
+    assert is_undisturbed(stream, stream_events)
+    assert is_undisturbed(long, long_events)
+    assert chunks[0] == 512  # no speed is known yet
+    assert set(chunks[1:-1]) == {512}
+    assert 512 <= 2_500 * PREFILL_CHUNK_BUSY_S < 1_024
+    first, last = kinds.index("prefill"), len(kinds) - kinds[::-1].index("prefill")
+    assert all(
+        "decode" in kinds[at - 1 : at] for at in range(first, last) if kinds[at] == "prefill"
+    )
+
+
+def test_a_warm_request_gets_its_first_token_within_two_iterations():
+    rig = SchedulerRig()
+    rig.add(16_000)
+    rig.run(2)
+    _, events = rig.add(9_000, cached=8_600)
+    rig.run(2)
+
+    assert any(isinstance(event, Produced) for event in events)
+
+
+def test_a_flood_of_warm_requests_does_not_stop_a_long_prompt():
+    rig = SchedulerRig(active_max=32)
+    rig.add(2, answer_tokens=10_000)
+    long, _ = rig.add(20_000)
+    for turn in range(3 * (PREFILL_WARM_STREAK_MAX + 1)):
+        rig.add(300, 1, seed=turn)
+        rig.run(1)
+
+    # Its first chunk came before any of the others, and then one after every full streak.
+    chunks = [entry for entry in rig.engine.log if entry[:2] == ("prefill", long.cache)]
+    assert len(chunks) == 3
+
+
+def test_long_prompts_take_turns():
+    rig = SchedulerRig()
+    names = {rig.add(9_000, seed=seed)[0].cache: seed for seed in (1, 2, 3)}
+    rig.run(6)
+
+    assert [names[entry[1]] for entry in rig.engine.log] == [1, 2, 3, 1, 2, 3]
+
+
+@pytest.mark.parametrize("iterations", range(9))
+def test_background_is_paused_for_interactive_and_resumes_where_it_was(iterations):
+    rig = SchedulerRig(active_max=1)
+    paused, paused_events = rig.add(9_000, **BACKGROUND)
+    rig.run(iterations)
+    urgent, urgent_events = rig.add(5, seed=2)
+    while not any(isinstance(event, Ended) for event in urgent_events):
+        at = paused.cache.tokens_count
+        rig.scheduler.iterate()
+        assert paused.cache.tokens_count == at
+    rig.run()
+
+    assert is_undisturbed(paused, paused_events)
+    assert is_undisturbed(urgent, urgent_events)
+
+
+def test_background_waits_behind_interactive_everywhere_but_not_for_ever():
+    rig = SchedulerRig(active_max=2)
+    patient, events = rig.add(50, **BACKGROUND)
+    other, other_events = rig.add(50, seed=2, **BACKGROUND)
+    rig.run(1)
+    done_at_s = {}
+    for turn in range(200):
+        rig.add(20, 4, seed=turn)
+        rig.clock.now_s += 1.0
+        rig.scheduler.iterate()
+        assert sum(sequence.is_promoted for sequence in rig.queue) <= 1
+        for name, seen in (("patient", events), ("other", other_events)):
+            if seen and isinstance(seen[-1], Ended):
+                done_at_s.setdefault(name, rig.clock.now_s)
+
+    assert is_undisturbed(patient, events)
+    assert is_undisturbed(other, other_events)
+    assert min(done_at_s.values()) >= BACKGROUND_PATIENCE_S
+    assert max(done_at_s.values()) <= 2 * BACKGROUND_PATIENCE_S
+
+
+def test_interactive_prompts_are_computed_before_background_ones():
+    rig = SchedulerRig()
+    slow, _ = rig.add(6_000, **BACKGROUND)
+    fast, _ = rig.add(6_000)
+    rig.run(2)
+
+    assert [entry[1] for entry in rig.engine.log] == [fast.cache, fast.cache]
+    assert slow.cache.tokens_count == 0
+
+
+def test_a_blocked_prompt_is_passed_over_and_nothing_runnable_is_said():
+    rig = SchedulerRig()
+    blocked = [True]
+    held, held_events = rig.add(5, is_blocked=lambda: blocked[0])
+    free, free_events = rig.add(2_000, seed=2)
+    done = [rig.scheduler.iterate() for _ in range(30)]
+
+    assert is_undisturbed(free, free_events)
+    assert held.cache.tokens_count == 0
+    assert done[0]
+    assert not done[-1]
+    blocked[0] = False
+    rig.run()
+    assert is_undisturbed(held, held_events)
+
+
+def test_chunks_end_at_the_stops_and_say_how_far_they_reached():
+    rig = SchedulerRig()
+    rig.scheduler.prefill_speed.add(1_000, 1e-3)
+    reached = []
+    rig.add(3_000, stops=(0, 100, 1_000, 2_999, 5_000), reached=reached.append)
+    rig.run()
+
+    assert reached == [100, 1_000, 2_999]
+
+
+def raises(*_):
+    raise BrokenError
+
+
+FAILURES = {
+    "cache in prefill": lambda one: setattr(one.cache, "is_broken", True),
+    "cache in decode": lambda one: setattr(one.cache, "fails_at", 45),
+    "cache in its first step": lambda one: setattr(one.cache, "fails_at", 0),
+    "text": lambda one: setattr(one.answer, "fails_at", 3),
+    "text at the end": lambda one: setattr(one.answer, "finish", raises),
+    "granted": lambda one: setattr(one, "granted", raises),
+    "reached": lambda one: setattr(one, "reached", raises),
+    "is_blocked": lambda one: setattr(one, "is_blocked", raises),
+    "cache that shrank": lambda one: one.prompt.clear(),
+}
+
+
+@BOTH_ORDERS
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+def test_one_failure_ends_only_itself(failure, launch_waits):
+    rig = SchedulerRig(launch_waits=launch_waits)
+    good = [rig.add(40, seed=seed) for seed in (1, 2)]
+    bad, bad_events = rig.add(40, seed=3, reserve_bytes=100)
+    failure(bad)
+    good.append(rig.add(600, seed=4))
+    rig.run()
+
+    assert isinstance(last_of(bad_events), Broke)
+    assert all(is_undisturbed(*one) for one in good)
+    assert rig.budget.reserved_bytes == 0
+
+
+def test_a_sampler_that_cannot_be_made_and_a_listener_that_is_gone():
+    rig = SchedulerRig()
+    good, events = rig.add(40)
+    _, no_sampler = rig.add(40, seed=2, top_k=666)
+    deaf, _ = rig.add(40, seed=3, emit=raises)
+    rig.run()
+
+    assert is_undisturbed(good, events)
+    assert isinstance(last_of(no_sampler), Broke)
+    assert deaf.cancelled.is_set()
+
+
+@BOTH_ORDERS
+@pytest.mark.parametrize("seed", range(10))
+def test_a_storm_of_cancellations_ends_each_once_and_changes_nobody(seed, launch_waits):
+    rng = random.Random(seed)
+    rig = SchedulerRig(active_max=3, total_bytes=3_000, launch_waits=launch_waits)
+    added = []
+    for number in range(60):
+        added.append(
+            rig.add(
+                rng.randrange(1, 900),
+                rng.randrange(1, 12),
+                seed=number,
+                priority=rng.choice(list(Priority)),
+                reserve_bytes=rng.randrange(1_500),
+            )
+        )
+        rig.run(rng.randrange(3))
+        for sequence, _ in rng.sample(added, len(added) // 6):
+            sequence.cancelled.set()
+        before = [len(events) for _, events in added]
+        rig.scheduler.iterate()
+        for (sequence, events), count in zip(added, before, strict=True):
+            if sequence.cancelled.is_set():  # within one iteration, and then silence
+                assert isinstance(events[-1], Ended)
+                assert len(events) <= count + 1
+    rig.run()
+
+    for sequence, events in added:
+        reason = last_of(events).reason
+        if reason is None:
+            decoded = events[-1].answer_ids
+            assert (
+                sequence.cache.tokens == (sequence.prompt + decoded)[: len(sequence.cache.tokens)]
+            )
+        else:
+            assert reason is FinishReason.LENGTH
+            assert is_undisturbed(sequence, events)
+    assert rig.budget.reserved_bytes == 0
+    assert len({last_of(events).reason for _, events in added}) == 2
+
+
+@BOTH_ORDERS
+def test_the_batch_is_the_same_whoever_else_is_in_it(launch_waits):
+    """The fake depends on history only, so this checks order and slots, not numerics."""
+    rig = SchedulerRig(active_max=5, launch_waits=launch_waits)
+    added = [rig.add(10 * seed, answer_tokens=seed, seed=seed) for seed in range(1, 9)]
+    rig.run()
+
+    assert all(is_undisturbed(*one) for one in added)
+    assert isinstance(added[0][0].cache, FakeCache)
+
+
+def test_what_is_drawn_is_shown_before_a_launch_that_blocks():
+    """The last token comes a step before the end, which waits until the cache holds it."""
+    rig = SchedulerRig(launch_waits=True)
+    log = rig.engine.log
+    rig.add(4, answer_tokens=2, cached=3, emit=lambda event: log.append((type(event), None)))
+    rig.run()
+
+    kinds = [kind for kind, *_ in log]
+    assert kinds == [Started, "decode", Produced, "decode", Produced, "decode", Ended]

@@ -1,0 +1,122 @@
+"""Who may still get in line: no tenant fills it, and one alone gets most of it."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from fabric.turn.generation import Priority
+from node.engine.waiting_share import refusal
+from tests.node.fake_engine import SchedulerRig, is_undisturbed, last_of
+
+PLACES = 256
+
+
+@dataclass(frozen=True)
+class Waiting:
+    tenant: str
+    priority: Priority = Priority.INTERACTIVE
+
+
+def flood(queued, tenant, priority=Priority.INTERACTIVE, places=PLACES, tries=1_000):
+    """Let a tenant ask so often; return how often it was let in."""
+    before = len(queued)
+    for _ in range(tries):
+        if refusal(queued, tenant, priority, places) is None:
+            queued.append(Waiting(tenant, priority))
+    return len(queued) - before
+
+
+def test_one_tenant_alone_gets_most_places():
+    assert flood([], "bob") == 192
+
+
+@pytest.mark.parametrize("places", [1, 2, 3, 4, 7, 256])
+def test_the_places_are_never_exceeded_and_one_may_always_wait(places):
+    queued = []
+    for tenant in ("a", "b", "c", "d"):
+        assert flood(queued, tenant, places=places) >= (tenant == "a")
+    assert len(queued) <= places
+
+
+def test_behind_a_flood_others_still_find_places():
+    queued = []
+    flood(queued, "bob")
+    assert [flood(queued, name) for name in ("alice", "carol", "dave")] == [48, 12, 3]
+    assert refusal(queued, "erin", Priority.INTERACTIVE, PLACES) is None
+
+
+def test_the_one_over_its_part_is_told_so_and_not_the_other():
+    queued = []
+    flood(queued, "bob")
+    assert "yours" in refusal(queued, "bob", Priority.INTERACTIVE, PLACES)
+    assert refusal(queued, "alice", Priority.INTERACTIVE, PLACES) is None
+
+
+def test_background_keeps_to_its_part_and_tenants_share_that():
+    queued = []
+    assert flood(queued, "bob", Priority.BACKGROUND) == 96
+    assert flood(queued, "alice", Priority.BACKGROUND) == 24
+    assert flood(queued, "alice") > 60
+
+
+def flooded(long_prompts=40, seats=4):
+    """Let bob have more long turns than there are places, all of them waiting or running."""
+    rig = SchedulerRig(active_max=seats, tokens_per_s=1_000)
+    bobs = [rig.add(3_000, 400, seed=n, tenant="bob") for n in range(long_prompts)]
+    rig.run(30)
+    return rig, bobs
+
+
+def test_a_tenant_gets_its_answer_beside_a_flood_of_long_turns():
+    rig, bobs = flooded()
+    alice, events = rig.add(600, 5, seed=99, tenant="alice")
+    before_s = rig.clock.now_s
+    for _ in range(40):
+        rig.run(1)
+    last_of(events)
+    assert is_undisturbed(alice, events)
+    assert rig.clock.now_s - before_s < 30  # her own prompt takes 0.6 s, and each chunk of his 0.5
+    assert len(rig.queue.running) == 4
+    rig.run(9_999)
+    assert all(is_undisturbed(*bob) for bob in bobs[:4])
+
+
+def test_tenants_share_the_running_places_evenly_and_then_stand_still():
+    rig, _ = flooded(seats=6)
+    for n in range(10):
+        rig.add(3_000, 400, seed=200 + n, tenant="alice")
+    seated = []
+    for _ in range(20):
+        rig.run(1)
+        seated.append({id(sequence) for sequence in rig.queue.running})
+    assert sorted(s.tenant for s in rig.queue.running) == ["alice"] * 3 + ["bob"] * 3
+    assert len({frozenset(ids) for ids in seated[-10:]}) == 1  # nobody is paused to and fro
+
+
+def test_paused_for_another_tenant_a_turn_goes_on_as_if_undisturbed():
+    rig, bobs = flooded(long_prompts=4)
+    alices = [rig.add(2_000, 30, seed=300 + n, tenant="alice") for n in range(2)]
+    rig.run(1)
+    assert rig.queue.paused
+    rig.run()
+    assert all(is_undisturbed(*one) for one in [*bobs, *alices])
+
+
+def test_prompts_of_tenants_are_computed_in_turns():
+    rig = SchedulerRig(active_max=8, tokens_per_s=1_000)
+    for n in range(3):
+        rig.add(20_000, 400, seed=n, tenant="bob")
+    rig.run(3)
+    alice, _ = rig.add(20_000, 5, seed=77, tenant="alice")
+    rig.engine.log.clear()
+    rig.run(12)
+    chunks = [cache for what, cache, *_ in rig.engine.log if what == "prefill"]
+    assert 5 <= sum(cache is alice.cache for cache in chunks) <= 7
+
+
+def test_background_is_not_given_the_place_of_who_somebody_waits_for():
+    rig, _ = flooded(long_prompts=4)
+    rig.add(100, 5, seed=5, tenant="alice", priority=Priority.BACKGROUND)
+    rig.run(5)
+    assert not rig.queue.paused
+    assert [s.tenant for s in rig.queue.waiting] == ["alice"]

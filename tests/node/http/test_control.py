@@ -1,0 +1,125 @@
+"""The route for calls in haste: for this cluster's router, for this node, and for nothing else."""
+
+import httpx2
+import pytest
+from starlette.applications import Starlette
+
+from fabric.control.hasty_calls import HASTY, HASTY_PATH, NODE_HEADER
+from fabric.control.node_calls import (
+    AgentView,
+    CommitMigration,
+    Committed,
+    ErrorReply,
+    Flush,
+    Offer,
+    SealAgent,
+    decode_reply,
+    encode_call,
+)
+from fabric.errors import RetryElsewhereError
+from fabric.keys.cluster_secret import http_secret
+from fabric.limits import CONTROL_BYTES_MAX, MANIFEST_BYTES_MAX
+from fabric.turn.generation import CLUSTER_HEADER
+from node.control_calls import ControlCalls
+from node.http.control import HastyHttp
+
+pytestmark = pytest.mark.anyio
+KEY = b"k" * 32
+HEADERS = {CLUSTER_HEADER: http_secret(KEY), NODE_HEADER: "node-a"}
+SEAL = SealAgent("m-1", "default", "kim", 3, "node-b")
+COMMIT = CommitMigration("m-1", "node-b", Offer(b"record", b"ticket", ()), 4)
+
+
+class Answers:
+    """Real calls' table with one answer in it, and what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+        self.calls = ControlCalls.__new__(ControlCalls)
+        self.calls._answers = dict.fromkeys((SealAgent, CommitMigration, Flush), self._refuse)
+
+    async def _refuse(self, call):
+        self.asked.append(call)
+        message = "asked"
+        raise RetryElsewhereError(message)
+
+    async def __call__(self, raw):
+        return await self.calls.answer(raw, HASTY)
+
+
+@pytest.fixture
+def answers():
+    return Answers()
+
+
+@pytest.fixture
+async def client(answers):
+    app = Starlette(routes=HastyHttp("node-a", KEY, answers).routes())
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://node") as client:
+        yield client
+
+
+@pytest.mark.parametrize("call", [SEAL, COMMIT], ids=["seal", "commit"])
+async def test_calls_in_haste_are_carried_out(client, answers, call):
+    response = await client.post(HASTY_PATH, content=encode_call(call), headers=HEADERS)
+    assert response.status_code == 200
+    assert answers.asked == [call]
+    reply = decode_reply(Committed, response.content)
+    assert (reply.code, reply.message) == (RetryElsewhereError.code, "asked")
+
+
+async def test_opening_a_connection_does_nothing_and_only_for_the_router(client, answers):
+    statuses = [
+        (await client.head(HASTY_PATH, headers=headers)).status_code
+        for headers in (HEADERS, HEADERS | {CLUSTER_HEADER: "guess"}, HEADERS | {NODE_HEADER: "x"})
+    ]
+    assert statuses == [204, 401, 421]
+    assert answers.asked == []
+
+
+@pytest.mark.parametrize("raw", [encode_call(Flush()), b"", b"\xc1", b"\x80"])
+async def test_other_calls_and_no_calls_are_refused_as_data(client, answers, raw):
+    response = await client.post(HASTY_PATH, content=raw, headers=HEADERS)
+    assert response.status_code == 200
+    reply = decode_reply(AgentView, response.content)
+    assert isinstance(reply, ErrorReply)
+    assert 400 <= reply.status < 500
+    assert answers.asked == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({CLUSTER_HEADER: "guessed", NODE_HEADER: "node-a"}, 401),
+        ({CLUSTER_HEADER: http_secret(b"o" * 32), NODE_HEADER: "node-a"}, 401),
+        ({CLUSTER_HEADER: http_secret(KEY)}, 421),
+        ({CLUSTER_HEADER: http_secret(KEY), NODE_HEADER: "node-b"}, 421),
+    ],
+)
+async def test_strangers_and_calls_for_other_nodes_are_refused(client, answers, headers, status):
+    response = await client.post(HASTY_PATH, content=encode_call(SEAL), headers=headers)
+    assert response.status_code == status
+    assert response.json()["error"]["status"] == status
+    assert answers.asked == []
+
+
+async def test_the_largest_record_travels(client, answers):
+    """With the ticket for all of its blocks."""
+    offer = Offer(bytes(MANIFEST_BYTES_MAX), bytes(8 << 20), ())
+    raw = encode_call(CommitMigration("m-1", "node-b", offer, 4))
+    response = await client.post(HASTY_PATH, content=raw, headers=HEADERS)
+    assert response.status_code == 200
+    assert decode_reply(Committed, response.content).message == "asked"
+    assert len(answers.asked[0].offer.manifest) == MANIFEST_BYTES_MAX
+
+
+async def test_a_body_over_the_limit_is_refused(client, answers):
+    async def parts():
+        for _ in range(CONTROL_BYTES_MAX // (1 << 20) + 1):
+            yield bytes(1 << 20)
+
+    response = await client.post(HASTY_PATH, content=parts(), headers=HEADERS)
+    assert response.status_code == 413
+    assert answers.asked == []

@@ -1,0 +1,159 @@
+"""Whoever hangs up in the middle of a node's stream ends the turn within a step or so."""
+
+import asyncio
+import json
+import socket
+import struct
+import threading
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from fabric.codec import dump_json
+from fabric.ids import OperationId
+from fabric.keys.cluster_secret import http_secret
+from fabric.turn.generation import (
+    CLUSTER_HEADER,
+    GENERATE_PATH,
+    Delta,
+    GenerateRequest,
+    Sampling,
+)
+from node.http.generate import HttpServer, build_app, http_config
+from node.mlx.engine import Engine
+from tests.support.services import KEY, TENANT, identity_of, running
+from tests.support.tiny_models import LLAMA, write_model
+
+STEP_S = 0.02
+STEPS_MAX = 50  # from a hang-up to the end: a second, of the half a minute that the turn would take
+ANSWER_TOKENS = 1_500
+HANG_S = 60.0
+MEGABYTE = "x" * 1_000_000
+RESET = struct.pack("ii", 1, 0)
+
+
+def asked(agent="mira"):
+    sampling = Sampling(max_tokens=ANSWER_TOKENS, ignore_eos=True)
+    who = OperationId("hang-ups"), TENANT, identity_of(agent)
+    raw = dump_json(GenerateRequest(*who, sampling, prompt="the cat sat on the mat. " * 20))
+    lines = [
+        f"POST {GENERATE_PATH} HTTP/1.1", "host: node", f"content-length: {len(raw)}",
+        f"{CLUSTER_HEADER}: {http_secret(KEY)}", "", "",
+    ]  # fmt: skip
+    return "\r\n".join(lines).encode() + raw
+
+
+def hang_up(sock, how):
+    if how == "half":
+        sock.shutdown(socket.SHUT_WR)
+        return
+    if how == "reset":
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    sock.close()
+
+
+class Serving:
+    """A turn that streams for ever and notes its end."""
+
+    def __init__(self, text, pause_s):
+        self.made, self.ended = 0, asyncio.Event()
+        self._text, self._pause_s = text, pause_s
+
+    async def __call__(self, _request):
+        try:
+            while True:
+                yield Delta(self.made, self._text)
+                self.made += 1
+                await asyncio.sleep(self._pause_s)
+        finally:
+            self.ended.set()
+
+
+@asynccontextmanager
+async def listening(serve):
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = HttpServer(http_config(build_app(KEY, serve)))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield listener.getsockname()
+    finally:
+        server.should_exit = True
+        await task
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("how", "reads"),
+    [("close", True), ("half", True), ("reset", True), ("close", False), ("reset", False)],
+)
+async def test_the_stream_ends_with_its_reader(how, reads):
+    """Also if the reader has read nothing, so that the stream stands still in the middle.
+
+    One that reads nothing and stays is no hang-up: it falls too many events behind.
+    """
+    serve = Serving("x", STEP_S) if reads else Serving(MEGABYTE, 0.0)
+    async with listening(serve) as address:
+        sock = socket.create_connection(address)
+        sock.sendall(asked())
+        before = -1
+        while serve.made < 3 or (not reads and before != serve.made):
+            before = serve.made
+            await asyncio.sleep(0.2)
+            if reads:
+                sock.recv(1 << 16, socket.MSG_DONTWAIT)
+        made = serve.made
+        hang_up(sock, how)
+        await asyncio.wait_for(serve.ended.wait(), HANG_S)
+        sock.close()
+
+    assert serve.made - made <= STEPS_MAX
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("node")
+    with running(folder, str(write_model(folder / "model", LLAMA))) as made:
+        yield made
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    launch = Engine.launch
+
+    def slowed(*arguments):
+        time.sleep(STEP_S)
+        return launch(*arguments)
+
+    monkeypatch.setattr(Engine, "launch", slowed)
+
+
+@pytest.mark.parametrize("how", ["close", "half", "reset"])
+def test_a_turn_asked_of_the_node_itself_ends_with_its_reader_and_is_saved(service, slow, how):
+    node = service.node
+    host, _, port = node.http_url.removeprefix("http://").rpartition(":")
+    sock = socket.create_connection((host, int(port)))
+    sock.sendall(asked(how))
+    read = b""
+    while read.count(b"\n") < 20:
+        read += sock.recv(1 << 16)
+    [turn] = node.turns
+    sequence = turn._sequence
+    shown = len(sequence.answer_ids)
+    hang_up(sock, how)
+    until(lambda: not node.turns)
+    sock.close()
+    ended = len(sequence.answer_ids)
+    saved = node.table.get((TENANT, how)).manifest
+
+    assert ended - shown <= STEPS_MAX
+    assert saved.tokens_count >= ended, "what was computed is remembered"
+    assert node.engine.budget.reserved_bytes == 0
+    assert all(json.loads(line) for line in read.splitlines()[10:-1] if line.startswith(b"{"))
+
+
+def until(holds):
+    end_s = time.monotonic() + HANG_S
+    while not holds():
+        assert time.monotonic() < end_s
+        threading.Event().wait(0.01)

@@ -1,0 +1,391 @@
+"""Agents as files between real nodes: the same bits come back, and nothing else gets in."""
+
+import asyncio
+import itertools
+import random
+import struct
+from dataclasses import replace
+
+import httpx2
+import pytest
+
+from fabric.control.hibernation_calls import HIBERNATE_PATH, RESUME_PATH, Hibernate, Resume
+from fabric.errors import CorruptDataError, RejectedError
+from fabric.ids import AgentId, NodeName, TenantId
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.kvcache.hashing import payload_checksum
+from fabric.record.hibernation_file import (
+    FrameKind,
+    FrameReader,
+    brought_signing_key,
+    encode_file,
+    key_id,
+    peek_header,
+)
+from fabric.record.manifest import OwnerState, Placed, decode_manifest, encode_manifest
+from fabric.turn.generation import CacheTier, Delta
+from node.migration.hibernation_export import Export
+from node.migration.hibernation_import import Import
+from tests.support.architectures import ARCHITECTURES
+from tests.support.hibernation import (
+    BROUGHT_KEY,
+    frame_ends,
+    headers_of,
+    hibernate,
+    post,
+    resume,
+    trace_of,
+)
+from tests.support.services import TENANT, ask, running
+from tests.support.tiny_models import LLAMA, write_model
+
+SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 30}
+HELLO = [SYSTEM, {"role": "user", "content": "naïve café 東京"}]
+OTHER_FABRIC = b"z" * 32
+OTHER_TENANT = TenantId("other")
+LEAVES = brought_signing_key(BROUGHT_KEY)
+
+
+def logprobs(service, messages, agent, epoch):
+    """Run a turn; return all that its answer depended on, and where the memory was."""
+    reply = ask(
+        service, messages, agent=agent, epoch=epoch, max_tokens=6, logprobs=1, ignore_eos=True
+    )
+    entries = [e for event in reply.events if isinstance(event, Delta) for e in event.logprobs]
+    assert len(entries) == 6
+    return [(e.token, e.logprob) for e in entries], reply
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_5"])
+def test_no_bit_changes(name, tmp_path):
+    """Undisturbed, resumed beside, resumed in another fabric, restarted there: all the same."""
+    model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
+    words = "the cat sat on the mat and the dog sat on the log. " * (8 if name == "qwen3_5" else 30)
+    hello = [{"role": "system", "content": words}, *HELLO[1:]]
+    with running(tmp_path, model, "here") as here:
+        _, reply = logprobs(here, hello, "alice", 1)
+        messages = [
+            *hello,
+            {"role": "assistant", "content": reply.text},
+            {"role": "user", "content": "größer"},
+        ]
+        file, leaving = hibernate(here, "alice"), hibernate(here, "alice", key=BROUGHT_KEY)
+        assert resume(here, file, "bob")["blocks_reused"] > 0
+        want, stayed = logprobs(here, messages, "alice", 1)
+        got, came = logprobs(here, messages, "bob", 2)
+        assert got == want
+        assert stayed.admitted.cache is CacheTier.HOT
+        assert came.admitted.cache is CacheTier.DISK
+        assert came.admitted.cached_tokens == stayed.admitted.cached_tokens
+    with running(tmp_path, model, "there", cluster_key=OTHER_FABRIC) as there:
+        resumed = resume(there, leaving, "carol", epoch=7, key=BROUGHT_KEY)
+        assert (resumed["view"]["node"], resumed["view"]["epoch"]) == ("there", 7)
+        assert resumed["blocks_reused"] == 0
+        assert there.node.store.blocks.check_integrity() == []
+    with running(tmp_path, model, "there", cluster_key=OTHER_FABRIC) as there:
+        got, came = logprobs(there, messages, "carol", 7)
+        assert got == want
+        assert came.admitted.cached_tokens == stayed.admitted.cached_tokens
+
+
+# --- one pair of nodes for everything else ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("models") / "llama", LLAMA))
+
+
+@pytest.fixture(scope="module")
+def service(model, tmp_path_factory):
+    with running(tmp_path_factory.mktemp("node"), model) as made:
+        ask(made, HELLO, agent="alice", max_tokens=4)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def file(service):
+    return hibernate(service, "alice")
+
+
+@pytest.fixture(scope="module")
+def leaving(service):
+    return hibernate(service, "alice", key=BROUGHT_KEY)
+
+
+@pytest.fixture
+def untouched(service):
+    """Whatever a test sends, the node ends as it was."""
+    before = trace_of(service)
+    yield
+    assert trace_of(service) == before
+    assert before[2] == ()
+
+
+def take(service, raw, agent="back", epoch=2, key=None):
+    """Feed a file as the HTTP side does, without its sockets; return the refusal's code."""
+    arriving = Import(service.node, Resume(TENANT, AgentId(agent), epoch, signing_key=key))
+    try:
+        arriving.feed(raw)
+        arriving.finish()
+    except RejectedError as error:
+        return error.code
+    finally:
+        arriving.abandon()
+    return None
+
+
+def test_damage_anywhere_is_refused_and_changes_nothing(service, file, untouched):
+    assert take(service, file) is None
+    rng = random.Random(7)
+    ends = [8, *frame_ends(file)]
+    # Of each frame: kind, length, first and last byte of the body, signature.
+    spots = {at + i for at in ends[:-1] for i in (0, 1, 4, 6, 8)}
+    spots |= {at - i for at in ends[1:] for i in (1, 32, 33)}
+    spots |= {rng.randrange(len(file)) for _ in range(60)}
+    for at in sorted(spots):
+        flipped = bytearray(file)
+        flipped[at] ^= 1 << rng.randrange(8)
+        assert take(service, bytes(flipped)) is not None, at
+
+
+def test_cut_short_at_every_frame_is_refused_and_changes_nothing(service, file, untouched):
+    ends = [0, 8, *frame_ends(file)]
+    for end in itertools.chain(ends[:-1], (end - 1 for end in ends[1:])):
+        answer = resume(service, file[:end])
+        assert answer["refused"] == "truncated_file", end
+        assert answer["status"] == 400
+
+
+def test_every_refusal_says_why_and_changes_nothing(
+    service, file, leaving, untouched, tmp_path, model
+):
+    bad_key = b"x" * 32
+    cases = [
+        ("agent_exists", 409, lambda: resume(service, file, "alice", epoch=9)),
+        ("stale_epoch", 409, lambda: resume(service, file, "alice", epoch=1, replace=True)),
+        ("other_tenant", 409, lambda: resume(service, file, tenant=OTHER_TENANT)),
+        ("key_required", 409, lambda: resume(service, leaving)),
+        ("wrong_key", 400, lambda: resume(service, leaving, key=bad_key)),
+        ("invalid_signing_key", 400, lambda: resume(service, leaving, key=b"short")),
+        ("not_a_hibernation_file", 400, lambda: resume(service, b"PK\3\4" + bytes(100))),
+        ("unknown_version", 400, lambda: resume(service, b"MFHIBER9" + file[8:])),
+        ("damaged_file", 400, lambda: resume(service, file + b"more than it")),
+        ("truncated_file", 400, lambda: resume(service, b"")),
+    ]
+    for code, status, act in cases:
+        answer = act()
+        assert (answer["refused"], answer["status"]) == (code, status)
+    other = str(write_model(tmp_path / "other", LLAMA, seed=5))
+    with running(tmp_path, other, "elsewhere") as elsewhere:
+        assert resume(elsewhere, file)["refused"] == "fingerprint_mismatch"
+    with running(tmp_path, model, "foreign", cluster_key=OTHER_FABRIC) as foreign:
+        assert resume(foreign, file)["refused"] == "wrong_key"
+        assert trace_of(foreign)[:2] == (set(), 0)
+
+
+def test_the_wrong_questions_are_refused(service, untouched):
+    ghost = Hibernate(TENANT, AgentId("ghost"), 1)
+    stale = Hibernate(TENANT, AgentId("alice"), 2)
+    foreign = Hibernate(OTHER_TENANT, AgentId("alice"), 1)
+    salted = Hibernate(TENANT, AgentId("alice"), 1, BROUGHT_KEY, b"s" * 65)
+    statuses = [
+        post(service, HIBERNATE_PATH, asked, b"").status_code
+        for asked in (ghost, stale, foreign, salted)
+    ]
+    assert statuses == [404, 421, 404, 400]
+    # The two messages are not taken for each other, and a stranger gets neither.
+    assert post(service, HIBERNATE_PATH, Resume(TENANT, AgentId("a"), 1), b"").status_code == 400
+    for path in (HIBERNATE_PATH, RESUME_PATH):
+        assert httpx2.post(service.node.http_url + path).status_code == 401
+
+
+def test_limits_of_size(service, file, untouched, monkeypatch):
+    monkeypatch.setattr("node.http.hibernation.HIBERNATION_BYTES_MAX", len(file) - 1)
+    assert resume(service, file)["refused"] == "too_large"
+    monkeypatch.undo()
+    tight = replace(service.node.config.settings, disk_bytes=1)
+    monkeypatch.setattr(service.node, "config", replace(service.node.config, settings=tight))
+    assert take(service, file) == "too_large"
+
+
+def test_an_upload_that_stands_still_or_breaks_off_leaves_nothing(
+    service, file, untouched, monkeypatch
+):
+    monkeypatch.setattr("node.http.hibernation.HIBERNATION_GRACE_S", 0.2)
+    monkeypatch.setattr("node.http.hibernation.HIBERNATION_BYTES_PER_S_MIN", 1e9)
+
+    async def slow():
+        yield file[: len(file) // 2]
+        await asyncio.sleep(0.6)
+
+    async def upload():
+        headers = headers_of(service, Resume(TENANT, AgentId("back"), 2))
+        url = service.node.http_url + RESUME_PATH
+        async with httpx2.AsyncClient(timeout=60) as client:
+            return await client.post(url, content=slow(), headers=headers)
+
+    got = asyncio.run(upload())
+    assert got.json()["error"]["code"] == "upload_stalled"
+
+
+# --- files that are signed, and lie ----------------------------------------------------------
+
+
+def _of(record, payloads):
+    """Name changed payloads by their own checksums."""
+    pieces = [
+        replace(piece, block=replace(piece.block, checksum=payload_checksum([payload])))
+        for piece, payload in zip(record.pieces, payloads, strict=True)
+    ]
+    return replace(record, pieces=tuple(pieces))
+
+
+def forged(
+    raw, *, record=lambda record: record, header=lambda header: header, swap=False, number=None
+):
+    """Sign a changed file with the key of its owner."""
+    frames = list(FrameReader(LEAVES).feed(raw))
+    body = lambda kind: b"".join(frame.body for frame in frames if frame.kind is kind)  # noqa: E731
+    manifest, old = decode_manifest(body(FrameKind.RECORD)), peek_header(raw)
+    payloads, rest = [], memoryview(body(FrameKind.BLOCK))
+    for ref in manifest.refs:
+        payloads.append(rest[: ref.payload_bytes])
+        rest = rest[ref.payload_bytes :]
+    if number is not None:  # the last before the tokens: a bias
+        last = bytearray(payloads[-1])
+        at = len(last) - 4 * manifest.pieces[-1].block.tokens_count
+        last[at - 4 : at] = struct.pack("<f", number)
+        payloads[-1] = memoryview(bytes(last))
+        manifest = _of(manifest, payloads)
+    packed = encode_manifest(record(manifest))
+    if swap:
+        payloads[0] = memoryview(bytes(payloads[0])[::-1])
+    made = header(replace(old, record_bytes=len(packed), key_id=key_id(LEAVES)))
+    return b"".join(encode_file(made, packed, payloads, LEAVES))
+
+
+def _first_ref(record, **change):
+    first = record.pieces[0]
+    piece = replace(first, block=replace(first.block, **change))
+    return replace(record, pieces=(piece, *record.pieces[1:]))
+
+
+def _with_state(record):
+    last = record.pieces[-1].block
+    state = Placed(replace(last, group=CacheGroup.STATE), record.tokens_count)
+    return replace(record, states=(state,))
+
+
+LIES = {
+    "a token the model has not": {
+        "record": lambda r: replace(r, token_ids=(1 << 31, *r.token_ids[1:]))
+    },
+    "other tokens": {"record": lambda r: replace(r, token_ids=(5, *r.token_ids[1:]))},
+    "another agent": {"record": lambda r: replace(r, agent=AgentId("mallory"))},
+    "another epoch": {"record": lambda r: replace(r, epoch=r.epoch + 1)},
+    "a group that is none": {"record": lambda r: replace(r, group="../../x")},
+    "a date that is none": {"record": lambda r: replace(r, created_s=float("inf"))},
+    "an endless sketch": {"record": lambda r: replace(r, sketch=(1,) * 10_000)},
+    "sketch out of range": {"record": lambda r: replace(r, sketch=(-1,))},
+    "too large a block": {"record": lambda r: _first_ref(r, payload_bytes=1 << 27)},
+    "too small a block": {"record": lambda r: _first_ref(r, payload_bytes=4)},
+    "another checksum": {"record": lambda r: _first_ref(r, checksum=bytes(16))},
+    "a state the model has not": {"record": _with_state},
+    "more blocks": {"header": lambda h: replace(h, blocks_count=h.blocks_count + 1)},
+    "other bytes": {"swap": True},
+    "fewer bytes": {"header": lambda h: replace(h, payload_bytes=h.payload_bytes - 1)},
+    "fewer tokens": {"header": lambda h: replace(h, tokens_count=h.tokens_count - 1)},
+    "an infinity": {"number": float("inf")},
+    "no number": {"number": float("nan")},
+    "another model": {"header": lambda h: replace(h, fingerprint=bytes(32))},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_is_signed_is_not_believed(lie, service, leaving, untouched):
+    assert take(service, forged(leaving), key=BROUGHT_KEY) is None
+    assert take(service, forged(leaving, number=0.5), key=BROUGHT_KEY) is None
+    refused = take(service, forged(leaving, **LIES[lie]), key=BROUGHT_KEY)
+    assert refused in ("damaged_file", "fingerprint_mismatch")
+
+
+# --- beside other work -----------------------------------------------------------------------
+
+
+def on_loop(service, work):
+    return asyncio.run_coroutine_threadsafe(work, service._loop).result(60)
+
+
+def test_an_export_outlives_the_turns_that_change_its_agent(service):
+    ask(service, HELLO, agent="moving", max_tokens=4, tenant=OTHER_TENANT)
+    want = hibernate(service, "moving", tenant=OTHER_TENANT)
+    stored = service.node.store.blocks.total_bytes
+    export = Export(service.node, Hibernate(OTHER_TENANT, AgentId("moving"), 1))
+
+    async def begin():
+        await export.open()
+        chunks = export.chunks()
+        return chunks, await anext(chunks)
+
+    async def finish():
+        rest = [chunk async for chunk in chunks]
+        await export.close()
+        return rest
+
+    chunks, first = on_loop(service, begin())
+    ask(service, "something else altogether", agent="moving", tenant=OTHER_TENANT, max_tokens=2)
+    got = b"".join([first, *on_loop(service, finish())])
+
+    read = list(FrameReader(None).feed(got))
+    assert [f.body for f in read if f.kind is FrameKind.BLOCK] == [
+        f.body for f in FrameReader(None).feed(want) if f.kind is FrameKind.BLOCK
+    ]
+    assert service.node.store.blocks.total_bytes < stored  # let go of, once it was over
+    assert service.node.store.blocks.check_integrity() == []
+    # The file brings the earlier memory back, in place of what the agent became.
+    back = resume(service, got, "moving", epoch=2, replace=True, tenant=OTHER_TENANT)
+    again = ask(service, HELLO, agent="moving", epoch=2, max_tokens=4, tenant=OTHER_TENANT)
+    assert back["view"]["epoch"] == 2
+    assert again.admitted.cached_tokens == again.admitted.prompt_tokens - 1
+
+
+def test_a_damaged_block_ends_the_file_early(service, tmp_path):
+    ask(service, "the dog sat on the log " * 40, agent="hurt", tenant=OTHER_TENANT, max_tokens=2)
+    agent = service.node.table.get((OTHER_TENANT, AgentId("hurt")))
+    root = service._disk.root / "blocks"
+    victim = root / f"{agent.saved.refs[-1].name}.full"
+    raw = bytearray(victim.read_bytes())
+    raw[-1] ^= 1
+    victim.write_bytes(raw)
+    export = Export(service.node, Hibernate(OTHER_TENANT, AgentId("hurt"), 1))
+
+    async def write():
+        try:
+            await export.open()
+            return [chunk async for chunk in export.chunks()]
+        finally:
+            await export.close()
+
+    with pytest.raises(CorruptDataError):
+        on_loop(service, write())
+    # Once the loss is known, the block is saved again from memory.
+    got = post(service, HIBERNATE_PATH, Hibernate(OTHER_TENANT, AgentId("hurt"), 1), b"")
+    assert got.status_code == 200
+    assert len(list(FrameReader(None).feed(got.content))) > len(agent.saved.refs)
+    assert service.node.store.blocks.check_integrity() == []
+
+
+def test_agents_that_others_own_or_move_are_left_alone(service, file):
+    ask(service, "one two three", agent="moved", max_tokens=2)
+    agent = service.node.table.get((TENANT, AgentId("moved")))
+    agent.manifest = replace(agent.manifest, state=OwnerState.SEALED, sealed_to=NodeName("b"))
+    asked = Hibernate(TENANT, AgentId("moved"), 1)
+    assert post(service, HIBERNATE_PATH, asked, b"").status_code == 409
+    assert (
+        resume(service, file, "moved", epoch=9, replace=True)["refused"] == "migration_in_progress"
+    )
+    agent.manifest = replace(agent.manifest, state=OwnerState.REPLICA, sealed_to=None, epoch=4)
+    assert resume(service, file, "moved", epoch=4)["refused"] == "stale_epoch"
+    # Who comes back above the replica's epoch takes its place.
+    assert resume(service, file, "moved", epoch=6)["view"]["state"] == "owned"

@@ -1,0 +1,313 @@
+"""Forks and replicas between real nodes: the same bits, and each a life of its own."""
+
+import asyncio
+import itertools
+import threading
+
+import pytest
+
+from fabric.control.copy_calls import KeepFork, KeepReplica
+from fabric.control.erasure_calls import EraseAgent, EraseReceipt
+from fabric.control.node_calls import AgentList, Copied, CopyBlocks, Done, ListAgents, ReleaseAgent
+from fabric.errors import FabricError
+from fabric.ids import AgentId, NodeName, OperationId, TenantId
+from fabric.record.manifest import OwnerState
+from fabric.turn.generation import CacheTier, Delta, GenerateRequest, Sampling
+from node.migration import target
+from tests.support.architectures import ARCHITECTURES
+from tests.support.copies import copied_offer, fork, replicate, withdraw
+from tests.support.little_room import on_loop
+from tests.support.services import TENANT, ask, call, identity_of, running, start_service
+from tests.support.tiny_models import LLAMA, write_model
+
+_operations = itertools.count()
+SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 30}
+HELLO = [SYSTEM, {"role": "user", "content": "naïve café 東京"}]
+
+
+def turn(service, messages, agent, epoch=1, **options):
+    """Run a turn; return all that its answer depended on, and what was said of it."""
+    options = {"max_tokens": 6, "logprobs": 1, "ignore_eos": True, **options}
+    reply = ask(service, messages, agent=agent, epoch=epoch, **options)
+    entries = [e for event in reply.events if isinstance(event, Delta) for e in event.logprobs]
+    return [(e.token, e.logprob) for e in entries], reply
+
+
+def onward(messages, reply, words):
+    """Go on with a conversation."""
+    return [
+        *messages,
+        {"role": "assistant", "content": reply.text},
+        {"role": "user", "content": words},
+    ]
+
+
+def test_what_arrives_is_noted_on_the_loop_only(model, tmp_path, monkeypatch):
+    threads = set()
+    note = target._note_arrival
+
+    def noted(*arguments):
+        threads.add(threading.current_thread().name)
+        note(*arguments)
+
+    monkeypatch.setattr(target, "_note_arrival", noted)
+    with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
+        turn(here, HELLO, "alice")
+        name, _, copied = copied_offer(here, there, "alice", 1)
+        assert copied.blocks_sent == len(there.node.adopted[name].refs) > 0
+        withdraw(there, name, "alice")
+        assert there.node.adopted == {}
+    assert threads == {"node"}
+
+
+def erase(service, agent, tenant=TENANT, epoch=2):
+    """Erase with the lowest epoch that does, so that tests may go on with the next one."""
+    now_s, name = service.node.clock.wall_s(), f"erase-it-{next(_operations)}"
+    call_ = EraseAgent(OperationId(name), tenant, AgentId(agent), epoch, now_s)
+    return call(service, call_, EraseReceipt)
+
+
+def views(service):
+    listed = call(service, ListAgents(), AgentList).agents
+    return {item.view.agent: (item.view, item.sketch) for item in listed}
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma4_text", "qwen3_5"])
+def test_a_fork_answers_as_the_agent_does_and_outlives_it(name, tmp_path):
+    """Alice, her fork beside her and her fork elsewhere: bit for bit the same, then apart."""
+    model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
+    with running(tmp_path, model, "here") as here, running(tmp_path, model, "there") as there:
+        _, first = turn(here, HELLO, "alice")
+        before = here.node.store.blocks.total_bytes
+        beside = fork(here, here, "alice", "beside")
+        assert here.node.store.blocks.total_bytes == before, "blocks are shared"
+        fork(here, there, "alice", "afar")
+        assert (beside.node, beside.epoch, beside.state) == ("here", 1, OwnerState.OWNED)
+        second = onward(HELLO, first, "größer")
+        # In this order, so that none finds the blocks of another one's later turn.
+        got, besides = turn(here, second, "beside")
+        want, stayed = turn(here, second, "alice")
+        assert got == want
+        got, came = turn(there, second, "afar")
+        assert got == want
+        tiers = [reply.admitted.cache for reply in (besides, stayed, came)]
+        assert tiers == [CacheTier.DISK, CacheTier.HOT, CacheTier.PEER]
+        assert len({reply.admitted.cached_tokens for reply in (besides, stayed, came)}) == 1
+        third = onward(second, stayed, "the dog")
+        want, _ = turn(here, third, "alice")
+        turn(here, onward(second, stayed, "the log and the mat"), "beside")
+        assert erase(here, "alice").existed
+        assert turn(there, third, "afar")[0] == want, "the agent it came from is gone"
+        again = onward(second, stayed, "the log and the mat")
+        assert turn(here, again, "beside")[1].admitted.cached_tokens > 100
+        for service in (here, there):
+            assert service.node.store.blocks.check_integrity() == []
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("models") / "llama", LLAMA))
+
+
+@pytest.fixture(scope="module")
+def nodes(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nodes")
+    with running(folder, model, "here") as here, running(folder, model, "there") as there:
+        yield here, there
+
+
+async def empty(node):
+    """Let everybody go without a tombstone: the next test begins at epoch 1 again."""
+    for agent in node.table:
+        if agent.saved is not None:
+            node.store.evict([agent.saved])
+        node.table.forget(agent)
+
+
+@pytest.fixture
+def pair(nodes):
+    yield nodes
+    for service in nodes:
+        on_loop(service, empty(service.node))
+        assert service.node.store.blocks.total_bytes == 0, "nothing is left of any copy"
+
+
+def code_of(work):
+    with pytest.raises(FabricError) as caught:
+        work()
+    return int(caught.value.status), caught.value.code
+
+
+def test_a_fork_is_refused_where_it_must_not_be(pair):
+    here, there = pair
+    turn(here, HELLO, "alice")
+    fork(here, here, "alice", "bob")
+    fork(here, here, "alice", "bob")  # the same operation again
+    manifest = copied_offer(here, here, "alice", 1)[1].manifest
+
+    def keep(service, name, epoch=1):
+        name_ = AgentId(name)
+        operation = OperationId("operation-9")
+        asked = KeepFork("copy-other", manifest, operation, name_, epoch)
+        return lambda: call(service, asked, object)
+
+    assert code_of(lambda: fork(here, here, "alice", "bob", operation="operation-2")) == (
+        409,
+        "agent_exists",
+    )
+    assert code_of(keep(here, "alice")) == (409, "agent_exists")
+    assert code_of(keep(there, "carol")) == (409, "blocks_missing")
+    assert "carol" not in views(there), "nothing is left of what failed"
+    assert code_of(lambda: copied_offer(here, here, "alice", 7)) == (421, "stale_epoch")
+    assert code_of(lambda: copied_offer(here, here, "nobody", 1)) == (404, "agent_not_found")
+    assert there.node.store.blocks.check_integrity() == []
+
+
+def test_a_fork_that_was_asked_for_before_its_erasure_stays_erased(pair):
+    here, _ = pair
+    turn(here, HELLO, "alice")
+    fork(here, here, "alice", "dave")
+    erase(here, "dave", epoch=1_001)
+
+    assert code_of(lambda: fork(here, here, "alice", "dave")) == (421, "erased")
+    assert "dave" not in views(here)
+
+
+def test_an_unused_fork_is_found_by_its_own_id_only(pair):
+    here, _ = pair
+    said = "the cat sat on the mat and the dog sat on the log " * 30
+    first = ask(here, said, max_tokens=4)
+    fork(here, here, first.admitted.agent, "0-before-auto")
+    assert views(here)["0-before-auto"][1] == (), "and no router is told what it looks like"
+    again = ask(here, said + first.text + " more", max_tokens=4)
+
+    assert again.admitted.agent == first.admitted.agent
+
+
+def test_a_fork_in_the_middle_of_a_turn_is_of_the_last_saved_record(pair):
+    here, _ = pair
+    _, first = turn(here, HELLO, "alice")
+    turn(here, HELLO, "control")
+    second = onward(HELLO, first, "größer")
+    started, go_on = threading.Event(), asyncio.Event()
+
+    async def slowly():
+        request = GenerateRequest(
+            OperationId("slow-turn-1"),
+            TENANT,
+            identity_of("alice"),
+            Sampling(max_tokens=400, ignore_eos=True),
+            messages=second,
+            epoch=1,
+        )
+        async for event in here.node.generate(request):
+            if isinstance(event, Delta):
+                started.set()
+                await go_on.wait()
+
+    running_turn = asyncio.run_coroutine_threadsafe(slowly(), here._loop)
+    assert started.wait(60)
+    try:
+        assert views(here)["alice"][0].busy
+        fork(here, here, "alice", "bob")
+        other = onward(HELLO, first, "the dog")
+        assert turn(here, other, "bob")[0] == turn(here, other, "control")[0]
+        assert views(here)["alice"][0].busy
+    finally:
+        here._loop.call_soon_threadsafe(go_on.set)
+        running_turn.result(60)
+
+
+def test_a_replica_takes_over_where_the_agent_was(pair):
+    here, there = pair
+    _, first = turn(here, HELLO, "alice")
+    view, copied = replicate(here, there, "alice")
+    assert (view.state, view.epoch, view.revision, view.node) == ("replica", 1, 1, "here")
+    assert view.kept
+    assert view.tail == views(here)["alice"][0].tail != ""
+    assert copied.blocks_sent == view.blocks > 1
+    second = onward(HELLO, first, "größer")
+    want, stayed = turn(here, second, "alice")
+    refreshed, copied = replicate(here, there, "alice")
+    assert refreshed.tail == views(here)["alice"][0].tail != view.tail
+    assert copied.blocks_sent < refreshed.blocks, "only what is new travels"
+    assert replicate(here, there, "alice")[1].blocks_sent == 0
+    assert code_of(lambda: turn(there, second, "alice", epoch=1)) == (421, "not_owner")
+    third = onward(second, stayed, "the dog")
+    want = turn(here, third, "alice")[0]  # the replica is stale by one turn now
+
+    got, taken = turn(there, third, "alice", epoch=3)
+    assert got == want
+    assert taken.admitted.cached_tokens > 200
+    assert taken.admitted.cache is CacheTier.PEER
+    assert not views(there)["alice"][0].kept
+    assert code_of(lambda: replicate(here, there, "alice")) == (409, "not_a_replica")
+    # The lost owner comes back with more turns than its successor's record counts.
+    turn(here, third, "alice")
+    here_to = ReleaseAgent("move-it-now", TENANT, AgentId("alice"), 3, NodeName("there"))
+    call(here, here_to, Done)
+    behind = views(here)["alice"][0]
+    assert (behind.state, behind.epoch) == ("replica", 3)
+    assert behind.revision > views(there)["alice"][0].revision
+    assert replicate(there, here, "alice", epoch=3)[0].tail == views(there)["alice"][0].tail
+
+
+def test_a_later_copy_stays_and_a_late_one_of_an_aborted_copy_is_refused(pair):
+    here, there = pair
+    _, first = turn(here, HELLO, "alice")
+    name, old, _ = copied_offer(here, there, "alice", 1)
+    turn(here, onward(HELLO, first, "größer"), "alice")
+    replicate(here, there, "alice", kept=False)
+
+    def keep(migration, offer):
+        asked = KeepReplica(migration, offer.manifest, NodeName("here"))
+        return lambda: call(there, asked, object)
+
+    assert code_of(keep(name, old)) == (409, "stale_copy")
+    withdraw(there, name, "alice")
+    assert there.node.adopted == {}
+    erase(there, "alice")
+    assert code_of(keep(name, old)) == (409, "aborted")
+    assert views(there) == {}
+    blocks = CopyBlocks(name, NodeName("here"), old)
+    withdraw(here, name, "alice")
+    assert code_of(lambda: call(there, blocks, Copied))[1] == "bad_ticket"
+    assert there.node.adopted == {}
+    assert there.node.store.blocks.total_bytes == 0
+
+
+def test_a_replica_survives_a_restart_and_an_erasure_takes_it_everywhere(model, tmp_path):
+    with running(tmp_path, model, "here") as here:
+        _, first = turn(here, HELLO, "alice")
+        there = start_service(tmp_path, model, "there")
+        replicate(here, there, "alice")
+        there.stop()
+        with running(tmp_path, model, "there") as there:
+            view = views(there)["alice"][0]
+            assert (view.state, view.epoch, view.kept) == ("replica", 1, True)
+            assert erase(there, "alice", TenantId("other")).existed is False
+            second = onward(HELLO, first, "größer")
+            assert turn(there, second, "alice", epoch=2)[1].admitted.cached_tokens > 100
+            assert erase(there, "alice").blocks_kept_shared == 0
+            assert there.node.store.blocks.total_bytes == 0
+
+
+def test_no_owned_agent_goes_to_make_room_for_a_replica(model, tmp_path):
+    def said(name, times=45):
+        return [{"role": "user", "content": f"{name} the cat sat on the mat. " * times}]
+
+    with running(tmp_path, model, "here") as here:
+        turn(here, said("alice"), "alice")
+        size = here.node.store.blocks.total_bytes
+        with running(tmp_path, model, "there", disk_bytes=int(3.6 * size)) as there:
+            for name in ("first", "other"):
+                turn(there, said(name), name)
+            replicate(here, there, "alice", background=True)
+            turn(here, said("bella"), "bella")
+            replicate(here, there, "bella", background=True)
+            assert views(there).keys() == {"first", "other", "bella"}, "one replica for another"
+            turn(here, said("large", times=120), "large")
+            refused = code_of(lambda: copied_offer(here, there, "large", 1, background=True))
+            assert refused[1] == "disk_budget"
+            assert views(there).keys() >= {"first", "other"}
+            assert there.node.store.blocks.check_integrity() == []

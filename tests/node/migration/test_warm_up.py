@@ -1,0 +1,203 @@
+"""Memory of agents on their way in is granted before it is taken, and counted while it is read."""
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+
+from fabric.control.node_calls import Done, Flush
+from fabric.ids import AgentId, MigrationId
+from fabric.limits import BLOCK_TOKENS
+from fabric.record.manifest import OwnerState
+from fabric.u32s import U32s
+from node.engine.memory_budget import Reservation
+from node.migration import warm_up
+from tests.support.services import TENANT, ask, call, running
+from tests.support.tiny_models import LLAMA, write_model
+
+PROMPT = "the cat sat on the mat and the dog sat on the log. " * 90  # more than three blocks
+HANG_S = 60
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("node")
+    with running(folder, str(write_model(folder / "model", LLAMA))) as service:
+        ask(service, PROMPT, agent="stored", max_tokens=6, ignore_eos=True)
+        yield service
+
+
+@pytest.fixture
+def move(node, request):
+    """Name a move of this test alone; nothing else is in memory."""
+    call(node, Flush(drop_hot=True), Done)
+    budget = node.node.engine.budget
+    assert (budget.reserved_bytes, budget.idle_bytes) == (0, 0)
+    name = MigrationId(f"move-{request.node.name}"[:60])
+    yield name
+    on_loop(node, lambda: node.node.arrivals.drop(name))
+    assert (budget.reserved_bytes, budget.idle_bytes) == (0, 0)
+
+
+@pytest.fixture
+def record(node):
+    return node.node.table.get((TENANT, AgentId("stored"))).saved
+
+
+def on_loop(service, work):
+    async def run():
+        return work()
+
+    return asyncio.run_coroutine_threadsafe(run(), service._loop).result(HANG_S)
+
+
+def extend(service, move, record):
+    work = service.node.arrivals.extend(move, record)
+    return asyncio.run_coroutine_threadsafe(work, service._loop)
+
+
+def beginning(record):
+    """Return the record as it was when its first block was full."""
+    return replace(
+        record,
+        token_ids=record.token_ids[:BLOCK_TOKENS],
+        token_ends=record.token_ends[:BLOCK_TOKENS],
+        pieces=record.pieces[:1],
+    )
+
+
+def sealed(record):
+    return replace(record, state=OwnerState.SEALED)
+
+
+class Held:
+    """Holds up the reads of blocks until it is told to let them go on."""
+
+    def __init__(self, service, monkeypatch):
+        self.is_reading, self.may_read = threading.Event(), threading.Event()
+        blocks = service.node.store.blocks
+        load = blocks.load_into
+
+        def loaded(*args):
+            self.is_reading.set()
+            assert self.may_read.wait(HANG_S)
+            return load(*args)
+
+        monkeypatch.setattr(blocks, "load_into", loaded)
+
+
+@pytest.fixture
+def held(node, monkeypatch):
+    return Held(node, monkeypatch)
+
+
+def begin_held(service, held, move, record):
+    extending = extend(service, move, record)
+    assert held.is_reading.wait(HANG_S)
+    return extending
+
+
+@pytest.mark.parametrize("is_begun", [False, True], ids=["begun", "gone on with"])
+@pytest.mark.parametrize("is_last", [False, True], ids=["full blocks", "all"])
+def test_what_is_read_into_is_reserved_until_it_is_kept(
+    node, move, record, held, is_begun, is_last
+):
+    warm_up, budget = node.node.arrivals, node.node.engine.budget
+    if is_begun:
+        held.may_read.set()
+        extend(node, move, beginning(record)).result(HANG_S)
+        assert warm_up.size_bytes == budget.idle_bytes > 0
+        held.may_read.clear()
+        held.is_reading.clear()
+    extending = begin_held(node, held, move, sealed(record) if is_last else record)
+
+    assert budget.reserved_bytes >= node.node.spec.resident_bytes(record.tokens_count)
+    assert (budget.idle_bytes, warm_up.size_bytes) == (0, 0)  # counted once
+
+    held.may_read.set()
+    extending.result(HANG_S)
+    assert budget.reserved_bytes == 0
+    assert budget.idle_bytes == warm_up.size_bytes > 0
+    if is_last:
+        cache = on_loop(node, lambda: warm_up.take(move, record))
+        assert cache.tokens_count == record.tokens_count
+        on_loop(node, node.node.note_hot)
+
+
+@pytest.mark.parametrize("is_last", [False, True], ids=["full blocks", "all"])
+def test_a_record_of_no_tokens_is_no_failure(node, move, record, is_last):
+    """A first turn that moves before its first block is full."""
+    empty = replace(record, token_ids=U32s(), token_ends=U32s(), pieces=(), text="")
+    extend(node, move, sealed(empty) if is_last else empty).result(HANG_S)
+    extend(node, move, record).result(HANG_S)
+    assert node.node.arrivals.size_bytes > 0
+
+
+@pytest.mark.parametrize("is_begun", [False, True], ids=["begun", "gone on with"])
+def test_memory_at_work_is_not_taken_for_it(node, move, record, is_begun):
+    budget, least = node.node.engine.budget, node.node.spec.resident_bytes(1)
+    if is_begun:
+        extend(node, move, beginning(record)).result(HANG_S)
+        arrival = node.node.arrivals._held[move]
+        arrival.room_tokens = BLOCK_TOKENS  # so that it has to grow
+    others = Reservation(budget)
+    others.count(budget.claimable_bytes - budget.idle_bytes - least)
+    try:
+        extend(node, move, record).result(HANG_S)
+        assert move not in node.node.arrivals
+    finally:
+        others.release()
+
+
+def test_idle_agents_give_way_but_not_those_in_memory_only(node, move, record):
+    ask(node, PROMPT + "it was warm.", agent="idle", max_tokens=4)
+    agent, budget = node.node.table.get((TENANT, AgentId("idle"))), node.node.engine.budget
+    others = Reservation(budget)
+    others.count(budget.claimable_bytes - budget.idle_bytes)
+    try:
+        agent.is_durable = False
+        extend(node, move, beginning(record)).result(HANG_S)
+        assert agent.cache is not None
+        assert move not in node.node.arrivals
+
+        agent.is_durable = True
+        extend(node, move, beginning(record)).result(HANG_S)
+        assert agent.cache is None
+        assert move in node.node.arrivals
+    finally:
+        agent.is_durable = True
+        others.release()
+
+
+def wanted(node, move):
+    node.make_room(node.settings.hot_bytes)
+
+
+def given_up(node, move):
+    node.arrivals.drop(move)
+
+
+def committed(node, move):
+    assert node.arrivals.take(move, node.table.get((TENANT, AgentId("stored"))).saved) is None
+
+
+@pytest.mark.parametrize("is_last", [False, True], ids=["full blocks", "all"])
+@pytest.mark.parametrize("what", [wanted, given_up, committed])
+def test_a_read_ends_once_nobody_needs_it(node, move, record, held, what, is_last):
+    extending = begin_held(node, held, move, sealed(record) if is_last else record)
+    on_loop(node, lambda: what(node.node, move))
+    held.may_read.set()
+    extending.result(HANG_S)
+    assert move not in node.node.arrivals
+
+
+def test_a_read_that_fails_gives_its_memory_back(node, move, record, monkeypatch):
+    def fail(*_, **__):
+        message = "the disk is gone"
+        raise OSError(message)
+
+    monkeypatch.setattr(warm_up, "load_full_blocks", fail)
+    with pytest.raises(OSError, match="gone"):
+        extend(node, move, record).result(HANG_S)
+    assert move not in node.node.arrivals

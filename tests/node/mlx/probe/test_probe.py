@@ -1,0 +1,197 @@
+"""A model is tried on our caches when it is loaded."""
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from fabric.errors import FatalError
+from fabric.kvcache.spec_file import SpecRecord, decode_spec, encode_spec
+from fabric.settings import KvBits
+from node.mlx import attention
+from node.mlx.attention import LastTokens, Rows, attend
+from node.mlx.batch_layers import PaddedLayer, RaggedLayer
+from node.mlx.engine import Batching, Engine
+from node.mlx.model_spec import read_spec
+from node.mlx.probe.probe import fit_engine
+from node.mlx.resident_layer import ResidentLayer
+from tests.support.architectures import ARCHITECTURES, CHUNKED, OPAQUE
+from tests.support.blocks import FINGERPRINT
+from tests.support.tiny_models import LLAMA, build_model
+from tests.support.zoo import zoo
+
+ZOO = zoo()
+
+
+def fit(config: dict[str, Any], bits: KvBits = KvBits()) -> Engine:  # noqa: B008 - frozen
+    """Fit an engine to a tiny random model."""
+    return fit_engine(build_model(config), bits)
+
+
+def test_plain_attention_gets_packed_and_ragged_caches() -> None:
+    """A llama takes the fastest of everything."""
+    engine = fit(LLAMA)
+
+    assert engine.packed
+    assert engine.batching is Batching.RAGGED
+
+
+def test_latent_attention_gets_plain_numbers_and_more_bits() -> None:
+    """Attention that computes with what it fetches cannot take packed or ragged caches."""
+    engine = fit(ARCHITECTURES["deepseek_v3"])
+
+    assert not engine.packed
+    assert engine.batching is Batching.PADDED
+    assert {slot.bits for layer in engine.spec.layers for slot in layer.slots} == {8}
+
+
+def test_bits_are_chosen_per_class() -> None:
+    """What an operator sets is what is stored; 0 keeps the model's own numbers."""
+    gemma = fit(ARCHITECTURES["gemma3_text"], KvBits(full=8, window=4))
+    native = fit(ARCHITECTURES["deepseek_v3"], KvBits(latent=0))
+
+    assert [layer.slots[0].bits for layer in gemma.spec.layers] == [4, 4, 8, 4, 4, 8]
+    assert native.spec.layers[0].tensors(0, 1)[0].dtype == "F32"
+    assert len(native.spec.layers[0].tensors(0, 1)) == 2
+
+
+def test_unknown_caches_are_refused_by_kind() -> None:
+    """A cache that nobody here can cut is named, not guessed at."""
+    with pytest.raises(FatalError, match="LayerCache"):
+        fit(OPAQUE)
+
+
+def test_a_model_that_computes_something_else_on_our_caches_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The comparison with mlx-lm's own caches is real: an off-by-one mask does not pass."""
+    mask = ResidentLayer.make_mask
+
+    def blind(layer: Any, n: int, **options: Any) -> Any:
+        made = mask(layer, n, return_array=True, window_size=None)
+        return made if n == 1 else made & (mx.arange(made.shape[-1]) > 0)
+
+    monkeypatch.setattr(ResidentLayer, "make_mask", blind)
+    with pytest.raises(FatalError, match="something else"):
+        fit(LLAMA)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
+def test_a_window_off_by_one_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe looks past the end of a window, where it can."""
+    read = read_spec
+
+    def narrower(model: Any, bits: KvBits) -> Any:
+        spec = read(model, bits)
+        for layer in spec.layers:
+            if layer.window_tokens:
+                object.__setattr__(layer, "window_tokens", layer.window_tokens - 1)
+        return spec
+
+    monkeypatch.setattr("node.mlx.probe.probe.read_spec", narrower)
+    with pytest.raises(FatalError, match="something else"):
+        fit(ARCHITECTURES[name])
+
+
+def test_batches_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a batch computes something else than its sequences alone, it is not used."""
+    forward = Engine._forward
+
+    def wrong(engine: Engine, caches: list[Any], tokens: list[Any]) -> Any:
+        logits = forward(engine, caches, tokens)
+        return -logits if len(caches) > 1 and engine.batching is not Batching.ALONE else logits
+
+    monkeypatch.setattr(Engine, "_forward", wrong)
+
+    assert fit(LLAMA).batching is Batching.ALONE
+
+
+def test_batches_that_differ_past_a_window_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks begin to matter behind a window or an index's budget: the trial goes there."""
+    windowed = ZOO["llama_windowed"] | {"sliding_window": 2_000}
+    wrapped = {**ZOO["pixtral"], "text_config": windowed}
+    indexed = ZOO["minimax_m3_vl"]
+
+    assert fit(wrapped).batching is Batching.RAGGED
+    assert (fit(indexed).batching, fit(indexed).padded_waste_max) == (Batching.PADDED, 1.0)
+    monkeypatch.setattr(RaggedLayer, "make_mask", lambda *_, **__: None)
+    monkeypatch.setattr(PaddedLayer, "make_mask", lambda *_, **__: None)
+    assert fit(wrapped).batching is Batching.ALONE
+
+
+def test_a_models_own_mask_is_never_left_out_of_a_ragged_batch() -> None:
+    """Rows of unequal length cannot be masked by one array: that is an error, no wrong answer."""
+    rows = Rows([mx.ones((1, 2, 5, 32)), mx.ones((1, 2, 9, 32))])
+    queries = mx.ones((2, 2, 1, 32))
+
+    with pytest.raises(TypeError, match="mask of the model's own"):
+        attend(queries, rows, rows, None, 1.0, mx.ones((1, 9), mx.bool_))
+    assert attend(queries, rows, rows, None, 1.0, LastTokens(3)).shape == (2, 2, 1, 32)
+
+
+def test_chunks_padding_cannot_hide_are_decoded_alone() -> None:
+    """Sequences of very unequal length are tried together all the same, though nobody would."""
+    engine = fit(CHUNKED)
+    assert engine.batching is Batching.ALONE
+    assert any(layer.is_chunked for layer in engine.spec.layers)
+
+
+def test_gemma_2_decodes_in_batches() -> None:
+    """Its scores have an axis for the query heads of one key head, and so has the mask."""
+    assert fit(ZOO["gemma2"]).batching is Batching.GROUPED
+
+
+def test_packed_attention_is_judged_call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deep model of 16 bits makes much of the smallest difference; an error is one in any."""
+    model = build_model(ARCHITECTURES["gemma3_text"])
+    model.set_dtype(mx.bfloat16)
+    assert fit_engine(model, KvBits()).packed
+    right = attention.packed_attention
+    monkeypatch.setattr(attention, "packed_attention", lambda *args: right(*args) * 1.2)
+    assert not fit_engine(model, KvBits()).packed
+    assert not fit(LLAMA).packed
+
+
+def test_blocks_over_the_limit_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a model is served without reuse; the node starts."""
+    monkeypatch.setattr("fabric.kvcache.spec_file.BLOCK_BYTES_MAX", 1 << 17)
+    with pytest.raises(FatalError, match="full block is over the limit"):
+        fit(LLAMA)
+
+
+@pytest.mark.parametrize("name", ["read_spec", "_stock_logits", "read_rotations", "find_batching"])
+def test_whatever_a_trial_raises_is_a_reason(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a model does when it is tried keeps a node from starting."""
+
+    def broken(*_: Any) -> None:
+        message = "of a kind that nobody expected"
+        raise AttributeError(message)
+
+    monkeypatch.setattr(f"node.mlx.probe.probe.{name}", broken)
+    with pytest.raises(FatalError, match="AttributeError: of a kind"):
+        fit(LLAMA)
+
+
+def test_layers_that_keep_nothing_are_kept_as_that() -> None:
+    """Nemotron-NAS makes a cache for a linear layer, and never writes it."""
+    engine = fit(ZOO["nemotron-nas_linear_first"])
+    assert not engine.spec.layers[0].slots
+    assert engine.batching is Batching.RAGGED
+    assert decode_spec(encode_spec(SpecRecord(FINGERPRINT, "", engine.spec))).spec == engine.spec
+
+
+def test_every_attention_of_a_list_of_caches_knows_its_positions() -> None:
+    """LongCat has two latents per layer, each turned by itself."""
+    layers = fit(ZOO["longcat_flash"]).spec.layers
+    assert len(layers) == 8
+    assert not any(layer.rotations_unknown for layer in layers)
+    assert {tuple(r.slot for r in layer.rotations) for layer in layers} == {("values",)}
+
+
+def test_where_positions_are_is_known_for_every_layer() -> None:
+    """The spec says which dimensions carry the position, for every layer that has any."""
+    layers = fit(ARCHITECTURES["deepseek_v32"]).spec.layers
+
+    assert not any(layer.rotations_unknown for layer in layers)
+    assert [(r.slot, r.start, r.dims) for r in layers[0].rotations] == [("values", 0, 64)]
+    assert [(r.slot, r.start, r.dims) for r in layers[1].rotations] == [("index", 0, 64)]

@@ -1,0 +1,298 @@
+"""What turns in each architecture's cache, checked against the model's own keys elsewhere."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, make_prompt_cache
+
+from fabric.kvcache.rotation import Rotation, UnknownRotation
+from node.mlx.probe.rotate import rotate
+from node.mlx.probe.rotation_probe import _candidates, _record, read_rotations, verified
+from tests.support.architectures import ARCHITECTURES
+from tests.support.rotations import close, still, turned
+from tests.support.tiny_models import LLAMA, build_model
+
+ALL = range(64)
+K_ALL = {"keys": ALL}
+ROPED_LATENT = {"values": ALL}  # a latent cache keeps its rotated part where others keep values
+INDEXED = {"values": ALL, "index": ALL}  # of 128 index dimensions
+PROPORTIONAL = {"keys": [*range(16), *range(64, 80)]}
+# Dimensions that move, by slot, of each cache: from the papers and configs, not from the probe.
+MOVING: dict[str, list[dict[str, Any]]] = {
+    "llama": [K_ALL] * 4,
+    "qwen2": [K_ALL] * 4,
+    "qwen3": [K_ALL] * 4,
+    "glm4_moe": [{"keys": range(32)}] * 4,
+    "minimax_m2": [{"keys": range(32)}] * 4,
+    "gemma3_text": [K_ALL] * 6,
+    "gemma4_text": [*[K_ALL] * 4, PROPORTIONAL, K_ALL],
+    "gpt_oss": [K_ALL] * 4,
+    "deepseek_v2": [{"keys": range(128, 192)}] * 4,
+    "deepseek_v3": [ROPED_LATENT] * 4,
+    "kimi_k2": [ROPED_LATENT] * 4,
+    "glm4_moe_lite": [ROPED_LATENT] * 4,
+    "deepseek_v32": [INDEXED] * 4,
+    "glm_moe_dsa": [INDEXED] * 4,
+    "qwen3_next": [{}, {}, {}, {"keys": range(16)}],
+    "qwen3_5": [{}, {}, {}, {"keys": range(16)}],
+    "kimi_linear": [{}] * 4,
+    "llama_80": [{"keys": range(80)}] * 4,
+    "llama_96": [{"keys": range(96)}] * 4,
+    "llama_112": [{"keys": range(112)}] * 4,
+}
+TOKENS, FROM, DELTA = 6, 5, 90
+
+
+@cache
+def model_of(name: str) -> Any:
+    config = ARCHITECTURES[name]
+    if name == "gemma3_text":  # as released: global layers turn more slowly than local ones
+        config = {**config, "rope_theta": 1e6}
+    return build_model(config)
+
+
+@cache
+def rotations_of(name: str) -> Any:
+    return by_cache(model_of(name))
+
+
+def by_cache(model: Any) -> Any:
+    """Join what was found of the members of a list: their slots have different names here."""
+    found = iter(read_rotations(model))
+    sizes = [len(getattr(cache, "caches", "1")) for cache in make_prompt_cache(model)]
+    return [tuple(r for _ in range(size) for r in next(found)) for size in sizes]
+
+
+def stored(layer: Any, stock: Any, offset: int) -> dict[str, mx.array]:
+    """Run the layer's attention alone on mlx-lm's cache, standing at `offset`."""
+    leaves = [KVCache() for _ in (stock.caches if isinstance(stock, CacheList) else [0])]
+    for leaf in leaves:
+        leaf.offset = offset
+    given = CacheList(*leaves) if isinstance(stock, CacheList) else leaves[0]
+    mx.random.seed(5)
+    norm = layer.input_layernorm.weight
+    x = mx.random.normal((1, TOKENS, norm.shape[0]))
+    layer.self_attn(x, mx.ones((TOKENS, offset + TOKENS), mx.bool_), given)
+    rows = slice(offset, offset + TOKENS)
+    arrays = [array[..., rows, :] for leaf in leaves for array in (leaf.keys, leaf.values)]
+    return dict(zip(("keys", "values", "index"), arrays, strict=False))
+
+
+def test_every_architecture_is_expected():
+    assert MOVING.keys() == ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_finds_the_dimensions_that_move(name):
+    found = [{r.slot: list(r.moving_dims) for r in cached} for cached in rotations_of(name)]
+    assert found == [{slot: list(dims) for slot, dims in one.items()} for one in MOVING[name]]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_turned_keys_are_the_models_own_elsewhere(name):
+    model = model_of(name)
+    caches = make_prompt_cache(model)
+    compared = 0
+    for layer, stock, found in zip(model.layers, caches, rotations_of(name), strict=False):
+        if isinstance(stock, ArraysCache):
+            continue
+        here, there = (stored(layer, stock, offset) for offset in (FROM, FROM + DELTA))
+        rotation_of = {rotation.slot: rotation for rotation in found}
+        for slot, rows in here.items():
+            rotation = rotation_of.get(slot)
+            assert np.array_equal(still(rows, rotation), still(there[slot], rotation))
+            if rotation is not None:
+                assert close(rotate(rows, rotation, DELTA), there[slot], 2e-5)
+                assert close(rotate(there[slot], rotation, -DELTA), rows, 2e-5)
+                assert close(turned(rows, rotation, DELTA), there[slot], 2e-5)
+                assert not close(rows, there[slot], 0.1)
+            compared += 1
+    assert compared
+
+
+def test_layers_of_one_model_may_turn_at_different_rates():
+    bases = [rotation.base for (rotation,) in rotations_of("gemma3_text")]
+    assert bases == [1e4, 1e4, 1e6] * 2
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma4_text", "qwen3_5"])
+def test_half_precision_changes_nothing(name, dtype):
+    model = build_model(ARCHITECTURES[name])
+    exact = read_rotations(model)
+    model.set_dtype(dtype)
+
+    assert read_rotations(model) == exact
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v32", "qwen3_next"])
+def test_quantized_weights_change_nothing(name):
+    model = build_model(ARCHITECTURES[name])
+    nn.quantize(model, group_size=32, bits=4)
+
+    assert by_cache(model) == rotations_of(name)
+
+
+# --- what must not be believed ---------------------------------------------------------------
+
+WRONG: dict[str, dict[str, Any]] = {
+    "base": {"base": 10_010.0},
+    "pairing": {"traditional": True},
+    "too few": {"dims": 32},
+    "rate": {"scale": 0.5},
+    "another place": {"start": 16, "dims": 48},
+    "no turn": {"base": None, "frequencies": (0.0,) * 32},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_a_wrong_rotation_fails(wrong, dtype):
+    model = build_model({**LLAMA, "num_hidden_layers": 1})
+    model.set_dtype(dtype)
+    rows = {p: _record(model, make_prompt_cache(model), p)[0].keys for p in (0, 37, 1_048_583)}
+    (right,) = [rotation for rotation in _candidates(model) if rotation.dims == 64]
+
+    assert verified(right, rows)
+    assert not verified(None, rows)
+    assert not verified(replace(right, **WRONG[wrong]), rows)
+
+
+def test_one_slow_pair_that_is_off_fails():
+    """The last pair turns 0.005 radians in 37 tokens; a hundredth of that shows far out."""
+    model = build_model({**LLAMA, "num_hidden_layers": 1})
+    rows = {p: _record(model, make_prompt_cache(model), p)[0].keys for p in (0, 37, 1_048_583)}
+    turns = tuple(10_000.0 ** (-d / 64) for d in range(0, 64, 2))
+    right = Rotation("keys", 0, 64, traditional=False, base=None, scale=1.0, frequencies=turns)
+    assert verified(right, rows)
+    assert not verified(replace(right, frequencies=(*turns[:-1], turns[-1] * 1.01)), rows)
+
+
+class Lies(nn.RoPE):
+    """Turns at a rate that is not the one it declares."""
+
+    def __call__(self, x, offset=0):
+        return mx.fast.rope(x, 64, traditional=False, base=10_100.0, scale=1.0, offset=offset)
+
+
+class Adds(nn.RoPE):
+    """Depends on the position, and not by turning."""
+
+    def __call__(self, x, offset=0):
+        return x + 0.01 * (offset + mx.arange(x.shape[-2]))[:, None]
+
+
+class Grows(nn.RoPE):
+    """Turns rightly and gains length on the way."""
+
+    def __call__(self, x, offset=0):
+        return super().__call__(x, offset) * (1 + 0.001 * offset)
+
+
+class Breaks(nn.RoPE):
+    """Runs at the start only."""
+
+    def __call__(self, x, offset=0):
+        if offset:
+            message = "no table for this position"
+            raise IndexError(message)
+        return super().__call__(x, offset)
+
+
+@pytest.mark.parametrize("rope", [Lies, Adds, Grows])
+def test_a_layer_that_does_something_else_is_not_known(rope):
+    model = build_model(LLAMA)
+    model.layers[1].self_attn.rope = rope(64)
+    known = Rotation("keys", 0, 64, traditional=False, base=1e4, scale=1.0, frequencies=None)
+
+    first, second, *others = read_rotations(model)
+
+    assert [first, *others] == [(known,)] * 3
+    assert isinstance(second, UnknownRotation)
+    assert "no rotation of the model explains" in second.reason
+
+
+def test_a_rate_that_depends_on_the_length_is_not_known():
+    found = read_rotations(
+        build_model({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}})
+    )
+    assert found == [UnknownRotation("keys: turn at another rate far from the start")] * 4
+
+
+def test_a_model_that_breaks_elsewhere_is_not_known_and_does_not_raise():
+    model = build_model(LLAMA)
+    model.layers[2].self_attn.rope = Breaks(64)
+    found = read_rotations(model)
+    assert len(found) == 4
+    assert {type(one) for one in found} == {UnknownRotation}
+    assert "IndexError: no table" in found[0].reason
+
+
+def test_absolute_positions_are_not_known():
+    config = {"model_type": "gpt2", "n_ctx": 64, "n_positions": 64, "n_embd": 64, "n_head": 2}
+    shape = {"n_layer": 2, "layer_norm_epsilon": 1e-5, "vocab_size": 512}
+    found = read_rotations(build_model({**config, **shape}))
+    assert [type(one) for one in found] == [UnknownRotation] * 2
+
+
+def test_a_cache_that_cannot_be_watched_is_not_known():
+    class Sealed:
+        """Holds what a model puts in without showing how."""
+
+    model = build_model(LLAMA)
+    sealed = lambda: [Sealed(), CacheList(KVCache(), Sealed())]  # noqa: E731
+    found = read_rotations(model, lambda: [*make_prompt_cache(model), *sealed()])
+    unknown = UnknownRotation("a cache of class Sealed cannot be observed")
+    assert found[4:] == [unknown, (), unknown]
+    assert all(isinstance(one, tuple) for one in found[:4])
+
+
+class TwoCaches(nn.Module):
+    """Stores turned keys in both caches of its one layer, and some values beside them."""
+
+    def __init__(self, second_fill, writes=1):
+        super().__init__()
+        self.rope = nn.RoPE(8)
+        self.fills, self.writes = (1.0, second_fill), writes
+
+    def __call__(self, tokens, cache):
+        keys = mx.random.normal((tokens.shape[0], 1, 1, 8), key=mx.random.key(3))
+        for leaf, fill in zip(cache[0].caches, self.fills, strict=True):
+            values = mx.full(keys.shape, fill)
+            for _ in range(self.writes):
+                leaf.update_and_fetch(self.rope(keys, offset=leaf.offset), values)
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (TwoCaches(0.0), ["keys", "index"]),
+        (TwoCaches(1.0), ["keys", "keys"]),
+        (TwoCaches(0.0, writes=2), "a step writes the cache more than once"),
+    ],
+    ids=["index", "second attention", "written twice"],
+)
+def test_a_second_cache_without_values_is_an_index(model, found):
+    first, second = read_rotations(model, lambda: [CacheList(KVCache(), KVCache())])
+    if isinstance(found, str):
+        assert first == second == UnknownRotation(found)
+    else:
+        assert [rotation.slot for rotation in (*first, *second)] == found
+
+
+def test_a_yarn_magnitude_is_not_applied_again():
+    """The module itself would stretch keys by 1.35: they carry its factor already."""
+    model = model_of("gpt_oss")
+    rope = model.layers[0].self_attn.rope
+    ((rotation,), *_) = rotations_of("gpt_oss")
+    rows = rope(mx.random.normal((1, 2, 7, 64)), offset=11)
+    norm = mx.linalg.norm(rows).item()
+
+    assert rope.mscale > 1.3
+    assert mx.linalg.norm(rope(rows, offset=37)).item() == pytest.approx(norm * rope.mscale, 1e-4)
+    assert mx.linalg.norm(rotate(rows, rotation, 37)).item() == pytest.approx(norm, 1e-5)

@@ -1,0 +1,104 @@
+"""Going back in memory: to any token, or to a state that is still there."""
+
+from functools import cache as remembered
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.settings import KvBits
+from node.mlx.engine import Engine
+from node.mlx.probe.probe import fit_engine
+from node.mlx.resident_cache import STATES_HOT_MAX, ResidentCache
+from tests.support.architectures import ARCHITECTURES
+from tests.support.cache_paths import logits_after, prompt_of
+from tests.support.tiny_models import build_model
+
+RECURRENT = ("qwen3_5", "kimi_linear")
+EVERY = pytest.mark.parametrize("name", RECURRENT)
+
+
+@remembered
+def engine_of(name: str) -> Engine:
+    return fit_engine(build_model(ARCHITECTURES[name]), KvBits())
+
+
+def prefilled(engine: Engine, prompt: list[int], *stops: int) -> ResidentCache:
+    """Prefill up to each stop, and keep the state there."""
+    cache = engine.new_cache(len(prompt))
+    for stop in stops:
+        engine.prefill(cache, prompt[cache.tokens_count : stop])
+        cache.take_snapshot()
+    return cache
+
+
+@EVERY
+def test_a_state_in_memory_is_gone_back_to(name: str) -> None:
+    """Bit for bit, also after decoding, alone and out of a batch, and again after that."""
+    engine, prompt = engine_of(name), prompt_of(100)
+    want = logits_after(engine, prefilled(engine, prompt, 40), prompt_of(4))
+    cache = prefilled(engine, prompt, 40, 60)
+    cache.snapshots.clear()  # they are saved by now
+    engine.feed([cache], [mx.array([5], mx.uint32)])
+    other = prefilled(engine, prompt_of(33), 33)
+    engine.feed([cache, other], [mx.array([5], mx.uint32)] * 2)
+
+    for _ in range(2):
+        assert cache.can_rewind(40)
+        cache.rewind(40)
+        assert cache.tokens_count == 40
+        assert np.array_equal(logits_after(engine, cache, prompt_of(4)), want)
+
+
+@EVERY
+def test_no_other_point_is_gone_back_to(name: str) -> None:
+    """Between two states there is none; behind the last one nothing is held."""
+    cache = prefilled(engine_of(name), prompt_of(100), 40, 60, 80)
+
+    assert [count for count in range(120) if cache.can_rewind(count)] == [0, 40, 60, 80]
+    assert [cache.rewind_point(limit) for limit in (100, 80, 79, 60, 59, 39, 0)] == [
+        80, 80, 60, 60, 40, 0, 0,
+    ]  # fmt: skip
+    cache.rewind(60)
+    assert [count for count in range(120) if cache.can_rewind(count)] == [0, 40, 60]
+    cache.rewind(0)
+    assert cache.rewind_point(100) == 0
+
+
+@EVERY
+def test_states_in_memory_are_few_and_counted_once(name: str) -> None:
+    """The newest stay; the present one is no memory of its own, kept or to be saved."""
+    engine, prompt = engine_of(name), prompt_of(200)
+    cache = prefilled(engine, prompt, 40)
+    bare = engine.new_cache(len(prompt))
+    engine.prefill(bare, prompt[:40])
+    state_bytes = engine.spec.kv_bytes(0, CacheGroup.STATE)
+    assert cache.size_bytes == bare.size_bytes
+
+    cache = prefilled(engine, prompt, *range(20, 200, 20))
+    cache.snapshots.clear()
+    assert len(cache.states) == STATES_HOT_MAX
+    assert max(cache.states) == 180
+    assert cache.size_bytes == bare.size_bytes + (STATES_HOT_MAX - 1) * state_bytes
+
+
+@EVERY
+def test_a_restored_state_may_be_gone_back_to(name: str) -> None:
+    """What was read from disk once is not read again."""
+    engine, prompt = engine_of(name), prompt_of(60)
+    cache = engine.new_cache(len(prompt))
+    cache.assume(40)
+    engine.prefill(cache, prompt[40:])
+
+    assert cache.rewind_point(59) == 40
+
+
+def test_models_without_states_go_back_to_any_token() -> None:
+    """Nothing is kept for them, and nothing asked."""
+    engine = fit_engine(build_model(ARCHITECTURES["llama"]), KvBits())
+    cache = prefilled(engine, prompt_of(100), 40, 60)
+
+    assert not cache.states
+    assert not cache.snapshots
+    assert [cache.rewind_point(limit) for limit in (0, 17, 60, 90)] == [0, 17, 60, 60]

@@ -1,0 +1,188 @@
+"""The table ranks addresses by what they carried, and stays bounded."""
+
+import threading
+
+import pytest
+
+from fabric.errors import TooLargeError
+from fabric.ids import NodeName
+from fabric.limits import ADDRESSES_MAX, LINKS_TOLD_MAX, MIB, PEERS_MAX
+from fabric.net.link_estimate import PING_EVERY_S, PROBE_REST_MIN_S, RESTING_BYTES_PER_S
+from fabric.net.links import Address, LinkKind, MeetPeers, PeerNode
+from node.net.link_table import LINKS_MAX, LinkTable
+from tests.support.transfers import StoppedClock
+
+PEER = NodeName("mac-b")
+CABLE = Address("10.88.0.2", 7, LinkKind.THUNDERBOLT, 10_000, "bridge0")
+LAN = Address("192.168.1.2", 7, LinkKind.ETHERNET, 1_000, "en0")
+WIFI = Address("192.168.1.3", 7, LinkKind.WIFI)
+ALL = (WIFI, LAN, CABLE)
+
+
+@pytest.fixture
+def clock():
+    return StoppedClock()
+
+
+@pytest.fixture
+def table(clock):
+    return LinkTable(clock)
+
+
+def met(table, *addresses, name=PEER, incarnation=1):
+    table.meet([PeerNode(name, incarnation, addresses or ALL)])
+
+
+def order(table, addresses=ALL):
+    return [address for address, _ in table.rank(PEER, addresses)]
+
+
+def test_nominal_speed_ranks_until_something_is_measured(table):
+    assert order(table) == [CABLE, LAN, WIFI]
+
+    table.observe(PEER, CABLE, 100 * MIB, 2.0)
+    table.observe(PEER, LAN, 110 * MIB, 1.0)
+    assert order(table) == [LAN, CABLE, WIFI]
+    assert dict(table.rank(PEER, ALL))[CABLE] == 50 * MIB
+
+
+def test_a_failed_link_comes_last_until_it_answers(table, clock):
+    table.failed(PEER, CABLE)
+    assert order(table) == [LAN, WIFI, CABLE]
+    assert dict(table.rank(PEER, ALL))[CABLE] == RESTING_BYTES_PER_S
+
+    table.answered(PEER, CABLE, 0.0003, "bridge0", LinkKind.THUNDERBOLT)
+    assert order(table)[0] == CABLE
+
+
+def test_where_all_failed_speed_and_failures_still_rank(table, clock):
+    for address in (CABLE, CABLE, LAN, WIFI):
+        table.failed(PEER, address)
+        clock.now_s += 10
+    ranked = table.rank(PEER, ALL)
+
+    assert [a for a, _ in ranked][-1] == CABLE
+    assert all(rate > RESTING_BYTES_PER_S for _, rate in ranked)
+
+
+def test_every_address_is_pinged_once_then_in_rhythm_then_at_once_on_doubt(table, clock):
+    met(table)
+    assert {address for _, address in table.due()} == set(ALL)
+    assert table.due() == []
+    for address in ALL:
+        table.answered(PEER, address, 0.001, "en0", None)
+    clock.now_s += PING_EVERY_S
+    table.observe(PEER, LAN, MIB, 0.1)  # heard: no need to ask
+    assert {address for _, address in table.due()} == {CABLE, WIFI}
+    table.doubt()
+    assert len(table.due()) == 3
+
+
+def test_meeting_the_same_peers_again_changes_nothing_and_a_restart_asks_anew(table):
+    met(table)
+    table.due()
+    met(table)
+    assert table.due() == []
+    met(table, incarnation=2)
+    assert len(table.due()) == 3
+
+
+def test_only_links_that_work_and_are_quiet_are_probed_one_after_the_other(table, clock):
+    met(table)
+    assert table.due_probe() is None
+    for address in ALL:
+        table.answered(PEER, address, 0.001, "", None)
+    table.failed(PEER, WIFI)
+    probed = {table.due_probe()[1], table.due_probe()[1]}
+    assert probed == {CABLE, LAN}
+    assert table.due_probe() is None
+
+    table.doubt()
+    table.observe(PEER, LAN, MIB, 0.1)
+    assert table.due_probe() is None  # a transfer is under way
+    clock.now_s += 6
+    assert table.due_probe()[1] == CABLE
+
+
+def test_a_link_whose_probe_was_refused_is_probed_again_soon(table, clock):
+    met(table, CABLE)
+    table.answered(PEER, CABLE, 0.001, "", None)
+    assert table.due_probe()[1] == CABLE
+    table.probe_refused(PEER, CABLE)
+    assert table.due_probe() is None
+    clock.now_s += PROBE_REST_MIN_S
+    assert table.due_probe()[1] == CABLE
+
+
+def test_views_tell_what_is_known(table, clock):
+    met(table)
+    table.answered(PEER, WIFI, 0.004, "en0", LinkKind.ETHERNET)
+    table.rated(PEER, WIFI, 30 * MIB, 1.0)
+    table.unanswered(PEER, CABLE, "host_unreachable", "bridge0")
+    clock.now_s += 3
+    views = {view.host: view for view in table.views()}
+
+    wifi, cable, lan = (views[a.host] for a in (WIFI, CABLE, LAN))
+    assert (wifi.reachable, wifi.device, wifi.kind) == (True, "en0", LinkKind.WIFI)
+    assert (wifi.rtt_s, wifi.bytes_per_s, wifi.age_s, wifi.rate_age_s) == (0.004, 30 * MIB, 3, 3)
+    assert (cable.reachable, cable.problem, cable.peer_device) == (
+        False,
+        "host_unreachable",
+        "bridge0",
+    )
+    assert (lan.reachable, lan.rtt_s, lan.age_s) == (None, None, None)
+
+
+def test_a_peer_that_left_is_forgotten(table):
+    met(table)
+    table.meet([])
+
+    assert table.views() == ()
+    assert table.due() == []
+
+
+def test_offers_of_unknown_peers_cannot_fill_it(table):
+    met(table)
+    for number in range(2 * LINKS_MAX):
+        address = Address(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 7, LAN.kind)
+        table.failed(NodeName("stranger"), address)
+
+    assert len(table._links) <= LINKS_MAX
+    assert len(table.views()) == 3
+
+
+def test_lists_over_the_limit_are_refused_and_beats_stay_short(table):
+    address = Address("10.0.0.1", 7, LinkKind.ETHERNET)
+    with pytest.raises(TooLargeError):
+        MeetPeers(tuple(PeerNode(NodeName(f"n{i}"), 1, ()) for i in range(PEERS_MAX + 1)))
+    with pytest.raises(TooLargeError):
+        MeetPeers((PeerNode(PEER, 1, (address,) * (ADDRESSES_MAX + 1)),))
+    table.meet(
+        [
+            PeerNode(
+                NodeName(f"n{i}"), 1, tuple(Address(f"10.0.{i}.{j}", 7, LAN.kind) for j in range(4))
+            )
+            for i in range(PEERS_MAX)
+        ]
+    )
+    assert len(table.views()) == LINKS_TOLD_MAX
+
+
+def test_many_threads_at_once_lose_nothing(table):
+    met(table)
+
+    def work():
+        for _ in range(200):
+            table.observe(PEER, LAN, MIB, 0.01)
+            table.rank(PEER, ALL)
+            table.failed(PEER, WIFI)
+            table.views()
+            table.due()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {view.host for view in table.views()} == {a.host for a in ALL}
+    assert order(table)[0] == CABLE

@@ -1,0 +1,254 @@
+"""Real data planes measure each other over several loopback addresses, dead and slow ones too."""
+
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from fabric.errors import RetryLaterError
+from fabric.ids import Fingerprint, NodeName
+from fabric.limits import KIB, MIB
+from fabric.net.links import Address, LinkKind, PeerNode
+from node.clock import SystemClock
+from node.net.interfaces import Listing
+from node.net.link_table import LinkTable
+from node.net.listeners import EVERYWHERE
+from node.net.probe import Caller, Measured
+from node.net.prober import LinkProber
+from tests.faults.fault_proxy import Fault, FaultProxy
+from tests.support.transfers import (
+    FINGERPRINT,
+    KEY,
+    SOURCE,
+    TARGET,
+    StoppedClock,
+    closed_port,
+    fetch,
+    impostor,
+    loopback,
+    offer,
+    serve,
+)
+
+WAIT_S = 30.0
+CALLER = Caller(TARGET, KEY, FINGERPRINT)
+many_loopbacks = pytest.mark.skipif(
+    sys.platform != "linux", reason="needs 127.0.0.2 and up, which only Linux has by itself"
+)
+
+
+@pytest.fixture
+def server(shelf):
+    server = serve(shelf, SystemClock(), host=EVERYWHERE)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def prober():
+    """Make probers that are stopped at the end."""
+    made = []
+
+    def make(table, measure=CALLER.measure, clock=None, list_now=list, follow=print):
+        listing = Listing(list_now)
+        made.append(LinkProber(table, measure, clock or SystemClock(), follow, listing, 0.02))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+def until(holds):
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def views(table):
+    return {(view.host, view.port): view for view in table.views()}
+
+
+def test_a_ping_and_a_probe_after_a_transfers_handshake(port, server):
+    pinged = CALLER.measure(SOURCE, loopback(port))
+    probed = CALLER.measure(SOURCE, loopback(port), 2 * MIB)
+
+    assert pinged.problem is None
+    assert pinged.rtt_s > 0
+    assert pinged.moved_bytes == 0
+    assert (probed.problem, probed.moved_bytes) == (None, 2 * MIB)
+    assert probed.seconds > 0
+    assert server.counts()["connections"] == 2
+
+
+@pytest.mark.parametrize(
+    ("caller", "peer", "problem"),
+    [
+        (Caller(TARGET, b"x" * 32, FINGERPRINT), SOURCE, "bad_key"),
+        (Caller(TARGET, KEY, Fingerprint(b"g" * 32)), SOURCE, "fingerprint_mismatch"),
+        (CALLER, NodeName("mac-c"), "wrong_node"),
+    ],
+)
+def test_whoever_answers_must_be_the_peer(port, caller, peer, problem):
+    assert caller.measure(peer, loopback(port)).problem == problem
+
+
+def test_a_closed_port_and_a_peer_that_hangs_up_are_told_apart():
+    assert CALLER.measure(SOURCE, loopback(closed_port())).problem == "refused"
+    with impostor(lambda channel, sock: sock.shutdown(socket.SHUT_RDWR)) as address:
+        assert CALLER.measure(SOURCE, address).problem == "broken"
+    bad = Address("mac.local", 1, LinkKind.ETHERNET)
+    assert CALLER.measure(SOURCE, bad).problem == "bad_address"
+
+
+def test_nobody_may_probe_while_payload_is_sent(port, server, shelf):
+    ref = shelf.add(32 * MIB)  # more than the sockets on the way can hold
+    ticket, enough = offer(server, [ref]), threading.Event()
+
+    def fetch_until_enough(address):
+        with suppress(RetryLaterError):
+            fetch([address], ticket, [ref], cancel=enough, streams=1)
+
+    with FaultProxy(("127.0.0.1", port), [Fault(stall_at=MIB)]) as proxy:
+        fetching = threading.Thread(target=fetch_until_enough, args=[loopback(proxy.port)])
+        fetching.start()
+        until(lambda: proxy.from_server and len(proxy.from_server[0]) >= 64 * KIB)
+        busy = CALLER.measure(SOURCE, loopback(port), MIB)
+        enough.set()
+        fetching.join()
+    until(lambda: CALLER.measure(SOURCE, loopback(port), MIB).moved_bytes == MIB)
+
+    assert (busy.problem, busy.moved_bytes, busy.is_probe_refused) == (None, 0, True)
+    assert busy.rtt_s > 0
+
+
+@many_loopbacks
+def test_the_prober_finds_the_live_the_slow_and_the_dead_link(port, prober):
+    slow_fault = [Fault(pause_s=0.02, chunk_bytes=32 * KIB)] * 50
+    silent = [Fault(stall_at=0)] * 50
+    with (
+        FaultProxy(("127.0.0.1", port), slow_fault) as slow,
+        FaultProxy(("127.0.0.1", port), silent) as dead,
+    ):
+        fast_address = Address("127.0.0.3", port, LinkKind.ETHERNET)
+        slow_address = Address("127.0.0.1", slow.port, LinkKind.THUNDERBOLT)
+        dead_address = Address("127.0.0.1", dead.port, LinkKind.THUNDERBOLT)
+        table = LinkTable(SystemClock())
+        prober(table)
+        addresses = (slow_address, fast_address, dead_address)
+        table.meet([PeerNode(SOURCE, 1, addresses)])
+
+        def is_known():
+            found = views(table)
+            rates = [found["127.0.0.3", port], found["127.0.0.1", slow.port]]
+            lost = found["127.0.0.1", dead.port].reachable is False
+            return lost and all(view.bytes_per_s for view in rates)
+
+        until(is_known)
+        ranked = [address for address, _ in table.rank(SOURCE, addresses)]
+        found = views(table)
+
+    assert ranked == [fast_address, slow_address, dead_address]
+    assert found["127.0.0.1", dead.port].problem == "silent"
+    assert found["127.0.0.3", port].rtt_s < found["127.0.0.1", slow.port].rtt_s
+
+
+def test_a_link_that_died_is_found_again(port, server, shelf, prober):
+    table = LinkTable(SystemClock())
+    with FaultProxy(("127.0.0.1", port)) as proxy:
+        address = loopback(proxy.port)
+        prober(table)
+        table.meet([PeerNode(SOURCE, 1, (address,))])
+        until(lambda: table.views()[0].reachable)
+        table.failed(SOURCE, address)  # as a transfer says whose streams broke
+        assert table.views()[0].reachable is False
+        until(lambda: table.views()[0].reachable)
+
+
+class Recorder:
+    """Measures nothing and notes who was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, peer, address, probe_bytes=0):
+        self.asked.append((peer, address.host, probe_bytes))
+        return Measured(rtt_s=0.001, moved_bytes=probe_bytes, seconds=3.0 if probe_bytes else 0.0)
+
+
+class SleepyClock(StoppedClock):
+    """Moves with the machine's, and can fall asleep as a Mac does."""
+
+    def __init__(self):
+        super().__init__()
+        self.slept_s = 0.0
+
+    def monotonic_s(self):
+        return time.monotonic()
+
+    def wall_s(self):
+        return time.monotonic() + self.slept_s
+
+
+def test_sleep_and_a_new_address_try_every_link_anew(prober):
+    clock, recorder = SleepyClock(), Recorder()
+    interfaces = []
+    table = LinkTable(clock)
+    told = []
+    one = prober(table, recorder, clock, lambda: list(interfaces), told.append)
+    table.meet([PeerNode(SOURCE, 1, (loopback(1), loopback(2)))])
+
+    def pings():
+        return sum(probe_bytes == 0 for _, _, probe_bytes in recorder.asked)
+
+    until(lambda: pings() == 2)
+    clock.slept_s += 3600.0
+    until(lambda: pings() == 4)
+    interfaces.append("another cable")
+    one._list_at_s = 0.0
+    until(lambda: pings() == 6)
+    assert told == [("another cable",)]
+    time.sleep(0.2)
+    assert pings() == 6  # no more than that
+    assert (
+        sum(probe_bytes > 0 for _, _, probe_bytes in recorder.asked) == 1
+    )  # it took long: then a pause
+
+
+def test_a_refused_probe_reaches_the_table(prober):
+    def busy(peer, address, probe_bytes=0):
+        return Measured(rtt_s=0.001, is_probe_refused=probe_bytes > 0)
+
+    class Table(LinkTable):
+        refused = 0
+
+        def probe_refused(self, peer, address):
+            self.refused += 1
+            super().probe_refused(peer, address)
+
+    table = Table(SystemClock())
+    prober(table, busy)
+    table.meet([PeerNode(SOURCE, 1, (loopback(1),))])
+    until(lambda: table.refused == 1)
+
+
+def test_a_transfer_feeds_the_table_and_goes_where_it_points(port, server, shelf):
+    ref = shelf.add(8 * MIB)
+    table = LinkTable(SystemClock())
+    dead, live = loopback(closed_port(), LinkKind.THUNDERBOLT), loopback(port, LinkKind.WIFI)
+    table.meet([PeerNode(SOURCE, 1, (dead, live))])
+    assert table.rank(SOURCE, (live, dead))[0][0] == dead  # by its kind
+    table.unanswered(SOURCE, dead, "refused")
+    report, catch = fetch([dead, live], offer(server, [ref]), [ref], links=table)
+    found = views(table)
+
+    assert catch.blocks[ref.name] == shelf.payload(ref)
+    assert report.blocks == 1
+    assert found["127.0.0.1", port].bytes_per_s > 0
+    assert found["127.0.0.1", port].reachable
+    assert table.rank(SOURCE, (live, dead))[0][0] == live

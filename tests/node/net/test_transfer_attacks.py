@@ -1,0 +1,302 @@
+"""Hostile bytes from either end cost neither memory nor time, and are never taken for a block."""
+
+import socket
+import struct
+import time
+import tracemalloc
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
+
+import pytest
+
+from fabric import PROTOCOL_VERSION
+from fabric.errors import CorruptDataError, RetryLaterError
+from fabric.ids import MigrationId
+from fabric.limits import TRANSFER_REQUEST_BYTES
+from fabric.net import compression
+from fabric.net.handshake import Role, prove, session_keys
+from fabric.net.wire import (
+    Challenge,
+    FetchPart,
+    FetchRequest,
+    Hello,
+    PayloadCodec,
+    PayloadHead,
+    Proof,
+    Refusal,
+    encode_frame,
+)
+from node.clock import SystemClock
+from node.net.connections import Connections
+from node.net.peer import Peer
+from tests.support.transfers import (
+    BRIEF,
+    FINGERPRINT,
+    HASTE,
+    KEY,
+    SOURCE,
+    TARGET,
+    Catch,
+    answer_of,
+    await_count,
+    dialled,
+    fetch,
+    impostor,
+    loopback,
+    offer,
+    part,
+    serve,
+)
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def server(shelf):
+    return serve(shelf, SystemClock(), connections_max=4)
+
+
+def assert_still_serves(shelf, server, port):
+    ref = shelf.add(3_000, seed=port)
+    _, catch = fetch([loopback(port)], offer(server, [ref], MigrationId("still-serves")), [ref])
+
+    assert list(catch.blocks) == [ref.name]
+
+
+@contextmanager
+def traced():
+    """Yield a list that gets the most memory that the block has taken."""
+    peaks = []
+    tracemalloc.start()
+    try:
+        yield peaks
+    finally:
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+
+
+# --- hostile clients -------------------------------------------------------------------------
+
+
+HOSTILE_BYTES = {
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "huge frame": struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, 1, 0xFFFFFFFF),
+    "unknown kind": struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, 99, 4) + b"abcd",
+    "early request": encode_frame(
+        FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16, 0, 1),))  # type: ignore[arg-type]
+    ),
+    "nested arrays": struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, 1, 512) + b"\xdd" * 512,
+    "empty": b"",
+    "endless": b"\x00" * (8 * MIB),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_BYTES)
+def test_a_stranger_gets_a_refusal_and_no_memory(shelf, server, port, name):
+    with traced() as peaks, dialled(port) as (_, sock):
+        with suppress(ConnectionError):
+            sock.sendall(HOSTILE_BYTES[name])
+            sock.shutdown(socket.SHUT_WR)
+        answer = answer_of(sock)
+
+    assert len(answer) < 500
+    assert peaks[0] < 2 * MIB
+    assert_still_serves(shelf, server, port)
+
+
+def test_silence_and_dripping_end_with_the_handshakes_time(shelf):
+    server = serve(shelf, SystemClock(), handshake_s=0.5)
+    port = server.addresses()[0].port
+    began_s = time.monotonic()
+    with dialled(port) as (_, silent), dialled(port) as (_, dripping):
+        raw = encode_frame(Hello(TARGET, SOURCE, FINGERPRINT, b"n" * 32))
+        with suppress(ConnectionError):
+            for byte in raw:
+                dripping.sendall(bytes([byte]))
+                time.sleep(0.05)
+                if time.monotonic() - began_s > 20:
+                    pytest.fail("the server listens to drips for ever")
+        assert answer_of(silent) == b""
+    assert 0.4 < time.monotonic() - began_s < 20
+
+
+def test_silent_strangers_make_room_for_a_peer(shelf, server, port):
+    with ExitStack() as strangers:
+        for _ in range(20):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert_still_serves(shelf, server, port)
+        await_count(server, "refused_overloaded", 16)
+
+
+def test_a_peer_that_does_not_read_is_dropped(shelf):
+    server = serve(shelf, SystemClock(), patience_s=0.3)
+    ref = shelf.add(24 * MIB)
+    ticket = offer(server, [ref])
+    peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE)
+    with closing(peer.dial(server.addresses()[0])) as channel:
+        peer.greet(channel)
+        channel.send(FetchRequest(ticket, (part(ref),)))
+        await_count(server, "broken")
+
+    assert server.counts()["broken"] == 1
+
+
+def test_a_proven_peer_that_drips_its_request_is_dropped(shelf):
+    server = serve(shelf, SystemClock(), patience_s=0.5)
+    peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE)
+    raw = encode_frame(FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16, 0, 1),)))
+
+    with closing(peer.dial(server.addresses()[0])) as channel:
+        peer.greet(channel)
+        with suppress(ConnectionError):
+            for byte in raw[:-1]:
+                channel._sock.sendall(bytes([byte]))
+                time.sleep(0.05)
+                if server.counts().get("broken"):
+                    break
+        await_count(server, "broken")
+
+    assert server.counts()["broken"] == 1
+
+
+@pytest.mark.parametrize(("offset", "length"), [(999, 2), (1_000, 1), (0, 1_001)])
+def test_a_range_past_the_end_is_refused(shelf, server, port, offset, length):
+    ref = shelf.add(1_000)
+    ticket = offer(server, [ref])
+    peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE)
+    with closing(peer.dial(loopback(port))) as channel:
+        peer.greet(channel)
+        channel.send(FetchRequest(ticket, (part(ref, offset, length),)))
+
+        assert channel.receive(Refusal).code == "bad_range"
+    assert server.counts()["refused_bad_range"] == 1
+
+
+# --- hostile servers that hold the key -------------------------------------------------------
+
+
+def proven(then):
+    def act(channel, sock):
+        greeting = channel.receive(Hello)
+        nonce = b"s" * 32
+        proof = prove(KEY, Role.SERVER, greeting, nonce, encrypts=True)
+        channel.send(Challenge(nonce, proof, encrypts=True))
+        channel.receive(Proof)
+        keys = session_keys(KEY, greeting, nonce, encrypts=True)
+        channel.seal(keys.server, keys.client, encrypts=True)
+        channel.receive(FetchRequest)
+        then(channel, sock)
+
+    return act
+
+
+def framed(kind, body):
+    return struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, kind, len(body)) + body
+
+
+def sealed(raw):
+    """Say `raw` under a valid MAC."""
+    return lambda channel, sock: sock.sendall(channel._sealed(raw))
+
+
+def said(message):
+    return lambda channel, _: channel.send(message)
+
+
+def sliced(head, payload):
+    def act(channel, _):
+        channel.room(len(payload))[:] = payload
+        channel.send_slice(head)
+
+    return act
+
+
+def bare(raw):
+    """Say `raw` without any MAC, as somebody on the way would have to."""
+    return lambda _, sock: sock.sendall(raw)
+
+
+SIZE = 100_000
+BOMB = compression.compress_slice(bytes(64 * MIB))
+ZSTD = PayloadCodec.ZSTD
+LIES = {
+    "longer than the block": said(PayloadHead(0, 0, SIZE + 1, SIZE + 1)),
+    "longest possible": said(PayloadHead(0, 0, MIB, MIB)),
+    "another block": said(PayloadHead(1, 0, SIZE, SIZE)),
+    "another offset": said(PayloadHead(0, 1, SIZE - 1, SIZE - 1)),
+    "no message": sealed(framed(5, b"\xc1")),
+    "missing fields": sealed(framed(5, b"\x80")),
+    "zstd bomb": sliced(PayloadHead(0, 0, SIZE, len(BOMB), ZSTD), BOMB),
+    "zstd junk": sliced(PayloadHead(0, 0, SIZE, 50, ZSTD), b"j" * 50),
+    "wrong bytes": sliced(PayloadHead(0, 0, SIZE, SIZE), b"w" * SIZE),
+    "a novel": sealed(framed(6, b"\x82\xa4code\xa9bad\nthing\xa7message\xa2hi")),
+}
+FORGERIES = {
+    "oversize frame": bare(struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, 5, 1 << 31)),
+    "a request": said(FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16, 0, 1),))),
+    "no mac": bare(encode_frame(PayloadHead(0, 0, SIZE, SIZE)) + b"w" * SIZE + bytes(32)),
+    "a refusal without a mac": bare(encode_frame(Refusal("bad_ticket", "no")) + bytes(16)),
+    "endless zeros": bare(b"\x00" * (4 * MIB)),
+}
+
+
+@pytest.mark.parametrize("lie", [*LIES, *FORGERIES])
+def test_a_lying_peer_is_found_out_in_bounded_memory(shelf, server, lie):
+    ref = shelf.add(SIZE)
+    ticket = offer(server, [ref])
+    catch, connections = Catch(), Connections()
+    is_proven = lie in LIES
+    act = LIES[lie] if is_proven else FORGERIES[lie]
+
+    expected = pytest.raises(CorruptDataError if is_proven else RetryLaterError)
+    with traced() as peaks, closing(connections), impostor(proven(act)) as address, expected:
+        patience = replace(HASTE, silence_alone_s=1.0)  # for who falls silent after the lie
+        fetch([address], ticket, [ref], catch, connections=connections, patience=patience)
+
+    assert catch.blocks == {}
+    assert len(catch.allocated) <= 1
+    assert peaks[0] < 3 * MIB  # of which one slice is the impostor's
+    assert connections.counts()["corrupt" if is_proven else "tampered"] >= 2
+
+
+def test_a_lying_peer_does_not_spoil_an_honest_link(shelf, server, port):
+    ref = shelf.add(SIZE)
+    with impostor(proven(FORGERIES["no mac"])) as address:
+        _, catch = fetch([address, loopback(port)], offer(server, [ref]), [ref])
+
+    assert list(catch.blocks) == [ref.name]
+
+
+def test_a_peer_that_drips_is_given_up(shelf, server):
+    ref = shelf.add(SIZE)
+
+    def drip(channel, sock):
+        channel.send(PayloadHead(0, 0, SIZE, SIZE))
+        with suppress(OSError):
+            while True:
+                sock.sendall(b"d")
+                time.sleep(0.02)
+
+    with impostor(proven(drip)) as address, pytest.raises(RetryLaterError):
+        fetch([address], offer(server, [ref]), [ref], patience=BRIEF)
+
+
+def test_the_next_range_is_asked_for_before_the_last_has_come(shelf, server):
+    # Each is a range of its own.
+    refs = [shelf.add(TRANSFER_REQUEST_BYTES + MIB, seed) for seed in range(3)]
+    asked = []
+
+    def listen(channel, sock):
+        raw = shelf.payload(refs[0])
+        for offset in range(0, len(raw) - 1, MIB):  # all of the first range but a byte
+            part = raw[offset : min(offset + MIB, len(raw) - 1)]
+            channel.room(len(part))[:] = part
+            channel.send_slice(PayloadHead(0, offset, len(part), len(part)))
+        asked.append(channel.receive(FetchRequest))
+        sock.shutdown(socket.SHUT_RDWR)
+
+    hurried = replace(HASTE, rounds=1)
+    with impostor(proven(listen)) as address, suppress(RetryLaterError):
+        fetch([address], offer(server, refs), refs, streams=1, patience=hurried)
+
+    assert asked

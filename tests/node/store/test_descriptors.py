@@ -1,0 +1,45 @@
+import errno
+import fcntl
+import os
+import sys
+
+import pytest
+
+from node.store import descriptors
+
+
+@pytest.mark.parametrize(
+    ("durability", "refused", "expected"),
+    [
+        ("full", {}, [descriptors.FULL_FLUSH]),
+        ("barrier", {}, [descriptors.BARRIER]),
+        ("barrier", {descriptors.BARRIER: errno.ENOTSUP}, [85, 51]),
+        ("full", {descriptors.FULL_FLUSH: errno.ENOTSUP}, [51, "fsync"]),
+        ("barrier", {85: errno.EINVAL, 51: errno.ENOTTY}, [85, 51, "fsync"]),
+        ("full", {descriptors.FULL_FLUSH: errno.EIO}, [51, "EIO"]),
+        ("none", {}, []),
+    ],
+)
+def test_flush_on_macos(monkeypatch, durability, refused, expected):
+    """The commands macOS would get; that they reach the drive only a Mac can show."""
+    done = []
+
+    def command(_descriptor, number):
+        done.append(number)
+        if number in refused:
+            raise OSError(refused[number], "refused")
+
+    monkeypatch.setattr(fcntl, "fcntl", command)
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: done.append("fsync"))
+    try:
+        descriptors.flush(0, durability, "darwin")
+    except OSError as error:
+        done.append(errno.errorcode[error.errno])
+    assert done == expected
+
+
+@pytest.mark.mac
+@pytest.mark.skipif(sys.platform != "darwin", reason="needs macOS: F_FULLFSYNC")
+def test_flush_commands_have_their_macos_values():
+    assert fcntl.F_FULLFSYNC == descriptors.FULL_FLUSH
+    assert getattr(fcntl, "F_BARRIERFSYNC", 85) == descriptors.BARRIER

@@ -1,0 +1,282 @@
+"""Encryption at rest: nothing readable on disk, nothing lost, and no doubt survives a read."""
+
+import random
+import time
+import tracemalloc
+from contextlib import suppress
+
+import pytest
+
+from fabric.control.node_calls import Done, Flush
+from fabric.errors import CorruptDataError, FatalError
+from fabric.keys.key_files import CLUSTER_KEY
+from fabric.limits import MIB
+from fabric.turn.generation import CacheTier
+from node.fsck.run import main as fsck
+from node.store.block_store import BlockStore
+from node.store.encrypted_disk import MARKER, SealedDisk, open_disk
+from node.store.encrypted_file import (
+    CHUNK_BYTES,
+    HEAD_BYTES,
+    MAGIC,
+    SEALED_CHUNK_BYTES,
+    sealed_bytes,
+)
+from node.store.posix_disk import PosixDisk
+from tests.support.blocks import FINGERPRINT, make_block, make_spec
+from tests.support.little_room import SMALL
+from tests.support.services import KEY, ask, call, migrate, running
+from tests.support.tiny_models import LLAMA, write_model
+
+CANARY = "otter lantern quartz"
+OTHER_KEY = b"o" * 32
+SIZES = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 17 * CHUNK_BYTES + 5]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("models") / "small", SMALL))
+
+
+@pytest.fixture
+def disk(tmp_path):
+    made = open_disk(tmp_path, "none", KEY, seals=True)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_written_is_read(disk, size):
+    whole = random.Random(size).randbytes(size)
+    disk.publish("blocks/a", [memoryview(whole)[: size // 3], whole[size // 3 :]])
+    raw = (disk.root / "blocks/a").read_bytes()
+    got = bytearray(size)
+
+    assert disk.read("blocks/a", size) == whole
+    assert disk.size_bytes("blocks/a") == size
+    assert len(raw) == sealed_bytes(size)
+    for offset in {0, 1, size // 2, max(0, size - 1), CHUNK_BYTES, size}:
+        want = whole[offset : offset + 70_000]
+        buffers = [memoryview(got)[:3], memoryview(bytearray(0)), memoryview(got)[3:70_000]]
+        count = disk.read_into("blocks/a", offset, buffers)
+        assert count == min(len(want), size)
+        assert got[:count] == want[:count]
+    if size:
+        with pytest.raises(CorruptDataError):
+            disk.read("blocks/a", size - 1)
+    if size > 8:
+        assert whole[:8] not in raw
+
+
+@pytest.mark.parametrize("part_bytes", [1_000, CHUNK_BYTES, CHUNK_BYTES + 1])
+def test_however_a_file_comes_in_parts_it_is_the_same(disk, part_bytes):
+    whole = random.Random(part_bytes).randbytes(3 * CHUNK_BYTES)
+    disk.publish("a", [whole[at : at + part_bytes] for at in range(0, len(whole), part_bytes)])
+    assert disk.read("a", len(whole)) == whole
+
+
+def test_files_of_any_length_are_written_sent_and_encrypted_in_pieces(tmp_path):
+    size, piece = 40 * MIB, memoryview(bytearray(MIB))
+    plain = PosixDisk(tmp_path, "none")
+    plain.publish("blocks/old", [bytes(size)])
+    plain.close()
+    disk = open_disk(tmp_path, "none", KEY, seals=True)
+    whole = bytes(size)
+    tracemalloc.start()
+    try:
+        assert disk.seal_all() == 1
+        disk.publish("blocks/new", [whole])
+        for name in ("blocks/old", "blocks/new"):
+            lent = disk.lend(name, 0, size)
+            for offset in range(0, size, MIB):
+                lent.read_into(piece, offset)
+            with pytest.raises(CorruptDataError, match="shorter"):
+                lent.read_into(piece, size - 1)
+            lent.close()
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        disk.close()
+    assert peak_bytes < 8 * MIB
+
+
+def test_a_block_that_does_not_decrypt_while_it_is_sent_is_taken_out_of_use(disk):
+    store, block = BlockStore(disk, make_spec(), FINGERPRINT), make_block(1, 40)
+    block.put_into(store)
+    (path,) = (disk.root / "blocks").iterdir()
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    lent = store.open_payload(block.ref)
+    with pytest.raises(CorruptDataError, match="decrypt"):
+        lent.read_into(memoryview(bytearray(lent.length)), 0)
+    lent.close()
+    assert not store.has(block.ref)
+    assert len(store.quarantined()) == 1
+
+
+def test_the_same_bytes_never_look_the_same(disk):
+    for name in ("a", "b", "a"):
+        disk.publish(name, [b"x" * 100])
+    one, two = ((disk.root / name).read_bytes() for name in "ab")
+    disk.publish("a", [b"x" * 100])
+    three = (disk.root / "a").read_bytes()
+
+    assert len({raw[HEAD_BYTES:] for raw in (one, two, three)}) == 3
+
+
+def test_every_change_of_a_file_is_found(disk):
+    size = 2 * CHUNK_BYTES + 100
+    disk.publish("a", [random.Random(3).randbytes(size)])
+    path = disk.root / "a"
+    raw = path.read_bytes()
+    one, two = HEAD_BYTES + SEALED_CHUNK_BYTES, HEAD_BYTES + 2 * SEALED_CHUNK_BYTES
+    changed = [raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :] for at in range(8, HEAD_BYTES)]
+    rng = random.Random(5)
+    spots = [HEAD_BYTES, one - 1, one, two, len(raw) - 1]
+    spots += [rng.randrange(HEAD_BYTES, len(raw)) for _ in range(30)]
+    changed += [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in spots]
+    changed += [
+        raw[:end] for end in (HEAD_BYTES, HEAD_BYTES + 1, one - 1, one, one + 5, two, len(raw) - 1)
+    ]
+    changed += [raw[:HEAD_BYTES] + raw[one:two] + raw[HEAD_BYTES:one] + raw[two:]]  # exchanged
+    changed += [raw[:one] + raw[two:], raw[:one] + raw[HEAD_BYTES:one] + raw[one:]]
+    for wrong in changed:
+        path.write_bytes(wrong)
+        with pytest.raises(CorruptDataError):
+            disk.read("a", size)
+        with pytest.raises(CorruptDataError):
+            disk.read_into("a", 0, [memoryview(bytearray(size))])
+
+
+def test_files_of_both_kinds_lie_side_by_side(tmp_path):
+    plain = PosixDisk(tmp_path, "none")
+    plain.publish("blocks/old", [b"old" * 50_000])
+    plain.close()
+    on = open_disk(tmp_path, "none", KEY, seals=True)
+    on.publish("blocks/new", [b"new"])
+    assert (on.read("blocks/old", 150_000), on.size_bytes("blocks/old")) == (
+        b"old" * 50_000,
+        150_000,
+    )
+    assert isinstance(on, SealedDisk)
+    assert on.seal_all() == 1
+    assert on.seal_all() == 0
+    raw = (tmp_path / "blocks/old").read_bytes()
+    assert raw.startswith(MAGIC)
+    assert b"oldold" not in raw
+    on.close()
+    off = open_disk(tmp_path, "none", KEY, seals=False)
+    off.publish("blocks/newest", [b"newest"])
+    assert [off.read(f"blocks/{n}", 150_000)[:3] for n in ("old", "new", "newest")] == [
+        b"old", b"new", b"new",
+    ]  # fmt: skip
+    assert (tmp_path / "blocks/newest").read_bytes() == b"newest"
+    off.close()
+    for key in (OTHER_KEY, None):
+        for seals in (True, False, None):
+            with pytest.raises(FatalError):
+                open_disk(tmp_path, "none", key, seals=seals)
+
+
+def plain_folder(at, text):
+    """Make the folder of a model that was served without the setting, and killed."""
+    disk = PosixDisk(at, "none")
+    for name in ("model.spec", "blocks/b", "manifests/m.mf", "quarantine/q.why"):
+        disk.publish(name, [text * 1_000])
+    disk.close()
+    (at / "manifests" / ".tmp-0-0").write_bytes(text)
+
+
+def test_the_folders_of_other_models_are_encrypted_too(model, tmp_path, monkeypatch):
+    """Also one that is in use at first; until none is left, the node says that."""
+    monkeypatch.setattr("node.store.folder_encryption.SEAL_RETRY_S", 0.05)
+    monkeypatch.setattr("node.store.folder_encryption.SEAL_STEP_BYTES", 1)
+    root = tmp_path / "node-a"
+    text = CANARY.encode()
+    for name in ("a" * 16, "b" * 16):
+        plain_folder(root / name, text)
+    other = PosixDisk(root / ("b" * 16), "none")
+    other.claim()
+    with running(tmp_path, model, encrypt_at_rest=True) as sealed:
+        until(lambda: text not in everything(root / ("a" * 16)))
+        assert "not encrypted yet" in sealed.node.view().degraded
+        assert text in everything(root / ("b" * 16))
+        other.close()
+        until(lambda: sealed.node.degraded is None)
+        assert text not in everything(root)
+    disk = open_disk(root / ("a" * 16), "none", KEY, seals=True)
+    names = ("model.spec", "blocks/b", "manifests/m.mf", "quarantine/q.why")
+    assert [disk.read(name, 1 << 20) for name in names] == [text * 1_000] * 4
+    disk.close()
+
+
+def test_a_node_that_stops_goes_on_with_encrypting_later(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("node.store.folder_encryption._PAUSE_S", 3_600.0)
+    monkeypatch.setattr("node.store.folder_encryption.SEAL_STEP_BYTES", 1)
+    root, text = tmp_path / "node-a", CANARY.encode()
+    plain_folder(root / ("a" * 16), text)
+    with running(tmp_path, model, encrypt_at_rest=True) as sealed:
+        until(lambda: MAGIC in (root / ("a" * 16) / "model.spec").read_bytes())
+        assert sealed.node.degraded
+    assert text in everything(root)
+    monkeypatch.undo()
+    with running(tmp_path, model, encrypt_at_rest=True) as sealed:
+        until(lambda: text not in everything(root))
+
+
+def until(holds):
+    for _ in range(6_000):
+        if holds():
+            return
+        time.sleep(0.01)
+    pytest.fail("nothing happened for a minute")
+
+
+def test_without_the_setting_nothing_changes(tmp_path):
+    for seals in (False, None):
+        disk = open_disk(tmp_path, "none", KEY, seals=seals)
+        assert type(disk) is PosixDisk
+        disk.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def everything(folder) -> bytes:
+    found = []
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError, IsADirectoryError):  # replaced at this moment
+            found.append(path.read_bytes())
+    return b"".join(found)
+
+
+def test_a_whole_node_on_an_encrypted_disk(tmp_path, capsys):
+    """Turned on over plain files: evicted, restarted, moved; the same answers, nothing readable."""
+    model = str(write_model(tmp_path / "llama", LLAMA))
+    messages = [{"role": "user", "content": f"{CANARY} " * 60}]
+    folder = tmp_path / "nodes" / "node-a"
+    with running(tmp_path / "nodes", model) as plain:
+        first = ask(plain, messages, agent="a", max_tokens=4)
+        assert CANARY.encode() in everything(folder)
+    with running(tmp_path / "nodes", model, encrypt_at_rest=True) as sealed:
+        assert CANARY.encode() not in everything(folder)
+        warm = ask(sealed, messages, agent="a", max_tokens=4)
+        call(sealed, Flush(drop_hot=True), Done)
+        again = ask(sealed, messages, agent="a", max_tokens=4)
+        other = ask(sealed, messages, agent="b", max_tokens=4)
+        assert sealed.node.store.blocks.check_integrity() == []
+        assert sealed.node.store.blocks.scrub(1 << 30).damaged == ()
+        with running(tmp_path / "elsewhere", model, "node-b") as target:
+            copied = migrate(sealed, target, "a", 1)
+            moved = ask(target, messages, agent="a", max_tokens=4, epoch=2)
+    assert first.text == warm.text == again.text == other.text == moved.text
+    caches = [reply.admitted.cache for reply in (warm, again, moved)]
+    assert caches == [CacheTier.DISK, CacheTier.DISK, CacheTier.PEER]
+    assert copied.blocks_sent > 0
+    assert CANARY.encode() not in everything(folder)
+    assert [p.name for p in folder.rglob(MARKER)] == [MARKER]
+    key_file = tmp_path / CLUSTER_KEY
+    key_file.write_text(KEY.hex())
+    key_file.chmod(0o600)
+    argv = ["--data", str(tmp_path), "--node", "node-a"]
+    assert fsck(argv) == 0, capsys.readouterr()
+    key_file.write_text(OTHER_KEY.hex())
+    assert fsck(argv) == 2

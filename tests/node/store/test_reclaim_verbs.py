@@ -1,0 +1,306 @@
+"""Expiry, pins, erasures, smaller records, and the folders of other models."""
+
+import errno
+import os
+import time
+from dataclasses import replace
+
+import pytest
+
+from fabric.codec import pack
+from fabric.control.erasure_calls import EraseAgent, EraseReceipt
+from fabric.control.node_calls import AgentList, AgentView, Done, Flush, ListAgents, PinAgent
+from fabric.errors import FabricError
+from fabric.ids import AgentId, OperationId
+from fabric.turn.generation import CacheTier
+from node.clock import SystemClock
+from node.store.posix_disk import DiskError, PosixDisk
+from node.store.service_time import Served
+from node.tiers.disk_tier import record_bytes
+from node.tiers.eviction import evict
+from tests.support.architectures import ARCHITECTURES
+from tests.support.little_room import (
+    BRIEF,
+    DAY_S,
+    SMALL,
+    WORDS,
+    age,
+    agent_bytes_in,
+    check,
+    on_loop,
+    stored,
+    talk,
+)
+from tests.support.services import TENANT, ask, call, running
+from tests.support.tiny_models import write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("models") / "small", SMALL))
+
+
+@pytest.fixture(scope="module")
+def agent_bytes(model, tmp_path_factory):
+    return agent_bytes_in(tmp_path_factory.mktemp("measure"), model)
+
+
+def test_the_expired_go_and_the_active_and_pinned_stay(model, tmp_path):
+    with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
+        for number in range(3):
+            talk(service, number)
+        call(service, PinAgent(TENANT, AgentId("a-1"), pinned=True), AgentView)
+        age(service, DAY_S + 1)
+        talk(service, 2)
+        on_loop(service, service.node.reclaim.round())
+        assert stored(service) == {"a-1", "a-2"}
+        with pytest.raises(FabricError):
+            call(service, PinAgent(TENANT, AgentId("a-0"), pinned=True), AgentView)
+
+
+@pytest.mark.parametrize("seconds", [-10 * DAY_S, 10 * DAY_S])
+def test_a_jump_of_the_calendar_makes_nobody_old(model, tmp_path, monkeypatch, seconds):
+    with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
+        talk(service, 0)
+        wall_s = time.time()  # noqa: TID251 - what the calendar says is the point
+        monkeypatch.setattr(type(service.node.clock), "wall_s", lambda _: wall_s + seconds)
+        on_loop(service, service.node.reclaim.round())
+        assert stored(service) == {"a-0"}
+
+
+def test_pins_outlive_restarts_and_beyond_their_part_count_for_nothing(
+    model, agent_bytes, tmp_path
+):
+    budget = 5 * agent_bytes
+    with running(tmp_path, model, disk_bytes=budget) as service:
+        for number in range(3):
+            talk(service, number)
+            view = call(service, PinAgent(TENANT, AgentId(f"a-{number}"), pinned=True), AgentView)
+            assert view.pinned
+            assert view.pin_held  # the latest; it takes the place of the one before
+    with running(tmp_path, model, disk_bytes=budget) as service:
+        seen = {a.view.agent: a.view for a in call(service, ListAgents(), AgentList).agents}
+        assert all(view.pinned for view in seen.values())
+        (held,) = [name for name, view in seen.items() if view.pin_held]
+        for number in range(10, 20):
+            assert talk(service, number).finished.durable
+        assert held in stored(service)
+        assert len(stored(service) & {"a-0", "a-1", "a-2"}) == 1
+        view = call(service, PinAgent(TENANT, AgentId(held), pinned=False), AgentView)
+        assert (view.pinned, view.pin_held) == (False, False)
+
+
+def jump(monkeypatch, seconds):
+    wall_s = time.time() + seconds  # noqa: TID251 - what the calendar says is the point
+    monkeypatch.setattr(SystemClock, "wall_s", lambda _: wall_s)
+
+
+def test_a_calendar_that_is_wrong_at_boot_makes_nobody_old(model, tmp_path, monkeypatch):
+    other = tmp_path / "node-a" / ("0" * 16) / "manifests"
+    other.mkdir(parents=True)
+    (other / "m").write_bytes(b"m")
+    with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
+        talk(service, 0)
+    jump(monkeypatch, 400 * DAY_S)
+    with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
+        assert stored(service) == {"a-0"}
+        talk(service, 1)
+    jump(monkeypatch, 0)
+    with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
+        assert stored(service) == {"a-0", "a-1"}
+    assert other.exists()
+
+
+def test_idle_time_goes_on_over_restarts(model, tmp_path, monkeypatch):
+    with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
+        talk(service, 0)
+        monotonic_s = SystemClock.monotonic_s
+        monkeypatch.setattr(SystemClock, "monotonic_s", lambda c: monotonic_s(c) + DAY_S / 2)
+        talk(service, 1)
+    monkeypatch.undo()
+    with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
+        assert stored(service) == {"a-0", "a-1"}
+        monkeypatch.setattr(SystemClock, "monotonic_s", lambda c: monotonic_s(c) + 0.6 * DAY_S)
+        on_loop(service, service.node.reclaim.round())
+        assert stored(service) == {"a-1"}
+
+
+def test_offered_and_busy_agents_stay(model, tmp_path):
+    with running(tmp_path, model, "left") as left:
+        talk(left, 0)
+        agent = left.node.table.get((TENANT, "a-0"))
+        left.node.transfers.offer(
+            "migration-1", TENANT, "a-0", "right", 1, list(dict.fromkeys(agent.saved.refs)), 60.0
+        )
+        assert on_loop(left, evict(left.node, [agent])) == 0
+        left.node.transfers.withdraw("migration-1")
+
+        async def busy():
+            async with agent.turn_lock:
+                return await evict(left.node, [agent])
+
+        assert on_loop(left, busy()) == 0
+        assert on_loop(left, evict(left.node, [agent])) == 1
+
+
+def test_other_models_folders_expire_and_go_first_for_room(model, agent_bytes, tmp_path):
+    used = {}
+
+    def folder(name, idle_s, size=1_000):
+        used[name] = 9 * DAY_S - idle_s
+        made = tmp_path / "node-a" / name
+        (made / "manifests").mkdir(parents=True)
+        (made / "blocks").mkdir()
+        (made / "blocks" / "b").write_bytes(bytes(size))
+        (made / "manifests" / "m").write_bytes(b"m")
+        os.utime(made / "manifests" / "m", (0, 0))  # whatever the calendar says
+        return made
+
+    expired = folder("0" * 16, 2 * DAY_S)
+    recent = folder("1" * 16, 3_600, size=2 * agent_bytes)
+    newest = folder("2" * 16, 60)
+    strange = folder("not-a-model", 9 * DAY_S)
+    disk = PosixDisk(tmp_path / "node-a")
+    disk.publish("served", [pack(Served(9 * DAY_S, used))])
+    disk.close()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_bytes(b"kept")
+    (expired / "link").symlink_to(outside)
+    (tmp_path / "node-a" / ("3" * 16)).symlink_to(outside)
+    with running(tmp_path, model, disk_bytes=4 * agent_bytes) as service:
+        assert [path.exists() for path in (expired, recent, newest)] == [False, True, True]
+        talk(service, 0)
+        assert recent.exists()
+        talk(service, 1)
+        assert [path.exists() for path in (recent, newest)] == [False, True]
+        assert stored(service) == {"a-0", "a-1"}
+    assert strange.exists()
+    assert (outside / "kept").exists()
+
+
+def test_a_folder_that_another_process_serves_is_left_alone(model, tmp_path):
+    with running(tmp_path, model) as service:
+        talk(service, 0)
+        serving = service.node.fingerprint.hex()[:16]
+        listed = type(service.node.reclaim._folders)(tmp_path / "node-a", "f" * 16).list_all()
+        assert [folder.name for folder in listed] == [serving]
+        folders = type(service.node.reclaim._folders)(tmp_path / "node-a", "f" * 16)
+        assert not folders.remove(listed[0])
+        assert service.node.store.blocks.check_integrity() == []
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next"])
+def test_old_windows_and_states_go_before_agents(name, tmp_path):
+    """Records get smaller first; what is left brings the agent back to its end, bit for bit."""
+    folder = str(write_model(tmp_path / "model", ARCHITECTURES[name]))
+    messages = [{"role": "user", "content": WORDS * 5}]
+    with running(tmp_path, folder) as service:
+        for _ in range(2):
+            reply = ask(service, messages, agent="long", **BRIEF)
+            messages += [
+                {"role": "assistant", "content": reply.text},
+                {"role": "user", "content": "and the dog sat"},
+            ]
+        agent = service.node.table.get((TENANT, "long"))
+        before = agent.saved
+        needed = service.node.store.blocks.total_bytes + record_bytes(before)
+
+        async def squeeze():
+            settings = replace(service.node.settings, disk_bytes=needed - 1)
+            service.node.config = replace(service.node.config, settings=settings)
+            await service.node.reclaim.round()
+
+        on_loop(service, squeeze())
+        after = agent.saved
+        assert service.node.table.get((TENANT, "long")) is agent
+        assert len(after.windows) + len(after.states) < len(before.windows) + len(before.states)
+        assert after.pieces == before.pieces
+        check(service, needed - 1)
+        warm = ask(service, messages, agent="long", **BRIEF)
+        assert warm.admitted.cache is CacheTier.HOT
+    with running(tmp_path, folder) as service:
+        again = ask(service, messages, agent="long", **BRIEF)
+        assert again.admitted.cache is CacheTier.DISK
+        assert again.text == warm.text
+
+
+@pytest.mark.parametrize("trouble", ["lost block", "full drive"])
+def test_who_cannot_be_made_smaller_goes(tmp_path, monkeypatch, trouble):
+    """One agent that cannot be thinned stops nobody's turns from being saved."""
+    folder = str(write_model(tmp_path / "model", ARCHITECTURES["gemma3_text"]))
+    messages = [{"role": "user", "content": WORDS * 5}]
+    with running(tmp_path, folder) as service:
+        ask(service, messages, agent="hurt", **BRIEF)
+        agent = service.node.table.get((TENANT, "hurt"))
+        needed = service.node.store.blocks.total_bytes + record_bytes(agent.saved)
+        call(service, Flush(drop_hot=True), Done)
+        if trouble == "lost block":
+            service.node.store.blocks._quarantine(agent.saved.pieces[0].block, "for the test")
+        else:
+            monkeypatch.setattr(service.node.store, "publish", _full)
+
+        async def squeeze():
+            settings = replace(service.node.settings, disk_bytes=needed // 2)
+            service.node.config = replace(service.node.config, settings=settings)
+            await service.node.reclaim.round()
+
+        on_loop(service, squeeze())
+        assert service.node.table.get((TENANT, "hurt")) is None
+        monkeypatch.undo()
+        assert ask(service, "one two", agent="other", **BRIEF).finished.durable
+        assert service.node.store.blocks.check_integrity() == []
+
+
+def _full(*_):
+    raise DiskError("no room", errno.ENOSPC)  # noqa: TRY003 - stands in for the disk's own
+
+
+def test_one_record_that_cannot_be_removed_keeps_no_other(model, tmp_path, monkeypatch):
+    with running(tmp_path, model) as service:
+        for number in range(3):
+            talk(service, number)
+        stuck = service.node.table.get((TENANT, "a-1"))
+        evict_ = service.node.store.evict
+
+        def refusing(records):
+            if stuck.saved in records:
+                _full()
+            evict_(records)
+
+        monkeypatch.setattr(service.node.store, "evict", refusing)
+        assert on_loop(service, evict(service.node, list(service.node.table))) == 2
+        assert stored(service) == {"a-1"}
+        with pytest.raises(DiskError):
+            on_loop(service, evict(service.node, [stuck]))
+        monkeypatch.undo()
+        assert on_loop(service, evict(service.node, [stuck])) == 1
+        assert service.node.store.blocks.check_integrity() == []
+
+
+def test_an_erasure_says_what_went_and_what_others_keep(model, tmp_path):
+    operations = iter("123")
+
+    def erased(service, name):
+        operation, now_s = OperationId(f"erase-000{next(operations)}"), service.node.clock.wall_s()
+        call_ = EraseAgent(operation, TENANT, AgentId(name), 1_001, now_s)
+        return call(service, call_, EraseReceipt)
+
+    with running(tmp_path, model) as service:
+        for name in ("one", "two"):
+            ask(service, f"{WORDS * 4} {name}", agent=name, **BRIEF)
+        damaged = service.node.table.get((TENANT, "one")).saved.pieces[-1].block
+        service.node.store.blocks._quarantine(damaged, "for the test")
+        root = service._disk.root
+        assert len(list((root / "quarantine").iterdir())) == 1
+        first, second, third = (erased(service, name) for name in ("one", "two", "one"))
+        assert list((root / "quarantine").iterdir()) == []
+        assert list((root / "blocks").iterdir()) == list((root / "manifests").iterdir()) == []
+    assert (first.existed, first.record_removed) == (True, True)
+    assert first.blocks_kept_shared > 0
+    assert first.bytes_kept_shared > 0
+    assert second.blocks_kept_shared == second.bytes_kept_shared == 0
+    assert second.blocks_removed > first.blocks_kept_shared
+    assert second.bytes_removed >= first.bytes_kept_shared
+    assert third == EraseReceipt(service.node.name, existed=False, tombstone=third.tombstone)
+    assert third.tombstone.epoch == 1_001

@@ -1,0 +1,33 @@
+"""What a disk's refusal keeps alive: nothing."""
+
+import errno
+import gc
+import weakref
+from contextlib import suppress
+
+from node.store.posix_disk import DiskError, PosixDisk
+
+
+def test_a_refused_publish_keeps_nothing_of_its_caller(tmp_path, monkeypatch):
+    """What it was to save may be a conversation's memory, and collections are rare."""
+
+    class Memory:
+        pass
+
+    def save(memory):
+        alive.append(weakref.ref(memory))
+        disk.publish("blocks/a", [b"x"])
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    alive, disk = [], PosixDisk(tmp_path / "root", "none")
+    monkeypatch.setattr("node.store.posix_disk.write_all", fail)
+    gc.disable()
+    try:
+        with suppress(DiskError):
+            save(Memory())
+        assert alive[0]() is None
+    finally:
+        gc.enable()
+        disk.close()

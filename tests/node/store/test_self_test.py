@@ -1,0 +1,120 @@
+"""The self-test tells wrong memory, which is never used again, from a disk that refuses."""
+
+import errno
+import time
+
+import pytest
+
+from fabric.turn.generation import CacheTier
+from node.store.block_store import BlockMissingError, BlockStore
+from node.store.posix_disk import DiskError
+from tests.support.failing_disk import WRITES, FailingCalls
+from tests.support.little_room import BRIEF, SMALL, WORDS
+from tests.support.services import ask, running
+from tests.support.tiny_models import write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("models") / "small", SMALL))
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr("node.tiers.flusher.FLUSH_IDLE_S", 0.05)
+
+
+def wait_until(holds):
+    for _ in range(6_000):
+        if holds():
+            return
+        time.sleep(0.01)
+    pytest.fail("nothing happened for a minute")
+
+
+def test_a_full_disk_during_the_start_turns_nothing_off(model, tmp_path, monkeypatch):
+    with running(tmp_path, model) as service:
+        first = ask(service, WORDS, agent="alice", **BRIEF)
+    faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
+    faults.is_broken = True
+    with running(tmp_path, model) as service:
+        node = service.node
+        assert not node.self_test.passed
+        assert "could not tell" in node.view().degraded
+        assert node.reuses
+        warm = ask(service, WORDS + first.text, agent="alice", **BRIEF)
+        assert warm.admitted.cache is CacheTier.DISK
+        faults.mend()
+        wait_until(lambda: node.self_test.passed)
+        wait_until(lambda: node.degraded is None)
+        assert node.table.get(("_selftest", "selftest")) is None
+        assert node.store.blocks.check_integrity() == []
+
+
+def test_a_disk_that_cannot_read_for_a_moment_turns_nothing_off(model, tmp_path, monkeypatch):
+    def unreadable(*_):
+        raise BlockMissingError("too many open files")  # noqa: TRY003 - as the store says it
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockStore, "load_into", unreadable)
+        with running(tmp_path, model) as service:
+            assert not service.node.self_test.passed
+            assert service.node.reuses
+            patch.undo()
+            wait_until(lambda: service.node.self_test.passed)
+
+
+def test_a_repeated_test_still_finds_wrong_memory(model, tmp_path, monkeypatch):
+    """The first could not tell; the second reads what was never written."""
+    with running(tmp_path, model):
+        pass
+    faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
+    faults.is_broken = True
+    load = BlockStore.load_into
+
+    def wrong(store, ref, parent, tokens, places):
+        load(store, ref, parent, tokens, places)
+        for place in places:
+            place[...] = 1
+
+    with running(tmp_path, model) as service:
+        assert service.node.reuses
+        monkeypatch.setattr(BlockStore, "load_into", wrong)
+        faults.mend()
+        wait_until(lambda: not service.node.reuses)
+        assert "differently" in service.node.self_test.detail
+
+
+def test_what_an_earlier_test_left_is_removed_first(model, tmp_path, monkeypatch):
+    with running(tmp_path, model) as service:
+        monkeypatch.setattr(service.node.store, "erase_record", lambda *_: [])
+        service.node.is_tested = False
+        wait_until(lambda: service.node.is_tested)
+    with running(tmp_path, model) as service:
+        assert service.node.self_test.passed
+        assert list(service.node.table) == []
+        assert service.node.store.blocks.total_bytes == 0
+
+
+def test_blocks_that_the_disk_keeps_are_let_go_of_once(model, tmp_path, monkeypatch):
+    """The record went; the blocks go with a later sweep, and the test is repeated until then."""
+    refusals = []
+
+    def refuse(_):
+        refusals.append(1)
+        message = "Input/output error"
+        raise DiskError(message, errno.EIO)
+
+    with running(tmp_path, model) as service:
+        node = service.node
+        blocks = node.store.blocks
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockStore, "sweep", refuse)
+            node.is_tested = False
+            wait_until(lambda: len(refusals) > 2 and "could not tell" in (node.degraded or ""))
+        wait_until(lambda: node.is_tested and node.self_test.passed)
+        assert node.failed_rounds == 0
+        wait_until(lambda: node.degraded is None)
+        blocks.sweep()
+        assert blocks.total_bytes == 0
+        assert blocks.check_integrity() == []

@@ -1,0 +1,54 @@
+"""Seconds of service: over restarts, without a calendar, and 0 wherever nobody can tell."""
+
+from dataclasses import replace
+
+import pytest
+
+from fabric.codec import pack
+from node.store.posix_disk import PosixDisk
+from node.store.service_time import FILE, Served, ServiceTime
+from tests.support.blocks import make_manifest
+
+RECORD = make_manifest([])
+
+
+class Clock:
+    def __init__(self, now_s):
+        self.now_s = now_s
+
+    def monotonic_s(self):
+        return self.now_s
+
+
+def test_seconds_are_counted_over_restarts(tmp_path):
+    clock = Clock(1_000.0)
+    first = ServiceTime("node-a", clock, tmp_path)
+    clock.now_s += 50.0
+    record = replace(RECORD, extras=first.stamp())
+    first.note("a" * 16, set())
+    clock.now_s += 50.0
+    first.save()
+    again = ServiceTime("node-a", Clock(7.0), tmp_path)
+    assert again.now_s == 100.0
+    assert again.idle_s(record) == 50.0
+    assert again.folder_s("a" * 16) == 50.0
+    assert again.folder_s("b" * 16) == 100.0, "met for the first time"
+
+
+@pytest.mark.parametrize(
+    "said", ["", "node-b:5", "node-a:", "node-a:-5", "node-a:x", "node-a:9" * 9]
+)
+def test_what_tells_nothing_makes_nobody_old(tmp_path, said):
+    disk = PosixDisk(tmp_path)
+    disk.publish(FILE, [pack(Served(1e6))])
+    disk.close()
+    time = ServiceTime("node-a", Clock(0.0), tmp_path)
+    assert time.idle_s(replace(RECORD, extras={"served": said})) == 0.0
+
+
+def test_a_damaged_or_lost_count_begins_anew(tmp_path):
+    ServiceTime("node-a", Clock(0.0), tmp_path).save()
+    (tmp_path / FILE).write_bytes(b"\xff" * 100)
+    time = ServiceTime("node-a", Clock(0.0), tmp_path)
+    assert time.now_s == 0.0
+    assert time.idle_s(replace(RECORD, extras={"served": "node-a:500"})) == 0.0

@@ -1,0 +1,59 @@
+"""Bytes come to the places that they belong to, whatever those look like."""
+
+import random
+
+import numpy as np
+import pytest
+
+from fabric.kvcache.block_chain import block_spans
+from fabric.limits import BLOCK_TOKENS
+from node.store.staging import STAGING_BYTES, put_in_place, staged_groups, staging_buffer
+from tests.support.blocks import FINGERPRINT, SALT
+
+
+def rows(heads: int, capacity: int, width: int, start: int, end: int):
+    """Return a cache-like array and the view of some of its tokens."""
+    whole = np.zeros((heads, capacity, width), np.uint8)
+    return whole, whole[:, start:end]
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(1, 1, 1, 0, 1)],
+        [(8, 512, 64, 128, 384), (8, 512, 4, 128, 384), (8, 512, 4, 128, 384)],
+        [(2, 16, STAGING_BYTES // 8, 1, 15)],  # each head is larger than the buffer
+        [(1, 2, STAGING_BYTES, 0, 2), (3, 7, 5, 2, 4)],  # contiguous and larger
+        [(4, 300, 1024, 7, 291)] * 3,
+    ],
+)
+def test_every_byte_lands_where_it_belongs(shapes):
+    arrays = [rows(*shape) for shape in shapes]
+    raw = np.random.default_rng(0).integers(1, 256, sum(p.size for _, p in arrays), np.uint8)
+    at, staged_most = 0, 0
+    for group in staged_groups([place for _, place in arrays]):
+        size = sum(place.nbytes for place in group)
+        staged_most = max(staged_most, size)
+        staged = staging_buffer()[:size]
+        staged[:] = raw[at : at + size]
+        put_in_place(staged, group)
+        at += size
+    assert (at, staged_most <= STAGING_BYTES) == (raw.size, True)
+    at = 0
+    for whole, place in arrays:
+        assert place.tobytes() == raw[at : at + place.size].tobytes()
+        assert np.count_nonzero(whole) == place.size  # and nothing beside it was touched
+        at += place.size
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_known_names_change_no_name(seed):
+    """Names taken over from another sequence are those that hashing again would give."""
+    rng = random.Random(seed)
+    old = [rng.randrange(1 << 16) for _ in range(rng.randrange(1, 5 * BLOCK_TOKENS))]
+    same = rng.choice([0, rng.randrange(len(old) + 1), len(old)])
+    new = [*old[:same], *(rng.randrange(1 << 16, 1 << 17) for _ in range(rng.randrange(1, 700)))]
+    known = block_spans(SALT, FINGERPRINT, old)
+    assert block_spans(SALT, FINGERPRINT, new, known, same) == block_spans(SALT, FINGERPRINT, new)
+    cut = new[: max(1, same // 2)]
+    assert block_spans(SALT, FINGERPRINT, cut, known, same) == block_spans(SALT, FINGERPRINT, cut)

@@ -1,0 +1,266 @@
+"""A real node keeps its tombstones, and nothing that they name."""
+
+import asyncio
+import errno
+import shutil
+import time
+
+import pytest
+
+from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
+from fabric.control.node_calls import (
+    Describe,
+    NodeView,
+)
+from fabric.errors import FabricError, RetryLaterError, StaleEpochError
+from fabric.ids import OperationId
+from node.clock import SystemClock
+from node.store.posix_disk import DiskError
+from tests.support.erasures import (
+    PROMPT,
+    TRIES,
+    Refusal,
+    agents,
+    blocks,
+    erase,
+    wait_until,
+)
+from tests.support.services import TENANT, ask, call, running
+from tests.support.tiny_models import LLAMA, write_model
+
+DAY_S = 86_400.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("model"), LLAMA | {"num_hidden_layers": 2}))
+
+
+def test_what_was_erased_does_not_come_back_from_an_old_folder(tmp_path, model):
+    """A restored backup, another model's folder, a disk that lost its last writes: all the same."""
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice")
+        ask(service, PROMPT + "and more of it", agent="bob")
+        ask(service, "quite another text, of nobody else " * 8, agent="carol")
+    (models,) = [p for p in (tmp_path / "node-a").iterdir() if len(p.name) == 16]
+    shutil.copytree(models, tmp_path / "backup")
+    with running(tmp_path, model) as service:
+        receipt = erase(service, "carol")
+        assert agents(service) == {"alice": 1, "bob": 1}
+        repeated = erase(service, "carol")
+    shutil.rmtree(models)
+    shutil.copytree(tmp_path / "backup", models)
+    before = blocks(tmp_path)
+    with running(tmp_path, model) as service:
+        found = agents(service)
+        anew = ask(service, PROMPT, agent="carol")
+        late = erase(service, "carol", receipt.tombstone.epoch)
+        after = agents(service)
+
+    assert receipt.existed
+    assert receipt.tombstone.epoch == 1_001
+    assert not repeated.existed
+    assert found == {"alice": 1, "bob": 1}
+    assert len(blocks(tmp_path)) < len(before)
+    assert anew.admitted.epoch == 1_002
+    assert not late.existed, "an old DELETE that arrives late spares the new agent"
+    assert after["carol"] == 1_002
+
+
+@pytest.mark.parametrize("days", [(0, 200, 0), (200, 0, -200), (-200, 0), (-20_000, 0)])
+def test_no_calendar_brings_an_erased_agent_back(tmp_path, model, monkeypatch, days):
+    """One that is wrong at the erasure or at boot, however far, and then right again."""
+    wall_s = time.time()  # noqa: TID251 - what the calendar says is the point
+    for day in days:
+        now_s = wall_s + day * DAY_S
+        monkeypatch.setattr(SystemClock, "wall_s", lambda _, now_s=now_s: now_s)
+        with running(tmp_path, model) as service:
+            if not (tmp_path / "backup").exists():
+                ask(service, PROMPT, agent="alice")
+                (models,) = [p for p in (tmp_path / "node-a").iterdir() if len(p.name) == 16]
+                shutil.copytree(models, tmp_path / "backup")
+                made = erase(service, "alice").tombstone
+            assert agents(service) == {}
+            assert service.node.erased.all == (made,)
+            told = call(service, ShareErasures((made,)), KnownErasures)
+            assert told.erased == (made,)
+        shutil.rmtree(models)
+        shutil.copytree(tmp_path / "backup", models)
+
+
+def test_a_turn_that_was_sent_before_the_erasure_begins_no_new_agent(tmp_path, model):
+    """The epoch above the erased ones was given to another node."""
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice", epoch=1)
+        erase(service, "alice")
+        for epoch in (1, 1_001):
+            with pytest.raises(StaleEpochError, match="was erased"):
+                ask(service, PROMPT, agent="alice", epoch=epoch)
+            assert agents(service) == {}
+        ask(service, PROMPT, agent="alice", epoch=1_003)
+        with pytest.raises(StaleEpochError, match="was superseded"):
+            ask(service, PROMPT, agent="alice", epoch=1)
+        assert agents(service) == {"alice": 1_003}
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 1_002])
+def test_no_turn_carries_an_erased_memory_beyond_its_erasure(tmp_path, model, epoch):
+    """One that comes between the tombstone and the removal finds the agent still there."""
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice", epoch=1)
+        node = service.node
+        node.erased.note(TENANT, "alice", 1_001, node.clock.wall_s())
+        with pytest.raises(RetryLaterError, match="being erased"):
+            ask(service, PROMPT, agent="alice", epoch=epoch)
+        assert erase(service, "alice").existed
+        assert agents(service) == {}
+
+
+def test_a_running_node_removes_what_it_is_told_of(tmp_path, model):
+    with (
+        running(tmp_path, model, "node-a") as away,
+        running(tmp_path, model, "node-b") as here,
+    ):
+        for service in (away, here):
+            ask(service, PROMPT, agent="alice")
+        receipt = erase(here, "alice", 5)
+        known = call(here, ShareErasures(()), KnownErasures)
+        for removed in (1, 0):
+            told = call(away, ShareErasures(known.erased), KnownErasures)
+            assert (told.erased, told.agents_removed) == (known.erased, removed)
+        views = [call(service, Describe(), NodeView) for service in (away, here)]
+        left = agents(away)
+
+    assert known.erased == (receipt.tombstone,)
+    assert left == {}
+    assert views[0].erased == views[1].erased != 0
+    with running(tmp_path, model, "node-a") as again:
+        assert again.node.view().erased == views[0].erased
+
+
+def test_damaged_tombstones_stop_nothing(tmp_path, model):
+    with running(tmp_path, model) as service:
+        for name in ("alice", "bob"):
+            ask(service, PROMPT, agent=name)
+            receipt = erase(service, name)
+    path = tmp_path / "node-a" / "erased" / "agents" / receipt.tombstone.agent
+    path.write_bytes(path.read_bytes()[:-1])
+    with running(tmp_path, model) as service:
+        assert len(service.node.erased.all) == 1
+
+
+def test_an_erasure_that_the_disk_refused_is_finished_unasked(tmp_path, model, monkeypatch):
+    """The tombstone is noted here as everywhere, so no greeting brings it up again."""
+    monkeypatch.setattr("node.tiers.flusher.FLUSH_IDLE_S", 0.05)
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice", epoch=1)
+        refusal = Refusal(monkeypatch, "erase_record")
+        with pytest.raises(FabricError, match="the drive refused"):
+            erase(service, "alice")
+        wait_until(lambda: refusal.count > TRIES)  # and refused again
+        with pytest.raises(RetryLaterError, match="being erased"):
+            ask(service, PROMPT, agent="alice")
+        refusal.is_mended = True
+        wait_until(lambda: not agents(service))
+        wait_until(lambda: not blocks(tmp_path))
+        assert ask(service, PROMPT, agent="alice").admitted.epoch == 1_002
+
+
+def test_what_stayed_behind_an_erased_record_goes_later(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("node.tiers.flusher.FLUSH_IDLE_S", 0.05)
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice")
+        block = next(tmp_path.glob("node-a/*/blocks/*.full"))
+        damaged = block.parent.parent / "quarantine" / block.name
+        damaged.parent.mkdir(exist_ok=True)
+        damaged.write_bytes(block.read_bytes())
+        refusal = Refusal(monkeypatch, "erase_blocks")
+        with pytest.raises(FabricError, match="the drive refused"):
+            erase(service, "alice")
+        wait_until(lambda: not blocks(tmp_path) and not damaged.exists())
+        assert refusal.count == 1, "its record was gone"
+
+
+# --- what a tombstone promises ---------------------------------------------------------------
+
+
+class FullDisk:
+    """The folder of tombstones, on a drive that takes nothing until it is mended."""
+
+    def __init__(self, service, monkeypatch):
+        self.is_mended, disk = False, service.node.erased._disk
+        real = disk.publish
+
+        def publish(name, parts):
+            if not self.is_mended:
+                message = "full"
+                raise DiskError(message, errno.ENOSPC)
+            return real(name, parts)
+
+        monkeypatch.setattr(disk, "publish", publish)
+
+
+def tombstones(folder):
+    return sorted(path.name for path in folder.glob("node-a/erased/agents/*"))
+
+
+def test_a_tombstone_that_the_disk_refused_is_told_by_nobody_and_written_later(
+    tmp_path, model, monkeypatch
+):
+    monkeypatch.setattr("node.tiers.flusher.FLUSH_IDLE_S", 0.05)
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice")
+        full = FullDisk(service, monkeypatch)
+        first = erase(service, "alice")
+        again = erase(service, "alice")
+        assert first.existed
+        assert first.tombstone is again.tombstone is None
+        assert tombstones(tmp_path) == []
+        assert "not complete" in call(service, Describe(), NodeView).degraded
+        full.is_mended = True
+        wait_until(lambda: tombstones(tmp_path) != [])
+        assert erase(service, "alice").tombstone is not None
+        assert call(service, Describe(), NodeView).degraded is None
+    with running(tmp_path, model) as service:
+        assert service.node.erased.floor(TENANT, "alice") == 1_001
+
+
+def test_what_others_told_is_written_later_too(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("node.tiers.flusher.FLUSH_IDLE_S", 0.05)
+    with (
+        running(tmp_path, model, "node-b") as here,
+        running(tmp_path, model, "node-a") as away,
+    ):
+        told = erase(here, "alice").tombstone
+        full = FullDisk(away, monkeypatch)
+        known = call(away, ShareErasures((told,)), KnownErasures)
+        assert (known.erased, tombstones(tmp_path)) == ((told,), [])
+        full.is_mended = True
+        wait_until(lambda: tombstones(tmp_path) == [told.agent])
+
+
+def test_files_of_dropped_tombstones_go_with_them(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("fabric.record.tombstone.TOMBSTONES_MAX", 3)
+    with running(tmp_path, model) as service:
+        for number in range(8):
+            erase(service, f"nobody-{number}")
+        assert len(service.node.erased.all) == len(tombstones(tmp_path)) == 3
+
+
+def test_a_call_that_comes_twice_is_answered_alike(tmp_path, model):
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice")
+        node, now_s = service.node, service.node.clock.wall_s()
+        message = EraseAgent(OperationId("test-twice"), TENANT, "alice", 1_001, now_s)
+
+        async def both():
+            return await asyncio.gather(*(node.erasing.erase(message) for _ in range(2)))
+
+        one, two = asyncio.run_coroutine_threadsafe(both(), service._loop).result(60)
+        late = call(service, message, EraseReceipt)
+
+    assert one == two == late
+    assert one.existed
+
+
+# --- what else there is of an agent ----------------------------------------------------------

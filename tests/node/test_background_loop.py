@@ -1,0 +1,147 @@
+"""Work that comes again and again: what fails once is logged, counted, and tried again."""
+
+import asyncio
+
+import pytest
+
+from node import background_loop
+from node.background_loop import BackgroundLoop
+from node.tiers.record_writer import RecordWriter
+from tests.support.services import ask, running
+from tests.support.tiny_models import LLAMA, write_model
+
+
+class Steps:
+    """Steps that wait as long as told; where told an exception, they raise it."""
+
+    def __init__(self, *outcomes):
+        self.outcomes = list(outcomes)
+        self.begun = 0
+        self.failures = 0
+        self.all_done = asyncio.Event()
+        self.first = asyncio.Event()
+
+    async def step(self):
+        self.begun += 1
+        self.first.set()
+        outcome = self.outcomes.pop(0) if self.outcomes else 60.0
+        if not self.outcomes:
+            self.all_done.set()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def note_failure(self):
+        self.failures += 1
+
+
+def run(*outcomes, during=None):
+    """Run a loop until all outcomes came; return its steps."""
+
+    async def go():
+        steps = Steps(*outcomes)
+        loop = BackgroundLoop("what the test asked for", steps.step, steps.note_failure)
+        loop.start()
+        if during is not None:
+            await during(loop, steps)
+        await asyncio.wait_for(steps.all_done.wait(), 60)
+        await loop.stop()
+        return steps
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), KeyError("x"), TypeError("x"), OSError(5)])
+def test_a_step_that_fails_in_any_way_is_logged_counted_and_tried_again(error, monkeypatch, caplog):
+    monkeypatch.setattr(background_loop, "LOOP_RETRY_S", 0.0)
+    steps = run(0.0, error, error, 0.0, 60.0)
+
+    assert steps.begun == 5
+    assert steps.failures == 2
+    assert [r.message for r in caplog.records] == [
+        "what the test asked for failed and is tried again"
+    ] * 2
+
+
+def test_a_failed_step_rests_and_hurry_and_stop_do_not_wait():
+    async def during(loop, steps):
+        await steps.first.wait()
+        await asyncio.sleep(0.05)
+        assert steps.begun == 1  # it rests
+        loop.hurry()
+
+    assert run(RuntimeError("x"), 60.0, during=during).begun == 2
+
+
+def test_stop_lets_a_step_under_way_finish():
+    async def go():
+        begun, may_end, ended = asyncio.Event(), asyncio.Event(), []
+
+        async def step():
+            begun.set()
+            await may_end.wait()
+            ended.append(1)
+            return 0.0
+
+        loop = BackgroundLoop("one long step", step, lambda: None)
+        loop.start()
+        await begun.wait()
+        stopping = asyncio.create_task(loop.stop())
+        await asyncio.sleep(0.01)
+        assert not stopping.done()
+        may_end.set()
+        await asyncio.wait_for(stopping, 60)
+        assert ended == [1]
+
+    asyncio.run(go())
+
+
+def test_a_node_whose_rounds_fail_unexpectedly_goes_on_with_them(tmp_path, monkeypatch):
+    """Each of a node's loops survives what nobody thought of, and the node's view counts it."""
+    monkeypatch.setattr(background_loop, "LOOP_RETRY_S", 0.01)
+    monkeypatch.setattr("node.tiers.flusher.FLUSH_IDLE_S", 0.01)
+    monkeypatch.setattr("node.tiers.disk_budget.RECLAIM_EVERY_S", 0.01)
+    monkeypatch.setattr("node.store.scrubber.SCRUB_STEP_S", 0.01)
+    model = str(write_model(tmp_path / "llama", LLAMA))
+    with running(tmp_path, model) as service:
+        node = service.node
+        seen = {"flusher": 0, "reclaim": 0, "scrubber": 0}
+        enough = asyncio.Event()
+
+        def fail(name):
+            seen[name] += 1
+            if all(count >= 3 for count in seen.values()):
+                service._loop.call_soon_threadsafe(enough.set)
+            raise RuntimeError(name)
+
+        monkeypatch.setattr(type(node.flusher), "unsaved", lambda _: fail("flusher"))
+        monkeypatch.setattr(type(node.reclaim), "round", lambda _: fail("reclaim"))
+        monkeypatch.setattr(type(service._scrubber), "_is_idle", lambda _: fail("scrubber"))
+        asyncio.run_coroutine_threadsafe(asyncio.wait_for(enough.wait(), 60), service._loop).result(
+            90
+        )
+        assert node.view().failed_rounds >= 9
+        monkeypatch.undo()
+        assert ask(service, "the cat sat", agent="a", max_tokens=2).finished.durable
+
+
+def test_saving_ahead_that_fails_unexpectedly_costs_the_turn_nothing(tmp_path, monkeypatch):
+    model = str(write_model(tmp_path / "llama", LLAMA))
+    with running(tmp_path, model) as service:
+        monkeypatch.setattr(RecordWriter, "stored_all", _fails_once(RecordWriter.stored_all))
+        before = service.node.failed_rounds
+        reply = ask(service, "the cat sat on the mat " * 80, agent="a", max_tokens=4)
+        assert reply.finished.durable
+        assert service.node.failed_rounds == before + 1
+
+
+def _fails_once(method):
+    failed = []
+
+    def wrapped(self, spans):
+        if not failed:
+            failed.append(1)
+            raise RuntimeError
+        return method(self, spans)
+
+    return wrapped

@@ -1,0 +1,190 @@
+"""Stops and flushes while clients go on talking, and readers that do not read."""
+
+import asyncio
+import gc
+import threading
+import weakref
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from fabric.control.node_calls import Done, Flush, Stop, encode_call
+from fabric.errors import FabricError
+from fabric.ids import OperationId
+from fabric.turn.generation import Admitted, Delta, Failed, Finished, GenerateRequest, Sampling
+from node import control_calls
+from node.turn import turn
+from tests.support.services import TENANT, ask, call, identity_of, running
+from tests.support.tiny_models import LLAMA, write_model
+
+WORDS = "the cat sat on the mat and the dog sat on the log. "
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("models") / "llama", LLAMA))
+
+
+class Talk:
+    """An agent whose client asks again as soon as it is answered, until it is refused."""
+
+    def __init__(self, service, name):
+        self.answers, self.refusal = 0, None
+        self._service, self._name = service, name
+        self._is_over = False
+        self.is_on = threading.Event()
+        self._thread = threading.Thread(target=self._talk, daemon=True)
+        self._thread.start()
+
+    def _talk(self):
+        while not self._is_over:
+            try:
+                reply = ask(self._service, WORDS, agent=self._name, max_tokens=40, ignore_eos=True)
+            except FabricError as error:
+                self.refusal = error
+                break
+            last = reply.events[-1]
+            if not isinstance(last, Finished):
+                self.refusal = last
+                break
+            self.answers += 1
+            self.is_on.set()
+
+    def end(self):
+        self._is_over = True
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def talks(model, tmp_path):
+    with running(tmp_path, model) as service:
+        talks = [Talk(service, f"agent-{n}") for n in range(3)]
+        for talk in talks:
+            assert talk.is_on.wait(60)
+        yield service, talks
+        for talk in talks:
+            talk.end()
+
+
+def test_a_stop_comes_to_an_end_while_agents_talk_and_tells_them_to_come_again(talks):
+    service, agents = talks
+    assert "durable" in call(service, Stop(), Done).detail
+    for talk in agents:
+        talk.end()
+        assert talk.refusal is not None
+        assert (talk.refusal.status, talk.refusal.code) == (503, "stopping")
+    assert not service.node.turns
+
+
+def test_a_flush_comes_to_an_end_while_agents_talk_and_ends_nobodys_turn(talks):
+    service, agents = talks
+    for _ in range(3):
+        assert call(service, Flush(), Done).detail
+    counts = [talk.answers for talk in agents]
+    for talk in agents:
+        talk.end()
+        assert talk.refusal is None
+    assert all(talk.answers >= count for talk, count in zip(agents, counts, strict=True))
+
+
+def test_a_flush_waits_for_a_long_turn_only_so_long_and_says_so(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(control_calls, "FLUSH_WAIT_S", 0.05)
+    with running(tmp_path, model) as service:
+
+        async def scenario():
+            events = service.node.generate(request("long", 2_000))
+            assert isinstance(await anext(events), Admitted)
+            (running_turn,) = service.node.turns
+            said = await asyncio.wrap_future(service.control(encode_call(Flush())))
+            assert b"1 turns still run" in said
+            assert not running_turn.task.done()
+            seen = [event async for event in events]
+            assert isinstance(seen[-1], Finished)
+
+        on_loop(service, scenario())
+
+
+def request(agent, tokens):
+    sampling = Sampling(max_tokens=tokens, ignore_eos=True)
+    return GenerateRequest(
+        OperationId("test-ending"), TENANT, identity_of(agent), sampling, prompt=WORDS
+    )
+
+
+def on_loop(service, work):
+    return asyncio.run_coroutine_threadsafe(work, service._loop).result(240)
+
+
+def test_a_reader_that_has_not_come_to_the_end_keeps_no_memory(model, tmp_path):
+    """What the turn computed on is the agent's then, and may be cooled."""
+    with running(tmp_path, model) as service:
+
+        async def scenario():
+            node = service.node
+            events = node.generate(request("slow", 8))
+            await anext(events)
+            (its_turn,) = node.turns
+            await asyncio.wait_for(asyncio.wait([its_turn.task]), 60)
+            agent = node.table.get((TENANT, "slow"))
+            cache = weakref.ref(agent.cache)
+            node.make_room(agent.hot_bytes)
+            assert agent.cache is None
+            await node.on_engine(lambda: None)  # the thread's last step is over
+            is_gone = cache() is None
+            assert isinstance([event async for event in events][-1], Finished)
+            return is_gone
+
+        assert on_loop(service, scenario())
+
+
+def test_a_turn_that_fails_is_gone_once_its_error_is_read(model, tmp_path):
+    """Not only after a collection: its error's traceback knows all that it had."""
+    with running(tmp_path, model) as service:
+
+        async def scenario():
+            events = service.node.generate(replace(request("refused", 8), prompt=""))
+            first = asyncio.ensure_future(anext(events))
+            await asyncio.sleep(0)
+            (its_turn,) = service.node.turns
+            alive = weakref.ref(its_turn)
+            del its_turn
+            with suppress(FabricError):
+                await first
+            del first, events
+            await asyncio.sleep(0)
+            return alive() is None
+
+        gc.disable()
+        try:
+            assert on_loop(service, scenario())
+        finally:
+            gc.enable()
+
+
+def test_a_reader_that_falls_behind_reads_no_hole_and_no_good_end(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(turn, "STREAM_EVENTS_MAX", 8)
+    with running(tmp_path, model) as service:
+        whole = ask(service, WORDS, agent="calm", max_tokens=8, ignore_eos=True)
+        assert isinstance(whole.events[-1], Failed | Finished)
+
+        async def scenario(tokens):
+            events = service.node.generate(request("slow", tokens))
+            seen = [await anext(events)]
+            (its_turn,) = service.node.turns
+            await asyncio.wait_for(asyncio.wait([its_turn.task]), 60)
+            return seen + [event async for event in events]
+
+        for tokens in range(8, 20):  # the answer ends before, at and behind the dropped event
+            seen = on_loop(service, scenario(tokens))
+            numbers = [event.index for event in seen if isinstance(event, Delta)]
+            assert numbers == sorted(set(numbers))
+            if isinstance(seen[-1], Finished):
+                assert len(seen) <= 8 + 2
+            else:
+                assert isinstance(seen[-1], Failed)
+                assert seen[-1].code == "slow_reader"
+        assert isinstance(seen[-1], Failed)
+        monkeypatch.undo()
+        assert ask(service, WORDS, agent="slow", max_tokens=4, ignore_eos=True).finished.durable

@@ -1,0 +1,111 @@
+"""The router's kept connections at a real node: no stranger takes one, and a stop ends them."""
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+
+from fabric.control.node_calls import Offer, SealAgent
+from fabric.errors import FabricError
+from fabric.http_guard import guarded_connection
+from fabric.http_guard.connection_table import Places
+from fabric.keys.cluster_secret import http_secret
+from fabric.keys.key_files import MEMBER_NAME
+from node.keys import read_keys
+from router.fleet.node_client import HttpNodeLink, NodeLostError
+from router.fleet.node_http import NodeHttp, Use
+from router.tls.contexts import read_router_keys
+from tests.router.rig import until
+from tests.support.keys import make_keys
+from tests.support.services import start_service
+from tests.support.tiny_models import LLAMA, write_model
+
+pytestmark = pytest.mark.anyio
+SEAL = SealAgent("m-1", "default", "nobody", 3, "node-b")
+FEW = Places(strangers=12, strangers_per_source=8, admitted=6)
+
+
+class Linked:
+    """A real node behind TLS, and the router's link to it."""
+
+    def __init__(self, folder):
+        self.keys = make_keys(folder / "keys").path
+        self.model = write_model(folder / "model", LLAMA)
+        self.folder = folder / "node"
+
+    @asynccontextmanager
+    async def node(self):
+        found = read_keys(self.keys)
+        key, tls = found.cluster_key, found.server_context()
+        service = await asyncio.to_thread(
+            start_service, self.folder, self.model, cluster_key=key, tls=tls
+        )
+        try:
+            yield service
+        finally:  # in a thread: the router's end of a connection has to hear that it ends
+            await asyncio.to_thread(service.stop)
+
+    async def __aenter__(self):
+        self.http = NodeHttp(read_router_keys(self.keys).node_facing())
+        secret = http_secret(read_keys(self.keys).cluster_key)
+        self.link = HttpNodeLink(
+            "node-a", None, self.http, secret, lambda: False, proven_as=MEMBER_NAME
+        )
+        return self
+
+    async def __aexit__(self, *_):
+        await self.http.close()
+
+    @property
+    def opened(self):
+        return list(self.http._kept[Use.CALL].connector._opened_s)
+
+    async def seal(self):
+        with pytest.raises(FabricError) as caught:
+            await self.link.call(SEAL, Offer)
+        assert caught.value.code == "agent_not_found", "it was carried out"
+
+
+def has_ended(sock):
+    sock.setblocking(False)
+    try:
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+async def test_no_stranger_takes_a_kept_connections_place(tmp_path, monkeypatch):
+    monkeypatch.setattr("node.http.generate.PLACES", FEW)
+    monkeypatch.setattr(guarded_connection, "SWEEP_S", 0.05)
+    monkeypatch.setattr(guarded_connection, "HEAD_S", 0.2)
+    async with Linked(tmp_path) as linked, linked.node() as service:
+        linked.link.http_url = service.node.http_url
+        await linked.link.make_ready(Use.CALL)
+        first = linked.opened
+        host, port = service.node.http_url.removeprefix("https://").split(":")
+        strangers = [socket.create_connection((host, int(port)), 60) for _ in range(40)]
+        try:
+            await until(lambda: sum(map(has_ended, strangers)) >= 32)
+            await linked.seal()
+        finally:
+            for each in strangers:
+                each.close()
+        assert len(first) == 1
+        assert linked.opened == first
+
+
+async def test_a_node_that_stops_ends_them_and_its_successor_is_reached(tmp_path):
+    async with Linked(tmp_path) as linked:
+        async with linked.node() as service:
+            linked.link.http_url = service.node.http_url
+            await linked.seal()
+            (kept,) = linked.opened
+        await until(lambda: not kept.is_connected())
+        with pytest.raises(NodeLostError):
+            await linked.link.call(SEAL, Offer)
+        async with linked.node() as service:
+            linked.link.http_url = service.node.http_url
+            await linked.seal()

@@ -1,0 +1,144 @@
+"""The node's actor without Ray: what of a start passes is tried again, what stays wrong is told."""
+
+import asyncio
+import errno
+import threading
+import time
+
+import pytest
+
+from fabric.codec import pack
+from fabric.control.node_calls import (
+    Describe,
+    Done,
+    ErrorReply,
+    NodeView,
+    Stop,
+    decode_reply,
+    encode_call,
+)
+from fabric.settings import NodeSettings
+from node import ray_actor
+from node.back_off import BackOff
+from node.keys import read_keys
+from node.ray_actor import NodeActor, next_incarnation
+from node.store.model_folders import ModelFolders
+from node.store.posix_disk import PosixDisk
+from tests.support.failing_disk import WRITES, FailingCalls
+from tests.support.keys import make_keys
+from tests.support.little_room import SMALL
+from tests.support.services import KEY, running
+from tests.support.tiny_models import write_model
+
+SETTINGS = pack(NodeSettings(durability="none"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("models") / "small", SMALL))
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(ray_actor, "START_RETRY_S", 0.01)
+    monkeypatch.setattr(ray_actor, "START_RETRY_MAX_S", 0.1)
+    monkeypatch.setattr(ray_actor, "START_AGAIN_S", 0.3)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "fabric"
+    make_keys(folder, KEY)
+    return read_keys(folder)
+
+
+@pytest.fixture
+def start(tmp_path, keys):
+    def started(model):
+        folder = str(tmp_path / "node-a")
+        given = str(keys.folder), keys.digest
+        return NodeActor("node-a", folder, model, "127.0.0.1", *given, SETTINGS)
+
+    return started
+
+
+def ask(actor, call=None, kind=NodeView):
+    raw = asyncio.run(actor.control(encode_call(call or Describe())))
+    return decode_reply(kind, raw)
+
+
+def until(actor, holds):
+    for _ in range(6_000):
+        reply = ask(actor)
+        if holds(reply):
+            return reply
+        time.sleep(0.01)
+    return pytest.fail(f"nothing happened for a minute: {reply}")
+
+
+def engines():
+    return [thread for thread in threading.enumerate() if thread.name == "engine"]
+
+
+@pytest.mark.parametrize("trouble", ["locked by the one before", "full"])
+def test_a_start_that_fails_for_a_passing_reason_is_tried_again(
+    model, tmp_path, monkeypatch, start, trouble
+):
+    with running(tmp_path, model):
+        pass
+    before = len(engines())
+    faults = FailingCalls(errno.ENOSPC, ("open",)).install(monkeypatch)
+    [folder] = ModelFolders(tmp_path / "node-a", "").list_all()
+    old = PosixDisk(tmp_path / "node-a" / folder.name, "none")
+    if trouble == "full":
+        faults.is_broken = True
+    else:
+        old.claim()
+    actor = start(model)
+    refused = until(actor, lambda reply: "again" in getattr(reply, "message", ""))
+    assert (refused.status, refused.code) == (503, "loading")
+    faults.mend()
+    old.close()
+    view = until(actor, lambda reply: isinstance(reply, NodeView))
+    assert view.self_test.passed
+    assert len(engines()) == before + 1, "a failed start leaves nothing running"
+    ask(actor, Stop(), Done)
+
+
+def test_a_start_that_was_told_wrongly_is_tried_again_ever_later_until_it_is_mended(
+    model, tmp_path, start
+):
+    before = len(engines())
+    later = tmp_path / "later"
+    actor = start(str(later))
+    waits_s = []
+    for _ in range(2):
+        failed = until(actor, lambda reply: reply.code == "start_failed")
+        assert isinstance(failed, ErrorReply)
+        waits_s.append(failed.retry_after_s)
+        until(actor, lambda reply: reply.code == "loading")
+    assert str(later) in failed.message
+    assert 0.0 < waits_s[0] <= 0.3 < waits_s[1] <= 0.6
+    later.symlink_to(model)
+    view = until(actor, lambda reply: isinstance(reply, NodeView))
+    assert view.self_test.passed
+    assert len(engines()) == before + 1, "failed starts leave nothing running"
+    ask(actor, Stop(), Done)
+
+
+def test_waits_double_up_to_a_limit():
+    waits = BackOff(first_s=5.0, longest_s=30.0)
+    assert [waits.next_s() for _ in range(5)] == [5.0, 10.0, 20.0, 30.0, 30.0]
+
+
+def test_starts_on_a_full_drive_are_counted_all_the_same(tmp_path, monkeypatch):
+    folder = tmp_path / "node-a"
+    first = next_incarnation(folder)
+    assert next_incarnation(folder) == first + 1
+    faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
+    faults.is_broken = True
+    others = [next_incarnation(folder) for _ in range(2)]
+    faults.mend()
+    last = next_incarnation(folder)
+    assert min(others) > first + 1
+    assert len({first, first + 1, *others, last}) == 5

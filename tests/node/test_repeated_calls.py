@@ -1,0 +1,58 @@
+"""SEAL and COMMIT may arrive twice, the second while the first is being carried out."""
+
+import pytest
+
+from fabric.control.node_calls import (
+    CommitMigration,
+    Committed,
+    Copied,
+    CopyBlocks,
+    ErrorReply,
+    Offer,
+    OfferMigration,
+    SealAgent,
+    decode_reply,
+    encode_call,
+)
+from fabric.ids import AgentId, MigrationId, NodeName
+from fabric.record.manifest import decode_manifest
+from tests.support.services import CALL_S, TENANT, ask, call, running
+from tests.support.tiny_models import LLAMA, write_model
+
+KIM = AgentId("kim")
+MOVE = MigrationId("migration-1")
+A, B = NodeName("node-a"), NodeName("node-b")
+MESSAGES = [{"role": "user", "content": "the quick brown fox " * 40}]
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    model = write_model(tmp_path / "model", LLAMA)
+    with running(tmp_path / "a", model) as a, running(tmp_path / "b", model, "node-b") as b:
+        yield a, b
+
+
+def twice(service, message, kind):
+    """Both answers to a call that comes again at once."""
+    raw = encode_call(message)
+    asked = [service.control(raw), service.control(raw)]
+    answers = [decode_reply(kind, each.result(CALL_S)) for each in asked]
+    assert not [each for each in answers if isinstance(each, ErrorReply)]
+    return answers
+
+
+def test_calls_that_arrive_twice_at_once_are_answered_alike(nodes):
+    source, target = nodes
+    epoch = ask(source, MESSAGES, agent="kim").admitted.epoch
+    offer = call(source, OfferMigration(MOVE, TENANT, KIM, epoch, B), Offer)
+    call(target, CopyBlocks(MOVE, A, offer), Copied)
+
+    sealed, again = twice(source, SealAgent(MOVE, TENANT, KIM, epoch, B), Offer)
+    first, second = twice(target, CommitMigration(MOVE, A, sealed, epoch + 1), Committed)
+
+    assert decode_manifest(sealed.manifest) == decode_manifest(again.manifest)
+    assert first.view == second.view
+    assert first.view.epoch == epoch + 1
+    assert target.node.adopted == {}, "nothing is held for a move that is over"
+    more = [*MESSAGES, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
+    assert ask(target, more, agent="kim", epoch=epoch + 1).admitted.epoch == epoch + 1

@@ -1,0 +1,222 @@
+"""A node within its disk budget: who is let go, who stays, and that no turn ever pays for it."""
+
+import asyncio
+import time
+
+import pytest
+
+from fabric.control.node_calls import (
+    Done,
+    Flush,
+)
+from fabric.errors import FabricError
+from fabric.ids import TenantId
+from fabric.retention.policy import TenantShare
+from fabric.turn.generation import CacheTier
+from node.tiers.disk_budget import NoRoomError
+from node.tiers.disk_tier import record_bytes
+from node.tiers.eviction import evict
+from tests.support.little_room import (
+    BRIEF,
+    SMALL,
+    WORDS,
+    age,
+    agent_bytes_in,
+    check,
+    on_loop,
+    stored,
+    talk,
+)
+from tests.support.services import TENANT, ask, call, migrate, running
+from tests.support.tiny_models import write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("models") / "small", SMALL))
+
+
+@pytest.fixture(scope="module")
+def agent_bytes(model, tmp_path_factory):
+    return agent_bytes_in(tmp_path_factory.mktemp("measure"), model)
+
+
+def test_a_full_disk_makes_room_for_every_turn_and_after_a_restart(model, agent_bytes, tmp_path):
+    budget = 4 * agent_bytes + agent_bytes // 2
+    with running(tmp_path, model, disk_bytes=budget) as service:
+        for number in range(9):
+            assert talk(service, number).finished.durable
+            check(service, budget)
+        left = stored(service)
+        assert 3 <= len(left) <= 4
+        assert "a-8" in left
+        assert service.node.view().evicted_agents == 9 - len(left)
+        assert service.node.degraded is None
+        assert talk(service, 8).admitted.cache is CacheTier.HOT
+        again = talk(service, 0)  # evicted: begins anew
+        assert again.admitted.cache is CacheTier.COLD
+        assert again.finished.durable
+    with running(tmp_path, model, disk_bytes=2 * agent_bytes) as service:
+        check(service, 2 * agent_bytes)
+        assert 1 <= len(stored(service)) <= 2
+
+
+def test_no_room_degrades_and_never_fails_a_turn(model, agent_bytes, tmp_path):
+    with running(tmp_path, model, disk_bytes=agent_bytes // 2) as service:
+        first = talk(service, 0)
+        assert not first.finished.durable
+        assert service.node.degraded == "cannot save agents: the disk budget is full"
+        assert talk(service, 0).admitted.cache is CacheTier.HOT
+        assert talk(service, 0).text == first.text
+        assert stored(service) == set()
+        check(service, agent_bytes // 2)
+        assert "memory only" in call(service, Flush(), Done).detail
+        on_loop(service, refusing(service))
+
+
+def test_what_a_refused_save_had_stored_makes_room_again(model, agent_bytes, tmp_path):
+    """Nobody needs those blocks, and no record that is published sweeps them."""
+    with running(tmp_path, model, disk_bytes=agent_bytes - 1) as service:
+        blocks = service.node.store.blocks
+        assert not talk(service, 0).finished.durable
+        on_loop(service, refusing(service))
+        assert blocks.total_bytes == 0
+
+
+async def refusing(service):
+    with pytest.raises(NoRoomError):
+        await service.node.reclaim.make_room(TENANT, 1 << 40)
+
+
+def test_memory_that_the_disk_refuses_is_bounded_too(model, agent_bytes, tmp_path):
+    """Agents without room on disk stay hot as far as the hot budget goes, the newest first."""
+    with running(tmp_path, model, disk_bytes=1, hot_bytes=1 << 30) as service:
+        for number in range(3):
+            assert not talk(service, number).finished.durable
+        hot = service.node.table.hot_bytes
+
+        async def squeeze():
+            service.node.table.cool(1)
+            assert service.node.table.hot_bytes == hot
+            service.node.table.shed(hot - 1)
+
+        on_loop(service, squeeze())
+        assert {agent.key[1] for agent in service.node.table} == {"a-1", "a-2"}
+
+
+def test_a_flood_of_one_tenant_leaves_the_others_agents(model, agent_bytes, tmp_path):
+    quiet = TenantId("quiet")
+    budget = 8 * agent_bytes
+    with running(tmp_path, model, disk_bytes=budget) as service:
+        for number in range(3):
+            talk(service, number, quiet, "q")
+        age(service, 3600.0)
+        for number in range(14):
+            assert talk(service, number).finished.durable
+            check(service, budget)
+        assert stored(service, quiet) == {"q-0", "q-1", "q-2"}
+        assert len(stored(service)) >= 3
+        call(service, Flush(drop_hot=True), Done)
+        for number in range(3):
+            back = talk(service, number, quiet, "q").admitted
+            assert (back.cache, back.cached_tokens) == (CacheTier.DISK, back.prompt_tokens - 1)
+
+
+def test_a_turn_keeps_the_blocks_it_shares_with_whom_it_pushes_out(model, agent_bytes, tmp_path):
+    """A new agent begins like an idle one, whose place it then needs."""
+    head, tail = WORDS * 8, "and so on and so on. " * 60
+
+    def both(service):
+        ask(service, head, agent="parent", **BRIEF)
+        return ask(service, head + tail, agent="child", **BRIEF)
+
+    with running(tmp_path, model, "roomy") as service:
+        both(service)
+        needed = service.node.store.blocks.total_bytes - 1
+        needed += sum(record_bytes(agent.saved) for agent in service.node.table)
+    with running(tmp_path, model, disk_bytes=needed) as service:
+        child = both(service)
+        assert child.admitted.cached_tokens >= 512
+        assert child.finished.durable
+        assert stored(service) == {"child"}
+        check(service, needed)
+
+
+def test_hot_floors_hold_as_well(model, agent_bytes, tmp_path):
+    quiet = TenantId("quiet")
+    with running(tmp_path, model) as service:
+        talk(service, 0, quiet, "q")
+        one = service.node.table.hot_bytes
+        age(service, 3600.0)
+        for number in range(5):
+            talk(service, number)
+
+        async def squeeze():
+            service.node.table.cool(3 * one)
+
+        on_loop(service, squeeze())
+        hot = {agent.key[1] for agent in service.node.table if agent.cache is not None}
+        assert hot == {"q-0", "a-3", "a-4"}
+
+
+def test_a_quota_binds_where_others_leave_room(model, agent_bytes, tmp_path):
+    shares = {str(TENANT): TenantShare(quota=0.3)}
+    with running(tmp_path, model, disk_bytes=10 * agent_bytes, tenants=shares) as service:
+        for number in range(6):
+            assert talk(service, number).finished.durable
+        assert 2 <= len(stored(service)) <= 3
+        assert "a-5" in stored(service)
+
+
+def test_as_many_agents_as_the_node_may_hold(model, tmp_path, monkeypatch):
+    for module in ("node.agents.agent_table", "node.tiers.disk_budget"):
+        monkeypatch.setattr(f"{module}.AGENTS_PER_NODE_MAX", 4)
+    with running(tmp_path, model) as service:
+        for number in range(9):
+            assert talk(service, number).finished.durable
+        assert len(service.node.table) <= 4
+        assert "a-8" in stored(service)
+
+
+def test_a_turn_that_waited_for_an_evicted_agent_begins_anew(model, tmp_path, monkeypatch):
+    with running(tmp_path, model) as service:
+        first = talk(service, 0)
+        store = service.node.store
+        removing, evict_now = [], store.evict
+
+        def slow(records):
+            removing.append(asyncio.run_coroutine_threadsafe(_turn(service), service._loop))
+            time.sleep(0.2)
+            evict_now(records)
+
+        monkeypatch.setattr(store, "evict", slow)
+        agent = service.node.table.get((TENANT, "a-0"))
+        assert on_loop(service, evict(service.node, [agent])) == 1
+        assert removing[0].result(60) == first.text
+        assert service.node.table.get((TENANT, "a-0")) is not agent
+        assert stored(service) == {"a-0"}
+        assert store.blocks.check_integrity() == []
+
+
+async def _turn(service):
+    return await asyncio.to_thread(lambda: talk(service, 0).text)
+
+
+def test_a_move_makes_room_or_is_refused_and_the_source_keeps_its_agent(
+    model, agent_bytes, tmp_path
+):
+    with (
+        running(tmp_path, model, "left") as left,
+        running(tmp_path, model, "right", disk_bytes=2 * agent_bytes) as right,
+        running(tmp_path, model, "tiny", disk_bytes=agent_bytes // 2) as tiny,
+    ):
+        text = talk(left, 0).text
+        for number in (1, 2):
+            talk(right, number)
+        with pytest.raises(FabricError) as refused:
+            migrate(left, tiny, "a-0", 1)
+        assert refused.value.code == "disk_budget"
+        assert talk(left, 0).text == text
+        migrate(left, right, "a-0", 1)
+        assert "a-0" in stored(right)
+        check(right, 2 * agent_bytes)

@@ -1,0 +1,275 @@
+"""What an erasure finds beside the served agents: other models, quarantine, doubt, moves, turns."""
+
+import asyncio
+import errno
+
+import pytest
+
+from fabric.control.erasure_calls import EraseAgent, KnownErasures, ShareErasures
+from fabric.control.node_calls import (
+    CommitMigration,
+    Committed,
+    Copied,
+    CopyBlocks,
+    Done,
+    Offer,
+    OfferMigration,
+    ReleaseAgent,
+)
+from fabric.errors import FabricError
+from fabric.ids import AgentId, MigrationId, OperationId
+from fabric.record.tombstone import tombstone
+from fabric.turn.generation import CacheTier, GenerateRequest, Identity, IdentityKind, Sampling
+from node.store.posix_disk import DiskError
+from node.tiers.eviction import evict
+from tests.support.erasures import (
+    PROMPT,
+    Refusal,
+    agents,
+    erase,
+    files,
+    wait_until,
+)
+from tests.support.failing_disk import FailingCalls
+from tests.support.little_room import on_loop
+from tests.support.services import KEY, TENANT, ask, call, running
+from tests.support.tiny_models import LLAMA, write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("model"), LLAMA | {"num_hidden_layers": 2}))
+
+
+def test_agents_of_a_model_that_is_not_served_now_go_too(tmp_path, model, tmp_path_factory):
+    other = str(write_model(tmp_path_factory.mktemp("other"), LLAMA | {"num_hidden_layers": 3}))
+    with running(tmp_path, other) as service:
+        ask(service, PROMPT, agent="alice", epoch=70_000)
+        kept = ask(service, "quite another text, of nobody else " * 8, agent="bob").text
+        ask(service, PROMPT + "and more", agent="carol")
+    (folder,) = [p for p in (tmp_path / "node-a").iterdir() if len(p.name) == 16]
+    (folder / "manifests" / ".tmp-dead-1").write_bytes(b"half a record")
+    before = files(tmp_path)
+    with running(tmp_path, model) as service:
+        receipt = erase(service, "alice", 100_000)
+        again = erase(service, "alice", 100_001)
+        nobody = erase(service, "nobody")
+    after = files(tmp_path)
+    with running(tmp_path, other) as service:
+        assert agents(service) == {"bob": 1, "carol": 1}
+        restored = ask(service, "quite another text, of nobody else " * 8, agent="bob")
+
+    assert receipt.existed
+    assert not receipt.record_removed
+    assert receipt.other_models.records == 1
+    assert receipt.other_models.blocks == len(before) - len(after) - 2 > 0
+    assert receipt.other_models.bytes > 0
+    assert not again.existed
+    assert not nobody.existed
+    assert not list(folder.glob("manifests/.tmp*"))
+    assert restored.text == kept
+    assert restored.admitted.cache is CacheTier.DISK
+
+
+def test_a_later_agent_of_another_model_is_spared_and_a_damaged_one_is_not(
+    tmp_path, model, tmp_path_factory
+):
+    other = str(write_model(tmp_path_factory.mktemp("other"), LLAMA | {"num_hidden_layers": 3}))
+    with running(tmp_path, other) as service:
+        ask(service, PROMPT, agent="alice", epoch=5_000)
+        ask(service, "quite another text, of nobody else " * 8, agent="bob")
+        damaged = service._disk.root / service.node.store._manifests._name(TENANT, "bob")
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    with running(tmp_path, model) as service:
+        spared, gone = erase(service, "alice", 4_000), erase(service, "bob")
+    with running(tmp_path, other) as service:
+        assert agents(service) == {"alice": 5_000}
+
+    assert not spared.existed
+    assert gone.other_models.records == 1
+
+
+def test_a_node_that_was_away_removes_them_from_all_folders(tmp_path, model, tmp_path_factory):
+    other = str(write_model(tmp_path_factory.mktemp("other"), LLAMA | {"num_hidden_layers": 3}))
+    with running(tmp_path, other) as service:
+        ask(service, PROMPT, agent="alice")
+    with (
+        running(tmp_path, model, "node-b") as here,
+        running(tmp_path, model, "node-a") as away,
+    ):
+        told = erase(here, "alice").tombstone
+        known = call(away, ShareErasures((told,)), KnownErasures)
+
+    assert known.agents_removed == 1
+    assert files(tmp_path) == []
+
+
+def test_a_node_that_was_away_removes_what_may_be_a_block_of_theirs(tmp_path, model):
+    """Nobody can tell whose a quarantined block is; the living keep theirs for inspection."""
+    with running(tmp_path, model) as service:
+        erase(service, "somebody")
+        ask(service, PROMPT, agent="alice")
+        block = next(tmp_path.glob("node-a/*/blocks/*.full"))
+        damaged = block.parent.parent / "quarantine" / f"{block.name}.checksum"
+        damaged.parent.mkdir(exist_ok=True)
+        damaged.write_bytes(block.read_bytes())
+        agent = service.node.table.get((TENANT, "alice"))
+        on_loop(service, evict(service.node, [agent]))
+    with running(tmp_path, model) as service:
+        on_loop(service, service.node.erasing.finish())
+        assert damaged.exists()
+        told = tombstone(KEY, TENANT, "alice", 1_001, service.node.clock.wall_s())
+        call(service, ShareErasures((told,)), KnownErasures)
+        assert not damaged.exists()
+
+
+def test_an_agent_whose_record_was_quarantined_goes_too(tmp_path, model):
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice")
+        record = service._disk.root / service.node.store._manifests._name(TENANT, "alice")
+    raw = bytearray(record.read_bytes())
+    raw[3] ^= 1
+    record.write_bytes(raw)
+    with running(tmp_path, model) as service:
+        assert agents(service) == {}
+        assert len(files(tmp_path, "quarantine")) == 1
+        receipt = erase(service, "alice")
+        again = erase(service, "alice")
+        assert files(tmp_path) == []
+
+    assert receipt.existed
+    assert receipt.quarantined_removed
+    assert not again.existed
+
+
+def test_a_first_record_that_failed_at_its_last_step_goes_with_its_blocks(
+    tmp_path, model, monkeypatch
+):
+    with running(tmp_path, model) as service:
+        disk = service._disk
+        real, real_remove = disk.publish, disk.remove_all
+
+        def publish(name, parts):
+            real(name, parts)
+            if name.startswith("manifests/"):
+                error = DiskError("the folder was not flushed", errno.EIO)
+                error.is_in_place = True
+                raise error
+
+        def remove_all(names):
+            if any(name.startswith("manifests/") for name in names):
+                message = "nothing can be removed"
+                raise DiskError(message, errno.EIO)
+            return real_remove(names)
+
+        with monkeypatch.context() as failing:
+            failing.setattr(disk, "publish", publish)
+            failing.setattr(disk, "remove_all", remove_all)
+            told = ask(service, PROMPT, agent="alice")
+            shed = ask(service, "quite another text, of nobody else " * 8, agent="bob")
+        assert not told.finished.durable
+        assert not shed.finished.durable
+        node = service.node
+        agent = node.table.get((TENANT, "bob"))
+        service._loop.call_soon_threadsafe(
+            node.table.forget, agent
+        )  # as it is where memory is short
+        wait_until(lambda: node.table.get((TENANT, "bob")) is None)
+        receipts = [erase(service, name) for name in ("alice", "bob")]
+        assert files(tmp_path) == []
+
+    assert [receipt.record_removed for receipt in receipts] == [True, True]
+    assert receipts[0].blocks_removed > 0
+
+
+def test_an_erasure_ends_the_turn_that_runs(tmp_path, model):
+    with running(tmp_path, model) as service:
+        request = GenerateRequest(
+            operation=OperationId("test-op-turn"),
+            tenant=TENANT,
+            identity=Identity(IdentityKind.AGENT, AgentId("alice")),
+            sampling=Sampling(max_tokens=10_000, ignore_eos=True),
+            prompt=PROMPT,
+        )
+
+        async def erased_meanwhile():
+            events = service.node.generate(request)
+            await anext(events)
+            now_s = service.node.clock.wall_s()
+            message = EraseAgent(OperationId("test-erase-turn"), TENANT, "alice", 1_001, now_s)
+            receipt = await service.node.erasing.erase(message)
+            return receipt, [event async for event in events][-1]
+
+        receipt, last = asyncio.run_coroutine_threadsafe(erased_meanwhile(), service._loop).result(
+            60
+        )
+        assert files(tmp_path) == []
+        assert agents(service) == {}
+
+    assert receipt.existed
+    assert (last.code, last.status) == ("erased", 421)
+
+
+def test_no_release_carries_an_erased_record_beyond_its_erasure(tmp_path, model, monkeypatch):
+    """Another node owns a later agent of that name: the old one must not follow its epoch."""
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice")
+        refusal = Refusal(monkeypatch, "erase_record")
+        with pytest.raises(FabricError, match="the drive refused"):
+            erase(service, "alice")
+        call(
+            service,
+            ReleaseAgent(MigrationId("migration-9"), TENANT, "alice", 2_000, "node-b"),
+            Done,
+        )
+        assert agents(service) == {"alice": 1}
+        refusal.is_mended = True
+        erase(service, "alice")
+        assert agents(service) == {}
+
+
+def test_what_a_move_without_its_router_has_brought_goes_too(tmp_path, model):
+    with (
+        running(tmp_path, model, "node-b") as source,
+        running(tmp_path, model, "node-a") as target,
+    ):
+        ask(source, PROMPT, agent="alice")
+        name = MigrationId("migration-1")
+        offer = call(source, OfferMigration(name, TENANT, "alice", 1, "node-a"), Offer)
+        call(target, CopyBlocks(name, "node-b", offer), Copied)
+        assert files(tmp_path, "blocks") != []
+        receipts = erase(target, "alice"), erase(source, "alice")
+        assert files(tmp_path, "blocks") == []
+        with pytest.raises(FabricError, match="aborted"):
+            call(target, CommitMigration(name, "node-b", offer, 2), Committed)
+        assert source.node.transfers.offered_agents() == frozenset()
+
+    assert [receipt.existed for receipt in receipts] == [True, True]
+
+
+def test_what_a_failed_write_could_not_remove_goes_too(tmp_path, model, monkeypatch):
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice")
+        faults = FailingCalls(calls=("rename", "unlink")).install(monkeypatch)
+        faults.is_broken = True
+        assert not ask(service, PROMPT + "and on", agent="alice").finished.durable
+        faults.mend()
+        left = list(tmp_path.rglob(".tmp-*"))
+        erase(service, "alice")
+        assert left
+        assert list(tmp_path.rglob(".tmp-*")) == []
+        assert files(tmp_path) == []
+
+
+def test_an_unnamed_conversation_does_not_go_on_with_what_is_being_erased(
+    tmp_path, model, monkeypatch
+):
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice")
+        refusal = Refusal(monkeypatch, "erase_record")
+        with pytest.raises(FabricError, match="the drive refused"):
+            erase(service, "alice")
+        told = ask(service, PROMPT + "and on")
+        refusal.is_mended = True
+
+    assert told.admitted.agent != "alice"

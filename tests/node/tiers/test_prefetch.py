@@ -1,0 +1,175 @@
+"""Agents loaded ahead of their turns, and a node that takes no new ones."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fabric.control.copy_calls import DrainNode, PrefetchAgent
+from fabric.control.node_calls import AgentList, AgentView, Done, Flush, ListAgents
+from fabric.errors import FabricError
+from fabric.ids import AgentId
+from fabric.turn.generation import CacheTier, Delta
+from tests.support.architectures import ARCHITECTURES
+from tests.support.services import TENANT, ask, call, running
+from tests.support.tiny_models import LLAMA, write_model
+
+SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 30}
+HELLO = [SYSTEM, {"role": "user", "content": "naïve café 東京"}]
+
+
+def turn(service, messages, agent):
+    reply = ask(service, messages, agent=agent, epoch=1, max_tokens=6, logprobs=1, ignore_eos=True)
+    entries = [e for event in reply.events if isinstance(event, Delta) for e in event.logprobs]
+    return [(e.token, e.logprob) for e in entries], reply
+
+
+def onward(reply):
+    said = {"role": "assistant", "content": reply.text}
+    return [*HELLO, said, {"role": "user", "content": "größer"}]
+
+
+def prefetch(service, agent, *, epoch=1, cancel=False):
+    return call(service, PrefetchAgent(TENANT, AgentId(agent), epoch, cancel), AgentView)
+
+
+def cool(service):
+    call(service, Flush(drop_hot=True), Done)
+
+
+def code_of(work):
+    with pytest.raises(FabricError) as caught:
+        work()
+    return int(caught.value.status), caught.value.code
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("models") / "llama", LLAMA))
+
+
+@pytest.fixture(scope="module")
+def service(model, tmp_path_factory):
+    with running(tmp_path_factory.mktemp("node"), model) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", ["gemma4_text", "qwen3_5"])
+def test_a_prefetched_agent_is_hot_and_answers_bit_for_bit(name, tmp_path):
+    model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
+    with running(tmp_path, model) as service:
+        check_bits(service)
+
+
+def check_bits(service):
+    _, first = turn(service, HELLO, "stays")
+    turn(service, HELLO, "fetched")
+    want, stayed = turn(service, onward(first), "stays")
+    cool(service)
+    view = prefetch(service, "fetched")
+    assert view.tiers == ("hot", "disk")
+    assert view.bytes.hot > 0
+    got, came = turn(service, onward(first), "fetched")
+    assert got == want
+    assert came.admitted.cache is CacheTier.HOT
+    assert came.admitted.cached_tokens == stayed.admitted.cached_tokens
+
+
+def test_twice_or_while_hot_or_in_a_turn_nothing_happens(service):
+    check_bits(service)
+    turn(service, HELLO, "alice")
+    assert "hot" in prefetch(service, "alice").tiers
+    cool(service)
+    with ThreadPoolExecutor(4) as pool:
+        tiers = list(pool.map(lambda _: prefetch(service, "alice").tiers, range(4)))
+    assert set(tiers) == {("hot", "disk")}
+    assert code_of(lambda: prefetch(service, "alice", epoch=4)) == (421, "stale_epoch")
+    assert code_of(lambda: prefetch(service, "nobody")) == (404, "agent_not_found")
+
+
+class Slow:
+    """Holds every load of a node at its first block until told to go on."""
+
+    def __init__(self, service, monkeypatch):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        load = service.node.store.blocks.load_into
+
+        def slowly(*arguments, **options):
+            self.begun.set()
+            assert self.go_on.wait(60)
+            return load(*arguments, **options)
+
+        monkeypatch.setattr(service.node.store.blocks, "load_into", slowly)
+
+
+def test_a_turn_joins_a_prefetch_and_finds_it_done(service, monkeypatch):
+    _, first = turn(service, HELLO, "carol")
+    cool(service)
+    slow = Slow(service, monkeypatch)
+    with ThreadPoolExecutor(2) as pool:
+        fetching = pool.submit(prefetch, service, "carol")
+        assert slow.begun.wait(60)
+        asking = pool.submit(turn, service, onward(first), "carol")
+        listed = call(service, ListAgents(), AgentList).agents
+        assert "hot" not in {i.view.agent: i.view for i in listed}["carol"].tiers
+        slow.go_on.set()
+        assert asking.result(60)[1].admitted.cache is CacheTier.HOT
+        fetching.result(60)
+
+
+def test_a_cancelled_prefetch_leaves_the_agent_on_disk(service, monkeypatch):
+    _, first = turn(service, HELLO, "dora")
+    cool(service)
+    slow = Slow(service, monkeypatch)
+    with ThreadPoolExecutor(2) as pool:
+        fetching = pool.submit(code_of, lambda: prefetch(service, "dora"))
+        assert slow.begun.wait(60)
+        cancelling = pool.submit(prefetch, service, "dora", cancel=True)
+        agent = service.node.table.get((TENANT, "dora"))
+        assert agent.loading.cancel.wait(60)
+        slow.go_on.set()
+        assert cancelling.result(60).tiers == ("disk",)
+        assert fetching.result(60) == (409, "cancelled")
+    assert service.node.engine.budget.reserved_bytes == 0
+    assert turn(service, onward(first), "dora")[1].admitted.cache is CacheTier.DISK
+
+
+def test_only_so_many_at_once_and_never_beyond_what_memory_is_free(model, tmp_path, monkeypatch):
+    with running(tmp_path, model) as service:
+        names = ["a", "b", "c"]
+        for name in names:
+            turn(service, HELLO, name)
+        cool(service)
+        slow = Slow(service, monkeypatch)
+        with ThreadPoolExecutor(2) as pool:
+            two = [pool.submit(prefetch, service, name) for name in names[:2]]
+            loads = service.node.prefetches._loadings
+            assert slow.begun.wait(60)
+            while len(loads) < 2:
+                asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), service._loop).result(60)
+            assert code_of(lambda: prefetch(service, "c")) == (429, "overloaded")
+            slow.go_on.set()
+            assert all("hot" in each.result(60).tiers for each in two)
+        cool(service)
+        budget = service.node.engine.budget
+        monkeypatch.setattr(budget, "_reserved_bytes", budget.total_bytes)  # all of it at work
+        assert code_of(lambda: prefetch(service, "c")) == (503, "no_room")
+
+
+def test_a_drained_node_takes_no_new_agents_until_told_also_after_a_restart(model, tmp_path):
+    with running(tmp_path, model) as service:
+        turn(service, HELLO, "alice")
+        call(service, DrainNode(draining=True), Done)
+        call(service, DrainNode(draining=True), Done)
+        assert service.node.view().state == "draining"
+        assert turn(service, HELLO, "alice")[1].admitted.cached_tokens > 100
+        assert code_of(lambda: turn(service, HELLO, "bob")) == (421, "draining")
+    with running(tmp_path, model) as service:
+        assert service.node.self_test.passed, "its own agent is none of the new ones"
+        assert service.node.view().state == "draining"
+        assert code_of(lambda: turn(service, HELLO, "bob")) == (421, "draining")
+        call(service, DrainNode(draining=False), Done)
+        turn(service, HELLO, "bob")
+    with running(tmp_path, model) as service:
+        assert service.node.view().state == "ready"

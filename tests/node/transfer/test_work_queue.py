@@ -1,0 +1,79 @@
+"""A block that arrives in pieces is whole, or wrong, whatever was hashed on the way."""
+
+import itertools
+import random
+
+import pytest
+
+from fabric.errors import CorruptDataError
+from fabric.ids import BlockHash
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.hashing import PayloadHash, payload_checksum
+from node.transfer.work_queue import FetchWork, Landing, Piece
+
+PAYLOAD = random.Random(1).randbytes(1_000)
+REF = BlockRef(BlockHash(b"h" * 32), payload_checksum([PAYLOAD]), 256, len(PAYLOAD))
+
+
+def land(work, landing, view, start, end, payload=PAYLOAD):
+    """Let one slice arrive, as a stream does."""
+    view[start:end] = payload[start:end]
+    landing.hash_ahead(start, end - start)
+    return work.landed(Piece(landing, start, end - start), end - start)
+
+
+@pytest.fixture
+def arriving():
+    landing = Landing(REF)
+    view = landing.place(lambda ref: memoryview(bytearray(ref.payload_bytes)))
+    return FetchWork([landing]), landing, view
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    """Collect how many bytes each step hashed."""
+    steps, update = [], PayloadHash.update
+
+    def noted(self, part):
+        steps.append(len(part))
+        update(self, part)
+
+    monkeypatch.setattr(PayloadHash, "update", noted)
+    return steps
+
+
+def test_bytes_in_order_are_hashed_as_they_come(arriving, hashed):
+    cuts = [0, 100, 400, 1_000]
+    wholes = [land(*arriving, start, end) for start, end in itertools.pairwise(cuts)]
+    assert wholes == [False, False, True]
+    assert arriving[1].check() == PAYLOAD
+    assert hashed == [100, 300, 600, 0]
+
+
+def test_bytes_out_of_order_are_hashed_at_the_end(arriving, hashed):
+    for start, end in ((600, 1_000), (0, 200), (200, 600)):
+        is_whole = land(*arriving, start, end)
+    assert is_whole
+    assert arriving[1].check() == PAYLOAD
+    assert hashed == [200, 400, 400]
+
+
+@pytest.mark.parametrize("at", [0, 250, 999])
+def test_one_wrong_byte_is_found_wherever_it_was_hashed(arriving, at):
+    wrong = bytearray(PAYLOAD)
+    wrong[at] ^= 1
+    for start, end in ((0, 300), (700, 1_000), (300, 700)):
+        land(*arriving, start, end, wrong)
+    with pytest.raises(CorruptDataError, match="wrong checksum"):
+        arriving[1].check()
+
+
+def test_a_block_that_came_wrong_is_right_the_second_time(arriving):
+    work, landing, _ = arriving
+    land(*arriving, 0, 1_000, bytes(1_000))
+    with pytest.raises(CorruptDataError):
+        landing.check()
+    assert work.restart(landing)
+    land(*arriving, 0, 500)
+    assert land(*arriving, 500, 1_000)
+    assert landing.check() == PAYLOAD

@@ -1,0 +1,102 @@
+"""Only so many bytes are encoded at once; small prompts do not wait for large ones."""
+
+import asyncio
+import threading
+
+import pytest
+
+from fabric.limits import ENCODERS, ENCODING_BYTES_MAX
+from node.turn.encoders import Encoders
+
+
+class Work:
+    """Blocks on a thread until it is told to end; notes what runs beside it."""
+
+    def __init__(self):
+        self.running = self.most = 0
+        self.may_end = threading.Event()
+        self._lock = threading.Lock()
+
+    def __call__(self):
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        assert self.may_end.wait(60)
+        with self._lock:
+            self.running -= 1
+
+
+async def settled(work, running):
+    async with asyncio.timeout(60):
+        while work.running != running:  # noqa: ASYNC110 - it runs on threads
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.02)
+    assert work.running == running
+
+
+def run(scenario):
+    encoders = Encoders()
+    try:
+        asyncio.run(scenario(encoders))
+    finally:
+        encoders.close()
+
+
+def test_large_prompts_wait_for_bytes_and_small_ones_do_not():
+    async def scenario(encoders):
+        large, small = Work(), Work()
+        third = ENCODING_BYTES_MAX // 2 + 1
+        tasks = [asyncio.create_task(encoders.run(large, third)) for _ in range(5)]
+        await settled(large, 1)
+        one = asyncio.create_task(encoders.run(small, 100))
+        await settled(small, 1)
+        small.may_end.set()
+        await one
+        large.may_end.set()
+        await asyncio.gather(*tasks)
+        assert large.most == 1
+
+    run(scenario)
+
+
+def test_one_larger_than_all_bytes_runs_alone():
+    async def scenario(encoders):
+        work = Work()
+        sizes = [ENCODING_BYTES_MAX * 9, ENCODING_BYTES_MAX // 2]
+        tasks = [asyncio.create_task(encoders.run(work, size)) for size in sizes]
+        await settled(work, 1)
+        work.may_end.set()
+        await asyncio.gather(*tasks)
+        assert work.most == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_who_hangs_up_in_line_takes_nothing_with_it(ends_first):
+    async def scenario(encoders):
+        work = Work()
+        tasks = [asyncio.create_task(encoders.run(work, ENCODING_BYTES_MAX)) for _ in range(4)]
+        await settled(work, 1)
+        if ends_first:  # it is let in and hangs up in the same moment
+            work.may_end.set()
+            await tasks[0]
+        tasks[1].cancel()
+        tasks[2].cancel()
+        work.may_end.set()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert sum(isinstance(each, asyncio.CancelledError) for each in done) >= 1
+        await asyncio.wait_for(encoders.run(lambda: None, ENCODING_BYTES_MAX), 60)
+        assert encoders._used_bytes == 0
+        assert not encoders._waiting
+
+    run(scenario)
+
+
+def test_work_that_fails_gives_its_bytes_back():
+    async def scenario(encoders):
+        for _ in range(ENCODERS + 1):
+            with pytest.raises(ZeroDivisionError):
+                await encoders.run(lambda: 1 / 0, ENCODING_BYTES_MAX)
+
+    run(scenario)

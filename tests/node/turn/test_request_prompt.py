@@ -1,0 +1,132 @@
+"""What a request may bring: ids of tokens that the model has, and no longer a prompt than fits."""
+
+import pytest
+from tokenizers import Tokenizer
+
+from fabric.errors import RejectedError
+from fabric.limits import MIB
+from tests.support.services import ask, running
+from tests.support.tiny_models import LLAMA, VOCABULARY, write_model, write_tokenizer
+
+WORDS = "the cat sat on the mat and the dog sat on the log. "
+CONTEXT_TOKENS = 600
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("node")
+    model = str(write_model(folder / "llama", LLAMA))
+    with running(folder, model, context_tokens_max=CONTEXT_TOKENS) as made:
+        yield made
+
+
+def refused(service, prompt, **sampling):
+    with pytest.raises(RejectedError) as caught:
+        ask(service, prompt, **sampling)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        str(VOCABULARY),
+        str(VOCABULARY + 1),
+        "600",
+        "100000",
+        str(2**31 - 1),
+        str(2**31),
+        str(2**32 - 1),
+        str(2**32),
+        "9999999999",
+        "-1",
+        "1.5",
+        "x",
+        "",
+        "²",
+        "٣",
+    ],
+)
+def test_a_bias_for_no_token_is_refused(service, token):
+    error = refused(service, WORDS, logit_bias={"1": 1.0, token: 100.0})
+
+    assert (error.status, error.code) == (400, "invalid_request_error")
+    assert error.param == "logit_bias"
+    assert not service.node.turns
+
+
+def test_every_token_of_the_model_may_have_a_bias(service):
+    """The last one, too: a bias for it alone makes it the answer."""
+    bias = {str(VOCABULARY - 1): 100.0}
+    reply = ask(service, WORDS, max_tokens=2, ignore_eos=True, logit_bias=bias)
+
+    assert reply.text == "!!"  # what mlx-lm shows for a token without a text
+
+
+def test_a_prompt_token_that_the_model_lacks_is_refused(tmp_path):
+    """A tokenizer may know more tokens than the model has rows for."""
+    write_tokenizer(tmp_path)
+    known = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    count = known.get_vocab_size() - 20
+    model = str(write_model(tmp_path / "small", {**LLAMA, "vocab_size": count}))
+    with running(tmp_path, model) as service:
+        texts = [known.decode([token]) for token in range(count, count + 20)]
+        lacking = [text for text in texts if max(known.encode(text).ids, default=0) >= count]
+        assert lacking
+        error = refused(service, lacking[0], max_tokens=2)
+        assert (error.status, error.code) == (400, "invalid_request_error")
+        assert error.param == "messages"
+        assert ask(service, "the", max_tokens=2).finished
+
+
+def messages(text):
+    return [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize("make", [messages, str], ids=["messages", "raw"])
+@pytest.mark.parametrize("piece", [WORDS, "x", " ", "größer 東京 ", "<|im_end|>", "\n\n"])
+def test_a_prompt_that_is_far_too_long_is_refused_before_much_of_it_is_encoded(
+    service, make, piece, monkeypatch
+):
+    text = piece * (4 * MIB // len(piece.encode()))
+    encoded_chars, agents_count = count_encoded(service, monkeypatch), len(service.node.table)
+    error = refused(service, make(text))
+
+    assert (error.status, error.code) == (400, "context_length_exceeded")
+    assert error.param == "messages"
+    assert sum(encoded_chars) <= 128 * 1024
+    assert len(service.node.table) == agents_count
+
+
+def test_a_prompt_beyond_any_tokens_is_refused_by_its_bytes_alone(service, monkeypatch):
+    encoded_chars = count_encoded(service, monkeypatch)
+    error = refused(service, "x" * (CONTEXT_TOKENS * service.node.tokenizer.token_bytes_max))
+
+    assert error.code == "context_length_exceeded"
+    assert "bytes" in error.message
+    assert encoded_chars == []
+
+
+def test_the_longest_prompt_that_fits_is_served_and_one_token_more_is_not(service):
+    token = service.node.tokenizer.encode("x").ids
+    assert len(token) == 1
+    fits = ask(service, "x" * (CONTEXT_TOKENS - 1), max_tokens=9, ignore_eos=True)
+
+    assert fits.admitted.prompt_tokens == CONTEXT_TOKENS - 1
+    assert fits.finished.completion_tokens == 1
+    assert refused(service, "x" * CONTEXT_TOKENS).code == "context_length_exceeded"
+
+
+def count_encoded(service, monkeypatch):
+    """Note how many characters each call to the tokenizer is given."""
+    inner, counts = service.node.tokenizer._tokenizer, []
+
+    class Counting:
+        def __call__(self, text, **options):
+            counts.append(len(text))
+            return inner(text, **options)
+
+        def __getattr__(self, name):
+            return getattr(inner, name)
+
+    monkeypatch.setattr(service.node.tokenizer, "_tokenizer", Counting())
+    return counts

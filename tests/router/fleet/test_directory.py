@@ -1,0 +1,224 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.control.node_calls import AgentList, AgentSketch, AgentView, TierBytes
+from fabric.record.manifest import OwnerState
+from router.fleet.directory import Directory, Holding
+
+OWNED, SEALED, REPLICA = OwnerState.OWNED, OwnerState.SEALED, OwnerState.REPLICA
+KEY = ("t", "alice")
+
+
+def view(node, epoch, state=OWNED, agent="alice", group=None, tenant="t"):
+    return AgentView(
+        tenant=tenant,
+        agent=agent,
+        group=group,
+        node=node,
+        state=state,
+        epoch=epoch,
+        revision=0,
+        tokens=1,
+        blocks=1,
+        bytes=TierBytes(1, 1),
+        tiers=("disk",),
+        busy=False,
+        created_s=0.0,
+        used_s=0.0,
+    )
+
+
+def listing(node, *views, changes=1, incarnation=1):
+    return AgentList(node, incarnation, changes, tuple(AgentSketch(v, ()) for v in views))
+
+
+def noted(node, epoch, now_s, state=OWNED, group=None):
+    return Holding(node, epoch, state, now_s, group)
+
+
+AGENTS = st.sampled_from(["alice", "bob", "carol"])
+STATES = st.sampled_from([OWNED, SEALED, REPLICA])
+HELD = st.dictionaries(AGENTS, st.tuples(st.integers(1, 6), STATES), max_size=3)
+HISTORIES = st.dictionaries(
+    st.sampled_from(["a", "b", "c"]), st.lists(HELD, min_size=1, max_size=4), min_size=1
+)
+
+
+@given(HISTORIES, st.data())
+def test_highest_epoch_wins_under_any_order_and_duplication(histories, data):
+    lists = [
+        (
+            listing(
+                node,
+                *(view(node, epoch, state, agent) for agent, (epoch, state) in held.items()),
+                changes=changes,
+                incarnation=1 + changes // 3,
+            ),
+            float(changes),
+        )
+        for node, steps in histories.items()
+        for changes, held in enumerate(steps, 1)
+    ]
+    repeated = lists + data.draw(st.lists(st.sampled_from(lists), max_size=6))
+    directory = Directory()
+    for agents, asked_s in data.draw(st.permutations(repeated)):
+        directory.apply(agents, asked_s)
+
+    last = {node: steps[-1] for node, steps in histories.items()}
+    for agent in ("alice", "bob", "carol"):
+        claims = [
+            (held[agent][0], held[agent][1] is OWNED, node)
+            for node, held in last.items()
+            if agent in held and held[agent][1] is not REPLICA
+        ]
+        owner = directory.owner(("t", agent))
+        assert (owner is None) == (not claims)
+        if owner is not None:
+            assert (owner.epoch, owner.state is OWNED, owner.node) == max(claims)
+        highest = max((h[agent][0] for h in last.values() if agent in h), default=0)
+        following = directory.next_epoch(("t", agent))
+        assert following > highest or following == 0 == highest
+        doubtful = len(claims) > 1 or any(not owned for _, owned, _ in claims)
+        assert (("t", agent) in directory.in_doubt()) == doubtful
+
+
+def test_what_is_noted_outlives_an_older_list_only():
+    directory = Directory()
+    directory.note(KEY, noted("a", 5, now_s=10.0))
+
+    assert directory.apply(listing("a", changes=1), asked_s=9.0) == set()
+    assert directory.owner(KEY).epoch == 5
+    directory.apply(listing("a", view("a", 4), changes=2), asked_s=9.5)
+    assert directory.owner(KEY).epoch == 5
+    assert directory.apply(listing("a", changes=3), asked_s=11.0) == {KEY}
+    assert directory.owner(KEY) is None
+
+
+def test_a_note_that_says_nothing_new_keeps_the_listed_view():
+    directory = Directory()
+    directory.apply(listing("a", view("a", 2)), asked_s=1.0)
+    directory.note(KEY, noted("a", 2, now_s=2.0))
+
+    assert directory.owner(KEY).view is not None
+
+
+def test_an_answer_that_comes_late_lowers_no_epoch():
+    directory = Directory()
+    directory.note(KEY, noted("a", 1, now_s=1.0))
+    directory.note(KEY, noted("a", 3, now_s=2.0))  # moved away and back
+    directory.note(KEY, noted("a", 1, now_s=3.0))  # a turn of before the moves
+
+    assert directory.owner(KEY).epoch == 3
+    directory.apply(listing("a", view("a", 2), incarnation=2), 4.0)
+    assert directory.owner(KEY).epoch == 2, "what it lost, its list says"
+
+
+def test_late_list_of_an_earlier_version_is_ignored():
+    directory = Directory()
+    directory.apply(listing("a", view("a", 3), changes=7), asked_s=2.0)
+    directory.apply(listing("a", changes=6), asked_s=3.0)
+
+    assert directory.owner(KEY).epoch == 3
+
+
+def test_a_restarted_node_counts_anew():
+    directory = Directory()
+    directory.apply(listing("a", view("a", 3), changes=70, incarnation=9), asked_s=1.0)
+    directory.restart("a")
+    directory.apply(listing("a", changes=1, incarnation=2), asked_s=2.0)
+
+    assert directory.owner(KEY) is None
+
+
+def test_next_epoch():
+    directory = Directory()
+    assert directory.next_epoch(KEY) == 0, "unknown agents start as the node sees fit"
+    directory.apply(listing("a", view("a", 3)), asked_s=1.0)
+    assert directory.next_epoch(KEY) == 4
+    directory.apply(listing("a", view("a", 3, REPLICA), changes=2), asked_s=2.0)
+    assert directory.next_epoch(KEY) == 5, "an owner nobody heard of may be at 4"
+
+
+def test_the_next_epoch_is_above_those_that_were_erased():
+    directory = Directory()
+    directory.floor = lambda key: 1_001 if key == KEY else 0
+    assert [directory.next_epoch(KEY), directory.next_epoch(("t", "bob"))] == [1_002, 0]
+    directory.apply(listing("a", view("a", 1_002)), asked_s=1.0)
+    assert directory.next_epoch(KEY) == 1_003
+
+
+def test_groups_follow_their_conversations():
+    directory = Directory()
+    directory.apply(
+        listing("a", view("a", 1, agent="team~2", group="team"), view("a", 1, agent="solo")),
+        asked_s=1.0,
+    )
+    directory.apply(listing("b", view("b", 1, agent="team", group="team")), asked_s=1.0)
+
+    assert [h.node for h in directory.group_owners("t", "team")] == ["b", "a"]
+    assert directory.group_owners("other", "team") == []
+    directory.apply(listing("b", changes=2), asked_s=2.0)
+    assert [h.node for h in directory.group_owners("t", "team")] == ["a"]
+    directory.forget(("t", "team~2"), "a")
+    assert directory.group_owners("t", "team") == []
+    assert directory._groups == {}
+
+
+def test_tenants_are_apart():
+    directory = Directory()
+    directory.apply(listing("a", view("a", 1), view("a", 1, tenant="u", agent="x")), asked_s=1.0)
+
+    assert directory.agents("t") == ["alice"]
+    assert directory.agents("u") == ["x"]
+    assert directory.owner(("u", "alice")) is None
+
+
+def test_reservation_lasts_as_long_as_its_turns():
+    directory = Directory()
+    place = directory.reserve(KEY, "a", 0)
+    place.turns_count += 2
+    directory.release(KEY, place)
+    assert directory.reservation(KEY) is place
+    newer = directory.reserve(KEY, "b", 4)
+    newer.turns_count += 1
+    directory.release(KEY, place)
+    assert directory.reservation(KEY) is newer
+    directory.release(KEY, newer)
+    assert directory.reservation(KEY) is None
+
+
+def test_epoch_of_a_node():
+    directory = Directory()
+    directory.apply(listing("a", view("a", 3), view("a", 9, REPLICA, agent="bob")), asked_s=1.0)
+
+    assert directory.epoch_of("a") == 3
+    assert directory.epoch_of("b") == 0
+
+
+def test_agents_are_counted_where_they_live_or_are_being_started():
+    directory = Directory()
+
+    def counts():
+        return [directory.agents_count(node) for node in "ab"]
+
+    reserved = directory.reserve(KEY, "a", 1)
+    reserved.turns_count = 1
+    assert counts() == [1, 0], "before its node says so"
+    directory.note(KEY, noted("a", 1, 1.0))
+    assert counts() == [1, 0], "once"
+    directory.release(KEY, reserved)
+    assert counts() == [1, 0]
+
+    successor = directory.reserve(KEY, "b", 2)
+    successor.turns_count = 1
+    assert counts() == [0, 1]
+    directory.release(KEY, successor)
+    assert counts() == [1, 0], "it came to nothing"
+
+    directory.apply(listing("b", view("b", 3), changes=1), 5.0)
+    assert counts() == [0, 1]
+    directory.apply(listing("a", view("a", 1, REPLICA), changes=2), 6.0)
+    assert counts() == [0, 1], "a copy is no agent"
+    directory.forget(KEY, "b")
+    directory.forget(KEY, "a")
+    assert counts() == [0, 0]

@@ -1,0 +1,221 @@
+"""What names an agent or a node waits for a new router to meet its nodes: no 404 comes early."""
+
+import asyncio
+
+import pytest
+
+from fabric.settings import RouterSettings
+from router.fleet.directory import Directory
+from router.fleet.given_epochs import GivenEpochs
+from tests.router.fake_memory import Memory, block_names
+from tests.router.fake_node import FakeNode
+from tests.router.rig import rig, until
+
+pytestmark = pytest.mark.anyio
+KEY = ("default", "alice")
+AGENT, NODE = "/v1/agents/alice", "/v1/nodes/node-a"
+REQUESTS = {
+    "show": ("GET", AGENT, None),
+    "erase": ("DELETE", AGENT, None),
+    "pin": ("POST", f"{AGENT}/pin", {"pinned": True}),
+    "migrate": ("POST", f"{AGENT}/migrate", {"to": "node-b"}),
+    "fork": ("POST", f"{AGENT}/fork", {"as": "bob"}),
+    "replicate": ("POST", f"{AGENT}/replicate", {"to": "node-b"}),
+    "prefetch": ("POST", f"{AGENT}/prefetch", {}),
+    "cancel": ("DELETE", f"{AGENT}/prefetch", None),
+    "hibernate": ("POST", f"{AGENT}/hibernate", None),
+    "drain": ("POST", f"{NODE}/drain", {}),
+    "undrain": ("POST", f"{NODE}/undrain", {}),
+    "flush": ("POST", f"{NODE}/flush", {}),
+    "model": ("GET", "/v1/models/echo", None),
+}
+
+
+def two():
+    nodes = [FakeNode("node-a"), FakeNode("node-b")]
+    nodes[0].memory[KEY] = Memory(*KEY, epoch=3, text="x" * 300)
+    return nodes
+
+
+async def ask(made, name):
+    verb, path, body = REQUESTS[name]
+    return await made.http().request(verb, path, json=body)
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_no_request_is_answered_before_the_nodes_have_spoken(name):
+    async with rig(nodes=two(), started=False, tended=False) as made:
+        asking = asyncio.create_task(ask(made, name))
+        await asyncio.sleep(0.1)
+        waited = not asking.done()
+        made.services.erasures._heard |= {"node-a", "node-b"}  # else greetings wait for each other
+        await made.fleet.membership.discover()
+        await made.fleet.membership.refresh()
+        answer = await asking
+
+    assert waited
+    assert answer.status_code != 404 or name == "hibernate", "a fake node has no such route"
+    assert answer.json().get("error", {}).get("code") not in ("unknown_agent", "unknown_node")
+    if name == "erase":
+        assert answer.json()["deleted"] is True
+        assert made["node-a"].memory == {}
+
+
+@pytest.mark.parametrize("name", [*REQUESTS, "list"])
+async def test_without_any_word_the_answer_is_to_come_again(name, monkeypatch):
+    monkeypatch.setitem(REQUESTS, "list", ("GET", "/v1/agents", None))
+    async with rig("a", started=False, tended=False, scale=50) as made:
+        answer = await ask(made, name)
+
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_while_a_node_never_heard_of_is_away_nobody_says_that_an_agent_is_unknown():
+    nodes = two()
+    async with rig(nodes=nodes, scale=8.0, started=False) as made:
+        await nodes[0].stop()
+        http = made.http()
+        answers = {name: await ask(made, name) for name in ("show", "pin", "migrate", "fork")}
+        listed = (await http.get("/v1/agents")).json()
+        await nodes[0].start()
+        await until(made.fleet.membership.has_heard_all)
+        after = (await http.get("/v1/agents")).json()
+        shown = await ask(made, "show")
+        nobody = await http.get("/v1/agents/nobody")
+
+    assert {a.json()["error"]["code"] for a in answers.values()} == {"agents_unknown"}
+    assert {a.status_code for a in answers.values()} == {503}
+    assert (listed["data"], listed["complete"], listed["unheard"]) == ([], False, ["node-a"])
+    assert [agent["id"] for agent in after["data"]] == ["alice"]
+    assert (after["complete"], after["unheard"]) == (True, [])
+    assert shown.status_code == 200
+    assert nobody.status_code == 404
+
+
+def gathering():
+    """Return a router that expects two nodes, of which Ray knows one; the other has alice."""
+    nodes = [FakeNode("node-a"), FakeNode("node-b", model="other")]
+    nodes[1].memory[KEY] = Memory(*KEY, epoch=3, text="x" * 300)
+    settings = RouterSettings(nodes_expected=2)
+    return rig(nodes=nodes, settings=settings, started=False, tended=False)
+
+
+async def met(made, *names):
+    """Let Ray's list hold these nodes alone, and have them tell all."""
+    made.listed.clear()
+    made.listed.update({name: made[name] for name in names})
+    made.services.erasures._heard |= set(names)
+    await made.fleet.membership.discover()
+    await made.fleet.membership.refresh()
+
+
+def of_node_b(monkeypatch):
+    for name, (verb, path, body) in list(REQUESTS.items()):
+        elsewhere = path.replace("node-a", "node-b").replace("echo", "other")
+        monkeypatch.setitem(REQUESTS, name, (verb, elsewhere, body))
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_nothing_is_called_unknown_before_as_many_nodes_have_come_as_there_are(
+    name, monkeypatch
+):
+    of_node_b(monkeypatch)
+    async with gathering() as made:
+        await met(made, "node-a")
+        early = await ask(made, name)
+        listed = (await made.http().get("/v1/agents")).json()
+        await met(made, "node-a", "node-b")
+        late = await ask(made, name)
+        complete = (await made.http().get("/v1/agents")).json()
+        left = made["node-b"].memory
+
+    assert early.status_code == 503, early.text
+    assert early.json()["error"]["code"] in ("agents_unknown", "nodes_unknown")
+    assert "1 of 2 nodes" in early.text or "1 are to come" in early.text
+    assert int(early.headers["retry-after"]) >= 1
+    assert (listed["complete"], listed["unmet"]) == (False, 1)
+    assert (complete["complete"], complete["unmet"]) == (True, 0)
+    if name == "erase":
+        assert left == {}, "whoever comes later learns of an erasure"
+    else:
+        code = late.json().get("error", {}).get("code")
+        assert code not in ("agents_unknown", "nodes_unknown", "unknown_agent", "unknown_node")
+
+
+@pytest.mark.parametrize("name", sorted(set(REQUESTS) - {"cancel"}))
+async def test_a_node_that_does_not_come_in_time_is_no_longer_waited_for(name, monkeypatch):
+    of_node_b(monkeypatch)
+    monkeypatch.setattr("router.fleet.meeting.GATHER_S", 0.0)
+    async with gathering() as made:
+        await met(made, "node-a")
+        answer = await ask(made, name)
+        new = await made.chat("hi", agent="alice")
+
+    assert answer.status_code == 404, answer.text
+    assert int(new.headers["x-macfabric-epoch"]) > 1_024, "that node may still own an alice"
+
+
+async def test_what_is_known_is_served_while_other_nodes_are_to_come():
+    async with gathering() as made:
+        made["node-a"].memory["default", "mira"] = Memory(
+            "default", "mira", epoch=1, text="y" * 300
+        )
+        await met(made, "node-a")
+        shown = await made.http().get("/v1/agents/mira")
+        model = await made.http().get("/v1/models/echo")
+        turn = await made.chat("hi", agent="mira")
+
+    assert [a.status_code for a in (shown, model, turn)] == [200, 200, 200]
+
+
+async def test_an_erasure_by_a_router_that_never_heard_of_the_owner_is_none_yet():
+    nodes = two()
+    async with rig(nodes=nodes, scale=8.0, started=False) as made:
+        await nodes[0].stop()
+        first = await ask(made, "erase")
+        await nodes[0].start()
+        await until(made.fleet.membership.has_heard_all)
+        assert nodes[0].memory == {}
+
+    assert first.status_code == 200
+    assert (first.json()["deleted"], first.json()["unreachable"]) == (False, ["node-a"])
+
+
+async def test_a_name_given_to_a_fork_leaps_over_an_owner_that_was_not_heard_yet():
+    nodes = two()
+    nodes[1].memory["default", "mira"] = Memory("default", "mira", epoch=1, text="y" * 300)
+    nodes[1].blocks |= block_names("y" * 300)
+    async with rig(nodes=nodes, scale=8.0, started=False) as made:
+        await nodes[0].stop()
+        await until(made.fleet.membership.settled)
+        path = "/v1/agents/mira/fork"
+        forked = await made.http().post(path, json={"as": "alice", "to": "node-b"})
+
+    assert forked.status_code == 200, forked.text
+    assert forked.json()["epoch"] > 1_024
+
+
+def test_one_tenants_many_epochs_push_out_nobody_elses():
+    given = GivenEpochs(agents_max=10)
+    given.note(("calm", "alice"), 7)
+    for i in range(100):
+        given.note(("loud", f"x{i}"), i)
+
+    assert given.last(("calm", "alice")) == 7
+    assert given.last(("loud", "x99")) == 99
+    assert given.last(("loud", "x89")) == 0
+    given.note(("calm", "alice"), 5)
+    assert given.last(("calm", "alice")) == 7
+
+
+def test_a_directory_bounds_what_it_gave_out_by_tenant(monkeypatch):
+    monkeypatch.setattr("router.fleet.directory.EPOCHS_ISSUED_MAX", 4)
+    directory = Directory()
+    for note in (directory.issue, directory.promise):
+        note(("calm", "alice"), 7)
+        for i in range(9):
+            note(("loud", f"x{i}"), 3)
+
+    assert directory.next_epoch(("calm", "alice")) == 8
+    assert directory.next_epoch(("loud", "x0")) == 0

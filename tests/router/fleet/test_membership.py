@@ -1,0 +1,276 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from fabric.control.node_calls import AgentList, Describe, ListAgents
+from fabric.errors import FabricError, RetryLaterError
+from fabric.limits import BEAT_S, LEASE_S, SUSPECT_S, WHOLE_LIST_S
+from router.fleet.membership import Health, Membership
+from router.fleet.node_client import NodeLostError
+from tests.router.fake_memory import ManualClock
+from tests.router.fake_node import FakeNode
+from tests.router.rig import until
+
+pytestmark = pytest.mark.anyio
+
+
+class Link:
+    """Answers from a fake node without any transport."""
+
+    def __init__(self, name, node, clock):
+        self.name, self.node, self.clock = name, node, clock
+        self.http_url = ""
+        self.asked, self.since = [], []
+        self.error = None
+        self.takes_s = 0.0
+        self.block = None
+
+    async def call(self, message, kind, timeout_s=10.0):
+        self.asked.append(type(message).__name__)
+        if isinstance(message, ListAgents):
+            self.since.append(message.since)
+        if self.block and isinstance(message, self.block[0]):
+            await self.block[1].wait()
+        self.clock.now_s += self.takes_s
+        if self.error:
+            raise self.error
+        return self.node.view() if isinstance(message, Describe) else self.node._list()
+
+
+class Observer:
+    def __init__(self):
+        self.lists, self.restarts, self.doubted = [], [], set()
+
+    def on_list(self, agents: AgentList, asked_s):
+        self.lists.append((agents.node, agents.incarnation, agents.changes, asked_s))
+
+    def doubts(self, node):
+        return node in self.doubted
+
+    def on_restart(self, node):
+        self.restarts.append(node)
+
+
+class World:
+    def __init__(self, *names):
+        self.clock, self.observer = ManualClock(), Observer()
+        self.nodes = {name: FakeNode(name) for name in names}
+        self.links = {}
+        self.membership = Membership(self.roster, self.connect, self.clock, self.observer)
+
+    async def roster(self):
+        return self.nodes
+
+    def connect(self, name, transport, is_lost):
+        self.links[name] = Link(name, transport, self.clock)
+        self.links[name].is_lost = is_lost
+        return self.links[name]
+
+    def health(self, name="a"):
+        return self.membership.health(name)
+
+    async def beat(self, name="a"):
+        await self.membership.beat(self.membership.find(name))
+
+
+async def joined(*names):
+    world = World(*(names or ("a",)))
+    await world.membership.discover()
+    return world
+
+
+async def test_a_lease_runs_out_by_the_clock():
+    world = await joined()
+    await world.beat()
+    assert world.health() is Health.ALIVE
+    world.clock.now_s += SUSPECT_S - 0.01
+    assert world.health() is Health.ALIVE
+    world.clock.now_s += 0.02
+    assert world.health() is Health.SUSPECT
+    assert not world.links["a"].is_lost()
+    world.clock.now_s += LEASE_S - SUSPECT_S
+    assert world.health() is Health.EXPIRED
+    assert world.links["a"].is_lost()
+    await world.beat()
+    assert world.health() is Health.ALIVE
+
+
+async def test_a_slow_answer_does_not_stretch_the_lease():
+    world = await joined()
+    world.links["a"].takes_s = SUSPECT_S - 1
+    await world.membership.beat(world.membership.find("a"))
+    world.clock.now_s += 1.01
+
+    assert world.health() is Health.SUSPECT
+
+
+async def test_agents_are_asked_for_only_when_they_changed():
+    world = await joined()
+    for _ in range(3):
+        await world.beat()
+    assert world.links["a"].asked == ["Describe", "ListAgents", "Describe", "Describe"]
+    world.nodes["a"].changes += 1
+    await world.beat()
+    await world.beat()
+
+    assert world.links["a"].asked[4:] == ["Describe", "ListAgents", "Describe"]
+    assert [entry[:3] for entry in world.observer.lists] == [("a", 1, 0), ("a", 1, 1)]
+
+
+async def test_a_restart_asks_anew_even_if_its_numbers_are_lower():
+    world = await joined()
+    world.nodes["a"].incarnation, world.nodes["a"].changes = 9, 40
+    await world.beat()
+    world.nodes["a"].incarnation, world.nodes["a"].changes = 3, 0
+    await world.beat()
+
+    assert world.observer.restarts == ["a"]
+    assert [entry[:3] for entry in world.observer.lists] == [("a", 9, 40), ("a", 3, 0)]
+    assert world.membership.find("a").listed == (3, 0)
+
+
+async def test_a_node_under_another_name_is_not_believed():
+    world = await joined()
+    world.nodes["a"].view_changes = {"name": "b"}
+    await world.beat()
+
+    assert world.membership.find("a").view is None
+
+
+async def test_a_loading_node_is_there_but_a_restarting_one_loses_its_lease():
+    world = await joined()
+    loading = RetryLaterError("loading", code="loading")
+    world.links["a"].error = loading
+    for _ in range(20):
+        world.clock.now_s += BEAT_S
+        await world.beat()
+    assert world.health() is Health.ALIVE
+    assert not world.membership.settled()
+    world.links["a"].error = None
+    await world.beat()
+    assert world.membership.settled()
+    world.links["a"].error = loading
+    world.clock.now_s += LEASE_S
+    await world.beat()
+    assert world.health() is Health.EXPIRED
+
+
+async def test_settled_waits_for_the_silent_no_longer_than_a_lease():
+    world = await joined("a", "b")
+    world.links["b"].error = NodeLostError("gone")
+    await world.membership.refresh()
+    assert not world.membership.settled()
+    world.clock.now_s += LEASE_S
+    assert world.membership.settled()
+    assert world.health("unheard-of") is Health.EXPIRED
+
+
+@pytest.mark.parametrize("slow", [Describe, ListAgents])
+async def test_a_hung_node_or_a_long_list_delays_no_other_beat(slow):
+    world = await joined("a", "b")
+    world.links["a"].block = (slow, asyncio.Event())
+    running = asyncio.create_task(world.membership.run())
+    await until(lambda: world.membership.find("b").view is not None)
+    if slow is ListAgents:
+        await until(lambda: world.membership.find("a").view is not None)
+        world.membership.nudge("a")
+        await until(lambda: world.links["a"].asked.count("Describe") >= 2)
+        assert world.links["a"].asked.count("ListAgents") == 1
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_a_roster_out_of_reach_stops_nothing():
+    world = await joined()
+    calls = []
+
+    async def broken():
+        calls.append(1)
+        message = "Ray is away"
+        raise FabricError(message)
+
+    world.membership._roster = broken
+    running = asyncio.create_task(world.membership.run())
+    await until(lambda: calls and world.membership.find("a").view is not None)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_new_nodes_join_and_known_ones_stay():
+    world = await joined()
+    await world.beat()
+    world.nodes = {"b": FakeNode("b")}
+    await world.membership.discover()
+
+    assert [member.name for member in world.membership.members] == ["a", "b"]
+
+
+async def test_an_answer_overtaken_by_a_later_one_is_ignored():
+    world = await joined()
+    member = world.membership.find("a")
+    gate = asyncio.Event()
+    link = world.links["a"]
+    old_view = replace(world.nodes["a"].view(), pid=111)
+
+    async def late(_message, _kind, _timeout_s=10.0):
+        await gate.wait()
+        return old_view
+
+    fresh_call, link.call = link.call, late
+    slow = asyncio.create_task(world.membership.beat(member))
+    await asyncio.sleep(0)
+    link.call = fresh_call
+    world.clock.now_s += 1
+    await world.membership.beat(member)
+    gate.set()
+    await slow
+
+    assert member.view.pid == 1
+
+
+async def test_a_router_that_stood_still_itself_ends_no_lease():
+    world = await joined("a", "b")
+    world.membership.beat_s = 0.01
+    world.links["b"].error = NodeLostError("gone")
+    running = asyncio.create_task(world.membership.run())
+    await until(lambda: world.membership.find("a").view is not None)
+    world.clock.now_s += 1_000.0
+    after_sleep = (world.health("a"), world.health("b"), world.membership.expired_count)
+    await until(lambda: world.links["b"].asked.count("Describe") > 3)
+    for _ in range(4):
+        world.clock.now_s += LEASE_S / 4
+        await asyncio.sleep(0.05)  # it goes on beating: this silence is the node's own
+    await until(lambda: world.membership.expired_count == 1)
+    later = (world.health("a"), world.health("b"))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert after_sleep == (Health.ALIVE, Health.ALIVE, 0)
+    assert later == (Health.ALIVE, Health.EXPIRED)
+
+
+async def test_a_doubted_node_is_asked_for_its_whole_list_though_nothing_changed():
+    world = await joined()
+    world.observer.doubted.add("a")
+    await world.beat()
+    await world.beat()
+    world.observer.doubted.clear()
+    await world.beat()
+
+    assert world.links["a"].asked == ["Describe", "ListAgents"] * 2 + ["Describe"]
+    assert world.links["a"].since == [0, 0]
+
+
+async def test_only_changes_are_asked_for():
+    world = await joined()
+    world.nodes["a"].changes = 4
+    await world.beat()
+    world.nodes["a"].changes = 9
+    await world.beat()
+    world.clock.now_s += WHOLE_LIST_S + 1
+    world.nodes["a"].changes = 12
+    await world.beat()
+
+    assert world.links["a"].since == [0, 4, 0]

@@ -1,0 +1,207 @@
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from fabric.errors import FatalError
+from fabric.settings import RouterSettings
+from router.fleet.listener import listen, url_of
+from router.serve import serve_roster
+from tests.router.fake_node import CLUSTER_KEY, MODEL, FakeNode
+from tests.router.rig import until
+from tests.support.keys import make_keys
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.anyio
+async def test_serves_from_the_first_ready_node_until_a_signal():
+    node = FakeNode("node-a")
+    nodes = {}
+    ready = []
+
+    async def roster():
+        return nodes
+
+    listener = listen("127.0.0.1", 0)
+    serving = asyncio.create_task(
+        serve_roster(
+            RouterSettings(),
+            CLUSTER_KEY,
+            roster,
+            listener,
+            on_ready=lambda url, names: ready.append((url, names)),
+        )
+    )
+    url = url_of(listener)
+    async with httpx2.AsyncClient(base_url=url, verify=False) as http:
+        while True:
+            try:
+                early = await http.get("/healthz")
+                break
+            except httpx2.TransportError:
+                await asyncio.sleep(0.01)
+        assert early.status_code == 503
+        assert ready == []
+        await node.start()
+        nodes["node-a"] = node
+        await until(lambda: ready)
+        node.does.delay_s = 0.01
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": "x " * 30}]}
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=chat))
+        await until(lambda: node.running)
+        os.kill(os.getpid(), signal.SIGTERM)
+        answer = await asking
+        await asyncio.wait_for(serving, 5)
+    await node.stop()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+
+    assert ready == [(url, ["node-a"])]
+    assert answer.status_code == 200, "what was running was finished"
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(FatalError, match=str(port)):
+            listen("127.0.0.1", port)
+
+
+def test_the_url_is_one_that_clients_can_use():
+    with listen("0.0.0.0", 0) as everywhere:
+        assert url_of(everywhere) == f"http://127.0.0.1:{everywhere.getsockname()[1]}"
+
+
+def router(*arguments):
+    command = [sys.executable, "-m", "router", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_a_start_that_cannot_work_says_why(tmp_path):
+    no_key = router("--data-dir", str(tmp_path))
+    (tmp_path / "cluster.key").write_text("abcd")
+    short_key = router("--data-dir", str(tmp_path))
+
+    assert no_key.returncode == short_key.returncode == 1
+    assert "cluster.key" in no_key.stderr
+    assert "32 bytes" in short_key.stderr
+    assert "Traceback" not in no_key.stderr + short_key.stderr
+
+
+class World:
+    """The child process with Ray in it."""
+
+    def __init__(self, environment):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.router.ray_world"],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.address = self._line()["address"]
+
+    def _line(self):
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        pytest.fail("Ray did not start")
+
+    def order(self, line):
+        print(line, file=self.process.stdin, flush=True)
+        if line != "quit":
+            self._line()
+
+    def close(self):
+        self.order("quit")
+        self.process.wait(60)
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def wait_for(condition, timeout_s=90.0):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_finds_nodes_in_ray_and_survives_their_death(tmp_path):
+    make_keys(tmp_path, CLUSTER_KEY)
+    own = {"PYTHONPATH": str(ROOT), "MACFABRIC_TEST_KEYS": str(tmp_path)}
+    environment = os.environ | own | {"RAY_AUTH_MODE": "disabled"}
+    world = World(environment)
+    running = None
+    closing = ExitStack()
+    log_file = closing.enter_context((tmp_path / "log").open("w"))
+    try:
+        world.order("make node-a")
+        running = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "router", "--data-dir", str(tmp_path)),
+                *("--ray-address", world.address, "--port", "0"),
+            ],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=log_file,
+            text=True,
+        )
+        ready = json.loads(running.stdout.readline())
+        url = ready["url"]
+
+        def states():
+            with urllib.request.urlopen(f"{url}/v1/nodes") as answer:
+                return {n["name"]: n["state"] for n in json.load(answer)["data"]}
+
+        client = closing.enter_context(
+            openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        )
+        chat = client.chat.completions
+        user = [{"role": "user", "content": "one two"}]
+        alice = {"x-agent-id": "alice"}
+        first = chat.create(model=MODEL, messages=user, extra_headers=alice)
+        world.order("make node-b")
+        wait_for(lambda: states().get("node-b") == "ready")
+        world.order("kill node-a")
+        after = chat.with_raw_response.create(model=MODEL, messages=user, extra_headers=alice)
+        world.order("make node-a")
+        wait_for(lambda: states()["node-a"] == "ready")
+        running.send_signal(signal.SIGTERM)
+        status = running.wait(60)
+    finally:
+        if running and running.poll() is None:
+            running.kill()
+            running.wait()
+        if running:
+            running.stdout.close()
+        world.close()
+        closing.close()
+
+    log = (tmp_path / "log").read_text()
+    assert ready["nodes"] == ["node-a"]
+    assert first.choices[0].message.content == "<user>one two "
+    assert after.headers["x-macfabric-node"] == "node-b"
+    assert after.headers["x-macfabric-epoch"] == "2"
+    assert status == 0, log
+    assert "Traceback" not in log, log
+    assert "one two" not in log

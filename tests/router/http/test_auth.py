@@ -1,0 +1,148 @@
+from hashlib import sha256
+
+import pytest
+
+from fabric.errors import UnauthorizedError
+from fabric.settings import RouterSettings
+from router.http.auth import Auth
+from tests.router.fake_node import MODEL
+from tests.router.rig import KEY, OPERATOR_KEY, OTHER_KEY, rig
+
+KEYS = RouterSettings(api_keys={"one": KEY, "two": OTHER_KEY}, loopback_without_key=False)
+KEYS_OR_LOCAL = RouterSettings(api_keys={"one": KEY})
+HASHED = RouterSettings(
+    api_keys={"one": f"sha256:{sha256(KEY.encode()).hexdigest().upper()}"},
+    operator_keys={"ops": f"sha256:{sha256(OPERATOR_KEY.encode()).hexdigest()}"},
+    loopback_without_key=False,
+)
+OPERATED = RouterSettings(operator_keys={"ops": OPERATOR_KEY})
+OPEN = RouterSettings()
+CLOSED = RouterSettings(loopback_without_key=False)
+
+
+def caller(settings, peer="127.0.0.1", host="localhost:8000", more=(), **headers):
+    """Return who was let in: a tenant, "tenant+operator", "+operator", or None."""
+    named = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    listed = [*([("host", host)] if host else []), *named, *more]
+    raw = [(name.encode(), value.encode()) for name, value in listed]
+    scope = {"type": "http", "path": "/v1/models", "client": (peer, 5), "headers": raw}
+    try:
+        found = Auth(None, settings)._caller(scope)
+    except UnauthorizedError:
+        return None
+    return (found.tenant or "") + (f"+{found.operator}" if found.operator else "")
+
+
+CASES = [
+    (KEYS, {"authorization": f"Bearer {KEY}"}, "one"),
+    (KEYS, {"authorization": f"bearer {OTHER_KEY}"}, "two"),
+    (KEYS, {"x_api_key": KEY}, "one"),
+    (KEYS, {"peer": "10.0.0.9", "authorization": f"Bearer {KEY}"}, "one"),
+    (KEYS, {}, None),
+    (KEYS, {"authorization": "Bearer wrong"}, None),
+    (KEYS, {"authorization": f"Basic {KEY}"}, None),
+    (KEYS, {"authorization": "Bearer "}, None),
+    (KEYS, {"authorization": f"Bearer {KEY}x"}, None),
+    (KEYS, {"authorization": "Bearer kéy-öf-tenant-one"}, None),
+    (KEYS_OR_LOCAL, {}, "default"),
+    (KEYS_OR_LOCAL, {"peer": "::1"}, "default"),
+    (KEYS_OR_LOCAL, {"peer": "::ffff:127.0.0.1"}, "default"),
+    (KEYS_OR_LOCAL, {"authorization": f"Bearer {KEY}"}, "one"),
+    (KEYS_OR_LOCAL, {"authorization": "Bearer wrong"}, None),
+    (KEYS_OR_LOCAL, {"peer": "10.0.0.9"}, None),
+    (OPEN, {}, "default"),
+    (OPEN, {"authorization": "Bearer anything"}, "default"),
+    (OPEN, {"peer": "192.168.1.7", "authorization": "Bearer anything"}, None),
+    (OPEN, {"peer": "testclient"}, None),
+    (OPEN, {"host": "evil.example"}, None),
+    (OPEN, {"host": "127.0.0.1:8000"}, "default"),
+    (OPEN, {"host": "[::1]:8000"}, "default"),
+    (OPEN, {"origin": "https://evil.example"}, None),
+    (OPEN, {"origin": "null"}, None),
+    (OPEN, {"origin": "http://localhost:8000"}, "default"),
+    (OPEN, {"origin": "http://LOCALHOST:8000"}, "default"),
+    (OPEN, {"origin": "http://localhost:9000"}, None),
+    (OPEN, {"origin": "http://127.0.0.1:8000"}, None),
+    (OPEN, {"origin": "http://["}, None),
+    (OPEN, {"origin": ""}, None),
+    (OPEN, {"host": "["}, None),
+    (OPEN, {"host": "[::1"}, None),
+    (OPEN, {"host": "evil.example@localhost"}, None),
+    (OPEN, {"host": "localhost:8000/x"}, None),
+    (OPEN, {"host": "localhost\n"}, None),
+    (OPEN, {"host": ""}, None),
+    (OPEN, {"more": [("host", "evil.example")]}, None),
+    (OPEN, {"sec_fetch_site": "cross-site"}, None),
+    (OPEN, {"sec_fetch_site": "same-site"}, None),
+    (OPEN, {"sec_fetch_site": "same-origin"}, "default"),
+    (OPEN, {"sec_fetch_site": "none"}, "default"),
+    (OPEN, {"forwarded": "for=127.0.0.1"}, None),
+    (OPEN, {"via": "1.1 proxy"}, None),
+    (OPEN, {"x_real_ip": "127.0.0.1"}, None),
+    (OPEN, {"x_forwarded_for": "127.0.0.1"}, None),
+    (KEYS, {"sec_fetch_site": "cross-site", "x_api_key": KEY}, "one"),
+    (HASHED, {"authorization": f"Bearer {KEY}"}, "one"),
+    (HASHED, {"authorization": f"Bearer sha256:{sha256(KEY.encode()).hexdigest()}"}, None),
+    (HASHED, {"authorization": f"Bearer {OPERATOR_KEY}"}, "+ops"),
+    (HASHED, {"x_api_key": KEY, "x_macfabric_operator_key": OPERATOR_KEY}, "one+ops"),
+    (HASHED, {"x_macfabric_operator_key": OPERATOR_KEY}, "+ops"),
+    (HASHED, {"x_api_key": KEY, "x_macfabric_operator_key": KEY}, None),
+    (OPERATED, {}, "default"),
+    (OPERATED, {"authorization": "Bearer anything"}, "default"),
+    (OPERATED, {"authorization": f"Bearer {OPERATOR_KEY}"}, "default+ops"),
+    (OPERATED, {"peer": "10.0.0.9", "authorization": f"Bearer {OPERATOR_KEY}"}, "+ops"),
+    (OPERATED, {"x_macfabric_operator_key": "wrong-operator-key"}, None),
+    (CLOSED, {}, None),
+    (CLOSED, {"authorization": "Bearer anything"}, None),
+]
+
+
+@pytest.mark.parametrize(("settings", "asked", "expected"), CASES)
+def test_who_is_let_in(settings, asked, expected):
+    assert caller(settings, **asked) == expected
+
+
+@pytest.mark.anyio
+async def test_every_route_but_the_health_check_wants_a_key():
+    async with rig("a", settings=KEYS, tended=False) as made:
+        http = made.http(operates=False)
+        checked = 0
+        for route in made.app.routes:
+            path = route.path.replace("{model:path}", MODEL)
+            path = path.replace("{agent}", "x").replace("{node}", "node-a")
+            for method in sorted(route.methods):
+                answer = await http.request(method, path)
+                checked += 1
+                if path == "/healthz":
+                    assert answer.status_code == 200, (method, path)
+                else:
+                    assert answer.status_code == 401, (method, path)
+                    if method != "HEAD":
+                        assert answer.json()["error"]["code"] == "invalid_api_key"
+        unknown = await http.get("/nothing/here")
+
+    assert checked >= 10
+    assert unknown.status_code == 401
+    assert not made["node-a"].requests
+
+
+@pytest.mark.anyio
+async def test_keys_are_tenants_and_tenants_do_not_see_each_other():
+    async with rig("a", settings=KEYS) as made:
+        one, two = made.http(KEY), made.http(OTHER_KEY)
+        first = await made.chat("x" * 2000, agent="alice", http=one)
+        second = await made.chat("x" * 2000, agent="alice", http=two)
+        third = await made.chat("x" * 2000, http=two)
+        listed = (await one.get("/v1/agents")).json()["data"]
+        gone = await two.delete("/v1/agents/alice")
+        kept = await one.get("/v1/agents/alice")
+        hidden = await two.get("/v1/agents/alice")
+
+    assert first.status_code == second.status_code == 200
+    assert second.headers["x-macfabric-cached-tokens"] == "0"
+    assert third.headers["x-macfabric-cached-tokens"] != "0", "its own memory is found"
+    assert [agent["id"] for agent in listed] == ["alice"]
+    assert {request.tenant for request in made["node-a"].requests} == {"one", "two"}
+    assert gone.status_code == 200
+    assert kept.status_code == 200
+    assert hidden.status_code == 404

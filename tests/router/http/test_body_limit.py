@@ -1,0 +1,164 @@
+"""Bodies: how much of them one tenant may hold, and how slowly they may come."""
+
+import asyncio
+import json
+
+import pytest
+
+from fabric.limits import BODIES_ARRIVING_BYTES_MAX, BODY_BYTES_MAX, MIB
+from fabric.settings import RouterSettings
+from fabric.turn.generation import Finished, FinishReason
+from tests.router.fake_node import MODEL
+from tests.router.rig import KEY, OTHER_KEY, rig, until
+
+pytestmark = pytest.mark.anyio
+TENANTS = RouterSettings(
+    api_keys={"one": KEY, "two": OTHER_KEY}, loopback_without_key=False, takeover_after_s=0.3
+)
+LONG = "x" * (2 * MIB)
+SILENT = (Finished(FinishReason.STOP, 0),)  # the fake repeats what it is told, in one event
+BEGUN_FILE = b"MFHIBER1\x01\0\0\0\xe6\0\0\0"  # whose header has 230 bytes
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x " * 400}]}
+
+
+async def open_body(made, key, size_bytes, sent, path="/v1/chat/completions"):
+    """Send a head and the beginning of a body, and leave it at that."""
+    host, port = made.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    made.writers.append(writer)
+    lines = [f"POST {path} HTTP/1.1", "host: x", f"authorization: Bearer {key}"]
+    head = "\r\n".join([*lines, f"content-length: {size_bytes}", "", ""])
+    writer.write(head.encode() + sent)
+    await writer.drain()
+    return reader, writer
+
+
+async def status_of(reader):
+    async with asyncio.timeout(60):
+        line = await reader.readline()
+    return int(line.split()[1]) if line else None
+
+
+async def error_of(reader):
+    status = await status_of(reader)
+    async with asyncio.timeout(60):
+        while (line := await reader.readline()).strip():
+            if line.lower().startswith(b"content-length:"):
+                size = int(line.split()[1])
+        return status, json.loads(await reader.readexactly(size))["error"]
+
+
+async def test_one_tenants_unfinished_bodies_leave_room_to_others():
+    opening = b'{"x": "' + b"," * (16 * MIB)
+    async with rig("a", settings=TENANTS) as made:
+        made["node-a"].does.events = SILENT
+        held = [await open_body(made, KEY, BODY_BYTES_MAX, opening) for _ in range(8)]
+        waiting = {asyncio.create_task(status_of(reader)) for reader, _ in held}
+        refused = set()
+        async with asyncio.timeout(60):
+            while len(waiting) * 16 * MIB > BODIES_ARRIVING_BYTES_MAX // 2:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                refused |= done
+        small = await made.chat("hello", http=made.http(KEY))
+        theirs = await made.chat(LONG, http=made.http(OTHER_KEY))
+        for task in waiting:
+            task.cancel()
+        for _, writer in held:
+            writer.close()
+        async with asyncio.timeout(60):  # what went away is given back, once that is noticed
+            while (await made.chat(LONG, http=made.http(KEY))).status_code != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    assert {task.result() for task in refused} == {429}
+    assert len(waiting) > 0
+    assert small.status_code in {200, 429}
+    assert theirs.status_code == 200
+
+
+async def test_bodies_that_come_too_slowly_are_refused(monkeypatch):
+    monkeypatch.setattr("router.http.body_limit.BODY_GRACE_S", 0.3)
+    monkeypatch.setattr("router.http.body_limit.HIBERNATION_GRACE_S", 0.3)
+    async with rig("a", settings=TENANTS) as made:
+        opened = [
+            await open_body(made, KEY, 1000, b"{"),
+            await open_body(made, KEY, 1000, BEGUN_FILE, "/v1/agents/a/resume"),
+        ]
+
+        async def drip(writer):
+            for _ in range(100):
+                writer.write(b" ")
+                await asyncio.sleep(0.05)
+
+        drips = [asyncio.create_task(drip(writer)) for _, writer in opened]
+        errors = [await error_of(reader) for reader, _ in opened]
+        for task in drips:
+            task.cancel()
+        await asyncio.gather(*drips, return_exceptions=True)
+        for _, writer in opened:
+            writer.close()
+        whole = await made.chat("hello", http=made.http(KEY))
+
+    assert [status for status, _ in errors] == [408, 408]
+    assert {error["code"] for _, error in errors} == {"upload_stalled"}
+    assert whole.status_code == 200
+
+
+async def test_bodies_without_a_key_are_not_read():
+    async with rig("a", settings=TENANTS) as made:
+        opened = [await open_body(made, "wrong", BODY_BYTES_MAX, b"x" * 4096) for _ in range(20)]
+        statuses = [await status_of(reader) for reader, _ in opened]
+        for _, writer in opened:
+            writer.close()
+
+    assert statuses == [401] * 20
+
+
+async def test_one_tenants_requests_leave_places_to_others(monkeypatch):
+    monkeypatch.setattr("router.http.body_limit.REQUESTS_MAX", 8)
+    async with rig("a", settings=TENANTS) as made:
+        made["node-a"].does.delay_s = 0.02
+        one, two = made.http(KEY), made.http(OTHER_KEY)
+        many = [asyncio.create_task(one.post("/v1/chat/completions", json=CHAT)) for _ in range(8)]
+        await until(lambda: made["node-a"].running == 4)
+        theirs = await two.post("/v1/chat/completions", json=CHAT)
+        statuses = [(await task).status_code for task in many]
+        later = await one.post("/v1/chat/completions", json=CHAT)
+
+    assert theirs.status_code == later.status_code == 200
+    assert sorted(statuses) == [200] * 4 + [429] * 4
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b'{"x":[' + b"[]," * (2 * MIB) + b"0]}", 413, "too_many_values"),
+        (b"[" * (4 * MIB), 413, "too_many_values"),
+        (b'{"model":"m","messages":[' + b'{"role":"user"},' * 200_001, 413, "too_many_values"),
+        (
+            b'{"model":"m","messages":[{"role":"assistant","tool_calls":[{"type":"function",'
+            b'"function":{"name":"f","arguments":"{\\"a\\":[' + b"[]," * (1 * MIB) + b'0]}"}}]}]}',
+            413,
+            "too_many_values",
+        ),
+        (b'{"model":"m","messages":' + b'[{"role":"user","content":"a"}' + b', {"role":"user",'
+         b'"content":"a"}' * 10_000 + b"]}", 400, "invalid_value"),
+        (b'{"model":"m","x":' + b" " * MIB + b"9" * 4000 + b"}", 400, "invalid_json"),
+        (json.dumps(CHAT).encode("utf-16"), 400, "invalid_json"),
+    ],
+    ids=["arrays", "depth", "messages", "arguments", "10,001 messages", "integer", "utf-16"],
+)  # fmt: skip
+async def test_hostile_json_is_refused(body, status, code):
+    async with rig("a") as made:
+        got = await made.http().post("/v1/chat/completions", content=body)
+
+    assert (got.status_code, got.json()["error"]["code"]) == (status, code)
+
+
+async def test_a_prompt_of_32_mib_full_of_commas_reaches_its_node():
+    text = ",[{" * (BODY_BYTES_MAX // 3 - 100)
+    async with rig("a") as made:
+        made["node-a"].does.events = SILENT
+        answer = await made.chat(text, max_tokens=1)
+
+    assert answer.status_code == 200, answer.text[:300]
+    assert made["node-a"].requests[-1].messages[0]["content"] == text

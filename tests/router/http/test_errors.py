@@ -1,0 +1,201 @@
+import asyncio
+import json
+import logging
+
+import openai
+import pytest
+from starlette.requests import Request
+from starlette.routing import Route
+
+from fabric.errors import (
+    ConflictError,
+    CorruptDataError,
+    NotFoundError,
+    OverloadedError,
+    RejectedError,
+    RetryElsewhereError,
+    RetryLaterError,
+    TooLargeError,
+)
+from fabric.limits import BODY_BYTES_MAX
+from tests.router.fake_node import MODEL
+from tests.router.rig import rig
+
+pytestmark = pytest.mark.anyio
+USER = [{"role": "user", "content": "hi"}]
+
+NODE_ERRORS = [
+    (RejectedError("no", code="context_length_exceeded", param="messages"), openai.BadRequestError),
+    (NotFoundError("no"), openai.NotFoundError),
+    (ConflictError("no"), openai.ConflictError),
+    (TooLargeError("no"), openai.APIStatusError),
+    (OverloadedError("no", retry_after_s=7.2), openai.RateLimitError),
+    (RetryLaterError("no", retry_after_s=3.0), openai.InternalServerError),
+    (CorruptDataError("no"), openai.InternalServerError),
+]
+
+
+@pytest.mark.parametrize(("error", "kind"), NODE_ERRORS, ids=lambda x: getattr(x, "code", ""))
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_nodes_refusal_reaches_the_client_as_it_was(error, kind, stream):
+    async with rig("a", tended=False) as made:
+        made["node-a"].does.refuse = error
+        with pytest.raises(kind) as caught:
+            await made.openai().chat.completions.create(model=MODEL, messages=USER, stream=stream)
+
+    assert caught.value.status_code == error.status
+    assert caught.value.code == error.code
+    assert caught.value.param == error.param
+    assert caught.value.request_id.startswith("req_")
+    wait_s = getattr(error, "retry_after_s", None)
+    expected = None if wait_s is None else {7.2: "8", 3.0: "3"}[wait_s]
+    assert caught.value.response.headers.get("retry-after") == expected
+
+
+async def test_owner_in_dispute_is_a_503_and_not_a_421():
+    async with rig("a", tended=False) as made:
+        made["node-a"].does.refuse = RetryElsewhereError("not mine")
+        answer = await made.chat("hi", agent="alice")
+        requests = len(made["node-a"].requests)
+
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "server_error"
+    assert answer.headers["retry-after"] == "1"
+    assert requests == 2, "asked again once, after a look at all nodes"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        (401, b'{"error": {"code": "invalid_api_key", "message": "x", "status": 401}}'),
+        (500, b"<html>"),
+        (500, b'{"error": 3}'),
+        (500, b'{"error": {"code": "x"}}'),
+        (200, b"not json\n"),
+        (200, b'{"event": "delta", "index": 0, "text": "x"}\n'),
+        (200, b'{"event": "unknown"}\n'),
+    ],
+)
+async def test_a_node_that_makes_no_sense_is_a_500_and_no_4xx(raw):
+    async with rig("a", tended=False) as made:
+        made["node-a"].does.raw_answer = raw
+        answer = await made.chat("hi")
+
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+
+
+async def test_unknown_model_names_the_known_ones():
+    async with rig("a") as made:
+        with pytest.raises(openai.NotFoundError) as caught:
+            await made.openai().chat.completions.create(model="gpt-4", messages=USER)
+
+    assert caught.value.code == "model_not_found"
+    assert MODEL in caught.value.message
+
+
+async def test_no_such_route_and_wrong_method():
+    async with rig("a", tended=False) as made:
+        http = made.http()
+        missing = await http.get("/v1/nothing")
+        slash = await http.post("/v1/chat/completions/", json={})
+        method = await http.get("/v1/chat/completions")
+
+    assert missing.status_code == slash.status_code == 404
+    assert missing.json()["error"]["code"] == "unknown_url"
+    assert missing.json()["error"]["type"] == "invalid_request_error"
+    assert method.status_code == 405
+    assert method.headers["allow"] == "POST"
+    assert method.json()["error"]["code"] == "method_not_allowed"
+
+
+BODIES = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b'"x"',
+    b"\xff\xfe",
+    b'{"model": NaN}',
+    b'{"model": "a", "model": "b"}',
+    b"[" * 100_000,
+    b'{"a":' * 2000 + b"1" + b"}" * 2000,
+    json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "\ud800"}]}).encode(),
+    b'{"model": "echo", "messages": [{"role": "user", "content": "\xed\xa0\x80"}]}',
+    b'{"model": "echo", "temperature": 1e999, "messages": [{"role":"user","content":"x"}]}',
+    b'{"n": ' + b"9" * 5000 + b"}",
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+async def test_malformed_bodies_are_400s(body):
+    async with rig("a", tended=False) as made:
+        http = made.http()
+        answers = [
+            await http.post(path, content=body)
+            for path in ("/v1/chat/completions", "/v1/completions", "/v1/agents/x/migrate")
+        ]
+
+    for answer in answers:
+        assert answer.status_code == 400
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_too_large_by_its_own_word_and_by_count():
+    async def drip():
+        for _ in range(BODY_BYTES_MAX // (1 << 20) + 1):
+            yield b" " * (1 << 20)
+
+    async with rig("a", tended=False) as made:
+        http = made.http()
+        declared = await http.post("/v1/completions", content=b" " * (BODY_BYTES_MAX + 1))
+        chunked = await http.post("/v1/completions", content=drip())
+        fine = await made.chat("x" * 1_000_000)
+
+    assert declared.status_code == chunked.status_code == 413
+    assert chunked.json()["error"]["code"] == "too_large"
+    assert fine.status_code == 200
+
+
+async def test_unknown_exception_is_a_500_without_details(caplog):
+    async def explode(_request: Request):
+        message = "secret prompt text"
+        raise KeyError(message)
+
+    async with rig("a", tended=False) as made:
+        made.app.router.routes.append(Route("/v1/explode", explode))
+        with caplog.at_level(logging.DEBUG):
+            answer = await made.http().get("/v1/explode")
+
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "secret" not in answer.text
+    assert "secret" not in caplog.text
+    assert "KeyError" in caplog.text
+
+
+async def test_no_prompt_text_in_the_log(caplog):
+    with caplog.at_level(logging.DEBUG):
+        async with rig("ab", settings=None) as made:
+            await made.chat("sesame", agent="alice")
+            await made.chat("sesame", stream=True)
+            await made.http().post("/v1/chat/completions", content=b'{"sesame"')
+            made["node-a"].does.break_after = made["node-b"].does.break_after = 2
+            await made.chat("sesame", agent="alice")
+
+    ours = [record for record in caplog.records if record.name.startswith("macfabric")]
+    assert ours, "something was logged"
+    assert not any("sesame" in record.getMessage() for record in ours)
+
+
+async def test_half_a_request_that_never_comes_does_no_harm():
+    async with rig("a", tended=False) as made:
+        _, writer = await asyncio.open_connection("127.0.0.1", int(made.url.split(":")[2]))
+        made.writers.append(writer)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{"
+        )
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+        assert (await made.chat("hi")).status_code == 200

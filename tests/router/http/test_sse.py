@@ -1,0 +1,47 @@
+"""A reader that hangs up in mid-stream costs neither lines in the log nor further tokens."""
+
+import asyncio
+import json
+import logging
+import socket
+import struct
+
+import pytest
+
+from fabric.turn.generation import Delta, Finished, FinishReason, encode_event
+from tests.router.fake_node import MODEL
+from tests.router.rig import rig, until
+
+pytestmark = pytest.mark.anyio
+WORDS = 400
+
+
+async def test_nothing_is_written_to_a_reader_that_is_gone(caplog):
+    caplog.set_level(logging.WARNING)
+    # All at once, so that much is still to be sent when the reader goes.
+    burst = b"".join(encode_event(Delta(i, "word ")) for i in range(WORDS))
+    async with rig("a") as made:
+        made["node-a"].does.events = [burst] * 40 + [Finished(FinishReason.STOP, 40 * WORDS)]
+        made["node-a"].does.delay_s = 0.02
+        for _ in range(5):
+            await asyncio.to_thread(read_a_little, made.url)
+        await until(lambda: made["node-a"].cancelled == 5)
+
+    complaints = [r.getMessage() for r in caplog.records if r.name == "asyncio"]
+    assert complaints == []
+
+
+def read_a_little(url):
+    """Ask for a stream, read its beginning, and vanish as a killed client does."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}
+    raw = json.dumps(body).encode()
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%s" % (len(raw), raw)
+        )
+        while b"word" not in client.recv(4096):
+            pass
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,0 +1,194 @@
+import asyncio
+
+import pytest
+
+from fabric.control.node_calls import TierBytes
+from fabric.errors import ConflictError
+from fabric.settings import RouterSettings
+from router.moves import drains
+from tests.router.fake_copies import owned
+from tests.router.fake_node import FakeNode
+from tests.router.rig import KEY, OTHER_KEY, rig, until
+
+pytestmark = pytest.mark.anyio
+TWO_TENANTS = RouterSettings(api_keys={"one": KEY, "two": OTHER_KEY}, takeover_after_s=0.3)
+
+
+@pytest.fixture(autouse=True)
+def haste(monkeypatch):
+    monkeypatch.setattr(drains, "DRAIN_ROUND_REST_S", 0.02)
+
+
+async def drain(made, node, http=None, verb="drain"):
+    return await (http or made.http()).post(f"/v1/nodes/{node}/{verb}")
+
+
+async def shown(made, node, http=None):
+    rows = (await (http or made.http()).get("/v1/nodes")).json()["data"]
+    return {row["name"]: row for row in rows}[node]
+
+
+async def ended(made, node, http=None):
+    """Wait for the end of a drain; return its row."""
+    await until(lambda: made.services.drains.find(node).ended_s is not None)
+    return (await shown(made, node, http))["drain"]
+
+
+async def crowd(made, node, sizes, **options):
+    """Give a node agents of so many words each."""
+    for other in made.nodes.values():
+        other.is_draining = other.name != node
+    await made.fleet.membership.refresh()
+    for name, words in sizes.items():
+        answer = await made.chat("word " * words, agent=name, **options)
+        assert answer.headers["x-macfabric-node"] == node, answer.text
+    for other in made.nodes.values():
+        other.is_draining = False
+    await made.fleet.membership.refresh()
+
+
+async def test_everybody_leaves_the_fastest_first_and_nobody_new_comes(monkeypatch):
+    monkeypatch.setattr(drains, "DRAIN_AT_ONCE_MAX", 1)
+    sizes = {"large": 3000, "small": 20, "middle": 600}
+    nodes = [FakeNode(f"node-{letter}", copy_s=0.05) for letter in "abc"]
+    async with rig(nodes=nodes) as made:
+        await crowd(made, "node-a", sizes)
+        left = []
+        nodes[0].after["release_agent"] = lambda: note(made, left)
+        begun = await drain(made, "node-a")
+        again = await drain(made, "node-a")
+        done = await ended(made, "node-a")
+        state = (await shown(made, "node-a"))["state"]
+        new = await made.chat("hello", agent="new")
+        after = await made.chat("word " * 3000, "x", "y", agent="large")
+        repeated = await drain(made, "node-a")
+        done_again = await ended(made, "node-a")
+
+    assert (begun.status_code, begun.json()["state"]) == (202, "draining")
+    assert again.status_code == 202
+    assert begun.json()["agents_left"] == 3
+    assert (done["state"], done["agents_moved"], done["agents_left"]) == ("drained", 3, 0)
+    assert done["bytes_sent"] > 0
+    assert done["seconds"] > 0
+    assert (done["stuck"], done["stuck_others"]) == ([], 0)
+    assert left == ["small", "middle", "large"]
+    assert state == "draining"
+    assert new.headers["x-macfabric-node"] != "node-a"
+    assert after.headers["x-macfabric-match"] == "extend"
+    assert after.headers["x-macfabric-node"] != "node-a"
+    assert nodes[0].calls["seal_agent"] == 3
+    assert repeated.status_code in (200, 202)
+    assert done_again["state"] == "drained"
+
+
+async def note(made, left):
+    """Note who has left, in order."""
+    gone = {name for name, node in owned(made.nodes) if node != "node-a"}
+    left += sorted(gone - set(left))
+
+
+async def test_a_copy_elsewhere_decides_where_and_sends_nothing():
+    async with rig() as made:
+        await crowd(made, "node-a", {"alice": 500})
+        for target in ("node-c", "node-b", "node-a"):  # node-b was the owner last
+            if target != "node-b":
+                await made.http().post("/v1/agents/alice/migrate", json={"to": target})
+        await drain(made, "node-a")
+        done = await ended(made, "node-a")
+
+    assert owned(made.nodes) == [("alice", "node-c")]
+    assert done["bytes_sent"] == 0
+
+
+async def test_who_cannot_leave_is_named_to_its_own_tenant_only_and_tried_again():
+    async with rig("ab", settings=TWO_TENANTS) as made:
+        one, two = made.http(KEY), made.http(OTHER_KEY)
+        await crowd(made, "node-a", {"alice": 50, "adam": 60}, http=one)
+        await crowd(made, "node-a", {"bella": 50}, http=two)
+        refusal = ConflictError("the disk is full", code="cannot_seal")
+        made["node-a"].does.fail["seal_agent"] = refusal
+        await drain(made, "node-a", one)
+        mine = await ended(made, "node-a", one)
+        others = (await shown(made, "node-a", two))["drain"]
+        served = await made.chat("word " * 50, "x", "y", agent="alice", http=one)
+        made["node-a"].does.fail.clear()
+        await drain(made, "node-a", one)
+        done = await ended(made, "node-a", one)
+
+    assert (mine["state"], mine["agents_left"], mine["agents_moved"]) == ("stuck", 3, 0)
+    assert [row["id"] for row in mine["stuck"]] == ["adam", "alice"]
+    assert mine["stuck"][0] == {"id": "adam", "code": "cannot_seal", "message": "the disk is full"}
+    assert mine["stuck_others"] == 1
+    assert [row["id"] for row in others["stuck"]] == ["bella"]
+    assert others["stuck_others"] == 2
+    assert served.headers["x-macfabric-node"] == "node-a", "served where it is until it has moved"
+    assert (done["state"], done["agents_moved"]) == ("drained", 3)
+
+
+async def test_nowhere_to_go():
+    async with rig("ab") as made:
+        await crowd(made, "node-a", {"alice": 50})
+        made["node-b"].view_changes = {"fingerprint": "e" * 64}
+        await drain(made, "node-a")
+        other_model = await ended(made, "node-a")
+        made["node-b"].view_changes = {"free": TierBytes(10, 10)}
+        await drain(made, "node-a")
+        full = await ended(made, "node-a")
+
+    for row in (other_model, full):
+        assert (row["state"], row["stuck"][0]["code"]) == ("stuck", "no_destination")
+    assert owned(made.nodes) == [("alice", "node-a")]
+
+
+async def test_undrain_lets_who_is_on_the_move_arrive_and_keeps_the_rest():
+    nodes = [FakeNode(f"node-{letter}", copy_s=0.3) for letter in "ab"]
+    async with rig(nodes=nodes) as made:
+        await crowd(made, "node-a", {f"agent-{i}": 30 + i for i in range(8)})
+        await drain(made, "node-a")
+        await until(lambda: nodes[1].calls["copy_blocks"] >= 3)
+        back = await drain(made, "node-a", verb="undrain")
+        await until(lambda: made.services.migrations.is_idle)
+        moved = [who for who, node in owned(made.nodes) if node == "node-b"]
+        row = await shown(made, "node-a")
+        again = await drain(made, "node-a", verb="undrain")
+
+    assert back.json() == {"node": "node-a", "object": "node.drain", "state": "ready"}
+    assert moved == ["agent-0", "agent-1", "agent-2"], "as many at once as are allowed"
+    assert (row["state"], row["drain"]) == ("ready", None)
+    assert again.status_code == 200
+
+
+async def test_a_router_that_finds_a_draining_node_goes_on_with_it():
+    async with rig("ab", tended=False) as made:
+        await crowd(made, "node-a", {"alice": 50, "bella": 70})
+        made["node-a"].is_draining = True  # another router told it so, and is gone
+        await made.fleet.membership.refresh()
+        made.services.drains.sweep()
+        done = await ended(made, "node-a")
+        made["node-a"].is_draining = False  # and another one took it back
+        await made.fleet.membership.refresh()
+        made.services.drains.sweep()
+
+    assert (done["state"], done["agents_moved"]) == ("drained", 2)
+    assert made.services.drains.find("node-a") is None
+
+
+async def test_wrong_names_and_nodes_that_do_not_answer():
+    async with rig("ab", scale=4.0) as made:
+        await crowd(made, "node-a", {"alice": 50})
+        unknown = await drain(made, "node-z")
+        await made["node-b"].stop()
+        await until(lambda: not made.fleet.is_up("node-b"))
+        lost = await drain(made, "node-b")
+        lost_too = await drain(made, "node-b", verb="undrain")
+        await drain(made, "node-a")
+        to_draining = await made.http().post("/v1/agents/alice/migrate", json={"to": "node-b"})
+        await made["node-b"].restart()
+        await until(lambda: made.fleet.is_up("node-b"))
+        made["node-b"].is_draining = True
+        await asyncio.sleep(0.01)
+        refused = await made.http().post("/v1/agents/alice/migrate", json={"to": "node-b"})
+
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "node")
+    assert {lost.status_code, lost_too.status_code, to_draining.status_code} == {503}
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "node_draining")

@@ -1,0 +1,231 @@
+"""An acknowledged DELETE stays true: over router restarts, and for nodes that were away."""
+
+import asyncio
+
+import pytest
+
+from fabric.record.manifest import OwnerState
+from tests.router.fake_memory import Memory, ScaledClock
+from tests.router.fake_node import FakeNode
+from tests.router.rig import rig, until
+
+pytestmark = pytest.mark.anyio
+TEXT = "secret " * 60
+KEY = ("default", "alice")
+DAY_S = 86_400.0
+WALL_S = 1_700_000_000.0
+
+
+def shift(monkeypatch, seconds):
+    monkeypatch.setattr(ScaledClock, "wall_s", lambda _: WALL_S + seconds)
+
+
+def three():
+    return [FakeNode(f"node-{letter}") for letter in "abc"]
+
+
+async def told(made, **options):
+    answer = await made.chat(TEXT, agent="alice", **options)
+    assert answer.status_code == 200
+    return made[answer.headers["x-macfabric-node"]]
+
+
+async def erase(made):
+    return (await made.http().delete("/v1/agents/alice")).json()
+
+
+async def shown(made):
+    return (await made.http().get("/v1/agents/alice")).status_code
+
+
+@pytest.mark.parametrize("routers", [1, 2])
+async def test_a_node_that_was_away_is_told_before_it_serves(routers):
+    nodes = three()
+    async with rig(nodes=nodes, scale=4.0) as made:
+        holder = await told(made)
+        await holder.stop()
+        await until(lambda: not made.fleet.is_up(holder.name))
+        receipt = await erase(made)
+        if routers == 1:
+            await holder.restart()
+            await until(lambda: made.fleet.is_up(holder.name))
+            assert KEY not in holder.memory, "its lease begins after it was told"
+            assert await shown(made) == 404
+    assert (receipt["deleted"], receipt["unreachable"]) == (False, [holder.name])
+    if routers == 1:
+        return
+    assert KEY in holder.memory
+    # Nobody but the nodes remembers. The one that slept is the first that the next router hears.
+    for node in nodes:
+        node.does.slow["describe"] = 0.0 if node is holder else 0.1
+    async with rig(nodes=nodes, scale=4.0) as made:
+        await until(lambda: made.fleet.membership.find(holder.name).listed is not None)
+        assert KEY not in holder.memory
+        assert await shown(made) == 404
+        metrics = (await made.http().get("/metrics")).text
+        again = await made.chat(TEXT, agent="alice")
+
+    assert "macfabric_late_erasures_total 1.0" in metrics
+    assert again.headers["x-macfabric-match"] == "none"
+
+
+@pytest.mark.parametrize("days", [-20_000, -200, 200])
+async def test_no_calendar_brings_an_erased_agent_back(monkeypatch, days):
+    """Neither one that was wrong at the erasure nor one that is at the next router's start."""
+    nodes = three()
+    for shifts_s in ((0.0, days * DAY_S), (days * DAY_S, 0.0)):
+        at_erasure = iter(shifts_s)
+        for node in nodes:
+            node.memory.clear()
+        shift(monkeypatch, next(at_erasure))
+        async with rig(nodes=nodes, scale=4.0) as made:
+            holder = await told(made)
+            await holder.stop()
+            await until(lambda: not made.fleet.is_up(holder.name))  # noqa: B023
+            await erase(made)
+        shift(monkeypatch, next(at_erasure))
+        async with rig(nodes=[n for n in nodes if n is not holder], scale=4.0) as made:
+            known = tuple(made.services.erasures.known)
+        async with rig(nodes=nodes, scale=4.0) as made:
+            await until(lambda: made.fleet.membership.find(holder.name).listed)  # noqa: B023
+            assert KEY not in holder.memory
+            assert await shown(made) == 404
+        assert known
+
+
+async def test_a_turn_that_comes_while_its_agent_is_erased_does_not_keep_it():
+    """Not above the erasure by the node that is about to erase: it would keep what it has."""
+    async with rig(nodes=three(), scale=4.0) as made:
+        owner = await told(made)
+        first = owner.memory[KEY].epoch
+        owner.does.slow["erase_agent"] = 1.0
+        erasing = asyncio.create_task(erase(made))
+        await until(lambda: made.fleet.directory.issued(KEY) > first)
+        again = await made.chat(TEXT, agent="alice")
+        await erasing
+
+    assert again.headers["x-macfabric-node"] != owner.name
+    assert again.headers["x-macfabric-match"] == "none"
+    assert KEY not in owner.memory
+
+
+async def test_a_new_agent_of_that_name_is_spared():
+    nodes = three()
+    async with rig(nodes=nodes, scale=4.0) as made:
+        holder = await told(made)
+        await holder.stop()
+        await until(lambda: not made.fleet.is_up(holder.name))
+        await erase(made)
+        anew = await told(made)
+        await holder.restart()
+        await until(lambda: made.fleet.is_up(holder.name))
+        after = await made.chat(TEXT, "x", "y", agent="alice")
+
+    assert KEY not in holder.memory
+    assert anew.memory[KEY].state is OwnerState.OWNED
+    assert after.headers["x-macfabric-match"] == "extend"
+    assert after.headers["x-macfabric-node"] == anew.name
+
+
+async def test_a_router_that_starts_later_begins_above_an_erased_agent():
+    """Else it would give out epochs that nodes refuse, as those of turns sent long ago."""
+    nodes = three()
+    async with rig(nodes=nodes) as made:
+        await told(made)
+        await erase(made)
+    async with rig(nodes=nodes) as made:
+        lost = await told(made)
+        await lost.stop()
+        anew = await told(made)
+        floor = anew.floor(KEY)
+    first, second = lost.requests[-1].epoch, anew.requests[-1].epoch
+
+    assert floor > 1_000
+    assert floor < first < second
+
+
+async def test_a_replica_that_this_router_never_heard_of_goes_too():
+    """The router is new, the holder away: nobody can say that there is no such agent."""
+    nodes = three()
+    sleeper = nodes[2]
+    sleeper.memory[KEY] = Memory(*KEY, epoch=1_000_000, text=TEXT)
+    async with rig(nodes=[*nodes[:2], sleeper], scale=4.0, started=False) as made:
+        await sleeper.stop()
+        await until(lambda: len(made.fleet.ready()) == 2 and not made.fleet.is_up("node-c"))
+        deleted = await made.http().delete("/v1/agents/alice")
+        await sleeper.restart()
+        await until(lambda: made.fleet.is_up("node-c"))
+        assert KEY not in sleeper.memory
+        again = await made.http().delete("/v1/agents/alice")
+
+    assert deleted.status_code == 200
+    assert (deleted.json()["deleted"], deleted.json()["unreachable"]) == (False, ["node-c"])
+    assert again.status_code == 404
+
+
+async def test_what_was_erased_and_is_not_gone_is_listed_as_that():
+    nodes = three()
+    async with rig(nodes=nodes, scale=4.0) as made:
+        http, holder = made.http(), await told(made)
+        await holder.stop()
+        await until(lambda: not made.fleet.is_up(holder.name))
+        receipt = await erase(made)
+        (listed,) = (await http.get("/v1/agents")).json()["data"]
+        refused = await http.post("/v1/agents/alice/pin", json={"pinned": True})
+        anew = await told(made)
+        (both,) = (await http.get("/v1/agents")).json()["data"]
+        await holder.restart()
+        await until(lambda: made.fleet.is_up(holder.name))
+        (after,) = (await http.get("/v1/agents")).json()["data"]
+
+    assert receipt["unreachable"] == [holder.name]
+    assert (listed["state"], listed["owner"]) == ("erasing", None)
+    assert listed["erasing"] == [holder.name]
+    assert refused.status_code == 404
+    assert (both["state"], both["owner"]) == ("owned", anew.name)
+    assert both["erasing"] == [holder.name]
+    assert (after["owner"], after["erasing"], after["replicas"]) == (anew.name, [], [])
+
+
+async def test_a_doubled_call_whose_second_copy_answers_makes_no_404():
+    """What was listed a moment ago did exist, whoever removed it meanwhile."""
+    async with rig("a") as made:
+        holder = await told(made)
+        await made.fleet.membership.refresh(relist=True)
+        made.fleet.membership.greeter = None  # no list comes in between
+        holder.memory.clear()
+        answer = await made.http().delete("/v1/agents/alice")
+
+    assert answer.status_code == 200
+    assert answer.json()["deleted"] is True
+
+
+async def test_an_erasure_that_nobody_could_note_is_owed_and_said_so():
+    async with rig("a", scale=4.0) as made:
+        holder = await told(made)
+        await holder.stop()
+        await until(lambda: not made.fleet.is_up(holder.name))
+        receipt = await erase(made)
+        again = await erase(made)
+        await holder.restart()
+        await until(lambda: made.fleet.is_up(holder.name))
+        assert KEY not in holder.memory
+        assert await shown(made) == 404
+
+    assert receipt["unreachable"] == again["unreachable"] == ["node-a"]
+    assert receipt["deleted"] is again["deleted"] is False
+
+
+async def test_a_name_that_nobody_knows_is_remembered_as_erased_all_the_same():
+    """A Mac that is on no list today may hold it, and come back."""
+    stray = FakeNode("node-c")
+    stray.memory[KEY] = Memory(*KEY, epoch=9, text=TEXT)
+    async with rig("ab") as made:
+        answer = await made.http().delete("/v1/agents/alice")
+        assert [len(node.erased) for node in made.nodes.values()] == [1, 1]
+    nodes = [*made.nodes.values(), stray]
+    async with rig(nodes=nodes, scale=4.0, started=False) as made:
+        await until(lambda: len(made.fleet.ready()) == 3)
+
+    assert answer.status_code == 404
+    assert KEY not in stray.memory

@@ -1,0 +1,278 @@
+import asyncio
+import json
+
+import openai
+import pytest
+
+from fabric.turn.generation import (
+    Delta,
+    Failed,
+    Finished,
+    FinishReason,
+    TokenLogprob,
+    ToolCall,
+    ToolCalls,
+)
+from tests.router.fake_node import MODEL
+from tests.router.rig import rig, until
+
+pytestmark = pytest.mark.anyio
+USER = [{"role": "user", "content": "say one two three"}]
+
+
+async def test_answers_whole():
+    async with rig("a") as made:
+        done = await made.openai().chat.completions.create(model=MODEL, messages=USER)
+
+    assert done.object == "chat.completion"
+    assert done.id.startswith("chatcmpl-")
+    assert done.model == MODEL
+    assert done.choices[0].message.role == "assistant"
+    assert done.choices[0].message.content == "<user>say one two three "
+    assert done.choices[0].finish_reason == "stop"
+    assert done.choices[0].message.tool_calls is None
+    assert done.choices[0].logprobs is None
+    assert done.usage.prompt_tokens == len("<user>say one two three")
+    assert done.usage.completion_tokens == 4
+    assert done.usage.total_tokens == done.usage.prompt_tokens + 4
+    assert done.usage.prompt_tokens_details.cached_tokens == 0
+
+
+async def test_streams_role_then_text_then_reason_then_usage():
+    async with rig("a") as made:
+        stream = await made.openai().chat.completions.create(
+            model=MODEL, messages=USER, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == "<user>say one two three "
+    reasons = [c.choices[0].finish_reason for c in chunks if c.choices]
+    assert reasons == [None] * (len(reasons) - 1) + ["stop"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 4
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+async def test_stream_without_usage_has_no_usage_chunk_and_ends_with_done():
+    async with rig("a") as made:
+        answer = await made.chat("hello", stream=True)
+
+    lines = [line for line in answer.text.split("\n\n") if line]
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert lines[-1] == "data: [DONE]"
+    assert all("usage" not in json.loads(line[6:]) for line in lines[:-1])
+
+
+async def test_headers_tell_whose_memory_and_how_much_before_the_text():
+    async with rig("a") as made:
+        cold = await made.chat("hello", agent="alice")
+        warm = await made.chat("hello", "hi", "more", agent="alice", stream=True)
+        made["node-a"].memory["default", "alice"].hot = False
+        disk = await made.chat("hello", "hi", "more", agent="alice")
+
+    assert cold.headers["x-macfabric-agent"] == "alice"
+    assert cold.headers["x-macfabric-node"] == "node-a"
+    assert cold.headers["x-macfabric-cache"] == "cold"
+    assert cold.headers["x-macfabric-match"] == "none"
+    assert cold.headers["x-macfabric-cached-tokens"] == "0"
+    assert cold.headers["x-macfabric-epoch"] == "1"
+    assert warm.headers["x-macfabric-cache"] == "hot"
+    assert warm.headers["x-macfabric-match"] == "extend"
+    assert warm.headers["x-macfabric-cached-tokens"] == str(len("<user>hello"))
+    assert warm.headers["x-macfabric-match-reason"] == "11 characters in common"
+    assert disk.headers["x-macfabric-cache"] == "disk"
+    assert disk.headers["x-macfabric-match"] == "exact"
+    assert disk.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert disk.headers["x-request-id"].startswith("req_")
+
+
+async def test_tool_calls_whole_and_streamed():
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    events = [
+        Delta(0, "Let me see. "),
+        ToolCalls((ToolCall("look", '{"at": "sky"}'), ToolCall("look", "{}"))),
+        Finished(FinishReason.TOOL_CALLS, 9),
+    ]
+    async with rig("a") as made:
+        made["node-a"].does.events = events
+        client = made.openai()
+        whole = await client.chat.completions.create(model=MODEL, messages=USER, tools=tools)
+        async with client.chat.completions.stream(
+            model=MODEL, messages=USER, tools=tools
+        ) as stream:
+            streamed = await stream.get_final_completion()
+        asked = made["node-a"].requests[0]
+
+    assert asked.tools == tools
+    for done in (whole, streamed):
+        choice = done.choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "Let me see. "
+        assert [call.function.name for call in choice.message.tool_calls] == ["look", "look"]
+        assert choice.message.tool_calls[0].function.arguments == '{"at": "sky"}'
+        assert len({call.id for call in choice.message.tool_calls}) == 2
+
+
+async def test_content_is_null_beside_calls_alone():
+    async with rig("a") as made:
+        made["node-a"].does.events = [
+            ToolCalls((ToolCall("look", "{}"),)),
+            Finished(FinishReason.TOOL_CALLS, 3),
+        ]
+        done = await made.openai().chat.completions.create(model=MODEL, messages=USER)
+
+    assert done.choices[0].message.content is None
+
+
+async def test_reasoning_is_apart_from_content():
+    async with rig("a") as made:
+        made["node-a"].does.events = [
+            Delta(0, "hm", reasoning=True),
+            Delta(1, "yes"),
+            Finished(FinishReason.LENGTH, 2),
+        ]
+        client = made.openai()
+        whole = await client.chat.completions.create(model=MODEL, messages=USER)
+        stream = await client.chat.completions.create(model=MODEL, messages=USER, stream=True)
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+
+    assert whole.choices[0].message.reasoning_content == "hm"
+    assert whole.choices[0].message.content == "yes"
+    assert whole.choices[0].finish_reason == "length"
+    assert [getattr(d, "reasoning_content", None) for d in deltas] == [None, "hm", None, None]
+
+
+async def test_logprobs():
+    token = TokenLogprob("a", -0.5, (("a", -0.5), ("b", -1.5)))
+    async with rig("a") as made:
+        made["node-a"].does.events = [
+            Delta(0, "a", logprobs=(token,)),
+            Finished(FinishReason.STOP, 1),
+        ]
+        client = made.openai()
+        whole = await client.chat.completions.create(
+            model=MODEL, messages=USER, logprobs=True, top_logprobs=2
+        )
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=USER, logprobs=True, top_logprobs=2, stream=True
+        )
+        chunks = [chunk async for chunk in stream]
+
+    assert made["node-a"].requests[0].sampling.logprobs == 2
+    first = whole.choices[0].logprobs.content[0]
+    assert (first.token, first.logprob, first.bytes) == ("a", -0.5, [97])
+    assert [rival.token for rival in first.top_logprobs] == ["a", "b"]
+    assert chunks[1].choices[0].logprobs.content[0].token == "a"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_leaves_cancels_on_the_node(stream):
+    async with rig("a") as made:
+        node = made["node-a"]
+        node.does.delay_s = 0.05
+        client = made.openai()
+        words = [{"role": "user", "content": "word " * 500}]
+        if stream:
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=words, stream=True, max_tokens=500
+            )
+            await anext(aiter(answer))
+            await answer.close()
+        else:
+            asking = asyncio.create_task(
+                client.chat.completions.create(model=MODEL, messages=words, max_tokens=500)
+            )
+            await until(lambda: node.running)
+            asking.cancel()
+        await until(lambda: node.cancelled == 1)
+        await until(lambda: made.fleet.ledger.turns("node-a") == 0)
+
+        metrics = (await made.http().get("/metrics")).text
+    assert node.finished == 0
+    assert 'macfabric_requests_total{outcome="cancelled"} 1.0' in metrics
+
+
+async def test_client_that_leaves_before_the_first_event_cancels_on_the_node():
+    async with rig("a") as made:
+        node = made["node-a"]
+        node.does.first_delay_s = 30
+        asking = asyncio.create_task(made.chat("hello"))
+        await until(lambda: node.requests)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: made.fleet.ledger.turns("node-a") == 0)
+
+
+async def test_node_that_breaks_off_ends_the_stream_with_an_error():
+    async with rig("ab") as made:
+        for node in made.nodes.values():
+            node.does.break_after = 3
+        stream = await made.openai().chat.completions.create(
+            model=MODEL, messages=USER, stream=True
+        )
+        seen = []
+
+        async def read():
+            async for chunk in stream:
+                seen.append(chunk.choices[0].delta.content)  # noqa: PERF401 - it is to break off
+
+        with pytest.raises(openai.APIError) as caught:
+            await read()
+
+    assert caught.value.code == "node_lost"
+    assert "".join(seen) == "<user>say one "
+    assert sum(len(node.requests) for node in made.nodes.values()) == 1, "no silent restart"
+
+
+async def test_node_that_breaks_off_fails_a_whole_answer():
+    async with rig("a") as made:
+        made["node-a"].does.break_after = 3
+        with pytest.raises(openai.InternalServerError) as caught:
+            await made.openai().chat.completions.create(model=MODEL, messages=USER)
+
+    assert caught.value.status_code == 503
+    assert caught.value.code == "node_lost"
+
+
+async def test_failure_told_by_the_node_ends_the_stream_with_its_code():
+    async with rig("a") as made:
+        made["node-a"].does.events = [Delta(0, "x"), Failed(500, "engine_failed", "it broke")]
+        answer = await made.chat("hello", stream=True)
+        whole = await made.chat("hello")
+
+    last = json.loads(answer.text.strip().split("\n\n")[-1][6:])
+    assert last["error"] == {
+        "message": "it broke",
+        "type": "server_error",
+        "param": None,
+        "code": "engine_failed",
+    }
+    assert whole.status_code == 500
+    assert whole.json()["error"]["code"] == "engine_failed"
+
+
+async def test_slow_reader_does_not_hold_up_others():
+    async with rig("a") as made:
+        node = made["node-a"]
+        node.does.events = [Delta(i, "x" * 50_000) for i in range(400)]
+        node.does.events.append(Finished(FinishReason.STOP, 400))
+        _, writer = await asyncio.open_connection("127.0.0.1", int(made.url.split(":")[2]))
+        made.writers.append(writer)
+        body = json.dumps({"model": MODEL, "messages": USER, "stream": True}).encode()
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}"
+        )
+        writer.write(head.encode() + b"\r\n\r\n" + body)
+        await until(lambda: node.running)
+        await asyncio.sleep(0.3)
+        assert node.finished == 0, "the node is held back by the client that does not read"
+        node.does.events = None
+        quick = await made.chat("hello")
+        writer.transport.abort()
+        await until(lambda: node.cancelled == 1)
+
+    assert quick.status_code == 200

@@ -1,0 +1,100 @@
+from operator import attrgetter
+
+import openai
+import pytest
+
+from fabric.turn.generation import Delta, Finished, FinishReason, Priority, TokenLogprob
+from tests.router.fake_node import MODEL
+from tests.router.rig import rig
+
+pytestmark = pytest.mark.anyio
+ASKED = {"role": "user", "content": "x"}
+
+
+async def test_continues_a_prompt_whole_and_streamed():
+    async with rig("a") as made:
+        client = made.openai()
+        whole = await client.completions.create(model=MODEL, prompt="one two three")
+        stream = await client.completions.create(
+            model=MODEL,
+            prompt="one two three",
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+        asked = made["node-a"].requests[0]
+
+    assert asked.prompt == "one two three"
+    assert asked.messages is None
+    assert asked.sampling.max_tokens == 16
+    assert whole.object == "text_completion"
+    assert whole.choices[0].text == "one two three "
+    assert whole.usage.completion_tokens == 3
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == "one two three "
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens > 0
+
+
+async def test_logprobs_have_offsets_over_the_whole_stream():
+    events = [
+        Delta(0, "ab", logprobs=(TokenLogprob("ab", -0.1, (("ab", -0.1), ("x", -3.0))),)),
+        Delta(1, "c", logprobs=(TokenLogprob("c", -0.2),)),
+        Finished(FinishReason.STOP, 2),
+    ]
+    async with rig("a") as made:
+        made["node-a"].does.events = events
+        client = made.openai()
+        whole = await client.completions.create(model=MODEL, prompt="x", logprobs=2)
+        stream = await client.completions.create(model=MODEL, prompt="x", logprobs=2, stream=True)
+        chunks = [chunk async for chunk in stream]
+
+    assert whole.choices[0].logprobs.tokens == ["ab", "c"]
+    assert whole.choices[0].logprobs.text_offset == [0, 2]
+    assert whole.choices[0].logprobs.top_logprobs[0] == {"ab": -0.1, "x": -3.0}
+    assert chunks[1].choices[0].logprobs.text_offset == [2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "x", "best_of": 2}, "best_of"),
+        ({"prompt": "x", "echo": True}, "echo"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "logprobs": True}, "logprobs"),
+        ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
+    ],
+)
+async def test_refusals(fields, param):
+    async with rig("a", tended=False) as made:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await made.openai().completions.create(model=MODEL, **fields)
+
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("api", ["chat.completions", "completions"])
+async def test_priority_reaches_the_node_and_is_checked(api):
+    said = {"prompt": "x"} if api == "completions" else {"messages": [ASKED]}
+    async with rig("a") as made:
+        client = attrgetter(api)(made.openai())
+        header = {"X-Macfabric-Priority": "background"}
+        await client.create(model=MODEL, **said)
+        await client.create(model=MODEL, **said, extra_headers=header)
+        await client.create(model=MODEL, **said, extra_body={"service_tier": "flex"})
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.create(model=MODEL, **said, extra_headers=dict.fromkeys(header, "soon"))
+        priorities = [request.priority for request in made["node-a"].requests]
+
+    assert priorities == [Priority.INTERACTIVE, Priority.BACKGROUND, Priority.BACKGROUND]
+    assert caught.value.param == "x-macfabric-priority"
+    assert caught.value.body["code"] == "invalid_value"
+
+
+async def test_one_prompt_in_a_list_is_one_prompt():
+    async with rig("a", tended=False) as made:
+        done = await made.openai().completions.create(model=MODEL, prompt=["one"])
+
+    assert done.choices[0].text == "one "

@@ -1,0 +1,203 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.placement.load_ledger import Ledger
+from router.placement.seconds import (
+    Candidate,
+    Job,
+    Policy,
+    Shipment,
+    assumed_rates,
+    cost_s,
+    place,
+    with_shares,
+)
+
+RATES = st.floats(1.0, 5000.0)
+NODES = st.lists(
+    st.builds(
+        Candidate,
+        name=st.sampled_from([f"n{i}" for i in range(8)]),
+        prefill_tokens_per_s=RATES,
+        decode_tokens_per_s=st.floats(0.0, 200.0),
+        queue_s=st.floats(0.0, 100.0),
+        active=st.integers(0, 32),
+        cached_tokens=st.integers(0, 100_000),
+        load_s=st.floats(0.0, 20.0),
+        shipment=st.none()
+        | st.builds(
+            Shipment,
+            tokens=st.integers(0, 100_000),
+            payload_bytes=st.integers(0, 1 << 40),
+            link_bytes_per_s=st.floats(0.0, 1e10),
+            wait_s=st.floats(0.0, 10.0),
+        ),
+        evict_s=st.floats(0.0, 10.0),
+        held_tokens=st.integers(0, 1000),
+        cold_order=st.integers(0, 5),
+    ),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda node: node.name,
+)
+JOBS = st.builds(
+    Job,
+    prompt_tokens=st.integers(1, 100_000),
+    completion_tokens_max=st.integers(1, 4096),
+    home=st.none() | st.sampled_from([f"n{i}" for i in range(9)]),
+)
+
+
+@given(JOBS, NODES, st.sampled_from(Policy), st.randoms())
+def test_the_order_of_nodes_does_not_matter(job, nodes, policy, random):
+    shuffled = nodes[:]
+    random.shuffle(shuffled)
+
+    assert place(job, nodes, policy) == place(job, shuffled, policy)
+
+
+@given(JOBS, NODES)
+def test_never_much_worse_than_the_best(job, nodes):
+    best_s = min(cost_s(job, node) for node in nodes)
+    chosen = place(job, nodes)
+
+    assert cost_s(job, chosen) <= best_s + max(0.15, 0.1 * best_s) + 1e-9
+
+
+@given(JOBS, NODES, st.integers(1, 50_000), st.floats(0.001, 50.0))
+def test_cost_moves_the_right_way(job, nodes, tokens, seconds):
+    node = nodes[0]
+    plain = cost_s(job, node)
+
+    assert cost_s(job, replace(node, cached_tokens=node.cached_tokens + tokens)) <= plain + 1e-9
+    assert cost_s(job, replace(node, prefill_tokens_per_s=node.prefill_tokens_per_s * 2)) <= (
+        plain + 1e-9
+    )
+    assert cost_s(job, replace(node, queue_s=node.queue_s + seconds)) >= plain - 1e-9
+    assert cost_s(job, replace(node, active=node.active + 1)) >= plain - 1e-9
+    assert cost_s(job, replace(node, evict_s=node.evict_s + seconds)) >= plain
+    assert cost_s(replace(job, prompt_tokens=job.prompt_tokens + tokens), node) >= plain - 1e-9
+    assert plain >= node.queue_s
+
+
+@given(JOBS, NODES)
+def test_home_wins_within_the_margin_only(job, nodes):
+    at_home = place(replace(job, home=nodes[0].name), nodes)
+    costs = {node.name: cost_s(job, node) for node in nodes}
+    best_s = min(costs.values())
+    near = costs[nodes[0].name] <= best_s + max(0.15, 0.1 * best_s)
+
+    assert (at_home.name == nodes[0].name) or not near
+
+
+def node(name, rate=1000.0, **fields):
+    return Candidate(name, rate, **fields)
+
+
+def test_a_faster_node_gets_a_long_cold_prompt():
+    chosen = place(Job(10_000, 16), [node("mini", 300.0), node("studio", 1200.0)])
+
+    assert chosen.name == "studio"
+
+
+def test_a_slow_node_with_the_memory_beats_a_fast_one_without():
+    mini = node("mini", 300.0, cached_tokens=9_900)
+
+    assert place(Job(10_000, 16), [mini, node("studio", 1200.0)]).name == "mini"
+
+
+def test_a_long_queue_sends_even_a_warm_turn_away():
+    busy = node("mini", cached_tokens=9_900, queue_s=60.0)
+
+    assert place(Job(10_000, 16, home="mini"), [busy, node("studio")]).name == "studio"
+
+
+def test_disk_is_not_used_where_computing_is_faster():
+    slow_disk = node("a", cached_tokens=1000, load_s=99.0)
+
+    assert cost_s(Job(1000, 16), slow_disk) == pytest.approx(1.0)
+
+
+def test_a_shipment_hides_behind_the_queue():
+    ship = Shipment(tokens=10_000, payload_bytes=700_000_000, link_bytes_per_s=1e9)
+    job = Job(10_000, 16)
+
+    assert cost_s(job, node("a", shipment=ship)) == pytest.approx(1.03)
+    assert cost_s(job, node("a", shipment=ship, queue_s=5.0)) == pytest.approx(5.0)
+
+
+def test_equal_nodes_take_turns():
+    ledger = Ledger()
+    seen = []
+    for _ in range(6):
+        nodes = [
+            node(name, cold_order=ledger.cold_order(name), turn_order=ledger.turn_order(name))
+            for name in "abc"
+        ]
+        chosen = place(Job(100, 16), nodes)
+        seen.append(chosen.name)
+        ledger.begin(chosen.name, 0.0, cold=True)
+
+    assert seen == list("abcabc")
+
+
+def test_baselines():
+    nodes = [
+        node("a", queue_s=1.0, cached_tokens=9_999, turn_order=1),
+        node("b", turn_order=3),
+        node("c", queue_s=2.0, turn_order=2),
+    ]
+
+    assert place(Job(10_000, 16), nodes, Policy.LEAST_LOAD).name == "b"
+    assert place(Job(10_000, 16), nodes, Policy.ROUND_ROBIN).name == "a"
+
+
+def test_the_ledger_counts_until_the_first_token_and_until_the_end():
+    ledger = Ledger()
+    one = ledger.begin("a", 2.0, cold=True)
+    two = ledger.begin("a", 3.0, cold=False)
+
+    assert (ledger.prefill_s("a"), ledger.turns("a")) == (5.0, 2)
+    ledger.prefilled(one)
+    ledger.prefilled(one)
+    assert (ledger.prefill_s("a"), ledger.turns("a")) == (3.0, 2)
+    for _ in range(2):
+        ledger.end(one)
+        ledger.end(two)
+    assert (ledger.prefill_s("a"), ledger.turns("a")) == (0.0, 0)
+
+
+def test_an_unmeasured_node_is_taken_for_an_average_one():
+    assert assumed_rates([1200.0, 0.0, 600.0], 300.0) == [1200.0, 900.0, 600.0]
+    assert assumed_rates([0.0, 0.0], 300.0) == [300.0, 300.0]
+
+
+def test_a_node_has_its_part_by_number_and_by_class_of_speed():
+    def full(kept=None, **agents):
+        rates = {"slow": 200.0, "usual": 1000.0, "noisy": 1500.0, "fast": 4000.0}
+        nodes = [node(name, rates[name], agents=count) for name, count in agents.items()]
+        return {each.name for each in with_shares(nodes, kept) if each.over_share}
+
+    assert full(usual=0, noisy=0) == set()
+    assert full(usual=1, noisy=0) == {"usual"}
+    assert full(usual=9, noisy=8) == set(), "the next one may go to either"
+    assert full(usual=10, noisy=7) == {"usual"}, "a speed measured in passing is no reason"
+    assert full(usual=10, noisy=7, kept="usual") == set()
+    assert full(usual=8, fast=25) == set(), "three times as fast: three times as many"
+    assert full(usual=10, fast=80) == {"fast"}
+    assert full(slow=3, usual=10, noisy=10) == set()
+    assert full(slow=6, usual=10, noisy=10) == {"slow"}
+
+
+def test_a_full_node_is_used_where_the_others_are_busy_for_longer():
+    warm = node("a", cached_tokens=4_000, agents=9)
+
+    def chosen(queue_s):
+        others = [node("b", queue_s=queue_s), node("c", queue_s=queue_s)]
+        return place(Job(4_000, 16), with_shares([warm, *others], None)).name
+
+    assert chosen(0.0) == "b", "else each that begins alike would follow the first"
+    assert chosen(30.0) == "a"

@@ -1,0 +1,96 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.turn.sketch import common_pieces
+from router.placement.sketch_index import Match, SketchIndex
+
+
+def chain(*pieces):
+    """Make a sketch whose pieces depend on all before them, as real ones do."""
+    sketch, last = [], 7
+    for piece in pieces:
+        last = (last * 1_000_003 + piece + 1) % (1 << 64)
+        sketch.append(last)
+    return tuple(sketch)
+
+
+SKETCHES = st.lists(st.integers(0, 2), max_size=8).map(lambda pieces: chain(*pieces))
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from("xy"), st.sampled_from("abc"), st.integers(0, 4), st.none() | SKETCHES
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS, SKETCHES)
+def test_equals_looking_at_every_agent(steps, asked):
+    index, model = SketchIndex(), {}
+    for tenant, node, agent, sketch in steps:
+        if sketch is None:
+            index.remove(tenant, node, agent)
+            model.pop((tenant, node, agent), None)
+        else:
+            index.put(tenant, node, agent, sketch)
+            model[tenant, node, agent] = sketch
+
+    for tenant in "xy":
+        longest, whole = {}, {}
+        for (owner, node, agent), sketch in model.items():
+            if owner != tenant:
+                continue
+            common = common_pieces(sketch, asked)
+            longest[node] = max(longest.get(node, 0), common)
+            if sketch and common == len(sketch):
+                whole[node] = max(whole.get(node, (0, -1)), (common, agent))
+        expected = {
+            n: Match(count, whole.get(n, (0, None))[1]) for n, count in longest.items() if count
+        }
+        assert index.matches(tenant, asked) == expected
+    assert len(index) == sum(1 for sketch in model.values() if sketch)
+
+
+@given(STEPS)
+def test_nothing_is_left_when_all_are_removed(steps):
+    index = SketchIndex()
+    for tenant, node, agent, sketch in steps:
+        if sketch is not None:
+            index.put(tenant, node, agent, sketch)
+    for tenant, node, agent, _ in steps:
+        index.remove(tenant, node, agent)
+
+    assert len(index) == 0
+    assert not any(root.children or root.below for root in index._roots.values())
+
+
+def test_a_tag_spares_the_work():
+    index = SketchIndex()
+    index.put("t", "a", "x", chain(1, 2), tag=(1, 1))
+    index.put("t", "a", "x", chain(3), tag=(1, 1))
+    assert index.matches("t", chain(1, 2)) == {"a": Match(2, "x")}
+    index.put("t", "a", "x", chain(3), tag=(1, 2))
+    assert index.matches("t", chain(1, 2)) == {}
+
+
+def test_a_conversation_that_goes_on_and_one_that_only_begins_alike():
+    index = SketchIndex()
+    index.put("t", "a", "short", chain(1, 2))
+    index.put("t", "b", "long", chain(1, 2, 3, 4))
+
+    assert index.matches("t", chain(1, 2, 3, 9)) == {"a": Match(2, "short"), "b": Match(3)}
+
+
+def test_another_opening_is_another_conversation():
+    index, sketch = SketchIndex(), chain(1, 2)
+    index.put("t", "a", "alice", sketch, opening=1)
+    index.put("t", "b", "bob", sketch)
+
+    assert index.matches("t", sketch, 1)["a"] == Match(2, "alice")
+    assert index.matches("t", sketch, 2)["a"] == Match(2), "its memory can be shared all the same"
+    assert index.matches("t", sketch, 2)["b"] == Match(2, "bob"), "nobody has seen how it begins"
+
+    index.put("t", "a", "alice", chain(1, 2, 0), "listed")
+    assert index.matches("t", chain(1, 2, 0), 2)["a"] == Match(3), "a list leaves it as it was"
+    index.remove("t", "a", "alice")
+    index.put("t", "a", "alice", sketch)
+    assert index.matches("t", sketch, 2)["a"] == Match(2, "alice"), "a new one of that name"

@@ -1,0 +1,100 @@
+"""New agents, and those of a dead node, spread over equal nodes, whatever is known of these."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from tests.router.rig import rig
+
+pytestmark = pytest.mark.anyio
+COUNT = 60
+SHARE_MAX = 0.4
+SYSTEM = "You are one of many agents that begin with the same long words. " * 80
+# What nodes tell of equal machines: nothing yet, or what they measured in passing.
+TOLD = {
+    "one was measured first": [(1206.0, 55.0), (0.0, 0.0), (0.0, 0.0)],
+    "two were measured": [(0.0, 0.0), (800.0, 50.0), (900.0, 60.0)],
+    "nobody was measured": [(0.0, 0.0)] * 3,
+    "all were, not quite alike": [(900.0, 60.0), (1200.0, 45.0), (1000.0, 50.0)],
+}
+
+
+def tell(made, figures):
+    for node, (prefill, decode) in zip(made.nodes.values(), figures, strict=True):
+        node.view_changes |= {"prefill_tokens_per_s": prefill, "decode_tokens_per_s": decode}
+
+
+def nodes_of(answers):
+    assert {answer.status_code for answer in answers} == {200}
+    return Counter(answer.headers["x-macfabric-node"] for answer in answers)
+
+
+def check(found, nodes_count=3):
+    total = sum(found.values())
+    assert len(found) == nodes_count, found
+    assert max(found.values()) <= SHARE_MAX * 3 / nodes_count * total, found
+
+
+@pytest.mark.parametrize("told", TOLD)
+async def test_new_agents_one_by_one(told):
+    async with rig() as made:
+        tell(made, TOLD[told])
+        await made.fleet.membership.refresh()
+        answers = [await made.chat(f"I am {i}", agent=f"agent-{i}") for i in range(COUNT)]
+
+    check(nodes_of(answers))
+
+
+@pytest.mark.parametrize("told", TOLD)
+async def test_new_agents_at_once(told):
+    async with rig() as made:
+        tell(made, TOLD[told])
+        await made.fleet.membership.refresh()
+        for node in made.nodes.values():
+            node.does.first_delay_s = 0.2
+        answers = await asyncio.gather(
+            *(made.chat(f"I am {i}", agent=f"agent-{i}") for i in range(COUNT))
+        )
+
+    check(nodes_of(answers))
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_agents_that_begin_with_the_same_long_prompt(named):
+    """Whoever holds it is cheaper for each of them, and would get them all."""
+    async with rig() as made:
+        answers = [
+            await made.chat(f"{SYSTEM} I am {i:03}.", agent=f"a-{i}" if named else None)
+            for i in range(COUNT)
+        ]
+
+    check(nodes_of(answers))
+
+
+async def test_a_node_without_agents_gets_its_part_and_no_more():
+    """It came back empty, or for the first time."""
+    async with rig() as made:
+        made["node-c"].is_draining = True
+        await made.fleet.membership.refresh()
+        early = nodes_of([await made.chat(f"I am {i}", agent=f"e-{i}") for i in range(30)])
+        made["node-c"].is_draining = False
+        await made.fleet.membership.refresh()
+        late = nodes_of([await made.chat(f"I am {i}", agent=f"l-{i}") for i in range(30)])
+
+    assert set(early) == {"node-a", "node-b"}
+    check(early + late)
+
+
+async def test_the_agents_of_a_dead_node_spread_over_the_others():
+    async with rig() as made:
+        for i in range(COUNT):
+            await made.chat(f"I am {i}", agent=f"agent-{i}")
+        orphans = [key[1] for key in made.fleet.directory.owned_by("node-a")]
+        tell(made, [(0.0, 0.0), (1206.0, 70.0), (0.0, 0.0)])
+        await made.fleet.membership.refresh()
+        await made["node-a"].stop()
+        answers = await asyncio.gather(*(made.chat("who?", agent=agent) for agent in orphans))
+
+    assert len(orphans) >= 0.2 * COUNT
+    check(nodes_of(answers), nodes_count=2)

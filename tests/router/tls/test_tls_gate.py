@@ -1,0 +1,152 @@
+"""What strangers may do to a port that speaks TLS, before they have shaken hands."""
+
+import asyncio
+import json
+import socket
+import ssl
+import threading
+import time
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+import node.http.generate
+import router.serve
+from fabric.http_guard import guarded_connection, tls_gate
+from fabric.http_guard.connection_table import ConnectionTable, Places
+from fabric.settings import TlsSettings
+from router.tls.contexts import read_router_keys
+from tests.support.keys import make_keys
+
+FEW = Places(strangers=12, strangers_per_source=8, admitted=6)
+HANG_S = 60
+GET = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
+
+
+async def echo(request):
+    body = await request.body()
+    return JSONResponse({"scheme": request.url.scheme, "bytes": len(body)})
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    return make_keys(tmp_path_factory.mktemp("keys")).path
+
+
+@pytest.fixture(params=[router.serve.http_config, node.http.generate.http_config])
+def server(request, keys, monkeypatch):
+    tables = []
+    monkeypatch.setattr(
+        "fabric.http_guard.http_options.ConnectionTable",
+        lambda places: tables.append(ConnectionTable(places)) or tables[-1],
+    )
+    context = read_router_keys(keys).client_facing(TlsSettings())
+    app = Starlette(routes=[Route("/", echo, methods=["GET", "POST"])])
+    served = uvicorn.Server(request.param(app, FEW, tls=context))
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    thread = threading.Thread(target=lambda: asyncio.run(served.serve([listener])), daemon=True)
+    thread.start()
+    served.address, served.table = listener.getsockname(), tables[0]
+    yield served
+    served.should_exit = served.force_exit = True
+    thread.join(HANG_S)
+
+
+def trusting(keys):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(keys / "ca.pem")
+    return context
+
+
+def tls_to(server, keys):
+    sock = socket.create_connection(server.address, timeout=HANG_S)
+    return trusting(keys).wrap_socket(sock, server_hostname="127.0.0.1")
+
+
+def answer(sock, request=GET):
+    sock.sendall(request)
+    raw = b""
+    while b"}" not in raw and (chunk := sock.recv(65536)):
+        raw += chunk
+    return raw
+
+
+def until(holds):
+    deadline_s = time.monotonic() + HANG_S
+    while not holds():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def is_closed(sock):
+    try:
+        return sock.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_requests_are_answered_and_leave_nothing(server, keys):
+    body = b"x" * 3_000_000
+    head = b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with tls_to(server, keys) as sock:
+        first, second = answer(sock), answer(sock, head + body)
+        assert len(server.table) == 1
+
+    assert json.loads(first.partition(b"\r\n\r\n")[2]) == {"scheme": "https", "bytes": 0}
+    assert json.loads(second.partition(b"\r\n\r\n")[2])["bytes"] == len(body)
+    until(lambda: len(server.table) == 0)
+
+
+@pytest.mark.parametrize("says", [b"", b"\x16\x03\x01\x02\x00\x01", b"\x16" * 5000])
+def test_who_does_not_shake_hands_is_closed_in_time(server, keys, monkeypatch, says):
+    monkeypatch.setattr(tls_gate, "HANDSHAKE_TIMEOUT_S", 0.5)
+    with socket.create_connection(server.address, timeout=HANG_S) as sock:
+        sock.sendall(says)
+        until(lambda: is_closed(sock))
+
+    until(lambda: len(server.table) == 0)
+    with tls_to(server, keys) as sock:
+        assert b"200 OK" in answer(sock)
+
+
+@pytest.mark.parametrize("says", [GET, b"\x00" * 5000])
+def test_who_speaks_no_tls_is_told_what_is_spoken(server, keys, says):
+    with socket.create_connection(server.address, timeout=HANG_S) as sock:
+        raw = answer(sock, says)
+        assert is_closed(sock)
+
+    head, _, body = raw.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["code"] == tls_gate.HTTPS_REQUIRED
+    until(lambda: len(server.table) == 0)
+
+
+def test_who_never_shakes_hands_takes_no_place_from_who_does(server, keys):
+    silent = [socket.create_connection(server.address, timeout=HANG_S) for _ in range(40)]
+    try:
+        until(lambda: sum(map(has_ended, silent)) >= 32)
+        assert len(server.table) <= FEW.strangers_per_source
+        with tls_to(server, keys) as sock:
+            assert b"200 OK" in answer(sock)
+    finally:
+        for sock in silent:
+            sock.close()
+
+
+def has_ended(sock):
+    sock.setblocking(False)
+    try:
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_slow_headers_are_cut_behind_tls_too(server, keys, monkeypatch):
+    monkeypatch.setattr(guarded_connection, "HEAD_S", 0.3)
+    with tls_to(server, keys) as sock:
+        assert b"slow_headers" in answer(sock, GET[:-4])

@@ -1,0 +1,264 @@
+"""What operators and clients have a fabric do beside turns, drawn from the seed."""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+
+from fabric.control.node_calls import AgentView, Done, Flush, PinAgent
+from fabric.errors import FabricError, NotFoundError, RejectedError
+from fabric.ids import AgentId, OperationId
+from fabric.record.hibernation_file import peek_header
+from fabric.turn.generation import IdentityKind
+from router.moves.drains import DrainState
+from router.moves.hibernations import Upload, Wanted
+from tests.sim.disk import PointFault
+from tests.sim.router_host import ROUTER
+
+REFUSALS = {404, 409, 421, 429, 503}
+DISK_CODES = {"disk_error", "disk_budget", "undecided"}
+DAMAGE_CODES = {"corrupt_data", "block_missing"}
+ANSWER_S = 60.0
+DRAINED_S = 40.0
+ALL_BYTES = 1 << 40
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a deed ended: its result, or the error; neither where nobody answered."""
+
+    result: object = None
+    error: FabricError | None = None
+    is_over: bool = False
+
+
+class Deeds:
+    """Everything but faults that befalls a fabric from outside."""
+
+    def __init__(self, world):
+        self._world = world
+        self._random = world.stream("deeds")
+        self.files = []  # hibernated agents
+
+    def draw(self):
+        """Choose this life's deeds."""
+        random = self._random
+        kinds = [self._migrate] * 6 + [
+            self._migrate_badly, self._migrate_badly, self._flush, self._fork, self._replicate,
+            self._drain, self._pin, self._prefetch, self._hibernate, self._scrub,
+        ]  # fmt: skip
+        deeds = [random.choice(kinds) for _ in range(random.randrange(1, 10))]
+        if self._world.is_crowded:
+            deeds += [self._prefetch_all] * 4
+        if self._world.is_frail:
+            deeds += [self._migrate_badly] * 8
+        return deeds
+
+    def _some_host(self):
+        return self._random.choice(list(self._world.nodes.values()))
+
+    def _named_talks(self):
+        talks = self._world.clients.talks
+        return [talk for talk in talks if talk.identity.kind is IdentityKind.AGENT]
+
+    def _some_talk(self):
+        named = self._named_talks()
+        return self._random.choice(named) if named else None
+
+    # --- deeds -------------------------------------------------------------------------------
+
+    async def move_somebody(self):
+        """Move some agent somewhere."""
+        await self._migrate()
+
+    async def _migrate(self, host=None):
+        talk, host = self._some_talk(), host or self._some_host()
+        if talk is not None:
+            await self._in_router(
+                f"move {talk.name} to {host.name}",
+                lambda services: services.migrations.migrate(*talk.key, host.name),
+                meets_damage=True,
+            )
+
+    async def _migrate_badly(self):
+        """Move an agent while one record, the source's or the target's, is not quite written."""
+        host = self._some_host()
+        is_target = self._random.random() < 0.7
+        if host.platter.fault is None:
+            self._world.chaos.has_faults = True
+            number, in_place = self._random.choice([0, 0, 1, 2]), self._random.random() < 0.8
+            host.platter.fault = PointFault(number, in_place, "manifests/")
+        await self._migrate(host if is_target else None)
+        await asyncio.sleep(5.0 * self._random.random())
+        fault, host.platter.fault = host.platter.fault, None
+        if fault is not None and fault.name is not None:
+            self._world.note(f"{host.name} failed to write {fault.name}, {fault.is_in_place=}")
+            if self._random.random() < 0.7 and not (host.process.is_dead or host.process.is_frozen):
+                host.kill()
+
+    async def _flush(self):
+        host, drop_hot = self._some_host(), self._random.random() < 0.7
+        await self._in_router(
+            f"flush {host.name}",
+            lambda services: services.fleet.link(host.name).call(Flush(drop_hot), Done),
+        )
+
+    async def _fork(self):
+        talk = self._some_talk()
+        if talk is None:
+            return
+        talk.is_copied = True
+        name = AgentId(f"fork-{self._random.randrange(10**6)}")
+        to = self._random.choice([None, *self._world.nodes])
+        operation = OperationId(f"op-{self._random.randrange(10**12):012}")
+        await self._in_router(
+            f"fork {talk.name} as {name} to {to}",
+            lambda services: services.forks.fork(talk.key, name, to, operation),
+            meets_damage=True,
+        )
+
+    async def _replicate(self):
+        talk, host = self._some_talk(), self._some_host()
+        kept = self._random.choice([True, False, None])
+        if talk is not None:
+            await self._in_router(
+                f"replicate {talk.name} to {host.name}",
+                lambda services: services.replicas.replicate(talk.key, host.name, kept=kept),
+                meets_damage=True,
+            )
+
+    async def _pin(self):
+        talk, pinned = self._some_talk(), self._random.random() < 0.7
+        if talk is None:
+            return
+
+        async def pin(services):
+            owner = services.fleet.directory.owner(talk.key)
+            if owner is not None:
+                await services.fleet.link(owner.node).call(PinAgent(*talk.key, pinned), AgentView)
+
+        await self._in_router(f"pin {talk.name} {pinned}", pin)
+
+    async def _prefetch_all(self):
+        """Have everybody loaded at once, as in the morning."""
+        await asyncio.gather(*(self._prefetch(talk) for talk in self._named_talks()))
+
+    async def _prefetch(self, talk=None):
+        talk = talk or self._some_talk()
+        if talk is not None:
+            await self._in_router(
+                f"prefetch {talk.name}",
+                lambda services: services.prefetches.load(talk.key),
+                meets_damage=True,
+            )
+
+    async def _scrub(self):
+        host = self._some_host()
+        node, process = host.node, host.process
+        if node is not None and not process.is_frozen:
+            self._world.note(f"{host.name}: scrub")
+            blocks = node.store.blocks
+            work = node.in_worker(lambda: blocks.scrub(ALL_BYTES))
+            task = self._world.loop.spawn(process, work)
+            await asyncio.wait({task}, timeout=ANSWER_S)
+
+    async def _drain(self):
+        host, since_s = self._some_host(), self._world.loop.now_s
+        begun = await self._in_router(
+            f"drain {host.name}", lambda services: services.drains.start(host.name)
+        )
+        if begun.result is not None:
+            await self._watch_drain(host, since_s)
+        while not await self._undrain(host):  # noqa: ASYNC110 - simulated time
+            await asyncio.sleep(0.5)
+
+    async def _watch_drain(self, host, since_s):
+        """Judge a drain: while nothing else goes wrong everybody leaves."""
+        world, drain = self._world, None
+        for _ in range(int(2 * self._random.choice([0.5, 3.0, DRAINED_S]))):
+            await asyncio.sleep(0.5)
+            services = world.router.services
+            drain = services.drains.find(host.name) if services is not None else None
+            if drain is None or drain.state is DrainState.DRAINED:
+                return
+        hosts = [*world.nodes, ROUTER]
+        is_well = all(world.watch.was_well_since(name, since_s) for name in hosts)
+        is_well = is_well and all(h.platter.is_well for h in world.nodes.values())
+        if world.loop.now_s - since_s < DRAINED_S or not is_well or world.chaos.was_network_bad:
+            return
+        for key, why in drain.stuck.items():
+            if why.code in DAMAGE_CODES | {"agent_changing"}:
+                world.fail(f"{host.name} does not let go of {key}: {why.code}: {why.message}")
+
+    async def _undrain(self, host):
+        outcome = await self._in_router(
+            f"undrain {host.name}", lambda services: services.drains.stop(host.name)
+        )
+        return outcome.is_over and outcome.error is None
+
+    async def _hibernate(self):
+        """Write an agent into a file, and now and then make another agent of one."""
+        talk = self._some_talk()
+        if talk is None:
+            return
+        talk.is_copied = True
+        host = self._world.router
+
+        async def hibernate(_):
+            _, response = await host.hibernations.hibernate(talk.key, None, b"")
+            async with response:
+                with suppress(ConnectionResetError):  # its node died
+                    return b"".join([part async for part in response.content.iter_any()])
+            return None
+
+        done = await self._in_router(f"hibernate {talk.name}", hibernate, meets_damage=True)
+        if not done.result:
+            return
+        raw, name = done.result, AgentId(f"file-{self._random.randrange(10**6)}")
+        header = peek_header(raw)
+        if header is None:
+            return
+
+        async def rest():
+            for start in range(0, len(raw), 4_096):
+                yield raw[start : start + 4_096]
+
+        wanted = Wanted((talk.tenant, name))
+        await self._in_router(
+            f"resume {talk.name} as {name}",
+            lambda _: host.hibernations.resume(wanted, header, Upload(b"", rest())),
+            may_be_cut=True,
+        )
+
+    # --- how ---------------------------------------------------------------------------------
+
+    async def _in_router(self, what, work, *, meets_damage=False, may_be_cut=False):
+        """Have the router do something, as an operator's request would."""
+        world, router = self._world, self._world.router
+        if router.services is None:
+            return Outcome()
+        world.note(what)
+        task = world.loop.spawn(router.process, work(router.services))
+        await asyncio.wait({task}, timeout=ANSWER_S)
+        if not task.done() or task.cancelled():
+            return Outcome()
+        try:
+            result = task.result()
+        except FabricError as error:
+            world.note(f"{what}: {error.status} {error.code}")
+            if not self._is_fine(error, meets_damage=meets_damage, may_be_cut=may_be_cut):
+                world.fail(f"{what}: {error.status} {error.code}: {error.message}")
+            return Outcome(None, error, is_over=True)
+        world.note(f"{what}: done")
+        return Outcome(result, None, is_over=True)
+
+    def _is_fine(self, error, *, meets_damage, may_be_cut):
+        hosts = self._world.nodes.values()
+        if int(error.status) in REFUSALS or isinstance(error, NotFoundError):
+            return True
+        if may_be_cut and isinstance(error, RejectedError):
+            return True  # the file broke off where its agent's node died, or met damage
+        if error.code in DISK_CODES:
+            # The one who tells of it may have hung for a while.
+            has_refused = any(h.platter.has_failed or h.platter.has_been_full for h in hosts)
+            return has_refused or error.code == "disk_budget"
+        return meets_damage and error.code in DAMAGE_CODES and any(h.platter.hurt for h in hosts)

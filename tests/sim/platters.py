@@ -1,0 +1,160 @@
+"""The judge of what lies on the disks, whatever the nodes say of it.
+
+Records are decoded as they are written: no two disks may say that their nodes own an agent at one
+epoch, what was acknowledged must be there, and what was erased must not.
+"""
+
+from fabric.errors import CorruptDataError
+from fabric.kvcache.hashing import agent_digest, token_bytes
+from fabric.record.manifest import OwnerState, decode_manifest
+from tests.sim.model import END
+from tests.sim.node_host import CLUSTER_KEY, TOMBSTONES
+from tests.sim.router_host import ROUTER
+
+_RECORDS = "manifests/"
+WELL_S = 15.0  # without trouble for so long, everybody knows who owns what
+
+
+class Platters:
+    """The records of all simulated disks, as they are now."""
+
+    def __init__(self, world):
+        self._world = world
+        self._known = {}  # (node, file): (bytes, record)
+        self.moved = set()  # (agent, epoch): began with a move, after all turns before it
+        self._seen = None
+
+    def records(self, name):
+        """Return a disk's sound records by agent."""
+        self._refresh()
+        found = [r for (node, _), (_, r) in self._known.items() if node == name and r is not None]
+        return {(record.tenant, record.agent): record for record in found}
+
+    def check_step(self):
+        """Compare all owners if any disk has changed."""
+        if self._refresh():
+            self._check_owners()
+
+    def _refresh(self):
+        hosts = self._world.nodes
+        seen = [host.platter.changes for host in hosts.values()]
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        known = {}
+        for name, host in hosts.items():
+            for file, raw in host.platter.files.items():
+                if file.startswith(_RECORDS):
+                    old = self._known.get((name, file))
+                    is_same = old is not None and old[0] is raw
+                    known[name, file] = old if is_same else (raw, self._decoded(raw))
+        is_news = known != self._known
+        self._known = known
+        return is_news
+
+    def _decoded(self, raw):
+        try:
+            record = decode_manifest(raw)
+        except CorruptDataError:
+            return None
+        if record.migration is not None and record.state is OwnerState.OWNED:
+            self.moved.add(((record.tenant, record.agent), record.epoch))
+        return record
+
+    def _check_owners(self):
+        claims = {}
+        for (name, _), (_, record) in self._known.items():
+            if record is None or record.tenant.startswith("_"):
+                continue
+            if record.state is OwnerState.REPLICA or record.owner != name:
+                continue
+            key = (record.tenant, record.agent)
+            other = claims.setdefault((key, record.epoch), name)
+            if other != name:
+                self._world.fail(
+                    f"the disks of {other} and {name} say that they own {key} at epoch"
+                    f" {record.epoch}"
+                )
+
+    # --- acknowledged ------------------------------------------------------------------------
+
+    def check_acknowledged(self, talk, key, text, epoch):
+        """Judge an acknowledgement: some disk holds what it says is durable, none a later owner."""
+        self._check_superseded(talk, key, epoch)
+        wanted = text.rstrip(chr(END))
+        for name in self._world.nodes:
+            record = self.records(name).get(key)
+            if record is not None and record.text.rstrip(chr(END)) == wanted:
+                return
+        if not self._world.watch.evicted[key]:
+            self._world.fail(f"{talk.name}: acknowledged as durable, and on no disk")
+
+    def _check_superseded(self, talk, key, epoch):
+        """Judge an acknowledgement: what a later start would put in its place must not exist."""
+        world = self._world
+        since_s = world.loop.now_s - WELL_S
+        if world.chaos.was_network_bad or not world.watch.was_well_since(ROUTER, since_s):
+            return
+        for name in world.nodes:
+            record = self.records(name).get(key)
+            is_claim = record is not None and record.state is not OwnerState.REPLICA
+            if is_claim and record.epoch > epoch and world.watch.was_well_since(name, since_s):
+                world.fail(
+                    f"{talk.name}: acknowledged at epoch {epoch}, and the disk of {name} says that"
+                    f" it owns it at {record.epoch}"
+                )
+
+    def check_tables(self, node):
+        """Judge an idle node: its disk holds the records that its table says, and no other."""
+        platter = self._world.nodes[node.name].platter
+        found = self.records(node.name)
+        saved = {agent.key: agent.saved for agent in node.table if agent.saved is not None}
+        for key in found.keys() | saved.keys():
+            mine, theirs = saved.get(key), found.get(key)
+            if _version(mine) != _version(theirs) and _file_of(key) not in platter.refused:
+                self._world.fail(
+                    f"{node.name}: {key} is {_version(mine)} in its table and"
+                    f" {_version(theirs)} on its disk"
+                )
+        for agent in node.table:
+            record, theirs = agent.manifest, found.get(agent.key)
+            if record.state is OwnerState.OWNED or _file_of(agent.key) in platter.refused:
+                continue
+            if theirs is None or (theirs.state, theirs.epoch) != (record.state, record.epoch):
+                self._world.fail(
+                    f"{node.name}: {agent.key} is {record.state} at epoch {record.epoch},"
+                    f" and on its disk {_version(theirs)}"
+                )
+
+    # --- erased ------------------------------------------------------------------------------
+
+    def check_receipts(self, key, erasure):
+        """Judge an erasure: what a receipt names is on that node's disk, and nothing else."""
+        digest = agent_digest(CLUSTER_KEY, *key)
+        for receipt in erasure.receipts:
+            host = self._world.nodes[receipt.node]
+            tombstone = f"{TOMBSTONES}agents/{digest}"
+            if receipt.tombstone is not None and tombstone not in host.platter.files:
+                self._world.fail(f"{receipt.node} says that it noted an erasure, and has not")
+            record = self.records(receipt.node).get(key)
+            noted = receipt.tombstone
+            is_old = record is not None and noted is not None and record.epoch <= noted.epoch
+            if is_old and receipt.node not in erasure.unreachable:
+                self._world.fail(f"{receipt.node} says that it erased {key}, and its record stays")
+
+    def check_erased(self, name, marker):
+        """Judge that no file of any disk has a word of what was erased."""
+        forms = (marker.encode(), token_bytes([ord(char) for char in marker]))
+        for node, host in self._world.nodes.items():
+            for file, raw in host.platter.files.items():
+                if any(form in raw for form in forms):
+                    self._world.fail(f"{name}: erased, and {node} still has words of it in {file}")
+                    return
+
+
+def _version(record):
+    return None if record is None else (record.epoch, record.revision, record.state.value)
+
+
+def _file_of(key):
+    return f"{_RECORDS}{agent_digest(CLUSTER_KEY, *key)}.mf"

@@ -1,0 +1,226 @@
+"""A simulated fabric that lives by a script: no chance, no clients of its own.
+
+The script runs in the router's process and talks as a client does; it may reach for any host.
+"""
+
+import asyncio
+import errno
+import gc
+from contextlib import contextmanager
+from unittest import mock
+
+from fabric.errors import FabricError, RetryLaterError
+from fabric.ids import AgentId, OperationId, TenantId
+from fabric.turn.generation import Delta, Finished, Identity, IdentityKind, Sampling
+from node.store.posix_disk import DiskError
+from router.prompt import chat_prompt
+from router.turn_request import Turn
+from tests.sim import chances, oracle
+from tests.sim.disk import SimDisk
+from tests.sim.loop import SimLoop
+from tests.sim.model import FULL, MODEL
+from tests.sim.tokenizer import render
+from tests.sim.world import World, _bury
+
+TENANT = TenantId("red")
+UP_S = 4.0  # until all have met
+PATIENCE_S = 60.0
+LIMIT_S = 3_000.0
+
+
+def play(script, settings=None, seed=1):
+    """Live a fabric by `script(world)`; return what it returns, raise what it or a judge says."""
+    gc.disable()
+    loop = SimLoop()
+    asyncio.set_event_loop(loop)
+    world = World(seed, loop)
+    world.kind, world.replicas, world.hastens = FULL, 0, False
+    loop.start_worker = None
+    for host in world.nodes.values():
+        host._settings = settings or host._settings
+    said = []
+
+    async def live():
+        for host in (*world.nodes.values(), world.router):
+            host.boot()
+        await asyncio.sleep(UP_S)
+        told = loop.spawn(world.router.process, script(world))
+        await asyncio.wait({told})
+        said.append(told.result())
+
+    loop.set_exception_handler(lambda _, found: world.fail(repr(found.get("exception"))))
+    loop.on_step = world.invariants.check_step
+    with chances.seeded_secrets(), world.taps():
+        try:
+            task = loop.create_task(live())
+            task.add_done_callback(lambda _: loop.end())
+            loop.call_later(LIMIT_S, world.fail, "the script does not come to an end")
+            loop.run_forever()
+        finally:
+            _bury(world, loop)
+            gc.enable()
+    assert world.violation is None, world.violation
+    task.result()
+    return said[0]
+
+
+class Talk:
+    """One agent's client: says more and more, and checks every word it reads."""
+
+    def __init__(self, world, agent, system):
+        self._world = world
+        self._operations = 0
+        self.key = TENANT, AgentId(agent)
+        self.messages = [{"role": "system", "content": system}]
+        self.durable_tokens = 0  # of the last turn that was acknowledged as durable
+        self.last = None  # what the last turn was admitted as
+
+    async def say(self, text, max_tokens=8):
+        """Take a turn; return whether it is durable."""
+        self.messages.append({"role": "user", "content": text})
+        sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
+        answer, finished = await self._read(sampling)
+        assert answer == oracle.answer(self.messages, sampling).text, "a wrong answer"
+        self.messages.append({"role": "assistant", "content": answer})
+        if finished.durable:
+            self.durable_tokens = len(render(self.messages[:-1])) + len(answer)
+        return finished.durable
+
+    async def _read(self, sampling):
+        self._operations += 1
+        turn = Turn(
+            operation=OperationId(f"{self.key[1]}-{self._operations:08}"),
+            tenant=TENANT,
+            model=MODEL,
+            identity=Identity(IdentityKind.AGENT, self.key[1]),
+            sampling=sampling,
+            prompt=chat_prompt(self.messages),
+        )
+        answer, finished = "", None
+        opened = await patient(lambda: self._world.router.services.turns.open(turn))
+        self.last = opened.admitted
+        async for event in opened.events():
+            if isinstance(event, Delta):
+                answer += event.text
+            elif isinstance(event, Finished):
+                finished = event
+        assert finished is not None, "an answer ended without its last event"
+        return answer, finished
+
+
+async def patient(call):
+    """Repeat a call for as long as it is told to come again."""
+    waited_s = 0.0
+    while True:
+        try:
+            return await call()
+        except RetryLaterError as error:
+            waited_s += error.retry_after_s
+            if waited_s > PATIENCE_S:
+                raise
+            await asyncio.sleep(error.retry_after_s)
+
+
+async def on(world, host, work):
+    """Do something in a host's process."""
+    task = world.loop.spawn(host.process, work)
+    await asyncio.wait({task})
+    return task.result()
+
+
+async def refused(call):
+    """Await a call that may be refused; return the error, if it was."""
+    try:
+        await call
+    except FabricError as error:
+        return error
+    return None
+
+
+class InPlace:
+    """Publishes of one file on one drive that fail behind the rename, one after another."""
+
+    def __init__(self, platter, name, skip, *, ever):
+        self._platter = platter
+        self._name = name
+        self._skip = skip
+        self._ever = ever  # whatever is tried from then on fails, removals included
+        self._old = self._new = None
+        self.hits = 0
+
+    def publish(self, real, disk, name, parts):
+        is_hit = self._is_hit(disk, [disk._root + name])
+        if is_hit and self.hits == 1:
+            self._old = self._platter.files.get(name)
+            self._new = b"".join(bytes(part) for part in parts)
+        real(disk, name, parts)
+        if is_hit:
+            raise _late_failure()
+
+    def remove_all(self, real, disk, names):
+        if self.hits and self._is_hit(disk, [disk._root + name for name in names]):
+            raise _late_failure()
+        return real(disk, names)
+
+    def lose_power(self, *, finds_new):
+        """Let everything succeed again, and the drive hold what it may after so many failures."""
+        if self._ever and self.hits:
+            found = self._new if finds_new else self._old
+            if found is None:
+                self._platter.drop(self._name)
+            else:
+                self._platter.write(self._name, found)
+        self._skip = None
+
+    def _is_hit(self, disk, names):
+        if disk._platter is not self._platter or self._name not in names or self._skip is None:
+            return False
+        if self._skip:
+            self._skip -= 1
+            return False
+        self._skip = 0 if self._ever else None
+        self.hits += 1
+        return True
+
+
+def _refusal(cause):
+    return DiskError("the drive refused", cause)
+
+
+def _late_failure():
+    failure = _refusal(errno.EIO)
+    failure.is_in_place = True
+    return failure
+
+
+@contextmanager
+def failing_in_place(platter, name, skip=0, *, ever=False):
+    """Let a publish of `name` fail in place: the one behind `skip` others, or all from there."""
+    fault = InPlace(platter, name, skip, ever=ever)
+    publish, remove_all = SimDisk.publish, SimDisk.remove_all
+
+    def published(disk, name, parts):
+        fault.publish(publish, disk, name, parts)
+
+    def removed(disk, names):
+        return fault.remove_all(remove_all, disk, names)
+
+    with (
+        mock.patch.object(SimDisk, "publish", published),
+        mock.patch.object(SimDisk, "remove_all", removed),
+    ):
+        yield fault
+
+
+@contextmanager
+def full_for_records(platter):
+    """Let one drive refuse every record, though not their blocks."""
+    publish = SimDisk.publish
+
+    def published(disk, name, parts):
+        if disk._platter is platter and name.startswith("manifests/"):
+            raise _refusal(errno.ENOSPC)
+        publish(disk, name, parts)
+
+    with mock.patch.object(SimDisk, "publish", published):
+        yield

@@ -1,0 +1,109 @@
+"""A simulated fabric that lives by a script instead of by chance: no chaos, no clients."""
+
+import asyncio
+from dataclasses import replace
+
+from fabric.ids import AgentId, OperationId, TenantId
+from fabric.settings import NodeSettings
+from fabric.turn.generation import Delta, Finished, Identity, IdentityKind, Sampling
+from router.prompt import chat_prompt
+from router.turn_request import Turn
+from tests.sim.model import KINDS, MODEL
+from tests.sim.world import MIB, World, run
+
+TENANT = TenantId("red")
+SETTINGS = NodeSettings(hot_bytes=MIB, disk_bytes=64 * MIB)
+STARTED_S = 4.0
+SAID = "river stone amber cloud lantern meadow harbor quiet copper " * 5
+
+
+class Script(World):
+    """A world with `script(world)` for a life; what it returns is `result`."""
+
+    def __init__(self, seed, loop, script, kind, settings):
+        self._script, self._kind, self._settings = script, kind, settings
+        self.result = None
+        super().__init__(seed, loop)
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.kind = KINDS[self._kind]
+        self.settings = self._settings
+        self.hastens, self.replicas, self.is_slow = True, 0, False
+        for host in self.nodes.values():
+            host._settings = replace(self._settings)
+        self._operations = 0
+
+    async def live(self):
+        for host in (*self.nodes.values(), self.router):
+            host.boot()
+        await asyncio.sleep(STARTED_S)
+        self.result = await self._script(self)
+
+    # --- what scripts say --------------------------------------------------------------------
+
+    def here(self, host, work):
+        """Start work in a host's process."""
+        return self.loop.spawn(host.process, work)
+
+    async def on(self, host, work):
+        """Do work in a host's process."""
+        return await self.here(host, work)
+
+    def turn(self, agent, messages, max_tokens=8):
+        """Make a turn of an agent."""
+        self._operations += 1
+        return Turn(
+            operation=OperationId(f"op-{self._operations:012}"),
+            tenant=TENANT,
+            model=MODEL,
+            identity=Identity(IdentityKind.AGENT, AgentId(agent)),
+            sampling=Sampling(max_tokens=max_tokens, ignore_eos=True),
+            prompt=chat_prompt(messages),
+        )
+
+    async def ask(self, agent, messages, max_tokens=8):
+        """Take a turn; return its admission, the answer, and the last event."""
+
+        async def ask():
+            turn = self.turn(agent, messages, max_tokens)
+            opened = await self.router.services.turns.open(turn)
+            text, finished = "", None
+            async for event in opened.events():
+                if isinstance(event, Delta):
+                    text += event.text
+                elif isinstance(event, Finished):
+                    finished = event
+            return opened.admitted, text, finished
+
+        return await self.on(self.router, ask())
+
+    async def move(self, agent, to):
+        """Move an agent."""
+        work = self.router.services.migrations.migrate(TENANT, AgentId(agent), to)
+        return await self.on(self.router, work)
+
+    async def erase(self, agent):
+        """Erase an agent."""
+        work = self.router.services.erasures.erase(TENANT, AgentId(agent))
+        return await self.on(self.router, work)
+
+    def words_on(self, host, word):
+        """List the files of a disk that have a word, as text or as tokens."""
+        forms = (word.encode(), b"".join(ord(char).to_bytes(4, "little") for char in word))
+        return [name for name, raw in host.platter.files.items() if any(f in raw for f in forms)]
+
+
+def begin(word):
+    """Begin a conversation that says a word."""
+    return [
+        {"role": "system", "content": f"You are of help. {SAID}"},
+        {"role": "user", "content": f"{word} {SAID}"},
+    ]
+
+
+def play(script, *, kind="full", settings=SETTINGS, seed=1):
+    """Live a script's life; return the world, or fail with what was violated."""
+    world = run(seed, lambda seed, loop: Script(seed, loop, script, kind, settings))
+    assert world.violation is None, world.violation
+    return world

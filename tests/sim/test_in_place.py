@@ -1,0 +1,225 @@
+"""Every publish of every flow fails behind its rename, once or for good; then the power goes.
+
+Whatever the drive holds afterwards: one owner per epoch, right answers, and what was acknowledged
+as durable is found again.
+"""
+
+import asyncio
+
+import pytest
+
+from fabric.control.hibernation_calls import Hibernate, Resume
+from fabric.control.node_calls import AgentView, PinAgent, decode_reply, encode_call
+from fabric.ids import AgentId, OperationId
+from fabric.kvcache.hashing import agent_digest
+from fabric.record.manifest import OwnerState, decode_manifest
+from fabric.settings import NodeSettings
+from node.migration.hibernation_export import Export
+from node.migration.hibernation_import import Import
+from tests.sim.node_host import CLUSTER_KEY, TOMBSTONES
+from tests.sim.script import (
+    TENANT,
+    Talk,
+    failing_in_place,
+    full_for_records,
+    on,
+    patient,
+    play,
+    refused,
+)
+
+MIB = 1 << 20
+SETTINGS = NodeSettings(hot_bytes=MIB, disk_bytes=64 * MIB)
+BOOT_S = 25.0
+ALICE, IVAN = AgentId("alice"), AgentId("ivan")
+
+
+def record(agent):
+    return f"manifests/{agent_digest(CLUSTER_KEY, TENANT, agent)}.mf"
+
+
+def tombstone(agent):
+    return f"{TOMBSTONES}agents/{agent_digest(CLUSTER_KEY, TENANT, agent)}"
+
+
+class Case:
+    """Alice, who lives at `source` and has taken two turns, and where she may go."""
+
+    def __init__(self, world):
+        self.world = world
+        self.alice = Talk(world, ALICE, "you are alice " * 20)
+        self.erased = None
+
+    async def begin(self):
+        await self.alice.say("one")
+        assert await self.alice.say("two")
+        self.source = self.alice.last.node
+        self.target, self.third = sorted(self.world.nodes.keys() - {self.source})
+
+    @property
+    def services(self):
+        return self.world.router.services
+
+    async def move(self, to):
+        return await patient(lambda: self.services.migrations.migrate(TENANT, ALICE, to))
+
+
+async def save(case):
+    assert not await case.alice.say("three")
+
+
+async def first_save(case):
+    await refused(Talk(case.world, IVAN, "you are ivan " * 20).say("one"))
+
+
+async def move(case):
+    await refused(case.services.migrations.migrate(TENANT, ALICE, case.target))
+
+
+async def move_back(case):
+    """The target refuses the commit for a reason of its own."""
+    with full_for_records(case.world.nodes[case.target].platter):
+        error = await refused(case.services.migrations.migrate(TENANT, ALICE, case.target))
+    assert error.status == 507
+
+
+async def move_live(case):
+    talking = asyncio.create_task(case.alice.say("a long one", max_tokens=120))
+    await asyncio.sleep(1.0)
+    await move(case)
+    await talking
+
+
+async def fork(case):
+    name = OperationId("operation-1")
+    await refused(case.services.forks.fork((TENANT, ALICE), IVAN, case.target, name))
+
+
+async def replicate(case):
+    await refused(case.services.replicas.replicate((TENANT, ALICE), case.target, kept=True))
+
+
+async def replace(case):
+    """An older file of hers comes back over her, at the node where she lives."""
+    node = case.world.nodes[case.source].node
+    epoch = node.table.get((TENANT, ALICE)).manifest.epoch
+    export = Export(node, Hibernate(TENANT, ALICE, epoch))
+
+    async def written():
+        await export.open()
+        raw = b"".join([piece async for piece in export.chunks()])
+        await export.close()
+        return raw
+
+    raw = await on(case.world, case.world.nodes[case.source], written())
+    before = case.alice.durable_tokens
+    assert await case.alice.say("three")
+
+    async def resumed():
+        arriving = Import(node, Resume(TENANT, ALICE, epoch + 1, replace=True))
+        arriving.feed(raw)
+        arriving.finish()
+        await arriving.commit()
+
+    error = await refused(on(case.world, case.world.nodes[case.source], resumed()))
+    assert error.status == 507
+    case.alice.durable_tokens = before  # whose owner asks for that may get it
+
+
+async def pin(case):
+    host = case.world.nodes[case.source]
+    call = encode_call(PinAgent(TENANT, ALICE, pinned=True))
+    decode_reply(AgentView, await on(case.world, host, host._calls.answer(call)))
+
+
+async def erase(case):
+    """Another agent of hers, which must not come back."""
+    secret = "a secret of ivan " * 20
+    assert await Talk(case.world, IVAN, secret).say("one")
+    await patient(lambda: case.services.erasures.erase(TENANT, IVAN))
+    case.erased = (IVAN, secret.encode())
+
+
+# What is done, whose drive fails, at which file, and behind how many publishes of it.
+FLOWS = {
+    "save": (save, "source", record(ALICE), 0),
+    "first save": (first_save, "anywhere", record(IVAN), 0),
+    "seal": (move, "source", record(ALICE), 0),
+    "release": (move, "source", record(ALICE), 1),
+    "take back": (move_back, "source", record(ALICE), 1),
+    "commit": (move, "target", record(ALICE), 0),
+    "seal of a running turn": (move_live, "source", record(ALICE), 0),
+    "commit of a running turn": (move_live, "target", record(ALICE), 0),
+    "fork": (fork, "target", record(IVAN), 0),
+    "replica": (replicate, "target", record(ALICE), 0),
+    "import": (replace, "source", record(ALICE), 1),
+    "pin": (pin, "source", record(ALICE), 0),
+    "tombstone": (erase, "source", tombstone(IVAN), 0),
+}
+
+
+def claims(world):
+    """Decode every record on every platter: who claims whom, at which epoch."""
+    found = []
+    for host in world.nodes.values():
+        for name, raw in host.platter.files.items():
+            if name.startswith("manifests/"):
+                made = decode_manifest(raw)
+                if made.state is not OwnerState.REPLICA:
+                    found.append((made.agent, made.epoch, host.name))
+    return found
+
+
+async def live(world, flow, *, ever, finds_new):
+    case = Case(world)
+    await case.begin()
+    act, where, file, skip = FLOWS[flow]
+    if where == "anywhere":
+        # A new agent goes where the least is done; that its first turn is refused says where.
+        host = world.nodes[case.third]
+        for other in (case.source, case.target):
+            world.nodes[other].node.is_draining = True
+    else:
+        host = world.nodes[getattr(case, where)]
+    with failing_in_place(host.platter, file, skip, ever=ever) as fault:
+        await act(case)
+        assert fault.hits, "the fault was met"
+        for number in range(3):
+            await case.alice.say(f"more {number}")
+        host.kill()
+        fault.lose_power(finds_new=finds_new)
+    await asyncio.sleep(BOOT_S)
+    await judge(case)
+    # And then a move to a node that had nothing to do with it, and a restart of everybody.
+    await case.move(case.third)
+    assert await case.alice.say("at the third")
+    for each in world.nodes.values():
+        each.kill()
+    await asyncio.sleep(BOOT_S)
+    await judge(case)
+
+
+async def judge(case):
+    world, alice = case.world, case.alice
+    durable_tokens = alice.durable_tokens
+    await alice.say("and now")
+    assert alice.last.cached_tokens >= durable_tokens - 1, alice.last
+    assert not case.services.fleet.directory.in_doubt()
+    found = claims(world)
+    owned = {(agent, epoch) for agent, epoch, _ in found}
+    assert len(owned) == len(found), found
+    if case.erased is not None:
+        agent, secret = case.erased
+        assert agent not in {name for name, _, _ in found}
+        for host in world.nodes.values():
+            assert not any(secret in raw for raw in host.platter.files.values())
+
+
+@pytest.mark.parametrize(
+    ("ever", "finds_new"),
+    [(False, False), (True, False), (True, True)],
+    ids=["once", "for good, old", "for good, new"],
+)
+@pytest.mark.parametrize("flow", FLOWS)
+def test_a_publish_that_fails_in_place(flow, ever, finds_new):
+    play(lambda world: live(world, flow, ever=ever, finds_new=finds_new), SETTINGS)

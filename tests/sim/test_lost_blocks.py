@@ -1,0 +1,259 @@
+"""One block of an idle agent is lost, or damaged and not found yet: it can do what others can."""
+
+import asyncio
+
+import pytest
+
+from fabric.control.hibernation_calls import Hibernate
+from fabric.control.node_calls import (
+    AgentView,
+    Done,
+    ErrorReply,
+    Flush,
+    PinAgent,
+    decode_reply,
+    encode_call,
+)
+from fabric.errors import ConflictError, FabricError
+from fabric.ids import AgentId, OperationId
+from fabric.settings import NodeSettings
+from node.migration.hibernation_export import Export
+from node.store.block_files import file_name
+from tests.sim.script import TENANT, Talk, on, patient, play
+
+MIB = 1 << 20
+SETTINGS = NodeSettings(hot_bytes=MIB, disk_bytes=64 * MIB)
+ALICE, IVAN = AgentId("alice"), AgentId("ivan")
+KEY = TENANT, ALICE
+
+
+class Case:
+    """Alice, idle at `source`, with a lost block."""
+
+    def __init__(self, world):
+        self.world = world
+        self.alice = Talk(world, ALICE, "you are alice " * 30)
+
+    @property
+    def services(self):
+        return self.world.router.services
+
+    async def begin(self, *, hot, found, at=1):
+        await self.alice.say("one")
+        assert await self.alice.say("two")
+        self.host = self.world.nodes[self.alice.last.node]
+        self.target = min(self.world.nodes.keys() - {self.host.name})
+        await on(self.world, self.host, self._lose(at, hot=hot, found=found))
+
+    async def _lose(self, at, *, hot, found):
+        if not hot:
+            await self.host._calls.answer(encode_call(Flush(drop_hot=True)))
+        agent, platter = self.host.node.table.get(KEY), self.host.platter
+        assert (agent.cache is not None) == hot
+        name = file_name(agent.saved.pieces[at].block)
+        raw = platter.files[name]
+        platter.files[name] = raw[:-1] + bytes([raw[-1] ^ 1])
+        platter.damaged.add(name)
+        platter.hurt.add(name)
+        if found:
+            assert len(self.host.node.store.blocks.scrub(1 << 40).damaged) == 1
+
+    async def call(self, message, kind):
+        answer = await on(self.world, self.host, self.host._calls.answer(encode_call(message)))
+        reply = decode_reply(kind, answer)
+        assert not isinstance(reply, ErrorReply), reply
+        return reply
+
+
+async def move(case):
+    receipt = await patient(lambda: case.services.migrations.migrate(*KEY, case.target))
+    assert receipt.target == case.target
+    await case.alice.say("and now")
+    assert case.alice.last.node == case.target
+
+
+async def move_live(case):
+    talking = asyncio.create_task(case.alice.say("a long one", max_tokens=100))
+    await asyncio.sleep(1.0)
+    await patient(lambda: case.services.migrations.migrate(*KEY, case.target))
+    await talking
+
+
+async def drain(case):
+    begun = await case.services.drains.start(case.host.name)
+    async with asyncio.timeout(60.0):
+        while begun.left_count:  # noqa: ASYNC110 - simulated time
+            await asyncio.sleep(1.0)
+    assert not begun.stuck
+
+
+async def replicate(case):
+    await case.services.replicas.replicate(KEY, case.target, kept=True)
+    assert case.world.nodes[case.target].node.table.get(KEY) is not None
+
+
+async def fork(case, to=None):
+    name = OperationId("operation-1")
+    await case.services.forks.fork(KEY, IVAN, to or case.target, name)
+    ivan = Talk(case.world, IVAN, case.alice.messages[0]["content"])
+    ivan.messages = list(case.alice.messages)
+    await ivan.say("and now")
+
+
+async def fork_here(case):
+    await fork(case, case.host.name)
+
+
+async def pin(case):
+    assert (await case.call(PinAgent(TENANT, ALICE, pinned=True), AgentView)).pinned
+    assert case.host.node.table.get(KEY).saved.pinned
+    assert (await case.call(PinAgent(TENANT, ALICE, pinned=False), AgentView)).pinned is False
+
+
+async def flush(case):
+    assert "1 agents are durable" in (await case.call(Flush(), Done)).detail
+
+
+DEEDS = {
+    "move": move,
+    "move in mid-turn": move_live,
+    "drain": drain,
+    "replicate": replicate,
+    "fork": fork,
+    "fork here": fork_here,
+    "pin": pin,
+    "flush": flush,
+}
+
+
+@pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
+@pytest.mark.parametrize("found", [True, False], ids=["lost", "damaged"])
+@pytest.mark.parametrize("deed", DEEDS)
+def test_a_lost_block_keeps_nobody_from_anything(deed, found, hot):
+    async def live(world):
+        case = Case(world)
+        await case.begin(hot=hot, found=found)
+        await DEEDS[deed](case)
+        durable_tokens = case.alice.durable_tokens
+        assert await case.alice.say("in the end")
+        if hot and deed != "fork here":
+            # Memory had it all: what is lost on the drive was saved again, or never asked for.
+            assert case.alice.last.cached_tokens >= durable_tokens - 1
+        assert not case.services.fleet.directory.in_doubt()
+
+    play(live, SETTINGS)
+
+
+@pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
+def test_a_file_of_an_agent_holds_all_of_it_or_is_refused(hot):
+    async def live(world):
+        case = Case(world)
+        await case.begin(hot=hot, found=True)
+        export = Export(case.host.node, Hibernate(TENANT, ALICE, 1))
+
+        async def written():
+            try:
+                await export.open()
+                return b"".join([piece async for piece in export.chunks()])
+            finally:
+                await export.close()
+
+        if hot:
+            assert await on(world, case.host, written())
+        else:
+            with pytest.raises(FabricError) as caught:
+                await on(world, case.host, written())
+            assert (caught.value.status, caught.value.code) == (409, "blocks_missing")
+
+    play(live, SETTINGS)
+
+
+def test_a_cut_agent_keeps_what_comes_before_the_loss():
+    async def live(world):
+        case = Case(world)
+        await case.begin(hot=False, found=True)
+        await move(case)
+        assert case.alice.last.cached_tokens >= 256 - 1
+
+    play(live, SETTINGS)
+
+
+@pytest.mark.parametrize("deed", ["move", "drain", "pin"])
+def test_an_agent_of_which_nothing_is_left_is_an_agent_all_the_same(deed):
+    async def live(world):
+        case = Case(world)
+        await case.begin(hot=False, found=True, at=0)
+        await DEEDS[deed](case)
+        assert await case.alice.say("in the end")
+
+    play(live, SETTINGS)
+
+
+@pytest.mark.parametrize("when", ["at a turn's end", "at the seal"])
+def test_a_pin_asked_for_while_a_record_is_written_stays(when):
+    """It is in the next record, wherever that is."""
+
+    async def live(world):
+        alice = Talk(world, ALICE, "you are alice " * 30)
+        await alice.say("one")
+        host = world.nodes[alice.last.node]
+        target = min(world.nodes.keys() - {host.name})
+        store = host.node.store
+        publish, asked = store.publish, []
+
+        def pinning(record, previous):
+            if not asked:
+                call = encode_call(PinAgent(TENANT, ALICE, pinned=True))
+                asked.append(world.loop.spawn(host.process, host._calls.answer(call)))
+                world.loop.extra_s += 1.0  # the disk takes its time
+            publish(record, previous)
+
+        store.publish = pinning
+        if when == "at the seal":
+            await patient(lambda: world.router.services.migrations.migrate(*KEY, target))
+            host = world.nodes[target]
+        else:
+            await alice.say("two")
+        await asyncio.wait(asked)
+        said = decode_reply(AgentView, asked[0].result())
+        if isinstance(said, ErrorReply):
+            assert (when, said.status) == ("at the seal", 409)
+        await asyncio.sleep(70.0)
+        assert host.node.table.get(KEY).saved.pinned
+
+    play(live, SETTINGS)
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_turn_in_memory_only_is_moved_once_the_disk_takes_it(is_full):
+    async def live(world):
+        alice = Talk(world, ALICE, "you are alice " * 30)
+        world.nodes["node-b"].node.is_draining = world.nodes["node-c"].node.is_draining = True
+        host = world.nodes["node-a"]
+        host.platter.is_full = is_full
+        assert await alice.say("one") != is_full
+        world.nodes["node-b"].node.is_draining = False
+        talking = asyncio.create_task(alice.say("a long one", max_tokens=100))
+        await asyncio.sleep(1.0)
+        moving = world.router.services.migrations.migrate(*KEY, "node-b")
+        if is_full:
+            with pytest.raises(FabricError, match="in memory only") as caught:
+                await moving
+            assert caught.value.status == 507
+        else:
+            await moving
+        await talking
+        host.platter.is_full = False
+
+    play(live, SETTINGS)
+
+
+@pytest.mark.parametrize("deed", ["replicate", "fork"])
+def test_of_nothing_there_is_no_copy(deed):
+    async def live(world):
+        case = Case(world)
+        await case.begin(hot=False, found=True, at=0)
+        with pytest.raises(ConflictError, match="nothing of the agent is on disk"):
+            await DEEDS[deed](case)
+
+    play(live, SETTINGS)

@@ -1,0 +1,107 @@
+"""Each write of each flow fails in place once; then every node starts anew from its disk."""
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+
+import pytest
+
+from fabric.control.node_calls import AgentView, PinAgent
+from fabric.errors import FabricError
+from fabric.ids import AgentId, OperationId
+from tests.sim.disk import PointFault
+from tests.sim.model import KINDS
+from tests.sim.oracle import answer
+from tests.sim.planted import refused_records_are_not_put_back
+from tests.sim.scripted import TENANT, begin, play
+
+ALICE = TENANT, AgentId("alice")
+RESTARTED_S = 25.0
+WRITES_MAX = 40
+
+
+async def turn(world, said, home, other):
+    return await world.ask("alice", said)
+
+
+async def move(world, said, home, other):
+    await world.move("alice", other)
+
+
+async def fork(world, said, home, other):
+    forks = world.router.services.forks
+    work = forks.fork(ALICE, AgentId("fork"), other, OperationId("op-of-the-fork"))
+    await world.on(world.router, work)
+
+
+async def replicate(world, said, home, other):
+    work = world.router.services.replicas.replicate(ALICE, other, kept=True)
+    await world.on(world.router, work)
+
+
+async def pin(world, said, home, other):
+    link = world.router.services.fleet.link(home)
+    await world.on(world.router, link.call(PinAgent(*ALICE, pinned=True), AgentView))
+
+
+async def erase(world, said, home, other):
+    return await world.erase("alice")
+
+
+async def fails_once(flow, number, world):
+    """Run a flow whose `number`-th write fails in place; start anew, and look for the memory."""
+    said = begin("zebra")
+    admitted, text, _ = await world.ask("alice", said)
+    said = [*said, {"role": "assistant", "content": text}, {"role": "user", "content": "And?"}]
+    home = admitted.node
+    other = next(name for name in world.nodes if name != home)
+    fault, done = PointFault(number, is_in_place=True), None
+    for host in world.nodes.values():
+        host.platter.fault = fault
+    with suppress(FabricError):
+        done = await flow(world, said, home, other)
+    for host in world.nodes.values():
+        host.platter.fault = None
+    at_least = admitted.prompt_tokens
+    if flow is not erase:  # whatever came of it, the agent goes on, and must not fall back
+        later, text, finished = done if flow is turn else await world.ask("alice", said)
+        known = [*said, {"role": "assistant", "content": text}]
+        said = [*known, {"role": "user", "content": "And then?"}]
+        at_least = later.prompt_tokens if finished.durable else at_least
+    await asyncio.sleep(2.0)
+    for host in world.nodes.values():
+        host.kill()
+    await asyncio.sleep(RESTARTED_S)
+    world.invariants.check_quiet()
+    if flow is erase and done is not None and not done.unreachable:
+        left = [name for host in world.nodes.values() for name in world.words_on(host, "zebra")]
+        assert left == [], left
+        return fault.name
+    admitted, text, _ = await world.ask("alice", said)
+    assert text == answer(said, world.turn("", said).sampling, world.kind).text
+    if flow is not erase:
+        assert admitted.cached_tokens >= at_least - 1, (admitted, at_least)
+    return fault.name
+
+
+def fail_each_write(flow, kind):
+    """Play the flow once for each of its writes; return how many there are."""
+    for number in range(WRITES_MAX):
+        if play(partial(fails_once, flow, number), kind=kind).result is None:
+            return number
+    pytest.fail(f"{flow.__name__} never comes to an end")
+
+
+def test_a_record_that_stays_where_a_move_failed_is_found():
+    """With it, the target's next start takes back what the source has acknowledged since."""
+    with refused_records_are_not_put_back(), pytest.raises(AssertionError):
+        fail_each_write(move, "full")
+
+
+@pytest.mark.parametrize("flow", [turn, move, fork, replicate, pin, erase])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(name, marks=[] if name == "full" else [pytest.mark.nightly]) for name in KINDS],
+)
+def test_each_write_of_a_flow_may_fail_in_place(flow, kind):
+    assert fail_each_write(flow, kind) > 0, "the flow writes"

@@ -1,0 +1,38 @@
+"""Nothing that a simulated process does, alive or dead, reaches the real disk."""
+
+from pathlib import Path
+
+import pytest
+
+from fabric.control.copy_calls import DrainNode
+from fabric.control.node_calls import encode_call
+from node import drain_flag
+from node.store.posix_disk import PosixDisk
+from tests.sim import script, scripted
+
+
+async def drains_when_it_is_over(world):
+    """Tell a node that hangs: it is buried before it gets to it."""
+    host = world.nodes["node-b"]
+    host.freeze()
+    world.loop.spawn(host.process, host._calls.answer(encode_call(DrainNode(draining=True))))
+
+
+@pytest.mark.parametrize("play", [script.play, scripted.play])
+def test_what_was_to_be_done_at_the_end_is_done_to_simulated_disks(play, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    play(drains_when_it_is_over)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_simulated_node_that_opens_the_real_disk_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    async def opens(_):
+        with pytest.raises(AssertionError, match="the real disk"):
+            PosixDisk(Path("simulated"))
+        assert drain_flag.PosixDisk is not PosixDisk, "this one is replaced"
+
+    with pytest.raises(AssertionError, match="a simulated node opens the real disk"):
+        scripted.play(opens)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,127 @@
+"""The judge of memory: who was acknowledged as durable finds it again.
+
+Excused is only who was touched: evicted, its very blocks hurt on a disk, or its node in trouble
+since, so that the agent went on elsewhere.
+"""
+
+from dataclasses import dataclass
+
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.record.manifest import OwnerState
+from fabric.turn.generation import IdentityKind
+from node.store.block_files import file_name
+from tests.sim.model import END, FULL
+from tests.sim.router_host import ROUTER
+
+
+@dataclass(frozen=True)
+class Ack:
+    """A turn whose last event said that it is durable."""
+
+    prompt: str
+    text: str  # and the answer
+    node: str
+    epoch: int
+    at_s: float
+    files: frozenset = frozenset()  # of its blocks
+
+
+class Warmth:
+    """Compares what a turn finds with what was acknowledged before."""
+
+    def __init__(self, world):
+        self._world = world
+        self.judged_count = 0
+
+    def ack(self, key, prompt, answer, admitted):
+        """Note an acknowledgement."""
+        node = admitted.node
+        record = self._world.platters.records(node).get(key)
+        files = frozenset(file_name(ref) for ref in record.refs) if record is not None else ()
+        self._world.watch.evicted[key].discard(node)
+        at_s = self._world.loop.now_s
+        return Ack(prompt, prompt + answer, node, admitted.epoch, at_s, frozenset(files))
+
+    def is_judged(self, talk):
+        """Say whether nobody but this client has a say in the agent's memory."""
+        is_named = talk.identity.kind is IdentityKind.AGENT
+        return is_named and talk.acked is not None and not (talk.may_be_erased or talk.is_shared)
+
+    def check_admitted(self, talk, prompt, admitted):
+        """Judge a turn that begins; its own attempt is the last one noted."""
+        if not self.is_judged(talk) or self._is_excused(talk, admitted.node):
+            return
+        need = self._needed_tokens(talk.acked, prompt, talk.attempts[:-1])
+        if need is None:
+            return
+        self.judged_count += 1
+        if admitted.cached_tokens < need:
+            acked = talk.acked
+            self._world.fail(
+                f"{talk.name}: acknowledged by {acked.node} at epoch {acked.epoch} with"
+                f" {len(acked.text)} tokens; {admitted.node} at epoch {admitted.epoch} finds"
+                f" {admitted.cached_tokens} of {need} ({admitted.cache}: {admitted.match_reason})"
+            )
+
+    def _needed_tokens(self, acked, prompt, attempts):
+        stored = acked.text.rstrip(chr(END))
+        need = min(_common(stored, prompt), len(prompt) - 1)
+        if self._world.kind is not FULL:
+            # Elsewhere than at its end a context can be taken up where that was worth keeping.
+            return need if need == len(stored) and not attempts else None
+        for attempt in attempts:
+            need = min(need, _common(attempt, prompt))
+        share = self._world.settings.diverge_ratio_min
+        return need if need > 0 and need >= share * (len(stored) + 1) else None
+
+    def _is_excused(self, talk, node):
+        world, acked = self._world, talk.acked
+        if {node, acked.node} & world.watch.evicted[talk.key]:
+            return True
+        if any(acked.files & host.platter.hurt for host in world.nodes.values()):
+            return True
+        if node == acked.node:
+            return False
+        names = (acked.node, ROUTER)
+        is_well = all(world.watch.was_well_since(name, acked.at_s) for name in names)
+        return not is_well or world.chaos.was_network_bad
+
+    # --- when all is quiet ---------------------------------------------------------------------
+
+    def check_end(self, talk):
+        """Judge what the agent's last owner remembers, before its client says it again."""
+        if not self.is_judged(talk) or self._world.watch.evicted[talk.key]:
+            return
+        held = [host.node.table.get(talk.key) for host in self._world.nodes.values()]
+        records = [agent.manifest for agent in held if agent is not None]
+        if not records:
+            self._world.fail(f"{talk.name}: nothing is left of an acknowledged turn")
+            return
+        owned = [r for r in records if r.state is not OwnerState.REPLICA] or records
+        latest = max(owned, key=lambda record: (record.epoch, record.revision))
+        if self._is_excused(talk, latest.owner) or self._explains(latest, talk):
+            return
+        acked = talk.acked
+        self._world.fail(
+            f"{talk.name}: {latest.owner} remembers {latest.text[-40:]!r} at epoch {latest.epoch},"
+            f" acknowledged was {acked.text[-40:]!r} by {acked.node} at epoch {acked.epoch}"
+        )
+
+    def _explains(self, record, talk):
+        text, acked = record.text.rstrip(chr(END)), talk.acked.text.rstrip(chr(END))
+        if text == acked:
+            return True
+        for attempt in talk.attempts:
+            least = _common(acked, attempt)
+            if len(acked) > 2 * least or CacheGroup.STATE in self._world.kind.spec.groups:
+                least = 0  # it was begun anew
+            if text.startswith(attempt) or (attempt.startswith(text) and len(text) >= least):
+                return True
+        return False
+
+
+def _common(a, b):
+    for at, (one, other) in enumerate(zip(a, b, strict=False)):
+        if one != other:
+            return at
+    return min(len(a), len(b))

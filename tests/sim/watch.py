@@ -1,0 +1,154 @@
+"""What one run has seen: troubles, evictions, acknowledgements, epochs; judged as it happens.
+
+Facts come from the outside (the clients' answers, the platters) and from a few places inside the
+nodes where something becomes a promise. They excuse exactly the agents that they touch.
+"""
+
+import contextlib
+from collections import defaultdict
+from unittest import mock
+
+from fabric.control.node_calls import Done, ReleaseAgent, decode_reply
+from fabric.record.manifest import OwnerState
+from fabric.turn.generation import Admitted, Finished
+from node.store.agent_store import AgentStore
+from node.tiers import disk_budget
+from node.turn.turn import Turn
+
+
+class Watch:
+    """The witness of one run."""
+
+    def __init__(self, world):
+        self._world = world
+        self.trouble_s = {}  # when something last happened to a process
+        self._cuts = defaultdict(int)  # how many last
+        self.evicted = defaultdict(set)  # by agent: the nodes that let it go, or may have
+        self.released = {}  # (node, life, agent): the epoch at which another owns it
+        self._finished = defaultdict(list)  # operation: (node, epoch) that acknowledged it
+        self._owners = {}  # (agent, epoch): the node that acknowledged turns of it
+        self._admitted = {}  # (agent, router's life): the highest epoch that its clients saw
+
+    # --- what happens ------------------------------------------------------------------------
+
+    def on_trouble(self, name, change=0):
+        """Note that a process was killed or hung, or that a cut begins (1) or ends (-1)."""
+        self.trouble_s[name] = self._world.loop.now_s
+        self._cuts[name] += change
+
+    def was_well_since(self, name, since_s):
+        """Say whether nothing happened to a process since then."""
+        return self.trouble_s.get(name, -1.0) < since_s and not self._cuts[name]
+
+    def on_call(self, host, call):
+        """Note what a node is told, before it does it."""
+        if not isinstance(call, ReleaseAgent) or host.node is None:
+            return
+        agent = host.node.table.get((call.tenant, call.agent))
+        if agent is not None and agent.manifest.epoch < call.epoch:
+            name = (host.name, host.incarnation, agent.key)
+            self.released[name] = max(call.epoch, self.released.get(name, 0))
+
+    def on_stopped(self, host, raw):
+        """Judge a node that says that it has saved everything."""
+        reply = decode_reply(Done, raw)
+        if host.node is None or not isinstance(reply, Done) or "in memory only" in reply.detail:
+            return
+        left = [agent.key for agent in host.node.table if agent.is_unsaved]
+        if left and host.node.degraded is None:
+            self._world.fail(f"{host.name} has stopped and not saved {left}")
+
+    def on_admitted(self, tenant, event, router):
+        """Note an epoch that the router has let a client see."""
+        name = (tenant, event.agent, router.incarnation)
+        self._admitted[name] = max(event.epoch, self._admitted.get(name, 0))
+
+    def finisher(self, operation, admitted):
+        """Return who acknowledged a turn at which epoch: who took it, or whom it was moved to.
+
+        An operation that was sent again may have ended at several nodes.
+        """
+        taken = (admitted.node, admitted.epoch)
+        ends = self._finished.get(operation, [taken])
+        return taken if taken in ends else ends[-1]
+
+    def check_fence(self, talk, admitted, operation, router):
+        """Judge an acknowledgement: no later epoch may have been given out before.
+
+        Unless that began with a move: it has what was acknowledged, however late that is heard.
+        """
+        node, epoch = self.finisher(operation, admitted)
+        given = self._admitted.get((talk.tenant, admitted.agent, router.incarnation), 0)
+        key, moved = (talk.tenant, admitted.agent), self._world.platters.moved
+        if any((key, later) not in moved for later in range(epoch + 1, given + 1)):
+            self._world.fail(
+                f"{talk.name}: {node} acknowledges at epoch {epoch} what was given out at {given}"
+            )
+
+    # --- inside the nodes --------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def taps(self):
+        """Listen to what nodes acknowledge and let go."""
+        emit, evict, leave = Turn._emit, AgentStore.evict, disk_budget.evict
+
+        def emitted(turn, event):
+            if isinstance(event, Admitted):
+                turn.seen_epoch = event.epoch, (turn._request.tenant, event.agent)
+            elif isinstance(event, Finished) and not turn._request.tenant.startswith("_"):
+                self._on_finished(turn)
+            emit(turn, event)
+
+        def evicted(store, records):
+            self._on_evict(store, records)
+            evict(store, records)
+
+        async def left(node, chosen):
+            keys = [agent.key for agent in chosen]
+            before = {key for key in keys if node.name not in self.evicted[key]}
+            for key in keys:
+                self.evicted[key].add(node.name)  # a power loss may leave either
+            count = await leave(node, chosen)
+            for agent in chosen:
+                if not agent.was_evicted and agent.key in before:
+                    self.evicted[agent.key].discard(node.name)
+                elif agent.was_evicted:
+                    self._world.note(f"{node.name}: evicted {agent.key}")
+            return count
+
+        with (
+            mock.patch.object(Turn, "_emit", emitted),
+            mock.patch.object(AgentStore, "evict", evicted),
+            mock.patch.object(disk_budget, "evict", left),
+        ):
+            yield
+
+    def _on_finished(self, turn):
+        epoch, key = turn.seen_epoch
+        node = turn._node
+        life = node.config.incarnation
+        released = self.released.get((node.name, life, key), 0)
+        if epoch < released:
+            self._world.fail(
+                f"{node.name} acknowledges {key} at epoch {epoch}, released at {released}"
+            )
+        self._finished[turn._request.operation].append((node.name, epoch))
+        other = self._owners.setdefault((key, epoch), node.name)
+        if other != node.name and other not in self.evicted[key]:
+            self._world.fail(f"{other} and {node.name} acknowledge {key} at epoch {epoch}")
+        self._owners[key, epoch] = node.name
+
+    def _on_evict(self, store, records):
+        """Judge who goes: an agent that is at work, sealed or not saved stays."""
+        nodes = [host.node for host in self._world.nodes.values() if host.node is not None]
+        for node in (each for each in nodes if each.store is store):
+            for record in records:
+                agent = node.table.get((record.tenant, record.agent))
+                if agent is None:
+                    continue
+                is_sealed = agent.manifest.state is OwnerState.SEALED
+                if is_sealed or agent.is_unsaved or agent.turn is not None:
+                    what = "sealed" if is_sealed else "not saved" if agent.is_unsaved else "at work"
+                    self._world.fail(f"{node.name} evicts {agent.key}, which is {what}")
+                elif agent.key in node.transfers.offered_agents():
+                    self._world.fail(f"{node.name} evicts {agent.key}, which is offered")

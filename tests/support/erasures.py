@@ -1,0 +1,74 @@
+"""Erasures of a real node: how they are asked for, and what is looked at afterwards."""
+
+import errno
+import itertools
+import time
+
+import pytest
+
+from fabric.control.erasure_calls import EraseAgent, EraseReceipt
+from fabric.control.node_calls import (
+    AgentList,
+    ListAgents,
+)
+from fabric.ids import OperationId
+from node.store.agent_store import AgentStore
+from node.store.posix_disk import DiskError
+from tests.support.services import TENANT, call
+
+PROMPT = "the cat sat on the mat and the dog sat on the log. " * 8
+ERASED_S = 1_700_000_000.0
+TRIES = 2
+WAIT_POLLS = 6_000
+_operations = itertools.count()
+
+
+def erase(service, agent, epoch=1_001, operation=None):
+    now_s = service.node.clock.wall_s()
+    name = OperationId(operation or f"test-erase-{next(_operations)}")
+    return call(service, EraseAgent(name, TENANT, agent, epoch, now_s), EraseReceipt)
+
+
+def agents(service):
+    return {
+        item.view.agent: item.view.epoch for item in call(service, ListAgents(), AgentList).agents
+    }
+
+
+def blocks(folder):
+    return sorted(path.name for path in folder.glob("node-a/*/blocks/*.full"))
+
+
+class Refusal:
+    """One call of the store that the disk refuses until it is mended."""
+
+    def __init__(self, monkeypatch, name):
+        self.count, self.is_mended = 0, False
+        real = getattr(AgentStore, name)
+
+        def call(store, *args):
+            if self.is_mended:
+                return real(store, *args)
+            self.count += 1
+            message = "the drive refused"
+            raise DiskError(message, errno.EIO)
+
+        monkeypatch.setattr(AgentStore, name, call)
+
+
+def wait_until(holds):
+    """Let the node try again by itself."""
+    for _ in range(WAIT_POLLS):
+        if holds():
+            return
+        time.sleep(0.01)
+    pytest.fail("nothing happened for a minute")
+
+
+def files(folder, *directories):
+    """List what is below the folders of all models."""
+    return sorted(
+        path.name
+        for directory in directories or ("blocks", "manifests", "quarantine")
+        for path in folder.glob(f"node-a/*/{directory}/*")
+    )

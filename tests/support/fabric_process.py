@@ -1,0 +1,266 @@
+"""A real fabric in a process of its own, whose time and memory are its alone, and who attacks it.
+
+Bounds on time are on the processor's: neighbours on the machine make clocks useless, and whoever
+stands still for everybody else uses it. A hang is caught by the clock, generously.
+"""
+
+import http.client
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fabric.limits import MIB
+
+ROOT = Path(__file__).resolve().parents[2]
+ALICE, BOB = "key-of-alice-0123456789", "key-of-bob-0123456789"
+HANG_S = 60.0
+SILENT_CPU_S_MAX = 1.0  # while /healthz is waited for: half a second of two processors
+REFUSED_CPU_S_MAX = 2.0  # while a hostile request is answered
+GROWTH_BYTES_MAX = 64 * MIB
+FILES_WANTED = 20_000
+
+
+def allow_files() -> int:
+    """Raise this process's limit of open files as far as it goes; return it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
+
+
+def used(pid: int) -> tuple[float, int]:
+    """Return a process's seconds of processor time, and its bytes of memory."""
+    stat = Path(f"/proc/{pid}/stat")
+    if stat.parent.parent.exists():
+        try:
+            fields = stat.read_text().rpartition(") ")[2].split()
+        except OSError:
+            raise ProcessLookupError(pid) from None
+        ticks = int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK"), int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    told = subprocess.run(
+        ["ps", "-o", "rss=,time=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.split()
+    if len(told) != 2:
+        raise ProcessLookupError(pid)
+    seconds = 0.0
+    for part in told[1].split(":"):
+        seconds = 60 * seconds + float(part)
+    return seconds, int(told[0]) * 1024
+
+
+@dataclass
+class Attacked:
+    """The process, and what others than the attacker saw meanwhile."""
+
+    pid: int
+    address: tuple[str, int]
+    node: tuple[str, int]
+    turns: int = 0
+    pulses: int = 0
+    silent_cpu_s: float = 0.0
+    failures: list[str] = field(default_factory=list)
+    start_bytes: int = 0
+    peak_bytes: int = 0
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that the fabric has used."""
+        return used(self.pid)[0]
+
+    @property
+    def growth_bytes(self) -> int:
+        """How far its memory rose above what it was at first."""
+        return self.peak_bytes - self.start_bytes
+
+    def connect(self, data: bytes = b"", *, node: bool = False) -> socket.socket:
+        """Open a connection and send something."""
+        sock = socket.create_connection(self.node if node else self.address, timeout=HANG_S)
+        with suppress(ConnectionError):  # it may have read enough
+            sock.sendall(data)
+        return sock
+
+    def send(self, *parts: bytes, node: bool = False) -> bytes:
+        """Send parts as far as they are read; return the answer's beginning."""
+        with self.connect(node=node) as sock:
+            with suppress(ConnectionError):
+                for part in parts:
+                    sock.sendall(part)
+            return first_of(sock)
+
+    def watch_memory(self) -> None:
+        """Note the peak."""
+        self.peak_bytes = max(self.peak_bytes, used(self.pid)[1])
+
+    def begin(self) -> None:
+        """Judge anew from here on."""
+        self.failures.clear()
+        self.turns = self.pulses = 0
+        self.silent_cpu_s = 0.0
+        self.start_bytes = self.peak_bytes = used(self.pid)[1]
+
+    def judge(self) -> None:
+        """Fail where somebody else noticed, or memory rose."""
+        end_s = time.monotonic() + HANG_S
+        while not (self.turns > 1 and self.pulses > 1) and time.monotonic() < end_s:
+            time.sleep(0.02)
+        found = (self.failures[:5], self.silent_cpu_s, self.growth_bytes // MIB)
+        assert not self.failures, found
+        assert min(self.turns, self.pulses) > 1, "nobody else was served"
+        assert self.silent_cpu_s <= SILENT_CPU_S_MAX, found
+        assert self.growth_bytes <= GROWTH_BYTES_MAX, found
+
+
+def first_of(sock: socket.socket) -> bytes:
+    """Return what came until the other side closed, or the first answer was whole, or streams."""
+    got = b""
+    try:
+        while part := sock.recv(65536):
+            got += part
+            head, ended, body = got.partition(b"\r\n\r\n")
+            size = head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
+            if ended and len(body) >= int(size or 0):
+                break
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        if not got:
+            raise
+    return got
+
+
+def status_of(answer: bytes) -> int | None:
+    """Return an answer's status; None if the connection was closed without one."""
+    return int(answer.split()[1]) if answer.startswith(b"HTTP/1.1 ") else None
+
+
+@contextmanager
+def attacked(folder: Path) -> Iterator[Attacked]:
+    """Run a fabric of two tenants; one takes turns all the time, and its health is asked."""
+    allow_files()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.fabric_process", str(folder)],
+        cwd=ROOT,
+        # What glibc keeps for later is no memory of ours; macOS gives it back by itself.
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout is not None
+        ready = json.loads(child.stdout.readline())
+        fabric = Attacked(child.pid, address_of(ready["url"]), address_of(ready["node"]))
+        for _ in range(3):
+            turn(fabric)
+        assert not fabric.failures, fabric.failures
+        fabric.begin()
+        memory = (fabric, Attacked.watch_memory, 0.01)
+        with watched((fabric, turn, 0.2), (fabric, pulse, 0.05), memory):
+            yield fabric
+    finally:
+        assert child.stdin is not None
+        child.stdin.close()
+        try:
+            child.wait(HANG_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+@contextmanager
+def watched(*looks: "tuple[Attacked, Callable[[Attacked], None], float]") -> Iterator[None]:
+    """Do each of these again and again, with so many seconds in between."""
+    done = threading.Event()
+    watchers = [
+        threading.Thread(target=_repeat, args=(fabric, done, work, rest_s))
+        for fabric, work, rest_s in looks
+    ]
+    for each in watchers:
+        each.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for each in watchers:
+            each.join(HANG_S)
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Return where a URL's server listens."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return parts.hostname, parts.port
+
+
+def _repeat(fabric: Attacked, done: threading.Event, work, rest_s: float) -> None:
+    while not done.wait(rest_s):
+        try:
+            work(fabric)
+        except ProcessLookupError:
+            fabric.failures.append("the fabric is gone")
+            return
+
+
+def turn(fabric: Attacked) -> None:
+    """Take one turn of alice on a connection of its own."""
+    asked = {
+        "model": "recall",
+        "max_tokens": 2,
+        "messages": [{"role": "user", "content": "The vault code of Mira is otter."}],
+    }
+    headers = {"authorization": f"Bearer {ALICE}", "content-type": "application/json"}
+    status, text = _ask(fabric, "POST", "/v1/chat/completions", headers, json.dumps(asked))
+    fabric.turns += 1
+    if status != http.client.OK:
+        fabric.failures.append(f"alice's turn: {status} {text}")
+
+
+def pulse(fabric: Attacked) -> None:
+    before_s = fabric.cpu_s
+    status, text = _ask(fabric, "GET", "/healthz", {}, None)
+    fabric.silent_cpu_s = max(fabric.silent_cpu_s, fabric.cpu_s - before_s)
+    fabric.pulses += 1
+    if status != http.client.OK:
+        fabric.failures.append(f"/healthz: {status} {text}")
+
+
+def _ask(fabric: Attacked, method: str, path: str, headers: dict[str, str], body: str | None):
+    connection = http.client.HTTPConnection(*fabric.address, timeout=HANG_S)
+    try:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()[:200]
+    except (OSError, http.client.HTTPException) as error:
+        return None, repr(error)
+    finally:
+        connection.close()
+
+
+def main() -> None:
+    """Run the fabric until nobody holds our input any more."""
+    from tests.support.local_fabric import local_fabric
+
+    allow_files()
+    keys = {"alice": ALICE, "bob": BOB}
+    with local_fabric(Path(sys.argv[1]), "recall", "only", api_keys=keys) as fabric:
+        node = fabric.services["only"].node.http_url
+        print(json.dumps({"url": fabric.url, "node": node}), flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Folders of keys, as `macfabric up` makes them."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fabric.keys.key_files import CLUSTER_KEY
+from router.cli.keys.key_folder import KeyFolder
+from router.http.own_hosts import own_hosts
+from router.private_files import write_private
+from router.tls.authority import Subject
+
+
+def make_keys(folder: Path, cluster_key: bytes | None = None) -> KeyFolder:
+    """Make the keys of a fabric on this machine, perhaps with a known one."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if cluster_key is not None:
+        write_private(folder / CLUSTER_KEY, cluster_key.hex())
+    keys = KeyFolder.in_data(folder)
+    keys.create(Subject.of(own_hosts()), datetime.now(UTC))
+    return keys
