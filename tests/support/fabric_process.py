@@ -72,6 +72,9 @@ class Attacked:
     failures: list[str] = field(default_factory=list)
     start_bytes: int = 0
     peak_bytes: int = 0
+    # Held while the peak is read and written: a watcher that had read the one before would else
+    # put it back behind begin().
+    peak_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def cpu_s(self) -> float:
@@ -100,14 +103,16 @@ class Attacked:
 
     def watch_memory(self) -> None:
         """Note the peak."""
-        self.peak_bytes = max(self.peak_bytes, used(self.pid)[1])
+        with self.peak_lock:
+            self.peak_bytes = max(self.peak_bytes, used(self.pid)[1])
 
     def begin(self) -> None:
         """Judge anew from here on."""
         self.failures.clear()
         self.turns = self.pulses = 0
         self.silent_cpu_s = 0.0
-        self.start_bytes = self.peak_bytes = used(self.pid)[1]
+        with self.peak_lock:
+            self.start_bytes = self.peak_bytes = used(self.pid)[1]
 
     def judge(self) -> None:
         """Fail where somebody else noticed, or memory rose."""
