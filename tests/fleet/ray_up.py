@@ -50,6 +50,32 @@ INSTALL = (
     " && script ray ray.scripts.scripts && script macfabric router.cli.main"
 )
 
+# One turn of one agent by the official SDK; with a file's name, turns until that file is there.
+CLIENT = """
+import json, os, sys
+from openai import OpenAI
+url, key, agent, code, *until = sys.argv[1:]
+client = OpenAI(base_url=f"{url}/v1", api_key=key, timeout=100, max_retries=0)
+fact = f"The vault code of {agent} is {code}."
+filler = " ".join(f"word{i % 37}" for i in range(500))
+messages = [{"role": "user", "content": f"{filler} {fact}"},
+    {"role": "assistant", "content": "Noted."},
+    {"role": "user", "content": f"The vault code of {agent} is"}]
+while True:
+    raw = client.chat.completions.with_raw_response.create(
+        model="recall", messages=messages, max_tokens=12, extra_headers={"X-Agent-ID": agent})
+    said = {k.removeprefix("x-macfabric-"): v for k, v in raw.headers.items()}
+    said["text"] = raw.parse().choices[0].message.content
+    print(json.dumps(said), flush=True)
+    if not until or os.path.exists(until[0]): break
+"""
+
+
+def client_argv(url: str, key: str, agent: str, code: str, *until: str) -> list[str]:
+    """Return how a client on the laptop asks for `code`, or asks until a file is there."""
+    trusting = ["env", f"SSL_CERT_FILE={AUTHORITY}", f"{ROOT}/.venv/bin/python", "-c", CLIENT]
+    return [*trusting, url, key, agent, code, *until]
+
 
 def digest(key: str) -> str:
     """Write a key as the file's reader is told to."""

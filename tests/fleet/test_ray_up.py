@@ -13,7 +13,7 @@ import yaml
 
 from benchmarks.emulated_fleet import EmulatedFleet
 from benchmarks.emulated_mac import HOME, ROOT, why_not
-from tests.fleet.ray_up import AUTHORITY, DRIVER, KEY, NAMES, RayUp, edited
+from tests.fleet.ray_up import DRIVER, KEY, NAMES, RayUp, client_argv, edited
 
 pytestmark = [
     pytest.mark.nightly,  # ten minutes on two cores, most of them Ray's starts
@@ -24,25 +24,6 @@ pytestmark = [
 TURN_TIMEOUT_S = 120.0
 BACK_TIMEOUT_S = 300.0
 
-# One turn of one agent by the official SDK; with a file's name, turns until that file is there.
-CLIENT = """
-import json, os, sys
-from openai import OpenAI
-url, key, agent, code, *until = sys.argv[1:]
-client = OpenAI(base_url=f"{url}/v1", api_key=key, timeout=100, max_retries=0)
-fact = f"The vault code of {agent} is {code}."
-filler = " ".join(f"word{i % 37}" for i in range(500))
-messages = [{"role": "user", "content": f"{filler} {fact}"},
-    {"role": "assistant", "content": "Noted."},
-    {"role": "user", "content": f"The vault code of {agent} is"}]
-while True:
-    raw = client.chat.completions.with_raw_response.create(
-        model="recall", messages=messages, max_tokens=12, extra_headers={"X-Agent-ID": agent})
-    said = {k.removeprefix("x-macfabric-"): v for k, v in raw.headers.items()}
-    said["text"] = raw.parse().choices[0].message.content
-    print(json.dumps(said), flush=True)
-    if not until or os.path.exists(until[0]): break
-"""
 CODE = "otter lantern quartz"
 COUNT_RAY_NODES = """
 import ray
@@ -72,8 +53,7 @@ def turn(fabric, agent="mira"):
 
 
 def client(fabric, agent, *until, key=KEY):
-    trusting = ["env", f"SSL_CERT_FILE={AUTHORITY}", f"{ROOT}/.venv/bin/python", "-c", CLIENT]
-    return [*trusting, fabric.url, key, agent, CODE, *until]
+    return client_argv(fabric.url, key, agent, CODE, *until)
 
 
 def lives(nodes):

@@ -1,11 +1,13 @@
 """What travels over a network interface of this machine, as whoever listens there sees it."""
 
+import ctypes
 import os
 import socket
 import struct
 import sys
 import threading
 from collections import defaultdict
+from pathlib import Path
 from typing import Self
 
 ETH_P_ALL = 0x0003
@@ -13,6 +15,8 @@ SOL_PACKET, PACKET_STATISTICS = 263, 6
 SO_RCVBUFFORCE = 33
 BUFFER_BYTES = 512 << 20
 IPV4, IPV6, TCP = 0x0800, 0x86DD, 6
+CLONE_NEWNET = 0x40000000
+NAMESPACES = Path("/run/netns")
 
 
 def why_not() -> str | None:
@@ -23,10 +27,13 @@ def why_not() -> str | None:
 
 
 class Capture:
-    """All that leaves over one interface; TCP is put together per direction of a connection."""
+    """All that leaves over one interface; TCP is put together per direction of a connection.
 
-    def __init__(self, device: str) -> None:
-        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+    With `namespace` the interface is that of a network namespace.
+    """
+
+    def __init__(self, device: str, namespace: str | None = None) -> None:
+        self._socket = _opened(namespace)
         self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
         self._socket.bind((device, 0))
         self._socket.settimeout(0.2)
@@ -87,6 +94,25 @@ class Capture:
             if at >= 0:
                 found.append(stream[max(0, at - 80) : at + len(needle) + 20])
         return found
+
+
+def _opened(namespace: str | None) -> socket.socket:
+    """Open a socket where it is to listen: a thread enters that namespace and ends in it."""
+    made = []
+
+    def work() -> None:
+        if namespace is not None:
+            with (NAMESPACES / namespace).open() as file:
+                if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) != 0:
+                    return
+        kind = socket.htons(ETH_P_ALL)
+        made.append(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, kind))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert made, f"{namespace} cannot be entered"
+    return made[0]
 
 
 def _joined(segments: list[tuple[int, bytes]]) -> bytes:
