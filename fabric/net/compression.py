@@ -12,27 +12,11 @@ import zstandard
 
 from fabric.errors import CorruptDataError
 from fabric.limits import MIB
-from fabric.net.links import Address, LinkKind
 
 ZSTD_LEVEL: Final = 1
 GAIN_MIN: Final = 0.04  # less is not worth the cores that decoding could use
 _WINDOW_BYTES_MIN: Final = 1024  # the format has no smaller one
 DECOMPRESS_BYTES_PER_S: Final = 600 * MIB  # of output; an M1 core does more
-
-# Assumed where the system does not say.
-_ASSUMED_MBIT: Final = {
-    LinkKind.THUNDERBOLT: 10_000,
-    LinkKind.ETHERNET: 1_000,
-    LinkKind.WIFI: 300,
-    LinkKind.LOOPBACK: 40_000,
-    LinkKind.OTHER: 100,
-}
-
-
-def link_bytes_per_s(address: Address) -> int:
-    """Nominal bytes per second of the link behind `address`."""
-    mbit = address.speed_mbit if address.speed_mbit > 0 else _ASSUMED_MBIT[address.kind]
-    return mbit * 1_000_000 // 8
 
 
 def zstd_pays(

@@ -38,6 +38,11 @@ SLEEP_JUMP_S: Final = 5.0
 STALL_S: Final = 15.0
 
 
+def planned_bytes_per_s(measured: float | None, nominal: float) -> float:
+    """Return the rate to plan with: what was measured, else what transfers reach of nominal."""
+    return max(RATE_FLOOR, UNMEASURED_SHARE * nominal) if measured is None else measured
+
+
 @dataclass(frozen=True, slots=True)
 class LinkEstimate:
     """One link as its owner sees it."""
@@ -57,9 +62,7 @@ class LinkEstimate:
     @property
     def expected_bytes_per_s(self) -> float:
         """Return the rate to plan with, whether the link works or not."""
-        if self.bytes_per_s is not None:
-            return self.bytes_per_s
-        return max(RATE_FLOOR, UNMEASURED_SHARE * self.nominal_bytes_per_s)
+        return planned_bytes_per_s(self.bytes_per_s, self.nominal_bytes_per_s)
 
     @property
     def is_reachable(self) -> bool | None:

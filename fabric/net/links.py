@@ -40,6 +40,15 @@ LIKELY_ORDER = (
     LinkKind.LOOPBACK,
 )
 
+# Assumed where the system does not say.
+_ASSUMED_MBIT = {
+    LinkKind.THUNDERBOLT: 10_000,
+    LinkKind.ETHERNET: 1_000,
+    LinkKind.WIFI: 300,
+    LinkKind.LOOPBACK: 40_000,
+    LinkKind.OTHER: 100,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -103,6 +112,12 @@ def scope_of(host: str) -> AddressScope:
     if address.is_link_local:
         return AddressScope.LINK
     return AddressScope.GLOBAL if address.is_global else AddressScope.SITE
+
+
+def nominal_bytes_per_s(address: Address) -> int:
+    """Return what the link behind `address` carries at best."""
+    mbit = address.speed_mbit if address.speed_mbit > 0 else _ASSUMED_MBIT[address.kind]
+    return mbit * 1_000_000 // 8
 
 
 def slower_kind(one: LinkKind, other: LinkKind) -> LinkKind:

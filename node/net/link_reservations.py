@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from fabric.control.node_calls import Address
 from fabric.ids import NodeName
-from fabric.net.compression import link_bytes_per_s
+from fabric.net.links import Address, nominal_bytes_per_s
 
 
 class LinkBook(Protocol):
@@ -34,7 +33,7 @@ class NominalLinks:
         """Sort by nominal speed; of equals the one named first."""
         del peer
         distinct = dict.fromkeys(addresses)
-        ranked = [(address, float(link_bytes_per_s(address))) for address in distinct]
+        ranked = [(address, float(nominal_bytes_per_s(address))) for address in distinct]
         return sorted(ranked, key=lambda pair: -pair[1])
 
     def observe(self, peer: NodeName, address: Address, moved_bytes: int, seconds: float) -> None:

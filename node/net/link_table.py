@@ -11,9 +11,8 @@ from typing import Final
 from fabric.ids import NodeName
 from fabric.limits import ADDRESSES_MAX, LINKS_TOLD_MAX, PEERS_MAX
 from fabric.net import link_estimate
-from fabric.net.compression import link_bytes_per_s
 from fabric.net.link_estimate import RESTING_BYTES_PER_S, LinkEstimate
-from fabric.net.links import Address, LinkKind, LinkView, PeerNode, slower_kind
+from fabric.net.links import Address, LinkKind, LinkView, PeerNode, nominal_bytes_per_s, slower_kind
 from fabric.ports import Clock
 
 LINKS_MAX: Final = PEERS_MAX * ADDRESSES_MAX
@@ -81,7 +80,9 @@ class LinkTable:
                     link = self._link(peer.name, address)
                     if address.speed_mbit != link.address.speed_mbit:
                         link.estimate = link_estimate.renegotiated(
-                            link.estimate, link_bytes_per_s(address), is_told=address.speed_mbit > 0
+                            link.estimate,
+                            nominal_bytes_per_s(address),
+                            is_told=address.speed_mbit > 0,
                         )
                     link.address, link.is_met = address, True
                     if old != peer:
@@ -171,7 +172,7 @@ class LinkTable:
     def _link(self, peer: NodeName, address: Address) -> _Link:
         key = (peer, address.host, address.port)
         link = self._links.pop(key, None)
-        nominal = float(link_bytes_per_s(address))
+        nominal = float(nominal_bytes_per_s(address))
         if link is None:
             estimate = LinkEstimate(nominal, nominal_is_told=address.speed_mbit > 0)
             link = _Link(peer, address, estimate, kind=address.kind)

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fabric.assumed_speeds import DISK_BYTES_PER_S, PREFILL_TOKENS_PER_S
 from fabric.ids import TenantId
 from fabric.limits import DISK_FREE_MIN_BYTES
 from fabric.record.manifest import Manifest, OwnerState
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from node.agents.agent import Agent
     from node.node import Node
 
-PREFILL_TOKENS_PER_S = 300.0  # until this node has measured its own
-DISK_BYTES_PER_S = 2e9  # below what any Apple SSD reads
 _TOKEN_RECORD_BYTES = 8  # id and end of a token in a record
 _REF_RECORD_BYTES = 128
 

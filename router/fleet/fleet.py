@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from xxhash import xxh3_64
 
+from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.control.node_calls import AgentList, NodeView
 from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import AgentId, NodeName
@@ -18,10 +19,9 @@ from router.fleet.meeting import Meeting
 from router.fleet.membership import Health, LinkFactory, Membership, Roster
 from router.fleet.node_client import NodeLink, NodeLostError
 from router.fresh_ids import fresh_leap
-from router.placement.link_rates import link_bytes_per_s
+from router.placement.cost import load_s, prefill_s
 from router.placement.load_ledger import Ledger
 from router.placement.seconds import (
-    PREFILL_TOKENS_PER_S,
     Candidate,
     Job,
     Policy,
@@ -32,7 +32,6 @@ from router.placement.seconds import (
 from router.placement.sketch_index import Match, SketchIndex
 from router.turn_request import Turn
 
-DISK_BYTES_PER_S = 2e9  # a guess below what any Apple SSD reads
 READY = "ready"
 
 
@@ -175,20 +174,14 @@ class Fleet:
         ]
         nodes = with_shares(found, kept)
         chosen = place(job, nodes, self.policy)
-        missing = max(0, job.prompt_tokens - chosen.cached_tokens)
-        rate = max(chosen.prefill_tokens_per_s, 1.0)
-        return Placed(chosen.name, missing / rate, chosen.cached_tokens > 0)
-
-    def link_bytes_per_s(self, source: NodeName, target: NodeName) -> float:
-        """Return what the best link from `source` to `target` carries; 0 where none is known."""
-        members = self.membership.find(source), self.membership.find(target)
-        views = [member.view if member else None for member in members]
-        return link_bytes_per_s(views[0], views[1])
+        missing_tokens = job.prompt_tokens - chosen.cached_tokens
+        expected_s = prefill_s(missing_tokens, chosen.prefill_tokens_per_s)
+        return Placed(chosen.name, expected_s, chosen.cached_tokens > 0)
 
     def recompute_s(self, turn: Turn, without: NodeName) -> float:
         """Estimate the prefill of a whole prompt on the fastest of the other nodes."""
         rates = [v.prefill_tokens_per_s for v in self.ready() if v.name != without]
-        return turn.prompt.tokens_estimate / max(rates) if any(rates) else math.inf
+        return prefill_s(turn.prompt.tokens_estimate, max(rates)) if any(rates) else math.inf
 
     def continued(self, turn: Turn, without: Container[NodeName] = ()) -> NodeName | None:
         """Say where the conversation lives that an unnamed turn continues, if any is known."""
@@ -231,14 +224,14 @@ class Fleet:
 
     def _candidate(self, turn: Turn, view: NodeView, match: Match | None) -> Candidate:
         cached = 0
-        load_s = 0.0
+        from_disk_s = 0.0
         if match is not None:
             share = match.pieces_count / len(turn.prompt.sketch)
             cached = round(share * turn.prompt.tokens_estimate)
             if not match.continued or turn.identity.kind is IdentityKind.AGENT:
                 cached -= cached % BLOCK_TOKENS  # others' memory is shared by whole blocks
             if match.continued and not self._is_hot((turn.tenant, match.continued), view.name):
-                load_s = cached * view.bytes_per_token / DISK_BYTES_PER_S
+                from_disk_s = load_s(cached * view.bytes_per_token)
         return Candidate(
             name=view.name,
             prefill_tokens_per_s=view.prefill_tokens_per_s,
@@ -247,7 +240,7 @@ class Fleet:
             queue_s=self.ledger.prefill_s(view.name),
             active=self.ledger.turns(view.name),
             cached_tokens=cached,
-            load_s=load_s,
+            load_s=from_disk_s,
             held_tokens=view.tokens,
             agents=self.directory.agents_count(view.name),
             cold_order=self.ledger.cold_order(view.name),

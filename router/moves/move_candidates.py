@@ -8,8 +8,8 @@ from fabric.ids import NodeName
 from fabric.record.manifest import OwnerState
 from router.fleet.directory import Holding, Key
 from router.fleet.fleet import Fleet
-from router.placement.destination import Site, path_bytes_per_s
-from router.placement.link_rates import measured_bytes_per_s
+from router.placement import link_rates
+from router.placement.destination import Site
 
 
 def is_current(replica: Holding, owner: Holding) -> bool:
@@ -59,7 +59,7 @@ class Sites:
         return Site(
             name=view.name,
             missing_bytes=missing_bytes(agent, held),
-            link_bytes_per_s=measured_bytes_per_s(home, view) or path_bytes_per_s(home, view),
+            link_bytes_per_s=link_rates.rate(home, view),
             prefill_tokens_per_s=view.prefill_tokens_per_s,
             decode_tokens_per_s=view.decode_tokens_per_s,
             queue_s=self._fleet.ledger.prefill_s(view.name),

@@ -1,42 +1,54 @@
-"""What the links between nodes carry, as the nodes measured them. Pure."""
+"""What links between nodes carry: as measured, else by what both ends say of themselves. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fabric.control.node_calls import NodeView
 from fabric.ids import NodeName
-from fabric.net import compression
-from fabric.net.link_estimate import UNMEASURED_SHARE
-from fabric.net.links import LinkKind, LinkView
+from fabric.net.link_estimate import planned_bytes_per_s
+from fabric.net.links import Address, LinkKind, LinkView, nominal_bytes_per_s
+
+NOMINAL_BYTES_PER_S = 1e9 / 8  # where two nodes have no kind of link in common that says more
 
 
-def measured_bytes_per_s(source: NodeView, target: NodeView) -> float:
-    """Return what the best working link from `source` to `target` was seen to carry, or 0.
+def rate(source: NodeView, target: NodeView) -> float:
+    """Return the bytes per second to expect from `source` to `target` over their best link.
 
-    By the target, which fetches; else by the source, as most links carry both ways alike.
+    Measured rates are what transfers reached, so nothing is taken off them; of nominal ones a
+    share is.
     """
+    return planned_bytes_per_s(_measured(source, target), _nominal(source, target))
+
+
+def _measured(source: NodeView, target: NodeView) -> float | None:
+    """Ask the target first, which fetches; then the source, as most links carry both ways alike."""
     for here, there in ((target, source), (source, target)):
         told = [link for link in here.links if link.peer == there.name and link.reachable]
         rates = [link.bytes_per_s for link in told if link.bytes_per_s]
         if rates:
             return max(rates)
-    return 0.0
+    return None
 
 
-def link_bytes_per_s(source: NodeView | None, target: NodeView | None) -> float:
-    """Return what the best link between two nodes carries, or a share of nominal; 0 if none."""
-    if source is None or target is None:
-        return 0.0
-    measured = measured_bytes_per_s(source, target)
-    if measured:
-        return measured
-    told = [link for link in target.links if link.peer == source.name]
-    dead = {(link.host, link.port) for link in told if link.reachable is False}
-    nominal = [
-        UNMEASURED_SHARE * compression.link_bytes_per_s(address)
-        for address in source.addresses
-        if (address.host, address.port) not in dead
-    ]
-    return max(nominal, default=0.0)
+def _nominal(source: NodeView, target: NodeView) -> float:
+    dead = {
+        (link.host, link.port)
+        for link in target.links
+        if link.peer == source.name and link.reachable is False
+    }
+    alive = [each for each in source.addresses if (each.host, each.port) not in dead]
+    ours, theirs = _by_kind(alive), _by_kind(target.addresses)
+    if source.host != target.host:
+        ours.pop(LinkKind.LOOPBACK, None)
+    shared = [min(ours[kind], theirs[kind]) for kind in ours.keys() & theirs.keys()]
+    return max(shared, default=NOMINAL_BYTES_PER_S)
+
+
+def _by_kind(addresses: Sequence[Address]) -> dict[LinkKind, float]:
+    best: dict[LinkKind, float] = {}
+    for address in addresses:
+        rate = float(nominal_bytes_per_s(address))
+        best[address.kind] = max(rate, best.get(address.kind, 0.0))
+    return best
 
 
 def best_by_kind(links: Iterable[LinkView]) -> dict[tuple[NodeName, LinkKind], LinkView]:

@@ -1,10 +1,9 @@
 """Where a turn is cheapest, in seconds: pure arithmetic over what is known of the nodes.
 
-    C(i) = queue_i + min(U/P_i, max(0, X - queue_i) + U_s/P_i, load_i + U_c/P_i)
-         + decode(i) + evict_i + (i is not home) · h + (i has its share) · (U/P_i + decode(i))
+    C(i) = queue_i + min(U/P_i, load_i + U_c/P_i)
+         + decode(i) + (i is not home) · h + (i has its share) · (U/P_i + decode(i))
 
-U: tokens to prefill with nothing, U_c: without what the node holds, U_s: without what a peer
-ships in X seconds. A cost in blocks or hits would send work to slow nodes.
+U: tokens to prefill with nothing, U_c: without what the node holds.
 """
 
 import math
@@ -14,17 +13,9 @@ from enum import StrEnum
 from statistics import fmean, median
 
 from fabric.ids import NodeName
+from router.placement.cost import STICKINESS_S, decode_s, near_s, prefill_s
 
-SHIP_START_S = 0.03
-SHIP_EFFICIENCY = 0.7  # of the nominal rate; what Mooncake measured over TCP
-STICKINESS_S = 0.15
-STICKINESS_SHARE = 0.1
-DECODE_WEIGHT = 1.0
-EVICT_WEIGHT = 0.5
 DECODE_TOKENS_EXPECTED = 256  # answers are rarely as long as max_tokens allows
-BATCH_EXPONENT = 0.5  # one sequence's decode speed falls with the root of the batch size
-TOKENS_PER_S_MIN = 1.0
-PREFILL_TOKENS_PER_S = 300.0  # while no node has measured its own
 SHARE_SLACK = 1.15  # more agents than an equal part, before others come first
 SPEED_CLASS = 3.0  # nodes within its root of the median have equal parts
 
@@ -38,16 +29,6 @@ class Policy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shipment:
-    """What a peer could send to a candidate before the turn starts."""
-
-    tokens: int
-    payload_bytes: int
-    link_bytes_per_s: float
-    wait_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Candidate:
     """One node that may serve the turn."""
 
@@ -58,8 +39,6 @@ class Candidate:
     active: int = 0
     cached_tokens: int = 0
     load_s: float = 0.0  # to bring the cached tokens from disk into memory
-    shipment: Shipment | None = None
-    evict_s: float = 0.0  # recomputation that making room may cause
     held_tokens: int = 0
     cold_order: int = 0  # the higher, the later it was given a turn with nothing cached
     turn_order: int = 0  # the higher, the later it was given any turn
@@ -77,39 +56,25 @@ class Job:
     home: NodeName | None = None
 
 
-def _prefill_s(job: Job, node: Candidate) -> float:
-    rate = max(node.prefill_tokens_per_s, TOKENS_PER_S_MIN)
-    options = [job.prompt_tokens / rate]
-    if node.cached_tokens > 0:
-        options.append(node.load_s + max(0, job.prompt_tokens - node.cached_tokens) / rate)
-    ship = node.shipment
-    if ship is not None and ship.link_bytes_per_s > 0:
-        travel_s = ship.payload_bytes / (SHIP_EFFICIENCY * ship.link_bytes_per_s)
-        arrival_s = SHIP_START_S + ship.wait_s + travel_s
-        hidden_s = max(0.0, arrival_s - node.queue_s)  # it travels while the queue drains
-        options.append(hidden_s + max(0, job.prompt_tokens - ship.tokens) / rate)
-    return min(options)
+def _prompt_s(job: Job, node: Candidate) -> float:
+    rate = node.prefill_tokens_per_s
+    anew_s = prefill_s(job.prompt_tokens, rate)
+    return min(anew_s, node.load_s + prefill_s(job.prompt_tokens - node.cached_tokens, rate))
 
 
-def _decode_s(job: Job, node: Candidate) -> float:
+def _answer_s(job: Job, node: Candidate) -> float:
     """Count the answer's own seconds and those that it takes from its neighbours."""
     if node.decode_tokens_per_s <= 0:
         return 0.0
     tokens = min(job.completion_tokens_max, DECODE_TOKENS_EXPECTED)
-    alone = max(node.decode_tokens_per_s, TOKENS_PER_S_MIN)
-    with_us: float = tokens * (node.active + 1) ** BATCH_EXPONENT / alone
-    without_us: float = tokens * max(node.active, 1) ** BATCH_EXPONENT / alone
+    with_us = decode_s(tokens, node.decode_tokens_per_s, node.active)
+    without_us = decode_s(tokens, node.decode_tokens_per_s, max(node.active, 1) - 1)
     return with_us + node.active * (with_us - without_us)
 
 
 def cost_s(job: Job, node: Candidate) -> float:
     """Estimate the seconds that serving `job` on `node` costs, stickiness apart."""
-    return (
-        node.queue_s
-        + _prefill_s(job, node)
-        + DECODE_WEIGHT * _decode_s(job, node)
-        + EVICT_WEIGHT * node.evict_s
-    )
+    return node.queue_s + _prompt_s(job, node) + _answer_s(job, node)
 
 
 def assumed_rates(measured: Sequence[float], unknown: float) -> list[float]:
@@ -151,15 +116,14 @@ def _overload_s(job: Job, node: Candidate) -> float:
     """
     if not node.over_share:
         return 0.0
-    rate = max(node.prefill_tokens_per_s, TOKENS_PER_S_MIN)
-    return max(2 * STICKINESS_S, job.prompt_tokens / rate + _decode_s(job, node))
+    work_s = prefill_s(job.prompt_tokens, node.prefill_tokens_per_s) + _answer_s(job, node)
+    return max(2 * STICKINESS_S, work_s)
 
 
 def _by_seconds(job: Job, nodes: Sequence[Candidate]) -> Candidate:
     costs = {node.name: cost_s(job, node) + _overload_s(job, node) for node in nodes}
-    best_s = min(costs.values())
-    near_s = best_s + max(STICKINESS_S, STICKINESS_SHARE * best_s)
-    near = [node for node in nodes if costs[node.name] <= near_s]
+    limit_s = near_s(min(costs.values()))
+    near = [node for node in nodes if costs[node.name] <= limit_s]
     for node in near:
         if node.name == job.home:
             return node

@@ -7,6 +7,8 @@ import pytest
 from fabric.errors import RejectedError
 from fabric.ids import NodeName
 from fabric.net.links import Address, LinkKind, LinkView
+from router.moves.move_candidates import Sites
+from router.placement.destination import travel_s
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, until
 
@@ -64,7 +66,7 @@ async def test_a_node_that_refuses_or_hangs_keeps_nobody_from_meeting():
         assert old.calls["meet_peers"] == 1  # asking again would not help
 
 
-async def test_links_are_listed_exported_and_priced():
+async def test_links_are_listed_and_exported():
     known = {"reachable": True, "rtt_s": 0.0003, "bytes_per_s": 1e9, "age_s": 1.0}
     links = (
         link(B, CABLE, **known),
@@ -78,13 +80,9 @@ async def test_links_are_listed_exported_and_priced():
         http = made.http()
         listed = (await http.get("/v1/nodes")).json()["data"][0]["links"]
         metrics = (await http.get("/metrics")).text
-        to_a = made.fleet.link_bytes_per_s(B, A)
-        to_b = made.fleet.link_bytes_per_s(A, B)
-        unknown = made.fleet.link_bytes_per_s(A, NodeName("node-z"))
 
         made["node-a"].view_changes = {"links": (link(B, CABLE, reachable=False),)}
         await made.fleet.membership.refresh()
-        over_lan = made.fleet.link_bytes_per_s(B, A)
         later = (await http.get("/metrics")).text
 
     assert [entry["kind"] for entry in listed] == ["thunderbolt", "ethernet", "other"]
@@ -94,8 +92,22 @@ async def test_links_are_listed_exported_and_priced():
     assert f"macfabric_link_bytes_per_second{{{label}}} 1e+09" in metrics
     assert 'kind="other"' not in metrics
     assert "macfabric_link_rtt_seconds{" not in later
-    assert (to_a, to_b, unknown) == (1e9, 1e9, 0.0)
-    assert over_lan == pytest.approx(0.7 * 125e6)
+
+
+async def test_a_move_over_a_measured_link_is_expected_to_take_what_was_measured():
+    fast = link(B, CABLE, reachable=True, rtt_s=0.0, bytes_per_s=1e6)
+    async with rig("ab", tended=False) as made:
+        made["node-a"].view_changes = {"links": (fast,)}
+        made["node-b"].view_changes = {"addresses": (LAN, CABLE)}
+        http = made.http()
+        await made.chat("word " * 100_000, agent="alice", http=http)
+        await made.fleet.membership.refresh(relist=True)
+        key = ("default", "alice")
+        owner = made.fleet.directory.owner(key)
+        [site] = Sites(made.fleet).of(key, owner)
+
+        assert site.missing_bytes > 100_000
+        assert travel_s(site) == pytest.approx(0.03 + site.missing_bytes / 1e6)
 
 
 async def test_what_befell_transfers_is_exported_under_known_names_only():

@@ -12,9 +12,8 @@ from typing import Any, Final
 from fabric.codec import from_plain
 from fabric.errors import RejectedError
 from fabric.ids import NodeName
-from fabric.net.compression import link_bytes_per_s
-from fabric.net.link_estimate import UNMEASURED_SHARE
-from fabric.net.links import Address, AddressScope, LinkKind, LinkView
+from fabric.net.link_estimate import planned_bytes_per_s
+from fabric.net.links import Address, AddressScope, LinkKind, LinkView, nominal_bytes_per_s
 from router.cli.doctor.check import Check
 
 _WORDS: Final = {
@@ -134,8 +133,8 @@ def _first(station: Station, peer: NodeName) -> LinkView | None:
 
 
 def _expected(link: LinkView) -> float:
-    nominal = link_bytes_per_s(Address(link.host, link.port, link.kind))
-    return link.bytes_per_s or UNMEASURED_SHARE * nominal
+    nominal = nominal_bytes_per_s(Address(link.host, link.port, link.kind))
+    return planned_bytes_per_s(link.bytes_per_s, nominal)
 
 
 def _delay(rtt_s: float | None) -> str:

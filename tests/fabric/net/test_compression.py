@@ -7,9 +7,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabric.control.node_calls import Address, LinkKind
 from fabric.errors import CorruptDataError
-from fabric.net.compression import compress_slice, decompress_slice, link_bytes_per_s, zstd_pays
+from fabric.net.compression import compress_slice, decompress_slice, zstd_pays
 
 GIGABIT, TEN_GIGABIT = 125e6, 1.25e9
 CORE = 1e9  # measured: level 1 on packed 4-bit blocks
@@ -37,13 +36,6 @@ def test_the_arithmetic(link, ratio, speed, pays):
 def test_a_slower_link_never_speaks_against_compression(link, ratio, speed):
     if zstd_pays(link, ratio, speed):
         assert zstd_pays(link / 2, ratio, speed)
-
-
-def test_a_link_without_a_nominal_speed_is_assumed_to_be_ordinary():
-    assert link_bytes_per_s(Address("h", 1, LinkKind.ETHERNET)) == GIGABIT
-    assert link_bytes_per_s(Address("h", 1, LinkKind.ETHERNET, 10_000)) == TEN_GIGABIT
-    for kind in LinkKind:
-        assert link_bytes_per_s(Address("h", 1, kind)) > 0
 
 
 @given(st.binary(min_size=1, max_size=5_000))

@@ -9,7 +9,6 @@ from router.placement.seconds import (
     Candidate,
     Job,
     Policy,
-    Shipment,
     assumed_rates,
     cost_s,
     place,
@@ -27,15 +26,6 @@ NODES = st.lists(
         active=st.integers(0, 32),
         cached_tokens=st.integers(0, 100_000),
         load_s=st.floats(0.0, 20.0),
-        shipment=st.none()
-        | st.builds(
-            Shipment,
-            tokens=st.integers(0, 100_000),
-            payload_bytes=st.integers(0, 1 << 40),
-            link_bytes_per_s=st.floats(0.0, 1e10),
-            wait_s=st.floats(0.0, 10.0),
-        ),
-        evict_s=st.floats(0.0, 10.0),
         held_tokens=st.integers(0, 1000),
         cold_order=st.integers(0, 5),
     ),
@@ -78,7 +68,6 @@ def test_cost_moves_the_right_way(job, nodes, tokens, seconds):
     )
     assert cost_s(job, replace(node, queue_s=node.queue_s + seconds)) >= plain - 1e-9
     assert cost_s(job, replace(node, active=node.active + 1)) >= plain - 1e-9
-    assert cost_s(job, replace(node, evict_s=node.evict_s + seconds)) >= plain
     assert cost_s(replace(job, prompt_tokens=job.prompt_tokens + tokens), node) >= plain - 1e-9
     assert plain >= node.queue_s
 
@@ -119,14 +108,6 @@ def test_disk_is_not_used_where_computing_is_faster():
     slow_disk = node("a", cached_tokens=1000, load_s=99.0)
 
     assert cost_s(Job(1000, 16), slow_disk) == pytest.approx(1.0)
-
-
-def test_a_shipment_hides_behind_the_queue():
-    ship = Shipment(tokens=10_000, payload_bytes=700_000_000, link_bytes_per_s=1e9)
-    job = Job(10_000, 16)
-
-    assert cost_s(job, node("a", shipment=ship)) == pytest.approx(1.03)
-    assert cost_s(job, node("a", shipment=ship, queue_s=5.0)) == pytest.approx(5.0)
 
 
 def test_equal_nodes_take_turns():
