@@ -7,6 +7,7 @@ repeated here: the callers know which calls are safe to repeat.
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,26 +23,39 @@ NAMESPACE = "macfabric"
 ACTOR_PREFIX = "macfabric-node-"
 LABEL = "mac"  # what a Ray node is called by
 
+LEAVE_TIMEOUT_S = 10.0
+
 _LOG = logging.getLogger("macfabric.router.ray")
+_joining = threading.Lock()  # Ray is joined and left by one thread at a time
 
 
 def connect(address: str, namespace: str = NAMESPACE) -> None:
     """Join a running Ray cluster as a driver; raise FatalError where there is none."""
-    try:
-        ray.init(
-            address=address,
-            namespace=namespace,
-            log_to_driver=False,  # what nodes print may quote prompts
-            configure_logging=False,
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        message = f"no Ray cluster answers at {address}: {error}"
-        raise FatalError(message) from None
+    with _joining:
+        try:
+            ray.init(
+                address=address,
+                namespace=namespace,
+                log_to_driver=False,  # what nodes print may quote prompts
+                configure_logging=False,
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            message = f"no Ray cluster answers at {address}: {error}"
+            raise FatalError(message) from None
 
 
 def disconnect() -> None:
-    """Leave the cluster; what runs there goes on."""
-    ray.shutdown()
+    """Leave the cluster; what runs there goes on.
+
+    Whoever is just joining it is waited for; if that takes too long, the process's end leaves it.
+    """
+    if not _joining.acquire(timeout=LEAVE_TIMEOUT_S):
+        _LOG.warning("Ray is still being joined: the process ends without leaving it")
+        return
+    try:
+        ray.shutdown()
+    finally:
+        _joining.release()
 
 
 class Driver:
@@ -163,7 +177,7 @@ class ActorRoster:
         for transport in self._transports.values():
             transport.handle = None
         try:
-            await asyncio.to_thread(ray.shutdown)
+            await asyncio.to_thread(disconnect)
             await asyncio.to_thread(connect, address, self._namespace)
         finally:
             self._on_joined()  # also after an attempt that failed half-way

@@ -1,0 +1,57 @@
+"""How the router's process joins Ray and leaves it: one thread at a time."""
+
+import threading
+
+import pytest
+import ray
+
+from router.fleet import ray_control
+
+HANG_S = 60.0
+
+
+class SlowRay:
+    """Ray whose `init` takes until it is let go; notes in what order it was called."""
+
+    def __init__(self):
+        self.calls = []
+        self.joins = threading.Event()
+        self.let_go = threading.Event()
+
+    def init(self, **_):
+        self.calls.append("join")
+        self.joins.set()
+        assert self.let_go.wait(HANG_S)
+        self.calls.append("joined")
+
+    def shutdown(self):
+        self.calls.append("left")
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    slow = SlowRay()
+    monkeypatch.setattr(ray, "init", slow.init)
+    monkeypatch.setattr(ray, "shutdown", slow.shutdown)
+    joining = threading.Thread(target=ray_control.connect, args=("here:1",))
+    joining.start()
+    assert slow.joins.wait(HANG_S)
+    yield slow
+    slow.let_go.set()
+    joining.join(HANG_S)
+
+
+def test_whoever_leaves_waits_for_a_join_under_way(slow):
+    leaving = threading.Thread(target=ray_control.disconnect)
+    leaving.start()
+    leaving.join(0.2)
+    assert slow.calls == ["join"]
+    slow.let_go.set()
+    leaving.join(HANG_S)
+    assert slow.calls == ["join", "joined", "left"]
+
+
+def test_a_join_that_hangs_does_not_keep_the_process(slow, monkeypatch):
+    monkeypatch.setattr(ray_control, "LEAVE_TIMEOUT_S", 0.05)
+    ray_control.disconnect()
+    assert slow.calls == ["join"]
