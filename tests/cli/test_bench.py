@@ -89,7 +89,7 @@ def test_listing(run):
 
 def test_what_is_listed_can_be_run(run):
     for name in json.loads(run("--list", "--json")[1]):
-        assert "_" not in name, "as README spells it"
+        assert "_" not in name, "as docs/benchmarks.md spells it"
         tree = ast.parse((ROOT / "benchmarks" / f"{name.replace('-', '_')}.py").read_text())
         functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 

@@ -137,7 +137,7 @@ class RayUp:
         return f"https://{self.head.host}:8000"
 
     def prepare(self) -> None:
-        """Switch the Macs on and do what README tells to do on the laptop before `ray up`."""
+        """Switch the Macs on and do what docs/macs.md tells to do on the laptop before `ray up`."""
         self.macs = start_macs(self.fleet, [*NAMES, LAPTOP])
         key = state_folder(self.fleet.number) / "key"
         self.laptop.write(".ssh/macfabric", key.read_text())
