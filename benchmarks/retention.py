@@ -12,9 +12,9 @@ from statistics import geometric_mean, mean
 
 from benchmarks.report import Limit, Report
 from benchmarks.retention_workloads import WORKLOADS, Ask, Workload
-from fabric.ids import AgentId, TenantId
+from fabric.ids import AgentId, AgentKey, TenantId
 from fabric.limits import SPARE_SHARE
-from fabric.retention.policy import AgentKey, Candidate, Rules, by_benefit, by_recency, choose
+from fabric.retention.policy import Candidate, Rules, by_benefit, by_recency, choose
 from fabric.retention.reuse_odds import ReturnOdds
 
 DESCRIPTION = "which agents to keep: reuse by eviction rank, and under a neighbour's flood"

@@ -119,3 +119,15 @@ class FatalError(FabricError):
     """The process cannot go on and says why."""
 
     code = "fatal"
+
+
+def require(
+    holds: bool,  # noqa: FBT001 - reads as a sentence
+    message: str,
+    kind: type[FabricError] = CorruptDataError,
+    *,
+    code: str | None = None,
+) -> None:
+    """Raise an error of `kind` unless something holds."""
+    if not holds:
+        raise kind(message, code=code)

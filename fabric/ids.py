@@ -2,7 +2,7 @@
 
 import re
 from hashlib import blake2b
-from typing import NewType
+from typing import NewType, TypeAlias
 
 from fabric.errors import RejectedError
 
@@ -14,6 +14,8 @@ OperationId = NewType("OperationId", str)
 BlockHash = NewType("BlockHash", bytes)
 Checksum = NewType("Checksum", bytes)
 Fingerprint = NewType("Fingerprint", bytes)
+
+AgentKey: TypeAlias = tuple[TenantId, AgentId]  # what one agent is called throughout a fabric
 
 DEFAULT_TENANT = TenantId("default")
 SELF_TEST_TENANT = TenantId("_selftest")  # each node's own, erased at once

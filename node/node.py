@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from fabric.control.node_calls import Address, NodeView, SelfTest, TierBytes
 from fabric.errors import OverloadedError, RetryElsewhereError, RetryLaterError
-from fabric.ids import Fingerprint, MigrationId, NodeName
+from fabric.ids import AgentKey, Fingerprint, MigrationId, NodeName
 from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.limits import BLOCK_TOKENS, FETCHES_MAX, FETCHES_WAITING_MAX, HASTY_WORKERS
 from fabric.net.transfer_counts import FETCHING, SENDING, bounded
@@ -21,7 +21,6 @@ from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
 from fabric.settings import NodeSettings
 from fabric.turn.generation import Event, GenerateRequest
-from node.agents.agent import AgentKey
 from node.agents.agent_table import AgentTable
 from node.engine.engine_thread import EngineThread
 from node.haste import in_haste

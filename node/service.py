@@ -18,9 +18,9 @@ import uvicorn
 from fabric.control.hasty_calls import HASTY
 from fabric.control.node_calls import SelfTest, encode_reply
 from fabric.errors import FatalError, RetryLaterError
-from fabric.kvcache.spec_file import SpecRecord
 from fabric.limits import CONTROL_TIMEOUT_S
 from fabric.net.links import AddressScope, scope_of
+from fabric.record.spec_file import SpecRecord
 from node import drain_flag
 from node.agents.recovered import recovered_table
 from node.clock import SystemClock

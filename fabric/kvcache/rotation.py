@@ -8,13 +8,16 @@ Source: Su et al. 2021, arXiv 2104.09864, section 3.2.2.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import TypeAlias
 
-from fabric.errors import RejectedError
+from fabric.errors import RejectedError, require
 
 KEYS, VALUES, INDEX = "keys", "values", "index"
 SLOTS = (KEYS, VALUES, INDEX)
+
+_require = partial(require, kind=RejectedError, code="invalid_message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +39,22 @@ class Rotation:
 
     def __post_init__(self) -> None:
         """Refuse what is no rotation; raise RejectedError."""
-        _require(self.slot in SLOTS, f"no slot {self.slot!r:.40}")
-        _require(self.start >= 0, "starts below 0")
-        _require(self.dims > 0 and self.dims % 2 == 0, "dims are not whole pairs")
-        _require(isfinite(self.scale), "scale is not finite")
-        _require((self.base is None) != (self.frequencies is None), "needs base or frequencies")
+        _require(self.slot in SLOTS, f"rotation: no slot {self.slot!r:.40}")
+        _require(self.start >= 0, "rotation: starts below 0")
+        _require(self.dims > 0 and self.dims % 2 == 0, "rotation: dims are not whole pairs")
+        _require(isfinite(self.scale), "rotation: scale is not finite")
+        _require(
+            (self.base is None) != (self.frequencies is None), "rotation: needs base or frequencies"
+        )
         if self.base is not None:
-            _require(isfinite(self.base) and self.base > 0, "base is not a positive number")
+            _require(
+                isfinite(self.base) and self.base > 0, "rotation: base is not a positive number"
+            )
         if self.frequencies is not None:
-            _require(len(self.frequencies) * 2 == self.dims, "needs one frequency per pair")
-            _require(all(map(isfinite, self.frequencies)), "a frequency is not finite")
+            _require(
+                len(self.frequencies) * 2 == self.dims, "rotation: needs one frequency per pair"
+            )
+            _require(all(map(isfinite, self.frequencies)), "rotation: a frequency is not finite")
 
     @property
     def radians_per_token(self) -> tuple[float, ...]:
@@ -79,9 +88,3 @@ class UnknownRotation:
 
 # One cache's rotations, at most one per slot; empty if its rows fit every position as they are.
 CacheRotations: TypeAlias = tuple[Rotation, ...] | UnknownRotation
-
-
-def _require(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
-    if not holds:
-        message = f"rotation: {what}"
-        raise RejectedError(message, code="invalid_message")

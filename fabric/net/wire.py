@@ -23,6 +23,7 @@ end asks for it, all but heads is encrypted as well; keys and proofs cover what 
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from struct import Struct
 from typing import Final
 
@@ -38,6 +39,7 @@ from fabric.errors import (
     RetryLaterError,
     TooLargeError,
     UnauthorizedError,
+    require,
 )
 from fabric.ids import (
     BlockHash,
@@ -80,9 +82,7 @@ class PayloadCodec(StrEnum):
     ZSTD = "zstd"
 
 
-def _require(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
-    if not holds:
-        raise RejectedError(what, code="bad_frame")
+_require = partial(require, kind=RejectedError, code="bad_frame")
 
 
 @dataclass(frozen=True, slots=True)

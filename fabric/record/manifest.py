@@ -14,8 +14,8 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 
-from fabric.codec import pack, pack_fields, unpack
-from fabric.errors import CorruptDataError, RejectedError
+from fabric.codec import pack, pack_fields
+from fabric.errors import CorruptDataError
 from fabric.ids import (
     BLOCK_HASH_BYTES,
     CHECKSUM_BYTES,
@@ -27,7 +27,6 @@ from fabric.ids import (
 )
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.cache_spec import CacheGroup
-from fabric.kvcache.hashing import payload_checksum
 from fabric.limits import (
     AGENT_TOKENS_MAX,
     BLOCK_BYTES_MAX,
@@ -35,6 +34,7 @@ from fabric.limits import (
     MANIFEST_BYTES_MAX,
     PACKED_PIECES_MAX,
 )
+from fabric.record.envelope import Envelope
 from fabric.u32s import U32s
 
 MAGIC = b"MFMANI01"
@@ -61,6 +61,11 @@ class Piece:
     start: int
     end: int
     delta: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether it is a whole block in its own place."""
+        return (self.start, self.end, self.delta) == (0, self.block.tokens_count, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,27 +218,18 @@ def _packed_piece(piece: Piece) -> bytes:
     return pack(piece)
 
 
+_ENVELOPE = Envelope(Manifest, "manifest", MAGIC, MANIFEST_BYTES_MAX)
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """Serialize as magic, checksum, msgpack; token lists as little-endian u32."""
     manifest.check()
     body = pack_fields(manifest, {"pieces": [_packed_piece(piece) for piece in manifest.pieces]})
-    return b"".join((MAGIC, payload_checksum([body]), body))
+    return _ENVELOPE.seal(body)
 
 
 def decode_manifest(raw: bytes) -> Manifest:
     """Parse what `encode_manifest` wrote; raise CorruptDataError for anything else."""
-    lead = len(MAGIC) + CHECKSUM_BYTES
-    if len(raw) > MANIFEST_BYTES_MAX or len(raw) < lead or not raw.startswith(MAGIC):
-        message = "not a manifest of this version"
-        raise CorruptDataError(message)
-    body = raw[lead:]
-    if payload_checksum([body]) != raw[len(MAGIC) : lead]:
-        message = "manifest checksum does not match"
-        raise CorruptDataError(message)
-    try:
-        manifest = unpack(Manifest, body, MANIFEST_BYTES_MAX)
-    except RejectedError as error:
-        message = f"manifest does not decode: {error.message}"
-        raise CorruptDataError(message) from None
+    manifest = _ENVELOPE.open(raw)
     manifest.check()
     return manifest

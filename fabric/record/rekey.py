@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fabric.errors import ConflictError, RejectedError
-from fabric.ids import AgentId, NodeName, TenantId, parse_agent_id
+from fabric.ids import AgentKey, NodeName, parse_agent_id
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan, block_spans, span_ending
 from fabric.kvcache.block_file import payload_bytes
@@ -36,7 +36,7 @@ def portable(record: Manifest, window_tokens: int) -> Manifest:
 
     Raises ConflictError for a memory made of parts of blocks, which no file can hold yet.
     """
-    if not all(_is_whole(piece) for piece in record.pieces):
+    if not all(piece.is_whole for piece in record.pieces):
         message = "the agent's memory was edited; it can be hibernated after its next turn"
         raise ConflictError(message, code="cannot_hibernate")
     return replace(
@@ -88,7 +88,7 @@ def rekeyed(
 
 
 def owned_anew(
-    record: Manifest, key: tuple[TenantId, AgentId], owner: NodeName, epoch: int, wall_s: float
+    record: Manifest, key: AgentKey, owner: NodeName, epoch: int, wall_s: float
 ) -> Manifest:
     """Return the record of the same memory under another name, owner and epoch."""
     return replace(
@@ -130,12 +130,8 @@ def _check_plain(record: Manifest, header: Header, vocabulary_size: int) -> None
 
 def _whole(pieces: Sequence[Piece], spans: Sequence[BlockSpan]) -> Sequence[Piece]:
     """Return `pieces` if they are exactly the blocks of the tokens."""
-    _require(len(pieces) == len(spans) and all(map(_is_whole, pieces)))
+    _require(len(pieces) == len(spans) and all(piece.is_whole for piece in pieces))
     return pieces
-
-
-def _is_whole(piece: Piece) -> bool:
-    return (piece.start, piece.end, piece.delta) == (0, piece.block.tokens_count, 0)
 
 
 def _renamed(ref: BlockRef, span: BlockSpan) -> BlockRef:

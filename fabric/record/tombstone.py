@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import nsmallest
 
-from fabric.codec import pack, unpack
-from fabric.errors import CorruptDataError, RejectedError
-from fabric.ids import CHECKSUM_BYTES, AgentId, TenantId
-from fabric.kvcache.hashing import agent_digest, payload_checksum
-from fabric.limits import EPOCH_ERASED_MAX, ERASED_S_MAX, TOMBSTONES_MAX
+from fabric.codec import pack
+from fabric.errors import RejectedError
+from fabric.ids import AgentId, TenantId
+from fabric.kvcache.hashing import agent_digest
+from fabric.limits import CONTROL_BYTES_MAX, EPOCH_ERASED_MAX, ERASED_S_MAX, TOMBSTONES_MAX
+from fabric.record.envelope import Envelope
 
 _DIGEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _FINGERPRINT_BITS = 53  # exact in JSON, too
@@ -141,22 +142,17 @@ class Tombstones:
                 self._drop(item.agent)
 
 
+_ENVELOPE = Envelope(Tombstone, "tombstone", b"", CONTROL_BYTES_MAX)
+
+
 def encode_tombstone(item: Tombstone) -> bytes:
     """Encode one for its file."""
-    body = pack(item)
-    return payload_checksum([body]) + body
+    return _ENVELOPE.seal(pack(item))
 
 
 def decode_tombstone(raw: bytes) -> Tombstone:
     """Decode what a file holds; raise CorruptDataError at any doubt."""
-    checksum, body = raw[:CHECKSUM_BYTES], raw[CHECKSUM_BYTES:]
-    message = "damaged tombstone"
-    if payload_checksum([body]) != checksum:
-        raise CorruptDataError(message)
-    try:
-        return unpack(Tombstone, body)
-    except RejectedError:
-        raise CorruptDataError(message) from None
+    return _ENVELOPE.open(raw)
 
 
 def _mark(item: Tombstone) -> int:

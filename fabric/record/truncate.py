@@ -26,8 +26,7 @@ def misplaced_refs(record: Manifest, salt: bytes) -> set[BlockRef]:
     wrong, at = set(), 0
     for piece in record.pieces:
         span = spans[at // BLOCK_TOKENS]
-        is_whole = (piece.start, piece.end, piece.delta) == (0, span.end - span.start, 0)
-        if not is_whole or piece.block.tokens_count != piece.end:
+        if not piece.is_whole or piece.end != span.end - span.start:
             break
         if (piece.block.block_hash, piece.block.group) != (span.block_hash, CacheGroup.FULL):
             wrong.add(piece.block)

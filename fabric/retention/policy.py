@@ -15,10 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fabric.ids import AgentId, TenantId
+from fabric.ids import AgentKey, TenantId
 from fabric.limits import PIN_SHARE_MAX
-
-AgentKey = tuple[TenantId, AgentId]
 
 
 @dataclass(frozen=True, slots=True)

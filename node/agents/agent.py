@@ -7,15 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fabric.control.node_calls import AgentView, LastMatch, SealAgent, TierBytes
-from fabric.ids import AgentId, MigrationId, TenantId
+from fabric.ids import AgentKey, MigrationId
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.record.manifest import KEPT, Manifest, OwnerState
 from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, Transcript
 from node.mlx.resident_cache import ResidentCache
 
 TAIL_BYTES = 8
-
-AgentKey = tuple[TenantId, AgentId]
 
 
 class LiveTurn(Protocol):

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fabric.errors import NotFoundError, OverloadedError
-from fabric.ids import AgentId, Fingerprint, NodeName, TenantId
+from fabric.ids import AgentId, AgentKey, Fingerprint, NodeName, TenantId
 from fabric.limits import AGENTS_PER_NODE_MAX, GONE_AGENTS_MAX
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.retention.policy import Candidate, Rules, choose
 from fabric.turn.generation import Identity, IdentityKind
 from fabric.u32s import U32s
-from node.agents.agent import Agent, AgentKey
+from node.agents.agent import Agent
 from node.agents.conversation_index import ConversationIndex
 from node.agents.use_log import UseLog
 

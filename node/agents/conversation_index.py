@@ -7,9 +7,8 @@ agents whose last prompt may begin this one are found in one lookup per piece.
 from collections import defaultdict
 from collections.abc import Iterable
 
-from fabric.ids import TenantId
+from fabric.ids import AgentKey, TenantId
 from fabric.turn.sketch import sketch_text
-from node.agents.agent import AgentKey
 
 _Slot = tuple[TenantId, int]
 

@@ -4,7 +4,7 @@ Idle time grows by the steady clock, over restarts by `node.store.service_time`.
 another node begins anew.
 """
 
-from fabric.ids import AgentId, TenantId
+from fabric.ids import AgentKey
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest
 from fabric.retention.reuse_odds import ReturnOdds
@@ -16,7 +16,7 @@ class UseLog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._odds = ReturnOdds()
-        self._seen: dict[tuple[TenantId, AgentId], tuple[float, float]] = {}  # used_s, steady s
+        self._seen: dict[AgentKey, tuple[float, float]] = {}  # used_s, steady s
 
     def recover(self, record: Manifest, idle_s: float) -> None:
         """Take in a record that was stored when this process began."""

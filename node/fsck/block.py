@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fabric.errors import CorruptDataError
+from fabric.errors import CorruptDataError, require
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_file import TOKEN_BYTES, parse_parent, read_block_header
 from fabric.kvcache.hashing import block_hash, group_hash, payload_checksum
 from fabric.kvcache.safetensors_header import LENGTH_BYTES
-from fabric.kvcache.spec_file import SpecRecord
 from fabric.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MIB
 from fabric.ports import Disk
+from fabric.record.spec_file import SpecRecord
 from node.store.block_files import DIRECTORY, parse_leaf
 
 PREFIX_BYTES = LENGTH_BYTES + HEADER_BYTES_MAX
@@ -38,21 +38,21 @@ class BlockCheck:
         name, checksum, group = named
         path = f"{DIRECTORY}/{leaf}"
         file_bytes = self.disk.size_bytes(path)
-        _require(file_bytes <= FILE_BYTES_MAX, "no block is that long")
+        require(file_bytes <= FILE_BYTES_MAX, "no block is that long")
         room = memoryview(bytearray(min(PREFIX_BYTES, file_bytes)))
         prefix = bytes(room[: self.disk.read_into(path, 0, [room])])
         said = read_block_header(prefix, file_bytes)
-        _require((said.block_hash, said.group) == (name, group), "block is another one's")
-        _require(said.fingerprint.hex().startswith(self.folder), "block is of another model")
+        require((said.block_hash, said.group) == (name, group), "block is another one's")
+        require(said.fingerprint.hex().startswith(self.folder), "block is of another model")
         if self.spec is not None:
             known, header = self.spec, prefix[: said.data_start]
             parse_parent(header, known.spec, known.fingerprint, name, said.tokens_count, group)
         payload = _Pieces(self.disk, path, said.data_start, file_bytes, said.tokens_count)
-        _require(payload_checksum(payload) == checksum, "block checksum differs")
+        require(payload_checksum(payload) == checksum, "block checksum differs")
         if salt is not None:
             tokens = memoryview(payload.end).cast("I").tolist()
             chain = block_hash(salt, said.fingerprint, said.parent, tokens)
-            _require(group_hash(salt, chain, group) == name, "block's name does not follow from it")
+            require(group_hash(salt, chain, group) == name, "block's name does not follow from it")
         return BlockRef(name, checksum, said.tokens_count, file_bytes - said.data_start, group)
 
 
@@ -73,11 +73,6 @@ class _Pieces:
         for offset in self._range:
             piece = room[: self._file_bytes - offset]
             count = self._disk.read_into(self._path, offset, [piece])
-            _require(count == len(piece), "block file was cut short")
+            require(count == len(piece), "block file was cut short")
             self.end = (self.end + bytes(piece[-self._end_bytes :]))[-self._end_bytes :]
             yield piece
-
-
-def _require(holds: bool, message: str) -> None:  # noqa: FBT001 - reads as a sentence
-    if not holds:
-        raise CorruptDataError(message)

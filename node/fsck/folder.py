@@ -14,9 +14,9 @@ from typing import Final
 from fabric.errors import CorruptDataError, FabricError
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.hashing import agent_digest, tenant_salt
-from fabric.kvcache.spec_file import SpecRecord
 from fabric.limits import MANIFEST_BYTES_MAX
 from fabric.record.manifest import Manifest, decode_manifest, encode_manifest
+from fabric.record.spec_file import SpecRecord
 from fabric.record.truncate import cut_record, misplaced_refs, usable_tokens
 from node.fsck.block import BlockCheck
 from node.fsck.report import FolderReport, Kind

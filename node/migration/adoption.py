@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from fabric.ids import AgentKey
 from fabric.kvcache.block import BlockRef
-from node.agents.agent import AgentKey
 
 
 @dataclass(slots=True)

@@ -28,13 +28,13 @@ from fabric.errors import (
     RetryLaterError,
     UnauthorizedError,
 )
-from fabric.ids import MigrationId
+from fabric.ids import AgentKey, MigrationId
 from fabric.kvcache.block import BlockRef
 from fabric.limits import FILE_ALIGN_BYTES
 from fabric.net.urgency import Urgency
 from fabric.record.manifest import Manifest, OwnerState, decode_manifest
 from fabric.record.restore_plan import essential
-from node.agents.agent import Agent, AgentKey
+from node.agents.agent import Agent
 from node.migration.adoption import Adoption
 from node.store.posix_disk import DiskError
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fabric.errors import CorruptDataError
-from fabric.ids import AgentId, Fingerprint, TenantId
+from fabric.ids import AgentId, AgentKey, Fingerprint, TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan, block_spans, span_ending
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
@@ -65,7 +65,7 @@ class AgentStore:
         self._cluster_key = cluster_key
         self._fingerprint = fingerprint
         self._spec = spec
-        self._doubtful: dict[tuple[TenantId, AgentId], list[_Doubt]] = {}
+        self._doubtful: dict[AgentKey, list[_Doubt]] = {}
 
     def recover(self) -> list[Manifest]:
         """Return all records; remove blocks that none refers to.
@@ -246,7 +246,7 @@ class AgentStore:
             self.blocks.release(saved.refs)
         return refs
 
-    def erase_unknown(self, key: tuple[TenantId, AgentId] | None = None) -> int:
+    def erase_unknown(self, key: AgentKey | None = None) -> int:
         """Remove erased records of agents that nobody knows of, such as shed ones; count them."""
         if key is None:
             return self._manifests.remove_erased()

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from fabric.errors import CorruptDataError
+from fabric.errors import CorruptDataError, require
 from fabric.ids import BlockHash, Checksum, Fingerprint
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_file import (
@@ -92,15 +92,15 @@ class BlockFiles:
         is_count = 0 < count <= BLOCK_TOKENS and ref.tokens_count == count
         is_count = is_count and ref.group in self._sizes
         fits = is_count and ref.payload_bytes == payload_bytes(self._spec, count, ref.group)
-        _require(fits, "block reference does not fit this model and these tokens")
+        require(fits, "block reference does not fit this model and these tokens")
 
     def check_received(self, ref: BlockRef, tokens: Sequence[int], payload: memoryview) -> None:
         """Raise CorruptDataError unless `payload` is what `ref` names, with these tokens."""
         self.check_fit(ref, tokens)
         packed = token_bytes(tokens)
-        _require(payload.nbytes == ref.payload_bytes, "received block has another length")
-        _require(payload.cast("B")[-len(packed) :] == packed, "received block has other tokens")
-        _require(payload_checksum([payload]) == ref.checksum, "received block is damaged")
+        require(payload.nbytes == ref.payload_bytes, "received block has another length")
+        require(payload.cast("B")[-len(packed) :] == packed, "received block has other tokens")
+        require(payload_checksum([payload]) == ref.checksum, "received block is damaged")
 
     def list_all(self) -> tuple[list[BlockRef], list[str]]:
         """List the blocks found, and the files that cannot be blocks of this model."""
@@ -145,9 +145,9 @@ class BlockFiles:
         targets = [np.asarray(place) for place in (memoryview(header), *places, memoryview(packed))]
         parts = self._fill(file_name(ref), targets, skip_bytes=len(header))
         checksum = payload_checksum(parts)
-        _require(header == expected_header, "block header is not this block's")
-        _require(packed == expected_tokens, "block holds other tokens")
-        _require(checksum == ref.checksum, "block checksum does not match")
+        require(header == expected_header, "block header is not this block's")
+        require(packed == expected_tokens, "block holds other tokens")
+        require(checksum == ref.checksum, "block checksum does not match")
 
     def verify(self, ref: BlockRef) -> None:
         """Read a block as a whole; raise FileNotFoundError or CorruptDataError."""
@@ -155,11 +155,11 @@ class BlockFiles:
         name, at = file_name(ref), self.file_bytes(ref) - ref.payload_bytes
         header = bytearray(at)
         count = self._disk.read_into(name, 0, [memoryview(header)])
-        _require(count == at, "block file was cut short")
+        require(count == at, "block file was cut short")
         named = (ref.block_hash, ref.tokens_count, ref.group)
         parse_parent(bytes(header), self._spec, self._fingerprint, *named)
         checksum = payload_checksum(self._pieces(name, at, ref.payload_bytes))
-        _require(checksum == ref.checksum, "block checksum differs")
+        require(checksum == ref.checksum, "block checksum differs")
 
     def lend(self, ref: BlockRef) -> Payload:
         """Open a block's data for sending; the caller closes it."""
@@ -200,7 +200,7 @@ class BlockFiles:
     def _check_length(self, ref: BlockRef) -> None:
         expected = self._sizes.get(ref.group, {}).get(ref.tokens_count)
         is_whole = self._disk.size_bytes(file_name(ref)) == expected
-        _require(is_whole, "block file has another length")
+        require(is_whole, "block file has another length")
 
     def _pieces(self, name: str, offset: int, size_bytes: int) -> Iterator[memoryview]:
         """Yield a file's bytes from `offset` on, through the staging buffer."""
@@ -208,7 +208,7 @@ class BlockFiles:
         while offset < end:
             staged = staging_buffer()[: end - offset]
             count = self._disk.read_into(name, offset, [staged.data])
-            _require(count == staged.nbytes, "block file was cut short")
+            require(count == staged.nbytes, "block file was cut short")
             yield staged.data
             offset += count
 
@@ -219,7 +219,7 @@ class BlockFiles:
             size_bytes = sum(map(attrgetter("nbytes"), group))
             staged = staging_buffer()[:size_bytes]
             count = self._disk.read_into(name, offset, [staged.data])
-            _require(count == size_bytes, "block file was cut short")
+            require(count == size_bytes, "block file was cut short")
             put_in_place(staged, group)
             yield staged.data[max(0, skip_bytes - offset) :]
             offset += size_bytes
@@ -242,8 +242,3 @@ def parse_leaf(leaf: str) -> tuple[BlockHash, Checksum, CacheGroup] | None:
 def _groups(spec: ModelCacheSpec) -> tuple[CacheGroup, ...]:
     """List the groups with files: the first always has them, if only for its tokens."""
     return tuple(dict.fromkeys((CacheGroup.FULL, *spec.groups)))
-
-
-def _require(holds: bool, message: str) -> None:  # noqa: FBT001 - reads as a sentence
-    if not holds:
-        raise CorruptDataError(message)

@@ -4,9 +4,9 @@ import logging
 from typing import Final
 
 from fabric.errors import CorruptDataError
-from fabric.kvcache.spec_file import SpecRecord, decode_spec, encode_spec
 from fabric.limits import SPEC_BYTES_MAX
 from fabric.ports import Disk
+from fabric.record.spec_file import SpecRecord, decode_spec, encode_spec
 from node.store.posix_disk import DiskError
 
 SPEC_FILE: Final = "model.spec"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from fabric.errors import UNDECIDED, CorruptDataError, StaleEpochError
-from fabric.ids import AgentId, TenantId
+from fabric.ids import AgentId, AgentKey, TenantId
 from fabric.kvcache.hashing import agent_digest
 from fabric.limits import MANIFEST_BYTES_MAX
 from fabric.record.manifest import Manifest, decode_manifest, encode_manifest
@@ -144,7 +144,7 @@ class ManifestStore:
         """Name an agent as its record's file does."""
         return agent_digest(self._cluster_key, tenant, agent)
 
-    def remove_all(self, agents: Iterable[tuple[TenantId, AgentId]]) -> int:
+    def remove_all(self, agents: Iterable[AgentKey]) -> int:
         """Remove several agents' records durably; count them."""
         names = [self._name(tenant, agent) for tenant, agent in agents]
         with self._lock:

@@ -35,8 +35,7 @@ def stock_of(record: Manifest | None, tokens_max: int = AGENT_TOKENS_MAX) -> Sto
     end = 0
     for piece in record.pieces:
         end += piece.end - piece.start
-        is_whole = (piece.start, piece.end, piece.delta) == (0, piece.block.tokens_count, 0)
-        if not is_whole or end > tokens_max:
+        if not piece.is_whole or end > tokens_max:
             break
         stock.full.append(piece.block)
     stock.windows = {p.start: p.block for p in record.windows if p.end <= tokens_max}

@@ -23,11 +23,11 @@ from fabric.control.erasure_calls import (
     ShareErasures,
 )
 from fabric.errors import FabricError, TooLargeError
-from fabric.ids import AgentId, OperationId, TenantId
+from fabric.ids import AgentId, AgentKey, OperationId, TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.limits import TOMBSTONES_MAX
 from fabric.record.tombstone import Tombstone
-from node.agents.agent import Agent, AgentKey
+from node.agents.agent import Agent
 from node.migration.target import forget
 from node.store.model_folders import folder_name
 from node.store.posix_disk import DiskError

@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fabric.ids import AgentKey
 from fabric.limits import EVICTIONS_MAX
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.restore_plan import essential
-from node.agents.agent import Agent, AgentKey
+from node.agents.agent import Agent
 from node.store.posix_disk import DiskError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Final
 
 from fabric.errors import OverloadedError, RejectedError, TooLargeError, UnauthorizedError
-from fabric.ids import AgentId, MigrationId, NodeName, TenantId
+from fabric.ids import AgentId, AgentKey, MigrationId, NodeName, TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.limits import OFFER_LIFE_MAX_S, TICKET_BLOCKS_MAX
 from fabric.net.ticket import Ticket, blocks_digest, issue_ticket, open_ticket
@@ -96,7 +96,7 @@ class OfferBook:
                 n: o for n, o in self._offers.items() if (o.ticket.tenant, o.ticket.agent) != who
             }
 
-    def agents(self) -> frozenset[tuple[TenantId, AgentId]]:
+    def agents(self) -> frozenset[AgentKey]:
         """Return the agents whose blocks some node may fetch now."""
         now_s = self._clock.monotonic_s()
         with self._lock:

@@ -26,7 +26,7 @@ from fabric.errors import (
     RetryLaterError,
     UnauthorizedError,
 )
-from fabric.ids import AgentId, Fingerprint, MigrationId, NodeName, TenantId
+from fabric.ids import AgentId, AgentKey, Fingerprint, MigrationId, NodeName, TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.limits import HANDSHAKE_TIMEOUT_S, TRANSFER_CONNECTIONS_MAX, TRANSFER_TIMEOUT_S
 from fabric.net.handshake import Role, check_proof, prove, session_keys
@@ -149,7 +149,7 @@ class TransferServer:
         """Refuse all tickets for an agent's blocks."""
         self._offers.withdraw_agent(tenant, agent)
 
-    def offered_agents(self) -> frozenset[tuple[TenantId, AgentId]]:
+    def offered_agents(self) -> frozenset[AgentKey]:
         """Return the agents whose blocks some node may fetch now."""
         return self._offers.agents()
 

@@ -13,7 +13,7 @@ from fabric.errors import (
     RetryLaterError,
     StaleEpochError,
 )
-from fabric.ids import AgentId, MigrationId, TenantId
+from fabric.ids import AgentKey, MigrationId
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from node.agents.agent import Agent
@@ -54,7 +54,7 @@ async def _land(node: "Node", request: GenerateRequest, migration: MigrationId) 
         raise RetryElsewhereError(message)
 
 
-def _is_owned(node: "Node", key: tuple[TenantId, AgentId], epoch: int) -> bool:
+def _is_owned(node: "Node", key: AgentKey, epoch: int) -> bool:
     agent = node.table.get(key)
     if agent is None:
         return False

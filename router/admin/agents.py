@@ -8,9 +8,9 @@ from starlette.routing import Route
 
 from fabric.codec import to_plain
 from fabric.control.node_calls import AgentView, PinAgent
-from fabric.ids import AgentId, parse_agent_id
+from fabric.ids import AgentId, AgentKey, parse_agent_id
 from fabric.record.manifest import OwnerState
-from router.fleet.directory import Holding, Key
+from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.http.auth import tenant_of
 from router.http.fields import Fields, require_text
@@ -105,7 +105,7 @@ class AgentsApi:
         )
 
 
-def _key(request: Request) -> Key:
+def _key(request: Request) -> AgentKey:
     return tenant_of(request), AgentId(parse_agent_id(request.path_params["agent"]))
 
 
@@ -144,7 +144,7 @@ def _copy(holding: Holding, owner: Holding | None) -> dict[str, Any]:
     }
 
 
-def _agent(key: Key, fleet: Fleet) -> dict[str, Any]:
+def _agent(key: AgentKey, fleet: Fleet) -> dict[str, Any]:
     directory = fleet.directory
     owner = directory.owner(key)
     holdings = directory.holdings(key)

@@ -7,8 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fabric.control.node_calls import AgentView
-from fabric.ids import AgentId, parse_agent_id, parse_operation_id
-from router.fleet.directory import Key
+from fabric.ids import AgentId, AgentKey, parse_agent_id, parse_operation_id
 from router.fresh_ids import fresh_operation
 from router.http.auth import tenant_of
 from router.http.fields import Fields, require_text
@@ -83,7 +82,7 @@ class CopiesApi:
         return JSONResponse(_prefetched(await self._prefetches.cancel(_key(request))))
 
 
-def _key(request: Request) -> Key:
+def _key(request: Request) -> AgentKey:
     return tenant_of(request), AgentId(parse_agent_id(request.path_params["agent"]))
 
 

@@ -16,7 +16,7 @@ from fabric.control.hibernation_calls import (
     SIGNING_KEY_HEADER,
 )
 from fabric.errors import RejectedError
-from fabric.ids import AgentId, parse_agent_id
+from fabric.ids import AgentId, AgentKey, parse_agent_id
 from fabric.record.hibernation_file import (
     LEAD_BYTES_MAX,
     SALT_BYTES_MAX,
@@ -25,7 +25,6 @@ from fabric.record.hibernation_file import (
     peek_header,
     require_sound,
 )
-from router.fleet.directory import Key
 from router.http.auth import tenant_of
 from router.http.fields import refuse
 from router.moves.hibernations import PASS_BYTES, Hibernations, Upload, Wanted
@@ -104,7 +103,7 @@ async def _body(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield part
 
 
-def _key(request: Request) -> Key:
+def _key(request: Request) -> AgentKey:
     return tenant_of(request), AgentId(parse_agent_id(request.path_params["agent"]))
 
 

@@ -16,12 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fabric.control.node_calls import AgentList, AgentView
-from fabric.ids import AgentId, NodeName, TenantId
+from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.limits import EPOCHS_ISSUED_MAX
 from fabric.record.manifest import OwnerState
 from router.fleet.given_epochs import GivenEpochs
-
-Key = tuple[TenantId, AgentId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +47,22 @@ class Directory:
     """Holdings of all agents, and reservations of agents that are being started."""
 
     def __init__(self) -> None:
-        self._holdings: dict[Key, dict[NodeName, Holding]] = {}
-        self._by_node: dict[NodeName, set[Key]] = {}
-        self._groups: dict[tuple[TenantId, str], set[Key]] = {}
+        self._holdings: dict[AgentKey, dict[NodeName, Holding]] = {}
+        self._by_node: dict[NodeName, set[AgentKey]] = {}
+        self._groups: dict[tuple[TenantId, str], set[AgentKey]] = {}
         self._versions: dict[NodeName, tuple[int, int]] = {}
-        self._unheard: dict[NodeName, set[Key]] = {}  # noted, and not listed by the node yet
+        self._unheard: dict[NodeName, set[AgentKey]] = {}  # noted, and not listed by the node yet
         self._doubted: set[NodeName] = set()
-        self._reserved: dict[Key, Reservation] = {}
+        self._reserved: dict[AgentKey, Reservation] = {}
         self._issued = GivenEpochs(EPOCHS_ISSUED_MAX)
         self._promised = GivenEpochs(EPOCHS_ISSUED_MAX)
-        self._in_doubt: set[Key] = set()
-        self._seats: dict[Key, NodeName] = {}  # where each agent lives, or is being started
+        self._in_doubt: set[AgentKey] = set()
+        self._seats: dict[AgentKey, NodeName] = {}  # where each agent lives, or is being started
         self._seated: Counter[NodeName] = Counter()
         # Up to which epoch an agent was erased, whoever knows: nodes refuse epochs below.
-        self.floor: Callable[[Key], int] = lambda _: 0
+        self.floor: Callable[[AgentKey], int] = lambda _: 0
 
-    def apply(self, agents: AgentList, asked_s: float) -> set[Key]:
+    def apply(self, agents: AgentList, asked_s: float) -> set[AgentKey]:
         """Take a node's whole list; return the agents that the node no longer holds."""
         version = (agents.incarnation, agents.changes)
         known = self._versions.get(agents.node)
@@ -74,7 +72,7 @@ class Directory:
             self._doubted.add(agents.node)  # what came before it is missing here
             return set()
         self._versions[agents.node] = version
-        listed: set[Key] = set()
+        listed: set[AgentKey] = set()
         for item in agents.agents:
             view = item.view
             key = (view.tenant, view.agent)
@@ -112,7 +110,7 @@ class Directory:
         """Accept any list from a node's new incarnation."""
         self._versions.pop(node, None)
 
-    def note(self, key: Key, holding: Holding) -> None:
+    def note(self, key: AgentKey, holding: Holding) -> None:
         """Take over what a node just answered, before its next list says so.
 
         Unless it was long on its way: a node's epochs only rise, and no list would correct it.
@@ -123,7 +121,7 @@ class Directory:
         if not is_late and not is_known:
             self._put(key, holding)
 
-    def forget(self, key: Key, node: NodeName) -> None:
+    def forget(self, key: AgentKey, node: NodeName) -> None:
         """Drop one node's word about one agent."""
         self._by_node.get(node, set()).discard(key)
         nodes = self._holdings.get(key, {})
@@ -135,32 +133,32 @@ class Directory:
             self._holdings.pop(key, None)
         self._judge(key)
 
-    def note_erased(self, key: Key) -> None:
+    def note_erased(self, key: AgentKey) -> None:
         """Look again at what is known of an agent, below whose new floor nothing counts."""
         self._judge(key)
 
-    def owner(self, key: Key) -> Holding | None:
+    def owner(self, key: AgentKey) -> Holding | None:
         """Return the owned or sealed holding of the highest epoch."""
         owners = [h for h in self.living(key) if h.state is not OwnerState.REPLICA]
         return max(owners, key=_rank, default=None)
 
-    def holdings(self, key: Key) -> tuple[Holding, ...]:
+    def holdings(self, key: AgentKey) -> tuple[Holding, ...]:
         """Return every node's word about the agent, by node."""
         nodes = self._holdings.get(key, {})
         return tuple(nodes[name] for name in sorted(nodes))
 
-    def living(self, key: Key) -> tuple[Holding, ...]:
+    def living(self, key: AgentKey) -> tuple[Holding, ...]:
         """Return the words about what was not erased, by node."""
         holdings = self.holdings(key)
         floor = self.floor(key) if holdings else 0
         return tuple(h for h in holdings if h.epoch > floor)
 
-    def erasing(self, key: Key) -> tuple[NodeName, ...]:
+    def erasing(self, key: AgentKey) -> tuple[NodeName, ...]:
         """Name the nodes that still have something of the agent that was erased."""
         living = self.living(key)
         return tuple(h.node for h in self.holdings(key) if h not in living)
 
-    def next_epoch(self, key: Key) -> int:
+    def next_epoch(self, key: AgentKey) -> int:
         """Return an epoch above any that a node, heard of or not, may own the agent at.
 
         0 for an agent that nobody has heard of: its node begins with 1.
@@ -172,19 +170,19 @@ class Directory:
         given = max(self._issued.last(key), self._promised.last(key), self.floor(key))
         return max(known + unheard, given) + 1 if holdings or given else 0
 
-    def issued(self, key: Key) -> int:
+    def issued(self, key: AgentKey) -> int:
         """Return the last epoch given out for the agent: a turn of an earlier one is fenced."""
         return self._issued.last(key)
 
-    def issue(self, key: Key, epoch: int) -> None:
+    def issue(self, key: AgentKey, epoch: int) -> None:
         """Never give out `epoch`, or a lower one, for this agent from now on."""
         self._issued.note(key, epoch)
 
-    def promise(self, key: Key, epoch: int) -> None:
+    def promise(self, key: AgentKey, epoch: int) -> None:
         """Give `epoch` to nobody else: a move may make it true. Until then it fences no turn."""
         self._promised.note(key, epoch)
 
-    def promised(self, key: Key) -> int:
+    def promised(self, key: AgentKey) -> int:
         """Return the last epoch that a move may have made true; 0 if none."""
         return self._promised.last(key)
 
@@ -192,11 +190,11 @@ class Directory:
         """Return a tenant's agents, by id."""
         return sorted(key[1] for key in self._holdings if key[0] == tenant)
 
-    def all_keys(self) -> list[Key]:
+    def all_keys(self) -> list[AgentKey]:
         """Return all agents of all tenants."""
         return list(self._holdings)
 
-    def owned_by(self, node: NodeName) -> list[Key]:
+    def owned_by(self, node: NodeName) -> list[AgentKey]:
         """Return the agents that the node owns, or has sealed for a move, in order."""
         keys = self._by_node.get(node, set())
         return sorted(k for k in keys if (owner := self.owner(k)) and owner.node == node)
@@ -217,15 +215,15 @@ class Directory:
         found = (self.owner(key) for key in keys)
         return [holding for holding in found if holding is not None]
 
-    def in_doubt(self) -> tuple[Key, ...]:
+    def in_doubt(self) -> tuple[AgentKey, ...]:
         """Return agents that are sealed, or that more than one node claims."""
         return tuple(sorted(self._in_doubt))
 
-    def reservation(self, key: Key) -> Reservation | None:
+    def reservation(self, key: AgentKey) -> Reservation | None:
         """Return where the agent is being started, if it is."""
         return self._reserved.get(key)
 
-    def reserve(self, key: Key, node: NodeName, epoch: int) -> Reservation:
+    def reserve(self, key: AgentKey, node: NodeName, epoch: int) -> Reservation:
         """Say where the agent is being started, in place of any earlier word."""
         # Who was asked before may be slow, not dead, and take the agent late: not at this epoch.
         self.issue(key, max(epoch, 1))
@@ -233,7 +231,7 @@ class Directory:
         self._seat(key)
         return self._reserved[key]
 
-    def release(self, key: Key, reservation: Reservation) -> None:
+    def release(self, key: AgentKey, reservation: Reservation) -> None:
         """End one turn's use of a reservation; the last one removes it."""
         assert reservation.turns_count > 0, "released more often than joined"
         reservation.turns_count -= 1
@@ -241,7 +239,7 @@ class Directory:
             del self._reserved[key]
             self._seat(key)
 
-    def _put(self, key: Key, holding: Holding) -> None:
+    def _put(self, key: AgentKey, holding: Holding) -> None:
         nodes = self._holdings.setdefault(key, {})
         old = nodes.get(holding.node)
         nodes[holding.node] = holding
@@ -254,7 +252,7 @@ class Directory:
             self._leave_group(key, old.group)
         self._judge(key)
 
-    def _leave_group(self, key: Key, group: str) -> None:
+    def _leave_group(self, key: AgentKey, group: str) -> None:
         if any(h.group == group for h in self.holdings(key)):
             return
         members = self._groups.get((key[0], group), set())
@@ -262,7 +260,7 @@ class Directory:
         if not members:
             self._groups.pop((key[0], group), None)
 
-    def _seat(self, key: Key) -> None:
+    def _seat(self, key: AgentKey) -> None:
         started, owner = self._reserved.get(key), self.owner(key)
         node = started.node if started else owner.node if owner else None
         before = self._seats.get(key)
@@ -275,7 +273,7 @@ class Directory:
             self._seats[key] = node
             self._seated[node] += 1
 
-    def _judge(self, key: Key) -> None:
+    def _judge(self, key: AgentKey) -> None:
         self._seat(key)
         claims = [h for h in self.living(key) if h.state is not OwnerState.REPLICA]
         if len(claims) > 1 or any(h.state is OwnerState.SEALED for h in claims):

@@ -9,12 +9,12 @@ from xxhash import xxh3_64
 from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.control.node_calls import AgentList, NodeView
 from fabric.errors import ConflictError, RetryLaterError
-from fabric.ids import AgentId, NodeName
+from fabric.ids import AgentId, AgentKey, NodeName
 from fabric.limits import BEAT_S, BLOCK_TOKENS
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import IdentityKind
-from router.fleet.directory import Directory, Holding, Key
+from router.fleet.directory import Directory, Holding
 from router.fleet.meeting import Meeting
 from router.fleet.membership import Health, LinkFactory, Membership, Roster
 from router.fleet.node_client import NodeLink, NodeLostError
@@ -57,7 +57,7 @@ class Fleet:
     ) -> None:
         self.clock = clock
         # What logs call an agent: they outlive an erasure, and names may be addresses of people.
-        self.alias: Callable[[Key], str] = lambda _: "?"
+        self.alias: Callable[[AgentKey], str] = lambda _: "?"
         self.policy = policy
         self.directory = Directory()
         self.sketches = SketchIndex()
@@ -99,7 +99,7 @@ class Fleet:
             return NodeName(name)
         raise self.meeting.unknown_node(name, param)
 
-    def require_owner(self, key: Key) -> Holding:
+    def require_owner(self, key: AgentKey) -> Holding:
         """Return who owns an agent; raise NotFoundError, or RetryLaterError if one may turn up."""
         owner = self.directory.owner(key)
         if owner is None:
@@ -118,7 +118,7 @@ class Fleet:
             raise ConflictError(message, code="node_draining", param=param)
         return node
 
-    def begin_epoch(self, key: Key) -> int:
+    def begin_epoch(self, key: AgentKey) -> int:
         """Return the epoch at which an agent is begun here, or taken over; 0: its node's first.
 
         Where a node has not told its agents yet, it leaps over what an owner there may claim.
@@ -251,18 +251,18 @@ class Fleet:
         prompt = turn.prompt
         return self.sketches.matches(turn.tenant, prompt.sketch, prompt.opening)
 
-    def _in_group(self, key: Key, node: NodeName, group: AgentId | None) -> bool:
+    def _in_group(self, key: AgentKey, node: NodeName, group: AgentId | None) -> bool:
         """Say whether a group's request may continue that agent; unnamed ones may any."""
         if group is None:
             return True
         return any(h.node == node and h.group == group for h in self.directory.holdings(key))
 
-    def _is_replica(self, key: Key, node: NodeName) -> bool:
+    def _is_replica(self, key: AgentKey, node: NodeName) -> bool:
         """Say whether a node only keeps a copy of an agent: it does not go on with it."""
         holdings = self.directory.holdings(key)
         return any(h.node == node and h.state is OwnerState.REPLICA for h in holdings)
 
-    def _is_hot(self, key: Key, node: NodeName) -> bool:
+    def _is_hot(self, key: AgentKey, node: NodeName) -> bool:
         for holding in self.directory.holdings(key):
             if holding.node == node:
                 return holding.view is None or "hot" in holding.view.tiers

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from fabric.ids import AgentId, TenantId
+from fabric.ids import AgentId, AgentKey, TenantId
 
 
 class GivenEpochs:
@@ -13,12 +13,12 @@ class GivenEpochs:
         self._by_tenant: dict[TenantId, OrderedDict[AgentId, int]] = {}
         self._count = 0
 
-    def last(self, key: tuple[TenantId, AgentId]) -> int:
+    def last(self, key: AgentKey) -> int:
         """Return the highest epoch noted for an agent; 0 if there is none."""
         own = self._by_tenant.get(key[0])
         return own.get(key[1], 0) if own is not None else 0
 
-    def note(self, key: tuple[TenantId, AgentId], epoch: int) -> None:
+    def note(self, key: AgentKey, epoch: int) -> None:
         """Remember that `epoch`, or a higher one before, was given out."""
         tenant, agent = key
         own = self._by_tenant.setdefault(tenant, OrderedDict())

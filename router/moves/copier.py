@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from fabric.control.copy_calls import OfferCopy
 from fabric.control.node_calls import AbortMigration, AgentView, Copied, CopyBlocks, Done, Offer
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
-from fabric.ids import AgentId, MigrationId, NodeName
+from fabric.ids import AgentId, AgentKey, MigrationId, NodeName
 from fabric.limits import CONTROL_TIMEOUT_S, COPY_TIMEOUT_S, COPY_TRIES_MAX
 from fabric.net.urgency import Urgency
-from router.fleet.directory import Holding, Key
+from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLink
 from router.fresh_ids import fresh_migration
@@ -42,7 +42,7 @@ class CopyReceipt:
 
 
 async def copy_agent(
-    fleet: Fleet, key: Key, target: NodeName, keep: Keep, *, background: bool = False
+    fleet: Fleet, key: AgentKey, target: NodeName, keep: Keep, *, background: bool = False
 ) -> CopyReceipt:
     """Copy what the agent's owner has saved last; try again where a turn replaced that meanwhile.
 
@@ -68,7 +68,7 @@ async def copy_agent(
 
 async def _attempt(
     fleet: Fleet,
-    key: Key,
+    key: AgentKey,
     owner: Holding,
     target: NodeName,
     keep: Keep,

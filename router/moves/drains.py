@@ -18,14 +18,14 @@ from enum import StrEnum
 from fabric.control.copy_calls import DrainNode
 from fabric.control.node_calls import Done
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
-from fabric.ids import NodeName
+from fabric.ids import AgentKey, NodeName
 from fabric.limits import (
     DRAIN_AGAIN_S,
     DRAIN_AT_ONCE_MAX,
     DRAIN_ROUND_REST_S,
     DRAIN_ROUNDS_MAX,
 )
-from router.fleet.directory import Holding, Key
+from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Health, Member
 from router.moves.copier import as_retry
@@ -60,7 +60,7 @@ class Drain:
     moved_count: int = 0
     sent_bytes: int = 0
     ended_s: float | None = None
-    stuck: dict[Key, FabricError] = field(default_factory=dict)
+    stuck: dict[AgentKey, FabricError] = field(default_factory=dict)
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
@@ -149,7 +149,7 @@ class Drains:
         if drain is not None and drain.task is not None:
             drain.task.cancel()  # moves under way have tasks of their own
 
-    def _left(self, node: NodeName) -> list[Key]:
+    def _left(self, node: NodeName) -> list[AgentKey]:
         return self._fleet.directory.owned_by(node)
 
     # --- moving ------------------------------------------------------------------------------
@@ -179,26 +179,26 @@ class Drains:
         drain.left_count = len(left)
         drain.stuck = {key: why for key, why in drain.stuck.items() if key in left}
 
-    async def _round(self, drain: Drain, left: list[Key]) -> None:
+    async def _round(self, drain: Drain, left: list[AgentKey]) -> None:
         """Try everybody once, the fastest first: most are safe when the lid closes early."""
         places = asyncio.Semaphore(DRAIN_AT_ONCE_MAX)
 
-        async def move(key: Key) -> None:
+        async def move(key: AgentKey) -> None:
             async with places:
                 await self._move(drain, key)
 
         await asyncio.gather(*(move(key) for key in sorted(left, key=self._journey_s)))
 
-    def _journey_s(self, key: Key) -> float:
+    def _journey_s(self, key: AgentKey) -> float:
         owner = self._fleet.directory.owner(key)
         site = self._choose(key, owner) if owner is not None else None
         return travel_s(site) if site is not None else float("inf")
 
-    def _choose(self, key: Key, owner: Holding) -> Site | None:
+    def _choose(self, key: AgentKey, owner: Holding) -> Site | None:
         size_bytes = max(owner.view.bytes.hot, owner.view.bytes.disk) if owner.view else 0
         return choose_site(self._sites.of(key, owner), size_bytes)
 
-    async def _move(self, drain: Drain, key: Key) -> None:
+    async def _move(self, drain: Drain, key: AgentKey) -> None:
         owner = self._fleet.directory.owner(key)
         if owner is None or owner.node != drain.node:
             return  # it went by itself

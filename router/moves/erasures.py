@@ -15,11 +15,10 @@ from functools import lru_cache
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
 from fabric.control.node_calls import NodeView
 from fabric.errors import ConflictError, FabricError, NotFoundError, RetryLaterError
-from fabric.ids import AgentId, NodeName, TenantId
+from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.kvcache.hashing import agent_digest
 from fabric.limits import ERASURE_EPOCHS, SUSPECT_S
 from fabric.record.tombstone import Tombstones, tombstone
-from router.fleet.directory import Key
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLink
 from router.fresh_ids import fresh_operation
@@ -65,7 +64,7 @@ class Erasures:
         self._shared: dict[NodeName, int] = {}  # fingerprint of what a node knows
         self._since_s = fleet.clock.monotonic_s()
 
-    def floor(self, key: Key) -> int:
+    def floor(self, key: AgentKey) -> int:
         """Return up to which epoch an agent was erased, as far as any node has told."""
         return self.known.epoch_of(self._digest(key)) if self.known else 0
 
@@ -82,7 +81,7 @@ class Erasures:
         async with self._replicas.barred(key):
             return await self._erase(key)
 
-    async def _erase(self, key: Key) -> Erasure:
+    async def _erase(self, key: AgentKey) -> Erasure:
         agent, directory = key[1], self._fleet.directory
         was_known = bool(directory.living(key))
         # Above whatever may turn up; the next agent of this name begins higher still.

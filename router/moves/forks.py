@@ -4,9 +4,9 @@ import logging
 
 from fabric.control.copy_calls import KeepFork
 from fabric.errors import ConflictError, FabricError, RetryLaterError
-from fabric.ids import AgentId, NodeName, OperationId
+from fabric.ids import AgentId, AgentKey, NodeName, OperationId
 from fabric.record.manifest import OwnerState
-from router.fleet.directory import Holding, Key
+from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.moves.copier import CopyReceipt, copy_agent
 from router.moves.migrations import Migrations
@@ -29,7 +29,7 @@ class Forks:
         self._telemetry = telemetry
 
     async def fork(
-        self, key: Key, name: AgentId, to: str | None, operation: OperationId
+        self, key: AgentKey, name: AgentId, to: str | None, operation: OperationId
     ) -> CopyReceipt:
         """Fork an agent; raise ConflictError where the name is taken by anything else."""
         await self._fleet.membership.refresh(relist=True)
@@ -60,7 +60,7 @@ class Forks:
         self._note(new, receipt)
         return receipt
 
-    def _repeated(self, new: Key, operation: OperationId) -> CopyReceipt | None:
+    def _repeated(self, new: AgentKey, operation: OperationId) -> CopyReceipt | None:
         """Answer again what was answered, or lost on its way, before."""
         for holding in self._fleet.directory.holdings(new):
             view = holding.view
@@ -69,7 +69,7 @@ class Forks:
                 return CopyReceipt(new[1], node, node, view, 0, view.blocks, 0, 0.0)
         return None
 
-    def _check_free(self, new: Key) -> None:
+    def _check_free(self, new: AgentKey) -> None:
         directory = self._fleet.directory
         if directory.living(new) or directory.reservation(new):
             message = f"an agent is called {new[1]!r} already: choose another name, or erase it"
@@ -78,7 +78,7 @@ class Forks:
             message = "not every node has told its agents yet"
             raise RetryLaterError(message, code="agents_unknown")
 
-    def _target(self, key: Key, to: str | None) -> NodeName:
+    def _target(self, key: AgentKey, to: str | None) -> NodeName:
         owner = self._fleet.require_owner(key)
         takes = {view.name for view in self._fleet.ready()}
         if to is not None:
@@ -92,7 +92,7 @@ class Forks:
             raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
         return site.name
 
-    def _note(self, new: Key, receipt: CopyReceipt) -> None:
+    def _note(self, new: AgentKey, receipt: CopyReceipt) -> None:
         view, now_s = receipt.view, self._fleet.clock.monotonic_s()
         holding = Holding(receipt.target, view.epoch, OwnerState.OWNED, now_s, None, view)
         self._fleet.directory.note(new, holding)

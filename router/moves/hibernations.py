@@ -31,11 +31,11 @@ from fabric.errors import (
     RetryElsewhereError,
     RetryLaterError,
 )
-from fabric.ids import NodeName
+from fabric.ids import AgentKey, NodeName
 from fabric.limits import FRAME_BYTES_MAX, NAME_CHARS_TOLD
 from fabric.record.hibernation_file import Header
 from fabric.record.manifest import OwnerState
-from router.fleet.directory import Holding, Key, Reservation
+from router.fleet.directory import Holding, Reservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.fresh_ids import fresh_migration
@@ -49,7 +49,7 @@ PASS_BYTES = 256 * 1024
 class Wanted:
     """How a client wants a file to be resumed."""
 
-    key: Key
+    key: AgentKey
     node: str | None = None
     replace: bool = False
     signing_key: bytes | None = field(default=None, repr=False)
@@ -84,7 +84,7 @@ class Hibernations:
         self._migrations = migrations
 
     async def hibernate(
-        self, key: Key, signing_key: bytes | None, salt: bytes
+        self, key: AgentKey, signing_key: bytes | None, salt: bytes
     ) -> tuple[NodeName, aiohttp.ClientResponse]:
         """Return the owner and its answer, whose body is the agent's file."""
         try:
@@ -122,7 +122,9 @@ class Hibernations:
         await self._note(key, node.name, resumed.view.epoch)
         return resumed
 
-    async def _step_down(self, key: Key, owner: Holding | None, node: NodeName, epoch: int) -> None:
+    async def _step_down(
+        self, key: AgentKey, owner: Holding | None, node: NodeName, epoch: int
+    ) -> None:
         """Make the owner a replica, as a restart of `node` may find that it owns the agent."""
         self._fleet.directory.promise(key, epoch)
         if owner is not None:
@@ -132,7 +134,7 @@ class Hibernations:
             self._fleet.membership.nudge(owner.node)
 
     async def _attempt(
-        self, key: Key, signing_key: bytes | None, salt: bytes
+        self, key: AgentKey, signing_key: bytes | None, salt: bytes
     ) -> tuple[NodeName, aiohttp.ClientResponse]:
         await self._fleet.membership.refresh()
         owner = self._fleet.require_owner(key)
@@ -154,7 +156,7 @@ class Hibernations:
             raise ConflictError(message, code="agent_exists")
         return owner
 
-    def _refuse_moving(self, key: Key) -> None:
+    def _refuse_moving(self, key: AgentKey) -> None:
         if self._migrations.is_moving(key):
             message = f"agent {key[1]} is being moved; try again when that is done"
             raise ConflictError(message, code="migration_in_progress")
@@ -198,7 +200,7 @@ class Hibernations:
             raise RetryLaterError(message, code=NodeLostError.code) from None
         return _resumed(raw, node)
 
-    async def _note(self, key: Key, node: NodeName, epoch: int) -> None:
+    async def _note(self, key: AgentKey, node: NodeName, epoch: int) -> None:
         """Tell the directory, and whoever owned the name before."""
         now_s = self._fleet.clock.monotonic_s()
         directory = self._fleet.directory

@@ -35,11 +35,11 @@ from fabric.errors import (
     RetryLaterError,
     StaleEpochError,
 )
-from fabric.ids import AgentId, MigrationId, NodeName
+from fabric.ids import AgentId, AgentKey, MigrationId, NodeName
 from fabric.limits import COPY_TIMEOUT_S
 from fabric.record.manifest import OwnerState
 from router.fleet.agent_lists import read_list
-from router.fleet.directory import Holding, Key
+from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLink, NodeLostError
 from router.fleet.node_http import Use
@@ -88,7 +88,7 @@ class Migration:
         self,
         fleet: Fleet,
         name: MigrationId,
-        key: Key,
+        key: AgentKey,
         holding: Holding,
         target: NodeName,
         *,

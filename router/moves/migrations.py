@@ -9,9 +9,9 @@ from fabric.errors import (
     RetryElsewhereError,
     RetryLaterError,
 )
-from fabric.ids import AgentId, NodeName, TenantId
+from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.record.manifest import OwnerState
-from router.fleet.directory import Holding, Key
+from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Health
 from router.fleet.node_client import NodeLostError
@@ -30,14 +30,14 @@ class Migrations:
     def __init__(self, fleet: Fleet, telemetry: Telemetry) -> None:
         self._fleet = fleet
         self._telemetry = telemetry
-        self._running: dict[Key, Migration | None] = {}
+        self._running: dict[AgentKey, Migration | None] = {}
         self._tasks: set[asyncio.Task[MigrationReceipt]] = set()
 
-    def is_moving(self, key: Key) -> bool:
+    def is_moving(self, key: AgentKey) -> bool:
         """Say whether this router is moving the agent right now."""
         return key in self._running
 
-    async def heading(self, key: Key) -> Heading | None:
+    async def heading(self, key: AgentKey) -> Heading | None:
         """Say where a sealed agent goes on, unless its move comes to nothing.
 
         The call that decides the move goes first: whoever is headed there waits for its answer.
@@ -48,7 +48,7 @@ class Migrations:
             await migration.commit_sent.wait()
         return heading
 
-    async def landed(self, key: Key, heading: Heading) -> bool:
+    async def landed(self, key: AgentKey, heading: Heading) -> bool:
         """Wait for the end of a move; say whether the agent went where it was headed."""
         migration = self._running.get(key)
         if migration is None or migration.heading != heading:
@@ -61,7 +61,7 @@ class Migrations:
         """Say whether no agent at all is on the move."""
         return not self._running
 
-    async def settle(self, key: Key) -> None:
+    async def settle(self, key: AgentKey) -> None:
         """Wait while the agent may be served nowhere; raise RetryLaterError if that lasts."""
         migration = self._running.get(key)
         if migration is None:
@@ -99,7 +99,7 @@ class Migrations:
             # Its caller may be gone; nobody else would say so.
             _LOG.info("a move failed: %s", getattr(error, "code", type(error).__name__))
 
-    async def _run(self, key: Key, target: NodeName) -> MigrationReceipt:
+    async def _run(self, key: AgentKey, target: NodeName) -> MigrationReceipt:
         try:
             await self._fleet.membership.refresh()
             try:
@@ -128,7 +128,7 @@ class Migrations:
         return receipt
 
     async def _attempt(
-        self, key: Key, target: NodeName, *, verify: bool = False
+        self, key: AgentKey, target: NodeName, *, verify: bool = False
     ) -> MigrationReceipt:
         holding = self._owner(key)
         if holding.node == target:
@@ -144,7 +144,7 @@ class Migrations:
         _LOG.info("agent %s moves from %s to %s", alias, holding.node, target)
         return await migration.run()
 
-    def _owner(self, key: Key) -> Holding:
+    def _owner(self, key: AgentKey) -> Holding:
         holding = self._fleet.require_owner(key)
         if holding.state is OwnerState.SEALED:
             message = "an earlier move of this agent is not decided yet"

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Container
 
 from fabric.control.node_calls import AgentView, NodeView
-from fabric.ids import NodeName
+from fabric.ids import AgentKey, NodeName
 from fabric.record.manifest import OwnerState
-from router.fleet.directory import Holding, Key
+from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.placement import link_rates
 from router.placement.destination import Site
@@ -22,7 +22,7 @@ def is_current(replica: Holding, owner: Holding) -> bool:
     return replica.view.tail == owner.view.tail != ""
 
 
-def replicas(fleet: Fleet, key: Key) -> list[Holding]:
+def replicas(fleet: Fleet, key: AgentKey) -> list[Holding]:
     """List the copies of an agent on nodes that answer."""
     holdings = fleet.directory.living(key)
     return [h for h in holdings if h.state is OwnerState.REPLICA and fleet.is_up(h.node)]
@@ -35,7 +35,7 @@ class Sites:
         self._fleet = fleet
         self.coming_bytes: Counter[NodeName] = Counter()
 
-    def of(self, key: Key, owner: Holding, without: Container[NodeName] = ()) -> list[Site]:
+    def of(self, key: AgentKey, owner: Holding, without: Container[NodeName] = ()) -> list[Site]:
         """List the nodes that run the owner's model, take agents, and are none of `without`."""
         member = self._fleet.membership.find(owner.node)
         home = member.view if member is not None else None

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from fabric.control.copy_calls import PrefetchAgent
 from fabric.control.node_calls import AgentView
 from fabric.errors import FabricError, RetryElsewhereError
-from fabric.ids import AgentId, TenantId
+from fabric.ids import AgentId, AgentKey, TenantId
 from fabric.limits import PREFETCH_TASKS_MAX, PREFETCH_TIMEOUT_S
-from router.fleet.directory import Key
 from router.fleet.fleet import Fleet
 from router.moves.copier import CopyReceipt, as_retry
 from router.moves.migrations import Migrations
@@ -31,7 +30,7 @@ class Prefetches:
         self._telemetry = telemetry
         self._hinted: set[asyncio.Task[None]] = set()
 
-    async def load(self, key: Key) -> AgentView:
+    async def load(self, key: AgentKey) -> AgentView:
         """Bring an agent into its owner's memory; a turn that comes meanwhile waits for that."""
         await self._fleet.membership.refresh(relist=True)
         await self._migrations.settle(key)
@@ -43,16 +42,16 @@ class Prefetches:
         self._telemetry.copied("prefetch", 0, ok=True)
         return view
 
-    async def is_home(self, key: Key, node: str) -> bool:
+    async def is_home(self, key: AgentKey, node: str) -> bool:
         """Say whether the agent lives on that node; raise NotFoundError if nobody is called so."""
         await self._fleet.membership.refresh(relist=True)
         return self._fleet.require_node(node) == self._fleet.require_owner(key).node
 
-    async def copy_to(self, key: Key, to: str) -> CopyReceipt:
+    async def copy_to(self, key: AgentKey, to: str) -> CopyReceipt:
         """Bring a copy of an agent to another node's disk, where it may be needed next."""
         return await self._replicas.replicate(key, to, kept=None)
 
-    async def cancel(self, key: Key) -> AgentView:
+    async def cancel(self, key: AgentKey) -> AgentView:
         """Let a load under way be."""
         await self._fleet.membership.refresh(relist=True)
         return await self._ask(key, cancel=True)
@@ -73,7 +72,7 @@ class Prefetches:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _hinted_at(self, key: Key) -> None:
+    async def _hinted_at(self, key: AgentKey) -> None:
         owner = self._fleet.directory.owner(key)
         if owner is None or (owner.view is not None and "hot" in owner.view.tiers):
             return
@@ -82,7 +81,7 @@ class Prefetches:
         except FabricError as error:
             _LOG.info("a hinted agent is not loaded: %s", error.code)
 
-    async def _ask(self, key: Key, *, cancel: bool = False) -> AgentView:
+    async def _ask(self, key: AgentKey, *, cancel: bool = False) -> AgentView:
         owner = self._fleet.require_owner(key)
         call = PrefetchAgent(*key, owner.epoch, cancel)
         try:

@@ -12,10 +12,10 @@ import logging
 
 from fabric.control.node_calls import AbortMigration, AgentView, Done, ReleaseAgent
 from fabric.errors import UNDECIDED, FabricError
-from fabric.ids import MigrationId, NodeName
+from fabric.ids import AgentKey, MigrationId, NodeName
 from fabric.limits import LEASE_S
 from fabric.record.manifest import OwnerState
-from router.fleet.directory import Holding, Key
+from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Health
 from router.fresh_ids import fresh_migration
@@ -42,7 +42,7 @@ class Recovery:
         for key in doubts:
             await self.resolve(key)
 
-    async def resolve(self, key: Key) -> None:
+    async def resolve(self, key: AgentKey) -> None:
         """Settle one agent's ownership if that is possible yet."""
         if self._migrations.is_moving(key):
             return
@@ -58,7 +58,7 @@ class Recovery:
         except FabricError as error:
             _LOG.info("agent %s stays in doubt: %s", self._fleet.alias(key), error.code)
 
-    async def _release_others(self, key: Key) -> None:
+    async def _release_others(self, key: AgentKey) -> None:
         owner = self._fleet.directory.owner(key)
         if owner is None or self._fleet.membership.health(owner.node) is not Health.ALIVE:
             return
@@ -78,7 +78,7 @@ class Recovery:
                 self._telemetry.gave_way()
                 self._note(key, epoch, other, OwnerState.REPLICA)
 
-    async def _resume(self, key: Key, sealed: Holding) -> None:
+    async def _resume(self, key: AgentKey, sealed: Holding) -> None:
         if not self._fleet.is_up(sealed.node):
             return
         target = sealed.view.sealed_to if sealed.view else None
@@ -115,7 +115,7 @@ class Recovery:
             return False
         return True
 
-    async def _target_cannot_own(self, key: Key, sealed: Holding, target: NodeName) -> bool:
+    async def _target_cannot_own(self, key: AgentKey, sealed: Holding, target: NodeName) -> bool:
         member = self._fleet.membership.find(target)
         if member is None:
             # Perhaps this router has not met it yet: give it one lease.
@@ -129,7 +129,7 @@ class Recovery:
         owner = self._fleet.directory.owner(key)
         return owner is not None and owner.epoch <= sealed.epoch
 
-    def _note(self, key: Key, epoch: int, holding: Holding, state: OwnerState) -> None:
+    def _note(self, key: AgentKey, epoch: int, holding: Holding, state: OwnerState) -> None:
         now_s = self._fleet.clock.monotonic_s()
         self._fleet.directory.note(key, Holding(holding.node, epoch, state, now_s, holding.group))
 

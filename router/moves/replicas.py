@@ -16,10 +16,10 @@ from contextlib import asynccontextmanager
 
 from fabric.control.copy_calls import KeepReplica
 from fabric.errors import ConflictError
-from fabric.ids import NodeName
+from fabric.ids import AgentKey, NodeName
 from fabric.limits import REPLICA_REST_S, REPLICAS_WAITING_MAX
 from fabric.record.manifest import OwnerState
-from router.fleet.directory import Holding, Key
+from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Health
 from router.moves.copier import CopyReceipt, copy_agent
@@ -47,12 +47,12 @@ class Replicas:
         self._sites = sites
         self._telemetry = telemetry
         self._count = count
-        self._copying: dict[Key, asyncio.Task[CopyReceipt]] = {}
-        self._barred: Counter[Key] = Counter()
-        self._rest_until_s: dict[Key, float] = {}
+        self._copying: dict[AgentKey, asyncio.Task[CopyReceipt]] = {}
+        self._barred: Counter[AgentKey] = Counter()
+        self._rest_until_s: dict[AgentKey, float] = {}
         self._swept: object = None  # what the nodes had said when nothing was due
 
-    async def replicate(self, key: Key, to: str, *, kept: bool | None) -> CopyReceipt:
+    async def replicate(self, key: AgentKey, to: str, *, kept: bool | None) -> CopyReceipt:
         """Copy an agent to a node now; `kept`: and after its turns (None: as before)."""
         await self._fleet.membership.refresh(relist=True)
         await self._migrations.settle(key)
@@ -69,7 +69,7 @@ class Replicas:
         return task.result()
 
     @asynccontextmanager
-    async def barred(self, key: Key) -> AsyncIterator[None]:
+    async def barred(self, key: AgentKey) -> AsyncIterator[None]:
         """Let no copy of the agent be made, nor come to an end: it is being erased."""
         self._barred[key] += 1
         try:
@@ -114,10 +114,10 @@ class Replicas:
         membership = self._fleet.membership
         return [(m.name, m.listed, membership.health(m.name)) for m in membership.members]
 
-    def _all_due(self) -> list[tuple[Key, NodeName]]:
+    def _all_due(self) -> list[tuple[AgentKey, NodeName]]:
         now_s = self._fleet.clock.monotonic_s()
         self._rest_until_s = {k: s for k, s in self._rest_until_s.items() if s > now_s}
-        due: list[tuple[Key, NodeName]] = []
+        due: list[tuple[AgentKey, NodeName]] = []
         for key in self._fleet.directory.all_keys():
             if key in self._rest_until_s or key in self._barred:
                 continue
@@ -136,7 +136,7 @@ class Replicas:
         is_alive = self._fleet.membership.health(owner.node) is Health.ALIVE
         return is_alive and view.tokens > 0
 
-    def _due(self, key: Key, owner: Holding) -> Iterator[NodeName]:
+    def _due(self, key: AgentKey, owner: Holding) -> Iterator[NodeName]:
         """Name the nodes that are to get a copy: who keeps one, then who lacks least."""
         takes = {view.name for view in self._fleet.ready()}
         held = [h for h in replicas(self._fleet, key) if h.node in takes]
@@ -151,7 +151,7 @@ class Replicas:
 
     # --- copying -----------------------------------------------------------------------------
 
-    async def _refresh(self, key: Key, target: NodeName) -> None:
+    async def _refresh(self, key: AgentKey, target: NodeName) -> None:
         task = self._start(key, target, kept=None, background=True)
         await asyncio.wait([task])
         error = None if task.cancelled() else task.exception()
@@ -161,7 +161,7 @@ class Replicas:
             self._rest_until_s[key] = self._fleet.clock.monotonic_s() + REPLICA_REST_S
 
     def _start(
-        self, key: Key, target: NodeName, *, kept: bool | None, background: bool = False
+        self, key: AgentKey, target: NodeName, *, kept: bool | None, background: bool = False
     ) -> asyncio.Task[CopyReceipt]:
         if key in self._copying or key in self._barred:
             message = f"agent {key[1]} is being copied or erased; try again when that is done"
@@ -171,13 +171,13 @@ class Replicas:
         task.add_done_callback(lambda ended: self._ended(key, ended))
         return task
 
-    def _ended(self, key: Key, task: asyncio.Task[CopyReceipt]) -> None:
+    def _ended(self, key: AgentKey, task: asyncio.Task[CopyReceipt]) -> None:
         self._copying.pop(key, None)
         failed = task.cancelled() or task.exception() is not None
         self._telemetry.copied("replica", 0 if failed else task.result().bytes_sent, ok=not failed)
 
     async def _copy(
-        self, key: Key, target: NodeName, *, kept: bool | None, background: bool
+        self, key: AgentKey, target: NodeName, *, kept: bool | None, background: bool
     ) -> CopyReceipt:
         fleet, source = self._fleet, self._fleet.require_owner(key).node
         keeps = self._is_kept(key, target) if kept is None else kept
@@ -193,6 +193,6 @@ class Replicas:
             await fleet.membership.beat(member)  # so that the next sweep finds it done
         return receipt
 
-    def _is_kept(self, key: Key, target: NodeName) -> bool:
+    def _is_kept(self, key: AgentKey, target: NodeName) -> bool:
         holdings = self._fleet.directory.holdings(key)
         return any(h.node == target and h.view is not None and h.view.kept for h in holdings)

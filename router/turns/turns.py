@@ -23,10 +23,10 @@ from fabric.errors import (
     RetryElsewhereError,
     RetryLaterError,
 )
-from fabric.ids import AgentId, NodeName, TenantId
+from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import Admitted, Event, Failed, HandedOver, Identity, IdentityKind
-from router.fleet.directory import Directory, Holding, Key, Reservation
+from router.fleet.directory import Directory, Holding, Reservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.fleet.remote_errors import remote_error
@@ -96,7 +96,7 @@ class Turns:
         self._recovery = recovery
         self._telemetry = telemetry
         self._takeover_after_s = takeover_after_s
-        self._resuming: Counter[Key] = Counter()  # turns on their way to where their agent went
+        self._resuming: Counter[AgentKey] = Counter()  # turns that follow where their agent went
         self._hint = hint
         self._models = ModelCheck(fleet)
 
@@ -192,7 +192,7 @@ class Turns:
         await standing.source.aclose()
         return replace(turn, identity=Identity(IdentityKind.AGENT, standing.first.agent))
 
-    async def _sent_ahead(self, turn: Turn, key: Key) -> Standing | None:
+    async def _sent_ahead(self, turn: Turn, key: AgentKey) -> Standing | None:
         """Let a handed-over turn wait where its agent is headed while the move is committed."""
         heading = await self._migrations.heading(key)
         if heading is None:
@@ -228,9 +228,9 @@ class Turns:
             return Target(started.node, started.epoch, waits=True, reservation=started)
         if owner is not None and self._usable(owner.node, attempt):
             return self._owned(key, owner)
-        return self._started(turn, key, attempt, owner)
+        return self._begun(turn, key, attempt, owner)
 
-    def _owned(self, key: Key, owner: Holding) -> Target:
+    def _owned(self, key: AgentKey, owner: Holding) -> Target:
         """Go to the owner; above an epoch that was given to another node, which never came of it.
 
         That node may still wake up and claim it, so a turn of the old epoch would be fenced.
@@ -241,7 +241,7 @@ class Turns:
         reservation = self._directory.reserve(key, owner.node, epoch)
         return Target(owner.node, epoch, waits=True, reservation=reservation)
 
-    def _started(self, turn: Turn, key: Key, attempt: Attempt, owner: Holding | None) -> Target:
+    def _begun(self, turn: Turn, key: AgentKey, attempt: Attempt, owner: Holding | None) -> Target:
         """Reserve a node for an agent that no reachable node owns."""
         home = self._replica(key, attempt)
         # Where an erasure has not arrived, the turn would bring the erased memory back.
@@ -262,7 +262,7 @@ class Turns:
             reservation=reservation,
         )
 
-    def _replica(self, key: Key, attempt: Attempt) -> NodeName | None:
+    def _replica(self, key: AgentKey, attempt: Attempt) -> NodeName | None:
         """Find who keeps the latest copy of an agent's memory."""
         holdings = self._directory.living(key)
         latest = sorted(holdings, key=_lateness, reverse=True)
@@ -345,7 +345,7 @@ class Turns:
         else:
             await asyncio.sleep(RETRY_S)
 
-    async def _resolved(self, key: Key) -> Holding | None:
+    async def _resolved(self, key: AgentKey) -> Holding | None:
         """Decide a sealed agent's owner, or ask the client to come back."""
         await self._recovery.resolve(key)
         owner = self._directory.owner(key)
@@ -395,6 +395,6 @@ def _admission(event: Event, node: NodeName) -> Admitted:
     return event
 
 
-def _key(turn: Turn) -> Key:
+def _key(turn: Turn) -> AgentKey:
     assert turn.identity.agent is not None, "only a named agent has a key"
     return turn.tenant, turn.identity.agent

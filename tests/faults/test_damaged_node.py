@@ -11,7 +11,7 @@ import pytest
 from fabric.control.node_calls import Done, Flush
 from fabric.kvcache.block_file import tokens_by_file_bytes
 from fabric.kvcache.cache_spec import CacheGroup
-from fabric.kvcache.spec_file import decode_spec
+from fabric.record.spec_file import decode_spec
 from fabric.turn.generation import CacheTier, Delta
 from node.fsck import run
 from node.service import NodeService

@@ -24,7 +24,6 @@ from fabric.kvcache.cache_spec import (
     TensorSpec,
 )
 from fabric.kvcache.rotation import Rotation
-from fabric.kvcache.spec_file import SpecRecord, decode_spec, encode_spec
 from fabric.net.handshake import Role, prove
 from fabric.net.ticket import Ticket, issue_ticket, open_ticket
 from fabric.net.wire import Hello
@@ -37,6 +36,7 @@ from fabric.record.manifest import (
     decode_manifest,
     encode_manifest,
 )
+from fabric.record.spec_file import SpecRecord, decode_spec, encode_spec
 from fabric.record.tombstone import Tombstone, decode_tombstone, encode_tombstone
 from fabric.u32s import U32s
 from node.store.service_time import Served

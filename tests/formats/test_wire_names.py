@@ -18,11 +18,11 @@ import pytest
 from fabric.codec import wire_name
 from fabric.control import node_calls
 from fabric.control.hibernation_calls import Hibernate, Resume, Resumed
-from fabric.kvcache.spec_file import SpecRecord
 from fabric.net import wire
 from fabric.net.ticket import Ticket
 from fabric.record.hibernation_file import Header
 from fabric.record.manifest import Manifest
+from fabric.record.spec_file import SpecRecord
 from fabric.record.tombstone import Tombstone
 from fabric.settings import FabricSettings
 from fabric.turn import generation

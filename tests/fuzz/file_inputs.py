@@ -14,8 +14,8 @@ from fabric.kvcache.cache_spec import CacheGroup, TensorSpec
 from fabric.kvcache.hashing import payload_checksum
 from fabric.kvcache.rotation import Rotation
 from fabric.kvcache.safetensors_header import LENGTH_BYTES, parse_header, render_header
-from fabric.kvcache.spec_file import SpecRecord, encode_spec
 from fabric.record.manifest import Placed, decode_manifest, encode_manifest
+from fabric.record.spec_file import SpecRecord, encode_spec
 from fabric.record.truncate import cut_record, misplaced_refs
 from tests.fuzz.mutation import mutate_bytes, mutate_tree, spell_json, spell_msgpack
 from tests.support.blocks import (

@@ -10,10 +10,10 @@ from fabric.control.node_calls import (
     decode_call,
 )
 from fabric.errors import CorruptDataError, RejectedError
-from fabric.kvcache.spec_file import MAGIC as SPEC_MAGIC
-from fabric.kvcache.spec_file import decode_spec
 from fabric.net.ticket import issue_ticket, open_ticket
 from fabric.record.manifest import MAGIC
+from fabric.record.spec_file import MAGIC as SPEC_MAGIC
+from fabric.record.spec_file import decode_spec
 from fabric.settings import parse_settings
 from tests.fuzz.agent_file_inputs import (
     RAISES,

@@ -99,7 +99,7 @@ PLANTED = {
     "safetensors header": ("fabric.kvcache.safetensors_header._are_integers", lambda value: True),
     "block header": ("fabric.kvcache.block_file.parse_block_hash", lambda raw: raw),
     "manifest": ("fabric.record.manifest._pieces_problem", lambda manifest: None),
-    "cache spec": ("fabric.kvcache.spec_file._is_slot", lambda slot: True),
+    "cache spec": ("fabric.record.spec_file._is_slot", lambda slot: True),
     "wire frame": ("fabric.net.wire._require", lambda holds, what: None),
     "settings": ("fabric.codec._scalar", lambda kind, value, where: value),
 }

@@ -10,9 +10,9 @@ from fabric.codec import pack, parse_json, unpack_plain
 from fabric.errors import CorruptDataError, RejectedError
 from fabric.kvcache.cache_spec import ModelCacheSpec, TensorSpec
 from fabric.kvcache.hashing import payload_checksum
-from fabric.kvcache.spec_file import MAGIC, SpecRecord, decode_spec
 from fabric.limits import JSON_DEPTH_MAX, LAYERS_MAX, MIB
 from fabric.net.compression import compress_slice, decompress_slice
+from fabric.record.spec_file import MAGIC, SpecRecord, decode_spec
 from node.store.block_files import parse_leaf
 from node.store.block_store import BlockStore
 from node.store.posix_disk import PosixDisk

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fabric.ids import AgentId
 from fabric.kvcache.cache_spec import CacheGroup
-from fabric.kvcache.spec_file import SpecRecord
 from fabric.record.manifest import Manifest, Placed
+from fabric.record.spec_file import SpecRecord
 from node.store.block_store import BlockStore
 from node.store.encrypted_disk import open_disk
 from node.store.folder_format import keep_spec

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from fabric.errors import CorruptDataError, FatalError
 from fabric.ids import Fingerprint
 from fabric.kvcache.cache_spec import NATIVE, LayerKind, LayerSpec, ModelCacheSpec
-from fabric.kvcache.spec_file import SpecRecord, encode_spec
+from fabric.record.spec_file import SpecRecord, encode_spec
 from fabric.settings import KvBits
 from node.mlx import attention
 from node.mlx.engine import Engine

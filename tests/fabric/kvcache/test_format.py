@@ -12,13 +12,12 @@ from xxhash import xxh3_128
 
 from fabric import limits
 from fabric.keys.key_files import CLUSTER_KEY as CLUSTER_KEY_FILE
-from fabric.kvcache import spec_file
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_file import VERSION, payload_tensors, render_block_header
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.hashing import agent_digest, payload_checksum
 from fabric.kvcache.safetensors_header import DIM_MAX, DIMS_MAX, parse_header
-from fabric.record import manifest
+from fabric.record import manifest, spec_file
 from node.store import (
     block_files,
     encrypted_disk,

@@ -10,8 +10,8 @@ import pytest
 from fabric.errors import CorruptDataError
 from fabric.ids import AgentId
 from fabric.kvcache.cache_spec import CacheGroup
-from fabric.kvcache.spec_file import decode_spec
 from fabric.record.manifest import decode_manifest
+from fabric.record.spec_file import decode_spec
 from node.fsck import run
 from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore

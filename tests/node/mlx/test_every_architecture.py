@@ -14,8 +14,8 @@ from mlx_lm.models.cache import QuantizedKVCache
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup, LayerKind
 from fabric.kvcache.hashing import group_hash
-from fabric.kvcache.spec_file import SpecRecord, decode_spec, encode_spec
 from fabric.limits import BLOCK_TOKENS
+from fabric.record.spec_file import SpecRecord, decode_spec, encode_spec
 from fabric.settings import KvBits
 from fabric.turn.generation import Sampling
 from node.mlx.engine import Batching, Engine

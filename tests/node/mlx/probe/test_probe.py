@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from fabric.errors import FatalError
-from fabric.kvcache.spec_file import SpecRecord, decode_spec, encode_spec
+from fabric.record.spec_file import SpecRecord, decode_spec, encode_spec
 from fabric.settings import KvBits
 from node.mlx import attention
 from node.mlx.attention import LastTokens, Rows, attend
@@ -154,7 +154,7 @@ def test_packed_attention_is_judged_call_by_call(monkeypatch: pytest.MonkeyPatch
 
 def test_blocks_over_the_limit_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a model is served without reuse; the node starts."""
-    monkeypatch.setattr("fabric.kvcache.spec_file.BLOCK_BYTES_MAX", 1 << 17)
+    monkeypatch.setattr("fabric.record.spec_file.BLOCK_BYTES_MAX", 1 << 17)
     with pytest.raises(FatalError, match="full block is over the limit"):
         fit(LLAMA)
 

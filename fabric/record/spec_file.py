@@ -1,17 +1,15 @@
 """What the block files of a folder look like, written beside them.
 
-So that a folder can be checked without loading the model that filled it:
-
-    magic | xxh3-128 of the rest | msgpack of SpecRecord
+So that a folder can be checked without loading the model that filled it.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Final
 
-from fabric.codec import pack, unpack
+from fabric.codec import pack
 from fabric.errors import CorruptDataError, RejectedError
-from fabric.ids import CHECKSUM_BYTES, Fingerprint, parse_fingerprint
+from fabric.ids import Fingerprint, parse_fingerprint
 from fabric.kvcache.cache_spec import (
     DTYPE_BYTES,
     NATIVE,
@@ -20,7 +18,6 @@ from fabric.kvcache.cache_spec import (
     SlotSpec,
     TensorSpec,
 )
-from fabric.kvcache.hashing import payload_checksum
 from fabric.kvcache.safetensors_header import DIM_MAX, DIMS_MAX
 from fabric.limits import (
     BLOCK_BYTES_MAX,
@@ -29,9 +26,9 @@ from fabric.limits import (
     LAYERS_MAX,
     SPEC_BYTES_MAX,
 )
+from fabric.record.envelope import Envelope
 
 MAGIC: Final = b"MFSPEC01"
-_LEAD: Final = len(MAGIC) + CHECKSUM_BYTES
 _NAME: Final = re.compile(r"[a-z][a-z0-9_.]{0,39}", re.ASCII)
 _BITS: Final = frozenset({NATIVE, 2, 3, 4, 6, 8})
 _TOKEN_BYTES: Final = 4
@@ -46,27 +43,18 @@ class SpecRecord:
     spec: ModelCacheSpec
 
 
+_ENVELOPE: Final = Envelope(SpecRecord, "cache spec", MAGIC, SPEC_BYTES_MAX)
+
+
 def encode_spec(record: SpecRecord) -> bytes:
     """Serialize; raise CorruptDataError for a spec of which no block file could be written."""
     _check(record)
-    body = pack(record)
-    return MAGIC + payload_checksum([body]) + body
+    return _ENVELOPE.seal(pack(record))
 
 
 def decode_spec(raw: bytes) -> SpecRecord:
     """Parse what `encode_spec` wrote; raise CorruptDataError for anything else."""
-    if not _LEAD <= len(raw) <= SPEC_BYTES_MAX or not raw.startswith(MAGIC):
-        message = "not a cache spec of this version"
-        raise CorruptDataError(message)
-    body = raw[_LEAD:]
-    if payload_checksum([body]) != raw[len(MAGIC) : _LEAD]:
-        message = "cache spec's checksum does not match"
-        raise CorruptDataError(message)
-    try:
-        record = unpack(SpecRecord, body, SPEC_BYTES_MAX)
-    except RejectedError as error:
-        message = f"cache spec does not decode: {error.message}"
-        raise CorruptDataError(message) from None
+    record = _ENVELOPE.open(raw)
     _check(record)
     return record
 
