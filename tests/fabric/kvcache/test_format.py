@@ -171,7 +171,7 @@ def test_encrypted_files_are_as_written(tmp_path):
 def test_the_spec_and_recovery_are_listed():
     listed = re.search(r"msgpack map: ([\w, ]+)\n", section("The spec"))[1]
     assert listed.split(", ") == [field.name for field in fields(spec_file.SpecRecord)]
-    assert len(re.findall(r"^\d\. ", section("Recovery"), re.MULTILINE)) == 6
+    assert len(re.findall(r"^\d\. ", section("Recovery"), re.MULTILINE)) == 7
 
 
 def test_block_files_open_with_the_strict_parser():
