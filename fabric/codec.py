@@ -3,6 +3,8 @@
 The receiver names the type it expects; nothing in the bytes can choose a class. Unknown,
 missing or wrongly typed fields, extension types and repeated keys are all refused.
 
+A class with `to_wire` and `from_wire` says itself how it looks in bytes.
+
 A field goes by its own name unless `on_wire` gives it another: so what is stored or sent keeps its
 name while the code's is changed.
 """
@@ -49,6 +51,12 @@ def wire_name(field: Field[Any]) -> str:
     return name
 
 
+@cache
+def wire_kind(cls: type) -> Any:
+    """Return what a class that says itself how it looks in bytes is made of there."""
+    return get_type_hints(cls.to_wire)["return"]  # type: ignore[attr-defined]
+
+
 def to_plain(value: Any) -> Any:
     """Turn dataclasses, enums and tuples into dicts, strings and lists."""
     kind: type = type(value)
@@ -62,6 +70,8 @@ def to_plain(value: Any) -> Any:
         return {name: x if type(x) in _PLAIN else to_plain(x) for name, x in items}
     if isinstance(value, Enum):
         return value.value
+    if _spells_itself(kind):
+        return value.to_wire()
     if isinstance(value, (tuple, list)):
         return [to_plain(item) for item in value]
     if isinstance(value, dict):
@@ -72,11 +82,16 @@ def to_plain(value: Any) -> Any:
 @cache
 def _field_names(cls: type) -> tuple[tuple[str, str], ...] | None:
     """Pair each field's name in bytes with its own; None for what has no fields."""
-    if not is_dataclass(cls):
+    if not is_dataclass(cls) or _spells_itself(cls):
         return None
     names = tuple((wire_name(field), field.name) for field in fields(cls))
     assert len(dict(names)) == len(names), "no two fields share a name in bytes"
     return names
+
+
+@cache
+def _spells_itself(cls: type) -> bool:
+    return hasattr(cls, "from_wire")
 
 
 @cache
@@ -201,6 +216,8 @@ def _of_class(kind: type, value: Any, where: str) -> Any:
         return _dataclass(kind, value, where)
     if kind is U32s:
         return _u32s(value, where)
+    if _spells_itself(kind):
+        return kind.from_wire(from_plain(wire_kind(kind), value, where))  # type: ignore[attr-defined]
     if issubclass(kind, Enum):
         try:
             return kind(value)

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 
-from fabric.codec import pack, pack_fields
+from fabric.codec import on_wire, pack, pack_fields
 from fabric.errors import CorruptDataError
 from fabric.ids import (
     BLOCK_HASH_BYTES,
@@ -35,14 +35,10 @@ from fabric.limits import (
     PACKED_PIECES_MAX,
 )
 from fabric.record.envelope import Envelope
+from fabric.record.provenance import Provenance
 from fabric.u32s import U32s
 
 MAGIC = b"MFMANI01"
-SERVED = "served"  # in `extras`: a node, and how long it had served when the last turn ended
-KEPT = "kept"  # in `extras`: a replica to be copied anew after its agent's turns
-COPIED = "copied"  # in `extras`: the owner's revision that a replica was copied of
-FORK = "fork"  # in `extras`: a fork without a turn of its own, which only its own id finds
-CUT = "cut"  # in `extras`: a repair cut the record short; its next turn takes that away
 
 
 class OwnerState(StrEnum):
@@ -106,7 +102,7 @@ class Manifest:
     migration: MigrationId | None = None
     sealed_to: NodeName | None = None
     pinned: bool = False
-    extras: dict[str, str] = field(default_factory=dict)
+    provenance: Provenance = field(default=Provenance(), metadata=on_wire("extras"))
 
     def __post_init__(self) -> None:
         """Take any sequence for the long lists; raise CorruptDataError if they are out of range."""
@@ -122,12 +118,12 @@ class Manifest:
     @property
     def is_found_by_content(self) -> bool:
         """Say whether prompts that begin like it may continue it, besides those with its id."""
-        return CUT not in self.extras and FORK not in self.extras
+        return not self.is_cut and not self.provenance.is_fork
 
     @property
     def is_cut(self) -> bool:
         """Say whether the record lost its end: its text begins like conversations of others."""
-        return CUT in self.extras
+        return self.provenance.cut_by is not None
 
     @property
     def refs(self) -> list[BlockRef]:

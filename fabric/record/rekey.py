@@ -16,10 +16,10 @@ from fabric.kvcache.block_file import payload_bytes
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.limits import BLOCK_TOKENS, SKETCH_PIECES_MAX
 from fabric.record.hibernation_file import Header, require_sound
-from fabric.record.manifest import CUT, Manifest, OwnerState, Piece, Placed
+from fabric.record.manifest import Manifest, OwnerState, Piece, Placed
+from fabric.record.provenance import CutBy, Provenance
 from fabric.record.restore_plan import essential
 
-HIBERNATED = "hibernated"
 _HASH_BITS = 64
 
 
@@ -45,7 +45,7 @@ def portable(record: Manifest, window_tokens: int) -> Manifest:
         migration=None,
         sealed_to=None,
         pinned=False,
-        extras=_cut_only(record),
+        provenance=_cut_only(record),
     )
 
 
@@ -103,13 +103,13 @@ def owned_anew(
         migration=None,
         sealed_to=None,
         pinned=False,
-        extras=_cut_only(record),
+        provenance=_cut_only(record),
     )
 
 
-def _cut_only(record: Manifest) -> dict[str, str]:
-    """Keep of the free-form notes only the one that changes who finds the agent."""
-    return {CUT: HIBERNATED} if record.is_cut else {}
+def _cut_only(record: Manifest) -> Provenance:
+    """Keep of the provenance only what changes who finds the agent."""
+    return Provenance(cut_by=CutBy.HIBERNATED if record.is_cut else None)
 
 
 def _check_plain(record: Manifest, header: Header, vocabulary_size: int) -> None:

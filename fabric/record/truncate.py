@@ -5,15 +5,13 @@ pieces   [ good )[ good )[ lost )[ good )   ->   [ good )[ good )
 
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import Final
 
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan, block_spans, span_ending
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS
-from fabric.record.manifest import CUT, Manifest, Piece, Placed
-
-FSCK: Final = "fsck"
+from fabric.record.manifest import Manifest, Piece, Placed
+from fabric.record.provenance import CutBy
 
 
 def misplaced_refs(record: Manifest, salt: bytes) -> set[BlockRef]:
@@ -61,6 +59,7 @@ def cut_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manifest:
     like more conversations than the whole record did.
     """
     count = usable_tokens(record, unusable)
+    is_whole = count == record.tokens_count
     kept = [piece for piece, end in _ends(record) if end <= count]
     text = record.text.encode("utf-8", "surrogatepass")[
         : record.token_ends[count - 1] if count else 0
@@ -75,8 +74,8 @@ def cut_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manifest:
         pieces=tuple(kept),
         windows=_within(record.windows, count, unusable),
         states=_within(record.states, count, unusable),
-        sketch=record.sketch if count == record.tokens_count else (),
-        extras=record.extras if count == record.tokens_count else record.extras | {CUT: FSCK},
+        sketch=record.sketch if is_whole else (),
+        provenance=record.provenance if is_whole else replace(record.provenance, cut_by=CutBy.FSCK),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from fabric.control.node_calls import AgentView, LastMatch, SealAgent, TierBytes
 from fabric.ids import AgentKey, MigrationId
 from fabric.kvcache.block_chain import BlockSpan
-from fabric.record.manifest import KEPT, Manifest, OwnerState
+from fabric.record.manifest import Manifest, OwnerState
 from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, Transcript
 from node.mlx.resident_cache import ResidentCache
 
@@ -161,6 +161,6 @@ class Agent:
             durable=self.is_durable,
             pinned=record.pinned,
             pin_held=record.pinned and self.is_pin_held,
-            kept=record.state is OwnerState.REPLICA and KEPT in record.extras,
+            kept=record.state is OwnerState.REPLICA and record.provenance.is_kept,
             tail=self._tail,
         )

@@ -203,7 +203,8 @@ class Import:
         owned = owned_anew(
             record, (call.tenant, call.agent), node.name, self._epoch, node.clock.wall_s()
         )
-        owned = replace(owned, extras=owned.extras | node.service_time.stamp())
+        served = node.service_time.stamp()
+        owned = replace(owned, provenance=replace(owned.provenance, served=served))
         previous = agent.saved
         self._stored = []  # publishing takes the pins, whether it succeeds or not
         await node.in_worker(lambda: node.store.publish(owned, previous))

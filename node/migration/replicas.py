@@ -19,9 +19,6 @@ from fabric.errors import (
 from fabric.ids import MigrationId
 from fabric.limits import AGENTS_PER_NODE_MAX
 from fabric.record.manifest import (
-    COPIED,
-    FORK,
-    KEPT,
     Manifest,
     OwnerState,
     decode_manifest,
@@ -97,8 +94,6 @@ async def _keep_replica(node: "Node", call: KeepReplica, offered: Manifest) -> A
 
 
 def _replica(offered: Manifest, call: KeepReplica, previous: Manifest | None) -> Manifest:
-    extras = {name: value for name, value in offered.extras.items() if name != KEPT}
-    kept = {KEPT: "yes"} if call.kept else {}
     revision = offered.revision
     if previous is not None and previous.epoch == offered.epoch:
         # A record never goes back. What an owner that gave way left behind may count more turns
@@ -111,7 +106,7 @@ def _replica(offered: Manifest, call: KeepReplica, previous: Manifest | None) ->
         revision=revision,
         migration=None,
         sealed_to=None,
-        extras=extras | {COPIED: str(offered.revision)} | kept,
+        provenance=replace(offered.provenance, copied_revision=offered.revision, is_kept=call.kept),
     )
 
 
@@ -120,8 +115,8 @@ def _check_replaceable(agent: Agent, offered: Manifest) -> None:
     if known.state is not OwnerState.REPLICA:
         message = f"the agent is {known.state} here"
         raise ConflictError(message, code="not_a_replica")
-    copied = known.extras.get(COPIED, "")
-    if (known.epoch, int(copied) if copied.isdecimal() else 0) > (offered.epoch, offered.revision):
+    copied = known.provenance.copied_revision or 0
+    if (known.epoch, copied) > (offered.epoch, offered.revision):
         message = f"a later copy is here: epoch {known.epoch}, revision {copied}"
         raise ConflictError(message, code="stale_copy")
     if agent.is_busy:
@@ -151,7 +146,7 @@ async def keep_fork(node: "Node", call: KeepFork) -> AgentView:
         sketch=(),  # it is nobody's conversation until it has had a turn
         created_s=wall_s,
         migration=MigrationId(call.operation),  # by which a repeated call is recognised
-        extras=anew.extras | {FORK: "yes"} | node.service_time.stamp(),
+        provenance=replace(anew.provenance, is_fork=True, served=node.service_time.stamp()),
     )
     await node.reclaim.make_place(record.tenant)
     _require_place(node)

@@ -284,7 +284,7 @@ async def _commit(node: "Node", call: CommitMigration, record: Manifest) -> Agen
         revision=record.revision + 1,
         migration=call.migration,  # remembered, so that a repeated commit is recognised
         sealed_to=None,
-        extras=record.extras | node.service_time.stamp(),
+        provenance=replace(record.provenance, served=node.service_time.stamp()),
     )
     if await node.in_worker(lambda: node.store.missing(owned)):
         message = "not all of the agent's blocks have arrived"

@@ -16,7 +16,8 @@ from fabric.errors import FabricError
 from fabric.ids import NodeName
 from fabric.limits import KIB
 from fabric.ports import Clock
-from fabric.record.manifest import SERVED, Manifest
+from fabric.record.manifest import Manifest
+from fabric.record.provenance import LastServed
 from node.store.posix_disk import PosixDisk
 
 FILE: Final = "served"
@@ -49,16 +50,16 @@ class ServiceTime:
         """Seconds that this folder has been served."""
         return self._before_s + self._clock.monotonic_s()
 
-    def stamp(self) -> dict[str, str]:
-        """Return what a record says in its `extras` of a turn that ends now."""
-        return {SERVED: f"{self._node}:{int(self.now_s)}"}
+    def stamp(self) -> LastServed:
+        """Return what a record says of a turn that ends now."""
+        return LastServed(self._node, int(self.now_s))
 
     def idle_s(self, record: Manifest) -> float:
         """Return for how long a stored record has had no turn; 0 where only others could tell."""
-        node, _, seconds = record.extras.get(SERVED, "").rpartition(":")
-        if node != self._node or not (seconds.isascii() and seconds.isdecimal()):
+        served = record.provenance.served
+        if served is None or served.node != self._node:
             return 0.0
-        return max(0.0, self.now_s - int(seconds))
+        return max(0.0, self.now_s - served.seconds)
 
     def folder_s(self, name: str) -> float:
         """Return when a model's folder was last served; one that is new here, now."""

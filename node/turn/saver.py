@@ -19,7 +19,8 @@ from fabric.errors import FabricError
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS, UNSAVED_BYTES_MAX
-from fabric.record.manifest import COPIED, CUT, FORK, KEPT, Manifest, OwnerState, Piece
+from fabric.record.manifest import Manifest, OwnerState, Piece
+from fabric.record.provenance import Provenance
 from fabric.turn.generation import GenerateRequest
 from fabric.u32s import U32s
 from node.agents.agent import Agent
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 IDLE_SHARE = 19.0  # saving ahead takes a twentieth of the time, so that decoding is not slowed
 FIRST_WAIT_S = 0.25  # a short answer is over before that
-_PASSING = (COPIED, CUT, FORK, KEPT)  # what a record says of itself until its agent's next turn
 DRAIN_S = 0.05  # how often a prompt under way is asked for what it cannot hold on to
 
 
@@ -225,6 +225,5 @@ class Saver:
             used_s=self._node.clock.wall_s(),
             migration=None,
             sealed_to=None,
-            extras={key: value for key, value in old.extras.items() if key not in _PASSING}
-            | self._node.service_time.stamp(),
+            provenance=Provenance(served=self._node.service_time.stamp()),
         )

@@ -36,6 +36,7 @@ from fabric.record.manifest import (
     decode_manifest,
     encode_manifest,
 )
+from fabric.record.provenance import LastServed, Provenance
 from fabric.record.spec_file import SpecRecord, decode_spec, encode_spec
 from fabric.record.tombstone import Tombstone, decode_tombstone, encode_tombstone
 from fabric.u32s import U32s
@@ -112,7 +113,7 @@ MANIFEST = Manifest(
     migration=MigrationId("migration-1"),
     sealed_to=NodeName("node-b"),
     pinned=True,
-    extras={"served": "node-a:17"},
+    provenance=Provenance(served=LastServed(NodeName("node-a"), 17)),
 )
 TOMBSTONE = Tombstone("0a" * 16, "0b" * 16, 7, 1_700_000_000.5)
 HEADER = Header(

@@ -15,7 +15,7 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from fabric.codec import wire_name
+from fabric.codec import wire_kind, wire_name
 from fabric.control import node_calls
 from fabric.control.hibernation_calls import Hibernate, Resume, Resumed
 from fabric.net import wire
@@ -58,6 +58,8 @@ def shape(kind: Any) -> Any:
         return ["or", *(shape(option) for option in get_args(kind))]
     if get_origin(kind) is not None:
         return [get_origin(kind).__name__, *(shape(item) for item in get_args(kind))]
+    if hasattr(kind, "from_wire"):
+        return shape(wire_kind(kind))
     if isinstance(kind, type) and is_dataclass(kind):
         hints = get_type_hints(kind)
         return {_key(field): shape(hints[field.name]) for field in fields(kind)}

@@ -8,13 +8,14 @@ from dataclasses import replace
 import msgpack
 
 from fabric.codec import parse_json
-from fabric.ids import MigrationId
+from fabric.ids import MigrationId, NodeName
 from fabric.kvcache.block_file import parse_parent, read_block_header, render_block_header
 from fabric.kvcache.cache_spec import CacheGroup, TensorSpec
 from fabric.kvcache.hashing import payload_checksum
 from fabric.kvcache.rotation import Rotation
 from fabric.kvcache.safetensors_header import LENGTH_BYTES, parse_header, render_header
 from fabric.record.manifest import Placed, decode_manifest, encode_manifest
+from fabric.record.provenance import CutBy, LastServed, Provenance
 from fabric.record.spec_file import SpecRecord, encode_spec
 from fabric.record.truncate import cut_record, misplaced_refs
 from tests.fuzz.mutation import mutate_bytes, mutate_tree, spell_json, spell_msgpack
@@ -125,6 +126,9 @@ def parse_record(raw: bytes) -> object:
     return record
 
 
+NOTES = Provenance(LastServed(NodeName("node-a"), 17), 3, is_kept=True, cut_by=CutBy.FSCK)
+
+
 def record_seeds() -> list[bytes]:
     full = make_block(1, 256, MIXED)
     tail = make_block(2, 9, MIXED, full.ref.block_hash)
@@ -134,7 +138,7 @@ def record_seeds() -> list[bytes]:
         encode_manifest(record)
         for record in (
             plain,
-            replace(plain, windows=(Placed(window.ref, 265),), extras={"k": "v"}, sketch=(1, 2)),
+            replace(plain, windows=(Placed(window.ref, 265),), provenance=NOTES, sketch=(1, 2)),
             replace(make_manifest([tail]), group="g", migration=MigrationId("m" * 8), used_s=1.5),
             make_manifest([]),
         )

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from xxhash import xxh3_128
 
 from fabric import limits
+from fabric.codec import wire_name
 from fabric.keys.key_files import CLUSTER_KEY as CLUSTER_KEY_FILE
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_file import VERSION, payload_tensors, render_block_header
@@ -71,7 +72,7 @@ def test_the_example_is_the_header_of_that_block():
 
 def test_the_record_table_names_every_field():
     named = names_in(first_cells("Records"))
-    assert sorted(named) == sorted(field.name for field in fields(manifest.Manifest))
+    assert sorted(named) == sorted(wire_name(field) for field in fields(manifest.Manifest))
     sentence = re.search(r"A block is referred to as (.*?)\. A record", FLAT)[1]
     assert re.findall(r"`(\w+)`", sentence) == [field.name for field in fields(BlockRef)]
     assert names_in(first_cells("Block files")) == [group.value for group in CacheGroup]

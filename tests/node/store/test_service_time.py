@@ -5,11 +5,16 @@ from dataclasses import replace
 import pytest
 
 from fabric.codec import pack
+from fabric.record.provenance import Provenance
 from node.store.posix_disk import PosixDisk
 from node.store.service_time import FILE, Served, ServiceTime
 from tests.support.blocks import make_manifest
 
 RECORD = make_manifest([])
+
+
+def with_notes(notes):
+    return replace(RECORD, provenance=Provenance.from_wire(notes))
 
 
 class Clock:
@@ -24,7 +29,7 @@ def test_seconds_are_counted_over_restarts(tmp_path):
     clock = Clock(1_000.0)
     first = ServiceTime("node-a", clock, tmp_path)
     clock.now_s += 50.0
-    record = replace(RECORD, extras=first.stamp())
+    record = replace(RECORD, provenance=Provenance(served=first.stamp()))
     first.note("a" * 16, set())
     clock.now_s += 50.0
     first.save()
@@ -43,7 +48,7 @@ def test_what_tells_nothing_makes_nobody_old(tmp_path, said):
     disk.publish(FILE, [pack(Served(1e6))])
     disk.close()
     time = ServiceTime("node-a", Clock(0.0), tmp_path)
-    assert time.idle_s(replace(RECORD, extras={"served": said})) == 0.0
+    assert time.idle_s(with_notes({"served": said})) == 0.0
 
 
 def test_a_damaged_or_lost_count_begins_anew(tmp_path):
@@ -51,4 +56,4 @@ def test_a_damaged_or_lost_count_begins_anew(tmp_path):
     (tmp_path / FILE).write_bytes(b"\xff" * 100)
     time = ServiceTime("node-a", Clock(0.0), tmp_path)
     assert time.now_s == 0.0
-    assert time.idle_s(replace(RECORD, extras={"served": "node-a:500"})) == 0.0
+    assert time.idle_s(with_notes({"served": "node-a:500"})) == 0.0

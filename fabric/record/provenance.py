@@ -1,0 +1,84 @@
+"""How a record came about, as far as that matters to who reads it.
+
+In bytes it is a map of text to text, as it was when it had no type. What does not parse, or comes
+from a later version, counts as not said: none of it is needed to go on with an agent.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fabric.errors import RejectedError
+from fabric.ids import NodeName, parse_node_name
+
+_SERVED, _COPIED, _KEPT, _FORK, _CUT = "served", "copied", "kept", "fork", "cut"
+_YES = "yes"
+_DIGITS_MAX = 18
+
+
+class CutBy(StrEnum):
+    """Who cut a record short."""
+
+    FSCK = "fsck"
+    HIBERNATED = "hibernated"  # it was cut before it became a file
+
+
+@dataclass(frozen=True, slots=True)
+class LastServed:
+    """The node of an agent's last turn, and how many seconds it had served by then."""
+
+    node: NodeName
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a record says of itself; all but `served` ends with its agent's next turn."""
+
+    served: LastServed | None = None
+    copied_revision: int | None = None  # the owner's, that a replica was copied of
+    is_kept: bool = False  # a replica to be copied anew after its agent's turns
+    is_fork: bool = False  # without a turn of its own: only its own id finds it
+    cut_by: CutBy | None = None  # its text begins like conversations of others: likewise
+
+    def to_wire(self) -> dict[str, str]:
+        """Spell it for a record's bytes."""
+        served = f"{self.served.node}:{self.served.seconds}" if self.served else None
+        copied = None if self.copied_revision is None else str(self.copied_revision)
+        notes = {
+            _SERVED: served,
+            _COPIED: copied,
+            _KEPT: _YES if self.is_kept else None,
+            _FORK: _YES if self.is_fork else None,
+            _CUT: self.cut_by.value if self.cut_by else None,
+        }
+        return {name: text for name, text in notes.items() if text is not None}
+
+    @classmethod
+    def from_wire(cls, notes: dict[str, str]) -> "Provenance":
+        """Read what any version of `to_wire` wrote."""
+        return cls(
+            served=_last_served(notes.get(_SERVED, "")),
+            copied_revision=_count(notes.get(_COPIED, "")),
+            is_kept=_KEPT in notes,
+            is_fork=_FORK in notes,
+            cut_by=_cut_by(notes[_CUT]) if _CUT in notes else None,
+        )
+
+
+def _count(text: str) -> int | None:
+    is_count = text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
+    return int(text) if is_count else None
+
+
+def _last_served(text: str) -> LastServed | None:
+    node, _, digits = text.rpartition(":")
+    seconds = _count(digits)
+    try:
+        return None if seconds is None else LastServed(parse_node_name(node), seconds)
+    except RejectedError:
+        return None
+
+
+def _cut_by(text: str) -> CutBy:
+    # Whoever it was: a cut record must not be taken for a whole one.
+    return CutBy(text) if text in set(CutBy) else CutBy.FSCK

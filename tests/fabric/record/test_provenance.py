@@ -1,0 +1,71 @@
+from dataclasses import replace
+
+import pytest
+
+from fabric.codec import pack, unpack_plain
+from fabric.errors import CorruptDataError
+from fabric.ids import NodeName
+from fabric.record.envelope import Envelope
+from fabric.record.manifest import MAGIC, Manifest, decode_manifest, encode_manifest
+from fabric.record.provenance import CutBy, LastServed, Provenance
+from tests.support.blocks import make_block, make_manifest
+
+SERVED = LastServed(NodeName("node-a"), 17)
+# As they have been written since the first version, which reads nothing but a map of texts.
+NOTES = [
+    ({}, Provenance()),
+    ({"served": "node-a:17"}, Provenance(served=SERVED)),
+    ({"copied": "3", "kept": "yes"}, Provenance(copied_revision=3, is_kept=True)),
+    ({"copied": "0"}, Provenance(copied_revision=0)),
+    ({"fork": "yes", "served": "node-a:17"}, Provenance(SERVED, is_fork=True)),
+    ({"cut": "fsck"}, Provenance(cut_by=CutBy.FSCK)),
+    ({"cut": "hibernated"}, Provenance(cut_by=CutBy.HIBERNATED)),
+]
+RECORD = make_manifest([make_block(1, 3)])
+LEAD = len(MAGIC) + 16
+
+
+@pytest.mark.parametrize(("notes", "provenance"), NOTES)
+def test_it_is_written_as_it_always_was_and_read_back(notes, provenance):
+    raw = encode_manifest(replace(RECORD, provenance=provenance))
+
+    assert unpack_plain(raw[LEAD:])["extras"] == notes
+    assert decode_manifest(raw).provenance == provenance
+
+
+@pytest.mark.parametrize(
+    ("notes", "provenance"),
+    [
+        ({"k": "v", "served": "node-a:17"}, Provenance(served=SERVED)),
+        ({"copied": "", "served": ""}, Provenance()),
+        ({"copied": "-1", "served": "node-a:x"}, Provenance()),
+        ({"copied": "\u0663", "served": "Not a name:5"}, Provenance()),
+        ({"copied": "9" * 5_000, "served": "node-a:" + "9" * 5_000}, Provenance()),
+        ({"cut": "by somebody"}, Provenance(cut_by=CutBy.FSCK)),
+        ({"cut": "", "fork": "", "kept": ""}, Provenance(None, None, True, True, CutBy.FSCK)),
+    ],
+    ids=["unknown", "empty", "no numbers", "other digits", "endless", "unknown cut", "no words"],
+)
+def test_what_says_nothing_is_passed_over_but_a_cut_record_stays_cut(notes, provenance):
+    plain = unpack_plain(encode_manifest(RECORD)[LEAD:]) | {"extras": notes}
+    record = decode_manifest(Envelope(Manifest, "", MAGIC, 1 << 20).seal(pack(plain)))
+
+    assert record.provenance == provenance
+    assert replace(record, provenance=Provenance()) == RECORD
+
+
+@pytest.mark.parametrize("notes", [None, [], {"kept": True}, {"served": 5}, "cut"])
+def test_anything_but_texts_is_refused(notes):
+    plain = unpack_plain(encode_manifest(RECORD)[LEAD:]) | {"extras": notes}
+    raw = Envelope(Manifest, "", MAGIC, 1 << 20).seal(pack(plain))
+    with pytest.raises(CorruptDataError, match=r"does not decode: message\.extras"):
+        decode_manifest(raw)
+
+
+def test_only_its_own_id_finds_a_cut_record_and_a_fork():
+    def is_found(**notes):
+        return replace(RECORD, provenance=Provenance(**notes)).is_found_by_content
+
+    assert is_found(served=SERVED, copied_revision=3, is_kept=True)
+    assert not is_found(is_fork=True)
+    assert not is_found(cut_by=CutBy.HIBERNATED)
