@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from fabric.control.node_calls import Offer, SealAgent, encode_call, encode_reply
-from fabric.errors import ConflictError
+from fabric.errors import ConflictError, FabricError
 from fabric.keys.cluster_secret import http_secret
 from fabric.limits import KEEP_ALIVE_S, KEPT_IDLE_S
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
@@ -170,6 +170,58 @@ async def test_a_new_connection_that_breaks_is_the_loss_of_the_node():
 
         assert len(linked.node.asked) == 3
         assert not linked.http._counts
+
+
+async def test_a_first_connection_that_breaks_is_not_tried_again():
+    async def answer(node, request):
+        request.transport.abort()
+        return web.Response()
+
+    async with Linked(Server(answer)) as linked:
+        with pytest.raises(NodeLostError):
+            await linked.seal()
+
+        assert len(linked.node.asked) == 1
+
+
+async def test_of_several_kept_connections_that_are_gone_only_one_is_tried():
+    both = asyncio.Event()
+
+    async def answer(node, request):
+        if len(node.asked) == 2:
+            both.set()
+        await both.wait()
+        if 2 < len(node.asked) < 4:
+            request.transport.abort()
+        return web.Response(body=encode_reply(Offer(b"", b"", ())))
+
+    async with Linked(Server(answer)) as linked:
+        await asyncio.gather(linked.seal(), linked.seal())
+        kept, linked.node.came = set(linked.node.came), []
+        assert len(kept) == 2
+        await linked.seal()
+
+        stale, fresh = linked.node.came
+        assert stale in kept
+        assert fresh not in kept
+
+
+async def test_a_node_sends_nobody_elsewhere():
+    async def answer(node, request):
+        raise web.HTTPTemporaryRedirect(f"{node.http_url}/elsewhere")
+
+    async def elsewhere(request):
+        came.append(request.path)
+        return web.Response(body=encode_reply(Offer(b"", b"", ())))
+
+    came = []
+    server = Server(answer)
+    server.more_routes["/elsewhere"] = elsewhere
+    async with Linked(server) as linked:
+        with pytest.raises(FabricError):
+            await linked.seal()
+
+        assert came == []
 
 
 async def test_an_answer_that_has_begun_is_not_asked_for_again():
