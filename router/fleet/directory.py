@@ -127,8 +127,10 @@ class Directory:
         nodes = self._holdings.get(key, {})
         dropped = nodes.pop(node, None)
         self._unheard.get(node, set()).discard(key)
-        if dropped and dropped.group is not None:
-            self._leave_group(key, dropped.group)
+        if dropped is not None:
+            self.promise(key, dropped.epoch)  # evicted, perhaps: no later agent goes back below
+            if dropped.group is not None:
+                self._leave_group(key, dropped.group)
         if not nodes:
             self._holdings.pop(key, None)
         self._judge(key)
@@ -179,11 +181,11 @@ class Directory:
         self._issued.note(key, epoch)
 
     def promise(self, key: AgentKey, epoch: int) -> None:
-        """Give `epoch` to nobody else: a move may make it true. Until then it fences no turn."""
+        """Give `epoch` to nobody else: it was, or a move may make it, true. It fences no turn."""
         self._promised.note(key, epoch)
 
     def promised(self, key: AgentKey) -> int:
-        """Return the last epoch that a move may have made true; 0 if none."""
+        """Return the last epoch that was, or that a move may have made, true; 0 if none."""
         return self._promised.last(key)
 
     def agents(self, tenant: TenantId) -> list[AgentId]:

@@ -113,6 +113,16 @@ def test_an_answer_that_comes_late_lowers_no_epoch():
     assert directory.owner(KEY).epoch == 2, "what it lost, its list says"
 
 
+def test_an_agent_that_is_gone_is_begun_above_what_it_was():
+    """This router never gave that epoch out: it was told."""
+    directory = Directory()
+    directory.apply(listing("a", view("a", 2)), asked_s=1.0)
+    assert directory.apply(listing("a", changes=2), asked_s=2.0) == {KEY}
+
+    assert directory.next_epoch(KEY) == 3
+    assert directory.issued(KEY) == 0, "no turn that ended there is fenced"
+
+
 def test_late_list_of_an_earlier_version_is_ignored():
     directory = Directory()
     directory.apply(listing("a", view("a", 3), changes=7), asked_s=2.0)
