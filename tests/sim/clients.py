@@ -5,7 +5,7 @@ every attempt, since an attempt that broke may have been remembered all the same
 """
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fabric.errors import FabricError, NotFoundError
 from fabric.ids import AgentId, OperationId, TenantId
@@ -231,11 +231,10 @@ class Clients:
         )
         if finished.durable:
             key = (talk.tenant, admitted.agent)
-            node, epoch = world.watch.finisher(operation, admitted)
+            end = world.watch.finisher(operation, admitted)
             if not (talk.is_shared or talk.may_be_erased):
-                world.platters.check_acknowledged(talk, key, prompt + text, epoch)
-            served = replace(admitted, node=node, epoch=epoch)
-            talk.acked = world.warmth.ack(key, prompt, text, served)
+                world.platters.check_acknowledged(talk, key, prompt + text, end[1])
+            talk.acked = world.warmth.ack(key, prompt, text, end)
             talk.attempts = []
 
     async def last_words(self):

@@ -126,6 +126,7 @@ class NodeHost:
         self._scrubber = Scrubber(self.node)
         self._scrubber.start()
         self._calls = ControlCalls(self.node)
+        self._world.watch.on_trouble(self.name)  # until now its lease was lost
         self._world.note(f"{self.name} serves as incarnation {self.incarnation}")
 
     def _build(self):

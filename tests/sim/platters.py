@@ -57,6 +57,8 @@ class Platters:
             record = decode_manifest(raw)
         except CorruptDataError:
             return None
+        if record.state is OwnerState.OWNED:
+            self._world.watch.on_host((record.tenant, record.agent), record.owner)
         if record.migration is not None and record.state is OwnerState.OWNED:
             self.moved.add(((record.tenant, record.agent), record.epoch))
         return record

@@ -22,7 +22,7 @@ class Ack:
     text: str  # and the answer
     node: str
     epoch: int
-    at_s: float
+    at_s: float  # when its node said so
     files: frozenset = frozenset()  # of its blocks
 
 
@@ -33,14 +33,12 @@ class Warmth:
         self._world = world
         self.judged_count = 0
 
-    def ack(self, key, prompt, answer, admitted):
-        """Note an acknowledgement."""
-        node = admitted.node
+    def ack(self, key, prompt, answer, end):
+        """Note an acknowledgement: `end` says by whom, at which epoch and when."""
+        node, epoch, at_s = end
         record = self._world.platters.records(node).get(key)
         files = frozenset(file_name(ref) for ref in record.refs) if record is not None else ()
-        self._world.watch.evicted[key].discard(node)
-        at_s = self._world.loop.now_s
-        return Ack(prompt, prompt + answer, node, admitted.epoch, at_s, frozenset(files))
+        return Ack(prompt, prompt + answer, node, epoch, at_s, frozenset(files))
 
     def is_judged(self, talk):
         """Say whether nobody but this client has a say in the agent's memory."""
@@ -82,7 +80,7 @@ class Warmth:
             return True
         if node == acked.node:
             return False
-        names = (acked.node, ROUTER)
+        names = {acked.node, ROUTER, *world.watch.hosts_since(talk.key, acked.at_s)} - {node}
         is_well = all(world.watch.was_well_since(name, acked.at_s) for name in names)
         return not is_well or world.chaos.was_network_bad
 

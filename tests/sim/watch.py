@@ -25,7 +25,8 @@ class Watch:
         self._cuts = defaultdict(int)  # how many last
         self.evicted = defaultdict(set)  # by agent: the nodes that let it go, or may have
         self.released = {}  # (node, life, agent): the epoch at which another owns it
-        self._finished = defaultdict(list)  # operation: (node, epoch) that acknowledged it
+        self._finished = defaultdict(list)  # operation: (node, epoch, when) that acknowledged it
+        self._hosts = defaultdict(dict)  # by agent: each node that had it, when it last got it
         self._owners = {}  # (agent, epoch): the node that acknowledged turns of it
         self._admitted = {}  # (agent, router's life): the highest epoch that its clients saw
 
@@ -37,8 +38,18 @@ class Watch:
         self._cuts[name] += change
 
     def was_well_since(self, name, since_s):
-        """Say whether nothing happened to a process since then."""
-        return self.trouble_s.get(name, -1.0) < since_s and not self._cuts[name]
+        """Say whether nothing happened to a process since then; one that starts is not well."""
+        host = self._world.nodes.get(name, self._world.router)
+        is_quiet = self.trouble_s.get(name, -1.0) < since_s and not self._cuts[name]
+        return is_quiet and host.is_serving
+
+    def on_host(self, key, name):
+        """Note that a node has an agent now, by a client's word or its disk's."""
+        self._hosts[key][name] = self._world.loop.now_s
+
+    def hosts_since(self, key, since_s):
+        """Name the nodes that got an agent since then."""
+        return {name for name, at_s in self._hosts[key].items() if at_s >= since_s}
 
     def on_call(self, host, call):
         """Note what a node is told, before it does it."""
@@ -62,22 +73,24 @@ class Watch:
         """Note an epoch that the router has let a client see."""
         name = (tenant, event.agent, router.incarnation)
         self._admitted[name] = max(event.epoch, self._admitted.get(name, 0))
+        self.on_host((tenant, event.agent), event.node)
 
     def finisher(self, operation, admitted):
-        """Return who acknowledged a turn at which epoch: who took it, or whom it was moved to.
+        """Return who acknowledged a turn, the epoch and when: who took it, or got it by a move.
 
-        An operation that was sent again may have ended at several nodes.
+        An operation that was sent again may have ended at several nodes. What is heard late was
+        true when it was said.
         """
         taken = (admitted.node, admitted.epoch)
-        ends = self._finished.get(operation, [taken])
-        return taken if taken in ends else ends[-1]
+        ends = self._finished.get(operation, [(*taken, self._world.loop.now_s)])
+        return next((end for end in ends if end[:2] == taken), ends[-1])
 
     def check_fence(self, talk, admitted, operation, router):
         """Judge an acknowledgement: no later epoch may have been given out before.
 
         Unless that began with a move: it has what was acknowledged, however late that is heard.
         """
-        node, epoch = self.finisher(operation, admitted)
+        node, epoch, _ = self.finisher(operation, admitted)
         given = self._admitted.get((talk.tenant, admitted.agent, router.incarnation), 0)
         key, moved = (talk.tenant, admitted.agent), self._world.platters.moved
         if any((key, later) not in moved for later in range(epoch + 1, given + 1)):
@@ -96,7 +109,7 @@ class Watch:
             if isinstance(event, Admitted):
                 turn.seen_epoch = event.epoch, (turn._request.tenant, event.agent)
             elif isinstance(event, Finished) and not turn._request.tenant.startswith("_"):
-                self._on_finished(turn)
+                self._on_finished(turn, is_durable=event.durable)
             emit(turn, event)
 
         def evicted(store, records):
@@ -123,7 +136,7 @@ class Watch:
         ):
             yield
 
-    def _on_finished(self, turn):
+    def _on_finished(self, turn, *, is_durable):
         epoch, key = turn.seen_epoch
         node = turn._node
         life = node.config.incarnation
@@ -132,11 +145,14 @@ class Watch:
             self._world.fail(
                 f"{node.name} acknowledges {key} at epoch {epoch}, released at {released}"
             )
-        self._finished[turn._request.operation].append((node.name, epoch))
+        end = (node.name, epoch, self._world.loop.now_s)
+        self._finished[turn._request.operation].append(end)
         other = self._owners.setdefault((key, epoch), node.name)
         if other != node.name and other not in self.evicted[key]:
             self._world.fail(f"{other} and {node.name} acknowledge {key} at epoch {epoch}")
         self._owners[key, epoch] = node.name
+        if is_durable:
+            self.evicted[key].discard(node.name)  # its disk has it again
 
     def _on_evict(self, store, records):
         """Judge who goes: an agent that is at work, sealed or not saved stays."""

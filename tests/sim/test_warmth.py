@@ -1,0 +1,122 @@
+"""The judge of memory excuses whoever was touched since its node acknowledged, and nobody else."""
+
+from types import SimpleNamespace as Part
+
+import pytest
+
+from fabric.turn.generation import IdentityKind
+from tests.sim.model import FULL
+from tests.sim.warmth import Warmth
+from tests.sim.watch import Watch
+
+KEY = "red", "alice"
+SAID = "what she was told " * 20
+
+
+class Case:
+    """Alice, acknowledged by node-a at 1.0 s; her client hears it at 5.0 s."""
+
+    def __init__(self):
+        self.found = []
+        self.loop = Part(now_s=0.0)
+        platter = Part(hurt=frozenset())
+        self.nodes = {f"node-{x}": Part(is_serving=True, platter=platter) for x in "abc"}
+        self.router = Part(is_serving=True, incarnation=1)
+        self.kind, self.settings = FULL, Part(diverge_ratio_min=0.5)
+        self.chaos = Part(was_network_bad=False)
+        self.platters = Part(records=lambda _: {}, moved=set())
+        self.watch, self.warmth = Watch(self), Warmth(self)
+        self.finish("node-a", 1.0)
+
+    def fail(self, text):
+        self.found.append(text)
+
+    def at(self, now_s):
+        self.loop.now_s = now_s
+        return self
+
+    def finish(self, node, at_s, epoch=1):
+        request = Part(operation="op-1")
+        config = Part(incarnation=1)
+        turn = Part(seen_epoch=(epoch, KEY), _request=request, _node=Part(name=node, config=config))
+        self.at(at_s).watch._on_finished(turn, is_durable=True)
+
+    def judge(self, node, cached_tokens=0):
+        """Let the client hear of it, and `node` admit its next turn; return what failed."""
+        self.at(5.0)
+        taken = Part(node="node-a", epoch=1)
+        acked = self.warmth.ack(KEY, SAID, "", self.watch.finisher("op-1", taken))
+        talk = Part(key=KEY, name="alice", acked=acked, attempts=[SAID + "!"])
+        talk.is_shared = talk.may_be_erased = False
+        talk.identity = Part(kind=IdentityKind.AGENT)
+        self.at(6.0)
+        admitted = Part(
+            agent="alice", node=node, epoch=2, cached_tokens=cached_tokens, cache="cold",
+            match_reason="",
+        )  # fmt: skip
+        self.watch.on_admitted("red", admitted, self.router)
+        self.warmth.check_admitted(talk, SAID + "!", admitted)
+        return self.found
+
+
+@pytest.mark.parametrize("node", ["node-a", "node-b"])
+def test_what_was_acknowledged_and_is_not_found_is_a_violation(node):
+    assert len(Case().judge(node)) == 1
+    assert Case().judge(node, cached_tokens=len(SAID)) == []
+
+
+@pytest.mark.parametrize(("evicted_s", "is_fine"), [(0.5, False), (3.0, True)])
+def test_an_eviction_excuses_who_was_acknowledged_before_it_and_not_who_was_behind_it(
+    evicted_s, is_fine
+):
+    """However late that is heard: at 5 s, in both cases."""
+    case = Case()
+    case.watch.evicted[KEY].clear()
+    case.at(evicted_s).watch.evicted[KEY].add("node-a")
+    if evicted_s < 1.0:
+        case.finish("node-a", 1.0)
+    assert (case.judge("node-a") == []) is is_fine
+
+
+def test_another_may_begin_where_an_owner_was_evicted_before_its_client_heard_of_it():
+    case = Case()
+    case.at(3.0).watch.evicted[KEY].add("node-a")
+    assert case.judge("node-b") == []
+    case.finish("node-b", 7.0)  # also at epoch 1
+    assert case.found == []
+
+
+def test_two_owners_of_an_epoch_are_a_violation():
+    case = Case()
+    case.finish("node-b", 2.0)
+    assert len(case.found) == 1
+
+
+def starting(case):
+    case.nodes["node-a"].is_serving = False
+
+
+def hung_before_it_was_heard(case):
+    case.at(3.0).watch.on_trouble("node-a")
+
+
+def killed_while_it_had_her(case):
+    case.at(2.0).watch.on_host(KEY, "node-c")  # a move
+    case.at(3.0).watch.on_trouble("node-c")
+
+
+@pytest.mark.parametrize("what", [starting, hung_before_it_was_heard, killed_while_it_had_her])
+def test_an_owner_in_trouble_excuses_another_and_not_itself(what):
+    case = Case()
+    what(case)
+    assert case.judge("node-b") == []
+    case = Case()
+    what(case)
+    assert len(case.judge("node-a")) == 1
+
+
+def test_trouble_of_who_never_had_the_agent_excuses_nobody():
+    case = Case()
+    case.at(0.5).watch.on_host(KEY, "node-c")  # before it was acknowledged
+    case.at(3.0).watch.on_trouble("node-c")
+    assert len(case.judge("node-b")) == 1
