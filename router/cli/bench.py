@@ -18,7 +18,7 @@ def add_bench(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "bench",
-        help="measure this machine against stated limits (of a checkout only)",
+        help="measure this machine against stated limits (from a checkout only)",
         usage="%(prog)s [--list] [--json] [--quick] [NAME [OPTION ...]]",
         description="Run one benchmark, or list them all. Exit status 1 if a limit is missed.",
     )

@@ -41,7 +41,7 @@ def add_certs(commands: Any) -> None:
         help="replace the members' key and certificate, and Ray's password",
         description="Replace them for the Macs of a cluster file, which the next `ray up` "
         "restarts with the new ones; without FILE, for the fabric in DIR, which must not be "
-        "running. The cluster's key stays: stored memory depends on it.",
+        "running. The cluster's key stays: stored agents depend on it.",
     )
     rotate.add_argument("file", type=Path, metavar="FILE", nargs="?", help="cluster.yaml")
     rotate.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")

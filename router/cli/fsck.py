@@ -18,7 +18,7 @@ def add_fsck(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "fsck",
-        help="check the stored memory of nodes that do not run, and repair it",
+        help="check the stored agents of nodes that do not run, and repair them",
         description=(
             "Read every record and block again. Exit status 0: sound; 1: problems found or, with "
             "--repair, left; 2: used wrongly, or a node is running on the folder."

@@ -17,14 +17,14 @@ POLL_S = 0.5
 
 def add_moves(commands: Any) -> None:
     """Declare the commands."""
-    fork = commands.add_parser("fork", help="make a new agent with the memory of another one")
+    fork = commands.add_parser("fork", help="make a new agent with the context of another one")
     fork.add_argument("id", metavar="ID")
     fork.add_argument("--as", dest="name", required=True, metavar="ID", help="its name")
-    fork.add_argument("--to", metavar="NODE", help="where it lives (default: beside the other)")
+    fork.add_argument("--to", metavar="NODE", help="where it lives (default: on the other's node)")
     fork.set_defaults(run=run_fork)
     replicate = commands.add_parser("replicate", help="keep a copy of an agent on another node")
     replicate.add_argument("id", metavar="ID")
-    replicate.add_argument("--to", required=True, metavar="NODE", help="who keeps it")
+    replicate.add_argument("--to", required=True, metavar="NODE", help="the node that keeps it")
     replicate.add_argument("--once", action="store_true", help="copy now, and not after each turn")
     replicate.set_defaults(run=run_replicate)
     prefetch = commands.add_parser("prefetch", help="load an agent ahead of its turn")
@@ -34,7 +34,7 @@ def add_moves(commands: Any) -> None:
     drain = commands.add_parser(
         "drain",
         help="empty a node before its lid closes",
-        description="Let a node take no new agents and move its own to others, the fastest "
+        description="Stop a node from taking new agents and move its own to others, fastest "
         "first. Exit status 0 when none is left. Ctrl-C stops watching, not the drain; "
         "`macfabric undrain NODE` ends it.",
     )

@@ -67,7 +67,7 @@ def add_config(commands: Any) -> None:
     check = verbs.add_parser(
         "check",
         help="check a cluster file before `ray up`",
-        description="Ask Ray, then look for what Ray accepts although it cannot work, and check "
+        description="Ask Ray, then look for mistakes that Ray accepts, and check "
         "metadata.macfabric. Exit status 1 where there is an error.",
     )
     check.add_argument("file", type=Path, metavar="FILE")

@@ -1,0 +1,79 @@
+"""The reference pages name all there is: settings, routes, headers, commands."""
+
+import argparse
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from fabric.retention.policy import TenantShare
+from fabric.settings import FabricSettings
+from router.cli.main import build_parser
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGURATION, HTTP_API, CLI = (
+    (ROOT / "docs" / name).read_text() for name in ("configuration.md", "http-api.md", "cli.md")
+)
+CELL = re.compile(r"^\| (`.+?) \|", re.MULTILINE)
+NAME = re.compile(r"`([\w.]+)`")
+VERB = re.compile(r"/v1/agents/\{agent\}/(\w+)")
+
+
+def setting_names(section) -> Iterator[str]:
+    """List a section's keys; those of a section inside with its name before them."""
+    for field in fields(section):
+        value = getattr(section, field.name)
+        if is_dataclass(value):
+            yield from (f"{field.name}.{name}" for name in setting_names(value))
+        elif field.name == "tenants":
+            yield from (f"tenants.NAME.{name}" for name in setting_names(TenantShare()))
+        else:
+            yield field.name
+
+
+def routes() -> set[tuple[str, str]]:
+    """List (method, path) of every HTTP route that the router's modules declare."""
+    texts = [path.read_text() for path in (ROOT / "router").rglob("*.py")]
+    calls = [
+        node
+        for text in texts
+        if "from starlette.routing import" in text
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Route"
+    ]
+    return {
+        (method, ast.literal_eval(call.args[0]))
+        for call in calls
+        for keyword in call.keywords
+        if keyword.arg == "methods"
+        for method in ast.literal_eval(keyword.value)
+    }
+
+
+def test_every_setting_is_described():
+    listed = [name for cell in CELL.findall(CONFIGURATION) for name in NAME.findall(cell)]
+    named = {re.sub(r"^(node|router)\.", "", name) for name in setting_names(FabricSettings())}
+
+    assert sorted(listed) == sorted(named)
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(routes()))
+def test_every_route_is_described(method, path):
+    verb = VERB.match(path)
+    if verb:
+        assert f"| `{verb[1]}" in HTTP_API
+    else:
+        spelled = re.sub(r"\{(\w+)(?::path)?\}", "ID", path).replace("/nodes/ID", "/nodes/NODE")
+        assert f"`{method} {spelled}`" in HTTP_API
+
+
+def test_every_command_is_described():
+    parser = build_parser()
+    actions = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    commands = set(actions[0].choices)
+
+    assert len(commands) > 20
+    assert {name for name in commands if not re.search(rf"`{name}[` ]", CLI)} == set()
