@@ -56,6 +56,9 @@ ODDS_COUNTS_MAX: Final = 1_024  # then halved: habits change
 
 # HTTP
 BODY_BYTES_MAX: Final = 32 * MIB  # a million tokens of text with room to spare
+PROMPT_ESCAPES: Final = 6  # bytes of JSON that one of text may take, as \u0061 does
+PROMPT_FRAME_BYTES: Final = 1 * MIB  # of a body, beside a prompt's text: names, numbers, brackets
+CALL_BODY_BYTES_MAX: Final = 1 * MIB  # of requests that bring no prompt
 MESSAGES_MAX: Final = 10_000
 TOOLS_MAX: Final = 512
 STOP_STRINGS_MAX: Final = 16

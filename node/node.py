@@ -21,6 +21,7 @@ from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
 from fabric.settings import NodeSettings
 from fabric.turn.generation import Event, GenerateRequest
+from fabric.turn.prompt_limit import prompt_bytes_max
 from node.agents.agent_table import AgentTable
 from node.engine.engine_thread import EngineThread
 from node.haste import in_haste
@@ -289,4 +290,5 @@ class Node:
             failed_rounds=self.failed_rounds,
             sending=bounded(self.transfers.counts(), SENDING),
             fetching=bounded(self.connections.counts(), FETCHING),
+            prompt_bytes_max=prompt_bytes_max(self.context_tokens_max, self.tokenizer.reach_bytes),
         )

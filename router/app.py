@@ -52,7 +52,7 @@ def build_app(settings: RouterSettings, services: Services) -> Starlette:
         middleware=[
             Middleware(ErrorBoundary),
             Middleware(Auth, settings=settings),
-            Middleware(BodyLimit),
+            Middleware(BodyLimit, prompt_bytes_max=services.fleet.prompt_bytes_max),
         ],
         exception_handlers={
             FabricError: on_fabric_error,

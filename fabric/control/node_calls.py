@@ -18,6 +18,7 @@ from fabric.ids import (
     NodeName,
     TenantId,
 )
+from fabric.limits import BODY_BYTES_MAX
 from fabric.net.links import Address as Address  # noqa: PLC0414 - known from here to all who talk
 from fabric.net.links import LinkKind as LinkKind  # noqa: PLC0414 - likewise
 from fabric.net.links import LinkView, MeetPeers
@@ -119,6 +120,7 @@ class NodeView:
     failed_rounds: int = 0  # of background work (saving again, reclaiming, scrubbing), ditto
     sending: dict[str, int] = field(default_factory=dict)  # `transfer_counts.SENDING`
     fetching: dict[str, int] = field(default_factory=dict)  # `transfer_counts.FETCHING`
+    prompt_bytes_max: int = BODY_BYTES_MAX  # of text: no longer prompt fits the context
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,17 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from fabric.errors import FabricError, RejectedError
+from fabric.limits import BODY_BYTES_MAX
+
+
+def prompt_bytes_max(tokens_max: int, token_reach_bytes: int | None) -> int:
+    """Return a size in bytes of text that no prompt which fits the context reaches.
+
+    At most that of a body, of which a prompt is a part.
+    """
+    if token_reach_bytes is None:
+        return BODY_BYTES_MAX
+    return min(BODY_BYTES_MAX, tokens_max * token_reach_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +26,7 @@ class PromptLimit:
     """
 
     tokens_max: int
-    token_bytes_max: int  # of the longest token there is
+    token_reach_bytes: int | None  # of text that one token may stand for; None: any number
     is_unwanted: Callable[[], bool] = lambda: False
     passed_tokens: int = 0  # in front of what is encoded
 
@@ -29,7 +40,8 @@ class PromptLimit:
 
     def check_bytes(self, size_bytes: int) -> None:
         """Raise RejectedError where no tokens are long enough to hold so much text."""
-        if size_bytes >= self.tokens_max * self.token_bytes_max:
+        reach_bytes = self.token_reach_bytes
+        if reach_bytes is not None and size_bytes >= self.tokens_max * reach_bytes:
             self._refuse(f"is {size_bytes} bytes long")
 
     def check(self, tokens_count: int) -> None:

@@ -16,6 +16,7 @@ from fabric.errors import FatalError, RejectedError
 from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import Encoded
 from node.mlx.text_pieces import TextPieces
+from node.mlx.token_reach import token_reach_bytes
 
 _SLICE_CHARS: Final = 1 << 14  # each is encoded in a few milliseconds, and then forgotten
 _SLICED_TOKENS_SHARE: Final = 1.25  # of the whole's tokens; slices have fewer
@@ -30,6 +31,7 @@ class ChatTokenizer:
         if not getattr(self._tokenizer, "is_fast", False):
             message = "the tokenizer gives no offsets: a tokenizer.json is needed"
             raise FatalError(message, code="unsupported_model")
+        self.reach_bytes = token_reach_bytes(self._tokenizer)
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -138,7 +140,7 @@ class ChatTokenizer:
 
     @cached_property
     def token_bytes_max(self) -> int:
-        """Bytes of text that the longest token holds, or some more."""
+        """Bytes of the longest token's own text, or some more."""
         return max(len(text.encode("utf-8", "replace")) for text in self._tokenizer.get_vocab())
 
     @cached_property

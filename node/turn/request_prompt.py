@@ -74,7 +74,7 @@ def check_plan(node: "Node", request: GenerateRequest, made: PromptPlan) -> None
         raise RejectedError(message, code="empty_prompt", param="messages")
     # The last token of a resumption is its answer's: it may be the last that the context holds.
     is_answer = request.resume is not None
-    PromptLimit(node.context_tokens_max, 0).check(count - is_answer)
+    PromptLimit(node.context_tokens_max, None).check(count - is_answer)
     if max(made.ids) >= node.vocabulary_size:  # a tokenizer may know more than the model
         message = f"the prompt has a token that the model lacks: it has {node.vocabulary_size}"
         raise RejectedError(message, code=_INVALID, param="messages")

@@ -162,8 +162,8 @@ class Turn:
         self._is_waiting = True
         check_sampling(node, request.sampling)
         node.engine.check_waiting(request.tenant, request.priority)
-        longest_bytes = node.tokenizer.token_bytes_max
-        limit = PromptLimit(node.context_tokens_max, longest_bytes, self._unwanted.is_set)
+        reach_bytes = node.tokenizer.reach_bytes
+        limit = PromptLimit(node.context_tokens_max, reach_bytes, self._unwanted.is_set)
 
         def begin() -> tuple[str, Answer]:
             text = render(node, request, limit)

@@ -82,6 +82,7 @@ class NodesApi:
                 "model": view.model,
                 "fingerprint": view.fingerprint,
                 "context_tokens_max": view.context_tokens_max,
+                "prompt_bytes_max": view.prompt_bytes_max,
                 "agents": len(own),
                 "tokens": sum(each.tokens for each in own),
                 "bytes": {
@@ -99,6 +100,7 @@ class NodesApi:
             "model": view.model,
             "fingerprint": view.fingerprint,
             "context_tokens_max": view.context_tokens_max,
+            "prompt_bytes_max": view.prompt_bytes_max,
             "agents": view.agents,
             "tokens": view.tokens,
             "bytes": to_plain(view.bytes),

@@ -10,7 +10,7 @@ from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.control.node_calls import AgentList, NodeView
 from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, NodeName
-from fabric.limits import BEAT_S, BLOCK_TOKENS
+from fabric.limits import BEAT_S, BLOCK_TOKENS, BODY_BYTES_MAX
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import IdentityKind
@@ -146,6 +146,16 @@ class Fleet:
         """Return the names of the models that unexpired nodes serve."""
         views = (m.view for m in self.membership.members if self.is_up(m.name))
         return sorted({view.model for view in views if view is not None})
+
+    def prompt_bytes_max(self) -> int:
+        """Return how many bytes of text no node's context holds, of whatever model.
+
+        Nodes that were lost may come back, and those that are to come may serve any model.
+        """
+        if self.meeting.is_gathering() or not self.membership.has_met_all():
+            return BODY_BYTES_MAX
+        views = (member.view for member in self.membership.members)
+        return max((view.prompt_bytes_max for view in views if view), default=BODY_BYTES_MAX)
 
     def place(self, turn: Turn, without: Container[NodeName], home: NodeName | None) -> Placed:
         """Choose a node for a turn that no owner must serve; raise if there is none."""

@@ -1,17 +1,20 @@
 """Bounds requests and their bodies by what arrives, and by how fast; Content-Length may lie.
 
-Each tenant has a share of what all may hold. An agent's file passes through to a node without
-being held, and has limits of its own.
+A prompt that fits no node's context is refused before it is held, by the length of its body. Each
+tenant has a share of what all may hold. An agent's file passes through to a node without being
+held, and has limits of its own.
 """
 
 import asyncio
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fabric.errors import OverloadedError, TooLargeError
+from fabric.errors import OverloadedError, RejectedError, TooLargeError
 from fabric.fair_share import FairShare
 from fabric.http_guard.pace import Pace
 from fabric.limits import (
@@ -20,22 +23,66 @@ from fabric.limits import (
     BODY_BYTES_MAX,
     BODY_BYTES_PER_S_MIN,
     BODY_GRACE_S,
+    CALL_BODY_BYTES_MAX,
     HIBERNATION_BYTES_MAX,
     HIBERNATION_BYTES_PER_S_MIN,
     HIBERNATION_GRACE_S,
+    PROMPT_ESCAPES,
+    PROMPT_FRAME_BYTES,
     REQUESTS_MAX,
 )
 from router.http.auth import owner_of
 
 _PASSES_THROUGH: Final = re.compile(r"/v1/agents/[^/]+/resume")
+_PROMPTS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
+
+
+@dataclass(slots=True)
+class _Gauge:
+    """Measures one body as it comes."""
+
+    limit_bytes: int
+    text_bytes_max: int | None = None  # of a prompt that fits a context
+    read_bytes: int = 0
+    escaped_bytes: int = 0  # of those, at most so many are no text
+
+    def declare(self, size_bytes: int) -> None:
+        """Raise RejectedError if a body of so many bytes is too long, whatever is in it."""
+        if size_bytes > self.limit_bytes:
+            message = f"the body is over the limit of {self.limit_bytes} bytes"
+            raise TooLargeError(message)
+        if self.text_bytes_max is not None:
+            self._require_fitting((size_bytes - PROMPT_FRAME_BYTES) // PROMPT_ESCAPES)
+
+    def feed(self, part: bytes) -> None:
+        """Count one more part; raise RejectedError once it is too long."""
+        self.read_bytes += len(part)
+        self.declare(self.read_bytes)
+        if self.text_bytes_max is not None:
+            # Rather more than there are: a backslash may itself be escaped, and stand before a "u".
+            long_count = part.count(b"\\u")
+            self.escaped_bytes += part.count(b"\\") + (PROMPT_ESCAPES - 2) * long_count
+            self._require_fitting(self.read_bytes - self.escaped_bytes - PROMPT_FRAME_BYTES)
+
+    def _require_fitting(self, text_bytes: int) -> None:
+        assert self.text_bytes_max is not None, "only prompts are measured"
+        if text_bytes > self.text_bytes_max:
+            message = (
+                f"the prompt has at least {text_bytes} bytes, and no context here holds more than "
+                f"{self.text_bytes_max}: shorten the conversation"
+            )
+            raise RejectedError(message, code="context_length_exceeded", param="messages")
 
 
 class BodyLimit:
     """Counts requests and bodies by tenant while they are served."""
 
-    def __init__(self, app: ASGIApp, limit_bytes: int = BODY_BYTES_MAX) -> None:
+    def __init__(
+        self, app: ASGIApp, prompt_bytes_max: Callable[[], int] = lambda: BODY_BYTES_MAX
+    ) -> None:
+        """Take from whoever knows the nodes how many bytes of text the longest context holds."""
         self._app = app
-        self._limit_bytes = limit_bytes
+        self._prompt_bytes_max = prompt_bytes_max
         self._requests = FairShare[str](REQUESTS_MAX)
         self._arriving = FairShare[str](BODIES_ARRIVING_BYTES_MAX)
         self._held = FairShare[str](BODIES_BYTES_MAX)
@@ -56,28 +103,27 @@ class BodyLimit:
 
     async def _counted(self, owner: str, scope: Scope, receive: Receive, send: Send) -> None:
         passes = _PASSES_THROUGH.fullmatch(scope["path"]) is not None
-        limit_bytes = HIBERNATION_BYTES_MAX if passes else self._limit_bytes
+        gauge = self._gauge_of(scope["path"])
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit_bytes:
-            raise _too_large(limit_bytes)
+        if declared.isascii() and declared.isdigit():
+            gauge.declare(int(declared[:20]))
         pace = Pace(BODY_BYTES_PER_S_MIN, BODY_GRACE_S)
         if passes:
             pace = Pace(HIBERNATION_BYTES_PER_S_MIN, HIBERNATION_GRACE_S)
-        read_bytes = arriving_bytes = held_bytes = 0
+        arriving_bytes = held_bytes = 0
         is_whole = False
 
         async def counted() -> Message:
-            nonlocal read_bytes, arriving_bytes, held_bytes, is_whole
+            nonlocal arriving_bytes, held_bytes, is_whole
             if is_whole:  # all that can come is that the client leaves
                 return await receive()
             message = await _paced(receive, pace)
             if message["type"] != "http.request":
                 return message
-            size_bytes = len(message.get("body", b""))
+            part = message.get("body", b"")
+            size_bytes = len(part)
             is_whole = not message.get("more_body", False)
-            read_bytes += size_bytes
-            if read_bytes > limit_bytes:
-                raise _too_large(limit_bytes)
+            gauge.feed(part)
             if not passes:
                 if not is_whole:
                     arriving_bytes += self._take(self._arriving, owner, size_bytes)
@@ -92,6 +138,13 @@ class BodyLimit:
         finally:
             self._arriving.give(owner, arriving_bytes)
             self._held.give(owner, held_bytes)
+
+    def _gauge_of(self, path: str) -> _Gauge:
+        if _PASSES_THROUGH.fullmatch(path):
+            return _Gauge(HIBERNATION_BYTES_MAX)
+        if path not in _PROMPTS:
+            return _Gauge(CALL_BODY_BYTES_MAX)
+        return _Gauge(BODY_BYTES_MAX, self._prompt_bytes_max())
 
     def _take(self, share: FairShare[str], owner: str, size_bytes: int) -> int:
         if not share.take(owner, size_bytes):
@@ -110,8 +163,3 @@ async def _paced(receive: Receive, pace: Pace) -> Message:
         raise pace.stalled() from None
     pace.came(len(message.get("body", b"")), now_s() - began_s)
     return message
-
-
-def _too_large(limit_bytes: int) -> TooLargeError:
-    message = f"the body is over the limit of {limit_bytes} bytes"
-    return TooLargeError(message)

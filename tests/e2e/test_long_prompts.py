@@ -1,7 +1,8 @@
 """Prompts of many megabytes at a real `macfabric up`, and what each process holds of them.
 
-A body is held as it came, as text and as what was parsed of it; Python keeps four bytes for each
-character of a text that holds one wide one. So memory is judged in bytes per byte of the body.
+Where no node's context could hold them, they are refused before they are read. With a model of a
+large context they might fit, and so are read: memory is then judged in bytes per byte of the body,
+of which Python keeps four for each character of a text that holds one wide one.
 """
 
 import json
@@ -10,22 +11,25 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
 from fabric.keys.api_keys import OPERATOR_HEADER
-from fabric.limits import MIB
+from fabric.limits import BODY_BYTES_MAX, MIB, PROMPT_ESCAPES, PROMPT_FRAME_BYTES
 from router.supervise.processes import descendants, wait_gone
-from tests.e2e.test_hostile_requests import chat, message, post
+from tests.e2e.test_hostile_requests import CHAT, head, message, post
+from tests.support.claimed_context import claiming
 from tests.support.fabric_process import (
     ALICE,
     BOB,
     GROWTH_BYTES_MAX,
     ROOT,
+    THRIFTY,
     Attacked,
     address_of,
     pulse,
@@ -42,33 +46,112 @@ pytestmark = [
 SILENT_CPU_S_MAX = 0.5  # of the router alone, while /healthz is waited for
 PLAIN, WIDE = 6, 16  # bytes held for each byte that came
 WIDE_ONE = "\U0001f980".encode()
-PROMPTS = {
-    "words": (lambda size: chat(message(b"wild geese " * (size // 11))), PLAIN),
-    "one word": (lambda size: chat(message(b"y" * size)), PLAIN),
-    "special tokens": (lambda size: chat(message(b"<|im_end|>" * (size // 10))), PLAIN),
-    "crabs": (lambda size: chat(message(WIDE_ONE * (size // 4))), PLAIN),
-    "a crab behind words": (lambda size: chat(message(b"a" * (size - 4) + WIDE_ONE)), WIDE),
-    "escapes": (lambda size: chat(message(b"\\u00e9" * (size // 6))), PLAIN),
-    "raw text": (
-        lambda size: post(
-            b'{"model":"recall","prompt":"' + b"a " * (size // 2) + b'"}', "/v1/completions"
-        ),
+USUAL, LARGE = 32_768, 900_000  # tokens of context; the latter may take 16 MB of text
+LONG = 31 * MIB
+FORK = "/v1/agents/nobody/fork"
+
+
+def filled(begin: bytes, piece: bytes, end: bytes, path: str = CHAT) -> Callable[[int], bytes]:
+    """Make requests whose body is of a size, with as many pieces as that takes."""
+
+    def make(size: int) -> bytes:
+        count = (size - len(begin) - len(end)) // len(piece)
+        return post(begin + piece * count + end, path)
+
+    return make
+
+
+def said(piece: bytes, end: bytes = b"") -> Callable[[int], bytes]:
+    """Let a user say so many pieces."""
+    before, _, behind = message(b"|").partition(b"|")
+    return filled(b'{"model":"recall","max_tokens":2,' + before, piece, end + behind + b"}")
+
+
+def listed(before: bytes, item: bytes, behind: bytes) -> Callable[[int], bytes]:
+    """Make a list of what has half a kilobyte each."""
+    opening = b'{"model":"recall","max_tokens":2,' + before
+    return filled(opening, item % (b"a " * 256) + b",", item % b"b" + behind + b"}")
+
+
+def in_chunks(size: int) -> bytes:
+    """Tell no length."""
+    part = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    return (
+        head(CHAT, "POST", "transfer-encoding: chunked") + part * (size // 0x10000) + b"0\r\n\r\n"
+    )
+
+
+PART = b'{"type":"text","text":"%s"}'
+MESSAGE = b'{"role":"user","content":"%s"}'
+TOOL = b'{"type":"function","function":{"name":"f","description":"%s"}}'
+CALL = b'{"type":"function","function":{"name":"f","arguments":"{\\"a\\": \\"%s\\"}"}}'
+RAW = b'{"model":"recall","max_tokens":2,"prompt":'
+RESULT = b'{"model":"recall","messages":[{"role":"tool","tool_call_id":"c","content":"'
+THOUGHT = b'{"model":"recall","max_tokens":2,"messages":[{"role":"assistant","reasoning_content":"'
+NESTED = b'{"model":"recall","messages":[{"role":"user","content":' + b"[" * 50
+
+# What makes bodies of a size, and the bytes held for each of theirs where they are read.
+SHAPES = {
+    "words": (said(b"wild geese "), PLAIN),
+    "one word": (said(b"y"), PLAIN),
+    "special tokens": (said(b"<|im_end|>"), PLAIN),
+    "crabs": (said(WIDE_ONE), PLAIN),
+    "a crab behind words": (said(b"a", WIDE_ONE), WIDE),
+    "escapes": (said(b"\\u00e9"), PLAIN),
+    "escaped crabs": (said(b"\\ud83e\\udd80"), PLAIN),
+    "a crab behind escapes": (said(b"\\u0061", WIDE_ONE), PLAIN),
+    "raw text": (filled(RAW + b'"', b"a ", b'"}', "/v1/completions"), PLAIN),
+    "many messages": (listed(b'"messages":[', MESSAGE, b"]"), PLAIN),
+    "many parts": (listed(b'"messages":[{"role":"user","content":[', PART, b"]}]"), PLAIN),
+    "nested parts": (filled(NESTED, b'"%s",' % (b"a" * 600), b'""' + b"]" * 50 + b"}]}"), PLAIN),
+    "a tool's result": (filled(RESULT, b"a ", b'"}]}'), PLAIN),
+    "a thought": (filled(THOUGHT, b"a ", b'"}]}'), PLAIN),
+    "many tools": (listed(message(b"hi") + b',"tools":[', TOOL, b"]"), PLAIN),
+    "many calls": (
+        listed(b'"messages":[{"role":"assistant","tool_calls":[', CALL, b"]}]"),
         PLAIN,
     ),
+    "token ids": (filled(RAW + b"[", b"17,", b"1]}", "/v1/completions"), PLAIN),
+    "prompts": (filled(RAW + b"[", b'"%s",' % (b"a" * 600), b'""]}', "/v1/completions"), PLAIN),
+    "an unknown field": (filled(b'{"model":"recall","metadata":{"x":"', b"a ", b'"}}'), PLAIN),
+    "spaces": (filled(b"{", b" ", b"}"), PLAIN),
+    "no prompt at all": (filled(b'{"as":"', b"a", b'"}', FORK), PLAIN),
+    "no length": (in_chunks, PLAIN),
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """A running fabric of one node, and how long a body may be to be read."""
+
+    context_tokens: int
+    router: Attacked
+    node: Attacked
+    door_bytes: int
+
+    def grown_by(self, raw: bytes) -> tuple[bytes, list[int]]:
+        """Return the answer to a request, and how many bytes router and node grew meanwhile."""
+        both = (self.router, self.node)
+        for each in both:
+            each.begin()
+        answer = self.router.send(raw)
+        until(lambda: self.router.turns > 1 and self.router.pulses > 1)
+        assert not self.router.failures
+        assert self.router.silent_cpu_s <= SILENT_CPU_S_MAX
+        return answer, [each.growth_bytes for each in both]
+
+
 @contextmanager
-def running(folder: Path) -> Iterator[str]:
+def running(folder: Path, model: str) -> Iterator[tuple[str, int]]:
     config = folder / "cluster.yaml"
     keys = {"router": {"api_keys": {"alice": ALICE, "bob": BOB}}}
     config.write_text(yaml.safe_dump({"metadata": {"macfabric": keys}}))
     argv = [sys.executable, "-m", "router.cli.main", "up", "--nodes", "1", "--port", "0"]
-    argv += ["--config", str(config), "--data", str(folder / "data"), "--json"]
+    argv += ["--config", str(config), "--data", str(folder / "data"), "--json", "--model", model]
     with (folder / "log").open("w") as log:
         up = subprocess.Popen(
             argv,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(folder)},
+            env=os.environ | THRIFTY | {"PYTHONPATH": str(ROOT), "HOME": str(folder)},
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -78,7 +161,7 @@ def running(folder: Path) -> Iterator[str]:
         line = up.stdout.readline()
         assert line, (folder / "log").read_text()
         owned = descendants([up.pid])
-        yield json.loads(line)["url"]
+        yield json.loads(line)["url"], up.pid
     finally:
         up.terminate()
         up.wait(60)
@@ -86,27 +169,34 @@ def running(folder: Path) -> Iterator[str]:
         assert wait_gone(owned, 30.0) == []
 
 
-@pytest.fixture(scope="module")
-def fabric(tmp_path_factory) -> Iterator[tuple[Attacked, Attacked]]:
-    folder = tmp_path_factory.mktemp("fabric")
-    with running(folder) as url:
+@contextmanager
+def attacked_fabric(folder: Path, model: str) -> Iterator[Fabric]:
+    with running(folder, model) as (url, up_pid):
         headers = {OPERATOR_HEADER: (folder / "data" / "operator.key").read_text()}
         asked = urllib.request.Request(f"{url}/v1/nodes", None, headers)
         with urllib.request.urlopen(asked) as answer:
             [row] = json.loads(answer.read())["data"]
-        [router_pid] = [p.pid for p in descendants([os.getpid()]) if is_router(p.pid)]
+        [router_pid] = [p.pid for p in descendants([up_pid]) if is_router(p.pid)]
         where = address_of(url)
         router, node = (Attacked(pid, where, where) for pid in (router_pid, row["pid"]))
         for _ in range(3):
             turn(router)
         assert not router.failures
-        for name in ("words", "a crab behind words"):  # what is allocated once
-            router.send(PROMPTS[name][0](10 * MIB))
-        router.begin()
-        node.begin()
+        door_bytes = row["prompt_bytes_max"] + PROMPT_FRAME_BYTES
+        for name in ("words", "a crab behind words", "many parts"):  # what is allocated once
+            router.send(SHAPES[name][0](min(door_bytes, 10 * MIB)))
         looks = [(each, Attacked.watch_memory, 0.01) for each in (router, node)]
         with watched((router, turn, 0.2), (router, pulse, 0.05), *looks):
-            yield router, node
+            yield Fabric(row["context_tokens_max"], router, node, door_bytes)
+
+
+@pytest.fixture(scope="module")
+def fabric(request, tmp_path_factory) -> Iterator[Fabric]:
+    """Run a fabric whose model has a context of its own, or says that it has a larger one."""
+    folder = tmp_path_factory.mktemp("fabric")
+    with attacked_fabric(folder, str(claiming(folder, request.param))) as made:
+        assert made.door_bytes < BODY_BYTES_MAX
+        yield made
 
 
 def is_router(pid):
@@ -116,24 +206,31 @@ def is_router(pid):
         return False
 
 
-@pytest.mark.parametrize("size", [10 * MIB, 31 * MIB], ids=["10 MiB", "31 MiB"])
-@pytest.mark.parametrize("name", PROMPTS)
-def test_a_long_prompt_is_refused_and_costs_each_process_little(fabric, name, size):
-    router, node = fabric
-    make, factor = PROMPTS[name]
-    raw = make(size)
-    router.begin()
-    node.begin()
-    answer = router.send(raw)
-    until(lambda: router.turns > 1 and router.pulses > 1)
-    found = [(each.growth_bytes // MIB, each.silent_cpu_s) for each in fabric]
+@pytest.mark.parametrize("fabric", [USUAL], indirect=True)
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_fits_no_context_is_refused_unread(fabric, name):
+    make, _ = SHAPES[name]
+    answer, grown_bytes = fabric.grown_by(make(LONG))
 
-    assert status_of(answer) == 400, answer[:300]
-    assert b"context" in answer
-    assert not router.failures
-    assert router.silent_cpu_s <= SILENT_CPU_S_MAX, found
-    for each in fabric:
-        assert each.growth_bytes <= factor * size + GROWTH_BYTES_MAX // 4, found
+    assert status_of(answer) == (413 if name == "no prompt at all" else 400), answer[:300]
+    assert (b"context_length_exceeded" in answer) == (status_of(answer) == 400)
+    assert max(grown_bytes) <= GROWTH_BYTES_MAX // 4, grown_bytes
+
+
+@pytest.mark.parametrize("fabric", [USUAL, LARGE], indirect=True)
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_longest_body_that_is_read_costs_some_of_its_own_size(fabric, name):
+    make, factor = SHAPES[name]
+    size = fabric.door_bytes - PROMPT_FRAME_BYTES // 8  # what frames the text takes less
+    if "escape" in name:
+        size += (PROMPT_ESCAPES - 1) * (fabric.door_bytes - PROMPT_FRAME_BYTES)
+    size = min(size, LONG)
+    answer, grown_bytes = fabric.grown_by(make(size))
+
+    assert status_of(answer) in {200, 400, 413}, answer[:300]
+    is_usual = fabric.context_tokens == USUAL
+    allowed_bytes = GROWTH_BYTES_MAX if is_usual else factor * size + GROWTH_BYTES_MAX // 4
+    assert max(grown_bytes) <= allowed_bytes, grown_bytes
 
 
 def until(holds):

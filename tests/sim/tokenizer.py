@@ -51,7 +51,7 @@ class SimTokenizer:
     wrapper = _Wrapper()
     eos_ids = frozenset({END})
     cut_texts = CUT_TEXTS
-    token_bytes_max = 4
+    reach_bytes = 4
 
     def render(self, messages, tools, options):
         return render(messages)

@@ -28,6 +28,9 @@ SILENT_CPU_S_MAX = 1.0  # while /healthz is waited for: half a second of two pro
 REFUSED_CPU_S_MAX = 2.0  # while a hostile request is answered
 GROWTH_BYTES_MAX = 64 * MIB
 FILES_WANTED = 20_000
+CONTEXT_TOKENS = 2_000_000  # whose text may be longer than any body: none is refused unread
+# What glibc keeps for later is no memory of ours; macOS gives it back by itself.
+THRIFTY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 
 
 def allow_files() -> int:
@@ -156,8 +159,7 @@ def attacked(folder: Path) -> Iterator[Attacked]:
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.support.fabric_process", str(folder)],
         cwd=ROOT,
-        # What glibc keeps for later is no memory of ours; macOS gives it back by itself.
-        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"},
+        env=os.environ | THRIFTY,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -257,11 +259,13 @@ def _ask(fabric: Attacked, method: str, path: str, headers: dict[str, str], body
 
 def main() -> None:
     """Run the fabric until nobody holds our input any more."""
+    from tests.support.claimed_context import claiming
     from tests.support.local_fabric import local_fabric
 
     allow_files()
-    keys = {"alice": ALICE, "bob": BOB}
-    with local_fabric(Path(sys.argv[1]), "recall", "only", api_keys=keys) as fabric:
+    folder, keys = Path(sys.argv[1]), {"alice": ALICE, "bob": BOB}
+    model = str(claiming(folder, CONTEXT_TOKENS))
+    with local_fabric(folder, model, "only", api_keys=keys) as fabric:
         node = fabric.services["only"].node.http_url
         print(json.dumps({"url": fabric.url, "node": node}), flush=True)
         sys.stdin.read()

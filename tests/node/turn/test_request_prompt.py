@@ -99,7 +99,7 @@ def test_a_prompt_that_is_far_too_long_is_refused_before_much_of_it_is_encoded(
 
 def test_a_prompt_beyond_any_tokens_is_refused_by_its_bytes_alone(service, monkeypatch):
     encoded_chars = count_encoded(service, monkeypatch)
-    error = refused(service, "x" * (CONTEXT_TOKENS * service.node.tokenizer.token_bytes_max))
+    error = refused(service, "x" * (CONTEXT_TOKENS * service.node.tokenizer.reach_bytes))
 
     assert error.code == "context_length_exceeded"
     assert "bytes" in error.message

@@ -1,0 +1,117 @@
+"""A prompt that fits no node's context is refused by the length of its body, before it is held."""
+
+import json
+
+import pytest
+
+from fabric.limits import (
+    BODY_BYTES_MAX,
+    CALL_BODY_BYTES_MAX,
+    MIB,
+    PROMPT_ESCAPES,
+    PROMPT_FRAME_BYTES,
+)
+from fabric.settings import RouterSettings
+from fabric.turn.generation import Finished, FinishReason
+from tests.router.fake_node import MODEL
+from tests.router.http.test_body_limit import error_of, open_body
+from tests.router.rig import KEY, rig
+
+pytestmark = pytest.mark.anyio
+TEXT_BYTES = 100_000
+SILENT = (Finished(FinishReason.STOP, 0),)
+SETTINGS = RouterSettings(api_keys={"one": KEY}, takeover_after_s=0.3)
+ESCAPES = ["\\u0061", "\\u00e9", "\\ud83e\\udd80", "\\n", "\\\\", "\\\\\\u0075"]
+FRAME = {"max_tokens": 1, "metadata": {"x": "y" * (PROMPT_FRAME_BYTES - 4096)}}
+
+
+async def told(made, *nodes_bytes):
+    """Let nodes tell how long a prompt of theirs may be."""
+    for node, size_bytes in zip(made.nodes.values(), nodes_bytes, strict=True):
+        node.view_changes["prompt_bytes_max"] = size_bytes
+        node.does.events = SILENT
+    await made.fleet.membership.refresh()
+
+
+def is_too_long(answer):
+    if answer.status_code == 200:
+        return False
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == "messages"
+    return True
+
+
+async def post(made, text, path="/v1/chat/completions", **more):
+    """Send a prompt that is spelled already, beside as much as may stand beside it."""
+    prompt = '"messages":[{"role":"user","content":"%s"}]' if "chat" in path else '"prompt":"%s"'
+    rest = json.dumps({"model": MODEL, **FRAME})[1:]
+    body = ("{" + prompt % text + "," + rest).encode()
+    return await made.http(KEY).post(path, content=body, **more)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_what_may_fit_is_read_and_what_cannot_is_not(path):
+    async with rig("a", settings=SETTINGS) as made:
+        await told(made, TEXT_BYTES)
+        assert not is_too_long(await post(made, "x" * TEXT_BYTES, path))
+        turns_count = len(made["node-a"].requests)
+        assert is_too_long(await post(made, "x" * (TEXT_BYTES + 8192), path))
+        assert len(made["node-a"].requests) == turns_count
+
+
+@pytest.mark.parametrize("spelled", ESCAPES)
+async def test_escapes_are_not_taken_for_text(spelled):
+    """However a client spells its letters, the longest prompt that fits passes."""
+    text_bytes = len(json.loads(f'"{spelled}"').encode())
+    async with rig("a", settings=SETTINGS) as made:
+        await told(made, TEXT_BYTES)
+        assert not is_too_long(await post(made, spelled * (TEXT_BYTES // text_bytes)))
+
+
+async def test_a_length_that_is_told_is_believed_and_nothing_of_the_body_awaited():
+    async with rig("a", settings=SETTINGS) as made:
+        await told(made, TEXT_BYTES)
+        longest = PROMPT_ESCAPES * (TEXT_BYTES + 1) + PROMPT_FRAME_BYTES
+        reader, _ = await open_body(made, KEY, longest, b"{")
+        status, error = await error_of(reader)
+
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_body_of_no_told_length_is_refused_as_it_comes():
+    async def parts():
+        for _ in range(32):
+            yield b'{"x":"' + b"y" * MIB
+
+    async with rig("a", settings=SETTINGS) as made:
+        await told(made, TEXT_BYTES)
+        answer = await made.http(KEY).post("/v1/chat/completions", content=parts())
+
+    assert is_too_long(answer)
+
+
+async def test_the_largest_context_of_all_nodes_counts_also_of_those_that_are_lost():
+    async with rig("ab", settings=SETTINGS) as made:
+        await told(made, 1000, TEXT_BYTES)
+        made.listed.pop("node-b")
+        await made["node-b"].stop()
+        assert not is_too_long(await post(made, "x" * TEXT_BYTES))
+        assert is_too_long(await post(made, "x" * (TEXT_BYTES + 8192)))
+
+
+async def test_while_a_node_is_unknown_any_body_is_read():
+    settings = RouterSettings(api_keys={"one": KEY}, takeover_after_s=0.3, nodes_expected=2)
+    async with rig("a", settings=settings) as made:
+        await told(made, TEXT_BYTES)
+        assert made.fleet.prompt_bytes_max() == BODY_BYTES_MAX
+        assert not is_too_long(await post(made, "x" * (4 * TEXT_BYTES)))
+
+
+async def test_requests_without_a_prompt_are_short():
+    async with rig("a", settings=SETTINGS) as made:
+        for path in ("/v1/agents/a/fork", "/v1/agents/a/migrate"):
+            body = b'{"as":"' + b"x" * CALL_BODY_BYTES_MAX + b'"}'
+            answer = await made.http(KEY).post(path, content=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")

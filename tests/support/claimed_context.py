@@ -1,0 +1,17 @@
+"""The bundled model that remembers, with a context as large as a test wants it to claim."""
+
+import json
+import shutil
+from pathlib import Path
+
+from node.mlx.loaded_model import BUNDLED
+
+
+def claiming(folder: Path, context_tokens: int) -> Path:
+    """Copy the model, under its own name; return where to."""
+    copy = folder / "recall"
+    shutil.copytree(BUNDLED / "recall", copy)
+    config = json.loads((copy / "config.json").read_text())
+    config["max_position_embeddings"] = context_tokens
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
