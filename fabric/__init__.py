@@ -1,4 +1,4 @@
-"""What nodes and routers both speak: blocks, hashes, manifests, directives, wire messages.
+"""What nodes and routers both speak: blocks, hashes, manifests, wire messages.
 
 Pure Python without I/O, clock, randomness, MLX or Ray: everything from the world comes in as an
 argument. `DISTRIBUTION` names the installed package that must own the import names `fabric`,
@@ -11,6 +11,3 @@ __version__ = "0.1.0"
 
 # Sent in every hello; peers with another number refuse each other.
 PROTOCOL_VERSION = 3
-
-# Written into every block file; a reader quarantines numbers it does not know.
-BLOCK_FORMAT_VERSION = 1

@@ -70,14 +70,14 @@ def test_the_example_is_the_header_of_that_block():
     assert bytes(opened["tokens"]["data"]) == block.payload[-12:]
 
 
-def test_the_record_table_names_every_field():
-    named = names_in(first_cells("Records"))
+def test_the_manifest_table_names_every_field():
+    named = names_in(first_cells("Manifests"))
     assert sorted(named) == sorted(wire_name(field) for field in fields(manifest.Manifest))
-    sentence = re.search(r"A block is referred to as (.*?)\. A record", FLAT)[1]
+    sentence = re.search(r"A block is referred to as (.*?)\. A manifest", FLAT)[1]
     assert re.findall(r"`(\w+)`", sentence) == [field.name for field in fields(BlockRef)]
     assert names_in(first_cells("Block files")) == [group.value for group in CacheGroup]
     for state in manifest.OwnerState:
-        assert f"`{state.value}`" in section("Records")
+        assert f"`{state.value}`" in section("Manifests")
 
 
 def test_tensors_are_named_and_ordered_as_written():
@@ -97,7 +97,7 @@ def test_names_of_files():
             rf"blocks/[0-9a-f]{{64}}-[0-9a-f]{{32}}\.{group}", block_files.file_name(ref)
         )
         assert f"`{group}`" in rows["block"]
-    assert rows["record"].endswith(".mf`")
+    assert rows["manifest"].endswith(".mf`")
     assert re.fullmatch(r"[0-9a-f]{32}", agent_digest(CLUSTER_KEY, TENANT, "alice"))
     assert rows["spec"] == f"`{folder_format.SPEC_FILE}`"
     assert rows["unfinished"].startswith(f"`{posix_disk.TEMPORARY}")
