@@ -82,6 +82,8 @@ def missing_file(document: Document) -> Iterator[str]:
             yield f"{document.path}: there is no {name} anywhere"
 
 
+# Documents named before a flow's steps are no files of it.
+LINKED = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
 RULES = (too_long, dead_link, missing_file)
 
 README = "README.md"
@@ -140,6 +142,20 @@ def test_the_package_map_has_every_room():
     ]
 
     assert [r.as_posix() for r in rooms if f"`{PurePosixPath(r)}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("flow", "files_max"),
+    # Three of a migration are the transfer.
+    [("Cold request", 12), ("Warm restart", 12), ("Migration", 8 + 3), ("Erasure", 12)],
+)
+def test_a_flow_is_followed_in_one_sitting(flow, files_max):
+    """Files and numbered steps of each flow, as somebody who follows it has to open them."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    [section] = re.findall(rf"^\*\*{flow}\.\*\*(.*?)(?=^\*\*|^## )", text, re.MULTILINE | re.DOTALL)
+
+    assert 5 <= len(set(IN_TREE.findall(section.partition("\n1. ")[0])) - LINKED) <= files_max
+    assert 5 <= len(re.findall(r"^\d\. ", section, re.MULTILINE)) <= 8
 
 
 def test_every_document_is_linked():
