@@ -11,6 +11,7 @@ name while the code's is changed.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -219,10 +220,11 @@ def _of_class(kind: type, value: Any, where: str) -> Any:
     if _spells_itself(kind):
         return kind.from_wire(from_plain(wire_kind(kind), value, where))  # type: ignore[attr-defined]
     if issubclass(kind, Enum):
-        try:
-            return kind(value)
-        except ValueError:
-            raise _refuse(where, f"is not a {kind.__name__}") from None
+        with suppress(ValueError):
+            member = kind(value)
+            if type(member.value) is type(value):  # True and 1.0 equal 1
+                return member
+        raise _refuse(where, f"is not a {kind.__name__}")
     return _scalar(kind, value, where)
 
 

@@ -48,7 +48,9 @@ def _linux_row(pid: int) -> _Row | None:
 
 def _ps_rows() -> dict[int, _Row]:
     command = ["/bin/ps", "-axo", "pid=,ppid=,stat=,lstart="]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # A start is spelled alike in every shell and wherever a Mac travels.
+    environment = {"LC_ALL": "C", "TZ": "UTC0"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     rows = {}
     for line in done.stdout.splitlines():
         pid, parent, state, started = line.split(None, 3)

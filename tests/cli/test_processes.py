@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -144,3 +145,17 @@ def test_ps_tells_the_same_as_proc(spawn):
 
     assert rows[child].parent == parent.pid
     assert rows[parent.pid].started
+
+
+def test_ps_names_a_start_alike_wherever_the_user_is(spawn, monkeypatch):
+    """`up` and `down` may run in different shells, and a Mac travels."""
+    popen = spawn(SLEEPER)
+    here = _ps_start(popen.pid)
+    monkeypatch.setenv("TZ", "AWAY-9")
+
+    # Linux's ps works a start out anew each time, to the second.
+    assert abs(_ps_start(popen.pid) - here) < timedelta(minutes=1)
+
+
+def _ps_start(pid):
+    return datetime.strptime(processes._ps_rows()[pid].started, "%a %b %d %H:%M:%S %Y")  # noqa: DTZ007 - compared among themselves

@@ -1,6 +1,7 @@
 """Names in bytes are not the code's: fields are renamed without a stored byte changing."""
 
 from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
 
 import pytest
 
@@ -64,3 +65,36 @@ def test_two_fields_of_one_name_are_a_mistake() -> None:
 
     with pytest.raises(AssertionError):
         pack(Twice(1))
+
+
+class Level(IntEnum):
+    """Known by a number."""
+
+    LOW = 0
+    HIGH = 1
+
+
+class Color(StrEnum):
+    """Known by a word."""
+
+    RED = "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One of each."""
+
+    level: Level
+    color: Color = Color.RED
+
+
+def test_a_choice_is_read_by_its_value() -> None:
+    """It comes back as the member."""
+    assert unpack(Chosen, pack(Chosen(Level.HIGH))) == Chosen(Level.HIGH)
+
+
+@pytest.mark.parametrize("level", [True, False, 1.0, 0.0, "1", 2, None, [], {}])
+def test_what_only_equals_a_choice_is_none(level: object) -> None:
+    """In Python, True and 1.0 equal 1."""
+    with pytest.raises(RejectedError, match="level"):
+        from_plain(Chosen, {"level": level})
