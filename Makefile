@@ -10,10 +10,10 @@ TESTS  ?= tests
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz lint clean
+.PHONY: help setup demo test test-all fuzz lint clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 setup: $(READY)  ## make .venv with the pinned versions (PYTHON=/path/to/python3.12 chooses one)
 
@@ -22,9 +22,13 @@ demo: $(READY)  ## show the product: agents that remember, on a local fabric of 
 
 # tests/conftest.py orders the files. Compiled ones are kept, also where the environment says not to:
 # the tests start many processes, which would else compile the same files again and again.
-test: $(READY)  ## run the tests (TESTS=tests/unit ARGS="-k name" narrow them)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(TESTS) -q -n 2 --dist loadfile \
-		--no-loadscope-reorder $(ARGS)
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
+test: $(READY)  ## run what a change needs: minutes (TESTS=tests/node ARGS="-k name" narrow it)
+	@$(PYTEST) $(TESTS) $(ARGS)
+
+test-all: $(READY)  ## run every test: hours (10,000 simulated lives, every kill, emulated Macs)
+	@$(PYTEST) -m "" $(TESTS) $(ARGS)
 
 fuzz: $(READY)  ## a million hostile inputs for every parser: minutes (ARGS="-k manifest" narrows)
 	@$(BIN)/python -m pytest tests/fuzz -q -s -m nightly $(ARGS)

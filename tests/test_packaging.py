@@ -184,6 +184,35 @@ def test_ci_script_is_executable_and_runs_the_readme_command():
     assert re.search(r"^make test$", script.read_text(), re.MULTILINE)
 
 
+def collected(target):
+    """Name the simulation's tests that a make target runs."""
+    told = subprocess.run(
+        ["make", "-n", target, "TESTS=tests/sim/test_simulation.py", "ARGS=--collect-only -n 0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    command = told.stdout.splitlines()[-1].replace(".venv/bin/python", sys.executable)
+    listed = subprocess.run(
+        ["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert listed.returncode == 0, listed.stdout + listed.stderr
+    return {line.partition("::")[2] for line in listed.stdout.splitlines() if "::" in line}
+
+
+def test_make_runs_as_many_tests_as_the_readme_says():
+    """What is marked nightly runs in `make test-all`, beside all of `make test`."""
+    readme = (ROOT / "README.md").read_text()
+    some, every = collected("test"), collected("test-all")
+
+    assert re.search(r"^make test +# .*minutes", readme, re.MULTILINE)
+    assert re.search(r"^make test-all +# .*10,000 simulated lives.*hours", readme, re.MULTILINE)
+    assert "test_seeds[0]" in some
+    assert some < every
+    assert {"test_many_more_seeds[30]", "test_many_more_seeds[9990]"} <= every - some
+
+
 def test_licence_is_the_full_apache_text():
     text = (ROOT / "LICENSE").read_text()
 

@@ -95,6 +95,7 @@ def until_ready(run):
         time.sleep(0.2)
 
 
+@pytest.mark.nightly
 def test_nothing_is_unknown_before_all_macs_of_the_file_have_come(cli):
     serve, run, end = cli
     url = serve()

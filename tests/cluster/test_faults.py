@@ -73,6 +73,7 @@ def on(fabric):
     return agents
 
 
+@pytest.mark.nightly
 def test_new_agents_spread_over_the_nodes(fabric, on):
     on("node-a")
 
@@ -275,6 +276,7 @@ def test_nodes_serve_on_without_rays_head(fabric, on):
     assert {name: fabric.actor(name) for name in others} == others, "they never noticed"
 
 
+@pytest.mark.nightly
 def test_the_router_serves_on_while_the_heads_raylet_is_replaced(fabric, on):
     """Also the router is a client of that raylet, and has to find its successor."""
     elsewhere, here = [on("node-b")[0], on("node-c")[0]], on("node-a")[0]

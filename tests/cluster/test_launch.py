@@ -104,6 +104,7 @@ def test_nodes_become_ready_restart_and_stop(cluster):
     assert [note[0] for note in launching.notes("node-b")] == ["start", "start", "stop", "stopped"]
 
 
+@pytest.mark.nightly
 def test_a_start_that_failed_is_tried_again_by_the_same_actor(cluster, tmp_path):
     mended = tmp_path / "mended"
     options = ("--model", f"needs:{mended}", "--expect", "3", "--watch", "--at-exit", "stop")
@@ -125,6 +126,7 @@ def test_a_start_that_failed_is_tried_again_by_the_same_actor(cluster, tmp_path)
         assert len({pid for *_, pid in last}) == 1
 
 
+@pytest.mark.nightly
 def test_an_actor_that_dies_for_good_again_and_again_is_made_anew_ever_later(cluster):
     launching = Launching(cluster, "dying", "--model", "dies:", "--watch", "--at-exit", "stop")
     waits_s = []
@@ -158,6 +160,7 @@ def test_nodes_with_other_settings_are_stopped_and_started_anew(cluster):
     assert second.end()["status"] == 0
 
 
+@pytest.mark.nightly
 def test_too_few_macs_are_told(cluster):
     launching = Launching(
         cluster, "few", "--model", "loads:0", "--expect", "4", "--timeout", "25", "--watch"

@@ -45,6 +45,7 @@ time.sleep(60)
 
 @pytest.mark.cluster
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_three_nodes_start_and_leave_nothing(tmp_path):
     began_s = time.monotonic()
     keeper, ray = start_ray(tmp_path)
@@ -77,6 +78,7 @@ def test_three_nodes_start_and_leave_nothing(tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_owner_leaves_nothing(tmp_path):
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)],

@@ -138,6 +138,7 @@ def test_a_fabric_serves_remembers_and_leaves_nothing(up, tmp_path):
     assert json.loads(again.run("down", "--json").stdout)["was"] in ("crashed", "not running")
 
 
+@pytest.mark.nightly
 def test_a_node_that_cannot_start_any_more_says_why_and_comes_back_once_that_is_mended(
     up, tmp_path
 ):

@@ -23,7 +23,7 @@ from tests.support.packet_capture import Capture, why_not
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.privileged,
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]

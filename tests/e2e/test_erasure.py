@@ -14,6 +14,7 @@ from node.store.block_files import file_name
 from node.store.encrypted_disk import open_disk
 from node.store.tombstones import DIRECTORY as ERASED
 from tests.support.local_fabric import local_fabric
+from tests.support.samples import sample
 from tests.support.services import KEY, TENANT
 from tests.support.tiny_models import LLAMA, write_model
 
@@ -73,7 +74,7 @@ def damage(path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encrypt_at_rest", [False, True])
+@pytest.mark.parametrize("encrypt_at_rest", sample([False, True], True))
 def test_nothing_of_an_erased_agent_is_left_on_any_disk(
     tmp_path, tmp_path_factory, caplog, capfd, encrypt_at_rest
 ):

@@ -12,6 +12,7 @@ import pytest
 from node.mlx.engine import Engine
 from tests.support.architectures import ARCHITECTURES
 from tests.support.local_fabric import LocalFabric, local_fabric
+from tests.support.samples import sample
 from tests.support.tiny_models import write_model
 
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 12}
@@ -27,7 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=CLASSES)
+@pytest.fixture(scope="module", params=sample(CLASSES, "llama"))
 def fabric(request, tmp_path_factory) -> Iterator[LocalFabric]:
     folder: Path = tmp_path_factory.mktemp(request.param)
     model = str(write_model(folder / "model", ARCHITECTURES[request.param]))

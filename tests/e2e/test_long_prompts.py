@@ -37,6 +37,7 @@ from tests.support.fabric_process import (
     turn,
     watched,
 )
+from tests.support.samples import sample
 
 pytestmark = [
     pytest.mark.slow,
@@ -118,6 +119,8 @@ SHAPES = {
     "no prompt at all": (filled(b'{"as":"', b"a", b'"}', FORK), PLAIN),
     "no length": (in_chunks, PLAIN),
 }
+# The plainest, the one that takes most memory, what is no text, and what tells no length.
+TELLING = ("words", "a crab behind words", "token ids", "no length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +210,7 @@ def is_router(pid):
 
 
 @pytest.mark.parametrize("fabric", [USUAL], indirect=True)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", sample(SHAPES, *TELLING, "no prompt at all"))
 def test_what_fits_no_context_is_refused_unread(fabric, name):
     make, _ = SHAPES[name]
     answer, grown_bytes = fabric.grown_by(make(LONG))
@@ -217,8 +220,8 @@ def test_what_fits_no_context_is_refused_unread(fabric, name):
     assert max(grown_bytes) <= GROWTH_BYTES_MAX // 4, grown_bytes
 
 
-@pytest.mark.parametrize("fabric", [USUAL, LARGE], indirect=True)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("fabric", sample([USUAL, LARGE], USUAL), indirect=True)
+@pytest.mark.parametrize("name", sample(SHAPES, *TELLING, "many parts"))
 def test_the_longest_body_that_is_read_costs_some_of_its_own_size(fabric, name):
     make, factor = SHAPES[name]
     size = fabric.door_bytes - PROMPT_FRAME_BYTES // 8  # what frames the text takes less

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_fabric import Answer, LocalFabric, local_fabric
-from tests.support.transcripts import ALL, Transcript
+from tests.support.samples import sample
+from tests.support.transcripts import ALL, Transcript, tool_use
 
 RECALL = "recall"
 
@@ -39,7 +40,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Answer]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", sample(ALL, tool_use), ids=lambda make: make.__name__)
 def test_restart_eviction_and_migration_change_no_byte(
     make: Callable[[], Transcript], calm: dict[str, list[Answer]], tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from node.fsck import run
 from node.service import NodeService
 from node.store.block_files import parse_leaf
 from tests.support.architectures import ARCHITECTURES
+from tests.support.samples import sample
 from tests.support.services import KEY, Reply, ask, call, running
 from tests.support.tiny_models import write_model
 
@@ -76,7 +77,7 @@ def flip(path, at: int) -> None:
     path.write_bytes(raw)
 
 
-@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("name", sample(GROUPS, "qwen3_5"))
 def test_answers_are_those_of_a_cold_run(name, tmp_path):
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
     rng = random.Random(name)
@@ -114,7 +115,7 @@ def test_answers_are_those_of_a_cold_run(name, tmp_path):
         assert warm._disk.list_names("quarantine")
 
 
-@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("name", sample(GROUPS, "qwen3_5"))
 def test_a_real_folder_is_checked_repaired_and_served_again(name, tmp_path, capsys):
     """Refused while the node runs, sound when it has stopped, of use again after a repair."""
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))

@@ -89,6 +89,7 @@ def test_a_flush_comes_to_an_end_while_agents_talk_and_ends_nobodys_turn(talks):
     assert all(talk.answers >= count for talk, count in zip(agents, counts, strict=True))
 
 
+@pytest.mark.nightly
 def test_a_flush_waits_for_a_long_turn_only_so_long_and_says_so(model, tmp_path, monkeypatch):
     monkeypatch.setattr(control_calls, "FLUSH_WAIT_S", 0.05)
     with running(tmp_path, model) as service:

@@ -3,6 +3,7 @@
 import asyncio
 
 import aiohttp
+import pytest
 
 from fabric.control.hibernation_calls import RESUME_PATH, Resume
 from fabric.control.node_calls import AgentList, ListAgents
@@ -16,6 +17,7 @@ OTHER_TENANT = TenantId("other")
 HELLO = [{"role": "user", "content": "the cat sat on the mat. " * 60}]
 
 
+@pytest.mark.nightly
 def test_one_tenants_dripping_files_leave_places_to_others(tmp_path, monkeypatch):
     model = str(write_model(tmp_path / "llama", LLAMA))
     with running(tmp_path, model) as service:

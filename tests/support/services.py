@@ -36,7 +36,9 @@ from fabric.turn.generation import (
     IdentityKind,
     Sampling,
 )
+from node import service as node_service
 from node.service import NodeConfig, NodeService
+from tests.support.known_models import load_known
 
 T = TypeVar("T")
 KEY = bytes(range(32))
@@ -44,6 +46,7 @@ CALL_S = 600.0
 TENANT = TenantId("default")
 _operations = itertools.count()
 _incarnations = itertools.count(1)
+node_service.load_model = load_known
 
 
 @dataclass

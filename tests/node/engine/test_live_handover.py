@@ -35,6 +35,7 @@ from fabric.turn.generation import (
 )
 from node.engine.memory_budget import Reservation
 from tests.support.architectures import ARCHITECTURES
+from tests.support.samples import sample
 from tests.support.services import TENANT, ask, call, identity_of, running
 from tests.support.tiny_models import write_model
 
@@ -42,7 +43,7 @@ PROMPT = "the cat sat on the mat and the dog sat on the log. " * 90  # more than
 ANSWER_TOKENS = 340  # more than one more
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma4_text", "qwen3_5"])
+@pytest.fixture(scope="module", params=sample(["llama", "gemma4_text", "qwen3_5"], "llama"))
 def nodes(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     model = str(write_model(folder / "model", ARCHITECTURES[request.param]))

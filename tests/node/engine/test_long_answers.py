@@ -171,6 +171,7 @@ def test_idle_caches_make_room_before_an_answer_has_to_wait():
     assert is_undisturbed(sequence, events)
 
 
+@pytest.mark.nightly
 def test_long_answers_of_a_node_stay_within_its_memory(tmp_path):
     model = str(write_model(tmp_path / "model", LLAMA))
     with running(tmp_path, model) as probe:

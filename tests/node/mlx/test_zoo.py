@@ -30,13 +30,9 @@ install()
 ZOO = zoo()
 OPAQUE = {"deepseek_v41": "caches of kind LayerCache"}
 QUICK = {
-    "gemma2",
     "gemma3n",
     "llama4",
-    "longcat_flash_ngram",
     "minimax_m3_vl",
-    "mistral3",
-    "nemotron-nas_linear_first",
 }
 # Which of them decode alone, or together at equal lengths only, and why.
 ALONE = {

@@ -12,6 +12,7 @@ from fabric.errors import FabricError
 from fabric.ids import AgentId
 from fabric.turn.generation import CacheTier, Delta
 from tests.support.architectures import ARCHITECTURES
+from tests.support.samples import sample
 from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA, write_model
 
@@ -55,7 +56,7 @@ def service(model, tmp_path_factory):
         yield made
 
 
-@pytest.mark.parametrize("name", ["gemma4_text", "qwen3_5"])
+@pytest.mark.parametrize("name", sample(["gemma4_text", "qwen3_5"], "gemma4_text"))
 def test_a_prefetched_agent_is_hot_and_answers_bit_for_bit(name, tmp_path):
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
     with running(tmp_path, model) as service:

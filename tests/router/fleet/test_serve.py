@@ -145,6 +145,7 @@ def wait_for(condition, timeout_s=90.0):
 
 @pytest.mark.cluster
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_finds_nodes_in_ray_and_survives_their_death(tmp_path):
     make_keys(tmp_path, CLUSTER_KEY)
     own = {"PYTHONPATH": str(ROOT), "MACFABRIC_TEST_KEYS": str(tmp_path)}

@@ -15,6 +15,7 @@ from node.mlx.probe.rotate import rotate
 from node.mlx.probe.rotation_probe import _candidates, _record, read_rotations, verified
 from tests.support.architectures import ARCHITECTURES
 from tests.support.rotations import close, still, turned
+from tests.support.samples import sample
 from tests.support.tiny_models import LLAMA, build_model
 
 ALL = range(64)
@@ -120,8 +121,10 @@ def test_layers_of_one_model_may_turn_at_different_rates():
     assert bases == [1e4, 1e4, 1e6] * 2
 
 
-@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma4_text", "qwen3_5"])
+@pytest.mark.parametrize("dtype", sample([mx.float16, mx.bfloat16], mx.bfloat16), ids=str)
+@pytest.mark.parametrize(
+    "name", sample(["llama", "gemma3_text", "gemma4_text", "qwen3_5"], "llama", "gemma4_text")
+)
 def test_half_precision_changes_nothing(name, dtype):
     model = build_model(ARCHITECTURES[name])
     exact = read_rotations(model)
