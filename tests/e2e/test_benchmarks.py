@@ -13,11 +13,13 @@ from benchmarks.__main__ import found
 ROOT = Path(__file__).resolve().parents[2]
 PRIVILEGED = {"transfer"}  # needs emulated Macs; tests/e2e/test_bench_transfer.py runs it
 MARKS = {
-    "decode": [pytest.mark.slow],
-    "interleave": [pytest.mark.slow],
-    "migrate": [pytest.mark.slow, pytest.mark.cluster],
-    "soak": [pytest.mark.slow],
-    "turn-save": [pytest.mark.slow],
+    "decode": [pytest.mark.slow, pytest.mark.nightly],
+    "interleave": [pytest.mark.slow, pytest.mark.nightly],
+    "memory": [pytest.mark.slow, pytest.mark.nightly],
+    "migrate": [pytest.mark.slow, pytest.mark.nightly, pytest.mark.cluster],
+    "perplexity": [pytest.mark.nightly],
+    "soak": [pytest.mark.slow, pytest.mark.nightly],
+    "turn-save": [pytest.mark.slow, pytest.mark.nightly],
 }
 HANG_S = 540
 
