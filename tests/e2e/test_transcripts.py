@@ -69,6 +69,7 @@ def test_restart_eviction_and_migration_change_no_byte(
     assert {"hot"} == {a.cache for a in undisturbed[1:]}
 
 
+@pytest.mark.nightly
 def test_two_agents_without_ids_alternate_warm(tmp_path: Path) -> None:
     """A, B, A, B, A over one long system prompt: every return is warm, also after a restart."""
     system = {"role": "system", "content": "The rule of the house is kindness first. " * 60}

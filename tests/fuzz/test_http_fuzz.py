@@ -1,6 +1,6 @@
 """Whatever arrives at the ports of a real router and node: no 5xx, and nobody else notices.
 
-Inputs follow from (shard, index). `pytest -m nightly tests/fuzz` tries many more.
+Inputs follow from (shard, index). `make test-all TESTS=tests/fuzz` tries many more.
 """
 
 import os
@@ -19,7 +19,7 @@ from tests.support.fabric_process import (
     status_of,
 )
 
-INPUTS = 300
+INPUTS = 100
 NIGHTLY_INPUTS, SHARDS = 20_000, 5
 ANSWER_S = 0.3  # for an answer, before the connection is left behind
 LEFT_MAX = 200  # of them at a time
@@ -83,7 +83,7 @@ def test_hostile_http(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("shard", range(1, SHARDS + 1))
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_hostile_http_at_length(tmp_path, shard):
     with attacked(tmp_path) as fabric:
         attack(fabric, shard, NIGHTLY_INPUTS)

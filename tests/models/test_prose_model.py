@@ -77,6 +77,7 @@ def test_chat_is_just_its_contents(loaded):
     assert rendered == "One.\n\nTwo."
 
 
+@pytest.mark.nightly
 def test_predicts_unseen_prose_far_better_than_word_counts(full_losses, held_out_windows):
     """The baseline is unfair to the model: it is fitted to the very tokens it is tried on."""
     perplexity = math.exp(full_losses.mean())
@@ -84,6 +85,7 @@ def test_predicts_unseen_prose_far_better_than_word_counts(full_losses, held_out
     assert perplexity < prose_eval.unigram_perplexity(held_out_windows) / 4
 
 
+@pytest.mark.nightly
 def test_more_context_helps(loaded, full_losses, held_out_windows):
     """The same 128 tokens of each window, with 384 and with 16 tokens before them."""
     short = prose_eval.token_losses(loaded[0], held_out_windows[:, -(128 + 16 + 1) :])
@@ -91,6 +93,7 @@ def test_more_context_helps(loaded, full_losses, held_out_windows):
     assert full_losses[:, -128:].mean() < short[:, -128:].mean() - 0.05
 
 
+@pytest.mark.nightly
 def test_reads_a_passage_better_the_second_time(loaded, held_out_windows):
     """It looks back at its cache, so damage to the cache can be seen."""
     passage = held_out_windows[:, :96]
@@ -111,6 +114,7 @@ def test_training_copies_a_passage_to_a_later_place():
         assert window[changed[-1]] < changed[0]
 
 
+@pytest.mark.nightly
 def test_four_bit_kv_costs_a_little(loaded, full_losses, held_out_windows):
     chosen = held_out_windows[:1]
     quantized = prose_eval.token_losses(loaded[0], chosen, "q4_g64")
@@ -119,6 +123,7 @@ def test_four_bit_kv_costs_a_little(loaded, full_losses, held_out_windows):
     assert abs(quantized.mean() - full_losses[:1].mean()) < 0.2
 
 
+@pytest.mark.nightly
 def test_split_is_by_name_and_disjoint(held_out):
     training = prose_text.training_documents(every=12)
     runs = [prose_text.shingles(paragraph) for paragraph in _paragraphs(held_out)]

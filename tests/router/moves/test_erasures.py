@@ -8,6 +8,7 @@ from fabric.record.manifest import OwnerState
 from tests.router.fake_memory import Memory, ScaledClock
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, until
+from tests.support.samples import sample
 
 pytestmark = pytest.mark.anyio
 TEXT = "secret " * 60
@@ -69,7 +70,7 @@ async def test_a_node_that_was_away_is_told_before_it_serves(routers):
     assert again.headers["x-macfabric-match"] == "none"
 
 
-@pytest.mark.parametrize("days", [-20_000, -200, 200])
+@pytest.mark.parametrize("days", sample([-20_000, -200, 200], -20_000))
 async def test_no_calendar_brings_an_erased_agent_back(monkeypatch, days):
     """Neither one that was wrong at the erasure nor one that is at the next router's start."""
     nodes = three()
