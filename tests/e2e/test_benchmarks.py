@@ -18,6 +18,7 @@ MARKS = {
     "memory": [pytest.mark.slow, pytest.mark.nightly],
     "migrate": [pytest.mark.slow, pytest.mark.nightly, pytest.mark.cluster],
     "perplexity": [pytest.mark.nightly],
+    "restore": [pytest.mark.nightly],
     "soak": [pytest.mark.slow, pytest.mark.nightly],
     "turn-save": [pytest.mark.slow, pytest.mark.nightly],
 }

@@ -278,7 +278,9 @@ def test_answers_from_the_system_message_again_and_again(loaded, kind):
             assert ask(memory, messages, question) == answer
 
 
-@pytest.mark.parametrize(("role", "filler"), sample([("user", 500), ("tool", 1500)], ("user", 500)))
+@pytest.mark.parametrize(
+    ("role", "filler"), [("user", 500), pytest.param("tool", 1500, marks=pytest.mark.nightly)]
+)
 def test_answers_from_the_middle_of_a_longer_chat(memory, role, filler):
     draw = random.Random(role)
     facts = recall_facts.facts(draw, 5)
