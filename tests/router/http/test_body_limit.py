@@ -119,8 +119,11 @@ async def test_one_tenants_requests_leave_places_to_others(monkeypatch):
         made["node-a"].does.delay_s = 0.02
         one, two = made.http(KEY), made.http(OTHER_KEY)
         many = [asyncio.create_task(one.post("/v1/chat/completions", json=CHAT)) for _ in range(8)]
-        await until(lambda: made["node-a"].running == 4)
-        theirs = await two.post("/v1/chat/completions", json=CHAT)
+        await until(lambda: made["node-a"].running == sum(not task.done() for task in many) == 4)
+        asked = asyncio.create_task(two.post("/v1/chat/completions", json=CHAT))
+        await until(lambda: made["node-a"].running == 5)
+        made["node-a"].does.delay_s = 0.0
+        theirs = await asked
         statuses = [(await task).status_code for task in many]
         later = await one.post("/v1/chat/completions", json=CHAT)
 
