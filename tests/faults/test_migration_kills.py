@@ -15,6 +15,7 @@ from node.migration.target import forget_stale
 from router.fleet.node_client import NodeLostError
 from router.moves.recovery import Recovery
 from tests.support.mortal_fabric import SETTLE_S, WATCHING, mortal_fabric
+from tests.support.samples import sample
 
 pytestmark = pytest.mark.anyio
 SECRET = "otter lantern quartz violin"
@@ -247,7 +248,7 @@ async def test_the_checks_see_what_is_wrong(tmp_path, monkeypatch):
             await world.nothing_loose(1.0)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", sample(range(2), 0))
 async def test_messages_that_come_twice_or_late(tmp_path, seed):
     """Everything of a move arrives again: at once, and all of it once more behind the end."""
     chance = random.Random(seed)

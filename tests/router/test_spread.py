@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from tests.router.rig import rig
+from tests.support.samples import sample
 
 pytestmark = pytest.mark.anyio
 COUNT = 60
@@ -60,7 +61,7 @@ async def test_new_agents_at_once(told):
     check(nodes_of(answers))
 
 
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("named", sample([True, False], False))
 async def test_agents_that_begin_with_the_same_long_prompt(named):
     """Whoever holds it is cheaper for each of them, and would get them all."""
     async with rig() as made:

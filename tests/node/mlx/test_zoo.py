@@ -31,7 +31,6 @@ ZOO = zoo()
 OPAQUE = {"deepseek_v41": "caches of kind LayerCache"}
 QUICK = {
     "gemma3n",
-    "llama4",
     "minimax_m3_vl",
 }
 # Which of them decode alone, or together at equal lengths only, and why.
