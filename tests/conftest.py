@@ -4,8 +4,20 @@ import pytest
 
 # By what they take on two idle cores (docs/testing.md), the longest first.
 LONGEST = (
-    "sim/test_simulation.py",
     "cluster/test_faults.py",
+    "sim/test_simulation.py",
+    "faults/test_migration_kills.py",
+    "cluster/test_launch.py",
+    "node/mlx/test_every_architecture.py",
+    "e2e/test_hostile_requests.py",
+    "cluster/test_up.py",
+    "e2e/test_long_prompts.py",
+    "node/test_service.py",
+    "node/test_architectures_served.py",
+    "node/engine/test_live_handover.py",
+    "router/moves/test_migrations.py",
+    "faults/test_partitions.py",
+    "e2e/test_moves.py",
 )
 
 

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fabric
+from tests.conftest import LONGEST
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -211,6 +212,11 @@ def test_make_runs_as_many_tests_as_the_readme_says():
     assert "test_seeds[0]" in some
     assert some < every
     assert {"test_many_more_seeds[30]", "test_many_more_seeds[9990]"} <= every - some
+
+
+def test_the_longest_files_are_there():
+    """A file that was renamed would begin last."""
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
 
 
 def test_licence_is_the_full_apache_text():

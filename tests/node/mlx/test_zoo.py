@@ -1,7 +1,7 @@
 """Every text model family of mlx-lm: its caches batched, stored and read back, against mlx-lm's.
 
-The quick ones are those that something was wrong with once; `-m nightly` runs all. Weights are
-random and float32: these compare paths, never what a model knows.
+`make test` tries one with shared layers and one with an index, `make test-all` every one. Weights
+are random and float32: these compare paths, never what a model knows.
 """
 
 from collections.abc import Iterator
