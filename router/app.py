@@ -1,11 +1,13 @@
 """The router's ASGI application: routes behind the error boundary, the keys and the limits."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
-from fabric.errors import FabricError
+from fabric.ports import Clock
 from fabric.settings import RouterSettings
 from router.admin.agents import AgentsApi
 from router.admin.copies import CopiesApi
@@ -15,19 +17,28 @@ from router.admin.hibernation import HibernationApi
 from router.admin.metrics import MetricsApi
 from router.admin.nodes import NodesApi
 from router.admin.waiting import waiting
+from router.api.adapter import ApiAdapter
+from router.api.turn_route import turn_routes
 from router.http.auth import Auth
 from router.http.body_limit import BodyLimit
-from router.http.errors import ErrorBoundary, on_fabric_error, on_http_error
+from router.http.dialect import Dialects
+from router.http.errors import ErrorBoundary, error_handlers
 from router.moves.hibernations import Hibernations
-from router.openai.chat_api import ChatApi
-from router.openai.completion_api import CompletionApi
+from router.openai.chat_adapter import ChatAdapter
+from router.openai.completion_adapter import CompletionAdapter
+from router.openai.errors import OpenAiErrors
 from router.openai.models_api import ModelsApi
 from router.services import Services
 
 
-def routes_of(services: Services) -> list[BaseRoute]:
+def adapters_of(clock: Clock) -> list[ApiAdapter[Any]]:
+    """List the APIs that ask for turns."""
+    return [ChatAdapter(clock), CompletionAdapter(clock)]
+
+
+def routes_of(services: Services, adapters: Sequence[ApiAdapter[Any]]) -> list[BaseRoute]:
     """Collect the routes of all APIs."""
-    fleet, clock = services.fleet, services.fleet.clock
+    fleet = services.fleet
     named = [  # these name agents or nodes
         *AgentsApi(fleet, services.migrations, services.erasures).routes(),
         *HibernationApi(Hibernations(fleet, services.migrations)).routes(),
@@ -37,8 +48,7 @@ def routes_of(services: Services) -> list[BaseRoute]:
     ]
     return [
         *HealthApi(fleet).routes(),
-        *ChatApi(services.turns, clock).routes(),
-        *CompletionApi(services.turns, clock).routes(),
+        *turn_routes(adapters, services.turns),
         *ModelsApi(fleet).routes(),
         *waiting(named, fleet.meeting),
         *MetricsApi(fleet, services.telemetry).routes(),
@@ -47,17 +57,21 @@ def routes_of(services: Services) -> list[BaseRoute]:
 
 def build_app(settings: RouterSettings, services: Services) -> Starlette:
     """Build the application; whoever owns `services` runs their background work."""
+    adapters = adapters_of(services.fleet.clock)
+    by_path = {adapter.path: adapter for adapter in adapters}
+    dialects = Dialects(OpenAiErrors(), by_path)
     app = Starlette(
-        routes=routes_of(services),
+        routes=routes_of(services, adapters),
         middleware=[
-            Middleware(ErrorBoundary),
+            Middleware(ErrorBoundary, dialects=dialects),
             Middleware(Auth, settings=settings),
-            Middleware(BodyLimit, prompt_bytes_max=services.fleet.prompt_bytes_max),
+            Middleware(
+                BodyLimit,
+                prompt_paths=frozenset(by_path),
+                prompt_bytes_max=services.fleet.prompt_bytes_max,
+            ),
         ],
-        exception_handlers={
-            FabricError: on_fabric_error,
-            HTTPException: on_http_error,
-        },
+        exception_handlers=error_handlers(dialects),
     )
     # A redirect would drop the body of a POST; a wrong path is a 404 in our own shape.
     app.router.redirect_slashes = False

@@ -59,6 +59,14 @@ CASES = {
         {"router/placement/x.py": "import router.moves"},
         "router's rooms",
     ),
+    "a dialect that imports its neighbour": (
+        {"router/openai/x.py": "import router.admin"},
+        "router's rooms",
+    ),
+    "a dialect's shapes elsewhere": (
+        {"router/serve.py": "from router.openai import y", "router/openai/y.py": ""},
+        "a dialect is known",
+    ),
     "a module outside of all rooms": ({"node/stray.py": ""}, "node's rooms"),
     "two that need each other": (
         {

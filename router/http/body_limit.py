@@ -7,7 +7,7 @@ held, and has limits of its own.
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,7 +34,6 @@ from fabric.limits import (
 from router.http.auth import owner_of
 
 _PASSES_THROUGH: Final = re.compile(r"/v1/agents/[^/]+/resume")
-_PROMPTS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 @dataclass(slots=True)
@@ -78,10 +77,11 @@ class BodyLimit:
     """Counts requests and bodies by tenant while they are served."""
 
     def __init__(
-        self, app: ASGIApp, prompt_bytes_max: Callable[[], int] = lambda: BODY_BYTES_MAX
+        self, app: ASGIApp, prompt_paths: Collection[str], prompt_bytes_max: Callable[[], int]
     ) -> None:
         """Take from whoever knows the nodes how many bytes of text the longest context holds."""
         self._app = app
+        self._prompt_paths = prompt_paths
         self._prompt_bytes_max = prompt_bytes_max
         self._requests = FairShare[str](REQUESTS_MAX)
         self._arriving = FairShare[str](BODIES_ARRIVING_BYTES_MAX)
@@ -142,7 +142,7 @@ class BodyLimit:
     def _gauge_of(self, path: str) -> _Gauge:
         if _PASSES_THROUGH.fullmatch(path):
             return _Gauge(HIBERNATION_BYTES_MAX)
-        if path not in _PROMPTS:
+        if path not in self._prompt_paths:
             return _Gauge(CALL_BODY_BYTES_MAX)
         return _Gauge(BODY_BYTES_MAX, self._prompt_bytes_max())
 

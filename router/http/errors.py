@@ -1,24 +1,23 @@
-"""Every error as OpenAI's clients expect it: one shape, whatever went wrong."""
+"""Every error in the dialect of its path, whatever went wrong, and wherever."""
 
 import asyncio
 import logging
 import math
 from http import HTTPStatus
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
 from router.fresh_ids import fresh_name
+from router.http.dialect import Dialects, ErrorDialect
 
 _LOG = logging.getLogger("macfabric.router.http")
 
 REQUEST_ID_HEADER = b"x-request-id"
 _RETRY_AFTER_S = 1.0
-_CLIENT_ERRORS = range(400, 500)
 _HTTP_CODES = {
     HTTPStatus.NOT_FOUND: "unknown_url",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
@@ -32,12 +31,7 @@ def status_of(error: FabricError) -> int:
     return int(error.status)
 
 
-def error_body(error: FabricError) -> dict[str, Any]:
-    """Spell an error as OpenAI does."""
-    return _body(status_of(error), error.message, error.code, error.param)
-
-
-def error_response(error: FabricError) -> JSONResponse:
+def error_response(error: FabricError, dialect: ErrorDialect) -> JSONResponse:
     """Answer with an error, and with the time to wait where waiting helps."""
     headers = {}
     wait_s = _RETRY_AFTER_S if isinstance(error, RetryElsewhereError) else None
@@ -45,7 +39,7 @@ def error_response(error: FabricError) -> JSONResponse:
         wait_s = error.retry_after_s
     if wait_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(wait_s)))
-    return JSONResponse(error_body(error), status_of(error), headers)
+    return JSONResponse(dialect.error(error).body, status_of(error), headers)
 
 
 def unknown_error(error: Exception) -> FabricError:
@@ -59,33 +53,36 @@ def unknown_error(error: Exception) -> FabricError:
     return FabricError(message)
 
 
-def _body(status: int, message: str, code: str, param: str | None) -> dict[str, Any]:
-    kind = "invalid_request_error" if status in _CLIENT_ERRORS else "server_error"
-    if status == HTTPStatus.TOO_MANY_REQUESTS:
-        kind = "rate_limit_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def error_handlers(dialects: Dialects) -> dict[type[Exception], ExceptionHandler]:
+    """Answer what was raised on purpose, and what Starlette refuses: paths and methods."""
+
+    async def on_fabric_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, FabricError), "registered for FabricError alone"
+        return error_response(error, dialects.of(request.url.path))
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException), "registered for HTTPException alone"
+        refused = _refused(error, request)
+        body = dialects.of(request.url.path).error(refused).body
+        return JSONResponse(body, refused.status, error.headers)
+
+    return {FabricError: on_fabric_error, HTTPException: on_http_error}
 
 
-async def on_fabric_error(_request: Request, error: Exception) -> Response:
-    """Answer what was raised on purpose."""
-    assert isinstance(error, FabricError), "registered for FabricError alone"
-    return error_response(error)
-
-
-async def on_http_error(request: Request, error: Exception) -> Response:
-    """Answer Starlette's own errors: no such route, wrong method."""
-    assert isinstance(error, HTTPException), "registered for HTTPException alone"
-    status = error.status_code
-    code = _HTTP_CODES.get(HTTPStatus(status), "invalid_request")
+def _refused(error: HTTPException, request: Request) -> FabricError:
+    code = _HTTP_CODES.get(HTTPStatus(error.status_code), "invalid_request")
     message = f"{error.detail}: {request.method} {request.url.path[:200]}"
-    return JSONResponse(_body(status, message, code, None), status, error.headers)
+    refused = FabricError(message, code=code)
+    refused.status = error.status_code
+    return refused
 
 
 class ErrorBoundary:
     """Outermost layer: names the request, and answers whatever the others let through."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, dialects: Dialects) -> None:
         self._app = app
+        self._dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the inner application; nothing leaves here."""
@@ -93,6 +90,7 @@ class ErrorBoundary:
             await self._app(scope, receive, send)
             return
         name = fresh_name("req_").encode()
+        dialect = self._dialects.of(scope["path"])
         has_started = False
 
         async def named(message: Message) -> None:
@@ -110,8 +108,8 @@ class ErrorBoundary:
             if not has_started:
                 message = "the router is stopping"
                 stopping = RetryLaterError(message, code="stopping")
-                await error_response(stopping)(scope, receive, named)
+                await error_response(stopping, dialect)(scope, receive, named)
         except Exception as error:  # noqa: BLE001 - the last place where one can be answered
             known = error if isinstance(error, FabricError) else unknown_error(error)
             if not has_started:
-                await error_response(known)(scope, receive, named)
+                await error_response(known, dialect)(scope, receive, named)

@@ -29,7 +29,7 @@ def refuse(param: str, why: str, code: str = "invalid_value") -> NoReturn:
 
 
 def unsupported(param: str, why: str) -> NoReturn:
-    """Raise the 400 for what OpenAI knows and this server does not do."""
+    """Raise the 400 for what the dialect knows and this server does not do."""
     message = f"Unsupported '{param}': {why}."
     raise RejectedError(message, code="unsupported_parameter", param=param)
 

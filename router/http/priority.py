@@ -1,28 +1,18 @@
-"""How urgent a request is: our header, or OpenAI's service tier."""
+"""How urgent a request is: our header, or what the dialect says of it."""
 
 from collections.abc import Mapping
 
 from fabric.turn.generation import Priority
-from router.http.fields import Fields, refuse
+from router.http.fields import refuse
 
 PRIORITY_HEADER = "x-macfabric-priority"
-_TIERS = {
-    "auto": Priority.INTERACTIVE,
-    "default": Priority.INTERACTIVE,
-    "flex": Priority.BACKGROUND,
-    "priority": Priority.INTERACTIVE,
-    "scale": Priority.INTERACTIVE,
-}
 
 
-def priority_of(headers: Mapping[str, str], fields: Fields) -> Priority:
-    """Read the priority; the header outranks `service_tier`, which is checked all the same."""
-    tier = fields.text("service_tier")
-    if tier is not None and tier not in _TIERS:
-        refuse(fields.param("service_tier"), f"expected one of {', '.join(_TIERS)}")
+def priority_of(headers: Mapping[str, str], said: Priority) -> Priority:
+    """Read the priority; the header outranks what was said otherwise."""
     named = headers.get(PRIORITY_HEADER)
     if named is None:
-        return Priority.INTERACTIVE if tier is None else _TIERS[tier]
+        return said
     try:
         return Priority(named.strip().lower())
     except ValueError:

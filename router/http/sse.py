@@ -11,26 +11,33 @@ from starlette.types import Message, Receive, Scope, Send
 
 from fabric.errors import FabricError
 from fabric.http_guard.guarded_connection import is_closing
-from router.http.errors import error_body, unknown_error
-
-DONE = b"data: [DONE]\n\n"
-
-
-def frame(value: Any) -> bytes:
-    """Encode one event; escaped, so that half a surrogate pair stays valid JSON."""
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+from router.http.dialect import ErrorDialect
+from router.http.errors import unknown_error
 
 
-async def guarded(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+def frame(value: Any, event: str | None = None) -> bytes:
+    """Encode one event, named or not; escaped, so that half a surrogate pair stays valid JSON."""
+    name = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return name + b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def guarded(
+    frames: AsyncGenerator[bytes, None], dialect: ErrorDialect
+) -> AsyncGenerator[bytes, None]:
     """Pass frames on; an error becomes the last one, since the status is long sent."""
+
+    def last(error: FabricError) -> bytes:
+        told = dialect.error(error)
+        return frame(told.body, told.event)
+
     async with aclosing(frames):
         try:
             async for each in frames:
                 yield each
         except FabricError as error:
-            yield frame(error_body(error))
+            yield last(error)
         except Exception as error:  # noqa: BLE001 - the client must be told in any case
-            yield frame(error_body(unknown_error(error)))
+            yield last(unknown_error(error))
 
 
 class EventStream(StreamingResponse):
@@ -41,8 +48,9 @@ class EventStream(StreamingResponse):
         frames: AsyncGenerator[bytes, None],
         headers: Mapping[str, str],
         close: Callable[[], Awaitable[None]],
+        dialect: ErrorDialect,
     ) -> None:
-        self._frames = guarded(frames)
+        self._frames = guarded(frames, dialect)
         self._close = close
         super().__init__(
             self._frames,

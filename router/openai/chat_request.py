@@ -1,17 +1,15 @@
 """The body of POST /v1/chat/completions: unknown fields are ignored, known ones are checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from fabric.limits import COMPLETION_TOKENS_DEFAULT, TOOLS_MAX, TOP_LOGPROBS_MAX
-from fabric.turn.generation import Identity, Priority, Sampling
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
-from router.http.identity import identify
-from router.http.priority import priority_of
+from router.http.prefetch_header import expected_next
 from router.openai.chat_messages import parse_messages
+from router.openai.request import OpenAiRequest, parse_identity, parse_priority, parse_stream
 from router.openai.sampling import parse_sampling, tokens_limit
-from router.prompt import Prompt, chat_prompt
+from router.prompt import chat_prompt
 
 # These would replace what the node itself passes to the template.
 _RESERVED_OPTIONS = frozenset(
@@ -34,20 +32,7 @@ _RESERVED_OPTIONS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A checked chat request."""
-
-    model: str
-    identity: Identity
-    prompt: Prompt
-    sampling: Sampling
-    stream: bool
-    include_usage: bool
-    priority: Priority
-
-
-def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> ChatRequest:
+def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiRequest:
     """Check a chat body; raise RejectedError naming the first parameter that is wrong."""
     fields = Fields(body)
     model = require_text(fields.require("model"), "model")
@@ -59,25 +44,16 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> ChatRequest:
     sampling = parse_sampling(
         fields, max_tokens=limit or COMPLETION_TOKENS_DEFAULT, logprobs=_logprobs(fields)
     )
-    return ChatRequest(
+    return OpenAiRequest(
         model=model,
-        identity=identify(headers, fields),
+        identity=parse_identity(headers, fields),
         prompt=chat_prompt(messages, tools, _template_options(fields)),
         sampling=sampling,
         stream=stream,
         include_usage=include_usage,
-        priority=priority_of(headers, fields),
+        priority=parse_priority(headers, fields),
+        prefetch=expected_next(headers),
     )
-
-
-def parse_stream(fields: Fields) -> tuple[bool, bool]:
-    """Read whether to stream, and whether the stream ends with the usage."""
-    stream = fields.flag("stream")
-    options = Fields(fields.object("stream_options") or {}, "stream_options.")
-    include_usage = options.flag("include_usage")
-    if not stream and fields.raw("stream_options") is not None:
-        refuse("stream_options", "it is only allowed with stream")
-    return stream, include_usage
 
 
 def _logprobs(fields: Fields) -> int | None:

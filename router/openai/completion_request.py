@@ -1,35 +1,19 @@
 """The body of POST /v1/completions: one raw prompt, no chat template."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from fabric.limits import TOP_LOGPROBS_MAX
-from fabric.turn.generation import Identity, Priority, Sampling
 from router.http.fields import Fields, refuse, require_text, unsupported
-from router.http.identity import identify
-from router.http.priority import priority_of
-from router.openai.chat_request import parse_stream
+from router.http.prefetch_header import expected_next
+from router.openai.request import OpenAiRequest, parse_identity, parse_priority, parse_stream
 from router.openai.sampling import parse_sampling, tokens_limit
-from router.prompt import Prompt, raw_prompt
+from router.prompt import raw_prompt
 
 TOKENS_DEFAULT = 16  # what OpenAI documents for this route, unlike for chat
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """A checked completion request."""
-
-    model: str
-    identity: Identity
-    prompt: Prompt
-    sampling: Sampling
-    stream: bool
-    include_usage: bool
-    priority: Priority
-
-
-def parse_completion(headers: Mapping[str, str], body: dict[str, Any]) -> CompletionRequest:
+def parse_completion(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiRequest:
     """Check a completion body; raise RejectedError naming the first wrong parameter."""
     fields = Fields(body)
     model = require_text(fields.require("model"), "model")
@@ -43,14 +27,15 @@ def parse_completion(headers: Mapping[str, str], body: dict[str, Any]) -> Comple
         max_tokens=tokens_limit(fields, "max_tokens") or TOKENS_DEFAULT,
         logprobs=fields.integer("logprobs", 0, TOP_LOGPROBS_MAX),
     )
-    return CompletionRequest(
+    return OpenAiRequest(
         model=model,
-        identity=identify(headers, fields),
+        identity=parse_identity(headers, fields),
         prompt=raw_prompt(text),
         sampling=sampling,
         stream=stream,
         include_usage=include_usage,
-        priority=priority_of(headers, fields),
+        priority=parse_priority(headers, fields),
+        prefetch=expected_next(headers),
     )
 
 

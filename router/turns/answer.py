@@ -1,54 +1,43 @@
 """A whole answer, gathered from the events of one turn, and what responses say about it."""
 
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from fabric.turn.generation import Admitted, Delta, FinishReason, TokenLogprob, ToolCall, ToolCalls
+from fabric.turn.generation import Admitted, Delta, Finished, TokenLogprob, ToolCall, ToolCalls
 from router.turns.open_turn import OpenTurn
 
 _REASON_CHARS_MAX = 200
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """Text, reasoning, calls and counts of one finished turn."""
 
-    text: str = ""
-    reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    reason: FinishReason = FinishReason.STOP
-    completion_tokens: int = 0
+    text: str
+    reasoning: str
+    calls: tuple[ToolCall, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finished: Finished  # why, after how many tokens, at which stop string
 
 
 async def gather(opened: OpenTurn) -> Answer:
-    """Read a turn to its end."""
-    answer = Answer()
+    """Read a turn to its end; raise FabricError where its node breaks off."""
     texts: list[str] = []
     thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    logprobs: list[TokenLogprob] = []
+    finished: Finished | None = None
     async with aclosing(opened.events()) as events:
         async for event in events:
             if isinstance(event, Delta):
                 (thoughts if event.reasoning else texts).append(event.text)
-                answer.logprobs.extend(event.logprobs)
+                logprobs.extend(event.logprobs)
             elif isinstance(event, ToolCalls):
-                answer.calls.extend(event.calls)
+                calls.extend(event.calls)
             else:
-                answer.reason = event.reason
-                answer.completion_tokens = event.completion_tokens
-    answer.text, answer.reasoning = "".join(texts), "".join(thoughts)
-    return answer
-
-
-def usage(admitted: Admitted, completion_tokens: int) -> dict[str, Any]:
-    """Count tokens as OpenAI does, with those that were not computed again."""
-    return {
-        "prompt_tokens": admitted.prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": admitted.prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": admitted.cached_tokens},
-    }
+                finished = event
+    assert finished is not None, "a stream without a last event raises"
+    return Answer("".join(texts), "".join(thoughts), tuple(calls), tuple(logprobs), finished)
 
 
 def memory_headers(admitted: Admitted) -> dict[str, str]:

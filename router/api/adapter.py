@@ -1,0 +1,59 @@
+"""What one API's adapter does: its requests become turns, and turns become its answers."""
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from fabric.ids import AgentId, OperationId, TenantId
+from fabric.turn.generation import Admitted, Identity, Priority, Sampling
+from router.http.dialect import ErrorDialect
+from router.prompt import Prompt
+from router.turn_request import Turn
+from router.turns.answer import Answer
+from router.turns.open_turn import Answered
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A checked request; a dialect adds what its answers depend on."""
+
+    model: str
+    identity: Identity
+    prompt: Prompt
+    sampling: Sampling
+    stream: bool
+    priority: Priority
+    prefetch: tuple[AgentId, ...]  # whose turns are expected next
+
+    def turn(self, operation: OperationId, tenant: TenantId) -> Turn:
+        """Make it one tenant's turn."""
+        return Turn(
+            operation=operation,
+            tenant=tenant,
+            model=self.model,
+            identity=self.identity,
+            sampling=self.sampling,
+            prompt=self.prompt,
+            priority=self.priority,
+            prefetch=self.prefetch,
+        )
+
+
+A = TypeVar("A", bound=Asked)
+
+
+class ApiAdapter(ErrorDialect, Protocol[A]):
+    """One route's dialect, both ways; `error` says in it what went wrong."""
+
+    path: str
+
+    def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> A:
+        """Check a request; raise RejectedError naming the first parameter that is wrong."""
+
+    def whole(self, asked: A, admitted: Admitted, answer: Answer) -> Any:
+        """Spell a finished answer as JSON."""
+
+    def frames(
+        self, asked: A, admitted: Admitted, events: AsyncGenerator[Answered, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """Spell an answer as it comes, in frames of `router.http.sse`."""

@@ -1,0 +1,42 @@
+"""One route for every dialect: a request is parsed, opened as a turn, and answered."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from router.api.adapter import ApiAdapter
+from router.fresh_ids import fresh_operation
+from router.http.auth import tenant_of
+from router.http.disconnect import unless_gone
+from router.http.json_body import read_parsed
+from router.http.sse import EventStream
+from router.turns.answer import gather, memory_headers
+from router.turns.turns import Turns
+
+
+def turn_routes(adapters: Sequence[ApiAdapter[Any]], turns: Turns) -> list[Route]:
+    """Make a route of each adapter."""
+    return [
+        Route(adapter.path, partial(answer_turn, adapter, turns), methods=["POST"])
+        for adapter in adapters
+    ]
+
+
+async def answer_turn(adapter: ApiAdapter[Any], turns: Turns, request: Request) -> Response:
+    """Answer one request, whole or as its events come."""
+    asked = await read_parsed(request, partial(adapter.parse, request.headers))
+    turn = asked.turn(fresh_operation(), tenant_of(request))
+    opened = await unless_gone(request, turns.open(turn))
+    headers = memory_headers(opened.admitted)
+    if asked.stream:
+        frames = adapter.frames(asked, opened.admitted, opened.events())
+        return EventStream(frames, headers, opened.close, adapter)
+    try:
+        answer = await unless_gone(request, gather(opened))
+    finally:
+        await opened.close()
+    return JSONResponse(adapter.whole(asked, opened.admitted, answer), headers=headers)

@@ -1,0 +1,144 @@
+"""POST /v1/chat/completions, streaming and not."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fabric.ports import Clock
+from fabric.turn.generation import Admitted, Delta, TokenLogprob, ToolCall, ToolCalls
+from router.fresh_ids import fresh_name
+from router.http.sse import frame
+from router.openai.chat_request import parse_chat
+from router.openai.errors import OpenAiErrors
+from router.openai.request import OpenAiRequest
+from router.openai.shape import Shape
+from router.turns.answer import Answer
+from router.turns.open_turn import Answered
+
+
+class ChatAdapter(OpenAiErrors):
+    """Chat completions as OpenAI spells them."""
+
+    path = "/v1/chat/completions"
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiRequest:
+        """Check a request."""
+        return parse_chat(headers, body)
+
+    def whole(self, asked: OpenAiRequest, admitted: Admitted, answer: Answer) -> dict[str, Any]:
+        """Spell a finished answer."""
+        return self._shape(asked, admitted).completion(answer)
+
+    async def frames(
+        self, asked: OpenAiRequest, admitted: Admitted, events: AsyncGenerator[Answered, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """Spell an answer as it comes."""
+        shape = self._shape(asked, admitted)
+        calls_count = 0
+        is_first = True
+        async with aclosing(events):
+            async for event in events:
+                if is_first:
+                    # Not before the first token: clients time it by their first chunk.
+                    yield frame(shape.chunk({"role": "assistant", "content": ""}))
+                    is_first = False
+                if isinstance(event, Delta):
+                    if event.text or event.logprobs:
+                        yield frame(shape.delta(event))
+                elif isinstance(event, ToolCalls):
+                    for call in event.calls:
+                        indexed = {"index": calls_count, **_call(call)}
+                        yield frame(shape.chunk({"tool_calls": [indexed]}))
+                        calls_count += 1
+                else:
+                    yield frame(shape.chunk({}, finish_reason=event.reason.value))
+                    for each in shape.ending(event):
+                        yield each
+
+    def _shape(self, asked: OpenAiRequest, admitted: Admitted) -> "_ChatShape":
+        name, created_s = fresh_name("chatcmpl-"), int(self._clock.wall_s())
+        return _ChatShape(asked, admitted, name, "chat.completion.chunk", created_s)
+
+
+class _ChatShape(Shape):
+    """The choices of a chat's answer."""
+
+    def completion(self, answer: Answer) -> dict[str, Any]:
+        """Spell a whole answer."""
+        has_text = bool(answer.text) or not answer.calls
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.text if has_text else None,
+            "refusal": None,
+        }
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [_call(call) for call in answer.calls]
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": self._logprobs(answer.logprobs),
+            "finish_reason": answer.finished.reason.value,
+        }
+        return {
+            **self.head,
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": self.usage(answer.finished),
+        }
+
+    def delta(self, event: Delta) -> dict[str, Any]:
+        """Spell a piece of text."""
+        name = "reasoning_content" if event.reasoning else "content"
+        return self.chunk({name: event.text}, logprobs=self._logprobs(event.logprobs))
+
+    def chunk(
+        self,
+        delta: dict[str, Any],
+        *,
+        finish_reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Spell one chunk."""
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        chunk: dict[str, Any] = {**self.head, "choices": [choice]}
+        if self.asked.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if self.asked.sampling.logprobs is None:
+            return None
+        content = [
+            {
+                **_logprob(token.token, token.logprob),
+                "top_logprobs": [_logprob(*rival) for rival in token.rivals],
+            }
+            for token in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": fresh_name("call_"),
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def _logprob(token: str, logprob: float) -> dict[str, Any]:
+    return {
+        "token": token,
+        "logprob": logprob,
+        "bytes": list(token.encode("utf-8", "surrogatepass")),
+    }

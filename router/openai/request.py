@@ -1,0 +1,56 @@
+"""What chat and completions requests have in common."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fabric.limits import KEY_CHARS_MAX
+from fabric.turn.generation import Identity, Priority
+from router.api.adapter import Asked
+from router.http.fields import Fields, refuse
+from router.http.identity import identify
+from router.http.priority import priority_of
+
+_TIERS = {
+    "auto": Priority.INTERACTIVE,
+    "default": Priority.INTERACTIVE,
+    "flex": Priority.BACKGROUND,
+    "priority": Priority.INTERACTIVE,
+    "scale": Priority.INTERACTIVE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiRequest(Asked):
+    """A checked request of either kind."""
+
+    include_usage: bool  # a stream ends with the counts
+
+
+def parse_identity(headers: Mapping[str, str], fields: Fields) -> Identity:
+    """Read who speaks; what clients put in place of an agent id is checked in any case."""
+    metadata = Fields(fields.object("metadata") or {}, fields.param("metadata."))
+    keys = [
+        fields.text("prompt_cache_key", KEY_CHARS_MAX),
+        metadata.text("agent_id", KEY_CHARS_MAX),
+        metadata.text("user_id", KEY_CHARS_MAX),
+        fields.text("user", KEY_CHARS_MAX),
+    ]
+    return identify(headers, keys)
+
+
+def parse_priority(headers: Mapping[str, str], fields: Fields) -> Priority:
+    """Read our header, or the service tier, which is checked all the same."""
+    tier = fields.text("service_tier")
+    if tier is not None and tier not in _TIERS:
+        refuse(fields.param("service_tier"), f"expected one of {', '.join(_TIERS)}")
+    return priority_of(headers, Priority.INTERACTIVE if tier is None else _TIERS[tier])
+
+
+def parse_stream(fields: Fields) -> tuple[bool, bool]:
+    """Read whether to stream, and whether the stream ends with the usage."""
+    stream = fields.flag("stream")
+    options = Fields(fields.object("stream_options") or {}, "stream_options.")
+    include_usage = options.flag("include_usage")
+    if not stream and fields.raw("stream_options") is not None:
+        refuse("stream_options", "it is only allowed with stream")
+    return stream, include_usage

@@ -1,0 +1,140 @@
+"""A second dialect, unlike the first: other errors, named events, the stop string told.
+
+It is what a new API has to bring, and all of it: the rest of the router is the real one.
+"""
+
+from contextlib import aclosing
+
+import pytest
+
+import router.app
+from fabric.limits import BODY_BYTES_MAX
+from fabric.settings import RouterSettings
+from fabric.turn.generation import (
+    Delta,
+    Failed,
+    Finished,
+    FinishReason,
+    Identity,
+    IdentityKind,
+    Priority,
+    Sampling,
+)
+from router.api.adapter import Asked
+from router.http.dialect import ErrorBody
+from router.http.fields import Fields, require_text
+from router.http.sse import frame
+from router.prompt import raw_prompt
+from tests.router.fake_node import MODEL
+from tests.router.rig import KEY, rig, until
+
+pytestmark = pytest.mark.anyio
+PATH = "/v1/tales"
+TALE = {"model": MODEL, "begin": "once upon"}
+STOPPED = (Delta(0, "on"), Delta(1, "ce"), Finished(FinishReason.STOP, 2, stop_string=" upon"))
+
+
+class Tales:
+    path = PATH
+
+    def parse(self, headers, body):
+        fields = Fields(body)
+        return Asked(
+            model=require_text(fields.require("model"), "model"),
+            identity=Identity(IdentityKind.CONTENT),
+            prompt=raw_prompt(require_text(fields.require("begin"), "begin")),
+            sampling=Sampling(),
+            stream=fields.flag("stream"),
+            priority=Priority.BACKGROUND,
+            prefetch=(),
+        )
+
+    def whole(self, asked, admitted, answer):
+        return {"tale": answer.text, "stopped_at": answer.finished.stop_string}
+
+    async def frames(self, asked, admitted, events):
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Delta):
+                    yield frame({"part": event.text}, "tale_part")
+                else:
+                    yield frame({"stopped_at": event.stop_string}, "tale_end")
+
+    def error(self, error):
+        return ErrorBody({"alas": error.code}, "alas")
+
+
+@pytest.fixture(autouse=True)
+def _tales(monkeypatch):
+    known = router.app.adapters_of
+    monkeypatch.setattr(router.app, "adapters_of", lambda clock: [*known(clock), Tales()])
+
+
+async def test_a_dialect_answers_in_its_own_words():
+    async with rig("a") as made:
+        node = made["node-a"]
+        node.does.events = STOPPED
+        whole = await made.http().post(PATH, json=TALE)
+        streamed = await made.http().post(PATH, json={**TALE, "stream": True})
+        asked = node.requests[0]
+
+    assert whole.json() == {"tale": "once", "stopped_at": " upon"}
+    assert whole.headers["x-macfabric-node"] == "node-a"
+    assert streamed.text == (
+        'event: tale_part\ndata: {"part":"on"}\n\n'
+        'event: tale_part\ndata: {"part":"ce"}\n\n'
+        'event: tale_end\ndata: {"stopped_at":" upon"}\n\n'
+    )
+    assert (asked.prompt, asked.priority) == ("once upon", Priority.BACKGROUND)
+
+
+async def test_every_error_of_its_path_is_its_own():
+    settings = RouterSettings(api_keys={"one": KEY}, loopback_without_key=False)
+    async with rig("a", settings=settings, tended=False) as made:
+        http = made.http(KEY)
+        answers = [
+            await made.http(operates=False).post(PATH, json=TALE),
+            await http.get(PATH),
+            await http.get(f"{PATH}/of/old"),
+            await http.post(PATH, content=b" " * (BODY_BYTES_MAX + 1)),
+            await http.post(PATH, content=b"{"),
+            await http.post(PATH, json={}),
+            await http.post(PATH, json={**TALE, "model": "gpt"}),
+        ]
+        other = await http.get(f"{PATH}telling")
+
+    assert [(answer.status_code, answer.json()) for answer in answers] == [
+        (401, {"alas": "invalid_api_key"}),
+        (405, {"alas": "method_not_allowed"}),
+        (404, {"alas": "unknown_url"}),
+        (413, {"alas": "too_large"}),
+        (400, {"alas": "invalid_json"}),
+        (400, {"alas": "missing_required_parameter"}),
+        (404, {"alas": "model_not_found"}),
+    ]
+    assert other.json()["error"]["code"] == "unknown_url"
+
+
+async def test_an_error_in_mid_stream_is_its_last_event():
+    async with rig("a") as made:
+        made["node-a"].does.events = [Delta(0, "on"), Failed(500, "engine_failed", "it broke")]
+        streamed = await made.http().post(PATH, json={**TALE, "stream": True})
+
+    assert streamed.text.split("\n\n") == [
+        'event: tale_part\ndata: {"part":"on"}',
+        'event: alas\ndata: {"alas":"engine_failed"}',
+        "",
+    ]
+
+
+async def test_a_bug_in_a_dialect_is_told_in_its_words_and_frees_the_node(monkeypatch):
+    def broken(*_args):
+        message = "secret"
+        raise KeyError(message)
+
+    monkeypatch.setattr(Tales, "whole", broken)
+    async with rig("a") as made:
+        answer = await made.http().post(PATH, json=TALE)
+        await until(lambda: made.fleet.ledger.turns("node-a") == 0)
+
+    assert (answer.status_code, answer.json()) == (500, {"alas": "internal_error"})
