@@ -20,6 +20,7 @@ OPERATORS_ONLY = [
 ]
 TOLD_TO_TENANTS = {
     *("name", "state", "health", "model", "fingerprint", "context_tokens_max"),
+    "prompt_bytes_max",
     *("agents", "tokens", "bytes", "drain"),
 }
 
