@@ -36,6 +36,7 @@ from fabric.turn.generation import (
     Priority,
     Sampling,
 )
+from fabric.turn.messages import Message, Role
 from node.clock import SystemClock
 from node.service import NodeConfig, NodeService
 
@@ -131,7 +132,7 @@ def _service(folder: Path, model: str) -> NodeService:
 async def _drive(service: NodeService, count: int, seed: int, tally: Tally) -> None:
     rng = random.Random(seed)
     slots = asyncio.Semaphore(TOGETHER)
-    histories: dict[str, list[dict[str, Any]]] = {}
+    histories: dict[str, list[Message]] = {}
 
     async def one(index: int) -> None:
         async with slots:
@@ -177,7 +178,7 @@ async def _control(service: NodeService, call: Any) -> None:
 async def _request(
     service: NodeService,
     rng: random.Random,
-    histories: dict[str, list[dict[str, Any]]],
+    histories: dict[str, list[Message]],
     tally: Tally,
 ) -> None:
     request, key = _make_request(rng, histories)
@@ -202,25 +203,25 @@ async def _request(
     finally:
         await events.aclose()  # type: ignore[attr-defined]
     if key is not None:
-        histories[key] = [*(request.messages or []), {"role": "assistant", "content": text}]
+        histories[key] = [*(request.messages or ()), Message(Role.ASSISTANT, (text,))]
 
 
 def _make_request(
-    rng: random.Random, histories: dict[str, list[dict[str, Any]]]
+    rng: random.Random, histories: dict[str, list[Message]]
 ) -> tuple[GenerateRequest, str | None]:
     tenant = TenantId(rng.choice(TENANTS))
     words = " ".join(rng.choices(_WORDS, k=rng.choice([3, 10, 40, 120])))
     kind = rng.choice([IdentityKind.AGENT, IdentityKind.AGENT, *IdentityKind])
     agent, key = None, None
-    messages: list[dict[str, Any]] = [{"role": "system", "content": "you remember. " * 20}]
+    messages = [Message(Role.SYSTEM, ("you remember. " * 20,))]
     if kind is not IdentityKind.CONTENT:
         agent = AgentId(f"agent-{rng.randrange(AGENTS)}")
     if kind is IdentityKind.AGENT:
         key = f"{tenant}:{agent}"
         messages = histories.get(key, messages) if rng.random() < 0.7 else messages
-    if sum(len(message["content"]) for message in messages) > 2_500:
+    if sum(len(text) for message in messages for text in message.texts) > 2_500:
         messages = messages[:1]
-    messages = [*messages, {"role": "user", "content": words}]
+    messages = [*messages, Message(Role.USER, (words,))]
     sampling = Sampling(
         max_tokens=rng.choice([1, 4, 12]),
         temperature=rng.choice([0.0, 0.0, 0.9]),
@@ -231,7 +232,7 @@ def _make_request(
     )
     operation = OperationId(f"soak-{rng.randrange(1 << 40):012d}")
     request = GenerateRequest(
-        operation, tenant, Identity(kind, agent), sampling, messages,
+        operation, tenant, Identity(kind, agent), sampling, tuple(messages),
         priority=rng.choice(list(Priority)),
     )  # fmt: skip
     return request, key

@@ -200,7 +200,7 @@ def _u32s(value: Any, where: str) -> U32s:
 
 def from_plain(kind: Any, value: Any, where: str = "message") -> Any:
     """Build a `kind` from plain data; raise RejectedError that names the field."""
-    if kind is Any:  # passes through unchanged: chat messages, tool schemas
+    if kind is Any:  # passes through unchanged: tool schemas, arguments
         return value
     if isinstance(kind, type):
         return _of_class(kind, value, where)

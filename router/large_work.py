@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from fabric.errors import FabricError
 from fabric.limits import KIB
+from fabric.turn.messages import Message, ToolUse
 
 T = TypeVar("T")
 
@@ -50,12 +51,16 @@ def _lightly(work: Callable[[], T]) -> T:
 
 
 def weigh(value: Any, limit: int = LARGE_BYTES) -> int:
-    """Estimate the bytes of plain data as JSON; stops counting over the limit."""
+    """Estimate the bytes of messages and plain data as JSON; stops counting over the limit."""
     total, stack = 0, [value]
     while stack and total <= limit:
         item = stack.pop()
         if isinstance(item, str):
             total += len(item)
+        elif isinstance(item, Message):
+            stack += (item.texts, item.reasoning, item.uses)
+        elif isinstance(item, ToolUse):
+            stack.append(item.arguments)
         elif isinstance(item, dict):
             total += _CONTAINER_BYTES * len(item)
             if total <= limit:

@@ -6,6 +6,7 @@ from typing import Any
 
 from xxhash import xxh3_64
 
+from fabric.turn.messages import Message, Role
 from fabric.turn.sketch import canonical_chunks, sketch_chunks, sketch_text
 
 # A guess; every node runs the same tokenizer, so it scales all costs alike.
@@ -17,7 +18,7 @@ _OPENING_BYTES = 64
 class Prompt:
     """Messages or raw text; exactly one is set."""
 
-    messages: list[Any] | None = field(default=None, repr=False)
+    messages: tuple[Message, ...] | None = field(default=None, repr=False)
     text: str | None = field(default=None, repr=False)
     tools: list[Any] | None = field(default=None, repr=False)
     template_options: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -32,14 +33,14 @@ class Prompt:
 
 
 def chat_prompt(
-    messages: list[Any],
+    messages: Sequence[Message],
     tools: list[Any] | None = None,
     template_options: Mapping[str, Any] | None = None,
 ) -> Prompt:
     """Sketch a chat; its opening is all up to the first user message."""
     chunks = list(canonical_chunks(messages, tools))
     return Prompt(
-        messages=messages,
+        messages=tuple(messages),
         tools=tools,
         template_options=dict(template_options or {}),
         sketch=sketch_chunks(chunks),
@@ -55,9 +56,9 @@ def raw_prompt(text: str) -> Prompt:
     return Prompt(text=text, sketch=sketch_text(raw), opening=opening, bytes_count=len(raw))
 
 
-def _opening(chunks: Sequence[bytes], messages: Sequence[Any]) -> Sequence[bytes]:
+def _opening(chunks: Sequence[bytes], messages: Sequence[Message]) -> Sequence[bytes]:
     ahead = len(chunks) - len(messages)  # the tools, where there are any
     for index, message in enumerate(messages):
-        if message.get("role") == "user":
+        if message.role is Role.USER:
             return chunks[: ahead + index + 1]
     return chunks

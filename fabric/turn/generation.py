@@ -11,6 +11,7 @@ from typing import Any
 from fabric.codec import dump_json, from_plain, parse_json
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
 from fabric.limits import COMPLETION_TOKENS_DEFAULT
+from fabric.turn.messages import Message
 
 GENERATE_PATH = "/internal/generate"
 CLUSTER_HEADER = "x-macfabric-cluster"
@@ -95,7 +96,7 @@ class GenerateRequest:
     tenant: TenantId
     identity: Identity
     sampling: Sampling
-    messages: list[Any] | None = None
+    messages: tuple[Message, ...] | None = None
     prompt: str | None = None
     tools: list[Any] | None = None
     template_options: dict[str, Any] = field(default_factory=dict)

@@ -12,14 +12,15 @@ from typing import Any
 from xxhash import xxh3_64
 
 from fabric.limits import SKETCH_PIECE_BYTES, SKETCH_PIECES_MAX
+from fabric.turn.messages import Message, template_form
 
 
-def canonical_chunks(messages: Sequence[Any], tools: Sequence[Any] | None) -> Iterable[bytes]:
+def canonical_chunks(messages: Sequence[Message], tools: Sequence[Any] | None) -> Iterable[bytes]:
     """Spell tools and messages so that equal conversations give equal bytes."""
     if tools:
         yield _spell(tools)
     for message in messages:
-        yield _spell(message)
+        yield _spell(template_form(message))
 
 
 def _spell(value: Any) -> bytes:

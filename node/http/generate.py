@@ -38,7 +38,7 @@ LARGE_BYTES = 64 * KIB
 BACKLOG = 512  # connections that wait to be accepted
 # Few strangers: only the router has business here, and mlx-lm lowers the limit of open files.
 PLACES = Places(strangers=384, strangers_per_source=384, admitted=768)
-REQUEST_BYTES_MAX = BODY_BYTES_MAX + MIB  # the client's body and what the router adds
+REQUEST_BYTES_MAX = BODY_BYTES_MAX + 2 * MIB  # the client's body and what the router adds
 
 Serve = Callable[[GenerateRequest], AsyncIterator[Event]]
 

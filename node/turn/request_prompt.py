@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from fabric.errors import RejectedError
 from fabric.turn.generation import GenerateRequest, IdentityKind, MatchKind, Sampling
+from fabric.turn.messages import template_form
 from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, PromptPlan, plan_prompt
 from node.agents.agent import Agent
@@ -35,9 +36,8 @@ def render(node: "Node", request: GenerateRequest, limit: PromptLimit) -> str:
     if request.prompt is not None:
         text = request.prompt
     else:
-        text = node.tokenizer.render(
-            request.messages or [], request.tools, request.template_options
-        )
+        messages = [template_form(message) for message in request.messages or ()]
+        text = node.tokenizer.render(messages, request.tools, request.template_options)
     try:
         size_bytes = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError:

@@ -1,7 +1,4 @@
-"""Chat messages as OpenAI spells them, made into what chat templates render.
-
-Key order is fixed here, so that the same conversation always gives the same bytes.
-"""
+"""Chat messages as OpenAI spells them."""
 
 from typing import Any
 
@@ -9,21 +6,22 @@ from fabric.codec import parse_json
 from fabric.errors import RejectedError
 from fabric.json_items import ItemCount
 from fabric.limits import JSON_ITEMS_MAX, MESSAGES_MAX, TOOLS_MAX
+from fabric.turn.messages import Message, Role, ToolUse
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
 
 # Templates know no developer: OpenAI renamed the system role for its own models only.
 _ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
 }
 _TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
 _NAME_CHARS_MAX = 256
 
 
-def parse_messages(fields: Fields) -> list[Any]:
+def parse_messages(fields: Fields) -> list[Message]:
     """Check and normalise the `messages` array."""
     fields.require("messages")
     messages = fields.items("messages", MESSAGES_MAX)
@@ -37,7 +35,7 @@ def parse_messages(fields: Fields) -> list[Any]:
     ]
 
 
-def _message(raw: dict[str, Any], param: str, inner: ItemCount) -> dict[str, Any]:
+def _message(raw: dict[str, Any], param: str, inner: ItemCount) -> Message:
     fields = Fields(raw, f"{param}.")
     role = _ROLES.get(require_text(fields.require("role"), fields.param("role")))
     if role is None:
@@ -45,36 +43,29 @@ def _message(raw: dict[str, Any], param: str, inner: ItemCount) -> dict[str, Any
         refuse(fields.param("role"), f"expected one of {known}", "unsupported_value")
     if fields.raw("function_call") is not None:
         unsupported(fields.param("function_call"), "use tool_calls")
-    calls = _tool_calls(fields, inner) if role == "assistant" else []
-    message: dict[str, Any] = {"role": role, "content": _content(fields, role)}
-    name = fields.text("name", _NAME_CHARS_MAX)
-    if name is not None:
-        message["name"] = name
-    if role == "assistant":
-        reasoning = fields.text("reasoning_content")
-        if reasoning is not None:
-            message["reasoning_content"] = reasoning
-    if calls:
-        message["tool_calls"] = calls
-    if role == "tool":
-        call_id = fields.text("tool_call_id", _NAME_CHARS_MAX)
-        if call_id is not None:
-            message["tool_call_id"] = call_id
-    return message
+    is_answer, is_result = role is Role.ASSISTANT, role is Role.TOOL
+    return Message(
+        role=role,
+        uses=_tool_calls(fields, inner) if is_answer else (),
+        texts=_content(fields, role),
+        name=fields.text("name", _NAME_CHARS_MAX),
+        reasoning=fields.text("reasoning_content") if is_answer else None,
+        result_of=fields.text("tool_call_id", _NAME_CHARS_MAX) if is_result else None,
+    )
 
 
-def _content(fields: Fields, role: str) -> str:
+def _content(fields: Fields, role: Role) -> tuple[str, ...]:
     content = fields.raw("content")
     param = fields.param("content")
     if isinstance(content, str):
-        return content
+        return (content,)
     if content is None:
-        if role == "assistant":
-            return ""  # it only called tools
+        if role is Role.ASSISTANT:
+            return ()  # it only called tools
         fields.require("content")
     if not isinstance(content, list):
         refuse(param, "expected a string or an array of parts", "invalid_type")
-    return "".join(_part(item, f"{param}[{index}]") for index, item in enumerate(content))
+    return tuple(_part(item, f"{param}[{index}]") for index, item in enumerate(content))
 
 
 def _part(item: object, param: str) -> str:
@@ -89,8 +80,8 @@ def _part(item: object, param: str) -> str:
     return require_text(fields.require(name), fields.param(name))
 
 
-def _tool_calls(fields: Fields, inner: ItemCount) -> list[Any]:
-    calls = []
+def _tool_calls(fields: Fields, inner: ItemCount) -> tuple[ToolUse, ...]:
+    uses = []
     for index, item in enumerate(fields.items("tool_calls", TOOLS_MAX) or []):
         param = f"{fields.param('tool_calls')}[{index}]"
         call = Fields(require_object(item, param), f"{param}.")
@@ -99,16 +90,12 @@ def _tool_calls(fields: Fields, inner: ItemCount) -> list[Any]:
         function = require_object(call.require("function"), call.param("function"))
         called = Fields(function, f"{param}.function.")
         name = require_text(called.require("name"), called.param("name"))
-        made: dict[str, Any] = {"type": "function"}
         call_id = call.text("id", _NAME_CHARS_MAX)
-        if call_id is not None:
-            made["id"] = call_id
-        made["function"] = {"name": name, "arguments": _arguments(called, inner)}
-        calls.append(made)
-    return calls
+        uses.append(ToolUse(name, _arguments(called, inner), call_id))
+    return tuple(uses)
 
 
-def _arguments(fields: Fields, inner: ItemCount) -> Any:
+def _arguments(fields: Fields, inner: ItemCount) -> dict[str, Any] | str:
     """Return arguments as the object that templates iterate over, where they are one."""
     raw = fields.raw("arguments")
     if raw is None:

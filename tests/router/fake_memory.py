@@ -92,7 +92,7 @@ def block_names(text):
 def prompt_text(asked):
     if asked.prompt is not None:
         return asked.prompt
-    return "".join(f"<{m['role']}>{m['content']}" for m in asked.messages)
+    return "".join(f"<{m.role}>{''.join(m.texts)}" for m in asked.messages)
 
 
 def match(stored, text):

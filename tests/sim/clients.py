@@ -23,6 +23,7 @@ from tests.sim.epochs import Epochs, told
 from tests.sim.model import MODEL
 from tests.sim.tokenizer import render
 from tests.sim.warmth import Ack
+from tests.support.conversations import said
 
 TENANTS = (TenantId("red"), TenantId("blue"))
 ROUNDS = 4
@@ -305,7 +306,7 @@ class Clients:
             model=MODEL,
             identity=talk.identity,
             sampling=sampling,
-            prompt=chat_prompt(talk.messages),
+            prompt=chat_prompt(said(talk.messages)),
         )
         work = _handle(router.services, turn, call.outbox)
         call.task = self._world.loop.spawn(router.process, work)

@@ -21,6 +21,7 @@ from tests.sim.loop import SimLoop
 from tests.sim.model import FULL, MODEL
 from tests.sim.tokenizer import render
 from tests.sim.world import World, _bury
+from tests.support.conversations import said
 
 TENANT = TenantId("red")
 UP_S = 4.0  # until all have met
@@ -94,7 +95,7 @@ class Talk:
             model=MODEL,
             identity=Identity(IdentityKind.AGENT, self.key[1]),
             sampling=sampling,
-            prompt=chat_prompt(self.messages),
+            prompt=chat_prompt(said(self.messages)),
         )
         answer, finished = "", None
         opened = await patient(lambda: self._world.router.services.turns.open(turn))

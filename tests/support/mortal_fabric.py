@@ -28,6 +28,7 @@ from router.fresh_ids import fresh_operation
 from router.prompt import chat_prompt
 from router.services import Services, assemble
 from router.turn_request import Turn
+from tests.support.conversations import said
 from tests.support.services import KEY, TENANT, call, start_service
 
 SCALE = 6.0  # leases of a second
@@ -204,7 +205,7 @@ class World:
             model=model,
             identity=Identity(IdentityKind.AGENT, AgentId(agent)),
             sampling=Sampling(**{"max_tokens": 12, **sampling}),
-            prompt=chat_prompt(messages),
+            prompt=chat_prompt(said(messages)),
         )
 
     # --- truth -------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from fabric.turn.generation import (
 )
 from node import service as node_service
 from node.service import NodeConfig, NodeService
+from tests.support.conversations import said
 from tests.support.known_models import load_known
 
 T = TypeVar("T")
@@ -148,7 +149,7 @@ def ask(
         tenant=tenant,
         identity=identity_of(agent, group),
         sampling=Sampling(**{"max_tokens": 24, **sampling}),
-        messages=None if isinstance(messages, str) else messages,
+        messages=None if isinstance(messages, str) else said(messages),
         prompt=messages if isinstance(messages, str) else None,
         tools=tools,
         epoch=epoch,

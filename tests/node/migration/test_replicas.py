@@ -15,6 +15,7 @@ from fabric.record.manifest import OwnerState
 from fabric.turn.generation import CacheTier, Delta, GenerateRequest, Sampling
 from node.migration import target
 from tests.support.architectures import ARCHITECTURES
+from tests.support.conversations import said
 from tests.support.copies import copied_offer, fork, replicate, withdraw
 from tests.support.little_room import on_loop
 from tests.support.samples import sample
@@ -198,7 +199,7 @@ def test_a_fork_in_the_middle_of_a_turn_is_of_the_last_saved_record(pair):
             TENANT,
             identity_of("alice"),
             Sampling(max_tokens=400, ignore_eos=True),
-            messages=second,
+            messages=said(second),
             epoch=1,
         )
         async for event in here.node.generate(request):

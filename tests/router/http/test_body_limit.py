@@ -164,4 +164,4 @@ async def test_a_prompt_of_32_mib_full_of_commas_reaches_its_node():
         answer = await made.chat(text, max_tokens=1)
 
     assert answer.status_code == 200, answer.text[:300]
-    assert made["node-a"].requests[-1].messages[0]["content"] == text
+    assert made["node-a"].requests[-1].messages[0].texts == (text,)

@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 from fabric.errors import FabricError, RejectedError
 from fabric.limits import COMPLETION_TOKENS_DEFAULT
 from fabric.turn.generation import Identity, IdentityKind, Priority
+from fabric.turn.messages import Message, Role
 from router.openai.chat_request import parse_chat
+from tests.support.conversations import as_templates_get_it
 
 SMALLEST = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -15,7 +17,7 @@ def parse(headers=None, **fields):
 
 
 def messages(*given_messages):
-    return parse(messages=list(given_messages)).prompt.messages
+    return as_templates_get_it(parse(messages=list(given_messages)).prompt)
 
 
 def test_smallest_request_has_openai_defaults():
@@ -181,9 +183,11 @@ def test_null_is_absent():
     assert parse(**dict.fromkeys(names)).sampling == parse().sampling
 
 
-def test_text_parts_are_joined_as_they_are():
+def test_text_parts_are_kept_and_joined_as_they_are():
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
+    (message,) = parse(messages=[{"role": "user", "content": parts}]).prompt.messages
 
+    assert message == Message(Role.USER, ("a ", "b"))
     assert messages({"role": "user", "content": parts}) == [{"role": "user", "content": "a b"}]
 
 
