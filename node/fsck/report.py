@@ -93,7 +93,6 @@ class FolderReport:
 
     @property
     def is_sound(self) -> bool:
-        """Say whether no problem is left."""
         return not self.count(Severity.PROBLEM)
 
     def to_json(self) -> dict[str, Any]:

@@ -28,12 +28,10 @@ class Entry:
 
     @property
     def is_file(self) -> bool:
-        """Say whether it is a regular file."""
         return stat.S_ISREG(self.mode)
 
     @property
     def is_directory(self) -> bool:
-        """Say whether it is a directory."""
         return stat.S_ISDIR(self.mode)
 
     @property

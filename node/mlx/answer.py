@@ -71,7 +71,6 @@ class Answer:
         return twin
 
     def push(self, token: int) -> Shown:
-        """Take the next token."""
         self._detokenizer.add_token(token)
         self._pending_count += 1
         segment = self._take_segment()

@@ -96,7 +96,6 @@ class Engine:
         self.launch_waits = not is_gpu
 
     def new_cache(self, capacity_tokens: int) -> ResidentCache:
-        """Make an empty resident cache with room for `capacity_tokens`."""
         if self.is_opaque:
             return cast("ResidentCache", OpaqueCache(self.model))
         return ResidentCache(self.spec, capacity_tokens, packed=self.packed)

@@ -26,11 +26,9 @@ class OpaqueCache:
 
     @property
     def size_bytes(self) -> int:
-        """Memory held."""
         return sum(int(array.nbytes) for array in self._arrays())
 
     def settle(self) -> None:
-        """Evaluate all arrays."""
         mx.eval(self._arrays())
 
     def loose_ends(self) -> list[mx.array]:
@@ -38,7 +36,6 @@ class OpaqueCache:
         return self._arrays()
 
     def advance(self, count: int) -> None:
-        """Count tokens that a step appended."""
         self.tokens_count += count
 
     def mark(self) -> CacheMark:

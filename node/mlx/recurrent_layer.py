@@ -43,7 +43,6 @@ class RecurrentLayer(ArraysCache):
         return list(self.cache)
 
     def replace(self, states: Snapshot) -> None:
-        """Go on from another state."""
         self.stack = None
         self.cache = list(states)
 
@@ -54,7 +53,6 @@ class RecurrentLayer(ArraysCache):
         return Mark(list(self.stack.cache), self.row)
 
     def undo(self, mark: Mark) -> None:
-        """Go back to a noted state."""
         if mark.row is None:
             self.replace(mark.arrays)
         else:

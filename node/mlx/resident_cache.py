@@ -104,13 +104,11 @@ class ResidentCache:
         return [array for layer in self.recurrent for array in layer.mark().arrays]
 
     def advance(self, count: int) -> None:
-        """Count tokens that a step appended."""
         self.tokens_count += count
         for leaf in self._idle:
             leaf.offset = self.tokens_count
 
     def mark(self) -> CacheMark:
-        """Note where a step begins."""
         return CacheMark(self.tokens_count, tuple(layer.mark() for layer in self.recurrent))
 
     def undo(self, mark: CacheMark) -> None:
@@ -185,7 +183,6 @@ class ResidentCache:
         return max((p for p in points if p <= limit and self.can_rewind(p)), default=0)
 
     def rewind(self, tokens_count: int) -> None:
-        """Keep the first `tokens_count` tokens."""
         assert self.can_rewind(tokens_count), "only what is held can be kept"
         if tokens_count != self.tokens_count:
             self.slid.clear()

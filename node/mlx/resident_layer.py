@@ -131,7 +131,6 @@ class ResidentLayer:
         return self.offset - self.base
 
     def empty(self) -> bool:
-        """Say whether no token is held."""
         return self.offset == 0
 
     @property

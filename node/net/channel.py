@@ -105,7 +105,6 @@ class Channel:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket."""
         with self._closing:
             self._sock.close()
 

@@ -43,7 +43,6 @@ class Connections:
     """Idle connections by peer and address, at most TRANSFER_IDLE_MAX, oldest dropped first."""
 
     def __init__(self) -> None:
-        """Keep none yet."""
         self._lock = Lock()
         self._idle: list[tuple[_Line, Connection]] = []
         self._counts: Counter[str] = Counter()
@@ -82,7 +81,6 @@ class Connections:
         _close_all(stale)
 
     def count(self, what: str, times: int = 1) -> None:
-        """Count an event, or several."""
         if times:
             with self._lock:
                 self._counts[what] += times

@@ -63,7 +63,6 @@ class Listing:
         return self.current() if interfaces is None else interfaces
 
     def refresh(self) -> tuple[Interface, ...]:
-        """List anew."""
         with self._lock:
             self._list()
             assert self._interfaces is not None, "just listed"

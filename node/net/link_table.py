@@ -54,7 +54,6 @@ class LinkTable:
         return [*works, *((a, RESTING_BYTES_PER_S) for a, _ in broken)]
 
     def observe(self, peer: NodeName, address: Address, moved_bytes: int, seconds: float) -> None:
-        """Note what a transfer moved over a link."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             self._moved_s = now_s
@@ -63,7 +62,6 @@ class LinkTable:
             link.problem = None
 
     def failed(self, peer: NodeName, address: Address) -> None:
-        """Note that a transfer lost the link."""
         self.unanswered(peer, address, "broken")
 
     # --- the prober --------------------------------------------------------------------------
@@ -135,7 +133,6 @@ class LinkTable:
             link.kind = address.kind if kind is None else slower_kind(address.kind, kind)
 
     def rated(self, peer: NodeName, address: Address, moved_bytes: int, seconds: float) -> None:
-        """Note a probe."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             link = self._link(peer, address)
@@ -150,7 +147,6 @@ class LinkTable:
     def unanswered(
         self, peer: NodeName, address: Address, problem: str, device: str | None = None
     ) -> None:
-        """Note a link that does not work, and why."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             link = self._link(peer, address)

@@ -46,7 +46,6 @@ class Listeners:
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """All that listen now."""
         return [self.main, *self._by_place.values()]
 
     def follow(self, interfaces: Sequence[Interface]) -> None:
@@ -67,7 +66,6 @@ class Listeners:
                     self._by_place[place] = self._listen(*place)
 
     def close(self) -> None:
-        """Stop listening."""
         for sock in self.sockets:
             sock.close()
 

@@ -65,7 +65,6 @@ class LinkProber:
         self._thread = Thread(target=self._run, name="links", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def hurry(self) -> None:

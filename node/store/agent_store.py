@@ -288,5 +288,4 @@ class AgentStore:
         self._sweep()
 
     def missing(self, manifest: Manifest) -> list[BlockRef]:
-        """List the record's blocks that are not stored here."""
         return self.blocks.missing(dict.fromkeys(manifest.refs))

@@ -36,7 +36,6 @@ class BlockIndex:
             return self._has(ref)
 
     def missing(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
-        """List those of `refs` that are not stored."""
         with self._changed:
             return [ref for ref in refs if not self._has(ref)]
 
@@ -47,12 +46,10 @@ class BlockIndex:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all stored files."""
         with self._changed:
             return self._total_bytes
 
     def insert(self, ref: BlockRef, file_bytes: int) -> None:
-        """Note a block as stored."""
         with self._changed:
             if not self._has(ref):
                 self._variants.setdefault(ref.block_hash, {})[ref] = file_bytes
@@ -71,7 +68,6 @@ class BlockIndex:
             self._weigh(ref)
 
     def unpin(self, refs: Iterable[BlockRef]) -> None:
-        """Take one pin off each of `refs`."""
         with self._changed:
             for ref in set(refs):
                 self._unpin(ref)

@@ -73,7 +73,6 @@ class LentBlock:
         self.store.read_lent(self.ref, self.payload, view, offset)
 
     def close(self) -> None:
-        """Close the file."""
         self.payload.close()
 
 
@@ -113,7 +112,6 @@ class BlockStore:
         return self._index.has(ref)
 
     def missing(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
-        """List those of `refs` that are not stored."""
         return self._index.missing(refs)
 
     @property
@@ -130,7 +128,6 @@ class BlockStore:
         return {ref: size for ref, size in self._index.snapshot().items()}  # noqa: C416 - widens
 
     def free_bytes(self) -> int:
-        """Return what the drive still takes."""
         return self._disk.free_bytes()
 
     def retain(self, refs: Iterable[BlockRef]) -> list[BlockRef]:

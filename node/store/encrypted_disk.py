@@ -99,7 +99,6 @@ class SealedPayload:
             raise CorruptDataError(SHORTER)
 
     def close(self) -> None:
-        """Close the file."""
         self.file.close()
 
 

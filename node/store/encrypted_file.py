@@ -58,7 +58,6 @@ class SealedFile:
         return _scatter(self._plain_from(offset, size_bytes), buffers)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
 
     def _plain_from(self, offset: int, size_bytes: int) -> Iterator[memoryview]:

@@ -43,5 +43,4 @@ class OpenPayload:
             raise CorruptDataError(SHORTER)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self.descriptor)

@@ -259,13 +259,11 @@ class PosixDisk:
                 trim(pen, QUARANTINE_FILES_MAX)
 
     def free_bytes(self) -> int:
-        """Bytes that may still be written."""
         with _disk_errors("ask for free space"):
             found = os.fstatvfs(self._root)
         return found.f_bavail * found.f_frsize
 
     def _write(self, descriptor: int, parts: Iterable[Part]) -> None:
-        """Write what a file is to hold."""
         write_all(descriptor, list(parts))
 
     def _discard(self, directory: str, temp: str) -> None:

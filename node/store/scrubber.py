@@ -66,7 +66,6 @@ class Scrubber:
         return max(SCRUB_STEP_S, done.file_bytes / per_s)
 
     def _is_idle(self) -> bool:
-        """Say whether no turn has run for a while."""
         now_s = self._node.clock.monotonic_s()
         if self._node.turns or self._node.is_draining:
             self._idle_since_s = None

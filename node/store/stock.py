@@ -23,7 +23,6 @@ class Stock:
         return Stored(min(covered, tokens_count), ends, self.states.keys())
 
     def refs(self) -> list[BlockRef]:
-        """List every block."""
         return [*self.full, *self.windows.values(), *self.states.values()]
 
 

@@ -53,7 +53,6 @@ class Erased:
 
     @property
     def all(self) -> tuple[Tombstone, ...]:
-        """List all of them."""
         with self._lock:
             return tuple(self._all)
 
@@ -115,7 +114,6 @@ class Erased:
         return self.is_all_written
 
     def close(self) -> None:
-        """Let the folder go."""
         self._disk.close()
 
     def _merge(self, others: Iterable[Tombstone]) -> None:

@@ -65,7 +65,6 @@ class Fetch:
     def __init__(
         self, order: Order, links: FetchLinks, work: FetchWork, connections: Connections
     ) -> None:
-        """Fetch `work` over `links`."""
         self.order = order
         self.links = links
         self.work = work

@@ -55,7 +55,6 @@ class FetchLink:
         return self.moved_bytes / busy_s
 
     def stream_bytes_per_s(self, now_s: float) -> float:
-        """Return one stream's part of it."""
         return max(1.0, self.bytes_per_s(now_s) / max(1, self.streams))
 
     def busy_s(self, now_s: float) -> float:
@@ -92,7 +91,6 @@ class FetchLinks:
         patience: Patience,
         now_s: float,
     ) -> None:
-        """Ask `book` which addresses to use."""
         self._peer = peer
         self._book = book
         self._patience = patience

@@ -18,7 +18,6 @@ class FetchStream:
     """A thread of a fetch; what is public here is guarded by the fetch's lock."""
 
     def __init__(self, fetch: Fetch, link: FetchLink) -> None:
-        """Fetch over `link`."""
         self._fetch = fetch
         self._connection: Connection | None = None
         self.link = link

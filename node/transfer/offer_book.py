@@ -36,7 +36,6 @@ class OfferBook:
     """Offers by ticket nonce; safe to use from many threads."""
 
     def __init__(self, name: NodeName, cluster_key: bytes, clock: Clock) -> None:
-        """Keep the offers of node `name`."""
         self._name = name
         self._cluster_key = cluster_key
         self._clock = clock

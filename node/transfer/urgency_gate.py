@@ -19,7 +19,6 @@ class Sender:
     """One answer under way: what it is for, over which link, and when it last moved on."""
 
     def __init__(self, link: str, urgency: Urgency, moved_s: float) -> None:
-        """Begin at `moved_s`."""
         self.link = link
         self.urgency = urgency
         self.moved_s = moved_s
@@ -29,7 +28,6 @@ class UrgencyGate:
     """The answers that one server is sending."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
-        """Tell time by `now_s`."""
         self._now_s = now_s
         self._changed = Condition()
         self._senders: set[Sender] = set()
@@ -52,7 +50,6 @@ class UrgencyGate:
                 self._changed.notify_all()
 
     def is_busy(self) -> bool:
-        """Say whether anything is being sent."""
         with self._changed:
             return bool(self._senders)
 

@@ -23,7 +23,6 @@ class Landing:
     """A block on its way in: where its bytes go and how many are missing."""
 
     def __init__(self, ref: BlockRef) -> None:
-        """Expect `ref`."""
         self.ref = ref
         self.missing_bytes = ref.payload_bytes
         self.wrong_count = 0
@@ -72,7 +71,6 @@ class Piece:
     """A range of a block that one stream fetches, front to back."""
 
     def __init__(self, landing: Landing, offset: int, left_bytes: int) -> None:
-        """Begin at `offset`."""
         self.landing = landing
         self.offset = offset
         self.left_bytes = left_bytes
@@ -82,7 +80,6 @@ class FetchWork:
     """The list of ranges that no stream has; the fetch's lock is held around every call."""
 
     def __init__(self, landings: Sequence[Landing]) -> None:
-        """Begin with `landings` in this order."""
         self._waiting = deque(Piece(x, 0, x.ref.payload_bytes) for x in landings)
         self.waiting_bytes = sum(piece.left_bytes for piece in self._waiting)
         self.missing_bytes = self.waiting_bytes  # waiting, or with a stream

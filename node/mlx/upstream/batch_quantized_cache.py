@@ -43,7 +43,6 @@ class MergeableQuantizedKVCache(QuantizedRows):
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """Build the attention mask for `n` new tokens."""
         return create_attention_mask(n, self.end, return_array, window_size)
 
     def trim(self, tokens_count: int) -> int:
