@@ -1,6 +1,7 @@
-"""Files that only their owner may read: keys, certificates, and what tells of them."""
+"""Files that only their owner may read: keys, certificates, what tells of them, and logs."""
 
 import os
+import stat
 from pathlib import Path
 
 
@@ -13,3 +14,12 @@ def write_private(path: Path, text: str) -> None:
         file.flush()
         os.fsync(descriptor)
     temporary.replace(path)
+
+
+def close_to_others(folder: Path) -> None:
+    """Take all rights from group and others below `folder`, and from it; links stay alone."""
+    for directory, _, files in os.walk(folder):
+        for path in (Path(directory), *(Path(directory, name) for name in files)):
+            mode = path.lstat().st_mode
+            if not stat.S_ISLNK(mode) and mode & (stat.S_IRWXG | stat.S_IRWXO):
+                path.chmod(stat.S_IMODE(mode) & stat.S_IRWXU)

@@ -26,8 +26,7 @@ from fabric.settings import FabricSettings
 from router.cli.errors import CommandError
 from router.cli.keys.key_folder import KeyFolder
 from router.cli.own_folder import own_folder
-from router.private_files import write_private
-from router.supervise.private_tree import close_to_others
+from router.private_files import close_to_others, write_private
 from router.supervise.processes import ProcessId, from_record, to_record
 from router.supervise.ray_processes import is_short_dir
 

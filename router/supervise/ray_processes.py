@@ -20,10 +20,9 @@ from typing import Any
 
 from fabric.ids import NodeName
 from fabric.keys.key_files import AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY, RAY_TOKEN
-from router.private_files import write_private
+from router.private_files import close_to_others, write_private
 from router.supervise.keeper import Keeper
 from router.supervise.log_file import LOG_BYTES_MAX
-from router.supervise.private_tree import close_to_others
 
 OBJECT_STORE_BYTES = (
     80_000_000  # Ray carries control messages, never KV blocks; 75 MiB is its least
