@@ -169,6 +169,7 @@ def test_terminated_with_the_command(fake):
         os.kill(child, 0)
 
 
+@pytest.mark.nightly
 def test_a_real_one_as_json(run):
     status, out, err = run("perplexity", "--quick", "--json", "--windows", "1")
     record = json.loads(out)

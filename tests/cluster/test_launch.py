@@ -143,6 +143,7 @@ def test_an_actor_that_dies_for_good_again_and_again_is_made_anew_ever_later(clu
     assert launching.end()["status"] == 0
 
 
+@pytest.mark.nightly
 def test_nodes_with_other_settings_are_stopped_and_started_anew(cluster):
     """Ray restarts an actor with what it was first given: new settings need a new actor."""
     first = Launching(cluster, "before", "--model", "loads:0", "--expect", "3")
