@@ -188,7 +188,14 @@ def test_ci_script_is_executable_and_runs_the_readme_command():
 def collected(target):
     """Name the simulation's tests that a make target runs."""
     told = subprocess.run(
-        ["make", "-n", target, "TESTS=tests/sim/test_simulation.py", "ARGS=--collect-only -n 0"],
+        [
+            "make",
+            "--no-print-directory",
+            "-n",
+            target,
+            "TESTS=tests/sim/test_simulation.py",
+            "ARGS=--collect-only -n 0",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -59,6 +59,7 @@ class Launching:
         return [line.split() for line in text.splitlines()]
 
 
+@pytest.mark.nightly
 def test_a_node_that_cannot_start_is_told(cluster):
     launching = Launching(cluster, "broken", "--model", "broken:no such model")
     event = launching.next()

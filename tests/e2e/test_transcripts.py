@@ -1,6 +1,6 @@
 """Whatever happens to an agent's memory between turns, its answers stay byte for byte."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,18 +31,16 @@ def converse(
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Answer]]:
-    """Play every transcript on one node that is left alone."""
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFabric]:
+    """Run a node that is left alone."""
     with local_fabric(tmp_path_factory.mktemp("calm"), RECALL, "calm") as fabric:
-        return {
-            make.__name__: converse(fabric, make(), lambda number, answer: None) for make in ALL
-        }
+        yield fabric
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", sample(ALL, tool_use), ids=lambda make: make.__name__)
 def test_restart_eviction_and_migration_change_no_byte(
-    make: Callable[[], Transcript], calm: dict[str, list[Answer]], tmp_path: Path
+    make: Callable[[], Transcript], calm: LocalFabric, tmp_path: Path
 ) -> None:
     """Evict, move and restart in turn; answers, token counts and reuse are those of calm."""
     with local_fabric(tmp_path, RECALL, "left", "right") as fabric:
@@ -61,7 +59,7 @@ def test_restart_eviction_and_migration_change_no_byte(
 
         disturbed = converse(fabric, make(), disturb)
 
-    undisturbed = calm[make.__name__]
+    undisturbed = converse(calm, make(), lambda number, answer: None)
     assert [a.text for a in undisturbed] == [a.text for a in disturbed]
     assert [a.cached_tokens for a in undisturbed] == [a.cached_tokens for a in disturbed]
     tiers = {"evict": "disk", "move": "peer", "restart": "disk"}

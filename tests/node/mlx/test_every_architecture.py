@@ -38,7 +38,9 @@ from tests.support.tiny_models import build_model
 
 GREEDY = Sampling(max_tokens=STEPS)
 CLASSES = ("llama_80", "gemma4_text", "gpt_oss", "deepseek_v2", "glm_moe_dsa", "kimi_linear")
-EVERY = pytest.mark.parametrize("name", sample(ARCHITECTURES, *CLASSES))
+EVERY = pytest.mark.parametrize(
+    "name", sample(ARCHITECTURES, "llama_80", "gemma4_text", "glm_moe_dsa", "kimi_linear")
+)
 ONE_OF_EACH_CLASS = pytest.mark.parametrize("name", CLASSES)
 
 
@@ -243,6 +245,7 @@ def test_a_failing_step_changes_nothing(name, monkeypatch):
     assert np.array_equal(got, np.array(engine.feed(undisturbed, [mx.array([7], mx.uint32)] * 2)))
 
 
+@pytest.mark.nightly
 def test_spec_says_what_the_models_are():
     kinds = {name: {layer.kind for layer in engine_of(name).spec.layers} for name in ARCHITECTURES}
     full, window, latent = LayerKind.FULL, LayerKind.WINDOW, LayerKind.LATENT

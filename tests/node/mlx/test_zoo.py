@@ -1,7 +1,7 @@
 """Every text model family of mlx-lm: its caches batched, stored and read back, against mlx-lm's.
 
-`make test` tries one with shared layers and one with an index, `make test-all` every one. Weights
-are random and float32: these compare paths, never what a model knows.
+`make test` tries one with an index, `make test-all` every one. Weights are
+random and float32: these compare paths, never what a model knows.
 """
 
 from collections.abc import Iterator
@@ -29,10 +29,7 @@ from tests.support.zoo_kernels import install
 install()
 ZOO = zoo()
 OPAQUE = {"deepseek_v41": "caches of kind LayerCache"}
-QUICK = {
-    "gemma3n",
-    "minimax_m3_vl",
-}
+QUICK = {"minimax_m3_vl"}
 # Which of them decode alone, or together at equal lengths only, and why.
 ALONE = {
     "gpt_bigcode": "counts positions on the host",

@@ -106,6 +106,7 @@ def test_batches_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatch) -> No
     assert fit(LLAMA).batching is Batching.ALONE
 
 
+@pytest.mark.nightly
 def test_batches_that_differ_past_a_window_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks begin to matter behind a window or an index's budget: the trial goes there."""
     windowed = ZOO["llama_windowed"] | {"sliding_window": 2_000}
