@@ -80,7 +80,7 @@ def decode_slowly(monkeypatch):
     monkeypatch.setattr(Engine, "launch", slow)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sample(WAYS, "seeded", "logprobs"))
 def test_a_moving_stream_is_the_stream_that_stayed(fabric, way, monkeypatch):
     stayed = stream(fabric, f"calm-{way}", (), **WAYS[way])
     decode_slowly(monkeypatch)

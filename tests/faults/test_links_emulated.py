@@ -13,6 +13,7 @@ from benchmarks.emulated_fleet import EmulatedFleet, why_not
 from fabric.limits import KIB, MIB
 
 pytestmark = [
+    pytest.mark.nightly,  # emulated Macs
     pytest.mark.privileged,
     pytest.mark.skipif(why_not() is not None, reason=f"no emulated Macs: {why_not()}"),
 ]

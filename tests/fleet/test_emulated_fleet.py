@@ -16,6 +16,7 @@ from benchmarks.emulated_fleet import EmulatedFleet, FleetError, why_not
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
+    pytest.mark.nightly,  # emulated Macs
     pytest.mark.privileged,
     pytest.mark.skipif(why_not() is not None, reason=f"no emulated Macs: {why_not()}"),
 ]
