@@ -46,6 +46,14 @@ class Loading:
     cancel: threading.Event
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HandedOn:
+    """An answer that stopped between two tokens: until it is taken up, no other turn begins."""
+
+    epoch: int  # of the agent; at another one it goes on elsewhere
+    taken_up: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 @dataclass(slots=True, eq=False)
 class Agent:
     """Mutable state, touched only on the node's event loop."""
@@ -65,6 +73,7 @@ class Agent:
     turn: LiveTurn | None = None  # the one that runs now
     fence: int = 0  # another node owns this epoch: no turn of a lower one is acknowledged
     decided: asyncio.Event = field(default_factory=asyncio.Event)  # set unless sealed
+    handed_on: HandedOn | None = None  # its last answer, where that is to go on here
     loading: Loading | None = None  # its memory is on its way from the disk, ahead of a turn
 
     def __post_init__(self) -> None:
@@ -81,6 +90,12 @@ class Agent:
     def is_busy(self) -> bool:
         """Say whether a turn runs or waits."""
         return self.turn_lock.locked() or self.waiting_count > 0
+
+    def take_up(self) -> None:
+        """Note that the answer that was handed on goes on, or that nobody wants it any more."""
+        if self.handed_on is not None:
+            self.handed_on.taken_up.set()
+            self.handed_on = None
 
     @property
     def is_unsaved(self) -> bool:

@@ -107,7 +107,8 @@ class EngineThread:
         self.budget.check(sequence.reserve_bytes)
         with self._wake:
             self._refuse_stopping()
-            self._refuse_full(sequence.tenant, sequence.priority)
+            if sequence.resumed is None:  # its client has read a part of the answer
+                self._refuse_full(sequence.tenant, sequence.priority)
             self._arrivals.append(sequence)
             self._wake.notify()
 

@@ -16,13 +16,14 @@ from fabric.errors import (
 from fabric.ids import AgentKey, MigrationId
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import GenerateRequest, IdentityKind
-from node.agents.agent import Agent
+from node.agents.agent import Agent, HandedOn
 
 if TYPE_CHECKING:
     from node.node import Node
 
 DECISION_WAIT_S = 30.0  # a turn that meets a migration waits this long for its outcome
 TURNS_WAITING_MAX = 16  # per agent
+TAKE_UP_WAIT_S = 5.0  # for an answer that its router asks for again at once
 
 
 @contextlib.asynccontextmanager
@@ -30,16 +31,34 @@ async def claimed(node: "Node", request: GenerateRequest, text: str) -> AsyncIte
     """Hold the agent of this request; nobody else runs a turn of it meanwhile."""
     if request.after is not None:
         await _land(node, request, request.after)
-    agent = await _lock(node, request, text)
+    while True:
+        agent = await _lock(node, request, text)
+        try:
+            await _own(node, agent, request.epoch)
+            before = agent.handed_on
+            if request.resume is not None or not before or before.epoch != agent.manifest.epoch:
+                agent.take_up()
+                yield agent
+                return
+        finally:
+            agent.turn_lock.release()
+            if not agent.manifest.token_ids and not agent.is_busy:
+                node.table.forget(agent)  # it never got to remember anything
+            node.table.cool(node.settings.hot_bytes)
+            node.note_hot()
+        await _let_go_on(agent, before)
+
+
+async def _let_go_on(agent: Agent, before: HandedOn) -> None:
+    """Wait until an answer of which its client has read a part is taken up again."""
+    agent.waiting_count += 1
     try:
-        await _own(node, agent, request.epoch)
-        yield agent
+        await asyncio.wait_for(before.taken_up.wait(), TAKE_UP_WAIT_S)
+    except TimeoutError:  # its client went away in that moment
+        if agent.handed_on is before:
+            agent.take_up()
     finally:
-        agent.turn_lock.release()
-        if not agent.manifest.token_ids and not agent.is_busy:
-            node.table.forget(agent)  # it never got to remember anything
-        node.table.cool(node.settings.hot_bytes)
-        node.note_hot()
+        agent.waiting_count -= 1
 
 
 async def _land(node: "Node", request: GenerateRequest, migration: MigrationId) -> None:
@@ -68,7 +87,7 @@ async def _lock(node: "Node", request: GenerateRequest, text: str) -> Agent:
         with contextlib.suppress(FabricError):  # without room, a new agent is refused below
             await node.reclaim.make_place(request.tenant)
         agent = _resolve(node, request, text)
-        if agent.waiting_count >= TURNS_WAITING_MAX:
+        if agent.waiting_count >= TURNS_WAITING_MAX and request.resume is None:
             break
         agent.waiting_count += 1
         try:

@@ -31,7 +31,7 @@ from fabric.turn.generation import (
     ToolCalls,
 )
 from fabric.turn.prompt_limit import PromptLimit
-from node.agents.agent import Agent
+from node.agents.agent import Agent, HandedOn
 from node.engine.delivery import finish_reason, produced
 from node.engine.memory_budget import Reservation
 from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent, Started
@@ -161,7 +161,8 @@ class Turn:
             raise node.stopping or FabricError(HUNG_UP, code="cancelled")
         self._is_waiting = True
         check_sampling(node, request.sampling)
-        node.engine.check_waiting(request.tenant, request.priority)
+        if request.resume is None:
+            node.engine.check_waiting(request.tenant, request.priority)
         reach_bytes = node.tokenizer.reach_bytes
         limit = PromptLimit(node.context_tokens_max, reach_bytes, self._unwanted.is_set)
 
@@ -174,9 +175,12 @@ class Turn:
             self._is_waiting = False
             agent.turn = self
             try:
-                return await self._serve(agent, text, answer, limit)
+                last = await self._serve(agent, text, answer, limit)
             finally:
                 agent.turn = None
+            if isinstance(last, HandedOver) and last.resume is not None:
+                agent.handed_on = HandedOn(agent.manifest.epoch)
+            return last
 
     async def _serve(
         self, agent: Agent, text: str, answer: Answer, limit: PromptLimit
@@ -196,7 +200,7 @@ class Turn:
         def emit(event: SequenceEvent) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        sequence = make_sequence(node, request, prepared, answer, emit, agent)
+        sequence = make_sequence(node, request, prepared, answer, emit)
         self._submit(agent, sequence, prepared)
         try:
             return await self._decode(agent, prepared, sequence, events)

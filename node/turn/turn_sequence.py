@@ -42,7 +42,6 @@ def make_sequence(
     prepared: Prepared,
     answer: Answer,
     emit: Callable[[SequenceEvent], None],
-    agent: Agent,
 ) -> Sequence:
     """Make the sequence; `emit` is called from the engine thread."""
     asked, ids, resume = request.sampling, prepared.plan.ids, request.resume
@@ -80,8 +79,7 @@ def make_sequence(
         reserve_bytes=node.spec.resident_bytes(prepared.room_tokens),
         room_tokens=-(-prepared.room_tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
         grown_bytes=node.spec.resident_bytes,
-        # Another turn of its agent would take its place before it comes again.
-        is_preemptible=lambda: node.reuses and not agent.waiting_count,
+        is_preemptible=lambda: node.reuses,
         granted=granted,
         awaited_tokens=None if prepared.tier is CacheTier.COLD else prepared.cached,
         stops=stops_of(node, prepared),

@@ -1,10 +1,13 @@
 """Answers that outgrow what was reserved for them stay within the memory budget, wait, or end."""
 
 import asyncio
-import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
+from fabric.errors import OverloadedError
 from fabric.ids import OperationId
 from fabric.limits import BLOCK_TOKENS, MIB
 from fabric.turn.generation import (
@@ -17,6 +20,7 @@ from fabric.turn.generation import (
     Sampling,
 )
 from node.engine.sequence import Broke, Ended
+from node.turn import claim
 from tests.node.fake_engine import (
     TOKEN_BYTES,
     SchedulerRig,
@@ -119,7 +123,7 @@ def test_many_long_answers_come_to_their_ends():
     assert handed
 
 
-def test_an_answer_whose_agent_has_another_turn_waiting_keeps_its_memory():
+def test_an_answer_that_cannot_be_taken_up_again_keeps_its_memory():
     rig = SchedulerRig(total_bytes=5 * ROOM_BYTES)
     asked = [add(rig, 900, seed=seed) for seed in (1, 2)]
     asked[1][0].is_preemptible = lambda: False
@@ -171,60 +175,145 @@ def test_idle_caches_make_room_before_an_answer_has_to_wait():
     assert is_undisturbed(sequence, events)
 
 
-@pytest.mark.nightly
-def test_long_answers_of_a_node_stay_within_its_memory(tmp_path):
-    model = str(write_model(tmp_path / "model", LLAMA))
-    with running(tmp_path, model) as probe:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("model") / "model", LLAMA))
+
+
+@pytest.fixture(scope="module")
+def small_bytes(model, tmp_path_factory):
+    """Return a budget in which two long answers do not fit."""
+    with running(tmp_path_factory.mktemp("probe"), model) as probe:
         per_block = probe.node.spec.resident_bytes(BLOCK_TOKENS)
-        alone = [
-            ask(probe, f"{name} says", agent=name, max_tokens=1_500, ignore_eos=True).text
-            for name in ("ann", "bob")
-        ]
     total_bytes = max(9 * per_block, MIB)
-    assert total_bytes < 2 * 6 * per_block, "both do not fit"
-    with running(tmp_path / "small", model, hot_bytes=total_bytes) as service:
-        engine, over = service.node.engine.engine, []
-        queue, launch = service.node.engine._queue, engine.launch
-
-        def watched(slots):
-            launch(slots)
-            held = sum(sequence.cache.size_bytes for sequence in queue)
-            if held > service.node.engine.budget.reserved_bytes or held > total_bytes:
-                over.append(held)
-
-        engine.launch, told, handed = watched, {}, []
-
-        def turn(name):
-            told[name] = "".join(follow(service, name, handed))
-
-        threads = [threading.Thread(target=turn, args=(name,)) for name in ("ann", "bob")]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(240)
-        assert not over
-        assert handed
-        assert [told["ann"], told["bob"]] == alone
+    assert total_bytes < 2 * 6 * per_block
+    return total_bytes
 
 
-def follow(service, name, handed):
+@pytest.fixture(scope="module")
+def alone(model, tmp_path_factory):
+    """Return what each of two agents says undisturbed."""
+    with running(tmp_path_factory.mktemp("alone"), model) as service:
+        return {name: "".join(follow(service, name, None)) for name in ("ann", "bob")}
+
+
+@pytest.fixture
+def small_service(model, small_bytes, tmp_path):
+    with running(tmp_path, model, hot_bytes=small_bytes) as service:
+        yield service
+
+
+@pytest.mark.nightly
+def test_long_answers_of_a_node_stay_within_its_memory(small_service, small_bytes, alone):
+    engine, over = small_service.node.engine.engine, []
+    queue, launch = small_service.node.engine._queue, engine.launch
+
+    def watched(slots):
+        launch(slots)
+        held = sum(sequence.cache.size_bytes for sequence in queue)
+        if held > small_service.node.engine.budget.reserved_bytes or held > small_bytes:
+            over.append(held)
+
+    engine.launch = watched
+    assert both(small_service) == alone
+    assert not over
+
+
+def both(service, between=lambda _: None):
+    """Let two agents talk at once to their ends; `between` is called at each hand-over."""
+    handed = []
+
+    def on_handed(name):
+        handed.append(name)
+        between(name)
+
+    with ThreadPoolExecutor(2) as threads:
+        turns = {
+            name: threads.submit(lambda n=name: "".join(follow(service, n, on_handed)))
+            for name in ("ann", "bob")
+        }
+        told = {name: turn.result(240) for name, turn in turns.items()}
+    assert handed
+    return told
+
+
+def begin(service, name, prompt, max_tokens, resume=None):
+    """Ask for one turn; return the future of its events."""
+    request = GenerateRequest(
+        OperationId(f"turn-{name}-{prompt}"), TENANT, identity_of(name),
+        Sampling(max_tokens=max_tokens, ignore_eos=True), prompt=prompt, epoch=1, resume=resume,
+    )  # fmt: skip
+
+    async def read():
+        return [event async for event in service.node.generate(request)]
+
+    return asyncio.run_coroutine_threadsafe(read(), service._loop)
+
+
+def until(holds):
+    end_s = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+def test_a_turn_that_comes_in_between_lets_the_begun_answer_go_on(small_service, alone):
+    """It waits for that answer's end, as it would have without the want of memory."""
+    service, came = small_service, []
+
+    def come_in_between(name):
+        if not came:
+            agent = service.node.table.get((TENANT, identity_of(name).agent))
+            came.append(begin(service, name, "and then", 8))
+            until(lambda: agent.waiting_count or came[0].done())
+
+    told = both(service, come_in_between)
+    assert came
+    assert told == alone
+    assert isinstance(came[0].result(240)[-1], Finished)
+
+
+@pytest.mark.nightly
+def test_an_answer_that_nobody_takes_up_holds_no_other_turn_up_for_ever(small_service, monkeypatch):
+    monkeypatch.setattr(claim, "TAKE_UP_WAIT_S", 0.2)
+    left = []
+
+    class LeftError(Exception):
+        pass
+
+    def leave(name):
+        left.append(name)
+        raise LeftError
+
+    with suppress(LeftError):
+        both(small_service, leave)
+    reply = ask(small_service, "and then", agent=left[0], max_tokens=8, ignore_eos=True)
+    assert isinstance(reply.events[-1], Finished)
+
+
+@pytest.mark.nightly
+def test_full_lines_refuse_no_answer_that_was_begun(small_service, alone):
+    node = small_service.node
+
+    def fill_lines(name):
+        node.table.get((TENANT, identity_of(name).agent)).waiting_count = claim.TURNS_WAITING_MAX
+        node.engine._waiting_max = 0
+        for other in (name, "carl"):
+            with pytest.raises(OverloadedError):
+                begin(small_service, other, "and then", 8).result(60)
+
+    assert both(small_service, fill_lines) == alone
+
+
+def follow(service, name, on_handed):
     """Read an answer as the router does: where it is handed over, it is asked for again."""
     resume = None
     while True:
-        sampling = Sampling(max_tokens=1_500, ignore_eos=True)
-        request = GenerateRequest(
-            OperationId(f"turn-{name}"), TENANT, identity_of(name), sampling,
-            prompt=f"{name} says", epoch=1, resume=resume,
-        )  # fmt: skip
-
-        async def read(request=request):
-            return [event async for event in service.node.generate(request)]
-
-        events = asyncio.run_coroutine_threadsafe(read(), service._loop).result(240)
+        events = begin(service, name, f"{name} says", 1_500, resume).result(240)
         yield from (event.text for event in events if isinstance(event, Delta))
         if not isinstance(events[-1], HandedOver):
             assert isinstance(events[-1], Finished)
             assert events[-1].completion_tokens == 1_500
             return
-        handed.append(name)
         resume = events[-1].resume
+        on_handed(name)
