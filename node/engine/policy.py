@@ -1,8 +1,9 @@
 """What to run next, as pure functions of who waits, who runs and what is free.
 
-Admission:  interactive before background, then the tenant that has least running, then by
-            arrival; one that does not fit in memory may be overtaken a few times; background
-            gives its place to interactive, and a tenant that has two more than another to that.
+Admission:  interactive before background, then the tenant that has least running, then the one
+            whose last turn began longest ago, then by arrival; one that does not fit in memory
+            may be overtaken a few times; background gives its place to interactive, and a tenant
+            that has two more than another to that.
 Prefill:    interactive before background; prompts with little left before long ones; tenants
             take turns, and so do the long prompts of each.
 """
@@ -77,9 +78,16 @@ class Pause(Generic[S]):
 
 
 def next_move(
-    waiting: Iterable[S], paused: Iterable[S], running: Iterable[S], room: Room
+    waiting: Iterable[S],
+    paused: Iterable[S],
+    running: Iterable[S],
+    room: Room,
+    started: Mapping[str, int] = NOBODY,
 ) -> Start[S] | Pause[S] | None:
-    """Return the next change among those that run, or None where all is as it should be."""
+    """Return the next change among those that run, or None where all is as it should be.
+
+    `started` has the number of each tenant's last start.
+    """
     held, seated = list(paused), list(running)
     victims = _victims(seated) if room.paused > 0 else []
     seats = Counter(sequence.tenant for sequence in seated)
@@ -92,6 +100,7 @@ def next_move(
             not s.is_urgent,
             seats[s.tenant],
             not (id(s) in first or s.is_resumed),
+            started.get(s.tenant, 0),
             s.order,
         ),
     )

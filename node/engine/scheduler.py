@@ -56,6 +56,8 @@ class Scheduler:
         self._chunks_count = 0
         self._warm_streak = 0
         self._served: dict[str, int] = {}  # number of each tenant's last chunk
+        self._starts_count = 0
+        self._started: dict[str, int] = {}  # number of each tenant's last start
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; the memory that its cache has already is counted."""
@@ -144,7 +146,7 @@ class Scheduler:
                 memory_bytes=self._budget.claimable_bytes if has_room else 0,
                 can_spill=has_room and self._spill is not None,
             )
-            move = next_move(queue.waiting, queue.paused, queue.running, room)
+            move = next_move(queue.waiting, queue.paused, queue.running, room, self._started)
             if move is None:
                 break
             if isinstance(move, Pause):
@@ -166,6 +168,8 @@ class Scheduler:
         for other in move.passed:
             other.passed_count += 1
         sequence.served_s = self._clock.monotonic_s()
+        self._starts_count += 1
+        self._started[sequence.tenant] = self._starts_count
         self.queue.run(sequence)
         if is_grant and sequence.granted is not None:
             self._guarded(sequence, sequence.granted)
@@ -290,6 +294,8 @@ class Scheduler:
         self.queue.remove(sequence)
         if not any(other.tenant == sequence.tenant for other in self.queue):
             self._served.pop(sequence.tenant, None)
+        if not any(self.queue):  # until then: who asks again at once is no newcomer
+            self._started.clear()
         if not sequence.owns_reservation:
             _held(sequence).release()
 

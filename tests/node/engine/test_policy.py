@@ -144,6 +144,14 @@ def test_nobody_is_paused_for_memory_that_places_among_the_paused_do_not_suffice
     assert next_move([urgent], [holder(9)], running[:2], room) is not None
 
 
+def test_tenants_that_run_as_much_start_in_turns_and_paused_ones_first():
+    older, newer = interactive(tenant="bob"), interactive(tenant="alice")
+    assert next_move([older, newer], [], [], AMPLE) == Start(older)
+    assert next_move([older, newer], [], [], AMPLE, {"bob": 1}) == Start(newer)
+    assert next_move([older, newer], [], [], AMPLE, {"bob": 1, "alice": 2}) == Start(older)
+    assert next_move([newer], [older], [], AMPLE, {"bob": 1}) == Start(older)
+
+
 @given(
     waiting=ITEMS.map(needing),
     paused=ITEMS,

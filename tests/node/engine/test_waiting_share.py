@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from fabric.turn.generation import Priority
+from node.engine.sequence import Ended
 from node.engine.waiting_share import refusal
 from tests.node.fake_engine import SchedulerRig, is_undisturbed, last_of
 
@@ -91,6 +92,28 @@ def test_tenants_share_the_running_places_evenly_and_then_stand_still():
         seated.append({id(sequence) for sequence in rig.queue.running})
     assert sorted(s.tenant for s in rig.queue.running) == ["alice"] * 3 + ["bob"] * 3
     assert len({frozenset(ids) for ids in seated[-10:]}) == 1  # nobody is paused to and fro
+
+
+def test_with_one_place_tenants_take_turns_however_many_wait():
+    """Without that, who comes later waits for all that was there before."""
+    rig = SchedulerRig(active_max=1)
+    bobs = [rig.add(100, 20, seed=n, tenant="bob") for n in range(12)]
+    rig.run(3)
+    ended = []
+    for n in range(4):  # she asks again whenever she is answered
+        alice = rig.add(100, 20, seed=100 + n, tenant="alice")
+        while not alice[1] or not isinstance(alice[1][-1], Ended):
+            assert any(rig.queue)
+            rig.run(1)
+        assert is_undisturbed(*alice)
+        ended.append(sum(isinstance(last_or_none(events), Ended) for _, events in bobs))
+    assert ended == [1, 2, 3, 4]
+    rig.run()
+    assert all(is_undisturbed(*bob) for bob in bobs)
+
+
+def last_or_none(events):
+    return events[-1] if events else None
 
 
 def test_paused_for_another_tenant_a_turn_goes_on_as_if_undisturbed():
