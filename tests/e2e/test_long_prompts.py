@@ -6,8 +6,6 @@ of which Python keeps four for each character of a text that holds one wide one.
 """
 
 import json
-import os
-import subprocess
 import sys
 import time
 import urllib.request
@@ -17,19 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from fabric.keys.api_keys import OPERATOR_HEADER
 from fabric.limits import BODY_BYTES_MAX, MIB, PROMPT_ESCAPES, PROMPT_FRAME_BYTES
-from router.supervise.processes import descendants, wait_gone
+from router.supervise.processes import descendants
 from tests.e2e.test_hostile_requests import CHAT, head, message, post
 from tests.support.claimed_context import claiming
 from tests.support.fabric_process import (
-    ALICE,
-    BOB,
     GROWTH_BYTES_MAX,
-    ROOT,
-    THRIFTY,
     Attacked,
     address_of,
     pulse,
@@ -38,6 +31,7 @@ from tests.support.fabric_process import (
     watched,
 )
 from tests.support.samples import sample
+from tests.support.up_fabric import running_up
 
 pytestmark = [
     pytest.mark.slow,
@@ -145,42 +139,14 @@ class Fabric:
 
 
 @contextmanager
-def running(folder: Path, model: str) -> Iterator[tuple[str, int]]:
-    config = folder / "cluster.yaml"
-    keys = {"router": {"api_keys": {"alice": ALICE, "bob": BOB}}}
-    config.write_text(yaml.safe_dump({"metadata": {"macfabric": keys}}))
-    argv = [sys.executable, "-m", "router.cli.main", "up", "--nodes", "1", "--port", "0"]
-    argv += ["--config", str(config), "--data", str(folder / "data"), "--json", "--model", model]
-    with (folder / "log").open("w") as log:
-        up = subprocess.Popen(
-            argv,
-            env=os.environ | THRIFTY | {"PYTHONPATH": str(ROOT), "HOME": str(folder)},
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    owned = []
-    try:
-        line = up.stdout.readline()
-        assert line, (folder / "log").read_text()
-        owned = descendants([up.pid])
-        yield json.loads(line)["url"], up.pid
-    finally:
-        up.terminate()
-        up.wait(60)
-        up.stdout.close()
-        assert wait_gone(owned, 30.0) == []
-
-
-@contextmanager
 def attacked_fabric(folder: Path, model: str) -> Iterator[Fabric]:
-    with running(folder, model) as (url, up_pid):
-        headers = {OPERATOR_HEADER: (folder / "data" / "operator.key").read_text()}
-        asked = urllib.request.Request(f"{url}/v1/nodes", None, headers)
+    with running_up(folder, model) as up:
+        headers = {OPERATOR_HEADER: (up.data / "operator.key").read_text()}
+        asked = urllib.request.Request(f"{up.url}/v1/nodes", None, headers)
         with urllib.request.urlopen(asked) as answer:
             [row] = json.loads(answer.read())["data"]
-        [router_pid] = [p.pid for p in descendants([up_pid]) if is_router(p.pid)]
-        where = address_of(url)
+        [router_pid] = [p.pid for p in descendants([up.pid]) if is_router(p.pid)]
+        where = address_of(up.url)
         router, node = (Attacked(pid, where, where) for pid in (router_pid, row["pid"]))
         for _ in range(3):
             turn(router)

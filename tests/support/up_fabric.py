@@ -1,0 +1,58 @@
+"""A real `macfabric up` of one node, in processes of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from router.supervise.processes import descendants, wait_gone
+from tests.support.fabric_process import ALICE, BOB, ROOT, THRIFTY
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """A running fabric: where it answers, its process, and its data folder."""
+
+    url: str
+    pid: int
+    data: Path
+
+
+@contextmanager
+def running_up(
+    folder: Path, model: str = "recall", node: Mapping[str, Any] | None = None
+) -> Iterator[Up]:
+    """Run a fabric of two tenants for a block of code; `node` has its node's settings."""
+    config, data = folder / "cluster.yaml", folder / "data"
+    settings = {"router": {"api_keys": {"alice": ALICE, "bob": BOB}}, "node": dict(node or {})}
+    config.write_text(yaml.safe_dump({"metadata": {"macfabric": settings}}))
+    argv = [sys.executable, "-m", "router.cli.main", "up", "--nodes", "1", "--port", "0"]
+    argv += ["--config", str(config), "--data", str(data), "--json", "--model", model]
+    with (folder / "log").open("w") as log:
+        up = subprocess.Popen(
+            argv,
+            env=os.environ | THRIFTY | {"PYTHONPATH": str(ROOT), "HOME": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    owned = []
+    try:
+        assert up.stdout is not None
+        line = up.stdout.readline()
+        assert line, (folder / "log").read_text()
+        owned = descendants([up.pid])
+        yield Up(json.loads(line)["url"], up.pid, data)
+    finally:
+        up.terminate()
+        up.wait(60)
+        assert up.stdout is not None
+        up.stdout.close()
+        assert wait_gone(owned, 30.0) == []
