@@ -39,7 +39,7 @@ from node.mlx.answer import Answer, Shown
 from node.mlx.engine import Drawn
 from node.turn.claim import claimed
 from node.turn.prefix import Prepared, prepare, restore
-from node.turn.request_prompt import check_plan, check_sampling, plan, render
+from node.turn.request_prompt import check_plan, check_sampling, plan
 from node.turn.resumption import plan_resumption, resumption, without_answer
 from node.turn.saver import Saver
 from node.turn.turn_sequence import (
@@ -166,11 +166,7 @@ class Turn:
         reach_bytes = node.tokenizer.reach_bytes
         limit = PromptLimit(node.context_tokens_max, reach_bytes, self._unwanted.is_set)
 
-        def begin() -> tuple[str, Answer]:
-            text = render(node, request, limit)
-            return text, begin_answer(node, request, text)
-
-        text, answer = await node.encoders.run(begin)
+        text, answer = await node.encoders.run(lambda: begin_answer(node, request, limit))
         async with claimed(node, request, text) as agent:
             self._is_waiting = False
             agent.turn = self

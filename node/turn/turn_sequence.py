@@ -10,22 +10,28 @@ from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS
 from fabric.record.state_points import state_points
 from fabric.turn.generation import CacheTier, GenerateRequest
+from fabric.turn.prompt_limit import PromptLimit
 from node.agents.agent import Agent
 from node.engine.sequence import Broke, Ended, Granted, Sequence, SequenceEvent
 from node.mlx.answer import Answer
 from node.turn.prefix import Prepared
+from node.turn.request_prompt import render
 
 if TYPE_CHECKING:
     from node.node import Node
 
 
-def begin_answer(node: "Node", request: GenerateRequest, text: str) -> Answer:
-    """Return the answer to the prompt `text`, fed with what was produced elsewhere."""
+def begin_answer(node: "Node", request: GenerateRequest, limit: PromptLimit) -> tuple[str, Answer]:
+    """Return the prompt's text and the answer to it, fed with what was produced elsewhere.
+
+    Raises RejectedError where the prompt cannot be rendered, or is far over `limit`.
+    """
+    text = render(node, request, limit)
     answer = Answer(node.tokenizer, text, request.sampling.stop, request.tools)
     if request.resume is not None:
         for token in request.resume.answer_ids:
             answer.push(token)
-    return answer
+    return text, answer
 
 
 def stops_of(node: "Node", prepared: Prepared) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ def test_a_move_near_the_contexts_end_changes_nothing(nodes, monkeypatch, moved_
 
     move = MigrationId(f"move-{name}-12345678")
 
-    def sealed_after(node, request, prepared, answer, emit, agent):
+    def sealed_after(node, request, prepared, answer, emit):
         """Make the sequence, to be sealed as soon as so many tokens exist."""
         (its_turn,) = node.turns
 
@@ -74,7 +74,7 @@ def test_a_move_near_the_contexts_end_changes_nothing(nodes, monkeypatch, moved_
                 its_turn._seal = SealAgent(move, TENANT, AgentId(name), 1, b.node.name)
                 sequence.yielding.set()
 
-        sequence = make_sequence(node, request, prepared, answer, told, agent)
+        sequence = make_sequence(node, request, prepared, answer, told)
         return sequence
 
     async def begin():
