@@ -116,6 +116,7 @@ def test_answers_are_those_of_a_cold_run(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", sample(GROUPS, "qwen3_5"))
+@pytest.mark.nightly
 def test_a_real_folder_is_checked_repaired_and_served_again(name, tmp_path, capsys):
     """Refused while the node runs, sound when it has stopped, of use again after a repair."""
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))

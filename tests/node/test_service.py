@@ -213,6 +213,7 @@ def test_migration_changes_nothing_and_ships_only_what_is_missing(
         assert {"owned", "replica"} == {view.state for view in listed.values()}
 
 
+@pytest.mark.nightly
 def test_first_turn_after_migration_is_from_peer(model: str, tmp_path: Path) -> None:
     """The first turn on the new owner says that its memory came from a peer."""
     messages = [SYSTEM, user("alpha")]

@@ -128,6 +128,7 @@ def test_nobody_may_probe_while_payload_is_sent(port, server, shelf):
 
 
 @many_loopbacks
+@pytest.mark.nightly
 def test_the_prober_finds_the_live_the_slow_and_the_dead_link(port, prober):
     slow_fault = [Fault(pause_s=0.02, chunk_bytes=32 * KIB)] * 50
     silent = [Fault(stall_at=0)] * 50
