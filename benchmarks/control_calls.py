@@ -17,13 +17,13 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
-from fabric.control.hasty_calls import HASTY_PATH, NODE_HEADER
-from fabric.control.node_calls import Offer, SealAgent, encode_call, encode_reply
+from fabric.control.calls import CONTROL_PATH, NODE_HEADER, encode_call, encode_reply
+from fabric.control.node_calls import Offer, SealAgent
 from fabric.ids import AgentId, MigrationId, NodeName, TenantId
 from fabric.keys.cluster_secret import http_secret
 from fabric.keys.key_files import MEMBER_NAME
 from fabric.turn.generation import CLUSTER_HEADER
-from node.http.control import HastyHttp
+from node.http.control import ControlHttp
 from node.http.generate import HttpServer, http_config
 from node.keys import read_keys
 from router.cli.keys.key_folder import KeyFolder
@@ -67,7 +67,7 @@ async def _calls(url: str, keys: Path, use: Use | None, count: int) -> dict[str,
             if index == WARM_UP:
                 used_s = time.process_time()
             began_s = time.perf_counter()
-            answer = await http.post(url, HASTY_PATH, _SEAL, headers, name, use)
+            answer = await http.post(url, CONTROL_PATH, _SEAL, headers, name, use)
             await answer.read()
             http.release(answer)
             waits_s.append(time.perf_counter() - began_s)
@@ -85,7 +85,7 @@ def _node(keys: Path, *, is_tls: bool) -> Iterator[str]:
     async def answer(_: bytes) -> bytes:
         return reply
 
-    app = Starlette(routes=HastyHttp(_NAME, found.cluster_key, answer).routes())
+    app = Starlette(routes=ControlHttp(_NAME, found.cluster_key, answer).routes())
     server = HttpServer(http_config(app, tls=found.server_context() if is_tls else None))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the node does

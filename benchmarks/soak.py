@@ -21,8 +21,9 @@ from typing import Any
 import mlx.core as mx
 
 from benchmarks.report import Limit, Report, say
+from fabric.control.calls import encode_call
 from fabric.control.erasure_calls import EraseAgent
-from fabric.control.node_calls import Flush, encode_call
+from fabric.control.node_calls import Flush
 from fabric.errors import FabricError
 from fabric.ids import AgentId, NodeName, OperationId, TenantId
 from fabric.settings import NodeSettings

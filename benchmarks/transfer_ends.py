@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from fabric.control.node_calls import Address, LinkKind
 from fabric.ids import (
     AgentId,
     Fingerprint,
@@ -26,6 +25,7 @@ from fabric.ids import (
 )
 from fabric.kvcache.block import BlockRef
 from fabric.limits import BLOCK_TOKENS, TRANSFER_STREAMS
+from fabric.net.links import Address, LinkKind
 from fabric.settings import AUTO
 from node.clock import SystemClock
 from node.net.connections import Connections

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
+from fabric.control.calls import Route, decode_call, encode_reply, spec_of
 from fabric.control.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
 from fabric.control.erasure_calls import EraseAgent, ShareErasures
-from fabric.control.hasty_calls import HASTY
 from fabric.control.node_calls import (
     AbortMigration,
     CommitMigration,
@@ -21,8 +22,6 @@ from fabric.control.node_calls import (
     ReleaseAgent,
     SealAgent,
     Stop,
-    decode_call,
-    encode_reply,
 )
 from fabric.errors import FabricError, RejectedError
 from fabric.limits import FLUSH_WAIT_S
@@ -67,17 +66,21 @@ class ControlCalls:
             Stop: self._stop,
         }
 
-    async def answer(self, raw: bytes, among: tuple[type, ...] = ()) -> bytes:
-        """Decode, carry out and answer one call, if it is `among` these; errors go back as data."""
+    @property
+    def answered(self) -> frozenset[type]:
+        """The messages that are answered."""
+        return frozenset(self._answers)
+
+    async def answer(self, raw: bytes, came_by: Route = Route.ACTOR) -> bytes:
+        """Decode, carry out and answer one call, if it may come so; errors go back as data."""
         try:
             _, call = decode_call(raw)
-            if among and not isinstance(call, among):
+            is_waited_for = spec_of(type(call)).route is Route.HTTP
+            if came_by is Route.HTTP and not is_waited_for:
                 return encode_reply(error_reply(_ELSEWHERE))
             async with asyncio.timeout(_LIMIT_S):
-                if isinstance(call, HASTY):
-                    with haste():
-                        return encode_reply(await self._answers[type(call)](call))
-                return encode_reply(await self._answers[type(call)](call))
+                with haste() if is_waited_for else nullcontext():
+                    return encode_reply(await self._answers[type(call)](call))
         except FabricError as error:
             return encode_reply(error_reply(error))
         except Exception as error:  # noqa: BLE001 - nothing may end the loop

@@ -19,15 +19,8 @@ from typing import Any
 import yaml
 
 from fabric.codec import pack
-from fabric.control.node_calls import (
-    Describe,
-    ErrorReply,
-    Flush,
-    NodeView,
-    Stop,
-    decode_reply,
-    encode_call,
-)
+from fabric.control.calls import ErrorReply, decode_reply, encode_call
+from fabric.control.node_calls import Describe, Flush, NodeView, Stop
 from fabric.errors import FatalError, RejectedError, StartFailedError
 from fabric.ids import NodeName, parse_node_name
 from fabric.settings import FabricSettings, parse_settings

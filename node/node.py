@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from fabric.control.node_calls import Address, NodeView, SelfTest, TierBytes
+from fabric.control.node_calls import NodeView, SelfTest, TierBytes
 from fabric.errors import OverloadedError, RetryElsewhereError, RetryLaterError
 from fabric.ids import AgentKey, Fingerprint, MigrationId, NodeName
 from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.limits import BLOCK_TOKENS, FETCHES_MAX, FETCHES_WAITING_MAX, HASTY_WORKERS
+from fabric.net.links import Address
 from fabric.net.transfer_counts import FETCHING, SENDING, bounded
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState

@@ -24,7 +24,8 @@ from typing import Any
 import ray
 
 from fabric.codec import unpack
-from fabric.control.node_calls import ErrorReply, Stop, encode_reply, is_call
+from fabric.control.calls import ErrorReply, encode_reply, is_call
+from fabric.control.node_calls import Stop
 from fabric.errors import FabricError, FatalError, StartFailedError
 from fabric.ids import parse_node_name
 from fabric.settings import NodeSettings

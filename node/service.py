@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import uvicorn
 
-from fabric.control.hasty_calls import HASTY
-from fabric.control.node_calls import SelfTest, encode_reply
+from fabric.control.calls import Route, encode_reply
+from fabric.control.node_calls import SelfTest
 from fabric.errors import FatalError, RetryLaterError
 from fabric.limits import CONTROL_TIMEOUT_S
 from fabric.net.links import AddressScope, scope_of
@@ -28,7 +28,7 @@ from node.control_calls import ControlCalls
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import MemoryBudget
 from node.engine.prefill_trial import measure_prefill, trial_tokens
-from node.http.control import HastyHttp
+from node.http.control import ControlHttp
 from node.http.generate import HttpServer, build_app, error_reply, http_config
 from node.http.hibernation import HibernationHttp
 from node.mlx.chat_tokenizer import ChatTokenizer
@@ -142,9 +142,9 @@ class NodeService:
             return refused
         return self._on_loop(calls.answer(raw))
 
-    async def _hasty(self, raw: bytes) -> bytes:
+    async def _by_http(self, raw: bytes) -> bytes:
         calls = self._calls
-        return _NOT_READY if calls is None else await calls.answer(raw, HASTY)
+        return _NOT_READY if calls is None else await calls.answer(raw, Route.HTTP)
 
     def stop(self) -> None:
         """Save everything and end all threads."""
@@ -265,8 +265,8 @@ class NodeService:
         host, port = listener.getsockname()[:2]
         tls = self._config.tls
         node.http_url = f"{'http' if tls is None else 'https'}://{host}:{port}"
-        hasty = HastyHttp(node.name, self._config.cluster_key, self._hasty)
-        more = [*HibernationHttp(node).routes(), *hasty.routes()]
+        control = ControlHttp(node.name, self._config.cluster_key, self._by_http)
+        more = [*HibernationHttp(node).routes(), *control.routes()]
         app = build_app(self._config.cluster_key, node.generate, more)
         server = HttpServer(http_config(app, tls=tls))
         self._server = server

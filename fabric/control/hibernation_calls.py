@@ -18,7 +18,6 @@ CALL_HEADER = "x-macfabric-call"
 MEDIA_TYPE = "application/octet-stream"
 EPOCH_HEADER = "x-macfabric-epoch"
 REVISION_HEADER = "x-macfabric-revision"
-NODE_HEADER = "x-macfabric-node"
 SIGNING_KEY_HEADER = "x-macfabric-signing-key"  # of clients, 64 hexadecimal digits
 SALT_HEADER = "x-macfabric-signing-salt"
 CALL_BYTES_MAX = 4 * KIB

@@ -1,17 +1,11 @@
 """Control messages between router and node: small, idempotent, fenced by epoch.
 
-Each call is one dataclass in and one out, as msgpack bytes, so that whatever carries them
-(a Ray actor call, a test) never decodes anything but this file's types.
+Which there are, and how each is made, says `fabric.control.calls`.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
-from fabric.codec import pack, unpack
-from fabric.control.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
-from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
-from fabric.errors import RejectedError
 from fabric.ids import (
     AgentId,
     MigrationId,
@@ -19,13 +13,9 @@ from fabric.ids import (
     TenantId,
 )
 from fabric.limits import BODY_BYTES_MAX
-from fabric.net.links import Address as Address  # noqa: PLC0414 - known from here to all who talk
-from fabric.net.links import LinkKind as LinkKind  # noqa: PLC0414 - likewise
-from fabric.net.links import LinkView, MeetPeers
+from fabric.net.links import Address, LinkView
 from fabric.net.urgency import Urgency
 from fabric.record.manifest import OwnerState
-
-Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,81 +278,3 @@ class Done:
     """Nothing to say beyond success."""
 
     detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorReply:
-    """A FabricError on its way back to the caller."""
-
-    status: int
-    code: str
-    message: str
-    retry_after_s: float | None = None
-    param: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """A named call or reply; the name must stand in the receiver's table."""
-
-    name: str
-    body: bytes = field(repr=False)
-
-
-CALLS: dict[str, tuple[type, type]] = {
-    "describe": (Describe, NodeView),
-    "list_agents": (ListAgents, AgentList),
-    "erase_agent": (EraseAgent, EraseReceipt),
-    "share_erasures": (ShareErasures, KnownErasures),
-    "pin_agent": (PinAgent, AgentView),
-    "offer_migration": (OfferMigration, Offer),
-    "copy_blocks": (CopyBlocks, Copied),
-    "seal_agent": (SealAgent, Offer),
-    "commit_migration": (CommitMigration, Committed),
-    "release_agent": (ReleaseAgent, Done),
-    "abort_migration": (AbortMigration, Done),
-    "offer_copy": (OfferCopy, Offer),
-    "keep_replica": (KeepReplica, AgentView),
-    "keep_fork": (KeepFork, AgentView),
-    "prefetch_agent": (PrefetchAgent, AgentView),
-    "drain_node": (DrainNode, Done),
-    "meet_peers": (MeetPeers, Done),
-    "flush": (Flush, Done),
-    "stop": (Stop, Done),
-}
-_NAMES: dict[type, str] = {call: name for name, (call, _) in CALLS.items()}
-
-
-def encode_call(call: object) -> bytes:
-    """Encode any call of `CALLS`."""
-    return pack(Envelope(_NAMES[type(call)], pack(call)))
-
-
-def is_call(raw: bytes, kind: type) -> bool:
-    """Say whether an encoded call is a `kind`, without decoding what is in it."""
-    with suppress(RejectedError):
-        return unpack(Envelope, raw).name == _NAMES[kind]
-    return False
-
-
-def decode_call(raw: bytes) -> tuple[str, object]:
-    """Return the call's name and message; raise RejectedError if it is none of `CALLS`."""
-    envelope = unpack(Envelope, raw)
-    if envelope.name not in CALLS:
-        message = "unknown control call"
-        raise RejectedError(message, code="unknown_call")
-    return envelope.name, unpack(CALLS[envelope.name][0], envelope.body)
-
-
-def encode_reply(reply: object) -> bytes:
-    """Encode a reply or an ErrorReply."""
-    name = "error" if isinstance(reply, ErrorReply) else "ok"
-    return pack(Envelope(name, pack(reply)))
-
-
-def decode_reply(kind: type[Reply], raw: bytes) -> Reply | ErrorReply:
-    """Decode the reply to a call whose answer is a `kind`."""
-    envelope = unpack(Envelope, raw)
-    if envelope.name == "error":
-        return unpack(ErrorReply, envelope.body)
-    return unpack(kind, envelope.body)

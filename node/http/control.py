@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fabric.control.hasty_calls import HASTY_PATH, NODE_HEADER
+from fabric.control.calls import CONTROL_PATH, NODE_HEADER
 from fabric.errors import FabricError, RetryElsewhereError
 from fabric.ids import NodeName
 from fabric.keys.cluster_secret import http_secret
@@ -17,7 +17,7 @@ from fabric.limits import CONTROL_BYTES_MAX
 from node.http.generate import authorize, error_response, read_body
 
 
-class HastyHttp:
+class ControlHttp:
     """Serves the route; a call goes on to its end whether or not the router waits for it."""
 
     def __init__(
@@ -29,7 +29,7 @@ class HastyHttp:
 
     def routes(self) -> list[Route]:
         """Return the route."""
-        return [Route(HASTY_PATH, self.control, methods=["HEAD", "POST"])]
+        return [Route(CONTROL_PATH, self.control, methods=["HEAD", "POST"])]
 
     async def control(self, request: Request) -> Response:
         """Carry out one call, or none."""

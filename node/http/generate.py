@@ -19,7 +19,7 @@ from starlette.types import Receive
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fabric.codec import from_plain, parse_json, to_plain
-from fabric.control.node_calls import ErrorReply
+from fabric.control.calls import ErrorReply
 from fabric.errors import FabricError, RetryLaterError, TooLargeError, UnauthorizedError
 from fabric.http_guard.connection_table import Places
 from fabric.http_guard.guarded_connection import admit

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 
-from fabric.control.node_calls import Address
 from fabric.ids import Fingerprint, NodeName
 from fabric.limits import TRANSFER_IDLE_MAX, TRANSFER_IDLE_S
+from fabric.net.links import Address
 from fabric.net.wire import Goodbye
 from node.net.channel import Channel
 from node.net.peer import Peer

@@ -4,7 +4,6 @@ import secrets
 import time
 from dataclasses import dataclass, field
 
-from fabric.control.node_calls import Address
 from fabric.errors import RejectedError
 from fabric.ids import Fingerprint, NodeName
 from fabric.limits import (
@@ -14,6 +13,7 @@ from fabric.limits import (
     TRANSFER_TIMEOUT_S,
 )
 from fabric.net.handshake import Role, check_proof, prove, session_keys
+from fabric.net.links import Address
 from fabric.net.wire import (
     NONCE_BYTES,
     Challenge,

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import ceil
 from threading import Event
 
-from fabric.control.node_calls import Address
 from fabric.ids import Fingerprint, NodeName
 from fabric.kvcache.block import BlockRef
 from fabric.limits import MIB, TRANSFER_STREAMS
+from fabric.net.links import Address
 from fabric.net.urgency import Urgency
 from fabric.settings import AUTO
 from node.net.connections import Connections

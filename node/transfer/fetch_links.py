@@ -8,10 +8,10 @@ node's, another key, another version) is never tried again.
 from collections.abc import Sequence
 from typing import Final
 
-from fabric.control.node_calls import Address
 from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import NodeName
 from fabric.limits import KIB, MIB, TRANSFER_LINKS_MAX
+from fabric.net.links import Address
 from node.net.link_reservations import LinkBook
 from node.net.peer import Patience
 

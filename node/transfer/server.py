@@ -16,7 +16,6 @@ from functools import partial
 from threading import Lock, Thread
 from typing import Final, Protocol
 
-from fabric.control.node_calls import Address
 from fabric.errors import (
     ConflictError,
     CorruptDataError,
@@ -31,6 +30,7 @@ from fabric.kvcache.block import BlockRef
 from fabric.limits import HANDSHAKE_TIMEOUT_S, TRANSFER_CONNECTIONS_MAX, TRANSFER_TIMEOUT_S
 from fabric.net.handshake import Role, check_proof, prove, session_keys
 from fabric.net.interfaces import Interface
+from fabric.net.links import Address
 from fabric.net.wire import (
     NONCE_BYTES,
     Challenge,

@@ -7,10 +7,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from fabric.control.calls import NODE_HEADER
 from fabric.control.hibernation_calls import (
     EPOCH_HEADER,
     MEDIA_TYPE,
-    NODE_HEADER,
     REVISION_HEADER,
     SALT_HEADER,
     SIGNING_KEY_HEADER,

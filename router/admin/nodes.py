@@ -18,8 +18,6 @@ from router.http.fields import Fields
 from router.http.json_body import read_object
 from router.moves.drains import Drains
 
-FLUSH_TIMEOUT_S = 120.0
-
 
 class NodesApi:
     """Nodes as their last beat described them."""
@@ -54,7 +52,7 @@ class NodesApi:
         name = self._fleet.require_node(request.path_params["node"])
         fields = Fields(await read_object(request, may_be_absent=True))
         call = Flush(drop_hot=fields.flag("drop_hot"))
-        done = await self._fleet.link(name).call(call, Done, FLUSH_TIMEOUT_S)
+        done = await self._fleet.link(name).call(call, Done)
         return JSONResponse({"node": name, "detail": done.detail})
 
     def _held(self, tenant: TenantId) -> dict[NodeName, list[AgentView]]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from fabric.control.calls import NODE_HEADER
 from fabric.control.hibernation_calls import (
     EPOCH_HEADER,
-    NODE_HEADER,
     REVISION_HEADER,
     SALT_HEADER,
     SIGNING_KEY_HEADER,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from fabric.control.node_calls import AgentList, AgentName, AgentSketch, ListAgents
 from fabric.errors import FabricError
-from fabric.limits import CONTROL_TIMEOUT_S, LIST_PAGES_MAX
+from fabric.limits import LIST_PAGES_MAX
 from router.fleet.node_client import NodeLink
 
 
@@ -32,7 +32,7 @@ async def read_list(link: NodeLink, known: tuple[int, int] = (0, 0)) -> AgentLis
 
 
 async def _part(link: NodeLink, incarnation: int, since: int) -> AgentList:
-    return await link.call(ListAgents(incarnation, since), AgentList, CONTROL_TIMEOUT_S)
+    return await link.call(ListAgents(incarnation, since), AgentList)
 
 
 def _by_name(part: AgentList) -> dict[AgentName, AgentSketch]:

@@ -1,8 +1,8 @@
 """How the router reaches one node: control calls over any transport, tokens over HTTP.
 
 A call that is not answered may or may not have been executed. Only over HTTP, and only where a
-connection that was kept broke before an answer came, is it sent once more (`node_http.py`): calls
-in haste are answered alike then, and a turn whose connection broke has been cancelled.
+connection that was kept broke before an answer came, is it sent once more (`node_http.py`): such
+calls are answered alike then, and a turn whose connection broke has been cancelled.
 """
 
 import asyncio
@@ -15,12 +15,18 @@ from typing import Any, Protocol, TypeVar
 import aiohttp
 
 from fabric.codec import dump_json, parse_json
-from fabric.control.erasure_calls import EraseAgent, ShareErasures
-from fabric.control.hasty_calls import HASTY, HASTY_PATH, NODE_HEADER
-from fabric.control.node_calls import Describe, ErrorReply, decode_reply, encode_call
+from fabric.control.calls import (
+    CONTROL_PATH,
+    NODE_HEADER,
+    ErrorReply,
+    Route,
+    decode_reply,
+    encode_call,
+    spec_of,
+)
 from fabric.errors import FabricError, RejectedError, RetryElsewhereError
 from fabric.ids import NodeName
-from fabric.limits import CONTROL_BYTES_MAX, CONTROL_TIMEOUT_S, FRAME_BYTES_MAX
+from fabric.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from fabric.turn.generation import (
     CLUSTER_HEADER,
     GENERATE_PATH,
@@ -38,7 +44,6 @@ from router.large_work import run_sized, weigh
 T = TypeVar("T")
 Reply = TypeVar("Reply")
 
-_RETURNING = (Describe, EraseAgent, ShareErasures)
 WATCH_S = 0.5  # how often a silent node's lease is looked at
 READY_WAIT_S = 0.5  # at most, for connections that are opened ahead
 
@@ -65,9 +70,12 @@ class NodeLink(Protocol):
     http_url: str
 
     async def call(
-        self, message: object, kind: type[Reply], timeout_s: float = CONTROL_TIMEOUT_S
+        self, message: object, kind: type[Reply], timeout_s: float | None = None
     ) -> Reply:
-        """Make one control call; raise the node's FabricError, or NodeLostError."""
+        """Make one control call; raise the node's FabricError, or NodeLostError.
+
+        It is made as `fabric.control.calls` says, but for a `timeout_s` of the caller's own.
+        """
         ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
@@ -99,7 +107,7 @@ class HttpNodeLink:
         hastens: bool = True,
         proven_as: str | None = None,
     ) -> None:
-        """Make calls over `transport`; if it `hastens`, those that a client waits for by HTTP.
+        """Make calls over `transport`; if it `hastens`, those by HTTP that the table has so.
 
         `proven_as`: the name that the node's certificate must bear before anything is sent.
         """
@@ -113,18 +121,19 @@ class HttpNodeLink:
         self._proven_as = proven_as
 
     async def call(
-        self, message: object, kind: type[Reply], timeout_s: float = CONTROL_TIMEOUT_S
+        self, message: object, kind: type[Reply], timeout_s: float | None = None
     ) -> Reply:
         """Make one control call; raise the node's FabricError, or NodeLostError."""
+        spec = spec_of(type(message))
+        assert spec.reply is kind, "callers know what answers their calls"
+        limit_s = spec.timeout_s if timeout_s is None else timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                in_haste = self._hastens and isinstance(message, HASTY) and self.http_url
-                carry = self._over_http if in_haste else self._transport
-                work = carry(encode_call(message))
-                # The calls by which a lost node comes back do not end because it is lost.
-                raw = await (work if isinstance(message, _RETURNING) else self._unless_lost(work))
+            async with asyncio.timeout(limit_s):
+                by_http = self._hastens and spec.route is Route.HTTP and self.http_url
+                work = (self._over_http if by_http else self._transport)(encode_call(message))
+                raw = await (work if spec.to_lost else self._unless_lost(work))
         except TimeoutError:
-            text = f"{self.name} did not answer {type(message).__name__} in {timeout_s:g} s"
+            text = f"{self.name} did not answer {type(message).__name__} in {limit_s:g} s"
             raise NodeLostError(text, code="node_timeout") from None
         try:
             reply = decode_reply(kind, raw)
@@ -201,7 +210,7 @@ class HttpNodeLink:
         headers = {CLUSTER_HEADER: self._secret, NODE_HEADER: self.name}
         with suppress(FabricError, aiohttp.ClientError, OSError):
             address = self._address()
-            answer = await self._http.head(address, HASTY_PATH, headers, self._proven_as, use)
+            answer = await self._http.head(address, CONTROL_PATH, headers, self._proven_as, use)
             self._http.release(answer)
 
     def _drop(self, asking: asyncio.Future[aiohttp.ClientResponse]) -> None:
@@ -229,7 +238,7 @@ class HttpNodeLink:
 
     async def _over_http(self, raw: bytes) -> bytes:
         headers = {"content-type": "application/msgpack", NODE_HEADER: self.name}
-        return await self._read(await self.post(HASTY_PATH, raw, headers, Use.CALL))
+        return await self._read(await self.post(CONTROL_PATH, raw, headers, Use.CALL))
 
     async def _read(self, answer: aiohttp.ClientResponse) -> bytes:
         reply = bytearray()

@@ -10,7 +10,7 @@ import logging
 from fabric.control.node_calls import Done
 from fabric.errors import FabricError, RejectedError
 from fabric.ids import NodeName
-from fabric.limits import ADDRESSES_MAX, BEAT_S, PEERS_MAX
+from fabric.limits import ADDRESSES_MAX, PEERS_MAX
 from fabric.net.links import MeetPeers, PeerNode
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Health, Member
@@ -65,7 +65,7 @@ class Introductions:
 
     async def _tell(self, member: Member, incarnation: int, call: MeetPeers) -> None:
         try:
-            await member.link.call(call, Done, 2 * BEAT_S)
+            await member.link.call(call, Done)
         except RejectedError as error:  # an older node: asking again would not help
             _LOG.warning("%s will not meet its peers: %s", member.name, error.message)
         except FabricError as error:

@@ -10,7 +10,7 @@ from fabric.control.copy_calls import OfferCopy
 from fabric.control.node_calls import AbortMigration, AgentView, Copied, CopyBlocks, Done, Offer
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName
-from fabric.limits import CONTROL_TIMEOUT_S, COPY_TIMEOUT_S, COPY_TRIES_MAX
+from fabric.limits import COPY_TRIES_MAX
 from fabric.net.urgency import Urgency
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
@@ -22,7 +22,6 @@ _LOG = logging.getLogger("macfabric.router.copies")
 
 # Replaced by a turn meanwhile.
 LOST_BLOCKS = frozenset({"not_found", "block_missing", "blocks_missing"})
-KEEP_TIMEOUT_S = 60.0  # the record is checked and published
 
 Keep = Callable[[MigrationId, bytes], object]  # a call of `fabric.control.copy_calls`
 
@@ -87,8 +86,8 @@ async def _attempt(
         if source.name != goal.name:
             urgency = Urgency.PREFETCH if background else Urgency.FETCH
             blocks = CopyBlocks(name, source.name, offer, urgency)
-            copied = await goal.call(blocks, Copied, COPY_TIMEOUT_S)
-        view = await goal.call(keep(name, offer.manifest), AgentView, KEEP_TIMEOUT_S)
+            copied = await goal.call(blocks, Copied)
+        view = await goal.call(keep(name, offer.manifest), AgentView)
     except BaseException:
         await asyncio.shield(_try(goal, abort))
         raise
@@ -114,6 +113,6 @@ def as_retry(error: RetryElsewhereError) -> RetryLaterError:
 async def _try(link: NodeLink, abort: AbortMigration) -> None:
     with suppress(RetryElsewhereError):
         try:
-            await link.call(abort, Done, CONTROL_TIMEOUT_S)
+            await link.call(abort, Done)
         except FabricError as error:
             _LOG.warning("node %s: %s", link.name, error.code)

@@ -36,7 +36,6 @@ from fabric.errors import (
     StaleEpochError,
 )
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName
-from fabric.limits import COPY_TIMEOUT_S
 from fabric.record.manifest import OwnerState
 from router.fleet.agent_lists import read_list
 from router.fleet.directory import Holding
@@ -48,8 +47,6 @@ _LOG = logging.getLogger("macfabric.router.migration")
 
 BLOCK_GONE = "block_missing"  # what a node says of a block that it has not, or no longer
 DAMAGED = CorruptDataError.code  # of one that it has, or was sent, with other bytes
-FLUSH_TIMEOUT_S = 60.0  # what makes an agent durable: blocks still in memory go to disk
-COMMIT_TIMEOUT_S = 180.0  # the tail comes first; the agent is served nowhere meanwhile
 SEAL_WAIT_S = 300.0  # a turn is handed over between two steps, and a step may be a long chunk
 SEAL_RETRY_S = 0.1
 ASK_AGAIN_S = 0.25
@@ -161,7 +158,7 @@ class Migration:
             self._name, tenant, agent, self._holding.epoch, self._target.name, self._verify
         )
         self._verify = False  # once
-        return await self._source.call(call, Offer, FLUSH_TIMEOUT_S)
+        return await self._source.call(call, Offer)
 
     async def _copy_ahead(self) -> Copied:
         """Copy while the agent serves, again for as long as there is much that is new."""
@@ -198,7 +195,7 @@ class Migration:
 
     async def _copy(self, offer: Offer) -> Copied:
         call = CopyBlocks(self._name, self._source.name, offer)
-        return await self._target.call(call, Copied, COPY_TIMEOUT_S)
+        return await self._target.call(call, Copied)
 
     async def _seal(self) -> Offer:
         tenant, agent = self._key
@@ -208,7 +205,7 @@ class Migration:
         while True:
             self._sealed_s = self._fleet.clock.monotonic_s()
             try:
-                return await self._source.call(call, Offer, FLUSH_TIMEOUT_S)
+                return await self._source.call(call, Offer)
             except RetryLaterError as busy:
                 # A turn there has not come to its next token yet.
                 if self._fleet.clock.monotonic_s() >= deadline_s:
@@ -225,7 +222,7 @@ class Migration:
         self._is_undecided = True
         asyncio.get_running_loop().call_soon(self.commit_sent.set)  # behind the call below
         try:
-            committed = await self._target.call(call, Committed, COMMIT_TIMEOUT_S)
+            committed = await self._target.call(call, Committed)
         except FabricError as error:
             _LOG.warning("migration %s: commit answered %s", self._name, error.code)
             if not await self._was_committed():

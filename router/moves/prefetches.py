@@ -8,7 +8,7 @@ from fabric.control.copy_calls import PrefetchAgent
 from fabric.control.node_calls import AgentView
 from fabric.errors import FabricError, RetryElsewhereError
 from fabric.ids import AgentId, AgentKey, TenantId
-from fabric.limits import PREFETCH_TASKS_MAX, PREFETCH_TIMEOUT_S
+from fabric.limits import PREFETCH_TASKS_MAX
 from router.fleet.fleet import Fleet
 from router.moves.copier import CopyReceipt, as_retry
 from router.moves.migrations import Migrations
@@ -85,6 +85,6 @@ class Prefetches:
         owner = self._fleet.require_owner(key)
         call = PrefetchAgent(*key, owner.epoch, cancel)
         try:
-            return await self._fleet.link(owner.node).call(call, AgentView, PREFETCH_TIMEOUT_S)
+            return await self._fleet.link(owner.node).call(call, AgentView)
         except RetryElsewhereError as error:
             raise as_retry(error) from None

@@ -16,7 +16,7 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from fabric.codec import wire_kind, wire_name
-from fabric.control import node_calls
+from fabric.control.calls import CALLS, Envelope, ErrorReply
 from fabric.control.hibernation_calls import Hibernate, Resume, Resumed
 from fabric.net import wire
 from fabric.net.ticket import Ticket
@@ -35,10 +35,10 @@ GOLDEN: dict[str, Any] = json.loads(PATH.read_text())
 
 def roots() -> Iterator[tuple[str, type]]:
     """List everything that travels or stays, by the name it has there."""
-    for name, (call, reply) in node_calls.CALLS.items():
-        yield f"call {name}", call
-        yield f"reply {name}", reply
-    yield from (("envelope", node_calls.Envelope), ("error", node_calls.ErrorReply))
+    for name, spec in CALLS.items():
+        yield f"call {name}", spec.message
+        yield f"reply {name}", spec.reply
+    yield from (("envelope", Envelope), ("error", ErrorReply))
     for number, (kind, _) in wire._KINDS.items():
         yield f"frame {number}", kind
     for name, event in generation._EVENTS.items():

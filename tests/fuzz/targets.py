@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fabric.codec import parse_json
-from fabric.control.node_calls import (
-    decode_call,
-)
+from fabric.control.calls import decode_call
 from fabric.errors import CorruptDataError, RejectedError
 from fabric.net.ticket import issue_ticket, open_ticket
 from fabric.record.manifest import MAGIC

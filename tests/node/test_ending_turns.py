@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from fabric.control.node_calls import Done, Flush, Stop, encode_call
+from fabric.control.calls import encode_call
+from fabric.control.node_calls import Done, Flush, Stop
 from fabric.errors import FabricError
 from fabric.ids import OperationId
 from fabric.turn.generation import Admitted, Delta, Failed, Finished, GenerateRequest, Sampling

@@ -7,7 +7,7 @@ import ssl
 import aiohttp
 import pytest
 
-from fabric.control.hasty_calls import HASTY_PATH
+from fabric.control.calls import CONTROL_PATH
 from fabric.errors import FatalError
 from fabric.http_guard.tls_gate import HTTPS_REQUIRED
 from fabric.keys.cluster_secret import http_secret
@@ -42,7 +42,7 @@ async def post(service, keys, context, name=MEMBER_NAME):
     headers = {CLUSTER_HEADER: secret, "x-macfabric-node": "another"}
     async with NodeHttp(context) as http:
         try:
-            asked = await http.post(service.node.http_url, HASTY_PATH, b"", headers, name)
+            asked = await http.post(service.node.http_url, CONTROL_PATH, b"", headers, name)
             asked.close()
             return asked.status
         finally:
@@ -80,7 +80,7 @@ async def test_a_stranger_is_refused_even_with_the_secret(service, keys, tmp_pat
 async def test_clear_text_is_refused(service, keys):
     url = service.node.http_url.replace("https://", "http://")
     async with NodeHttp() as http:
-        answer = await http.post(url, HASTY_PATH, b"", {})
+        answer = await http.post(url, CONTROL_PATH, b"", {})
         assert answer.status == 400
         assert (await answer.json())["error"]["code"] == HTTPS_REQUIRED
         await asyncio.sleep(0.1)

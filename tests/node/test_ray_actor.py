@@ -8,15 +8,8 @@ import time
 import pytest
 
 from fabric.codec import pack
-from fabric.control.node_calls import (
-    Describe,
-    Done,
-    ErrorReply,
-    NodeView,
-    Stop,
-    decode_reply,
-    encode_call,
-)
+from fabric.control.calls import ErrorReply, decode_reply, encode_call
+from fabric.control.node_calls import Describe, Done, NodeView, Stop
 from fabric.settings import NodeSettings
 from node import ray_actor
 from node.back_off import BackOff

@@ -2,17 +2,15 @@
 
 import pytest
 
+from fabric.control.calls import ErrorReply, decode_reply, encode_call
 from fabric.control.node_calls import (
     CommitMigration,
     Committed,
     Copied,
     CopyBlocks,
-    ErrorReply,
     Offer,
     OfferMigration,
     SealAgent,
-    decode_reply,
-    encode_call,
 )
 from fabric.ids import AgentId, MigrationId, NodeName
 from fabric.record.manifest import decode_manifest

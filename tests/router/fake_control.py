@@ -9,7 +9,6 @@ from xxhash import xxh3_64_hexdigest
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
 from fabric.control.node_calls import (
     AbortMigration,
-    Address,
     AgentList,
     AgentSketch,
     AgentView,
@@ -20,7 +19,6 @@ from fabric.control.node_calls import (
     Describe,
     Done,
     Flush,
-    LinkKind,
     ListAgents,
     NodeView,
     Offer,
@@ -33,7 +31,7 @@ from fabric.control.node_calls import (
 )
 from fabric.errors import ConflictError, NotFoundError, RetryLaterError, StaleEpochError
 from fabric.kvcache.hashing import agent_digest
-from fabric.net.links import MeetPeers
+from fabric.net.links import Address, LinkKind, MeetPeers
 from fabric.record.manifest import OwnerState
 from fabric.record.tombstone import tombstone
 from tests.router.fake_copies import FakeCopies

@@ -10,8 +10,8 @@ from collections import Counter
 from aiohttp import web
 
 from fabric.codec import from_plain, parse_json
-from fabric.control.hasty_calls import HASTY_PATH, NODE_HEADER
-from fabric.control.node_calls import ErrorReply, LastMatch, decode_call, encode_reply
+from fabric.control.calls import CONTROL_PATH, NODE_HEADER, ErrorReply, decode_call, encode_reply
+from fabric.control.node_calls import LastMatch
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError, StaleEpochError
 from fabric.keys.cluster_secret import http_secret
 from fabric.record.manifest import OwnerState
@@ -73,8 +73,8 @@ class FakeNode(FakeControl):
     async def start(self, port=0):
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post(GENERATE_PATH, self._generate)
-        app.router.add_post(HASTY_PATH, self._hasty)
-        app.router.add_head(HASTY_PATH, self._opened)
+        app.router.add_post(CONTROL_PATH, self._hasty)
+        app.router.add_head(CONTROL_PATH, self._opened)
         for path, answer in self.more_routes.items():
             app.router.add_post(path, answer)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)

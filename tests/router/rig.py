@@ -10,6 +10,7 @@ import httpx2
 import openai
 import uvicorn
 
+from fabric.control import calls
 from fabric.keys.api_keys import OPERATOR_HEADER
 from fabric.keys.cluster_secret import http_secret
 from fabric.limits import BEAT_S
@@ -27,6 +28,12 @@ KEY = "key-of-tenant-one"
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading certificates takes long
 OTHER_KEY = "key-of-tenant-two"
 OPERATOR_KEY = "key-of-an-operator"
+
+
+def shorten(monkeypatch, message, timeout_s):
+    """Let calls of this class wait no longer than that for their answer."""
+    spec = replace(calls.spec_of(message), timeout_s=timeout_s)
+    monkeypatch.setitem(calls._BY_MESSAGE, message, spec)
 
 
 class Rig:

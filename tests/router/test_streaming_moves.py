@@ -5,8 +5,9 @@ import json
 
 import pytest
 
+from fabric.control.node_calls import CommitMigration
 from fabric.errors import CorruptDataError
-from tests.router.rig import rig, until
+from tests.router.rig import rig, shorten, until
 from tests.support.moves import LONG, begun, migrate, owners
 
 pytestmark = pytest.mark.anyio
@@ -53,7 +54,7 @@ async def test_a_stream_waits_on_the_target_while_the_move_is_committed():
 
 @pytest.mark.parametrize("how", ["refused", "never arrived", "answer lost"])
 async def test_a_stream_goes_on_wherever_the_agent_is_after_a_commit_that_failed(how, monkeypatch):
-    monkeypatch.setattr("router.moves.migration.COMMIT_TIMEOUT_S", 0.3)
+    shorten(monkeypatch, CommitMigration, 0.3)
     async with rig("ab") as made:
 
         async def during(source, target):

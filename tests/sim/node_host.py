@@ -5,15 +5,15 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fabric.control.hasty_calls import HASTY
-from fabric.control.node_calls import SelfTest, Stop, decode_call, encode_call, encode_reply
+from fabric.control.calls import Route, decode_call, encode_call, encode_reply
+from fabric.control.node_calls import SelfTest, Stop
 from fabric.errors import FabricError, RetryLaterError
 from fabric.settings import NodeSettings
 from node import drain_flag
 from node.agents.recovered import recovered_table
 from node.control_calls import ControlCalls
 from node.engine.memory_budget import MemoryBudget
-from node.http.control import HastyHttp
+from node.http.control import ControlHttp
 from node.http.generate import build_app, error_reply
 from node.http.hibernation import HibernationHttp
 from node.node import Node, NodeConfig
@@ -191,13 +191,13 @@ class NodeHost:
         return SimDisk(self.platter, self.process, self.kill, root)
 
     def _build_app(self):
-        hasty = HastyHttp(self.name, CLUSTER_KEY, self._hasty)
-        more = [*HibernationHttp(self.node).routes(), *hasty.routes()]
+        control = ControlHttp(self.name, CLUSTER_KEY, self._by_http)
+        more = [*HibernationHttp(self.node).routes(), *control.routes()]
         return build_app(CLUSTER_KEY, self.node.generate, more)
 
-    async def _hasty(self, raw):
+    async def _by_http(self, raw):
         calls = self._calls
-        return _NOT_READY if calls is None else await calls.answer(raw, HASTY)
+        return _NOT_READY if calls is None else await calls.answer(raw, Route.HTTP)
 
     # --- what reaches it ---------------------------------------------------------------------
 

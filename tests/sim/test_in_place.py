@@ -8,8 +8,9 @@ import asyncio
 
 import pytest
 
+from fabric.control.calls import decode_reply, encode_call
 from fabric.control.hibernation_calls import Hibernate, Resume
-from fabric.control.node_calls import AgentView, PinAgent, decode_reply, encode_call
+from fabric.control.node_calls import AgentView, PinAgent
 from fabric.ids import AgentId, OperationId
 from fabric.kvcache.hashing import agent_digest
 from fabric.record.manifest import OwnerState, decode_manifest

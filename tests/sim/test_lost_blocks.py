@@ -4,16 +4,9 @@ import asyncio
 
 import pytest
 
+from fabric.control.calls import ErrorReply, decode_reply, encode_call
 from fabric.control.hibernation_calls import Hibernate
-from fabric.control.node_calls import (
-    AgentView,
-    Done,
-    ErrorReply,
-    Flush,
-    PinAgent,
-    decode_reply,
-    encode_call,
-)
+from fabric.control.node_calls import AgentView, Done, Flush, PinAgent
 from fabric.errors import ConflictError, FabricError
 from fabric.ids import AgentId, OperationId
 from fabric.settings import NodeSettings

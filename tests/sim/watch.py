@@ -8,7 +8,8 @@ import contextlib
 from collections import defaultdict
 from unittest import mock
 
-from fabric.control.node_calls import Done, ReleaseAgent, decode_reply
+from fabric.control.calls import decode_reply
+from fabric.control.node_calls import Done, ReleaseAgent
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import Admitted, Finished
 from node.store.agent_store import AgentStore

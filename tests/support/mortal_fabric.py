@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fabric.control.node_calls import AgentList, AgentView, ListAgents, NodeView, decode_call
+from fabric.control.calls import decode_call
+from fabric.control.node_calls import AgentList, AgentView, ListAgents, NodeView
 from fabric.ids import AgentId, NodeName
 from fabric.keys.cluster_secret import http_secret
 from fabric.limits import BEAT_S

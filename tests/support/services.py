@@ -9,19 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fabric.control.calls import ErrorReply, decode_reply, encode_call
 from fabric.control.node_calls import (
     CommitMigration,
     Committed,
     Copied,
     CopyBlocks,
     Done,
-    ErrorReply,
     Offer,
     OfferMigration,
     ReleaseAgent,
     SealAgent,
-    decode_reply,
-    encode_call,
 )
 from fabric.errors import FabricError
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId

@@ -7,11 +7,11 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
-from fabric.control.node_calls import Address, LinkKind
 from fabric.errors import NotFoundError, RejectedError
 from fabric.ids import AgentId, BlockHash, Fingerprint, MigrationId, NodeName, TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.hashing import payload_checksum
+from fabric.net.links import Address, LinkKind
 from fabric.net.wire import FetchPart
 from node.net.channel import Channel
 from node.net.peer import Patience

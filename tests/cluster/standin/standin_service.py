@@ -13,17 +13,8 @@ from pathlib import Path
 
 import ray
 
-from fabric.control.node_calls import (
-    Describe,
-    Done,
-    Flush,
-    NodeView,
-    SelfTest,
-    Stop,
-    TierBytes,
-    decode_call,
-    encode_reply,
-)
+from fabric.control.calls import decode_call, encode_reply
+from fabric.control.node_calls import Describe, Done, Flush, NodeView, SelfTest, Stop, TierBytes
 from fabric.errors import FatalError
 from fabric.ids import NodeName
 from fabric.net.links import MeetPeers

@@ -4,24 +4,21 @@ import httpx2
 import pytest
 from starlette.applications import Starlette
 
-from fabric.control.hasty_calls import HASTY, HASTY_PATH, NODE_HEADER
-from fabric.control.node_calls import (
-    AgentView,
-    CommitMigration,
-    Committed,
+from fabric.control.calls import (
+    CONTROL_PATH,
+    NODE_HEADER,
     ErrorReply,
-    Flush,
-    Offer,
-    SealAgent,
+    Route,
     decode_reply,
     encode_call,
 )
+from fabric.control.node_calls import AgentView, CommitMigration, Committed, Flush, Offer, SealAgent
 from fabric.errors import RetryElsewhereError
 from fabric.keys.cluster_secret import http_secret
 from fabric.limits import CONTROL_BYTES_MAX, MANIFEST_BYTES_MAX
 from fabric.turn.generation import CLUSTER_HEADER
 from node.control_calls import ControlCalls
-from node.http.control import HastyHttp
+from node.http.control import ControlHttp
 
 pytestmark = pytest.mark.anyio
 KEY = b"k" * 32
@@ -44,7 +41,7 @@ class Answers:
         raise RetryElsewhereError(message)
 
     async def __call__(self, raw):
-        return await self.calls.answer(raw, HASTY)
+        return await self.calls.answer(raw, Route.HTTP)
 
 
 @pytest.fixture
@@ -54,7 +51,7 @@ def answers():
 
 @pytest.fixture
 async def client(answers):
-    app = Starlette(routes=HastyHttp("node-a", KEY, answers).routes())
+    app = Starlette(routes=ControlHttp("node-a", KEY, answers).routes())
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://node") as client:
         yield client
@@ -62,7 +59,7 @@ async def client(answers):
 
 @pytest.mark.parametrize("call", [SEAL, COMMIT], ids=["seal", "commit"])
 async def test_calls_in_haste_are_carried_out(client, answers, call):
-    response = await client.post(HASTY_PATH, content=encode_call(call), headers=HEADERS)
+    response = await client.post(CONTROL_PATH, content=encode_call(call), headers=HEADERS)
     assert response.status_code == 200
     assert answers.asked == [call]
     reply = decode_reply(Committed, response.content)
@@ -71,7 +68,7 @@ async def test_calls_in_haste_are_carried_out(client, answers, call):
 
 async def test_opening_a_connection_does_nothing_and_only_for_the_router(client, answers):
     statuses = [
-        (await client.head(HASTY_PATH, headers=headers)).status_code
+        (await client.head(CONTROL_PATH, headers=headers)).status_code
         for headers in (HEADERS, HEADERS | {CLUSTER_HEADER: "guess"}, HEADERS | {NODE_HEADER: "x"})
     ]
     assert statuses == [204, 401, 421]
@@ -80,7 +77,7 @@ async def test_opening_a_connection_does_nothing_and_only_for_the_router(client,
 
 @pytest.mark.parametrize("raw", [encode_call(Flush()), b"", b"\xc1", b"\x80"])
 async def test_other_calls_and_no_calls_are_refused_as_data(client, answers, raw):
-    response = await client.post(HASTY_PATH, content=raw, headers=HEADERS)
+    response = await client.post(CONTROL_PATH, content=raw, headers=HEADERS)
     assert response.status_code == 200
     reply = decode_reply(AgentView, response.content)
     assert isinstance(reply, ErrorReply)
@@ -99,7 +96,7 @@ async def test_other_calls_and_no_calls_are_refused_as_data(client, answers, raw
     ],
 )
 async def test_strangers_and_calls_for_other_nodes_are_refused(client, answers, headers, status):
-    response = await client.post(HASTY_PATH, content=encode_call(SEAL), headers=headers)
+    response = await client.post(CONTROL_PATH, content=encode_call(SEAL), headers=headers)
     assert response.status_code == status
     assert response.json()["error"]["status"] == status
     assert answers.asked == []
@@ -109,7 +106,7 @@ async def test_the_largest_record_travels(client, answers):
     """With the ticket for all of its blocks."""
     offer = Offer(bytes(MANIFEST_BYTES_MAX), bytes(8 << 20), ())
     raw = encode_call(CommitMigration("m-1", "node-b", offer, 4))
-    response = await client.post(HASTY_PATH, content=raw, headers=HEADERS)
+    response = await client.post(CONTROL_PATH, content=raw, headers=HEADERS)
     assert response.status_code == 200
     assert decode_reply(Committed, response.content).message == "asked"
     assert len(answers.asked[0].offer.manifest) == MANIFEST_BYTES_MAX
@@ -120,6 +117,6 @@ async def test_a_body_over_the_limit_is_refused(client, answers):
         for _ in range(CONTROL_BYTES_MAX // (1 << 20) + 1):
             yield bytes(1 << 20)
 
-    response = await client.post(HASTY_PATH, content=parts(), headers=HEADERS)
+    response = await client.post(CONTROL_PATH, content=parts(), headers=HEADERS)
     assert response.status_code == 413
     assert answers.asked == []

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from fabric.control.node_calls import LinkKind
 from fabric.errors import CorruptDataError, NotFoundError, RejectedError, RetryLaterError
+from fabric.net.links import LinkKind
 from fabric.net.wire import FETCH_PARTS_MAX, HEAD_BYTES
 from node.clock import SystemClock
 from node.net.connections import Connections

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from fabric.control.node_calls import LinkKind
 from fabric.errors import RetryLaterError
 from fabric.limits import TRANSFER_HOLD_S
+from fabric.net.links import LinkKind
 from fabric.net.urgency import Urgency
 from node.clock import SystemClock
 from node.net.connections import Connections

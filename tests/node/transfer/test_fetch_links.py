@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from fabric.control.node_calls import LinkKind
 from fabric.ids import BlockHash
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.hashing import payload_checksum
 from fabric.limits import MIB
+from fabric.net.links import LinkKind
 from fabric.net.urgency import Urgency
 from node.net.connections import Connections
 from node.net.link_reservations import NominalLinks

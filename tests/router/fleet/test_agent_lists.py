@@ -19,7 +19,7 @@ class Link:
     def __init__(self, *parts):
         self.parts, self.asked = list(parts), []
 
-    async def call(self, message, kind, timeout_s):
+    async def call(self, message, kind):
         assert isinstance(message, ListAgents)
         assert kind is AgentList
         self.asked.append((message.incarnation, message.since))

@@ -4,18 +4,8 @@ import time
 import pytest
 from aiohttp import web
 
-from fabric.control.hasty_calls import NODE_HEADER
-from fabric.control.node_calls import (
-    Describe,
-    Done,
-    ErrorReply,
-    Flush,
-    NodeView,
-    Offer,
-    SealAgent,
-    encode_call,
-    encode_reply,
-)
+from fabric.control.calls import NODE_HEADER, ErrorReply, encode_call, encode_reply
+from fabric.control.node_calls import Describe, Done, Flush, NodeView, Offer, SealAgent
 from fabric.errors import (
     ConflictError,
     FabricError,

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from fabric.control.node_calls import Offer, SealAgent, encode_call, encode_reply
+from fabric.control.calls import encode_call, encode_reply
+from fabric.control.node_calls import Offer, SealAgent
 from fabric.errors import ConflictError, FabricError
 from fabric.keys.cluster_secret import http_secret
 from fabric.limits import KEEP_ALIVE_S, KEPT_IDLE_S

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from fabric.control.node_calls import CommitMigration
 from fabric.errors import (
     UNDECIDED,
     ConflictError,
@@ -11,7 +12,7 @@ from fabric.errors import (
 )
 from fabric.record.manifest import OwnerState
 from tests.router.fake_node import FakeNode
-from tests.router.rig import rig, until
+from tests.router.rig import rig, shorten, until
 from tests.support.moves import KEY, LONG, begun, migrate, owners
 
 pytestmark = pytest.mark.anyio
@@ -261,7 +262,7 @@ async def test_a_commit_whose_answer_is_lost_counts_if_it_happened():
 
 
 async def test_a_commit_that_never_arrived_is_aborted_at_both(monkeypatch):
-    monkeypatch.setattr("router.moves.migration.COMMIT_TIMEOUT_S", 0.2)
+    shorten(monkeypatch, CommitMigration, 0.2)
     async with rig("ab") as made:
         source, target = await begun(made)
         target.does.deaf.add("commit_migration")

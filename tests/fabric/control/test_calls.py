@@ -1,0 +1,69 @@
+"""One table says all of every control call."""
+
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from inspect import getmembers
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from fabric.control import copy_calls, erasure_calls, node_calls
+from fabric.control.calls import (
+    CALLS,
+    Route,
+    decode_call,
+    encode_call,
+    is_call,
+    spec_of,
+)
+from fabric.control.node_calls import CommitMigration, Describe, Flush, SealAgent, Stop
+from fabric.errors import RejectedError
+
+SPECS = list(CALLS.values())
+
+
+def within(kind: Any) -> Iterator[type]:
+    """List a class and all that it is made of."""
+    for part in get_args(kind):
+        yield from within(part)
+    if is_dataclass(kind):
+        yield kind
+        for hint in get_type_hints(kind).values():
+            yield from within(hint)
+
+
+def test_every_message_of_the_control_files_is_in_the_table_once():
+    assert len({spec.message for spec in SPECS}) == len(SPECS)
+    assert all(CALLS[spec.name] is spec is spec_of(spec.message) for spec in SPECS)
+    known = {part for spec in SPECS for kind in (spec.message, spec.reply) for part in within(kind)}
+    for module in (copy_calls, erasure_calls, node_calls):
+        defined = {kind for _, kind in getmembers(module, is_dataclass) if isinstance(kind, type)}
+        unknown = {kind for kind in defined if kind.__module__ == module.__name__} - known
+        assert not unknown, "neither a call, nor a reply, nor a part of one"
+
+
+def test_only_what_a_silent_stream_waits_for_goes_by_http():
+    by_http = {spec.message for spec in SPECS if spec.route is Route.HTTP}
+    assert by_http == {SealAgent, CommitMigration}, "each answers alike when it comes twice"
+
+
+def test_a_lost_node_is_asked_by_what_brings_it_back_alone():
+    assert {spec.name for spec in SPECS if spec.to_lost} == {
+        "describe",
+        "erase_agent",
+        "share_erasures",
+    }
+
+
+def test_every_call_has_a_limit():
+    assert all(0 < spec.timeout_s <= 3_600 for spec in SPECS)
+
+
+def test_a_call_is_told_by_its_name():
+    raw = encode_call(Flush(drop_hot=True))
+    assert decode_call(raw) == ("flush", Flush(drop_hot=True))
+    assert is_call(raw, Flush)
+    assert not is_call(raw, Stop)
+    assert not is_call(b"\xc1", Stop)
+    with pytest.raises(RejectedError, match="unknown control call"):
+        decode_call(encode_call(Describe()).replace(b"describe", b"disclose"))
