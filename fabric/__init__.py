@@ -1,4 +1,4 @@
-"""What nodes and routers both speak: blocks, hashes, manifests, wire messages.
+"""What macfabric is made of besides processes: caches, manifests, hashes, and what nodes say.
 
 Pure Python without I/O, clock, randomness, MLX or Ray: everything from the world comes in as an
 argument. `DISTRIBUTION` names the installed package that must own the import names `fabric`,

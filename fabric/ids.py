@@ -23,7 +23,8 @@ BLOCK_HASH_BYTES = 32
 CHECKSUM_BYTES = 16
 FINGERPRINT_BYTES = 32
 
-# '~' separates a group from the number of a conversation in it, so no caller may use it.
+# '~' separates a group from what tells apart the conversations in it: `agent_id_from_key` makes no
+# name with one. A caller who names an agent may use it, as nodes tell such names to clients.
 _AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+=~-]{0,127}", re.ASCII)
 _NODE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _TENANT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}", re.ASCII)
@@ -59,12 +60,6 @@ def parse_operation_id(text: object) -> OperationId:
     """Return `text` as an operation id; raise RejectedError where it is not one."""
     rule = "8-64 characters of A-Z a-z 0-9 _ -"
     return OperationId(_parse(_OPERATION, text, "operation id", rule))
-
-
-def parse_migration_id(text: object) -> MigrationId:
-    """Return `text` as a migration id; raise RejectedError where it is not one."""
-    rule = "8-64 characters of A-Z a-z 0-9 _ -"
-    return MigrationId(_parse(_OPERATION, text, "migration id", rule))
 
 
 def _digest(raw: object, size_bytes: int, what: str) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fabric.codec import from_plain
 from fabric.errors import RejectedError
-from fabric.ids import TenantId, parse_node_name, parse_tenant_id
+from fabric.ids import SELF_TEST_TENANT, TenantId, parse_node_name, parse_tenant_id
 from fabric.keys.api_keys import key_digest
 from fabric.limits import (
     ACTIVE_SEQUENCES_MAX,
@@ -127,8 +127,11 @@ def check_keys(router: RouterSettings) -> None:
     owners: dict[bytes, str] = {}
     for kind, keys in (("api_keys", router.api_keys), ("operator_keys", router.operator_keys)):
         for name, key in keys.items():
-            parse_tenant_id(name)
             where = f"{kind}.{name}"
+            if kind == "api_keys":
+                _check_tenant(name, f"router.{where}")
+            else:
+                parse_tenant_id(name)
             try:
                 digest = key_digest(key)
             except RejectedError as error:
@@ -140,10 +143,17 @@ def check_keys(router: RouterSettings) -> None:
             owners[digest] = where
 
 
+def _check_tenant(name: str, where: str) -> None:
+    """Refuse what is no tenant's name, and the one whose blocks no budget counts."""
+    if parse_tenant_id(name) == SELF_TEST_TENANT:
+        message = f"macfabric.{where}: this name is each node's own, for its self-test"
+        raise RejectedError(message, code="invalid_settings")
+
+
 def _check_tenants(tenants: dict[str, TenantShare]) -> None:
     rules = [(len(tenants) <= TENANT_SHARES_MAX, f": at most {TENANT_SHARES_MAX}")]
     for tenant, share in tenants.items():
-        parse_tenant_id(tenant)
+        _check_tenant(tenant, f"node.tenants.{tenant}")
         floor = share.floor if share.floor is not None else 0.0
         rules += [
             (0 < share.quota <= 1, f".{tenant}.quota must be over 0 and at most 1"),

@@ -20,7 +20,6 @@ from fabric.limits import BLOCK_TOKENS
 from fabric.u32s import U32s
 
 ROOT_PARENT = BlockHash(bytes(32))
-CLUSTER_KEY_BYTES = 32
 
 
 def tenant_salt(cluster_key: bytes, tenant: TenantId) -> bytes:

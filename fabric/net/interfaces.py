@@ -8,11 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
-from typing import Final
 
 from fabric.net.links import LIKELY_ORDER, LinkKind
-
-LINK_LOCAL_PREFIX_BITS: Final = 16
 
 # Reach only containers, guests or phones of this machine, or carry no IPv4 between Macs.
 _PRIVATE = re.compile(

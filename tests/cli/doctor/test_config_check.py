@@ -31,6 +31,18 @@ HEAD, WORKER = "head_start_ray_commands", "worker_start_ray_commands"
 MISTAKES = {
     "no name": (lambda c: c.pop("cluster_name"), "warning", "cluster_name", "missing"),
     "a cloud": (lambda c: c["provider"].update(type="aws"), "error", "provider.type", "local"),
+    "a key for each node's own tenant": (
+        lambda c: c["metadata"]["macfabric"]["router"].update(api_keys={"_selftest": "0" * 16}),
+        "error",
+        "metadata.macfabric",
+        "router.api_keys._selftest",
+    ),
+    "a share for each node's own tenant": (
+        lambda c: c["metadata"]["macfabric"]["node"].update(tenants={"_selftest": {}}),
+        "error",
+        "metadata.macfabric",
+        "node.tenants._selftest",
+    ),
     "an unknown provider key": (
         lambda c: c["provider"].update(thunderbolt="en5"),
         "error",
@@ -322,6 +334,11 @@ def test_keys_that_cannot_be_are_refused(router, text):
         parse_settings({"router": router})
     assert text in refused.value.message
     assert "0123456789" not in refused.value.message
+
+
+def test_an_operator_may_be_called_like_a_tenant_that_nobody_may_be():
+    made = parse_settings({"router": {"operator_keys": {"_selftest": "0123456789abcdef"}}})
+    assert list(made.router.operator_keys) == ["_selftest"]
 
 
 @pytest.fixture
