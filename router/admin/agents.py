@@ -8,11 +8,11 @@ from starlette.routing import Route
 
 from fabric.codec import to_plain
 from fabric.control.node_calls import AgentView, PinAgent
-from fabric.ids import AgentId, AgentKey, parse_agent_id
+from fabric.ids import AgentKey
 from fabric.record.manifest import OwnerState
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
-from router.http.auth import tenant_of
+from router.http.auth import agent_key, tenant_of
 from router.http.fields import Fields, require_text
 from router.http.json_body import read_object
 from router.moves.erasures import Erasure, Erasures
@@ -54,7 +54,7 @@ class AgentsApi:
 
     async def show(self, request: Request) -> Response:
         """Show one agent."""
-        key = _key(request)
+        key = agent_key(request)
         await self._fleet.membership.refresh(relist=True)
         if not self._fleet.directory.holdings(key):
             raise self._fleet.meeting.unknown_agent(key[1])
@@ -62,12 +62,12 @@ class AgentsApi:
 
     async def erase(self, request: Request) -> Response:
         """Remove an agent from every node and say what was removed."""
-        erasure = await self._erasures.erase(*_key(request))
+        erasure = await self._erasures.erase(*agent_key(request))
         return JSONResponse(_erased(erasure))
 
     async def pin(self, request: Request) -> Response:
         """Let an agent be evicted last, or, with `pinned` false, like any other."""
-        key = _key(request)
+        key = agent_key(request)
         fields = Fields(await read_object(request))
         fields.require("pinned")
         pinned = fields.flag("pinned")
@@ -86,7 +86,7 @@ class AgentsApi:
 
     async def migrate(self, request: Request) -> Response:
         """Move an agent to the node named by `to`; answers when it is committed."""
-        tenant, agent = _key(request)
+        tenant, agent = agent_key(request)
         fields = Fields(await read_object(request))
         target = require_text(fields.require("to"), "to")
         receipt = await self._migrations.migrate(tenant, agent, target)
@@ -103,10 +103,6 @@ class AgentsApi:
                 "pause_seconds": receipt.pause_seconds,
             }
         )
-
-
-def _key(request: Request) -> AgentKey:
-    return tenant_of(request), AgentId(parse_agent_id(request.path_params["agent"]))
 
 
 def _erased(erasure: Erasure) -> dict[str, Any]:

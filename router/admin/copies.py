@@ -7,9 +7,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fabric.control.node_calls import AgentView
-from fabric.ids import AgentId, AgentKey, parse_agent_id, parse_operation_id
+from fabric.ids import parse_agent_id, parse_operation_id
 from router.fresh_ids import fresh_operation
-from router.http.auth import tenant_of
+from router.http.auth import agent_key
 from router.http.fields import Fields, require_text
 from router.http.json_body import read_object
 from router.moves.copier import CopyReceipt
@@ -37,7 +37,7 @@ class CopiesApi:
 
     async def fork(self, request: Request) -> Response:
         """Make the agent named by `as`, with this one's memory; answers when it is durable."""
-        key = _key(request)
+        key = agent_key(request)
         fields = Fields(await read_object(request))
         name = parse_agent_id(require_text(fields.require("as"), "as"))
         operation = fields.text("operation")
@@ -61,7 +61,7 @@ class CopiesApi:
 
     async def replicate(self, request: Request) -> Response:
         """Copy the agent to the node named by `to`; with `keep` (default), after each turn, too."""
-        key = _key(request)
+        key = agent_key(request)
         fields = Fields(await read_object(request))
         target = require_text(fields.require("to"), "to")
         keep = True if fields.raw("keep") is None else fields.flag("keep")
@@ -70,7 +70,7 @@ class CopiesApi:
 
     async def prefetch(self, request: Request) -> Response:
         """Bring the agent into memory where it lives, or a copy of it to the node `to`."""
-        key = _key(request)
+        key = agent_key(request)
         fields = Fields(await read_object(request, may_be_absent=True))
         target = fields.text("to")
         if target is not None and not await self._prefetches.is_home(key, target):
@@ -79,11 +79,7 @@ class CopiesApi:
 
     async def cancel(self, request: Request) -> Response:
         """End a load under way; nothing to do is no error."""
-        return JSONResponse(_prefetched(await self._prefetches.cancel(_key(request))))
-
-
-def _key(request: Request) -> AgentKey:
-    return tenant_of(request), AgentId(parse_agent_id(request.path_params["agent"]))
+        return JSONResponse(_prefetched(await self._prefetches.cancel(agent_key(request))))
 
 
 def _cost(receipt: CopyReceipt) -> dict[str, Any]:

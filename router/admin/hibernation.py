@@ -16,7 +16,6 @@ from fabric.control.hibernation_calls import (
     SIGNING_KEY_HEADER,
 )
 from fabric.errors import RejectedError
-from fabric.ids import AgentId, AgentKey, parse_agent_id
 from fabric.record.hibernation_file import (
     LEAD_BYTES_MAX,
     SALT_BYTES_MAX,
@@ -25,7 +24,7 @@ from fabric.record.hibernation_file import (
     peek_header,
     require_sound,
 )
-from router.http.auth import tenant_of
+from router.http.auth import agent_key
 from router.http.fields import refuse
 from router.moves.hibernations import PASS_BYTES, Hibernations, Upload, Wanted
 
@@ -50,7 +49,7 @@ class HibernationApi:
         """Answer with the agent's file; the agent stays."""
         signing_key = _hex(request, SIGNING_KEY_HEADER, SIGNING_KEY_BYTES, SIGNING_KEY_BYTES)
         salt = _hex(request, SALT_HEADER, 0, SALT_BYTES_MAX) or b""
-        node, answer = await self._hibernations.hibernate(_key(request), signing_key, salt)
+        node, answer = await self._hibernations.hibernate(agent_key(request), signing_key, salt)
         headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
         headers[NODE_HEADER] = node
         return StreamingResponse(_body(answer), headers=headers, media_type=MEDIA_TYPE)
@@ -59,7 +58,7 @@ class HibernationApi:
         """Take the body in as an agent's file; answers when the agent is owned and durable."""
         query = request.query_params
         wanted = Wanted(
-            key=_key(request),
+            key=agent_key(request),
             node=query.get("node"),
             replace=_flag(query.get("replace", "false"), "replace"),
             signing_key=_hex(request, SIGNING_KEY_HEADER, SIGNING_KEY_BYTES, SIGNING_KEY_BYTES),
@@ -101,10 +100,6 @@ async def _body(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     async with answer:
         async for part in answer.content.iter_chunked(PASS_BYTES):
             yield part
-
-
-def _key(request: Request) -> AgentKey:
-    return tenant_of(request), AgentId(parse_agent_id(request.path_params["agent"]))
 
 
 def _flag(text: str, param: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from xxhash import xxh3_64
 
 from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
-from fabric.control.node_calls import AgentList, NodeView
+from fabric.control.node_calls import AgentList, AgentView, NodeView
 from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, NodeName
 from fabric.limits import BEAT_S, BLOCK_TOKENS, BODY_BYTES_MAX
@@ -105,6 +105,19 @@ class Fleet:
         if owner is None:
             raise self.meeting.unknown_agent(key[1])
         return owner
+
+    def note_holding(
+        self,
+        key: AgentKey,
+        node: NodeName,
+        epoch: int,
+        state: OwnerState,
+        group: str | None = None,
+        view: AgentView | None = None,
+    ) -> None:
+        """Note what a node's answer says that it holds, before it lists it."""
+        holding = Holding(node, epoch, state, self.clock.monotonic_s(), group, view)
+        self.directory.note(key, holding)
 
     def require_taking(self, name: str, param: str = "to") -> NodeName:
         """Return a node that takes agents; raise a FabricError that says why another does not."""

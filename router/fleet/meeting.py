@@ -79,8 +79,7 @@ class Meeting:
             who = ", ".join(missing) or "the nodes"
             message = f"no node that has told its agents knows {agent!r}; not heard yet: {who}"
             return RetryLaterError(message, retry_after_s=AGAIN_S, code="agents_unknown")
-        message = f"no agent is called {agent!r}"
-        return NotFoundError(message, code="unknown_agent")
+        return no_such_agent(agent)
 
     def unknown_node(self, name: str, param: str) -> FabricError:
         """Return what to say of a node that is not on the list."""
@@ -97,6 +96,12 @@ class Meeting:
 
     def _told_unmet(self) -> str:
         return f"{self.unmet} of {self.expected} nodes"
+
+
+def no_such_agent(agent: str) -> NotFoundError:
+    """Return what to say of an agent that no node has."""
+    message = f"no agent is called {agent!r}"
+    return NotFoundError(message, code="unknown_agent")
 
 
 def _nobody_met() -> RetryLaterError:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fabric.errors import FabricError, ForbiddenError, UnauthorizedError
 from fabric.http_guard.guarded_connection import admit
-from fabric.ids import DEFAULT_TENANT, TenantId
+from fabric.ids import DEFAULT_TENANT, AgentKey, TenantId, parse_agent_id
 from fabric.keys.api_keys import OPERATOR_HEADER, key_digest, name_of
 from fabric.settings import RouterSettings
 from router.http.local_peer import is_local
@@ -52,6 +52,11 @@ def tenant_of(request: Request) -> TenantId:
         message = "this key is an operator's and no tenant's: send a tenant's API key as well"
         raise ForbiddenError(message, code="tenant_required")
     return tenant
+
+
+def agent_key(request: Request) -> AgentKey:
+    """Return the caller's own agent that the path names."""
+    return tenant_of(request), parse_agent_id(request.path_params["agent"])
 
 
 def require_operator(request: Request) -> None:

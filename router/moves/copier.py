@@ -1,24 +1,20 @@
 """One copy of one agent's last saved record: offered, fetched, kept; the agent itself stays."""
 
 import asyncio
-import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from fabric.control.copy_calls import OfferCopy
-from fabric.control.node_calls import AbortMigration, AgentView, Copied, CopyBlocks, Done, Offer
+from fabric.control.node_calls import AbortMigration, AgentView, Copied, CopyBlocks, Offer
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName
 from fabric.limits import COPY_TRIES_MAX
 from fabric.net.urgency import Urgency
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
-from router.fleet.node_client import NodeLink
 from router.fresh_ids import fresh_migration
+from router.moves.attempts import as_retry, told
 from router.moves.migration import DAMAGED
-
-_LOG = logging.getLogger("macfabric.router.copies")
 
 # Replaced by a turn meanwhile.
 LOST_BLOCKS = frozenset({"not_found", "block_missing", "blocks_missing"})
@@ -89,10 +85,10 @@ async def _attempt(
             copied = await goal.call(blocks, Copied)
         view = await goal.call(keep(name, offer.manifest), AgentView)
     except BaseException:
-        await asyncio.shield(_try(goal, abort))
+        await asyncio.shield(told(goal, abort))
         raise
     finally:
-        await asyncio.shield(_try(source, abort))  # the offer ends
+        await asyncio.shield(told(source, abort))  # the offer ends
     return CopyReceipt(
         agent=key[1],
         source=source.name,
@@ -103,16 +99,3 @@ async def _attempt(
         bytes_sent=copied.bytes_sent,
         seconds=fleet.clock.monotonic_s() - started_s,
     )
-
-
-def as_retry(error: RetryElsewhereError) -> RetryLaterError:
-    """Tell a client, who cannot go elsewhere, to come again."""
-    return RetryLaterError(error.message, retry_after_s=2.0, code=error.code)
-
-
-async def _try(link: NodeLink, abort: AbortMigration) -> None:
-    with suppress(RetryElsewhereError):
-        try:
-            await link.call(abort, Done)
-        except FabricError as error:
-            _LOG.warning("node %s: %s", link.name, error.code)

@@ -28,7 +28,7 @@ from fabric.limits import (
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Health, Member
-from router.moves.copier import as_retry
+from router.moves.attempts import as_retry
 from router.moves.migrations import Migrations
 from router.moves.move_candidates import Sites
 from router.placement.destination import Site, choose_site, travel_s

@@ -14,12 +14,13 @@ from functools import lru_cache
 
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
 from fabric.control.node_calls import NodeView
-from fabric.errors import ConflictError, FabricError, NotFoundError, RetryLaterError
+from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.kvcache.hashing import agent_digest
 from fabric.limits import ERASURE_EPOCHS, SUSPECT_S
 from fabric.record.tombstone import Tombstones, tombstone
 from router.fleet.fleet import Fleet
+from router.fleet.meeting import no_such_agent
 from router.fleet.node_client import NodeLink
 from router.fresh_ids import fresh_operation
 from router.moves.migrations import Migrations
@@ -75,9 +76,7 @@ class Erasures:
         """
         key = (tenant, agent)
         self._fleet.meeting.require_nodes()
-        if self._migrations.is_moving(key):
-            message = f"agent {agent} is being moved; erase it when that is done"
-            raise ConflictError(message, code="migration_in_progress")
+        self._migrations.refuse_moving(key)
         async with self._replicas.barred(key):
             return await self._erase(key)
 
@@ -107,8 +106,7 @@ class Erasures:
         if not silent and not was_known and not any(receipt.existed for receipt in receipts):
             if self._fleet.meeting.is_gathering():  # who comes is told when it is greeted
                 raise self._fleet.meeting.unknown_agent(agent)
-            message = f"no agent is called {agent!r}"
-            raise NotFoundError(message, code="unknown_agent")
+            raise no_such_agent(agent)
         return Erasure(agent, receipts, silent)
 
     def is_told(self, view: NodeView) -> bool:

@@ -6,7 +6,6 @@ from fabric.control.copy_calls import KeepFork
 from fabric.errors import ConflictError, FabricError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, NodeName, OperationId
 from fabric.record.manifest import OwnerState
-from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.moves.copier import CopyReceipt, copy_agent
 from router.moves.migrations import Migrations
@@ -93,7 +92,6 @@ class Forks:
         return site.name
 
     def _note(self, new: AgentKey, receipt: CopyReceipt) -> None:
-        view, now_s = receipt.view, self._fleet.clock.monotonic_s()
-        holding = Holding(receipt.target, view.epoch, OwnerState.OWNED, now_s, None, view)
-        self._fleet.directory.note(new, holding)
+        view = receipt.view
+        self._fleet.note_holding(new, receipt.target, view.epoch, OwnerState.OWNED, view=view)
         _LOG.info("agent %s is a fork, on %s", self._fleet.alias(new), receipt.target)

@@ -39,6 +39,7 @@ from router.fleet.directory import Holding, Reservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.fresh_ids import fresh_migration
+from router.moves.attempts import at_owner
 from router.moves.migrations import Migrations
 
 _LOG = logging.getLogger("macfabric.router.hibernations")
@@ -87,14 +88,9 @@ class Hibernations:
         self, key: AgentKey, signing_key: bytes | None, salt: bytes
     ) -> tuple[NodeName, aiohttp.ClientResponse]:
         """Return the owner and its answer, whose body is the agent's file."""
-        try:
-            return await self._attempt(key, signing_key, salt)
-        except NodeLostError:
-            raise
-        except RetryElsewhereError:
-            # The directory was behind: learn the owner and epoch anew, once.
-            await self._fleet.membership.refresh(relist=True)
-            return await self._attempt(key, signing_key, salt)
+        return await at_owner(
+            self._fleet, lambda: self._attempt(key, signing_key, salt), relist=True
+        )
 
     async def resume(self, wanted: Wanted, header: Header, upload: Upload) -> Resumed:
         """Let a node take the file in and own the agent; raise ConflictError where it may not."""
@@ -138,14 +134,14 @@ class Hibernations:
     ) -> tuple[NodeName, aiohttp.ClientResponse]:
         await self._fleet.membership.refresh()
         owner = self._fleet.require_owner(key)
-        self._refuse_moving(key)
+        self._migrations.refuse_moving(key)
         call = Hibernate(*key, owner.epoch, signing_key, salt)
         headers = {CALL_HEADER: encode_beside(call)}
         return owner.node, await self._fleet.link(owner.node).post(HIBERNATE_PATH, b"", headers)
 
     def _check_free(self, wanted: Wanted) -> Holding | None:
         """Return who would be replaced, if anybody; raise ConflictError if nobody may be."""
-        self._refuse_moving(wanted.key)
+        self._migrations.refuse_moving(wanted.key)
         directory = self._fleet.directory
         owner = directory.owner(wanted.key)
         started: Reservation | None = directory.reservation(wanted.key)
@@ -155,11 +151,6 @@ class Hibernations:
             )
             raise ConflictError(message, code="agent_exists")
         return owner
-
-    def _refuse_moving(self, key: AgentKey) -> None:
-        if self._migrations.is_moving(key):
-            message = f"agent {key[1]} is being moved; try again when that is done"
-            raise ConflictError(message, code="migration_in_progress")
 
     def _choose(self, wanted: Wanted, header: Header, owner: Holding | None) -> NodeView:
         """Return the node that is asked for, or the least busy one that runs the file's model."""
@@ -202,16 +193,14 @@ class Hibernations:
 
     async def _note(self, key: AgentKey, node: NodeName, epoch: int) -> None:
         """Tell the directory, and whoever owned the name before."""
-        now_s = self._fleet.clock.monotonic_s()
-        directory = self._fleet.directory
-        others = [h for h in directory.living(key) if h.node != node]
-        directory.note(key, Holding(node, epoch, OwnerState.OWNED, now_s))
+        others = [h for h in self._fleet.directory.living(key) if h.node != node]
+        self._fleet.note_holding(key, node, epoch, OwnerState.OWNED)
         for other in others:
             call = ReleaseAgent(fresh_migration(), *key, epoch, node)
             # If this is lost, the recovery round finds two claims and repeats it.
             with suppress(FabricError):
                 await self._fleet.link(other.node).call(call, Done)
-                directory.note(key, Holding(other.node, epoch, OwnerState.REPLICA, now_s))
+                self._fleet.note_holding(key, other.node, epoch, OwnerState.REPLICA)
         self._fleet.membership.nudge(node)
 
 

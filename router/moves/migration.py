@@ -11,7 +11,6 @@ turn takes over above any commit that turns up later.
 
 import asyncio
 import logging
-from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -31,7 +30,6 @@ from fabric.control.node_calls import (
 from fabric.errors import (
     CorruptDataError,
     FabricError,
-    RetryElsewhereError,
     RetryLaterError,
     StaleEpochError,
 )
@@ -40,8 +38,9 @@ from fabric.record.manifest import OwnerState
 from router.fleet.agent_lists import read_list
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
-from router.fleet.node_client import NodeLink, NodeLostError
+from router.fleet.node_client import NodeLostError
 from router.fleet.node_http import Use
+from router.moves.attempts import told
 
 _LOG = logging.getLogger("macfabric.router.migration")
 
@@ -264,8 +263,8 @@ class Migration:
     async def _abort(self) -> None:
         # The target first: the source must not serve again while a commit can still happen.
         if not self._is_undecided:
-            await _try(self._target, self._target.call(self._abortion(), Done))
-            await _try(self._source, self._source.call(self._abortion(), Done))
+            await told(self._target, self._abortion())
+            await told(self._source, self._abortion())
             return
         has_committed = False
         with suppress(FabricError):
@@ -276,7 +275,7 @@ class Migration:
         elif self._is_undecided:
             await self._step_down()
         else:
-            await _try(self._source, self._source.call(self._abortion(), Done))
+            await told(self._source, self._abortion())
 
     async def _step_down(self) -> None:
         """Make the source a replica at the epoch that the target may own, with all of it kept."""
@@ -287,24 +286,11 @@ class Migration:
         # Noted only once it is confirmed. If it is lost, or the source's disk refuses, the claim
         # that the source has listed stays, and the recovery round finds it and repeats the call.
         call = ReleaseAgent(self._name, *self._key, self._epoch, owner)
-        if await _try(self._source, self._source.call(call, Done)):
+        if await told(self._source, call):
             self._note(self._source.name, self._epoch, OwnerState.REPLICA)
 
     def _note_owner(self) -> None:
         self._note(self._target.name, self._epoch, OwnerState.OWNED)
 
     def _note(self, node: NodeName, epoch: int, state: OwnerState) -> None:
-        now_s, group = self._fleet.clock.monotonic_s(), self._holding.group
-        self._fleet.directory.note(self._key, Holding(node, epoch, state, now_s, group))
-
-
-async def _try(link: NodeLink, call: Awaitable[Done]) -> bool:
-    """Make a call that may be lost; say whether it was answered."""
-    try:
-        await call
-    except RetryElsewhereError:
-        return False
-    except FabricError as error:
-        _LOG.warning("node %s: %s", link.name, error.code)
-        return False
-    return True
+        self._fleet.note_holding(self._key, node, epoch, state, self._holding.group)

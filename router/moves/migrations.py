@@ -14,8 +14,8 @@ from fabric.record.manifest import OwnerState
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Health
-from router.fleet.node_client import NodeLostError
 from router.fresh_ids import fresh_migration
+from router.moves.attempts import as_retry, at_owner
 from router.moves.migration import DAMAGED, Heading, Migration, MigrationReceipt
 from router.telemetry import Telemetry
 
@@ -61,6 +61,12 @@ class Migrations:
         """Say whether no agent at all is on the move."""
         return not self._running
 
+    def refuse_moving(self, key: AgentKey) -> None:
+        """Raise ConflictError while an agent is on the move."""
+        if key in self._running:
+            message = f"agent {key[1]} is being moved; try again when that is done"
+            raise ConflictError(message, code="migration_in_progress")
+
     async def settle(self, key: AgentKey) -> None:
         """Wait while the agent may be served nowhere; raise RetryLaterError if that lasts."""
         migration = self._running.get(key)
@@ -77,9 +83,7 @@ class Migrations:
         """Move an agent; the move goes on even if the caller goes away."""
         target = self._fleet.require_node(to)
         key = (tenant, agent)
-        if key in self._running:
-            message = f"agent {agent} is already being moved"
-            raise ConflictError(message, code="migration_in_progress")
+        self.refuse_moving(key)
         self._running[key] = None
         task = asyncio.create_task(self._run(key, target))
         self._tasks.add(task)
@@ -103,13 +107,7 @@ class Migrations:
         try:
             await self._fleet.membership.refresh()
             try:
-                receipt = await self._attempt(key, target)
-            except NodeLostError:
-                raise
-            except RetryElsewhereError:
-                # The directory was behind: learn the owner and epoch anew, once.
-                await self._fleet.membership.refresh()
-                receipt = await self._attempt(key, target)
+                receipt = await at_owner(self._fleet, lambda: self._attempt(key, target))
             except FabricError as error:
                 if error.code != DAMAGED:
                     raise
@@ -117,7 +115,7 @@ class Migrations:
                 receipt = await self._attempt(key, target, verify=True)
         except RetryElsewhereError as error:
             self._telemetry.migration_failed()
-            raise RetryLaterError(error.message, retry_after_s=2.0, code=error.code) from None
+            raise as_retry(error) from None
         except FabricError:
             self._telemetry.migration_failed()
             raise

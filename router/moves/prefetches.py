@@ -10,7 +10,8 @@ from fabric.errors import FabricError, RetryElsewhereError
 from fabric.ids import AgentId, AgentKey, TenantId
 from fabric.limits import PREFETCH_TASKS_MAX
 from router.fleet.fleet import Fleet
-from router.moves.copier import CopyReceipt, as_retry
+from router.moves.attempts import as_retry
+from router.moves.copier import CopyReceipt
 from router.moves.migrations import Migrations
 from router.moves.replicas import Replicas
 from router.telemetry import Telemetry

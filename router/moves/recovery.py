@@ -130,8 +130,7 @@ class Recovery:
         return owner is not None and owner.epoch <= sealed.epoch
 
     def _note(self, key: AgentKey, epoch: int, holding: Holding, state: OwnerState) -> None:
-        now_s = self._fleet.clock.monotonic_s()
-        self._fleet.directory.note(key, Holding(holding.node, epoch, state, now_s, holding.group))
+        self._fleet.note_holding(key, holding.node, epoch, state, holding.group)
 
 
 def _named(view: AgentView | None) -> MigrationId | None:

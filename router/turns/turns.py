@@ -313,8 +313,7 @@ class Turns:
         group = known.group if known else None
         if turn.identity.kind is IdentityKind.GROUP:
             group = turn.identity.agent
-        holding = Holding(first.node, first.epoch, OwnerState.OWNED, self._now_s(), group)
-        self._directory.note(key, holding)
+        self._fleet.note_holding(key, first.node, first.epoch, OwnerState.OWNED, group)
         prompt = turn.prompt
         self._fleet.sketches.put(
             turn.tenant, first.node, first.agent, prompt.sketch, opening=prompt.opening
