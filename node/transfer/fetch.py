@@ -21,7 +21,7 @@ from node.net.connections import Connection, Connections
 from node.net.frame_mac import TamperedError
 from node.net.peer import Peer
 from node.transfer.fetch_links import PROGRESS_BYTES, FetchLink, FetchLinks
-from node.transfer.work_queue import WRONG_MAX, Allocate, Done, FetchWork, Landing, Piece
+from node.transfer.work_queue import WRONG_MAX, Allocate, Done, FetchSlice, FetchWork, Landing
 
 WATCH_S: Final = 0.05
 IDLE_S: Final = 0.01  # how often a stream without work looks for a straggler
@@ -46,7 +46,7 @@ class Stream(Protocol):
     """What a fetch sees of a stream; `queue` is what was asked for and has not come."""
 
     link: FetchLink
-    queue: deque[Piece]
+    queue: deque[FetchSlice]
     channel: Channel | None
     is_conversing: bool
     is_overtaken: bool
@@ -193,7 +193,7 @@ class Fetch:
 
     # --- a stream's work ------------------------------------------------------------------------
 
-    def next_pieces(self, stream: Stream) -> list[Piece] | None:
+    def next_pieces(self, stream: Stream) -> list[FetchSlice] | None:
         """Hand out what `stream` is to ask for now; wait if it has nothing; None: it is over."""
         with self._changed:
             while not self.is_over and not stream.is_overtaken:
@@ -254,7 +254,7 @@ class Fetch:
 
     # --- with the lock held ---------------------------------------------------------------------
 
-    def _assign(self, stream: Stream, now_s: float) -> list[Piece]:
+    def _assign(self, stream: Stream, now_s: float) -> list[FetchSlice]:
         """Take ranges worth REQUEST_S, and by the end no more than most of the stream's share."""
         if not self.work.waiting_bytes:
             return []
@@ -270,7 +270,7 @@ class Fetch:
         )
         share = self.work.waiting_bytes * speed / max(active, speed) * SHARE_TAKEN
         most = max(TRANSFER_RANGE_BYTES_MIN, int(min(want, share)))
-        pieces: list[Piece] = []
+        pieces: list[FetchSlice] = []
         left = most
         while (
             left > 0

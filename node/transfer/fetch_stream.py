@@ -11,7 +11,7 @@ from node.net.connections import Connection
 from node.transfer.fetch import Fetch
 from node.transfer.fetch_links import FetchLink
 from node.transfer.payload import receive_slice
-from node.transfer.work_queue import Piece
+from node.transfer.work_queue import FetchSlice
 
 
 class FetchStream:
@@ -21,7 +21,7 @@ class FetchStream:
         self._fetch = fetch
         self._connection: Connection | None = None
         self.link = link
-        self.queue: deque[Piece] = deque()  # the first may be partly there
+        self.queue: deque[FetchSlice] = deque()  # the first may be partly there
         self.channel: Channel | None = None
         self.is_conversing = False
         self.is_overtaken = self.is_cut = False
@@ -107,7 +107,7 @@ class FetchStream:
         if self.is_overtaken or self.queue:
             raise ConnectionAbortedError
 
-    def _ask(self, channel: Channel, pieces: Sequence[Piece]) -> None:
+    def _ask(self, channel: Channel, pieces: Sequence[FetchSlice]) -> None:
         order = self._fetch.order
         link = int(self.link.expected)
         parts = tuple(

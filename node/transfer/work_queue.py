@@ -67,7 +67,7 @@ class Landing:
         return view
 
 
-class Piece:
+class FetchSlice:
     """A range of a block that one stream fetches, front to back."""
 
     def __init__(self, landing: Landing, offset: int, left_bytes: int) -> None:
@@ -80,12 +80,12 @@ class FetchWork:
     """The list of ranges that no stream has; the fetch's lock is held around every call."""
 
     def __init__(self, landings: Sequence[Landing]) -> None:
-        self._waiting = deque(Piece(x, 0, x.ref.payload_bytes) for x in landings)
+        self._waiting = deque(FetchSlice(x, 0, x.ref.payload_bytes) for x in landings)
         self.waiting_bytes = sum(piece.left_bytes for piece in self._waiting)
         self.missing_bytes = self.waiting_bytes  # waiting, or with a stream
         self.open_blocks = len(landings)  # not yet verified
 
-    def take(self, most_bytes: int) -> Piece | None:
+    def take(self, most_bytes: int) -> FetchSlice | None:
         """Take the next range, cut to about `most_bytes`."""
         if not self._waiting:
             return None
@@ -93,13 +93,13 @@ class FetchWork:
         if piece.left_bytes <= most_bytes + most_bytes // 2:
             self._waiting.popleft()
         else:
-            rest, piece = piece, Piece(piece.landing, piece.offset, most_bytes)
+            rest, piece = piece, FetchSlice(piece.landing, piece.offset, most_bytes)
             rest.offset += most_bytes
             rest.left_bytes -= most_bytes
         self.waiting_bytes -= piece.left_bytes
         return piece
 
-    def landed(self, piece: Piece, count_bytes: int) -> bool:
+    def landed(self, piece: FetchSlice, count_bytes: int) -> bool:
         """Note verified bytes at the front of `piece`; say whether its block is now complete."""
         piece.offset += count_bytes
         piece.left_bytes -= count_bytes
@@ -107,7 +107,7 @@ class FetchWork:
         self.missing_bytes -= count_bytes
         return piece.landing.missing_bytes == 0
 
-    def give_back(self, pieces: Sequence[Piece], *, cut: bool) -> None:
+    def give_back(self, pieces: Sequence[FetchSlice], *, cut: bool) -> None:
         """Let other streams have what is left of these; `cut` if a connection broke."""
         for piece in reversed(pieces):
             if piece.left_bytes:
@@ -123,7 +123,7 @@ class FetchWork:
             return False
         landing.start_over()
         self.missing_bytes += landing.missing_bytes
-        self.give_back([Piece(landing, 0, landing.missing_bytes)], cut=False)
+        self.give_back([FetchSlice(landing, 0, landing.missing_bytes)], cut=False)
         return True
 
 

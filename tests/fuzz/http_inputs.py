@@ -12,7 +12,7 @@ from tests.fuzz.mutation import mutate_bytes, mutate_tree
 PATHS = [
     *("/healthz", "/metrics", "/v1/models", "/v1/models/recall", "/v1/nodes", "/v1/agents"),
     *("/v1/agents/x", "/v1/agents/%00", "/v1/agents/a%2Fb", "/v1/nodes/only/flush", "/v1/none"),
-    *("/internal/generate", "/internal/hasty", "/internal/hibernate", "/internal/resume", "*"),
+    *("/internal/generate", "/internal/control", "/internal/hibernate", "/internal/resume", "*"),
     *("//", "/v1/../healthz", "http://elsewhere/v1/models", "/v1/agents/x?replace=maybe&node=%ff"),
 ]
 METHODS = ["GET", "GET", "GET", "GET", "DELETE", "HEAD", "OPTIONS", "PUT", "get", "PRI"]

@@ -9,7 +9,7 @@ from fabric.errors import CorruptDataError
 from fabric.ids import BlockHash
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.hashing import PayloadHash, payload_checksum
-from node.transfer.work_queue import FetchWork, Landing, Piece
+from node.transfer.work_queue import FetchSlice, FetchWork, Landing
 
 PAYLOAD = random.Random(1).randbytes(1_000)
 REF = BlockRef(BlockHash(b"h" * 32), payload_checksum([PAYLOAD]), 256, len(PAYLOAD))
@@ -19,7 +19,7 @@ def land(work, landing, view, start, end, payload=PAYLOAD):
     """Let one slice arrive, as a stream does."""
     view[start:end] = payload[start:end]
     landing.hash_ahead(start, end - start)
-    return work.landed(Piece(landing, start, end - start), end - start)
+    return work.landed(FetchSlice(landing, start, end - start), end - start)
 
 
 @pytest.fixture
