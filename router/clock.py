@@ -8,9 +8,7 @@ class SystemClock:
     """Monotonic seconds for decisions, wall seconds for records that people read."""
 
     def monotonic_s(self) -> float:
-        """Seconds that never go backwards."""
         return time.monotonic()
 
     def wall_s(self) -> float:
-        """Seconds since the epoch."""
         return datetime.now(UTC).timestamp()

@@ -191,13 +191,11 @@ class Telemetry:
         )
 
     def admitted(self, event: Admitted) -> None:
-        """Count a turn's prompt."""
         self._prompt.inc(event.prompt_tokens)
         if event.cache is not CacheTier.COLD:
             self._cached.labels(event.cache.value).inc(event.cached_tokens)
 
     def first_token(self, event: Admitted, seconds: float) -> None:
-        """Record a turn's time to first token."""
         self._ttft.labels(event.cache.value).observe(seconds)
 
     def ended(self, outcome: str, completion_tokens: int = 0) -> None:
@@ -206,7 +204,6 @@ class Telemetry:
         self._completion.inc(completion_tokens)
 
     def taken_over(self) -> None:
-        """Count an agent that another node took over."""
         self._takeovers.inc()
 
     def fenced(self) -> None:
@@ -214,7 +211,6 @@ class Telemetry:
         self._fenced.inc()
 
     def recovering(self) -> None:
-        """Count a round of recovery that had something to do."""
         self._recovery.inc()
 
     def gave_way(self) -> None:
@@ -230,14 +226,12 @@ class Telemetry:
         self._erased_late.inc(agents)
 
     def migrated(self, moved_s: float, pause_s: float, sent_bytes: int) -> None:
-        """Record a completed move."""
         self._migrations.labels("committed").inc()
         self._migration_s.observe(moved_s)
         self._pause_s.observe(pause_s)
         self._migration_bytes.inc(sent_bytes)
 
     def copied(self, kind: str, sent_bytes: int, *, ok: bool) -> None:
-        """Count a replica, a fork or a prefetch."""
         self._copies.labels(kind, "ok" if ok else "failed").inc()
         self._copy_bytes.labels(kind).inc(sent_bytes)
 

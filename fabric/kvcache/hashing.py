@@ -63,7 +63,6 @@ class PayloadHash:
     """The checksum of a payload that is not all there yet."""
 
     def __init__(self) -> None:
-        """Begin before the first byte."""
         self._digest = xxh3_128()
         self.hashed_bytes = 0
 

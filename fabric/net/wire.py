@@ -96,7 +96,6 @@ class Hello:
     encrypts: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse names and digests that are none."""
         parse_node_name(self.name)
         parse_node_name(self.source)
         parse_fingerprint(self.fingerprint)
@@ -112,7 +111,6 @@ class Challenge:
     encrypts: bool = False  # one of both wants it
 
     def __post_init__(self) -> None:
-        """Refuse wrong lengths."""
         _require(len(self.nonce) == NONCE_BYTES, "challenge: wrong nonce length")
         _require(len(self.proof) == PROOF_BYTES, "challenge: wrong proof length")
 
@@ -124,7 +122,6 @@ class Proof:
     proof: bytes
 
     def __post_init__(self) -> None:
-        """Refuse wrong lengths."""
         _require(len(self.proof) == PROOF_BYTES, "proof: wrong length")
 
 
@@ -138,7 +135,6 @@ class FetchPart:
     length: int
 
     def __post_init__(self) -> None:
-        """Refuse what names no block."""
         parse_block_hash(self.block_hash)
         parse_checksum(self.checksum)
         _require(0 <= self.offset < BLOCK_BYTES_MAX, "fetch: offset out of range")
@@ -155,7 +151,6 @@ class FetchRequest:
     urgency: Urgency = Urgency.FETCH
 
     def __post_init__(self) -> None:
-        """Refuse empty and oversize requests."""
         _require(0 < len(self.ticket) <= TICKET_BYTES_MAX, "fetch: ticket length out of range")
         _require(0 < len(self.parts) <= FETCH_PARTS_MAX, "fetch: too few or too many blocks")
         _require(self.link_bytes_per_s >= 0, "fetch: negative link speed")

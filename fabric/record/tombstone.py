@@ -42,7 +42,6 @@ class Tombstone:
     erased_s: float  # the order of erasures (`Tombstones.next_s`), the same on all nodes
 
     def __post_init__(self) -> None:
-        """Raise RejectedError for what no erasure makes."""
         digests = _DIGEST.fullmatch(self.agent) and _DIGEST.fullmatch(self.tenant)
         has_epoch = 0 < self.epoch <= EPOCH_ERASED_MAX
         if not digests or not has_epoch or not abs(self.erased_s) <= ERASED_S_MAX:
@@ -73,11 +72,9 @@ class Tombstones:
         self._latest_s = -math.inf
 
     def __len__(self) -> int:
-        """Count the agents."""
         return len(self._by_agent)
 
     def __iter__(self) -> Iterator[Tombstone]:
-        """Iterate by agent."""
         return iter([self._by_agent[name] for name in sorted(self._by_agent)])
 
     @property

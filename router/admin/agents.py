@@ -31,7 +31,6 @@ class AgentsApi:
         self._erasures = erasures
 
     def routes(self) -> list[Route]:
-        """Return the routes of this API."""
         return [
             Route("/v1/agents", self.index, methods=["GET"]),
             Route("/v1/agents/{agent}", self.show, methods=["GET"]),
@@ -53,7 +52,6 @@ class AgentsApi:
         return JSONResponse({"object": "list", "data": agents, **told})
 
     async def show(self, request: Request) -> Response:
-        """Show one agent."""
         key = agent_key(request)
         await self._fleet.membership.refresh(relist=True)
         if not self._fleet.directory.holdings(key):
@@ -61,7 +59,6 @@ class AgentsApi:
         return JSONResponse(_agent(key, self._fleet))
 
     async def erase(self, request: Request) -> Response:
-        """Remove an agent from every node and say what was removed."""
         erasure = await self._erasures.erase(*agent_key(request))
         return JSONResponse(_erased(erasure))
 

@@ -27,7 +27,6 @@ class CopiesApi:
         self._prefetches = prefetches
 
     def routes(self) -> list[Route]:
-        """Return the routes of this API."""
         return [
             Route("/v1/agents/{agent}/fork", self.fork, methods=["POST"]),
             Route("/v1/agents/{agent}/replicate", self.replicate, methods=["POST"]),

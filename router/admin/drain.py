@@ -21,7 +21,6 @@ class DrainApi:
         self._drains = drains
 
     def routes(self) -> list[Route]:
-        """Return the routes of this API."""
         return [
             Route("/v1/nodes/{node}/drain", self.drain, methods=["POST"]),
             Route("/v1/nodes/{node}/undrain", self.undrain, methods=["POST"]),

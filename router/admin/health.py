@@ -21,7 +21,6 @@ class HealthApi:
         self._fleet = fleet
 
     def routes(self) -> list[Route]:
-        """Return the routes of this API."""
         return [Route("/healthz", self.check, methods=["GET"])]
 
     async def check(self, request: Request) -> Response:

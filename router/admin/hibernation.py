@@ -39,7 +39,6 @@ class HibernationApi:
         self._hibernations = hibernations
 
     def routes(self) -> list[Route]:
-        """Return the routes of this API."""
         return [
             Route("/v1/agents/{agent}/hibernate", self.hibernate, methods=["POST"]),
             Route("/v1/agents/{agent}/resume", self.resume, methods=["POST"]),

@@ -18,7 +18,6 @@ class MetricsApi:
         self._telemetry = telemetry
 
     def routes(self) -> list[Route]:
-        """Return the routes of this API."""
         return [Route("/metrics", self.show, methods=["GET"])]
 
     async def show(self, request: Request) -> Response:

@@ -27,7 +27,6 @@ class NodesApi:
         self._drains = drains
 
     def routes(self) -> list[Route]:
-        """Return the routes of this API."""
         return [
             Route("/v1/nodes", self.index, methods=["GET"]),
             Route("/v1/nodes/{node}/flush", self.flush, methods=["POST"]),

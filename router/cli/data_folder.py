@@ -65,7 +65,6 @@ class DataFolder:
 
     @property
     def endpoint(self) -> Path:
-        """Where clients reach the running fabric."""
         return self.path / "endpoint.json"
 
     @property
@@ -74,7 +73,6 @@ class DataFolder:
         return self.path / "run.json"
 
     def log(self, name: str) -> Path:
-        """Where the process called `name` prints to."""
         return self.path / "logs" / f"{name}.log"
 
     def create(self) -> None:

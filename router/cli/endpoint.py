@@ -54,7 +54,6 @@ class Endpoint:
         )
 
     def get(self, path: str, timeout_s: float = TIMEOUT_S) -> Any:
-        """Read a resource."""
         return self.call("GET", path, timeout_s=timeout_s)
 
     def call(

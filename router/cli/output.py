@@ -56,11 +56,9 @@ class Steps:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the command began."""
         return time.monotonic() - self._since_s
 
     def say(self, text: str) -> None:
-        """Report one step."""
         if not self._quiet:
             print(f"[{self.seconds:5.1f} s] {text}", file=sys.stderr, flush=True)
 

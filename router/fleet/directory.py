@@ -122,7 +122,6 @@ class Directory:
             self._put(key, holding)
 
     def forget(self, key: AgentKey, node: NodeName) -> None:
-        """Drop one node's word about one agent."""
         self._by_node.get(node, set()).discard(key)
         nodes = self._holdings.get(key, {})
         dropped = nodes.pop(node, None)
@@ -189,11 +188,9 @@ class Directory:
         return self._promised.last(key)
 
     def agents(self, tenant: TenantId) -> list[AgentId]:
-        """Return a tenant's agents, by id."""
         return sorted(key[1] for key in self._holdings if key[0] == tenant)
 
     def all_keys(self) -> list[AgentKey]:
-        """Return all agents of all tenants."""
         return list(self._holdings)
 
     def owned_by(self, node: NodeName) -> list[AgentKey]:
@@ -222,7 +219,6 @@ class Directory:
         return tuple(sorted(self._in_doubt))
 
     def reservation(self, key: AgentKey) -> Reservation | None:
-        """Return where the agent is being started, if it is."""
         return self._reserved.get(key)
 
     def reserve(self, key: AgentKey, node: NodeName, epoch: int) -> Reservation:

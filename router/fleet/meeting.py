@@ -51,11 +51,9 @@ class Meeting:
             await asyncio.sleep(MEET_POLL_S)
 
     async def node(self, name: str) -> None:
-        """Wait for a node of this name."""
         await self.wait(lambda: self._membership.has_met_all() or self._is_member(name))
 
     async def roster(self) -> None:
-        """Wait until it is known which nodes there are."""
         await self.wait(lambda: self._membership.has_roster)
 
     async def agents(self) -> None:

@@ -124,7 +124,6 @@ class Membership:
         return tuple(self._members[name] for name in sorted(self._members))
 
     def find(self, name: NodeName) -> Member | None:
-        """Return the member called `name`, if there is one."""
         return self._members.get(name)
 
     def health(self, name: NodeName) -> Health:

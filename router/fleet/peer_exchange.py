@@ -40,7 +40,6 @@ class Introductions:
                 self._calls[member.name] = asyncio.create_task(work)
 
     async def close(self) -> None:
-        """Cancel the calls under way."""
         for task in self._calls.values():
             task.cancel()
         await asyncio.gather(*self._calls.values(), return_exceptions=True)

@@ -56,7 +56,6 @@ class Fields:
         self._prefix = prefix
 
     def param(self, name: str) -> str:
-        """Spell a field's full path."""
         return self._prefix + name
 
     def raw(self, name: str) -> Any:
@@ -64,7 +63,6 @@ class Fields:
         return self._body.get(name)
 
     def require(self, name: str) -> Any:
-        """Return a field that must be there."""
         value = self._body.get(name)
         if value is None:
             message = f"Missing required parameter: '{self.param(name)}'."
@@ -73,7 +71,6 @@ class Fields:
         return value
 
     def text(self, name: str, chars_max: int | None = None) -> str | None:
-        """Read a string."""
         value = self.raw(name)
         if value is None:
             return None
@@ -90,7 +87,6 @@ class Fields:
         return bool(value)
 
     def integer(self, name: str, low: int, high: int) -> int | None:
-        """Read an integer within bounds."""
         value = self.raw(name)
         if value is None:
             return None
@@ -101,7 +97,6 @@ class Fields:
         return int(value)
 
     def number(self, name: str, low: float, high: float) -> float | None:
-        """Read a finite number within bounds."""
         value = self.raw(name)
         if value is None:
             return None
@@ -113,12 +108,10 @@ class Fields:
         return float(value)
 
     def object(self, name: str) -> dict[str, Any] | None:
-        """Read an object."""
         value = self.raw(name)
         return None if value is None else require_object(value, self.param(name))
 
     def items(self, name: str, count_max: int) -> list[Any] | None:
-        """Read an array of bounded length."""
         value = self.raw(name)
         if value is None:
             return None

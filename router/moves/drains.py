@@ -74,7 +74,6 @@ class Drains:
         self._drains: dict[NodeName, Drain] = {}
 
     def find(self, node: NodeName) -> Drain | None:
-        """Return a node's drain, if it has one."""
         return self._drains.get(node)
 
     async def start(self, node: NodeName) -> Drain:
@@ -113,7 +112,6 @@ class Drains:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def seconds(self, drain: Drain) -> float:
-        """Return how long it has taken."""
         ended_s = drain.ended_s
         return (self._fleet.clock.monotonic_s() if ended_s is None else ended_s) - drain.started_s
 

@@ -34,7 +34,6 @@ class Migrations:
         self._tasks: set[asyncio.Task[MigrationReceipt]] = set()
 
     def is_moving(self, key: AgentKey) -> bool:
-        """Say whether this router is moving the agent right now."""
         return key in self._running
 
     async def heading(self, key: AgentKey) -> Heading | None:
@@ -58,7 +57,6 @@ class Migrations:
 
     @property
     def is_idle(self) -> bool:
-        """Say whether no agent at all is on the move."""
         return not self._running
 
     def refuse_moving(self, key: AgentKey) -> None:

@@ -53,7 +53,6 @@ class Prefetches:
         return await self._replicas.replicate(key, to, kept=None)
 
     async def cancel(self, key: AgentKey) -> AgentView:
-        """Let a load under way be."""
         await self._fleet.membership.refresh(relist=True)
         return await self._ask(key, cancel=True)
 
@@ -67,7 +66,6 @@ class Prefetches:
             task.add_done_callback(self._hinted.discard)
 
     async def close(self) -> None:
-        """Forget the hints."""
         tasks = list(self._hinted)
         for task in tasks:
             task.cancel()

@@ -18,7 +18,6 @@ class ModelsApi:
         self._created_s = int(fleet.clock.wall_s())
 
     def routes(self) -> list[Route]:
-        """Return the routes of this API."""
         return [
             Route("/v1/models", self.index, methods=["GET"]),
             # A model's name may be a path or hold slashes.
@@ -26,12 +25,10 @@ class ModelsApi:
         ]
 
     async def index(self, _request: Request) -> Response:
-        """List all models."""
         models = [self._model(name) for name in await self._models.names()]
         return JSONResponse({"object": "list", "data": models})
 
     async def show(self, request: Request) -> Response:
-        """Show one model."""
         name = request.path_params["model"]
         await self._models.require(name)
         return JSONResponse(self._model(name))

@@ -39,7 +39,6 @@ class Ledger:
         return Entry(node, prefill_s)
 
     def prefilled(self, entry: Entry) -> None:
-        """Note that the turn has produced its first token."""
         left_s = self._prefill_s.get(entry.node, 0.0) - entry.prefill_s
         self._prefill_s[entry.node] = max(0.0, left_s)
         entry.prefill_s = 0.0
@@ -56,7 +55,6 @@ class Ledger:
         return self._prefill_s.get(node, 0.0)
 
     def turns(self, node: NodeName) -> int:
-        """Turns running there through this router."""
         return self._turns[node]
 
     def turn_order(self, node: NodeName) -> int:

@@ -211,7 +211,6 @@ class LocalRay:
         self._keeper.start(node.process, self._command(node), environment, node.log, bounded=False)
 
     def find(self, process: str) -> RayNode | None:
-        """Return the node whose process is called so."""
         return next((node for node in self.nodes if node.process == process), None)
 
     def is_head(self, node: RayNode) -> bool:

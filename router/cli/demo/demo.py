@@ -167,16 +167,13 @@ class Demo:
 
     @property
     def turns(self) -> list[Turn]:
-        """Every turn, agent by agent."""
         return [turn for talk in self._talks for turn in talk.turns]
 
     @property
     def agents(self) -> list[str]:
-        """The agents' names."""
         return [talk.agent.name for talk in self._talks]
 
     def run(self) -> None:
-        """Go through all states."""
         self.pulse.start()
         try:
             for state, prepare in (

@@ -168,7 +168,6 @@ class Pulse(threading.Thread):
         self.failures: list[str] = []
 
     def run(self) -> None:
-        """Ask until stopped."""
         while not self._done.wait(PULSE_S):
             began_s = time.perf_counter()
             try:
@@ -185,6 +184,5 @@ class Pulse(threading.Thread):
             self.slowest_ms = max(self.slowest_ms, (time.perf_counter() - began_s) * 1000)
 
     def stop(self) -> None:
-        """Stop asking."""
         self._done.set()
         self.join()

@@ -56,7 +56,6 @@ class Station:
     links: tuple[LinkView, ...]
 
     def has(self, kind: LinkKind) -> bool:
-        """Say whether the node has an address of this kind."""
         return any(address.kind is kind for address in self.addresses)
 
 

@@ -50,7 +50,6 @@ class KeyFolder:
 
     @property
     def certificate(self) -> Path:
-        """Where the members' certificate is."""
         return self.path / MEMBER_CERTIFICATE
 
     @property
@@ -86,7 +85,6 @@ class KeyFolder:
         return [*done, "issued a new key and certificate for all members"]
 
     def make_token(self, *, anew: bool) -> list[str]:
-        """Make the password of the Ray cluster."""
         if (self.path / RAY_TOKEN).exists() and not anew:
             return []
         write_private(self.path / RAY_TOKEN, secrets.token_hex(_TOKEN_BYTES))
