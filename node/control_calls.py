@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any
 
-from fabric.control.calls import Route, decode_call, encode_reply, spec_of
+from fabric.control.calls import CallRoute, decode_call, encode_reply, spec_of
 from fabric.control.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
 from fabric.control.erasure_calls import EraseAgent, ShareErasures
 from fabric.control.node_calls import (
@@ -71,12 +71,12 @@ class ControlCalls:
         """The messages that are answered."""
         return frozenset(self._answers)
 
-    async def answer(self, raw: bytes, came_by: Route = Route.ACTOR) -> bytes:
+    async def answer(self, raw: bytes, came_by: CallRoute = CallRoute.ACTOR) -> bytes:
         """Decode, carry out and answer one call, if it may come so; errors go back as data."""
         try:
             _, call = decode_call(raw)
-            is_waited_for = spec_of(type(call)).route is Route.HTTP
-            if came_by is Route.HTTP and not is_waited_for:
+            is_waited_for = spec_of(type(call)).route is CallRoute.HTTP
+            if came_by is CallRoute.HTTP and not is_waited_for:
                 return encode_reply(error_reply(_ELSEWHERE))
             async with asyncio.timeout(_LIMIT_S):
                 with haste() if is_waited_for else nullcontext():

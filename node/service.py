@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import uvicorn
 
-from fabric.control.calls import Route, encode_reply
+from fabric.control.calls import CallRoute, encode_reply
 from fabric.control.node_calls import SelfTest
 from fabric.errors import FatalError, RetryLaterError
 from fabric.limits import CONTROL_TIMEOUT_S
@@ -144,7 +144,7 @@ class NodeService:
 
     async def _by_http(self, raw: bytes) -> bytes:
         calls = self._calls
-        return _NOT_READY if calls is None else await calls.answer(raw, Route.HTTP)
+        return _NOT_READY if calls is None else await calls.answer(raw, CallRoute.HTTP)
 
     def stop(self) -> None:
         """Save everything and end all threads."""

@@ -12,7 +12,7 @@ from router.moves.erasures import Erasures
 from router.moves.forks import Forks
 from router.moves.migrations import Migrations
 from router.moves.move_candidates import Sites
-from router.moves.prefetches import Prefetches
+from router.moves.prefetches import PrefetchRequests
 from router.moves.recovery import Recovery
 from router.moves.replicas import Replicas
 from router.telemetry import Telemetry
@@ -33,7 +33,7 @@ class Services:
     drains: Drains
     forks: Forks
     replicas: Replicas
-    prefetches: Prefetches
+    prefetches: PrefetchRequests
     introductions: Introductions
     turns: Turns
 
@@ -66,7 +66,7 @@ def assemble(fleet: Fleet, settings: RouterSettings, cluster_key: bytes) -> Serv
     recovery = Recovery(fleet, migrations, telemetry)
     sites = Sites(fleet)
     replicas = Replicas(fleet, migrations, sites, telemetry, settings.replicas)
-    prefetches = Prefetches(fleet, migrations, replicas, telemetry)
+    prefetches = PrefetchRequests(fleet, migrations, replicas, telemetry)
     erasures = Erasures(fleet, migrations, replicas, telemetry, cluster_key)
     fleet.membership.greeter = erasures
     fleet.directory.floor = erasures.floor

@@ -8,7 +8,7 @@ from router.prompt import Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnRequest:
     """Who asks which model for what; the operation keeps its name when it is retried."""
 
     operation: OperationId

@@ -42,7 +42,7 @@ CONTROL_PATH: Final = "/internal/control"
 NODE_HEADER: Final = "x-macfabric-node"  # whom the call is meant for: an address may change hands
 
 
-class Route(Enum):
+class CallRoute(Enum):
     """What carries a call."""
 
     ACTOR = "actor"
@@ -61,7 +61,7 @@ class CallSpec:
     message: type
     reply: type
     timeout_s: float = CONTROL_TIMEOUT_S
-    route: Route = Route.ACTOR
+    route: CallRoute = CallRoute.ACTOR
     to_lost: bool = False  # goes on though the node's lease is over: by it a node comes back
 
 
@@ -75,9 +75,9 @@ _SPECS: Final = (
     CallSpec("pin_agent", PinAgent, AgentView),
     CallSpec("offer_migration", OfferMigration, Offer, _SAVE_TIMEOUT_S),
     CallSpec("copy_blocks", CopyBlocks, Copied, COPY_TIMEOUT_S),
-    CallSpec("seal_agent", SealAgent, Offer, _SAVE_TIMEOUT_S, Route.HTTP),
+    CallSpec("seal_agent", SealAgent, Offer, _SAVE_TIMEOUT_S, CallRoute.HTTP),
     # The tail comes first; the agent is served nowhere meanwhile.
-    CallSpec("commit_migration", CommitMigration, Committed, 180.0, Route.HTTP),
+    CallSpec("commit_migration", CommitMigration, Committed, 180.0, CallRoute.HTTP),
     CallSpec("release_agent", ReleaseAgent, Done),
     CallSpec("abort_migration", AbortMigration, Done),
     CallSpec("offer_copy", OfferCopy, Offer),
@@ -110,7 +110,7 @@ class ErrorReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class NamedMessage:
     """A named call or reply; the name must stand in the receiver's table."""
 
     name: str
@@ -119,19 +119,19 @@ class Envelope:
 
 def encode_call(call: object) -> bytes:
     """Encode any call of `CALLS`."""
-    return pack(Envelope(spec_of(type(call)).name, pack(call)))
+    return pack(NamedMessage(spec_of(type(call)).name, pack(call)))
 
 
 def is_call(raw: bytes, kind: type) -> bool:
     """Say whether an encoded call is a `kind`, without decoding what is in it."""
     with suppress(RejectedError):
-        return unpack(Envelope, raw).name == spec_of(kind).name
+        return unpack(NamedMessage, raw).name == spec_of(kind).name
     return False
 
 
 def decode_call(raw: bytes) -> tuple[str, object]:
     """Return the call's name and message; raise RejectedError if it is none of `CALLS`."""
-    envelope = unpack(Envelope, raw)
+    envelope = unpack(NamedMessage, raw)
     if envelope.name not in CALLS:
         message = "unknown control call"
         raise RejectedError(message, code="unknown_call")
@@ -141,12 +141,12 @@ def decode_call(raw: bytes) -> tuple[str, object]:
 def encode_reply(reply: object) -> bytes:
     """Encode a reply or an ErrorReply."""
     name = "error" if isinstance(reply, ErrorReply) else "ok"
-    return pack(Envelope(name, pack(reply)))
+    return pack(NamedMessage(name, pack(reply)))
 
 
 def decode_reply(kind: type[Reply], raw: bytes) -> Reply | ErrorReply:
     """Decode the reply to a call whose answer is a `kind`."""
-    envelope = unpack(Envelope, raw)
+    envelope = unpack(NamedMessage, raw)
     if envelope.name == "error":
         return unpack(ErrorReply, envelope.body)
     return unpack(kind, envelope.body)

@@ -29,7 +29,7 @@ class Places:
     admitted: int = CONNECTIONS_MAX
 
 
-class Connection(Protocol):
+class ClientConnection(Protocol):
     """What the table knows of a connection."""
 
     source: str
@@ -66,7 +66,7 @@ class ConnectionTable:
     def __len__(self) -> int:
         return self._strangers_count + len(self._owners)
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         """Take in a stranger; the oldest of the busiest source goes where there are too many."""
         self._strangers.setdefault(connection.source, {})[connection] = None
         self._strangers_count += 1
@@ -90,7 +90,7 @@ class ConnectionTable:
         oldest.drop()
         return True
 
-    def admit(self, connection: Connection, owner: str) -> None:
+    def admit(self, connection: ClientConnection, owner: str) -> None:
         """Note that a request of `owner` was let in on this connection."""
         if connection in self._owners:
             del self._admitted[self._owners[connection]][connection]
@@ -101,11 +101,11 @@ class ConnectionTable:
         if len(self._owners) > self._places.admitted:
             self._make_room(connection)
 
-    def is_stranger(self, connection: Connection) -> bool:
+    def is_stranger(self, connection: ClientConnection) -> bool:
         """Say whether no request of it was let in yet."""
         return connection not in self._owners
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: ClientConnection) -> None:
         """Forget a connection; unknown ones are no error."""
         self.hold(connection, 0)
         owner = self._owners.pop(connection, None)
@@ -117,14 +117,14 @@ class ConnectionTable:
         if not group:
             del self._admitted[owner]
 
-    def hold(self, connection: Connection, head_bytes: int) -> None:
+    def hold(self, connection: ClientConnection, head_bytes: int) -> None:
         """Count an incomplete head; where all are too large together, the largest is dropped."""
         self._heads_bytes += head_bytes - connection.head_bytes
         connection.head_bytes = head_bytes
         if head_bytes and self._heads_bytes > HEADS_BYTES_MAX:
             max(self, key=_head_bytes).drop()
 
-    def _forget_stranger(self, connection: Connection) -> bool:
+    def _forget_stranger(self, connection: ClientConnection) -> bool:
         group = self._strangers.get(connection.source, {})
         if connection not in group:
             return False
@@ -134,7 +134,7 @@ class ConnectionTable:
             del self._strangers[connection.source]
         return True
 
-    def _make_room(self, newest: Connection) -> None:
+    def _make_room(self, newest: ClientConnection) -> None:
         """Drop the longest idle connection of whoever has most."""
         for group in sorted(self._admitted.values(), key=len, reverse=True):
             for each in group:
@@ -143,5 +143,5 @@ class ConnectionTable:
                     return
 
 
-def _head_bytes(connection: Connection) -> int:
+def _head_bytes(connection: ClientConnection) -> int:
     return connection.head_bytes

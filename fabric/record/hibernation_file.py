@@ -74,7 +74,7 @@ _KINDS: Final = frozenset(int(kind) for kind in FrameKind)
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class HibernationHeader:
     """What a file says of itself before anything else."""
 
     signed_with: SignedWith
@@ -130,7 +130,7 @@ def require_sound(holds: bool, why: str) -> None:  # noqa: FBT001 - reads as a s
 # --- writing -----------------------------------------------------------------------------------
 
 
-def file_bytes(header: Header, block_bytes: Iterable[int]) -> int:
+def file_bytes(header: HibernationHeader, block_bytes: Iterable[int]) -> int:
     """Return the length of the file with this header and blocks of these lengths."""
     sizes = [len(pack(header)), header.record_bytes, *block_bytes, END_BYTES]
     frames_count = sum(-(-size // HIBERNATION_FRAME_BYTES_MAX) for size in sizes)
@@ -138,7 +138,7 @@ def file_bytes(header: Header, block_bytes: Iterable[int]) -> int:
 
 
 def encode_file(
-    header: Header, record: bytes, payloads: Iterable[memoryview], signing_key: bytes
+    header: HibernationHeader, record: bytes, payloads: Iterable[memoryview], signing_key: bytes
 ) -> Iterator[bytes]:
     """Yield the file in pieces of about 1 MiB; `payloads` are read one by one as it goes."""
     assert header.key_id == key_id(signing_key), "the header names the key"
@@ -185,7 +185,7 @@ class _TagChain:
 # --- reading -----------------------------------------------------------------------------------
 
 
-def peek_header(lead: bytes) -> Header | None:
+def peek_header(lead: bytes) -> HibernationHeader | None:
     """Read the header off a file's first bytes, unverified; None where more are needed.
 
     Raises RejectedError for what is no file of this format. `LEAD_BYTES_MAX` bytes suffice.
@@ -268,7 +268,7 @@ class FrameReader:
         return Frame(kind, bytes(body))
 
 
-def open_reader(header: Header, signing_key: bytes) -> FrameReader:
+def open_reader(header: HibernationHeader, signing_key: bytes) -> FrameReader:
     """Return a reader for the file that begins with `header`; refuse any key but its own."""
     if not hmac.compare_digest(header.key_id, key_id(signing_key)):
         message = (
@@ -301,9 +301,9 @@ def _parse_head(head: bytes) -> tuple[FrameKind, int]:
     return kind, length
 
 
-def _parse_header(body: bytes) -> Header:
+def _parse_header(body: bytes) -> HibernationHeader:
     try:
-        header = unpack(Header, body, HIBERNATION_HEADER_BYTES_MAX)
+        header = unpack(HibernationHeader, body, HIBERNATION_HEADER_BYTES_MAX)
         parse_agent_id(header.agent)
     except RejectedError as error:
         message = f"the hibernation file's header does not decode: {error.message}"
@@ -315,7 +315,7 @@ def _parse_header(body: bytes) -> Header:
     return header
 
 
-def _is_plausible(header: Header) -> bool:
+def _is_plausible(header: HibernationHeader) -> bool:
     return (
         len(header.fingerprint) == FINGERPRINT_BYTES
         and len(header.key_id) == KEY_ID_BYTES

@@ -15,7 +15,7 @@ from fabric.kvcache.block_chain import BlockSpan, block_spans, span_ending
 from fabric.kvcache.block_file import payload_bytes
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.limits import BLOCK_TOKENS, SKETCH_PIECES_MAX
-from fabric.record.hibernation_file import Header, require_sound
+from fabric.record.hibernation_file import HibernationHeader, require_sound
 from fabric.record.manifest import Manifest, OwnerState, Piece, Placed
 from fabric.record.provenance import CutBy, Provenance
 from fabric.record.restore_plan import essential
@@ -24,7 +24,7 @@ _HASH_BITS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class RekeyedRecord:
     """A record under this fabric's names, and its blocks in the order in which they come."""
 
     record: Manifest
@@ -50,8 +50,12 @@ def portable(record: Manifest, window_tokens: int) -> Manifest:
 
 
 def rekeyed(
-    record: Manifest, header: Header, spec: ModelCacheSpec, salt: bytes, vocabulary_size: int
-) -> Arrival:
+    record: Manifest,
+    header: HibernationHeader,
+    spec: ModelCacheSpec,
+    salt: bytes,
+    vocabulary_size: int,
+) -> RekeyedRecord:
     """Name the record's blocks under `salt`; raise RejectedError unless all of it fits.
 
     The lengths of all blocks are checked against the model's: they may be allocated.
@@ -84,7 +88,7 @@ def rekeyed(
         windows=_placed(record.windows, named[first:second]),
         states=_placed(record.states, named[second : second + states]),
     )
-    return Arrival(made, tuple(places))
+    return RekeyedRecord(made, tuple(places))
 
 
 def owned_anew(
@@ -112,7 +116,7 @@ def _cut_only(record: Manifest) -> Provenance:
     return Provenance(cut_by=CutBy.HIBERNATED if record.is_cut else None)
 
 
-def _check_plain(record: Manifest, header: Header, vocabulary_size: int) -> None:
+def _check_plain(record: Manifest, header: HibernationHeader, vocabulary_size: int) -> None:
     _require(record.fingerprint == header.fingerprint)
     _require(record.agent == header.agent)
     _require((record.epoch, record.revision) == (header.epoch, header.revision))

@@ -15,7 +15,7 @@ from fabric.kvcache.hashing import token_bytes
 from fabric.limits import MODEL_NAME_CHARS_MAX
 from fabric.record.hibernation_file import (
     SALT_BYTES_MAX,
-    Header,
+    HibernationHeader,
     SignedWith,
     brought_signing_key,
     encode_file,
@@ -113,7 +113,7 @@ class Export:
         leaves = call.signing_key is not None
         raw = encode_manifest(replace(record, tenant=NOBODY) if leaves else record)
         sizes = [ref.payload_bytes for ref, _ in places]
-        header = Header(
+        header = HibernationHeader(
             signed_with=SignedWith.KEY if leaves else SignedWith.FABRIC,
             key_id=key_id(key),
             salt=call.salt,

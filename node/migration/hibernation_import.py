@@ -21,7 +21,7 @@ from fabric.record.hibernation_file import (
     LEAD_BYTES_MAX,
     FrameKind,
     FrameReader,
-    Header,
+    HibernationHeader,
     SignedWith,
     brought_signing_key,
     fabric_signing_key,
@@ -30,7 +30,7 @@ from fabric.record.hibernation_file import (
     require_sound,
 )
 from fabric.record.manifest import OwnerState, decode_manifest
-from fabric.record.rekey import Arrival, owned_anew, rekeyed
+from fabric.record.rekey import RekeyedRecord, owned_anew, rekeyed
 from node.agents.agent import Agent
 from node.store.finite import require_finite
 
@@ -46,10 +46,10 @@ class Import:
         self._call = call
         self._working = threading.Lock()
         self._lead = b""
-        self._header: Header | None = None
+        self._header: HibernationHeader | None = None
         self._reader: FrameReader | None = None
         self._raw_record = bytearray()
-        self._arrival: Arrival | None = None
+        self._arrival: RekeyedRecord | None = None
         self._payload = memoryview(b"")  # of the block that is arriving
         self._filled = 0
         self._stored: list[BlockRef] = []  # pinned until a record refers to them
@@ -114,7 +114,7 @@ class Import:
             blocks.abandon(stored)
             blocks.sweep()
 
-    def _open(self, header: Header) -> FrameReader:
+    def _open(self, header: HibernationHeader) -> FrameReader:
         node, call = self._node, self._call
         if header.signed_with is SignedWith.FABRIC:
             if header.tenant != call.tenant:
@@ -177,7 +177,7 @@ class Import:
         self._stored.append(ref)
         self._payload, self._filled = memoryview(b""), 0
 
-    def _arrived(self) -> Arrival:
+    def _arrived(self) -> RekeyedRecord:
         require_sound(self._arrival is not None, "its record is not whole")
         assert self._arrival is not None, "checked right above"
         return self._arrival

@@ -14,14 +14,14 @@ from router.http.fields import Fields, require_text
 from router.http.json_body import read_object
 from router.moves.copier import CopyReceipt
 from router.moves.forks import Forks
-from router.moves.prefetches import Prefetches
+from router.moves.prefetches import PrefetchRequests
 from router.moves.replicas import Replicas
 
 
 class CopiesApi:
     """Verbs that never change the agent they are about."""
 
-    def __init__(self, forks: Forks, replicas: Replicas, prefetches: Prefetches) -> None:
+    def __init__(self, forks: Forks, replicas: Replicas, prefetches: PrefetchRequests) -> None:
         self._forks = forks
         self._replicas = replicas
         self._prefetches = prefetches

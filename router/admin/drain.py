@@ -9,7 +9,7 @@ from starlette.routing import Route
 from fabric.ids import NodeName
 from fabric.limits import DRAIN_STUCK_MAX
 from router.fleet.fleet import Fleet
-from router.http.auth import Caller, caller_of, require_operator
+from router.http.auth import Principal, caller_of, require_operator
 from router.moves.drains import Drains, DrainState
 
 
@@ -42,7 +42,7 @@ class DrainApi:
         return JSONResponse({"node": node, "object": "node.drain", "state": "ready"})
 
 
-def drain_row(drains: Drains, node: NodeName, caller: Caller) -> dict[str, Any] | None:
+def drain_row(drains: Drains, node: NodeName, caller: Principal) -> dict[str, Any] | None:
     """Spell a node's drain: the names of a tenant's own agents, and for operators the counts."""
     drain = drains.find(node)
     if drain is None:

@@ -20,7 +20,7 @@ from fabric.record.hibernation_file import (
     LEAD_BYTES_MAX,
     SALT_BYTES_MAX,
     SIGNING_KEY_BYTES,
-    Header,
+    HibernationHeader,
     peek_header,
     require_sound,
 )
@@ -81,7 +81,7 @@ class HibernationApi:
         )
 
 
-async def _header(rest: AsyncIterator[bytes]) -> tuple[Header, bytes]:
+async def _header(rest: AsyncIterator[bytes]) -> tuple[HibernationHeader, bytes]:
     """Read a body as far as its file's header; return that and what was read."""
     lead = b""
     async for part in rest:

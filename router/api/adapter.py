@@ -8,8 +8,8 @@ from fabric.ids import AgentId, OperationId, TenantId
 from fabric.turn.generation import Admitted, Identity, Priority, Sampling
 from router.http.dialect import ErrorDialect
 from router.prompt import Prompt
-from router.turn_request import Turn
-from router.turns.answer import Answer
+from router.turn_request import TurnRequest
+from router.turns.answer import WholeAnswer
 from router.turns.open_turn import Answered
 
 
@@ -25,9 +25,9 @@ class Asked:
     priority: Priority
     prefetch: tuple[AgentId, ...]  # whose turns are expected next
 
-    def turn(self, operation: OperationId, tenant: TenantId) -> Turn:
+    def turn(self, operation: OperationId, tenant: TenantId) -> TurnRequest:
         """Make it one tenant's turn."""
-        return Turn(
+        return TurnRequest(
             operation=operation,
             tenant=tenant,
             model=self.model,
@@ -50,7 +50,7 @@ class ApiAdapter(ErrorDialect, Protocol[A]):
     def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> A:
         """Check a request; raise RejectedError naming the first parameter that is wrong."""
 
-    def whole(self, asked: A, admitted: Admitted, answer: Answer) -> Any:
+    def whole(self, asked: A, admitted: Admitted, answer: WholeAnswer) -> Any:
         """Spell a finished answer as JSON."""
 
     def frames(

@@ -15,7 +15,12 @@ from typing import Any, BinaryIO
 from fabric.control.hibernation_calls import MEDIA_TYPE
 from fabric.errors import RejectedError
 from fabric.limits import HIBERNATION_STALL_S, MIB
-from fabric.record.hibernation_file import LEAD_BYTES_MAX, FrameReader, Header, peek_header
+from fabric.record.hibernation_file import (
+    LEAD_BYTES_MAX,
+    FrameReader,
+    HibernationHeader,
+    peek_header,
+)
 from router.cli.endpoint import Endpoint
 from router.cli.errors import MISUSED, CommandError
 
@@ -60,9 +65,9 @@ def download(
     headers: Mapping[str, str],
     target: Path,
     *,
-    key_of: Callable[[Header], bytes | None],
+    key_of: Callable[[HibernationHeader], bytes | None],
     quiet: bool,
-) -> tuple[Header, Mapping[str, str]]:
+) -> tuple[HibernationHeader, Mapping[str, str]]:
     """Store a fabric's answer as `target`, whole, checked and durable, or not at all."""
     with endpoint.asking("POST", path, ANSWER_TIMEOUT_S) as connection:
         connection.request("POST", endpoint.path_of(path), b"", endpoint.headers(headers))
@@ -104,7 +109,7 @@ def upload(
     return endpoint.read(response.status, raw)
 
 
-def read_header(source: BinaryIO) -> Header:
+def read_header(source: BinaryIO) -> HibernationHeader:
     """Read what a file says of itself, and go back to its start."""
     try:
         header = peek_header(source.read(LEAD_BYTES_MAX))
@@ -121,10 +126,10 @@ def read_header(source: BinaryIO) -> Header:
 def _store(
     response: http.client.HTTPResponse,
     file: BinaryIO,
-    key_of: Callable[[Header], bytes | None],
+    key_of: Callable[[HibernationHeader], bytes | None],
     advance: Advance,
-) -> Header:
-    header: Header | None = None
+) -> HibernationHeader:
+    header: HibernationHeader | None = None
     reader: FrameReader | None = None
     lead = b""
     try:

@@ -13,7 +13,7 @@ from fabric.control.hibernation_calls import (
     SALT_HEADER,
     SIGNING_KEY_HEADER,
 )
-from fabric.record.hibernation_file import Header, SignedWith, brought_signing_key
+from fabric.record.hibernation_file import HibernationHeader, SignedWith, brought_signing_key
 from router.cli.endpoint import Endpoint, agent_path
 from router.cli.errors import MISUSED, CommandError
 from router.cli.file_exchange import download, read_header, upload
@@ -146,7 +146,7 @@ def _signing_headers(key_file: Path | None) -> tuple[dict[str, str], bytes | Non
     return {SIGNING_KEY_HEADER: key.hex(), SALT_HEADER: salt.hex()}, key
 
 
-def _key_headers(header: Header, key_file: Path | None) -> dict[str, str]:
+def _key_headers(header: HibernationHeader, key_file: Path | None) -> dict[str, str]:
     if header.signed_with is SignedWith.FABRIC:
         return {}
     if key_file is None:

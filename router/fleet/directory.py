@@ -35,7 +35,7 @@ class Holding:
 
 
 @dataclass(slots=True)
-class Reservation:
+class StartReservation:
     """Where an agent without a listed owner is being started; counts the turns that do so."""
 
     node: NodeName
@@ -53,7 +53,7 @@ class Directory:
         self._versions: dict[NodeName, tuple[int, int]] = {}
         self._unheard: dict[NodeName, set[AgentKey]] = {}  # noted, and not listed by the node yet
         self._doubted: set[NodeName] = set()
-        self._reserved: dict[AgentKey, Reservation] = {}
+        self._reserved: dict[AgentKey, StartReservation] = {}
         self._issued = GivenEpochs(EPOCHS_ISSUED_MAX)
         self._promised = GivenEpochs(EPOCHS_ISSUED_MAX)
         self._in_doubt: set[AgentKey] = set()
@@ -218,18 +218,18 @@ class Directory:
         """Return agents that are sealed, or that more than one node claims."""
         return tuple(sorted(self._in_doubt))
 
-    def reservation(self, key: AgentKey) -> Reservation | None:
+    def reservation(self, key: AgentKey) -> StartReservation | None:
         return self._reserved.get(key)
 
-    def reserve(self, key: AgentKey, node: NodeName, epoch: int) -> Reservation:
+    def reserve(self, key: AgentKey, node: NodeName, epoch: int) -> StartReservation:
         """Say where the agent is being started, in place of any earlier word."""
         # Who was asked before may be slow, not dead, and take the agent late: not at this epoch.
         self.issue(key, max(epoch, 1))
-        self._reserved[key] = Reservation(node, epoch)
+        self._reserved[key] = StartReservation(node, epoch)
         self._seat(key)
         return self._reserved[key]
 
-    def release(self, key: AgentKey, reservation: Reservation) -> None:
+    def release(self, key: AgentKey, reservation: StartReservation) -> None:
         """End one turn's use of a reservation; the last one removes it."""
         assert reservation.turns_count > 0, "released more often than joined"
         reservation.turns_count -= 1

@@ -22,21 +22,21 @@ from router.fresh_ids import fresh_leap
 from router.placement.cost import load_s, prefill_s
 from router.placement.load_ledger import Ledger
 from router.placement.seconds import (
-    Candidate,
     Job,
+    NodeCandidate,
     Policy,
     assumed_rates,
     place,
     with_shares,
 )
 from router.placement.sketch_index import Match, SketchIndex
-from router.turn_request import Turn
+from router.turn_request import TurnRequest
 
 READY = "ready"
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedTurn:
     """The node chosen for a turn, the prefill expected there, and whether it holds a part."""
 
     node: NodeName
@@ -170,7 +170,9 @@ class Fleet:
         views = (member.view for member in self.membership.members)
         return max((view.prompt_bytes_max for view in views if view), default=BODY_BYTES_MAX)
 
-    def place(self, turn: Turn, without: Container[NodeName], home: NodeName | None) -> Placed:
+    def place(
+        self, turn: TurnRequest, without: Container[NodeName], home: NodeName | None
+    ) -> PlacedTurn:
         """Choose a node for a turn that no owner must serve; raise if there is none."""
         views = [
             view for view in self.ready() if view.model == turn.model and view.name not in without
@@ -199,14 +201,14 @@ class Fleet:
         chosen = place(job, nodes, self.policy)
         missing_tokens = job.prompt_tokens - chosen.cached_tokens
         expected_s = prefill_s(missing_tokens, chosen.prefill_tokens_per_s)
-        return Placed(chosen.name, expected_s, chosen.cached_tokens > 0)
+        return PlacedTurn(chosen.name, expected_s, chosen.cached_tokens > 0)
 
-    def recompute_s(self, turn: Turn, without: NodeName) -> float:
+    def recompute_s(self, turn: TurnRequest, without: NodeName) -> float:
         """Estimate the prefill of a whole prompt on the fastest of the other nodes."""
         rates = [v.prefill_tokens_per_s for v in self.ready() if v.name != without]
         return prefill_s(turn.prompt.tokens_estimate, max(rates)) if any(rates) else math.inf
 
-    def continued(self, turn: Turn, without: Container[NodeName] = ()) -> NodeName | None:
+    def continued(self, turn: TurnRequest, without: Container[NodeName] = ()) -> NodeName | None:
         """Say where the conversation lives that an unnamed turn continues, if any is known."""
         if self.policy is not Policy.SECONDS:  # the baselines place every unnamed turn
             return None
@@ -221,7 +223,7 @@ class Fleet:
                 return node
         return None
 
-    def home(self, turn: Turn, without: Container[NodeName] = ()) -> NodeName | None:
+    def home(self, turn: TurnRequest, without: Container[NodeName] = ()) -> NodeName | None:
         """Say where an unnamed conversation that nobody seems to hold should rather go."""
         group = turn.identity.agent
         matches = self._matches(turn)
@@ -239,13 +241,13 @@ class Fleet:
                 return owner.node
         return self._hashed_home(turn, without)
 
-    def _hashed_home(self, turn: Turn, without: Container[NodeName]) -> NodeName | None:
+    def _hashed_home(self, turn: TurnRequest, without: Container[NodeName]) -> NodeName | None:
         # Prompts below one sketch piece leave no trace: their opening picks the node.
         names = [v.name for v in self.ready() if v.model == turn.model and v.name not in without]
         seed = f"{turn.tenant}:{turn.identity.agent or turn.prompt.opening}"
         return max(names, key=lambda name: _weight(f"{seed}:{name}"), default=None)
 
-    def _candidate(self, turn: Turn, view: NodeView, match: Match | None) -> Candidate:
+    def _candidate(self, turn: TurnRequest, view: NodeView, match: Match | None) -> NodeCandidate:
         cached = 0
         from_disk_s = 0.0
         if match is not None:
@@ -255,7 +257,7 @@ class Fleet:
                 cached -= cached % BLOCK_TOKENS  # others' memory is shared by whole blocks
             if match.continued and not self._is_hot((turn.tenant, match.continued), view.name):
                 from_disk_s = load_s(cached * view.bytes_per_token)
-        return Candidate(
+        return NodeCandidate(
             name=view.name,
             prefill_tokens_per_s=view.prefill_tokens_per_s,
             decode_tokens_per_s=view.decode_tokens_per_s,
@@ -270,7 +272,7 @@ class Fleet:
             turn_order=self.ledger.turn_order(view.name),
         )
 
-    def _matches(self, turn: Turn) -> dict[NodeName, Match]:
+    def _matches(self, turn: TurnRequest) -> dict[NodeName, Match]:
         prompt = turn.prompt
         return self.sketches.matches(turn.tenant, prompt.sketch, prompt.opening)
 

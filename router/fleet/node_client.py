@@ -18,8 +18,8 @@ from fabric.codec import dump_json, parse_json
 from fabric.control.calls import (
     CONTROL_PATH,
     NODE_HEADER,
+    CallRoute,
     ErrorReply,
-    Route,
     decode_reply,
     encode_call,
     spec_of,
@@ -129,7 +129,7 @@ class HttpNodeLink:
         limit_s = spec.timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                by_http = self._hastens and spec.route is Route.HTTP and self.http_url
+                by_http = self._hastens and spec.route is CallRoute.HTTP and self.http_url
                 work = (self._over_http if by_http else self._transport)(encode_call(message))
                 raw = await (work if spec.to_lost else self._unless_lost(work))
         except TimeoutError:

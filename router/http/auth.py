@@ -22,7 +22,7 @@ _SCOPE = "macfabric.caller"
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Principal:
     """Whom a request was let in for; neither: a stranger on an open path."""
 
     tenant: TenantId | None = None
@@ -34,9 +34,9 @@ class Caller:
         return self.tenant or (f"operator {self.operator}" if self.operator else "a stranger")
 
 
-def caller_of(request: Request) -> Caller:
+def caller_of(request: Request) -> Principal:
     """Return whom the request was let in for."""
-    caller: Caller = request.scope[_SCOPE]
+    caller: Principal = request.scope[_SCOPE]
     return caller
 
 
@@ -88,29 +88,29 @@ class Auth:
             except UnauthorizedError:
                 if scope["path"] not in OPEN_PATHS:
                     raise
-                scope[_SCOPE] = Caller()
+                scope[_SCOPE] = Principal()
         elif scope["type"] == "websocket":
             message = "there are no websockets here"
             raise FabricError(message)
         await self._app(scope, receive, send)
 
-    def _caller(self, scope: Scope) -> Caller:
+    def _caller(self, scope: Scope) -> Principal:
         headers = Headers(scope=scope)
         operator = self._named_operator(headers)
         given = _given_key(headers)
         if given is not None:
             tenant = name_of(given, self._tenants)
             if tenant is not None:
-                return Caller(TenantId(tenant), operator)
+                return Principal(TenantId(tenant), operator)
             operator = operator or name_of(given, self._operators)
             # Where no key is configured, one that a client library insists on sending means
             # nothing.
             if operator is None and self._tenants:
                 raise _unknown()
         if self._loopback_without_key and is_local(scope, headers):
-            return Caller(DEFAULT_TENANT, operator)
+            return Principal(DEFAULT_TENANT, operator)
         if operator is not None:
-            return Caller(None, operator)
+            return Principal(None, operator)
         message = "send an API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
         raise UnauthorizedError(message)
 

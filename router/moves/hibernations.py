@@ -33,9 +33,9 @@ from fabric.errors import (
 )
 from fabric.ids import AgentKey, NodeName
 from fabric.limits import FRAME_BYTES_MAX, NAME_CHARS_TOLD
-from fabric.record.hibernation_file import Header
+from fabric.record.hibernation_file import HibernationHeader
 from fabric.record.manifest import OwnerState
-from router.fleet.directory import Holding, Reservation
+from router.fleet.directory import Holding, StartReservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.fresh_ids import fresh_migration
@@ -92,7 +92,7 @@ class Hibernations:
             self._fleet, lambda: self._attempt(key, signing_key, salt), relist=True
         )
 
-    async def resume(self, wanted: Wanted, header: Header, upload: Upload) -> Resumed:
+    async def resume(self, wanted: Wanted, header: HibernationHeader, upload: Upload) -> Resumed:
         """Let a node take the file in and own the agent; raise ConflictError where it may not."""
         key = wanted.key
         await self._fleet.membership.refresh(relist=True)
@@ -144,7 +144,7 @@ class Hibernations:
         self._migrations.refuse_moving(wanted.key)
         directory = self._fleet.directory
         owner = directory.owner(wanted.key)
-        started: Reservation | None = directory.reservation(wanted.key)
+        started: StartReservation | None = directory.reservation(wanted.key)
         if started is not None or (owner is not None and not wanted.replace):
             message = (
                 f"an agent is called {wanted.key[1]!r} already: replace it, or choose another name"
@@ -152,7 +152,7 @@ class Hibernations:
             raise ConflictError(message, code="agent_exists")
         return owner
 
-    def _choose(self, wanted: Wanted, header: Header, owner: Holding | None) -> NodeView:
+    def _choose(self, wanted: Wanted, header: HibernationHeader, owner: Holding | None) -> NodeView:
         """Return the node that is asked for, or the least busy one that runs the file's model."""
         ready = self._fleet.ready()
         fitting = [view for view in ready if view.fingerprint == header.fingerprint.hex()]

@@ -19,7 +19,7 @@ from router.telemetry import Telemetry
 _LOG = logging.getLogger("macfabric.router.prefetches")
 
 
-class Prefetches:
+class PrefetchRequests:
     """Asks owners to load agents, and other nodes to fetch a copy."""
 
     def __init__(

@@ -12,7 +12,7 @@ from router.openai.chat_request import parse_chat
 from router.openai.errors import OpenAiErrors
 from router.openai.request import OpenAiRequest
 from router.openai.shape import Shape
-from router.turns.answer import Answer
+from router.turns.answer import WholeAnswer
 from router.turns.open_turn import Answered
 
 
@@ -28,7 +28,9 @@ class ChatAdapter(OpenAiErrors):
         """Check a request."""
         return parse_chat(headers, body)
 
-    def whole(self, asked: OpenAiRequest, admitted: Admitted, answer: Answer) -> dict[str, Any]:
+    def whole(
+        self, asked: OpenAiRequest, admitted: Admitted, answer: WholeAnswer
+    ) -> dict[str, Any]:
         """Spell a finished answer."""
         return self._shape(asked, admitted).completion(answer)
 
@@ -66,7 +68,7 @@ class ChatAdapter(OpenAiErrors):
 class _ChatShape(Shape):
     """The choices of a chat's answer."""
 
-    def completion(self, answer: Answer) -> dict[str, Any]:
+    def completion(self, answer: WholeAnswer) -> dict[str, Any]:
         """Spell a whole answer."""
         has_text = bool(answer.text) or not answer.calls
         message: dict[str, Any] = {

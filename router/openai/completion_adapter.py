@@ -12,7 +12,7 @@ from router.openai.completion_request import parse_completion
 from router.openai.errors import OpenAiErrors
 from router.openai.request import OpenAiRequest
 from router.openai.shape import Shape
-from router.turns.answer import Answer
+from router.turns.answer import WholeAnswer
 from router.turns.open_turn import Answered
 
 
@@ -28,7 +28,9 @@ class CompletionAdapter(OpenAiErrors):
         """Check a request."""
         return parse_completion(headers, body)
 
-    def whole(self, asked: OpenAiRequest, admitted: Admitted, answer: Answer) -> dict[str, Any]:
+    def whole(
+        self, asked: OpenAiRequest, admitted: Admitted, answer: WholeAnswer
+    ) -> dict[str, Any]:
         """Spell a finished answer; thoughts are part of the text."""
         shape = self._shape(asked, admitted)
         text, finished = answer.reasoning + answer.text, answer.finished

@@ -10,7 +10,7 @@ from fabric.ids import NodeName
 
 
 @dataclass(slots=True)
-class Entry:
+class Booking:
     """One running turn's share of a node's load."""
 
     node: NodeName
@@ -28,7 +28,7 @@ class Ledger:
         self._last_cold: dict[NodeName, int] = {}
         self._count = 0
 
-    def begin(self, node: NodeName, prefill_s: float, *, cold: bool) -> Entry:
+    def begin(self, node: NodeName, prefill_s: float, *, cold: bool) -> Booking:
         """Book a turn; its prefill counts until `prefilled`."""
         self._prefill_s[node] = self._prefill_s.get(node, 0.0) + prefill_s
         self._turns[node] += 1
@@ -36,14 +36,14 @@ class Ledger:
         self._last[node] = self._count
         if cold:
             self._last_cold[node] = self._count
-        return Entry(node, prefill_s)
+        return Booking(node, prefill_s)
 
-    def prefilled(self, entry: Entry) -> None:
+    def prefilled(self, entry: Booking) -> None:
         left_s = self._prefill_s.get(entry.node, 0.0) - entry.prefill_s
         self._prefill_s[entry.node] = max(0.0, left_s)
         entry.prefill_s = 0.0
 
-    def end(self, entry: Entry) -> None:
+    def end(self, entry: Booking) -> None:
         """Close a booking; closing twice is no error."""
         if entry.open:
             entry.open = False

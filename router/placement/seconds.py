@@ -29,7 +29,7 @@ class Policy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class NodeCandidate:
     """One node that may serve the turn."""
 
     name: NodeName
@@ -56,13 +56,13 @@ class Job:
     home: NodeName | None = None
 
 
-def _prompt_s(job: Job, node: Candidate) -> float:
+def _prompt_s(job: Job, node: NodeCandidate) -> float:
     rate = node.prefill_tokens_per_s
     anew_s = prefill_s(job.prompt_tokens, rate)
     return min(anew_s, node.load_s + prefill_s(job.prompt_tokens - node.cached_tokens, rate))
 
 
-def _answer_s(job: Job, node: Candidate) -> float:
+def _answer_s(job: Job, node: NodeCandidate) -> float:
     """Count the answer's own seconds and those that it takes from its neighbours."""
     if node.decode_tokens_per_s <= 0:
         return 0.0
@@ -72,7 +72,7 @@ def _answer_s(job: Job, node: Candidate) -> float:
     return with_us + node.active * (with_us - without_us)
 
 
-def cost_s(job: Job, node: Candidate) -> float:
+def cost_s(job: Job, node: NodeCandidate) -> float:
     """Estimate the seconds that serving `job` on `node` costs, stickiness apart."""
     return node.queue_s + _prompt_s(job, node) + _answer_s(job, node)
 
@@ -84,7 +84,7 @@ def assumed_rates(measured: Sequence[float], unknown: float) -> list[float]:
     return [rate if rate > 0 else mean for rate in measured]
 
 
-def with_shares(nodes: Sequence[Candidate], kept: NodeName | None) -> list[Candidate]:
+def with_shares(nodes: Sequence[NodeCandidate], kept: NodeName | None) -> list[NodeCandidate]:
     """Say which nodes have their part of all agents, by number and class of speed.
 
     `kept` holds a copy of this very agent, and takes it all the same.
@@ -108,7 +108,7 @@ def _weight(speed: float) -> float:
     return weight
 
 
-def _overload_s(job: Job, node: Candidate) -> float:
+def _overload_s(job: Job, node: NodeCandidate) -> float:
     """Count a node with more than its part as if it had to do all the work once more.
 
     So agents that begin alike do not all follow the first one, nor the slightly faster node;
@@ -120,7 +120,7 @@ def _overload_s(job: Job, node: Candidate) -> float:
     return max(2 * STICKINESS_S, work_s)
 
 
-def _by_seconds(job: Job, nodes: Sequence[Candidate]) -> Candidate:
+def _by_seconds(job: Job, nodes: Sequence[NodeCandidate]) -> NodeCandidate:
     costs = {node.name: cost_s(job, node) + _overload_s(job, node) for node in nodes}
     limit_s = near_s(min(costs.values()))
     near = [node for node in nodes if costs[node.name] <= limit_s]
@@ -131,26 +131,28 @@ def _by_seconds(job: Job, nodes: Sequence[Candidate]) -> Candidate:
     return min(near, key=_fill)
 
 
-def _fill(node: Candidate) -> tuple[float, int, int, str]:
+def _fill(node: NodeCandidate) -> tuple[float, int, int, str]:
     return (node.agents / node.weight, node.cold_order, node.held_tokens, node.name)
 
 
-def _least_load(_job: Job, nodes: Sequence[Candidate]) -> Candidate:
+def _least_load(_job: Job, nodes: Sequence[NodeCandidate]) -> NodeCandidate:
     return min(nodes, key=lambda node: (node.queue_s, node.active, node.turn_order, node.name))
 
 
-def _round_robin(_job: Job, nodes: Sequence[Candidate]) -> Candidate:
+def _round_robin(_job: Job, nodes: Sequence[NodeCandidate]) -> NodeCandidate:
     return min(nodes, key=lambda node: (node.turn_order, node.name))
 
 
-_CHOICES: dict[Policy, Callable[[Job, Sequence[Candidate]], Candidate]] = {
+_CHOICES: dict[Policy, Callable[[Job, Sequence[NodeCandidate]], NodeCandidate]] = {
     Policy.SECONDS: _by_seconds,
     Policy.LEAST_LOAD: _least_load,
     Policy.ROUND_ROBIN: _round_robin,
 }
 
 
-def place(job: Job, nodes: Sequence[Candidate], policy: Policy = Policy.SECONDS) -> Candidate:
+def place(
+    job: Job, nodes: Sequence[NodeCandidate], policy: Policy = Policy.SECONDS
+) -> NodeCandidate:
     """Choose the node for `job`; the same arguments always give the same node."""
     assert nodes, "the caller checks that a node is eligible"
     return _CHOICES[policy](job, nodes)

@@ -10,7 +10,7 @@ _REASON_CHARS_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WholeAnswer:
     """Text, reasoning, calls and counts of one finished turn."""
 
     text: str
@@ -20,7 +20,7 @@ class Answer:
     finished: Finished  # why, after how many tokens, at which stop string
 
 
-async def gather(opened: OpenTurn) -> Answer:
+async def gather(opened: OpenTurn) -> WholeAnswer:
     """Read a turn to its end; raise FabricError where its node breaks off."""
     texts: list[str] = []
     thoughts: list[str] = []
@@ -37,7 +37,7 @@ async def gather(opened: OpenTurn) -> Answer:
             else:
                 finished = event
     assert finished is not None, "a stream without a last event raises"
-    return Answer("".join(texts), "".join(thoughts), tuple(calls), tuple(logprobs), finished)
+    return WholeAnswer("".join(texts), "".join(thoughts), tuple(calls), tuple(logprobs), finished)
 
 
 def memory_headers(admitted: Admitted) -> dict[str, str]:

@@ -26,15 +26,15 @@ from fabric.errors import (
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import Admitted, Event, Failed, HandedOver, Identity, IdentityKind
-from router.fleet.directory import Directory, Holding, Reservation
+from router.fleet.directory import Directory, Holding, StartReservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.fleet.remote_errors import remote_error
 from router.moves.migrations import Migrations
 from router.moves.recovery import Recovery
-from router.placement.load_ledger import Entry
+from router.placement.load_ledger import Booking
 from router.telemetry import Telemetry
-from router.turn_request import Turn
+from router.turn_request import TurnRequest
 from router.turns.model_check import ModelCheck
 from router.turns.open_turn import OpenTurn
 
@@ -55,7 +55,7 @@ class Target:
     waits: bool
     prefill_s: float = 0.0
     cold: bool = False
-    reservation: Reservation | None = None
+    reservation: StartReservation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Standing:
 
     first: Admitted
     source: AsyncGenerator[Event, None]
-    entry: Entry
+    entry: Booking
     end: Callable[[], None]
 
 
@@ -100,7 +100,7 @@ class Turns:
         self._hint = hint
         self._models = ModelCheck(fleet)
 
-    async def open(self, turn: Turn) -> OpenTurn:
+    async def open(self, turn: TurnRequest) -> OpenTurn:
         """Return the turn once a node has admitted it."""
         try:
             await self._models.require(turn.model)
@@ -120,7 +120,7 @@ class Turns:
         self._hint(turn.tenant, turn.prefetch)
         return opened
 
-    async def _open(self, turn: Turn) -> OpenTurn:
+    async def _open(self, turn: TurnRequest) -> OpenTurn:
         started_s = self._now_s()
         standing = await self._admitted(turn)
 
@@ -153,7 +153,7 @@ class Turns:
             is_current=lambda: self._is_current(turn, standing),
         )
 
-    async def _admitted(self, turn: Turn, *, goes_first: bool = False) -> Standing:
+    async def _admitted(self, turn: TurnRequest, *, goes_first: bool = False) -> Standing:
         """Find a node that takes the turn, whatever it takes."""
         attempt = Attempt(self._now_s(), goes_first)
         while True:
@@ -179,11 +179,11 @@ class Turns:
                     return standing
                 turn = await self._named(turn, standing)
 
-    def _is_current(self, turn: Turn, standing: Standing) -> bool:
+    def _is_current(self, turn: TurnRequest, standing: Standing) -> bool:
         first = standing.first
         return first.epoch >= self._directory.issued((turn.tenant, first.agent))
 
-    async def _named(self, turn: Turn, standing: Standing) -> Turn:
+    async def _named(self, turn: TurnRequest, standing: Standing) -> TurnRequest:
         """Leave an agent found by content at an epoch that is over; ask for it by its name.
 
         Its content says nothing of its epoch: every further try would be fenced, too.
@@ -192,7 +192,7 @@ class Turns:
         await standing.source.aclose()
         return replace(turn, identity=Identity(IdentityKind.AGENT, standing.first.agent))
 
-    async def _sent_ahead(self, turn: Turn, key: AgentKey) -> Standing | None:
+    async def _sent_ahead(self, turn: TurnRequest, key: AgentKey) -> Standing | None:
         """Let a handed-over turn wait where its agent is headed while the move is committed."""
         heading = await self._migrations.heading(key)
         if heading is None:
@@ -210,7 +210,7 @@ class Turns:
         finally:
             landed.cancel()
 
-    async def _target(self, turn: Turn, attempt: Attempt) -> Target:
+    async def _target(self, turn: TurnRequest, attempt: Attempt) -> Target:
         if turn.identity.kind is not IdentityKind.AGENT:
             return self._unnamed(turn, attempt)
         key = _key(turn)
@@ -241,7 +241,9 @@ class Turns:
         reservation = self._directory.reserve(key, owner.node, epoch)
         return Target(owner.node, epoch, waits=True, reservation=reservation)
 
-    def _begun(self, turn: Turn, key: AgentKey, attempt: Attempt, owner: Holding | None) -> Target:
+    def _begun(
+        self, turn: TurnRequest, key: AgentKey, attempt: Attempt, owner: Holding | None
+    ) -> Target:
         """Reserve a node for an agent that no reachable node owns."""
         home = self._replica(key, attempt)
         # Where an erasure has not arrived, the turn would bring the erased memory back.
@@ -268,7 +270,7 @@ class Turns:
         latest = sorted(holdings, key=_lateness, reverse=True)
         return next((h.node for h in latest if self._usable(h.node, attempt)), None)
 
-    def _unnamed(self, turn: Turn, attempt: Attempt) -> Target:
+    def _unnamed(self, turn: TurnRequest, attempt: Attempt) -> Target:
         owner = self._fleet.continued(turn, attempt.given_up)
         if owner is not None:
             return Target(owner, epoch=0, waits=True)
@@ -283,7 +285,7 @@ class Turns:
             cold=not placed.cached,
         )
 
-    async def _start(self, turn: Turn, target: Target) -> Standing:
+    async def _start(self, turn: TurnRequest, target: Target) -> Standing:
         fleet, reservation = self._fleet, target.reservation
         source = fleet.link(target.node).generate(turn.request(target.epoch))
         if reservation:
@@ -296,7 +298,9 @@ class Turns:
             self._leave(turn, reservation)
             await source.aclose()
             raise
-        self._remember(turn, first, reservation)
+        if reservation:
+            reservation.epoch = first.epoch
+        self._remember(turn, first)
 
         def end() -> None:
             if entry.open:  # a turn that was handed over has ended here before
@@ -305,26 +309,22 @@ class Turns:
 
         return Standing(first, source, entry, end)
 
-    def _remember(self, turn: Turn, first: Admitted, reservation: Reservation | None) -> None:
-        if reservation:
-            reservation.epoch = first.epoch
-        key = (turn.tenant, first.agent)
+    def _remember(self, turn: TurnRequest, first: Admitted) -> None:
+        tenant, agent = key = turn.tenant, first.agent
         known = self._directory.owner(key)
         group = known.group if known else None
         if turn.identity.kind is IdentityKind.GROUP:
             group = turn.identity.agent
         self._fleet.note_holding(key, first.node, first.epoch, OwnerState.OWNED, group)
         prompt = turn.prompt
-        self._fleet.sketches.put(
-            turn.tenant, first.node, first.agent, prompt.sketch, opening=prompt.opening
-        )
+        self._fleet.sketches.put(tenant, first.node, agent, prompt.sketch, opening=prompt.opening)
 
-    def _leave(self, turn: Turn, reservation: Reservation | None) -> None:
+    def _leave(self, turn: TurnRequest, reservation: StartReservation | None) -> None:
         if reservation:
             self._directory.release(_key(turn), reservation)
 
     async def _wait_or_give_up(
-        self, turn: Turn, target: Target, attempt: Attempt, error: NodeLostError
+        self, turn: TurnRequest, target: Target, attempt: Attempt, error: NodeLostError
     ) -> None:
         now_s = self._now_s()
         if attempt.lost_since_s is None:
@@ -394,6 +394,6 @@ def _admission(event: Event, node: NodeName) -> Admitted:
     return event
 
 
-def _key(turn: Turn) -> AgentKey:
+def _key(turn: TurnRequest) -> AgentKey:
     assert turn.identity.agent is not None, "only a named agent has a key"
     return turn.tenant, turn.identity.agent

@@ -27,7 +27,7 @@ from fabric.kvcache.rotation import Rotation
 from fabric.net.handshake import Role, prove
 from fabric.net.ticket import Ticket, issue_ticket, open_ticket
 from fabric.net.wire import Hello
-from fabric.record.hibernation_file import Header, SignedWith
+from fabric.record.hibernation_file import HibernationHeader, SignedWith
 from fabric.record.manifest import (
     Manifest,
     OwnerState,
@@ -116,7 +116,7 @@ MANIFEST = Manifest(
     provenance=Provenance(served=LastServed(NodeName("node-a"), 17)),
 )
 TOMBSTONE = Tombstone("0a" * 16, "0b" * 16, 7, 1_700_000_000.5)
-HEADER = Header(
+HEADER = HibernationHeader(
     signed_with=SignedWith.KEY,
     key_id=b"k" * 8,
     salt=b"salt",
@@ -151,7 +151,7 @@ CODED: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
     "manifest": (MANIFEST, encode_manifest, decode_manifest),
     "spec": (RECORD, encode_spec, decode_spec),
     "tombstone": (TOMBSTONE, encode_tombstone, decode_tombstone),
-    "hibernation header": (HEADER, pack, lambda raw: unpack(Header, raw)),
+    "hibernation header": (HEADER, pack, lambda raw: unpack(HibernationHeader, raw)),
     "ticket": (
         TICKET,
         lambda ticket: issue_ticket(KEY, ticket),

@@ -16,11 +16,11 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from fabric.codec import wire_kind, wire_name
-from fabric.control.calls import CALLS, Envelope, ErrorReply
+from fabric.control.calls import CALLS, ErrorReply, NamedMessage
 from fabric.control.hibernation_calls import Hibernate, Resume, Resumed
 from fabric.net import wire
 from fabric.net.ticket import Ticket
-from fabric.record.hibernation_file import Header
+from fabric.record.hibernation_file import HibernationHeader
 from fabric.record.manifest import Manifest
 from fabric.record.spec_file import SpecRecord
 from fabric.record.tombstone import Tombstone
@@ -38,7 +38,7 @@ def roots() -> Iterator[tuple[str, type]]:
     for name, spec in CALLS.items():
         yield f"call {name}", spec.message
         yield f"reply {name}", spec.reply
-    yield from (("envelope", Envelope), ("error", ErrorReply))
+    yield from (("envelope", NamedMessage), ("error", ErrorReply))
     for number, (kind, _) in wire._KINDS.items():
         yield f"frame {number}", kind
     for name, event in generation._EVENTS.items():
@@ -46,7 +46,7 @@ def roots() -> Iterator[tuple[str, type]]:
     yield "generate", generation.GenerateRequest
     yield from (("hibernate", Hibernate), ("resume", Resume), ("resumed", Resumed))
     yield from (("record", Manifest), ("spec", SpecRecord), ("tombstone", Tombstone))
-    yield from (("hibernation header", Header), ("ticket", Ticket), ("served", Served))
+    yield from (("hibernation header", HibernationHeader), ("ticket", Ticket), ("served", Served))
     yield "settings", FabricSettings
 
 

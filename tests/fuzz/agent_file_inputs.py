@@ -14,7 +14,7 @@ from fabric.record.hibernation_file import (
     HEAD_BYTES,
     TAG_BYTES,
     FrameKind,
-    Header,
+    HibernationHeader,
     SignedWith,
     _TagChain,
     brought_signing_key,
@@ -57,7 +57,7 @@ def agent_file_seeds() -> list[bytes]:
     window = with_kv(tail.tokens, tail.kv, MIXED, tail.parent, tail.ref.group.WINDOW)
     record = replace(make_manifest([full, tail]), windows=(Placed(window.ref, 265),))
     blocks = [full, tail, window]
-    header = Header(
+    header = HibernationHeader(
         signed_with=SignedWith.KEY,
         key_id=key_id(KEY),
         salt=b"salt",

@@ -7,7 +7,7 @@ import msgpack
 
 from fabric import PROTOCOL_VERSION
 from fabric.codec import pack, parse_json, to_plain
-from fabric.control.calls import CALLS, Envelope, encode_call
+from fabric.control.calls import CALLS, NamedMessage, encode_call
 from fabric.control.copy_calls import KeepFork, PrefetchAgent
 from fabric.control.erasure_calls import EraseAgent
 from fabric.control.node_calls import CommitMigration, Describe, Flush, Offer
@@ -111,7 +111,7 @@ def rebuilt_call(rng: Rng, seed: bytes) -> bytes:
     tree = msgpack.unpackb(seed)
     if rng.random() < 0.7:
         name = tree["name"] if rng.random() < 0.9 else rng.choice(sorted(CALLS))
-        return pack(Envelope(name, rebuilt_msgpack(rng, tree["body"])))
+        return pack(NamedMessage(name, rebuilt_msgpack(rng, tree["body"])))
     return spell_msgpack(rng, mutate_tree(rng, tree))
 
 

@@ -17,7 +17,7 @@ from fabric.turn.generation import (
     Sampling,
 )
 from router.prompt import chat_prompt
-from router.turn_request import Turn
+from router.turn_request import TurnRequest
 from tests.sim import oracle
 from tests.sim.epochs import Epochs, told
 from tests.sim.model import MODEL
@@ -300,7 +300,7 @@ class Clients:
             call.task = asyncio.create_task(asyncio.sleep(0))
             call.outbox.put_nowait(_gone())
             return call
-        turn = Turn(
+        turn = TurnRequest(
             operation=call.operation,
             tenant=talk.tenant,
             model=MODEL,

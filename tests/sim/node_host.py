@@ -5,7 +5,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fabric.control.calls import Route, decode_call, encode_call, encode_reply
+from fabric.control.calls import CallRoute, decode_call, encode_call, encode_reply
 from fabric.control.node_calls import SelfTest, Stop
 from fabric.errors import FabricError, RetryLaterError
 from fabric.settings import NodeSettings
@@ -197,7 +197,7 @@ class NodeHost:
 
     async def _by_http(self, raw):
         calls = self._calls
-        return _NOT_READY if calls is None else await calls.answer(raw, Route.HTTP)
+        return _NOT_READY if calls is None else await calls.answer(raw, CallRoute.HTTP)
 
     # --- what reaches it ---------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from fabric.ids import AgentId, OperationId, TenantId
 from fabric.turn.generation import Delta, Finished, Identity, IdentityKind, Sampling
 from node.store.posix_disk import DiskError
 from router.prompt import chat_prompt
-from router.turn_request import Turn
+from router.turn_request import TurnRequest
 from tests.sim import chances, oracle
 from tests.sim.disk import SimDisk
 from tests.sim.loop import SimLoop
@@ -89,7 +89,7 @@ class Talk:
 
     async def _read(self, sampling):
         self._operations += 1
-        turn = Turn(
+        turn = TurnRequest(
             operation=OperationId(f"{self.key[1]}-{self._operations:08}"),
             tenant=TENANT,
             model=MODEL,

@@ -7,7 +7,7 @@ from fabric.ids import AgentId, OperationId, TenantId
 from fabric.settings import NodeSettings
 from fabric.turn.generation import Delta, Finished, Identity, IdentityKind, Sampling
 from router.prompt import chat_prompt
-from router.turn_request import Turn
+from router.turn_request import TurnRequest
 from tests.sim.model import KINDS, MODEL
 from tests.sim.world import MIB, World, run
 from tests.support.conversations import said
@@ -54,7 +54,7 @@ class Script(World):
     def turn(self, agent, messages, max_tokens=8):
         """Make a turn of an agent."""
         self._operations += 1
-        return Turn(
+        return TurnRequest(
             operation=OperationId(f"op-{self._operations:012}"),
             tenant=TENANT,
             model=MODEL,

@@ -28,7 +28,7 @@ from router.fleet.node_http import NodeHttp
 from router.fresh_ids import fresh_operation
 from router.prompt import chat_prompt
 from router.services import Services, assemble
-from router.turn_request import Turn
+from router.turn_request import TurnRequest
 from tests.support.conversations import said
 from tests.support.services import KEY, TENANT, call, start_service
 
@@ -195,12 +195,12 @@ class World:
         assert is_finished, "no turn ends without its last event"
         return "".join(parts), opened.admitted
 
-    def turn(self, agent: str, *texts: str, **sampling: Any) -> Turn:
+    def turn(self, agent: str, *texts: str, **sampling: Any) -> TurnRequest:
         """Spell a turn; texts are the user's and the assistant's by turns."""
         roles = ("user", "assistant")
         messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
         (model,) = self.router.fleet.models()
-        return Turn(
+        return TurnRequest(
             operation=fresh_operation(),
             tenant=TENANT,
             model=model,

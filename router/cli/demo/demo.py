@@ -22,9 +22,9 @@ from typing import Any
 from router.cli.data_folder import DataFolder
 from router.cli.demo.demo_client import (
     Conversation,
+    DemoTurn,
     Pulse,
     Speaker,
-    Turn,
     nodes_by_name,
     wait_for_restart,
 )
@@ -166,7 +166,7 @@ class Demo:
         self.restart_seconds: list[float] = []
 
     @property
-    def turns(self) -> list[Turn]:
+    def turns(self) -> list[DemoTurn]:
         return [turn for talk in self._talks for turn in talk.turns]
 
     @property

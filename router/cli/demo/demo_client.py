@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.cli.demo.demo_script import Agent, Fact
+from router.cli.demo.demo_script import DemoAgent, Fact
 from router.cli.endpoint import Endpoint
 from router.cli.errors import CommandError
 from router.cli.queries import rows_of
@@ -18,7 +18,7 @@ NODE_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class DemoTurn:
     """One question to one agent, what came back, and how fast."""
 
     agent: str
@@ -40,9 +40,9 @@ class Turn:
 class Conversation:
     """One agent and everything said so far, as the client keeps it."""
 
-    agent: Agent
+    agent: DemoAgent
     messages: list[dict[str, str]] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[DemoTurn] = field(default_factory=list)
 
 
 class Speaker:
@@ -57,7 +57,7 @@ class Speaker:
             base_url=f"{url}/v1", api_key="loopback-needs-none", timeout=TURN_TIMEOUT_S
         )
 
-    def ask(self, talk: Conversation, fact: Fact, state: str) -> Turn:
+    def ask(self, talk: Conversation, fact: Fact, state: str) -> DemoTurn:
         """Ask for one fact, measure, and keep what was said."""
         first = not talk.messages
         content = f"{talk.agent.briefing} {fact.question}" if first else fact.question
@@ -72,7 +72,7 @@ class Speaker:
         talk.turns.append(turn)
         return turn
 
-    def _stream(self, talk: Conversation, fact: Fact, state: str) -> Turn:
+    def _stream(self, talk: Conversation, fact: Fact, state: str) -> DemoTurn:
         messages: Any = talk.messages
         began_s = time.perf_counter()
         raw = self._client.chat.completions.with_raw_response.create(
@@ -97,7 +97,7 @@ class Speaker:
                 pieces.append(text)
         answer = "".join(pieces)
         headers = raw.headers
-        return Turn(
+        return DemoTurn(
             agent=talk.agent.name,
             state=state,
             question=fact.question,
@@ -113,8 +113,8 @@ class Speaker:
         )
 
 
-def _failed(agent: str, fact: Fact, state: str, problem: str) -> Turn:
-    return Turn(
+def _failed(agent: str, fact: Fact, state: str, problem: str) -> DemoTurn:
+    return DemoTurn(
         agent=agent,
         state=state,
         question=fact.question,

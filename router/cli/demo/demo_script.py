@@ -49,7 +49,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
+class DemoAgent:
     """One agent: a long briefing with its facts somewhere inside."""
 
     name: str
@@ -57,18 +57,18 @@ class Agent:
     facts: tuple[Fact, ...]
 
 
-def make_agents() -> list[Agent]:
+def make_agents() -> list[DemoAgent]:
     """Write the briefings of all agents."""
     rng = random.Random(SEED)  # noqa: S311 - a story, not a secret
     return [_agent(name, rng) for name in NAMES]
 
 
-def _agent(name: str, rng: random.Random) -> Agent:
+def _agent(name: str, rng: random.Random) -> DemoAgent:
     facts = tuple(_fact(name, subject, rng) for subject in SUBJECTS)
     lines = [_note(rng) for _ in range(NOTES_COUNT)]
     for fact in facts:
         lines.insert(rng.randrange(len(lines)), fact.statement)
-    return Agent(name.lower(), " ".join(lines), facts)
+    return DemoAgent(name.lower(), " ".join(lines), facts)
 
 
 def _fact(owner: str, subject: str, rng: random.Random) -> Fact:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from router.cli.demo.demo_client import Pulse, Turn
+from router.cli.demo.demo_client import DemoTurn, Pulse
 from router.cli.output import print_table
 
 COLD, HOT, DISK, PEER, KILLED = "cold", "hot", "disk", "peer", "killed"
@@ -20,7 +20,7 @@ MEANING = {
 REUSED_SHARE_MIN = 0.9  # of the previous prompt; the rest may be the turn's last words
 
 
-def problem_of(turn: Turn, previous: Turn | None) -> str:
+def problem_of(turn: DemoTurn, previous: DemoTurn | None) -> str:
     """Say what is untrue about a turn, or nothing."""
     if turn.problem:
         return turn.problem
@@ -38,7 +38,7 @@ def problem_of(turn: Turn, previous: Turn | None) -> str:
     return ""
 
 
-def ratios(turns: Iterable[Turn]) -> dict[str, float]:
+def ratios(turns: Iterable[DemoTurn]) -> dict[str, float]:
     """Return how many times faster than cold each state is, over all agents' medians."""
     times: dict[str, list[float]] = {}
     for turn in turns:
@@ -54,7 +54,7 @@ def ratios(turns: Iterable[Turn]) -> dict[str, float]:
     }
 
 
-def show(agents: Sequence[str], turns: Sequence[Turn], pulse: Pulse, seconds: float) -> None:
+def show(agents: Sequence[str], turns: Sequence[DemoTurn], pulse: Pulse, seconds: float) -> None:
     """Print the table of agents by states and what it amounts to."""
     by_place = {(turn.agent, turn.state): turn for turn in turns}
     rows = [[agent, *(_cell(by_place.get((agent, state))) for state in STATES)] for agent in agents]
@@ -72,12 +72,12 @@ def show(agents: Sequence[str], turns: Sequence[Turn], pulse: Pulse, seconds: fl
     )
 
 
-def as_record(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+def as_record(turns: Sequence[DemoTurn]) -> list[dict[str, Any]]:
     """Return every figure of every turn."""
     return [asdict(turn) for turn in turns]
 
 
-def _cell(turn: Turn | None) -> str:
+def _cell(turn: DemoTurn | None) -> str:
     if turn is None:
         return "-"
     if turn.problem:

@@ -52,7 +52,7 @@ _START_NEEDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ConfigFinding:
     """One thing that is wrong (error) or will surprise (warning)."""
 
     level: str
@@ -91,7 +91,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     return FAILED if wrong else 0
 
 
-def ray_findings(whole: dict[str, Any]) -> Iterator[Finding]:
+def ray_findings(whole: dict[str, Any]) -> Iterator[ConfigFinding]:
     """Yield what Ray's own validation says."""
     from router.supervise.ray_config import ray_complaint
 
@@ -100,7 +100,7 @@ def ray_findings(whole: dict[str, Any]) -> Iterator[Finding]:
         yield _error("Ray", complaint)
 
 
-def own_findings(whole: dict[str, Any], base: Path) -> Iterator[Finding]:
+def own_findings(whole: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
     """Yield what Ray accepts although it is wrong, and errors in our section.
 
     `base` is where `ray up` will run: paths start there, not beside the file.
@@ -119,7 +119,7 @@ def own_findings(whole: dict[str, Any], base: Path) -> Iterator[Finding]:
         yield _warning("metadata.macfabric.router.api_keys", message)
 
 
-def _keys(path: Path) -> Iterator[Finding]:
+def _keys(path: Path) -> Iterator[ConfigFinding]:
     """Yield who else may read the keys of a file, and of those that it names."""
     try:
         settings = parse_settings(our_section(read_cluster_file(path)))
@@ -159,7 +159,7 @@ def _keys(path: Path) -> Iterator[Finding]:
             yield _error("metadata.macfabric.router", str(error))
 
 
-def key_findings(whole: dict[str, Any], file: Path, now: datetime) -> Iterator[Finding]:
+def key_findings(whole: dict[str, Any], file: Path, now: datetime) -> Iterator[ConfigFinding]:
     """Yield what stands against the keys that the file ships, and against those written in it."""
     where = f"file_mounts.{SHIPPED_KEYS}"
     try:
@@ -177,7 +177,7 @@ def key_findings(whole: dict[str, Any], file: Path, now: datetime) -> Iterator[F
         yield _error("metadata.macfabric.keys_dir", f"is not {SHIPPED_KEYS}, where the keys are")
 
 
-def _provider(provider: dict[str, Any], whole: dict[str, Any]) -> Iterator[Finding]:
+def _provider(provider: dict[str, Any], whole: dict[str, Any]) -> Iterator[ConfigFinding]:
     if not whole.get("cluster_name"):
         yield _warning("cluster_name", "is missing: a second cluster would share the default name")
     if provider.get("type") != "local":
@@ -203,7 +203,7 @@ def _provider(provider: dict[str, Any], whole: dict[str, Any]) -> Iterator[Findi
             yield _warning(key, f"is {wanted}, but there are only {count} workers")
 
 
-def _hosts(head: object, workers: list[Any]) -> Iterator[Finding]:
+def _hosts(head: object, workers: list[Any]) -> Iterator[ConfigFinding]:
     for key, host in [("head_ip", head), *(("worker_ips", worker) for worker in workers)]:
         if _is_loopback(host):
             message = f"names {host}, which every Mac takes for itself"
@@ -213,7 +213,7 @@ def _hosts(head: object, workers: list[Any]) -> Iterator[Finding]:
             yield _warning(f"provider.{key}", message)
 
 
-def _access(whole: dict[str, Any], base: Path) -> Iterator[Finding]:
+def _access(whole: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
     auth = _map(whole, "auth")
     if not auth.get("ssh_user"):
         yield _error("auth.ssh_user", "is missing: `ray up` fails later, with a KeyError")
@@ -234,7 +234,7 @@ def _access(whole: dict[str, Any], base: Path) -> Iterator[Finding]:
             yield from _contents(f"file_mounts.{remote}", path)
 
 
-def _contents(where: str, folder: Path) -> Iterator[Finding]:
+def _contents(where: str, folder: Path) -> Iterator[ConfigFinding]:
     """Look for what Ray would read beside the sources: it reads every file, also excluded ones."""
     files = [path for path in folder.rglob("*") if not path.is_dir()]
     closed = [path for path in files if not os.access(path, os.R_OK)]
@@ -248,7 +248,7 @@ def _contents(where: str, folder: Path) -> Iterator[Finding]:
         yield _warning(where, f"{folder} holds {compiled} {message}")
 
 
-def _commands(whole: dict[str, Any]) -> Iterator[Finding]:
+def _commands(whole: dict[str, Any]) -> Iterator[ConfigFinding]:
     for key in _COMMAND_LISTS:
         for index, command in enumerate(_strings(whole.get(key))):
             complaint = _shell_complaint(command)
@@ -299,9 +299,9 @@ def _strings(value: object) -> Iterable[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
-def _error(where: str, message: str) -> Finding:
-    return Finding("error", where, message)
+def _error(where: str, message: str) -> ConfigFinding:
+    return ConfigFinding("error", where, message)
 
 
-def _warning(where: str, message: str) -> Finding:
-    return Finding("warning", where, message)
+def _warning(where: str, message: str) -> ConfigFinding:
+    return ConfigFinding("warning", where, message)

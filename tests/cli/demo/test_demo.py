@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.cli.demo.demo_client import Pulse, Turn
+from router.cli.demo.demo_client import DemoTurn, Pulse
 from router.cli.demo.demo_script import NAMES, SUBJECTS, make_agents
 from router.cli.demo.demo_table import (
     COLD,
@@ -19,7 +19,7 @@ from router.cli.demo.demo_table import (
     show,
 )
 
-GOOD = Turn(
+GOOD = DemoTurn(
     agent="mira",
     state=HOT,
     question="The vault code of Mira is",

@@ -10,7 +10,7 @@ import pytest
 from fabric.control import copy_calls, erasure_calls, node_calls
 from fabric.control.calls import (
     CALLS,
-    Route,
+    CallRoute,
     decode_call,
     encode_call,
     is_call,
@@ -43,7 +43,7 @@ def test_every_message_of_the_control_files_is_in_the_table_once():
 
 
 def test_only_what_a_silent_stream_waits_for_goes_by_http():
-    by_http = {spec.message for spec in SPECS if spec.route is Route.HTTP}
+    by_http = {spec.message for spec in SPECS if spec.route is CallRoute.HTTP}
     assert by_http == {SealAgent, CommitMigration}, "each answers alike when it comes twice"
 
 

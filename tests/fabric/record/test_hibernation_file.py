@@ -23,7 +23,7 @@ from fabric.record.hibernation_file import (
     TAG_BYTES,
     FrameKind,
     FrameReader,
-    Header,
+    HibernationHeader,
     SignedWith,
     brought_signing_key,
     encode_file,
@@ -37,7 +37,7 @@ from fabric.record.hibernation_file import (
 KEY = brought_signing_key(b"k" * 32)
 RECORD = b"r" * 100
 BLOCKS = (b"a" * 70, b"b" * 30)
-HEADER = Header(
+HEADER = HibernationHeader(
     signed_with=SignedWith.KEY,
     key_id=key_id(KEY),
     salt=b"salt",

@@ -7,8 +7,8 @@ from starlette.applications import Starlette
 from fabric.control.calls import (
     CONTROL_PATH,
     NODE_HEADER,
+    CallRoute,
     ErrorReply,
-    Route,
     decode_reply,
     encode_call,
 )
@@ -41,7 +41,7 @@ class Answers:
         raise RetryElsewhereError(message)
 
     async def __call__(self, raw):
-        return await self.calls.answer(raw, Route.HTTP)
+        return await self.calls.answer(raw, CallRoute.HTTP)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from fabric.control.hibernation_calls import (
 )
 from fabric.ids import AgentId, Fingerprint, TenantId
 from fabric.limits import BODY_BYTES_MAX
-from fabric.record.hibernation_file import MAGIC, Header, SignedWith, encode_file, key_id
+from fabric.record.hibernation_file import MAGIC, HibernationHeader, SignedWith, encode_file, key_id
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
 from tests.router.fake_memory import Memory
@@ -73,7 +73,7 @@ def keepers(*names, **options):
 
 
 def file_of(agent="alice", epoch=3, fingerprint=b"\xff" * 32, blocks=(b"b" * 100,)):
-    header = Header(
+    header = HibernationHeader(
         signed_with=SignedWith.FABRIC,
         key_id=key_id(b"k" * 32),
         salt=b"",

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from router.placement.load_ledger import Ledger
 from router.placement.seconds import (
-    Candidate,
     Job,
+    NodeCandidate,
     Policy,
     assumed_rates,
     cost_s,
@@ -18,7 +18,7 @@ from router.placement.seconds import (
 RATES = st.floats(1.0, 5000.0)
 NODES = st.lists(
     st.builds(
-        Candidate,
+        NodeCandidate,
         name=st.sampled_from([f"n{i}" for i in range(8)]),
         prefill_tokens_per_s=RATES,
         decode_tokens_per_s=st.floats(0.0, 200.0),
@@ -83,7 +83,7 @@ def test_home_wins_within_the_margin_only(job, nodes):
 
 
 def node(name, rate=1000.0, **fields):
-    return Candidate(name, rate, **fields)
+    return NodeCandidate(name, rate, **fields)
 
 
 def test_a_faster_node_gets_a_long_cold_prompt():
