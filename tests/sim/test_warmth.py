@@ -20,7 +20,8 @@ class Case:
         self.found = []
         self.loop = Part(now_s=0.0)
         platter = Part(hurt=frozenset())
-        self.nodes = {f"node-{x}": Part(is_serving=True, platter=platter) for x in "abc"}
+        host = {"is_serving": True, "platter": platter, "incarnation": 1}
+        self.nodes = {f"node-{letter}": Part(**host) for letter in "abc"}
         self.router = Part(is_serving=True, incarnation=1)
         self.kind, self.settings = FULL, Part(diverge_ratio_min=0.5)
         self.chaos = Part(was_network_bad=False)
@@ -35,11 +36,11 @@ class Case:
         self.loop.now_s = now_s
         return self
 
-    def finish(self, node, at_s, epoch=1):
+    def finish(self, node, at_s, epoch=1, *, is_durable=True):
         request = Part(operation="op-1")
         config = Part(incarnation=1)
         turn = Part(seen_epoch=(epoch, KEY), _request=request, _node=Part(name=node, config=config))
-        self.at(at_s).watch._on_finished(turn, is_durable=True)
+        self.at(at_s).watch._on_finished(turn, is_durable=is_durable)
 
     def judge(self, node, cached_tokens=0):
         """Let the client hear of it, and `node` admit its next turn; return what failed."""
@@ -90,6 +91,17 @@ def test_two_owners_of_an_epoch_are_a_violation():
     case = Case()
     case.finish("node-b", 2.0)
     assert len(case.found) == 1
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_what_a_process_had_in_memory_only_it_owns_until_it_dies(is_durable):
+    case = Case()
+    case.finish("node-a", 2.0, epoch=2, is_durable=is_durable)
+    case.nodes["node-a"].incarnation = 2
+    case.finish("node-b", 3.0, epoch=2)
+    assert len(case.found) == is_durable
+    case.finish("node-c", 4.0, epoch=2)
+    assert len(case.found) == 1 + is_durable
 
 
 def starting(case):

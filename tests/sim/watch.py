@@ -28,7 +28,7 @@ class Watch:
         self.released = {}  # (node, life, agent): the epoch at which another owns it
         self._finished = defaultdict(list)  # operation: (node, epoch, when) that acknowledged it
         self._hosts = defaultdict(dict)  # by agent: each node that had it, when it last got it
-        self._owners = {}  # (agent, epoch): the node that acknowledged turns of it
+        self._owners = {}  # (agent, epoch): who acknowledged it: node, life, durable or not
         self._admitted = {}  # (agent, router's life): the highest epoch that its clients saw
 
     # --- what happens ------------------------------------------------------------------------
@@ -148,10 +148,14 @@ class Watch:
             )
         end = (node.name, epoch, self._world.loop.now_s)
         self._finished[turn._request.operation].append(end)
-        other = self._owners.setdefault((key, epoch), node.name)
-        if other != node.name and other not in self.evicted[key]:
+        other, its_life, was_durable = self._owners.get((key, epoch), (node.name, life, False))
+        is_left = other in self.evicted[key]
+        # What was in memory only went with its process.
+        is_left |= not was_durable and self._world.nodes[other].incarnation != its_life
+        if other != node.name and not is_left:
             self._world.fail(f"{other} and {node.name} acknowledge {key} at epoch {epoch}")
-        self._owners[key, epoch] = node.name
+        was_durable &= other == node.name
+        self._owners[key, epoch] = (node.name, life, is_durable or was_durable)
         if is_durable:
             self.evicted[key].discard(node.name)  # its disk has it again
 
