@@ -20,6 +20,7 @@ class CutBy(StrEnum):
 
     FSCK = "fsck"
     HIBERNATED = "hibernated"  # it was cut before it became a file
+    CANCELLED = "cancelled"  # its turn ended within its prompt
 
 
 @dataclass(frozen=True, slots=True)

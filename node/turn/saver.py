@@ -20,8 +20,8 @@ from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS, UNSAVED_BYTES_MAX
 from fabric.record.manifest import Manifest, OwnerState, Piece
-from fabric.record.provenance import Provenance
-from fabric.turn.generation import GenerateRequest
+from fabric.record.provenance import CutBy, Provenance
+from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.engine.sequence import Ended
@@ -208,8 +208,12 @@ class Saver:
         text, taken = plan.text, min(plan.taken_tokens, count)
         ids = old.token_ids[:taken] + plan.ids[taken:count]
         ends = old.token_ends[:taken] + plan.ends[taken:count]
+        cut_by = None
         if count < len(plan.ids):
             text = text[: ends[-1] if ends else 0]
+            # Whoever shares its system prompt would go on in the memory of another's agent.
+            is_named = self._request.identity.kind is IdentityKind.AGENT
+            cut_by = CutBy.CANCELLED if is_named else None
         return replace(
             old,
             revision=old.revision + 1,
@@ -225,5 +229,5 @@ class Saver:
             used_s=self._node.clock.wall_s(),
             migration=None,
             sealed_to=None,
-            provenance=Provenance(served=self._node.service_time.stamp()),
+            provenance=Provenance(served=self._node.service_time.stamp(), cut_by=cut_by),
         )

@@ -32,6 +32,9 @@ class SimSession:
         sending = asyncio.create_task(response.send(data))
         try:
             response.status = int(await response.content.pipe.take())
+        except asyncio.CancelledError:
+            response.close()  # as aiohttp does: who gives up before the answer begins hangs up, too
+            raise
         finally:
             if response.status != HTTPStatus.OK:
                 sending.cancel()

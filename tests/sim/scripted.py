@@ -70,11 +70,14 @@ class Script(World):
             turn = self.turn(agent, messages, max_tokens)
             opened = await self.router.services.turns.open(turn)
             text, finished = "", None
-            async for event in opened.events():
-                if isinstance(event, Delta):
-                    text += event.text
-                elif isinstance(event, Finished):
-                    finished = event
+            try:
+                async for event in opened.events():
+                    if isinstance(event, Delta):
+                        text += event.text
+                    elif isinstance(event, Finished):
+                        finished = event
+            finally:
+                await opened.close()
             return opened.admitted, text, finished
 
         return await self.on(self.router, ask())

@@ -20,6 +20,7 @@ NOTES = [
     ({"fork": "yes", "served": "node-a:17"}, Provenance(SERVED, is_fork=True)),
     ({"cut": "fsck"}, Provenance(cut_by=CutBy.FSCK)),
     ({"cut": "hibernated"}, Provenance(cut_by=CutBy.HIBERNATED)),
+    ({"cut": "cancelled"}, Provenance(cut_by=CutBy.CANCELLED)),
 ]
 RECORD = make_manifest([make_block(1, 3)])
 LEAD = len(MAGIC) + 16

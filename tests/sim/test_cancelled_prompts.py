@@ -1,0 +1,84 @@
+"""A prompt that is cancelled on its way leaves a memory that begins like many conversations."""
+
+import asyncio
+
+import pytest
+
+from fabric.ids import AgentId, OperationId
+from fabric.limits import BLOCK_TOKENS
+from fabric.turn.generation import Identity, IdentityKind, Sampling
+from router.prompt import chat_prompt
+from router.turn_request import Turn
+from tests.sim.model import MODEL
+from tests.sim.scripted import SAID, TENANT, play
+
+ALICE = (TENANT, AgentId("alice"))
+
+
+def begin(word):
+    """Begin a conversation that says a word behind a system prompt of several chunks."""
+    return [
+        {"role": "system", "content": SAID * 16},
+        {"role": "user", "content": f"{word} {SAID}"},
+    ]
+
+
+async def cancelled(world):
+    """Cancel a turn of alice's as soon as a block of its prompt is computed."""
+    asking = asyncio.create_task(world.ask("alice", begin("zebra")))
+
+    def computed_tokens():
+        agents = [agent for node in world.nodes.values() for agent in node.node.table]
+        sequences = [a.turn._sequence for a in agents if a.key == ALICE and a.turn is not None]
+        return max((s.cache.tokens_count for s in sequences if s is not None), default=0)
+
+    async with asyncio.timeout(60.0):
+        while computed_tokens() < BLOCK_TOKENS:  # noqa: ASYNC110 - simulated time
+            await asyncio.sleep(0.001)
+    asking.cancel()
+    await asyncio.wait({asking})
+    await asyncio.sleep(2.0)
+
+
+async def unnamed(world, messages):
+    async def ask():
+        turn = Turn(
+            operation=OperationId("op-unnamed"),
+            tenant=TENANT,
+            model=MODEL,
+            identity=Identity(IdentityKind.CONTENT),
+            sampling=Sampling(max_tokens=4),
+            prompt=chat_prompt(messages),
+        )
+        opened = await world.router.services.turns.open(turn)
+        async for _ in opened.events():
+            pass
+        return opened.admitted
+
+    return await world.on(world.router, ask())
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_only_its_own_id_finds_an_agent_whose_prompt_was_cancelled(is_cancelled):
+    """Nobody who shares its system prompt: they would take turns in one memory."""
+
+    async def script(world):
+        if is_cancelled:
+            await cancelled(world)
+        else:
+            await world.ask("alice", begin("zebra"))
+        (record,) = [
+            agent.manifest
+            for host in world.nodes.values()
+            for agent in host.node.table
+            if agent.key == ALICE
+        ]
+        assert record.is_cut is is_cancelled
+        assert record.tokens_count >= BLOCK_TOKENS
+        stranger = await unnamed(world, begin("giraffe"))
+        mine, _, _ = await world.ask("alice", begin("zebra"))
+        return stranger, mine, record.tokens_count
+
+    stranger, mine, count = play(script).result
+    assert stranger.agent != "alice"
+    assert mine.cached_tokens >= min(count, mine.prompt_tokens) - 1
