@@ -153,4 +153,4 @@ class Export:
         with self._reading:  # a read that its caller no longer waits for ends first
             self._pieces = iter(())
             self._node.store.blocks.release(held)
-            self._node.store.blocks.sweep()
+            self._node.store.sweep()

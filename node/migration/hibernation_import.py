@@ -110,9 +110,8 @@ class Import:
         """Forget what was stored of a file that came to nothing."""
         with self._working:
             stored, self._stored = self._stored, []
-            blocks = self._node.store.blocks
-            blocks.abandon(stored)
-            blocks.sweep()
+            self._node.store.blocks.abandon(stored)
+            self._node.store.sweep()
 
     def _open(self, header: HibernationHeader) -> FrameReader:
         node, call = self._node, self._call

@@ -77,7 +77,7 @@ class AgentStore:
         for manifest in self._manifests.load_all():
             self.blocks.retain(manifest.refs)
             kept.append(manifest)
-        self._sweep()
+        self.sweep()
         return kept
 
     # --- names -------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class AgentStore:
         self._settle(manifest.tenant, manifest.agent)
         if previous is not None:
             self.blocks.release(removed)
-            self._sweep()
+            self.sweep()
 
     def doubted(self, tenant: TenantId, agent: AgentId) -> Manifest | None:
         """Return the last record whose publish failed and that a restart may find, if any."""
@@ -223,8 +223,8 @@ class AgentStore:
         for doubt in self._doubtful.pop((tenant, agent), ()):
             self.blocks.release(doubt.added)
 
-    def _sweep(self) -> None:
-        """Remove what nobody needs; the record stands whether that succeeds or not."""
+    def sweep(self) -> None:
+        """Remove what nobody needs; what the disk refuses stays until a later sweep."""
         try:
             self.blocks.sweep()
         except DiskError as error:
@@ -285,7 +285,7 @@ class AgentStore:
         for record in manifests:
             self._settle(record.tenant, record.agent)
             self.blocks.release(record.refs)
-        self._sweep()
+        self.sweep()
 
     def missing(self, manifest: Manifest) -> list[BlockRef]:
         return self.blocks.missing(dict.fromkeys(manifest.refs))

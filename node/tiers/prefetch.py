@@ -117,7 +117,7 @@ class Prefetches:
             node.note_hot()
             node.engine.wake()
             node.store.blocks.release(refs)
-            await node.in_worker(node.store.blocks.sweep)
+            await node.in_worker(node.store.sweep)
         if cache is None:
             why = "was cancelled" if cancel.is_set() else "met blocks that are lost"
             message = f"the prefetch {why}"

@@ -1,0 +1,72 @@
+"""A drive that lets go of nothing: blocks that nobody needs stay, and nobody is told of it."""
+
+import pytest
+
+from fabric.control.copy_calls import PrefetchAgent
+from fabric.control.hibernation_calls import Hibernate, Resume
+from fabric.control.node_calls import Flush, encode_call
+from fabric.ids import AgentId
+from fabric.record.manifest import OwnerState
+from node.migration.hibernation_export import Export
+from node.migration.hibernation_import import Import
+from tests.sim.scripted import TENANT, begin, play
+
+ALICE, BOB = AgentId("alice"), AgentId("bob")
+TOKENS = list(range(40))
+
+
+def litter(node):
+    """Store a block that no record comes of."""
+    (span,) = node.store.spans(TENANT, TOKENS)
+    kv = memoryview(bytearray(node.spec.kv_bytes(len(TOKENS))))
+    node.store.blocks.abandon([node.store.save_block(span, TOKENS, kv)])
+
+
+async def file_of(node, epoch):
+    export = Export(node, Hibernate(TENANT, ALICE, epoch))
+    await export.open()
+    raw = b"".join([piece async for piece in export.chunks()])
+    await export.close()
+    return raw
+
+
+async def hibernate(node, epoch, raw):
+    assert len(await file_of(node, epoch)) == len(raw)
+
+
+async def resume(node, epoch, raw):
+    arriving = Import(node, Resume(TENANT, BOB, epoch))
+    arriving.feed(raw)
+    arriving.finish()
+    await arriving.commit()
+    arriving.abandon()
+    assert node.table.get((TENANT, BOB)).manifest.state is OwnerState.OWNED
+
+
+async def prefetch(node, epoch, raw):
+    view = await node.prefetches.answer(PrefetchAgent(TENANT, ALICE, epoch))
+    assert "hot" in view.tiers
+
+
+@pytest.mark.parametrize("deed", [hibernate, resume, prefetch])
+def test_a_deed_that_is_done_succeeds_whatever_else_the_drive_keeps(deed):
+    async def script(world):
+        admitted, _, _ = await world.ask(ALICE, begin("zebra"))
+        host = world.nodes[admitted.node]
+
+        async def work():
+            raw = await file_of(host.node, admitted.epoch)
+            await host._calls.answer(encode_call(Flush(drop_hot=True)))
+            litter(host.node)
+            stored = len(host.platter.files)
+            host.platter.is_sticky = True
+            await deed(host.node, admitted.epoch, raw)
+            host.platter.is_sticky = False
+            host.node.store.sweep()
+            return stored
+
+        stored = await world.on(host, work())
+        left = len(host.platter.files) - (deed is resume)  # of its record
+        assert left == stored - 1, "it goes with a later sweep"
+
+    play(script)
