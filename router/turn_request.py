@@ -22,8 +22,11 @@ class TurnRequest:
     after: MigrationId | None = None  # the move that it comes ahead of
     prefetch: tuple[AgentId, ...] = ()  # whose turns are expected next
 
-    def request(self, epoch: int) -> GenerateRequest:
-        """Spell the turn for a node, at the epoch that the directory knows."""
+    def request(self, epoch: int, erased_epoch: int = 0) -> GenerateRequest:
+        """Spell the turn for a node, at the epoch that the directory knows.
+
+        `erased_epoch` is up to which its agent was erased.
+        """
         prompt = self.prompt
         return GenerateRequest(
             operation=self.operation,
@@ -39,4 +42,5 @@ class TurnRequest:
             priority=self.priority,
             resume=self.resume,
             after=self.after,
+            erased_epoch=erased_epoch,
         )

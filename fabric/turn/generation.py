@@ -105,6 +105,7 @@ class GenerateRequest:
     priority: Priority = Priority.INTERACTIVE
     resume: Resumption | None = None
     after: MigrationId | None = None  # the move that makes the node the agent's owner, if not yet
+    erased_epoch: int = 0  # up to which the agent was erased, which the node may not have heard yet
 
 
 @dataclass(frozen=True, slots=True)

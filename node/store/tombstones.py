@@ -1,8 +1,8 @@
 """What was erased, on this node's disk: one small file per agent, below all models' folders.
 
 Told by the router with each erasure, and again when this node has been away. Memory has all of
-them even where the disk refuses: what counts is that the agents go. Those are written as soon as
-the disk takes them, and nobody is told before that they are safe.
+them at once, and even where the disk refuses: what counts is that the agents go. Those are written
+as soon as the disk takes them, and nobody is told before that they are safe.
 """
 
 import logging
@@ -19,7 +19,6 @@ from fabric.record.tombstone import (
     Tombstones,
     decode_tombstone,
     encode_tombstone,
-    tombstone,
 )
 from node.store.posix_disk import DiskError, PosixDisk
 
@@ -37,7 +36,8 @@ class Erased:
         """Load what the disk holds; raise DiskError if another process has it."""
         self._disk = disk
         self._cluster_key = cluster_key
-        self._lock = Lock()
+        self._writing = Lock()
+        self._lock = Lock()  # of what is in memory: nobody waits for the disk with it
         self._all = Tombstones()
         self._unwritten: dict[str, Tombstone] = {}  # by agent: in memory only
         self._disk.recover()
@@ -87,58 +87,66 @@ class Erased:
             return 0
         return self.epoch_of(self.digest(tenant, agent))
 
-    def note(self, tenant: TenantId, agent: AgentId, epoch: int, erased_s: float) -> Tombstone:
+    def announce(self, erased: Iterable[Tombstone]) -> bool:
+        """Remember erasures in memory, without a wait; say whether any is news."""
+        with self._lock:
+            news = self._all.merge(erased)
+            self._unwritten.update((item.agent, item) for item in news)
+        return bool(news)
+
+    def note(self, made: Tombstone) -> Tombstone:
         """Remember an erasure, and return what the disk holds of it from now on.
 
         Raises DiskError where the disk refuses: then it is remembered in memory, and owed.
         """
-        made = tombstone(self._cluster_key, tenant, agent, epoch, erased_s)
-        with self._lock:
-            self._merge([made])
-            owed = self._unwritten.get(made.agent)
-            if owed is not None:
-                self._write(owed)
+        self.announce([made])
+        with self._writing:
+            with self._lock:
+                known = self._all.get(made.agent) or made
+                is_owed = made.agent in self._unwritten
+            if is_owed:
+                self._write(known)
             self._write_rest()
-            return self._all.get(made.agent) or made
-
-    def take(self, others: Iterable[Tombstone]) -> None:
-        """Take over what others know, and write it as far as the disk allows."""
-        with self._lock:
-            self._merge(others)
-            self._write_rest()
+            return known
 
     def write_rest(self) -> bool:
-        """Write what the disk refused before; say whether it holds all now."""
-        with self._lock:
+        """Write what the disk does not hold yet; say whether it holds all now."""
+        with self._writing:
             self._write_rest()
         return self.is_all_written
 
     def close(self) -> None:
         self._disk.close()
 
-    def _merge(self, others: Iterable[Tombstone]) -> None:
-        for item in self._all.merge(others):
-            self._unwritten[item.agent] = item
-
     def _write(self, item: Tombstone) -> None:
         self._disk.publish(f"{_AGENTS}/{item.agent}", [encode_tombstone(item)])
         self._files.add(item.agent)
-        del self._unwritten[item.agent]
+        self._settle(item)
+
+    def _settle(self, item: Tombstone) -> None:
+        """Owe it no longer, but for a later one that came meanwhile."""
+        with self._lock:
+            if self._unwritten.get(item.agent) is item:
+                del self._unwritten[item.agent]
 
     def _write_rest(self) -> None:
+        with self._lock:
+            owed = list(self._unwritten.values())
         try:
-            for item in list(self._unwritten.values()):
+            for item in owed:
                 if self._all.epoch_of(item.agent):
                     self._write(item)
                 else:  # too many: it is not kept
-                    del self._unwritten[item.agent]
+                    self._settle(item)
         except DiskError as error:
             _log.warning("tombstones are in memory only: %s", error.reason)
         self._remove_old()
 
     def _remove_old(self) -> None:
         """Remove the files of tombstones that are known no more: they were too many."""
-        for leaf in sorted(self._files - self._all.agents):
+        with self._lock:
+            old = sorted(self._files - self._all.agents)
+        for leaf in old:
             try:
                 self._disk.remove(f"{_AGENTS}/{leaf}")
             except DiskError as error:

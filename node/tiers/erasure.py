@@ -1,6 +1,6 @@
 """Erase agents: record, blocks, what was quarantined, and what other models' folders keep.
 
-    tombstone ─▶ quarantine ─▶ other models ─▶ running turn ends ─▶ record ─▶ blocks nobody needs
+    known ─▶ tombstone ─▶ quarantine ─▶ other models ─▶ record ─▶ blocks nobody needs
 
 The tombstone comes first and the record before its blocks, each durably, so that a crash in
 between leaves what the next start removes. What the disk refuses stays owed and is tried again
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -26,7 +26,7 @@ from fabric.errors import FabricError, TooLargeError
 from fabric.ids import AgentId, AgentKey, OperationId, TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.limits import TOMBSTONES_MAX
-from fabric.record.tombstone import Tombstone
+from fabric.record.tombstone import Tombstone, tombstone
 from node.agents.agent import Agent
 from node.migration.target import forget
 from node.store.model_folders import folder_name
@@ -75,6 +75,7 @@ class Erasing:
         name = (call.operation, call.tenant, call.agent)
         task = self._operations.get(name)
         if task is None:
+            self._announce([self._tombstone(call)])
             task = self._operations[name] = asyncio.create_task(self._erase(call))
             while len(self._operations) > OPERATIONS_MAX:
                 self._operations.popitem(last=False)
@@ -90,9 +91,8 @@ class Erasing:
             message = f"over {TOMBSTONES_MAX} tombstones"
             raise TooLargeError(message)
         erased = self._node.erased
-        before = erased.fingerprint
-        await self._node.in_worker(lambda: erased.take(call.erased))
-        has_news = erased.fingerprint != before
+        has_news = self._announce(call.erased)
+        await self._node.in_worker(erased.write_rest)
         if not has_news and not self.is_owed:
             return KnownErasures(erased.all, 0)
         return KnownErasures(erased.all, await self._remove_all(is_sure=has_news))
@@ -106,6 +106,24 @@ class Erasing:
             await self._remove_all(is_sure=False)
         except (FabricError, OSError) as error:
             _log.error("an erasure is not complete on the disk: %s", _reason(error))
+
+    def _announce(self, erased: Iterable[Tombstone]) -> bool:
+        """Know of erasures from here on; say whether any is news.
+
+        Before anything is waited for: a turn that comes meanwhile would take an agent above its
+        erasure, which then spares it.
+        """
+        node = self._node
+        has_news = node.erased.announce(erased)
+        for agent in node.table if has_news else ():
+            epoch = node.erased.floor(*agent.key)
+            if agent.manifest.epoch <= epoch:
+                _end_turn(agent, epoch)
+        return has_news
+
+    def _tombstone(self, call: EraseAgent) -> Tombstone:
+        key = self._node.config.cluster_key
+        return tombstone(key, call.tenant, call.agent, call.epoch, call.erased_s)
 
     # --- one agent ---------------------------------------------------------------------------
 
@@ -122,9 +140,9 @@ class Erasing:
         return replace(receipt, tombstone=noted)
 
     async def _note(self, call: EraseAgent) -> Tombstone | None:
-        words = (call.tenant, call.agent, call.epoch, call.erased_s)
+        made = self._tombstone(call)
         with contextlib.suppress(DiskError):
-            return await self._node.in_worker(lambda: self._node.erased.note(*words))
+            return await self._node.in_worker(lambda: self._node.erased.note(made))
         return None
 
     async def _remove(self, key: AgentKey, epoch: int) -> EraseReceipt:

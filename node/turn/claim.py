@@ -34,7 +34,7 @@ async def claimed(node: "Node", request: GenerateRequest, text: str) -> AsyncIte
     while True:
         agent = await _lock(node, request, text)
         try:
-            await _own(node, agent, request.epoch)
+            await _own(node, agent, request.epoch, request.erased_epoch)
             before = agent.handed_on
             if request.resume is not None or not before or before.epoch != agent.manifest.epoch:
                 agent.take_up()
@@ -121,11 +121,12 @@ def _resolve(node: "Node", request: GenerateRequest, text: str) -> Agent:
     return table.create(request.tenant, name, group, epoch)
 
 
-def _is_erased(node: "Node", agent: Agent) -> bool:
-    return agent.manifest.epoch <= node.erased.floor(*agent.key)
+def _is_erased(node: "Node", agent: Agent, told_epoch: int = 0) -> bool:
+    """Say whether an agent was erased, as far as this node or who sends the turn has heard."""
+    return agent.manifest.epoch <= max(told_epoch, node.erased.floor(*agent.key))
 
 
-async def _own(node: "Node", agent: Agent, asked: int) -> None:
+async def _own(node: "Node", agent: Agent, asked: int, erased_epoch: int) -> None:
     """Raise unless this node may serve the agent at the epoch the directory asked for."""
     try:
         await asyncio.wait_for(agent.decided.wait(), DECISION_WAIT_S)
@@ -136,7 +137,7 @@ async def _own(node: "Node", agent: Agent, asked: int) -> None:
         message = "the agent was erased while this turn waited"
         raise RetryLaterError(message, code="erased")
     record = agent.manifest
-    if _is_erased(node, agent):
+    if _is_erased(node, agent, erased_epoch):
         message = "the agent is being erased"
         raise RetryLaterError(message, code="erased")
     if (asked or record.epoch) < agent.fence:  # 0: found by its content, whatever its epoch

@@ -14,8 +14,10 @@ from fabric.control.node_calls import (
 )
 from fabric.errors import FabricError, RetryLaterError, StaleEpochError
 from fabric.ids import OperationId
+from fabric.record.tombstone import tombstone
 from node.clock import SystemClock
-from node.store.posix_disk import DiskError
+from node.store.posix_disk import DiskError, PosixDisk
+from node.store.tombstones import Erased
 from tests.support.erasures import (
     PROMPT,
     TRIES,
@@ -25,7 +27,7 @@ from tests.support.erasures import (
     erase,
     wait_until,
 )
-from tests.support.services import TENANT, ask, call, running
+from tests.support.services import KEY, TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA, write_model
 
 DAY_S = 86_400.0
@@ -109,11 +111,33 @@ def test_no_turn_carries_an_erased_memory_beyond_its_erasure(tmp_path, model, ep
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice", epoch=1)
         node = service.node
-        node.erased.note(TENANT, "alice", 1_001, node.clock.wall_s())
+        node.erased.announce([tombstone(KEY, TENANT, "alice", 1_001, node.clock.wall_s())])
         with pytest.raises(RetryLaterError, match="being erased"):
             ask(service, PROMPT, agent="alice", epoch=epoch)
         assert erase(service, "alice").existed
         assert agents(service) == {}
+
+
+def test_an_erasure_that_comes_while_an_earlier_one_is_written_is_kept(tmp_path, monkeypatch):
+    disk = PosixDisk(tmp_path)
+    erased = Erased(disk, KEY)
+    first, second = (tombstone(KEY, TENANT, "alice", epoch, 1.0) for epoch in (5, 9))
+    publish = disk.publish
+
+    def slow(name, parts):
+        publish(name, parts)
+        erased.announce([second])
+
+    monkeypatch.setattr(disk, "publish", slow)
+    held = erased.note(first)
+    assert erased.floor(TENANT, "alice") == second.epoch
+    assert (held, erased.is_all_written) == (first, False), "what the disk holds"
+    monkeypatch.undo()
+    assert erased.write_rest()
+    disk.close()
+    again = Erased(PosixDisk(tmp_path), KEY)
+    assert again.all == (second,)
+    again.close()
 
 
 def test_a_running_node_removes_what_it_is_told_of(tmp_path, model):

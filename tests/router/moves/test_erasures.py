@@ -139,10 +139,12 @@ async def test_a_router_that_starts_later_begins_above_an_erased_agent():
         await lost.stop()
         anew = await told(made)
         floor = anew.floor(KEY)
+        floors = {node.requests[-1].erased_epoch for node in (lost, anew)}
     first, second = lost.requests[-1].epoch, anew.requests[-1].epoch
 
     assert floor > 1_000
     assert floor < first < second
+    assert floors == {floor}, "a node that has not heard of it does not begin above it"
 
 
 async def test_a_replica_that_this_router_never_heard_of_goes_too():

@@ -1,0 +1,120 @@
+"""A turn that overtakes an erasure: on its way to a node, and inside the node."""
+
+import asyncio
+
+import pytest
+
+from fabric.control.erasure_calls import EraseAgent, ShareErasures
+from fabric.control.node_calls import ListAgents, decode_call
+from fabric.errors import RetryLaterError
+from fabric.ids import AgentId, OperationId
+from fabric.limits import BEAT_S
+from fabric.record.tombstone import tombstone
+from tests.sim.node_host import CLUSTER_KEY
+from tests.sim.router_host import ROUTER
+from tests.sim.script import patient, refused
+from tests.sim.scripted import TENANT, begin, play
+
+ALICE = (TENANT, AgentId("alice"))
+ERASED = 70_000
+
+
+class Held:
+    """Control calls of some kinds that do not reach a node before they are let go."""
+
+    def __init__(self, host, *kinds):
+        self.calls = []
+        self._kinds = kinds
+        self._receive, host.receive = host.receive, self._take
+
+    def _take(self, raw, reply, fail):
+        if isinstance(decode_call(raw)[1], self._kinds):
+            self.calls.append((raw, reply, fail))
+        else:
+            self._receive(raw, reply, fail)
+
+    def let_go(self):
+        self._kinds = ()
+        for call in self.calls:
+            self._receive(*call)
+
+
+async def until(holds):
+    async with asyncio.timeout(60.0):
+        while not holds():  # noqa: ASYNC110 - simulated time
+            await asyncio.sleep(0.01)
+
+
+async def unheard_turn(world, host, word):
+    """Let a node begin an agent of which the router hears nothing."""
+    world.network.cut(host.name, ROUTER)
+    asking = asyncio.create_task(world.ask("alice", begin(word)))
+    await until(lambda: host.node.table.get(ALICE) is not None)
+    await until(lambda: host.node.table.get(ALICE).is_durable)
+    asking.cancel()
+    await asyncio.wait({asking})
+    world.network.cut(host.name, ROUTER, change=-1)
+    await asyncio.sleep(BEAT_S)
+
+
+async def overtaken_on_the_way(world):
+    services, host = world.router.services, world.nodes["node-c"]
+    for name in ("node-a", "node-b"):
+        await world.on(world.router, services.drains.start(name))
+    lists = Held(host, ListAgents)
+    await unheard_turn(world, host, "zebra")
+    assert services.fleet.directory.holdings(ALICE) == ()
+    assert world.words_on(host, "zebra")
+
+    erasures = Held(host, EraseAgent, ShareErasures)
+    erasing = asyncio.create_task(world.erase("alice"))
+    await until(lambda: erasures.calls)
+    error = await refused(world.ask("alice", begin("giraffe")))
+    erasures.let_go()
+    lists.let_go()
+    await erasing
+    admitted, _, _ = await patient(lambda: world.ask("alice", begin("giraffe")))
+    return error, admitted.cached_tokens, world.words_on(host, "zebra")
+
+
+def test_a_turn_that_overtakes_an_erasure_brings_nothing_back():
+    """To a node of whose agent the router has not heard yet: nothing keeps the turn from it."""
+    error, cached_tokens, left = play(overtaken_on_the_way).result
+    assert isinstance(error, RetryLaterError)
+    assert error.code == "erased"
+    assert (cached_tokens, left) == (0, [])
+
+
+def erase(node):
+    return node.erasing.erase(EraseAgent(OperationId("op-erase"), *ALICE, ERASED, 1.0))
+
+
+def take(node):
+    return node.erasing.take(ShareErasures((tombstone(CLUSTER_KEY, *ALICE, ERASED, 1.0),)))
+
+
+@pytest.mark.parametrize("told", [erase, take])
+def test_a_node_knows_of_an_erasure_from_its_arrival_on(told):
+    """Also while its workers are slow, or busy, and a turn runs."""
+
+    async def script(world):
+        admitted, _, _ = await world.ask("alice", begin("zebra"))
+        host = world.nodes[admitted.node]
+        agent = host.node.table.get(ALICE)
+        world.loop.start_worker = world._start_worker
+        host.platter.slow_s = 1.0
+
+        async def arrives():
+            erasing = asyncio.create_task(told(host.node))
+            await asyncio.sleep(0)
+            floor, is_ended = host.node.erased.floor(*ALICE), agent.fence > ERASED
+            assert host.node.erased.is_all_written is False, "its disk does not hold it yet"
+            await erasing
+            assert host.node.erased.is_all_written
+            return floor, is_ended
+
+        known = await world.on(host, arrives())
+        assert world.words_on(host, "zebra") == []
+        return known
+
+    assert play(script).result == (ERASED, True)
