@@ -107,10 +107,15 @@ class Platters:
                 )
 
     def check_tables(self, node):
-        """Judge an idle node: its disk holds the records that its table says, and no other."""
+        """Judge an idle node: its disk holds the records that its table says, and no other.
+
+        Whose record is being written, such as a replica that comes just now, is left out.
+        """
         platter = self._world.nodes[node.name].platter
-        found = self.records(node.name)
-        saved = {agent.key: agent.saved for agent in node.table if agent.saved is not None}
+        idle = [agent for agent in node.table if not agent.is_busy]
+        busy = {agent.key for agent in node.table if agent.is_busy}
+        found = {key: r for key, r in self.records(node.name).items() if key not in busy}
+        saved = {agent.key: agent.saved for agent in idle if agent.saved is not None}
         for key in found.keys() | saved.keys():
             mine, theirs = saved.get(key), found.get(key)
             if _version(mine) != _version(theirs) and _file_of(key) not in platter.refused:
@@ -118,7 +123,7 @@ class Platters:
                     f"{node.name}: {key} is {_version(mine)} in its table and"
                     f" {_version(theirs)} on its disk"
                 )
-        for agent in node.table:
+        for agent in idle:
             record, theirs = agent.manifest, found.get(agent.key)
             if record.state is OwnerState.OWNED or _file_of(agent.key) in platter.refused:
                 continue
