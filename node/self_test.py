@@ -16,6 +16,9 @@ from fabric.turn.generation import (
     Admitted,
     CacheTier,
     Delta,
+    Event,
+    Failed,
+    Finished,
     GenerateRequest,
     Identity,
     IdentityKind,
@@ -143,11 +146,18 @@ async def _ask(node: "Node") -> tuple[Admitted, list[tuple[str, float]]]:
     )
     admitted: Admitted | None = None
     answer: list[tuple[str, float]] = []
+    last: Event | None = None
     async for event in node.generate(request):
+        last = event
         if isinstance(event, Admitted):
             admitted = event
         elif isinstance(event, Delta):
             answer += [(entry.token, entry.logprob) for entry in event.logprobs]
+    if isinstance(last, Failed) and last.code == FabricError.code:
+        raise FabricError(last.message)
+    if not isinstance(last, Finished):  # cancelled, handed over for its memory, or refused midway
+        message = last.message if isinstance(last, Failed) else "its turn did not come to an end"
+        raise RetryLaterError(message)
     if admitted is None or not answer:
         message = "no answer"
         raise FabricError(message)

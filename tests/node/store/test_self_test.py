@@ -8,6 +8,7 @@ import pytest
 from fabric.turn.generation import CacheTier
 from node.store.block_store import BlockMissingError, BlockStore
 from node.store.posix_disk import DiskError
+from node.turn.turn import Turn
 from tests.support.failing_disk import WRITES, FailingCalls
 from tests.support.little_room import BRIEF, SMALL, WORDS
 from tests.support.services import ask, running
@@ -62,6 +63,26 @@ def test_a_disk_that_cannot_read_for_a_moment_turns_nothing_off(model, tmp_path,
             assert service.node.reuses
             patch.undo()
             wait_until(lambda: service.node.self_test.passed)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_test_that_is_cut_off_turns_nothing_off(model, tmp_path, monkeypatch, number):
+    """Its turn is no other than those that give their memory up, or meet a node that stops."""
+    submit, submitted = Turn._submit, []
+
+    def cut_off(turn, *args):
+        submitted.append(turn)
+        if len(submitted) == number:
+            turn.cancel()
+        submit(turn, *args)
+
+    monkeypatch.setattr(Turn, "_submit", cut_off)
+    with running(tmp_path, model) as service:
+        node = service.node
+        assert not node.self_test.passed
+        assert "could not tell" in node.view().degraded
+        assert node.reuses
+        wait_until(lambda: node.self_test.passed)
 
 
 def test_a_repeated_test_still_finds_wrong_memory(model, tmp_path, monkeypatch):
