@@ -1,9 +1,17 @@
 """One turn as the APIs hand it to the rest of the router, whatever their shape was."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from fabric.ids import AgentId, MigrationId, OperationId, TenantId
-from fabric.turn.generation import GenerateRequest, Identity, Priority, Resumption, Sampling
+from fabric.ids import AgentId, AgentKey, MigrationId, OperationId, TenantId
+from fabric.turn.generation import (
+    GenerateRequest,
+    Identity,
+    IdentityKind,
+    Priority,
+    Resumption,
+    Sampling,
+)
 from router.prompt import Prompt
 
 
@@ -22,11 +30,14 @@ class TurnRequest:
     after: MigrationId | None = None  # the move that it comes ahead of
     prefetch: tuple[AgentId, ...] = ()  # whose turns are expected next
 
-    def request(self, epoch: int, erased_epoch: int = 0) -> GenerateRequest:
+    def request(
+        self, epoch: int, floor: Callable[[AgentKey], int] = lambda _: 0
+    ) -> GenerateRequest:
         """Spell the turn for a node, at the epoch that the directory knows.
 
-        `erased_epoch` is up to which its agent was erased.
+        `floor` says up to which epoch an agent was erased.
         """
+        agent = self.identity.agent if self.identity.kind is IdentityKind.AGENT else None
         prompt = self.prompt
         return GenerateRequest(
             operation=self.operation,
@@ -42,5 +53,5 @@ class TurnRequest:
             priority=self.priority,
             resume=self.resume,
             after=self.after,
-            erased_epoch=erased_epoch,
+            erased_epoch=floor((self.tenant, agent)) if agent is not None else 0,
         )

@@ -287,9 +287,7 @@ class Turns:
 
     async def _start(self, turn: TurnRequest, target: Target) -> Standing:
         fleet, reservation = self._fleet, target.reservation
-        is_named = turn.identity.kind is IdentityKind.AGENT
-        erased_epoch = self._directory.floor(_key(turn)) if is_named else 0
-        source = fleet.link(target.node).generate(turn.request(target.epoch, erased_epoch))
+        source = fleet.link(target.node).generate(turn.request(target.epoch, self._directory.floor))
         if reservation:
             reservation.turns_count += 1
         entry = fleet.ledger.begin(target.node, target.prefill_s, cold=target.cold)
