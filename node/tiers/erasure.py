@@ -1,6 +1,6 @@
 """Erase agents: record, blocks, what was quarantined, and what other models' folders keep.
 
-    known ─▶ tombstone ─▶ quarantine ─▶ other models ─▶ record ─▶ blocks nobody needs
+    tombstone ─▶ quarantine ─▶ other models ─▶ running turn ends ─▶ record ─▶ blocks nobody needs
 
 The tombstone comes first and the record before its blocks, each durably, so that a crash in
 between leaves what the next start removes. What the disk refuses stays owed and is tried again
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -75,7 +75,9 @@ class Erasing:
         name = (call.operation, call.tenant, call.agent)
         task = self._operations.get(name)
         if task is None:
-            self._announce([self._tombstone(call)])
+            # Before anything is waited for: a turn that comes meanwhile would take the agent above
+            # its erasure, which then spares it.
+            self._node.erased.announce([self._tombstone(call)])
             task = self._operations[name] = asyncio.create_task(self._erase(call))
             while len(self._operations) > OPERATIONS_MAX:
                 self._operations.popitem(last=False)
@@ -91,7 +93,7 @@ class Erasing:
             message = f"over {TOMBSTONES_MAX} tombstones"
             raise TooLargeError(message)
         erased = self._node.erased
-        has_news = self._announce(call.erased)
+        has_news = erased.announce(call.erased)
         await self._node.in_worker(erased.write_rest)
         if not has_news and not self.is_owed:
             return KnownErasures(erased.all, 0)
@@ -106,20 +108,6 @@ class Erasing:
             await self._remove_all(is_sure=False)
         except (FabricError, OSError) as error:
             _log.error("an erasure is not complete on the disk: %s", _reason(error))
-
-    def _announce(self, erased: Iterable[Tombstone]) -> bool:
-        """Know of erasures from here on; say whether any is news.
-
-        Before anything is waited for: a turn that comes meanwhile would take an agent above its
-        erasure, which then spares it.
-        """
-        node = self._node
-        has_news = node.erased.announce(erased)
-        for agent in node.table if has_news else ():
-            epoch = node.erased.floor(*agent.key)
-            if agent.manifest.epoch <= epoch:
-                _end_turn(agent, epoch)
-        return has_news
 
     def _tombstone(self, call: EraseAgent) -> Tombstone:
         key = self._node.config.cluster_key

@@ -95,26 +95,25 @@ def take(node):
 
 @pytest.mark.parametrize("told", [erase, take])
 def test_a_node_knows_of_an_erasure_from_its_arrival_on(told):
-    """Also while its workers are slow, or busy, and a turn runs."""
+    """Also while its workers are slow, or busy."""
 
     async def script(world):
         admitted, _, _ = await world.ask("alice", begin("zebra"))
         host = world.nodes[admitted.node]
-        agent = host.node.table.get(ALICE)
         world.loop.start_worker = world._start_worker
         host.platter.slow_s = 1.0
 
         async def arrives():
             erasing = asyncio.create_task(told(host.node))
             await asyncio.sleep(0)
-            floor, is_ended = host.node.erased.floor(*ALICE), agent.fence > ERASED
+            floor = host.node.erased.floor(*ALICE)
             assert host.node.erased.is_all_written is False, "its disk does not hold it yet"
             await erasing
             assert host.node.erased.is_all_written
-            return floor, is_ended
+            return floor
 
         known = await world.on(host, arrives())
         assert world.words_on(host, "zebra") == []
         return known
 
-    assert play(script).result == (ERASED, True)
+    assert play(script).result == ERASED
