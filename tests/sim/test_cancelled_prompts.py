@@ -11,6 +11,7 @@ from router.prompt import chat_prompt
 from router.turn_request import Turn
 from tests.sim.model import MODEL
 from tests.sim.scripted import SAID, TENANT, play
+from tests.support.conversations import said
 
 ALICE = (TENANT, AgentId("alice"))
 
@@ -48,7 +49,7 @@ async def unnamed(world, messages):
             model=MODEL,
             identity=Identity(IdentityKind.CONTENT),
             sampling=Sampling(max_tokens=4),
-            prompt=chat_prompt(messages),
+            prompt=chat_prompt(said(messages)),
         )
         opened = await world.router.services.turns.open(turn)
         async for _ in opened.events():
