@@ -337,7 +337,7 @@ class Turn:
             raise ended.error
         if agent.fence > agent.manifest.epoch:
             raise self._fenced(agent)
-        is_whole = prepared.cached == agent.manifest.tokens_count
+        is_whole = prepared.cached == agent.manifest.tokens_count == prepared.cache.tokens_count
         if prepared.tier is CacheTier.HOT and (is_whole or sequence.awaited_tokens is not None):
             agent.cache = prepared.cache
         if ended.is_handover:

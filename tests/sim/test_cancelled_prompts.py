@@ -9,7 +9,8 @@ from fabric.limits import BLOCK_TOKENS
 from fabric.turn.generation import Identity, IdentityKind, Sampling
 from router.prompt import chat_prompt
 from router.turn_request import Turn
-from tests.sim.model import MODEL
+from tests.sim import oracle
+from tests.sim.model import KINDS, MODEL
 from tests.sim.scripted import SAID, TENANT, play
 from tests.support.conversations import said
 
@@ -24,9 +25,9 @@ def begin(word):
     ]
 
 
-async def cancelled(world):
-    """Cancel a turn of alice's as soon as a block of its prompt is computed."""
-    asking = asyncio.create_task(world.ask("alice", begin("zebra")))
+async def cancelled(world, messages, least_tokens=BLOCK_TOKENS):
+    """Cancel a turn of alice's as soon as so much of its prompt is computed."""
+    asking = asyncio.create_task(world.ask("alice", messages))
 
     def computed_tokens():
         agents = [agent for node in world.nodes.values() for agent in node.node.table]
@@ -34,7 +35,7 @@ async def cancelled(world):
         return max((s.cache.tokens_count for s in sequences if s is not None), default=0)
 
     async with asyncio.timeout(60.0):
-        while computed_tokens() < BLOCK_TOKENS:  # noqa: ASYNC110 - simulated time
+        while computed_tokens() < least_tokens:  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(0.001)
     asking.cancel()
     await asyncio.wait({asking})
@@ -65,7 +66,7 @@ def test_only_its_own_id_finds_an_agent_whose_prompt_was_cancelled(is_cancelled)
 
     async def script(world):
         if is_cancelled:
-            await cancelled(world)
+            await cancelled(world, begin("zebra"))
         else:
             await world.ask("alice", begin("zebra"))
         (record,) = [
@@ -83,3 +84,18 @@ def test_only_its_own_id_finds_an_agent_whose_prompt_was_cancelled(is_cancelled)
     stranger, mine, count = play(script).result
     assert stranger.agent != "alice"
     assert mine.cached_tokens >= min(count, mine.prompt_tokens) - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_warm_turn_that_is_cancelled_in_its_first_chunk_leaves_the_memory_of_its_tokens(kind):
+    async def script(world):
+        admitted, text, _ = await world.ask("alice", begin("zebra"))
+        agent = world.nodes[admitted.node].node.table.get(ALICE)
+        known_tokens = agent.cache.tokens_count
+        more = [{"role": "assistant", "content": text}, {"role": "user", "content": SAID}]
+        await cancelled(world, [*begin("zebra"), *more], known_tokens + 1)
+        if agent.cache is not None:
+            assert oracle.is_cache_of(agent.cache, agent.manifest.token_ids)
+        assert agent.manifest.tokens_count >= known_tokens
+
+    play(script, kind=kind)
