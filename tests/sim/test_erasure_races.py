@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+from fabric.control.calls import decode_call
 from fabric.control.erasure_calls import EraseAgent, ShareErasures
-from fabric.control.node_calls import ListAgents, decode_call
+from fabric.control.node_calls import ListAgents
 from fabric.errors import RetryLaterError
 from fabric.ids import AgentId, OperationId
 from fabric.limits import BEAT_S

@@ -2,9 +2,10 @@
 
 import pytest
 
+from fabric.control.calls import encode_call
 from fabric.control.copy_calls import PrefetchAgent
 from fabric.control.hibernation_calls import Hibernate, Resume
-from fabric.control.node_calls import Flush, encode_call
+from fabric.control.node_calls import Flush
 from fabric.ids import AgentId
 from fabric.record.manifest import OwnerState
 from node.migration.hibernation_export import Export
