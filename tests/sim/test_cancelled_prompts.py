@@ -8,7 +8,7 @@ from fabric.ids import AgentId, OperationId
 from fabric.limits import BLOCK_TOKENS
 from fabric.turn.generation import Identity, IdentityKind, Sampling
 from router.prompt import chat_prompt
-from router.turn_request import Turn
+from router.turn_request import TurnRequest
 from tests.sim import oracle
 from tests.sim.model import KINDS, MODEL
 from tests.sim.scripted import SAID, TENANT, play
@@ -44,7 +44,7 @@ async def cancelled(world, messages, least_tokens=BLOCK_TOKENS):
 
 async def unnamed(world, messages):
     async def ask():
-        turn = Turn(
+        turn = TurnRequest(
             operation=OperationId("op-unnamed"),
             tenant=TENANT,
             model=MODEL,
