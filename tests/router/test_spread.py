@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from tests.router.rig import rig
+from tests.router.rig import SOON, rig
 from tests.support.samples import sample
 
 pytestmark = pytest.mark.anyio
@@ -88,7 +88,7 @@ async def test_a_node_without_agents_gets_its_part_and_no_more():
 
 
 async def test_the_agents_of_a_dead_node_spread_over_the_others():
-    async with rig() as made:
+    async with rig(settings=SOON) as made:
         for i in range(COUNT):
             await made.chat(f"I am {i}", agent=f"agent-{i}")
         orphans = [key[1] for key in made.fleet.directory.owned_by("node-a")]

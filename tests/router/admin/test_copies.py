@@ -8,7 +8,7 @@ from fabric.settings import RouterSettings
 from router.moves import replicas as replicas_module
 from tests.router.fake_copies import owned
 from tests.router.fake_node import FakeNode
-from tests.router.rig import KEY, OTHER_KEY, rig, until
+from tests.router.rig import KEY, OTHER_KEY, SOON, rig, until
 
 pytestmark = pytest.mark.anyio
 LONG = "word " * 400
@@ -134,7 +134,7 @@ async def test_bad_input_and_other_tenants():
 
 
 async def test_a_kept_replica_follows_the_turns_and_takes_over():
-    async with rig() as made:
+    async with rig(settings=SOON) as made:
         home, other = await begun(made)
         made_copy = (await post(made, "alice/replicate", to=other.name)).json()
         copied = other.calls["copy_blocks"]

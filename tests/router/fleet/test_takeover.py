@@ -7,7 +7,7 @@ from fabric.errors import RetryLaterError
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
 from router.fleet.membership import Health
-from tests.router.rig import rig, until
+from tests.router.rig import SOON, rig, until
 
 pytestmark = pytest.mark.anyio
 LONG = "word " * 1000
@@ -36,7 +36,7 @@ async def test_a_lost_owner_is_waited_for_and_answers_with_its_memory():
 async def test_an_owner_that_loads_again_is_waited_for_as_long_as_computing_would_take():
     # 4,000 characters a second are 1,000 tokens a second: this prompt takes over two.
     long = "word " * 2000
-    async with rig() as made:
+    async with rig(settings=SOON) as made:
         first = await made.chat(long, agent="alice")
         owner = made[node_of(first)]
         await owner.stop()
@@ -55,7 +55,7 @@ async def test_an_owner_that_loads_again_is_waited_for_as_long_as_computing_woul
 
 
 async def test_a_lost_owner_is_succeeded_at_the_next_epoch():
-    async with rig() as made:
+    async with rig(settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")
         await made[node_of(first)].stop()
         started_s = asyncio.get_running_loop().time()
@@ -72,7 +72,7 @@ async def test_a_lost_owner_is_succeeded_at_the_next_epoch():
 
 
 async def test_turns_that_take_over_at_once_agree_on_the_successor():
-    async with rig(names="abcd") as made:
+    async with rig(names="abcd", settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")
         await made[node_of(first)].stop()
         answers = await asyncio.gather(
@@ -85,7 +85,7 @@ async def test_turns_that_take_over_at_once_agree_on_the_successor():
 
 
 async def test_a_successor_with_a_replica_continues_from_it():
-    async with rig() as made:
+    async with rig(settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")
         source = node_of(first)
         target = "node-b" if source != "node-b" else "node-c"
@@ -100,7 +100,7 @@ async def test_a_successor_with_a_replica_continues_from_it():
 
 
 async def test_an_owner_that_comes_back_from_the_dead_gives_way():
-    async with rig() as made:
+    async with rig(settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")
         old = made[node_of(first)]
         await old.stop()
@@ -127,7 +127,7 @@ async def test_a_hung_owner_is_left_when_its_lease_is_over():
 
 
 async def test_a_node_that_hangs_in_mid_answer_ends_the_stream_with_an_error():
-    async with rig(scale=4.0) as made:
+    async with rig(scale=4.0, settings=SOON) as made:
         for node in made.nodes.values():
             node.does.delay_s = 0.02
         asking = asyncio.create_task(made.chat(LONG, stream=True))
@@ -142,7 +142,7 @@ async def test_a_node_that_hangs_in_mid_answer_ends_the_stream_with_an_error():
 
 
 async def test_loss_is_noticed_without_waiting_for_the_next_beat():
-    async with rig("ab") as made:
+    async with rig("ab", settings=SOON) as made:
         first = await made.chat("hi", agent="alice")
         await made[node_of(first)].stop()
         await made.chat("hi", agent="alice")
@@ -153,7 +153,7 @@ async def test_loss_is_noticed_without_waiting_for_the_next_beat():
 
 async def test_a_stream_that_outlives_its_nodes_lease_is_not_acknowledged():
     """Control and tokens take different ways: only one of them may be cut."""
-    async with rig(scale=4.0) as made:
+    async with rig(scale=4.0, settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")
         old = made[node_of(first)]
         old.does.delay_s = 0.02
@@ -181,7 +181,7 @@ async def test_a_stream_that_outlives_its_nodes_lease_is_not_acknowledged():
 
 async def test_no_epoch_is_given_out_twice():
     """The first successor hangs before it answers, and may take the agent when it wakes."""
-    async with rig("abc", scale=4.0) as made:
+    async with rig("abc", scale=4.0, settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")
         old = made[node_of(first)]
         await old.stop()
@@ -204,7 +204,7 @@ async def test_no_epoch_is_given_out_twice():
 
 async def test_an_owner_that_returns_is_asked_above_a_successor_that_never_served():
     """Who was given the next epoch may still claim it: below that, nothing is acknowledged."""
-    async with rig(names="ab") as made:
+    async with rig(names="ab", settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")
         old = made[node_of(first)]
         successor = next(node for node in made.nodes.values() if node is not old)
@@ -226,7 +226,7 @@ async def test_an_owner_that_returns_is_asked_above_a_successor_that_never_serve
 
 
 async def test_an_idle_agent_whose_successor_never_served_moves_above_it():
-    async with rig() as made:
+    async with rig(settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")
         old = made[node_of(first)]
         target = next(node for node in made.nodes.values() if node is not old)
@@ -240,7 +240,7 @@ async def test_an_idle_agent_whose_successor_never_served_moves_above_it():
 
 
 async def test_an_agent_that_another_node_takes_over_does_not_move():
-    async with rig() as made:
+    async with rig(settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")
         old, key = made[node_of(first)], ("default", "alice")
         target = next(node for node in made.nodes.values() if node is not old)
@@ -253,7 +253,7 @@ async def test_an_agent_that_another_node_takes_over_does_not_move():
 
 
 async def test_a_conversation_found_below_the_last_epoch_is_asked_by_name_above_it():
-    async with rig(names="ab") as made:
+    async with rig(names="ab", settings=SOON) as made:
         first = await made.chat(LONG)
         agent = first.headers["x-macfabric-agent"]
         made.fleet.directory.issue(("default", agent), 7)
