@@ -79,6 +79,15 @@ def test_an_eviction_excuses_who_was_acknowledged_before_it_and_not_who_was_behi
     assert (case.judge("node-a") == []) is is_fine
 
 
+def test_an_eviction_excuses_a_turn_that_ended_before_its_client_heard_it_begin():
+    case = Case()
+    case.at(2.0).watch.note_evicted(KEY, "node-a")
+    case.watch._finished["op-1"].pop()
+    case.finish("node-a", 3.0)  # the next one, begun anew
+    case.watch._finished["op-1"][:] = [("node-a", 1, 1.0)]
+    assert case.judge("node-a") == []
+
+
 def test_another_may_begin_where_an_owner_was_evicted_before_its_client_heard_of_it():
     case = Case()
     case.at(3.0).watch.evicted[KEY].add("node-a")

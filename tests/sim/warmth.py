@@ -74,7 +74,8 @@ class Warmth:
 
     def _is_excused(self, talk, node):
         world, acked = self._world, talk.acked
-        if {node, acked.node} & world.watch.evicted[talk.key]:
+        was_evicted = world.watch.was_evicted
+        if any(was_evicted(talk.key, name, acked.at_s) for name in (node, acked.node)):
             return True
         if any(acked.files & host.platter.hurt for host in world.nodes.values()):
             return True

@@ -25,6 +25,7 @@ class Watch:
         self.trouble_s = {}  # when something last happened to a process
         self._cuts = defaultdict(int)  # how many last
         self.evicted = defaultdict(set)  # by agent: the nodes that let it go, or may have
+        self._evicted_s = {}  # (agent, node): when that was last begun, or done
         self.released = {}  # (node, life, agent): the epoch at which another owns it
         self._finished = defaultdict(list)  # operation: (node, epoch, when) that acknowledged it
         self._hosts = defaultdict(dict)  # by agent: each node that had it, when it last got it
@@ -43,6 +44,18 @@ class Watch:
         host = self._world.nodes.get(name, self._world.router)
         is_quiet = self.trouble_s.get(name, -1.0) < since_s and not self._cuts[name]
         return is_quiet and host.is_serving
+
+    def note_evicted(self, key, name):
+        """Note that a node lets an agent go, or may have."""
+        self.evicted[key].add(name)
+        self._evicted_s[key, name] = self._world.loop.now_s
+
+    def was_evicted(self, key, name, since_s):
+        """Say whether a node has let an agent go since then, or has not had it again since.
+
+        A turn that began it anew may have ended before its client hears of its beginning.
+        """
+        return name in self.evicted[key] or self._evicted_s.get((key, name), -1.0) >= since_s
 
     def on_host(self, key, name):
         """Note that a node has an agent now, by a client's word or its disk's."""
@@ -121,12 +134,13 @@ class Watch:
             keys = [agent.key for agent in chosen]
             before = {key for key in keys if node.name not in self.evicted[key]}
             for key in keys:
-                self.evicted[key].add(node.name)  # a power loss may leave either
+                self.note_evicted(key, node.name)  # a power loss may leave either
             count = await leave(node, chosen)
             for agent in chosen:
                 if not agent.was_evicted and agent.key in before:
                     self.evicted[agent.key].discard(node.name)
                 elif agent.was_evicted:
+                    self.note_evicted(agent.key, node.name)
                     self._world.note(f"{node.name}: evicted {agent.key}")
             return count
 
