@@ -185,7 +185,7 @@ async def _request(
     request, key = _make_request(rng, histories)
     hang_up_after = rng.choice([None, None, None, 0, 1, 5])
     text, seen = "", 0
-    events = service.node.generate(request)
+    events = service.node.turns.serve(request)
     try:
         async for event in events:
             if isinstance(event, Failed):

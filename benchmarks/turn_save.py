@@ -11,7 +11,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +19,6 @@ import numpy as np
 
 from benchmarks.memory import GEOMETRIES, half_precision_spec
 from benchmarks.report import Limit, Report, say
-from fabric.control.node_calls import SelfTest
 from fabric.ids import AgentId, Fingerprint, NodeName, OperationId, TenantId
 from fabric.settings import NodeSettings
 from fabric.turn.generation import (
@@ -35,16 +33,20 @@ from fabric.turn.generation import (
 from fabric.turn.prompt_plan import PromptPlan
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
+from node.assembly import Ground, assemble
 from node.clock import SystemClock
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Ended
 from node.mlx.answer import Shown
 from node.mlx.resident_cache import ResidentCache
-from node.node import Node, NodeConfig
+from node.node import Node
+from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
+from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
 from node.store.posix_disk import PosixDisk
+from node.store.service_time import ServiceTime
 from node.store.stock import stock_of
 from node.store.tombstones import DIRECTORY as ERASED
 from node.store.tombstones import Erased
@@ -149,7 +151,7 @@ async def _converse(folder: Path, rounds: int) -> dict[int, Talk]:
     for count in CONTEXTS:
         say(f"a context of {count:,} tokens")
         held = count + BEHIND_BLOCK_TOKENS
-        cache = ResidentCache(desk.node.spec, held + PROMPT_TOKENS + ANSWER_TOKENS)
+        cache = ResidentCache(desk.node.identity.spec, held + PROMPT_TOKENS + ANSWER_TOKENS)
         agent = desk.node.table.create(TENANT, AgentId(f"at-{count}"), None, 1)
         talks[count] = Talk(agent, cache)
         await _take_turn(desk, talks[count], held - ANSWER_TOKENS)
@@ -161,7 +163,7 @@ async def _converse(folder: Path, rounds: int) -> dict[int, Talk]:
             await _take_turn(desk, talk, PROMPT_TOKENS)
     desk.node.engine.stop()
     desk.node.transfers.stop()
-    desk.node.workers.shutdown()
+    desk.node.workers.close()
     for talk in talks.values():
         del talk.cpu_s[:2], talk.written_bytes[:2]  # the first prompt, and a turn to warm up
     return talks
@@ -176,21 +178,20 @@ def _open_desk(folder: Path) -> Desk:
     engine = EngineThread(clock, active_max=1, waiting_max=1, exact_chunks=False)
     none = cast("Any", None)  # of what computes and tokenizes, saving a turn asks nothing
     engine.start(lambda: (none, None))
-    node = Node(
-        config=config,
-        clock=clock,
-        engine=engine,
-        tokenizer=none,
-        spec=spec,
-        fingerprint=FINGERPRINT,
-        model_name=MODEL,
-        context_tokens_max=1 << 17,
-        store=AgentStore(blocks, ManifestStore(disk, KEY), KEY, FINGERPRINT, spec),
-        table=AgentTable(name, FINGERPRINT, clock),
-        transfers=TransferServer(name, KEY, FINGERPRINT, blocks, clock, host=config.host),
-        erased=Erased(PosixDisk(folder / ERASED, "full"), KEY),
-        workers=ThreadPoolExecutor(2),
-        self_test=SelfTest(passed=True, detail="", seconds=0.0),
+    model = ServedModel(MODEL, spec, FINGERPRINT, context_tokens_max=1 << 17, vocabulary_size=0)
+    node = assemble(
+        Ground(
+            identity=NodeIdentity(config, model),
+            clock=clock,
+            engine=engine,
+            tokenizer=none,
+            store=AgentStore(blocks, ManifestStore(disk, KEY), KEY, FINGERPRINT, spec),
+            table=AgentTable(name, FINGERPRINT, clock),
+            erased=Erased(PosixDisk(folder / ERASED, "full"), KEY),
+            transfers=TransferServer(name, KEY, FINGERPRINT, blocks, clock, host=config.host),
+            service_time=ServiceTime(name, clock),
+            workers=Workers(2),
+        )
     )
     return Desk(node, disk)
 
@@ -223,7 +224,7 @@ def _turn(desk: Desk, talk: Talk, prompt_tokens: int) -> tuple[Saver, Ended]:
         [width * (i + 1) for i in range(ANSWER_TOKENS)],
         None,
     )
-    return Saver(desk.node, agent, prepared, request), ended
+    return desk.node.turns.savers.of(agent, prepared, request), ended
 
 
 async def _take_turn(desk: Desk, talk: Talk, prompt_tokens: int) -> None:
@@ -237,4 +238,4 @@ async def _take_turn(desk: Desk, talk: Talk, prompt_tokens: int) -> None:
     durable = await saver.commit(ended)
     talk.cpu_s.append(time.process_time() - before_s)
     talk.written_bytes.append(desk.disk.written_bytes - before_bytes)
-    assert durable, desk.node.degraded
+    assert durable, desk.node.health.degraded

@@ -8,6 +8,7 @@ GIB: Final = 1024 * MIB
 
 # Blocks and files
 BLOCK_TOKENS: Final = 256  # mlx-lm grows caches by 256; 9.4 MB for an 8B model at 4 bits
+ROOM_TOKENS: Final = 512  # capacity of a cache for what comes next; more grows by copying
 FILE_ALIGN_BYTES: Final = 16 * KIB  # page of Apple Silicon: lets Metal wrap a mapped file
 HEADER_BYTES_MAX: Final = 1 * MIB  # 192 tensors need 20 KiB
 BLOCK_BYTES_MAX: Final = 1 * GIB  # the state of Nemotron-H 56B is 864 MiB

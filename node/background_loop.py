@@ -23,23 +23,23 @@ class BackgroundLoop:
         failed: Callable[[], None],
         *,
         first_wait_s: float = 0.0,
+        hurry: asyncio.Event | None = None,
     ) -> None:
-        """Name it for the log; `failed` is called whenever a step raised."""
+        """Name it for the log; `failed` is called whenever a step raised.
+
+        Whoever sets `hurry` lets the next step come now.
+        """
         self._name = name
         self._step = step
         self._failed = failed
         self._wait_s = first_wait_s
-        self._hurry = asyncio.Event()
+        self._hurry = hurry or asyncio.Event()
         self._is_over = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin; call it on the event loop."""
         self._task = asyncio.create_task(self._run())
-
-    def hurry(self) -> None:
-        """Let the next step come now."""
-        self._hurry.set()
 
     async def stop(self) -> None:
         """End, once a step under way is over."""

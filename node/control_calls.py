@@ -26,13 +26,10 @@ from fabric.control.node_calls import (
 from fabric.errors import FabricError, RejectedError
 from fabric.limits import FLUSH_WAIT_S
 from fabric.net.links import MeetPeers
-from node import drain_flag
 from node.agents.agent_listing import list_agents
 from node.haste import haste
 from node.http.generate import error_reply
-from node.migration import replicas, source, target
 from node.node import Node
-from node.tiers import pins
 
 _ELSEWHERE = RejectedError("this call does not travel over HTTP", code="unknown_call")
 _LIMIT_S = 3600.0  # a copy may take long; the caller has its own, shorter limit
@@ -49,18 +46,18 @@ class ControlCalls:
             ListAgents: self._list_agents,
             EraseAgent: node.erasing.erase,
             ShareErasures: node.erasing.take,
-            PinAgent: lambda call: pins.pin(node, call),
-            OfferMigration: lambda call: source.offer(node, call),
-            SealAgent: lambda call: source.seal(node, call),
-            ReleaseAgent: lambda call: source.release(node, call),
+            PinAgent: node.pinning.pin,
+            OfferMigration: node.source.offer,
+            SealAgent: node.source.seal,
+            ReleaseAgent: node.source.release,
             AbortMigration: self._abort,
-            CopyBlocks: lambda call: target.copy_blocks(node, call),
-            CommitMigration: lambda call: target.commit(node, call),
-            OfferCopy: lambda call: replicas.offer_copy(node, call),
-            KeepReplica: lambda call: replicas.keep_replica(node, call),
-            KeepFork: lambda call: replicas.keep_fork(node, call),
+            CopyBlocks: node.copies.copy_blocks,
+            CommitMigration: node.target.commit,
+            OfferCopy: node.copy_source.offer,
+            KeepReplica: node.replicas.keep,
+            KeepFork: node.forks.keep,
             PrefetchAgent: node.prefetches.answer,
-            DrainNode: lambda call: drain_flag.drain(node, call),
+            DrainNode: node.drain_flag.drain,
             MeetPeers: self._meet,
             Flush: self._flush,
             Stop: self._stop,
@@ -93,33 +90,33 @@ class ControlCalls:
 
     async def _list_agents(self, call: ListAgents) -> object:
         node = self._node
-        return list_agents(node.name, node.config.incarnation, node.table, call)
+        config = node.identity.config
+        return list_agents(config.name, config.incarnation, node.table, call)
 
     async def _abort(self, call: AbortMigration) -> Done:
-        await target.forget(self._node, call.migration, (call.tenant, call.agent))
-        return await source.take_back(self._node, call)
+        await self._node.incoming_end.forget(call.migration, (call.tenant, call.agent))
+        return await self._node.source.take_back(call)
 
     async def _meet(self, call: MeetPeers) -> Done:
-        peers = [peer for peer in call.peers if peer.name != self._node.name]
+        peers = [peer for peer in call.peers if peer.name != self._node.identity.name]
         self._node.links.meet(peers)
         return Done()
 
     async def _flush(self, call: Flush) -> Done:
         node = self._node
-        running = await node.quiesce(FLUSH_WAIT_S)
+        running = await node.live_turns.quiesce(FLUSH_WAIT_S)
         left = await node.flusher.flush()
         if call.drop_hot:
-            node.table.cool(0)
-            node.note_hot()
+            node.hot.cool(0)
         note = _saved_note(node, left)
         return Done(f"{note}; {running} turns still run" if running else note)
 
     async def _stop(self, _: Stop) -> Done:
-        await self._node.end_turns()
+        await self._node.live_turns.end()
         return Done(_saved_note(self._node, await self._node.flusher.flush()))
 
 
 def _saved_note(node: Node, left: int) -> str:
     if left:
-        return f"{left} agents are in memory only: {node.degraded}"
-    return node.degraded or f"{len(node.table)} agents are durable"
+        return f"{left} agents are in memory only: {node.health.degraded}"
+    return node.health.degraded or f"{len(node.table)} agents are durable"

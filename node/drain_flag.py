@@ -6,16 +6,16 @@ and what restarts meanwhile must not be given agents that would be cut off a mom
 
 import contextlib
 import logging
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from fabric.control.copy_calls import DrainNode
 from fabric.control.node_calls import Done
 from fabric.errors import FabricError
+from node.runtime.health import Health
+from node.runtime.workers import Workers
 from node.store.posix_disk import PosixDisk
-
-if TYPE_CHECKING:
-    from node.node import Node
 
 FILE: Final = "draining"
 _BYTES_MAX: Final = 64
@@ -46,18 +46,29 @@ def _note(folder: Path, *, draining: bool) -> None:
         disk.close()
 
 
-async def drain(node: "Node", call: DrainNode) -> Done:
-    """Take no new agents, or take them again; raise DiskError where the latter is not durable."""
-    folder = node.config.data_dir
-    if not call.draining:
-        await node.in_worker(lambda: _note(folder, draining=False))
-        node.is_draining = False
-        return Done("takes new agents")
-    node.is_draining = True
-    try:
-        await node.in_worker(lambda: _note(folder, draining=True))
-    except FabricError as error:
-        # A full disk is a good reason to drain: it must not be one not to.
-        _log.error("draining is not durable: %s", error.message)
-        return Done("takes no new agents until it is restarted: its disk refuses to note it")
-    return Done("takes no new agents")
+@dataclass(frozen=True, slots=True)
+class DrainFlag:
+    """One node's, in its data folder."""
+
+    folder: Path
+    workers: Workers
+    health: Health
+
+    async def recall(self) -> None:
+        """Find out whether the node was draining when it was stopped."""
+        self.health.is_draining = await self.workers.run(lambda: is_noted(self.folder))
+
+    async def drain(self, call: DrainNode) -> Done:
+        """Take no new agents, or take them again; raise DiskError where that is not durable."""
+        if not call.draining:
+            await self.workers.run(lambda: _note(self.folder, draining=False))
+            self.health.is_draining = False
+            return Done("takes new agents")
+        self.health.is_draining = True
+        try:
+            await self.workers.run(lambda: _note(self.folder, draining=True))
+        except FabricError as error:
+            # A full disk is a good reason to drain: it must not be one not to.
+            _log.error("draining is not durable: %s", error.message)
+            return Done("takes no new agents until it is restarted: its disk refuses to note it")
+        return Done("takes no new agents")

@@ -1,295 +1,153 @@
-"""A running node without its transports: the nouns that a turn or a control call works on."""
+"""A running node without its transports: its parts, as `node.assembly` has put them together."""
 
-import asyncio
 import os
-import ssl
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypeVar
-from weakref import WeakValueDictionary
+from dataclasses import dataclass
 
-from fabric.control.node_calls import NodeView, SelfTest, TierBytes
-from fabric.errors import OverloadedError, RetryElsewhereError, RetryLaterError
-from fabric.ids import AgentKey, Fingerprint, MigrationId, NodeName
-from fabric.kvcache.cache_spec import ModelCacheSpec
-from fabric.limits import BLOCK_TOKENS, FETCHES_MAX, FETCHES_WAITING_MAX, HASTY_WORKERS
-from fabric.net.links import Address
+from fabric.control.node_calls import NodeView, TierBytes
+from fabric.ids import NodeName
 from fabric.net.transfer_counts import FETCHING, SENDING, bounded
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
-from fabric.settings import NodeSettings
-from fabric.turn.generation import Event, GenerateRequest
 from fabric.turn.prompt_limit import prompt_bytes_max
 from node.agents.agent_table import AgentTable
+from node.drain_flag import DrainFlag
 from node.engine.engine_thread import EngineThread
-from node.haste import in_haste
-from node.migration.adoption import Adoption
-from node.migration.handover_waiters import Landings
-from node.migration.warm_up import Arrivals
+from node.migration.copy_offers import CopySource
+from node.migration.forks import Forks
+from node.migration.hibernation_export import Exports
+from node.migration.hibernation_import import Imports
+from node.migration.incoming import IncomingMoves
+from node.migration.incoming_end import IncomingEnd
+from node.migration.replicas import Replicas
+from node.migration.source import MoveSource
+from node.migration.target import IncomingCopies, MoveTarget
+from node.migration.warm_up import WarmUp
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.net.connections import Connections
 from node.net.link_table import LinkTable
+from node.runtime.health import Health
+from node.runtime.identity import NodeIdentity
+from node.runtime.live_turns import LiveTurns
+from node.runtime.workers import Workers
+from node.self_test import SelfTests
 from node.store.agent_store import AgentStore
+from node.store.scrubber import Scrubber
 from node.store.service_time import ServiceTime
 from node.store.tombstones import Erased
-from node.tiers.disk_budget import Reclaim
+from node.tiers.disk_budget import DiskBudget
 from node.tiers.erasure import Erasing
+from node.tiers.eviction import Eviction
 from node.tiers.flusher import Flusher
+from node.tiers.hot_tier import HotTier
+from node.tiers.pins import Pinning
 from node.tiers.prefetch import Prefetches
-from node.transfer.client import TransferReport, fetch_blocks
+from node.tiers.unsaved import Unsaved
 from node.transfer.server import TransferServer
-from node.turn.encoders import Encoders
-from node.turn.turn import Turn
-
-T = TypeVar("T")
-NOT_ERASED = "an erasure is not complete on the disk"
+from node.turn.turn import Turns
+from node.upkeep import Retries, Upkeep
 
 
-@dataclass(frozen=True, slots=True)
-class NodeConfig:
-    """What a node is started with."""
+@dataclass(slots=True)
+class Endpoint:
+    """Where the node's HTTP listens, once it does."""
 
-    name: NodeName
-    data_dir: Path
-    model: str
-    cluster_key: bytes
-    settings: NodeSettings
-    host: str
-    incarnation: int
-    tls: ssl.SSLContext | None = None  # None: plain HTTP, which no router of a real fabric asks
+    url: str = ""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """The parts of a node; mutable state is touched on its event loop only."""
+    """What the transports hold; no part of it does. Its state lives on its event loop."""
 
-    config: NodeConfig
+    # What it stands on.
+    identity: NodeIdentity
     clock: Clock
+    endpoint: Endpoint
+    health: Health
+    workers: Workers
     engine: EngineThread
     tokenizer: ChatTokenizer
-    spec: ModelCacheSpec
-    fingerprint: Fingerprint
-    model_name: str
-    context_tokens_max: int
     store: AgentStore
-    table: AgentTable
-    transfers: TransferServer
     erased: Erased
-    workers: ThreadPoolExecutor
-    self_test: SelfTest
-    service_time: ServiceTime = field(default=None)  # type: ignore[assignment]  # one is made
-    is_tested: bool = False  # the self-test could tell whether stored agents come back
-    turns_begun: int = 0
-    problem: str | None = None  # why no agent's cache is kept: every prompt is computed whole
-    vocabulary_size: int = 0  # token ids that the model takes
-    http_url: str = ""
-    is_draining: bool = False  # no new agents: somebody said so
-    is_stopping: bool = False
-    troubles: dict[str, str] = field(default_factory=dict)  # what is wrong now, by its cause
-    scrubbed_bytes: int = 0
-    connections: Connections = field(default_factory=Connections)
-    fenced_turns: int = 0
-    failed_rounds: int = 0  # of background work
-    fetch: Callable[..., TransferReport] = fetch_blocks  # brings blocks from a peer; blocks
-    encoders: Encoders = field(default_factory=Encoders)
-    flusher: Flusher = field(init=False)
-    erasing: Erasing = field(init=False)
-    reclaim: Reclaim = field(init=False)
-    arrivals: Arrivals = field(init=False)
-    prefetches: Prefetches = field(init=False)
-    links: LinkTable = field(init=False)
-    fetchers: ThreadPoolExecutor = field(init=False)
-    hasty_workers: ThreadPoolExecutor = field(init=False)
-    hasty_fetchers: ThreadPoolExecutor = field(init=False)
-    _fetching_count: int = 0
-    turns: set[Turn] = field(default_factory=set)
-    adopted: dict[MigrationId, Adoption] = field(default_factory=dict)  # not yet owned
-    _deciding: WeakValueDictionary[AgentKey, asyncio.Lock] = field(
-        default_factory=WeakValueDictionary
-    )
-    aborted: OrderedDict[MigrationId, None] = field(default_factory=OrderedDict)
-    landings: Landings = field(default_factory=Landings)
-
-    def __post_init__(self) -> None:
-        """Look after unsaved agents, the disk's budget, what comes into memory, and links."""
-        if self.service_time is None:
-            self.service_time = ServiceTime(self.name, self.clock)
-        self.fetchers = ThreadPoolExecutor(FETCHES_MAX, thread_name_prefix="fetch")
-        self.hasty_workers = ThreadPoolExecutor(HASTY_WORKERS, thread_name_prefix="worker_now")
-        self.hasty_fetchers = ThreadPoolExecutor(HASTY_WORKERS, thread_name_prefix="fetch_now")
-        self.flusher = Flusher(self)
-        self.erasing = Erasing(self)
-        self.arrivals = Arrivals(self)
-        self.reclaim = Reclaim(self)
-        self.prefetches = Prefetches(self)
-        self.links = LinkTable(self.clock)
+    service_time: ServiceTime
+    transfers: TransferServer
+    links: LinkTable
+    connections: Connections
+    # Memory and disk.
+    table: AgentTable
+    hot: HotTier
+    unsaved: Unsaved
+    budget: DiskBudget
+    eviction: Eviction
+    flusher: Flusher
+    prefetches: Prefetches
+    erasing: Erasing
+    pinning: Pinning
+    # Agents that come and go.
+    moves: IncomingMoves
+    warm_up: WarmUp
+    incoming_end: IncomingEnd
+    copies: IncomingCopies
+    target: MoveTarget
+    source: MoveSource
+    copy_source: CopySource
+    replicas: Replicas
+    forks: Forks
+    exports: Exports
+    imports: Imports
+    # Turns, and what is done beside them.
+    turns: Turns
+    live_turns: LiveTurns
+    self_tests: SelfTests
+    upkeep: Upkeep
+    retries: Retries
+    scrubber: Scrubber
+    drain_flag: DrainFlag
 
     @property
     def name(self) -> NodeName:
-        """This node's name."""
-        return self.config.name
-
-    @property
-    def reuses(self) -> bool:
-        """Say whether caches are kept and reused."""
-        return self.problem is None
-
-    @property
-    def degraded(self) -> str | None:
-        """Say in words what is wrong now, to whoever asks for the node's health."""
-        owed = [NOT_ERASED] if self.erasing.has_failed else []
-        return "; ".join([*self.troubles.values(), *owed]) or None
-
-    @property
-    def settings(self) -> NodeSettings:
-        """This node's budgets and policies."""
-        return self.config.settings
-
-    async def in_worker(self, work: Callable[[], T]) -> T:
-        """Run blocking work (disk, hashing) on a worker thread."""
-        workers = self.hasty_workers if in_haste() else self.workers
-        return await asyncio.get_running_loop().run_in_executor(workers, work)
-
-    async def in_fetcher(self, work: Callable[[], T]) -> T:
-        """Run a fetch, which may take an hour, where it holds up no turn's work."""
-        if self._fetching_count >= FETCHES_WAITING_MAX:
-            message = f"{FETCHES_WAITING_MAX} agents are being copied here"
-            raise OverloadedError(message)
-        self._fetching_count += 1
-        fetchers = self.hasty_fetchers if in_haste() else self.fetchers
-        try:
-            return await asyncio.get_running_loop().run_in_executor(fetchers, work)
-        finally:
-            self._fetching_count -= 1
-
-    def deciding(self, key: AgentKey) -> asyncio.Lock:
-        """Return the lock under which commits, aborts and kept copies of one agent are decided."""
-        return self._deciding.setdefault(key, asyncio.Lock())
-
-    async def on_engine(self, work: Callable[[], T]) -> T:
-        """Run work on the engine thread between two steps."""
-        return await asyncio.wrap_future(self.engine.call(work))
-
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
-        """Serve one turn; closing the iterator cancels it."""
-        return Turn(self, request).events()
-
-    def note_failed_round(self) -> None:
-        """Count a round of background work that failed; its loop has told the log."""
-        self.failed_rounds += 1
-
-    def note_hot(self) -> None:
-        """Tell the memory budget what idle caches hold now; call it after every change."""
-        held_bytes = self.table.hot_bytes + self.arrivals.size_bytes
-        self.engine.budget.set_idle(held_bytes)
-        if held_bytes > self.settings.hot_bytes:
-            self.flusher.hurry()
-
-    def make_room(self, size_bytes: int) -> None:
-        """Cool idle agents until `size_bytes` more are free, as far as that goes."""
-        before_bytes = self.engine.budget.idle_bytes
-        wanted_bytes = self.table.hot_bytes - size_bytes
-        self.table.cool(wanted_bytes)
-        if self.table.hot_bytes > wanted_bytes:
-            self.arrivals.clear()
-        self.note_hot()
-        self.flusher.hurry()
-        # Where nothing was freed, whoever asked would only ask again: its next poll is soon.
-        if self.engine.budget.idle_bytes < before_bytes:
-            self.engine.wake()
-
-    @property
-    def state(self) -> str:
-        """Say in a word what the node takes."""
-        if self.is_stopping:
-            return "stopping"
-        return "draining" if self.is_draining else "ready"
-
-    @property
-    def stopping(self) -> RetryLaterError | None:
-        """Return why no turn is served any more, if that is so."""
-        if not self.is_stopping:
-            return None
-        message = f"{self.name} is stopping"
-        return RetryLaterError(message, code="stopping")
-
-    def refuse_new(self) -> None:
-        """Raise where this node takes no new agents."""
-        if self.is_draining or self.is_stopping:
-            message = f"this node is {self.state}"
-            raise RetryElsewhereError(message, code="draining")
-
-    def usable_prefix(self, tokens_count: int) -> int:
-        """Round a reusable prefix down to what the chunk policy allows."""
-        if self.settings.exact_chunks:
-            return tokens_count // BLOCK_TOKENS * BLOCK_TOKENS
-        return tokens_count
-
-    def addresses(self) -> tuple[Address, ...]:
-        """Where the data plane listens."""
-        return self.transfers.addresses()
-
-    async def quiesce(self, limit_s: float | None = None) -> int:
-        """Wait until every turn in progress has been saved; return how many still run at the limit.
-
-        Turns that begin meanwhile are not waited for.
-        """
-        tasks = {turn.task for turn in self.turns}
-        if not tasks:
-            return 0
-        _, running = await asyncio.wait(tasks, timeout=limit_s)
-        return len(running)
-
-    async def end_turns(self) -> None:
-        """Serve no turn any more; wait until those in progress have been saved."""
-        self.is_draining = self.is_stopping = True
-        for turn in list(self.turns):
-            turn.cancel()
-        await self.quiesce()
+        return self.identity.name
 
     def view(self) -> NodeView:
         """Describe the node for its beat."""
         agents = [a for a in self.table if a.manifest.state is not OwnerState.REPLICA]
-        speed = self.engine.prefill_speed.per_s
+        config, model, engine = self.identity.config, self.identity.model, self.engine
+        speed = engine.prefill_speed.per_s
         return NodeView(
-            name=self.name,
-            host=self.config.host,
+            name=config.name,
+            host=config.host,
             pid=os.getpid(),
-            incarnation=self.config.incarnation,
-            http_url=self.http_url,
-            model=self.model_name,
-            fingerprint=self.fingerprint.hex(),
-            context_tokens_max=self.context_tokens_max,
-            state=self.state,
+            incarnation=config.incarnation,
+            http_url=self.endpoint.url,
+            model=model.name,
+            fingerprint=model.fingerprint.hex(),
+            context_tokens_max=model.context_tokens_max,
+            state=self.health.state,
             agents=len(agents),
             tokens=sum(agent.manifest.tokens_count for agent in agents),
             bytes=TierBytes(hot=self.table.hot_bytes, disk=self.store.blocks.total_bytes),
-            addresses=self.addresses(),
-            waiting=self.engine.waiting_count,
-            active=self.engine.active_count,
-            queue_s=self.engine.queued_tokens / speed if speed else 0.0,
+            addresses=self.transfers.addresses(),
+            waiting=engine.waiting_count,
+            active=engine.active_count,
+            queue_s=engine.queued_tokens / speed if speed else 0.0,
             prefill_tokens_per_s=speed,
-            decode_tokens_per_s=self.engine.decode_speed.per_s,
-            bytes_per_token=self.spec.bytes_per_token,
-            self_test=self.self_test,
-            degraded=self.degraded,
-            reuse=self.reuses,
+            decode_tokens_per_s=engine.decode_speed.per_s,
+            bytes_per_token=model.spec.bytes_per_token,
+            self_test=self.self_tests.found,
+            degraded=self.health.degraded,
+            reuse=self.health.reuses,
             changes=self.table.changes,
-            evicted_agents=self.reclaim.evicted_count,
-            scrubbed_bytes=self.scrubbed_bytes,
+            evicted_agents=self.budget.evicted_count,
+            scrubbed_bytes=self.scrubber.scrubbed_bytes,
             damaged_blocks=self.store.blocks.damaged_count,
             free=TierBytes(
-                hot=max(0, self.settings.hot_bytes - self.table.hot_bytes),
-                disk=self.reclaim.free_bytes,
+                hot=max(0, config.settings.hot_bytes - self.table.hot_bytes),
+                disk=self.budget.free_bytes,
             ),
             links=self.links.views(),
             erased=self.erased.fingerprint,
-            fenced_turns=self.fenced_turns,
-            failed_rounds=self.failed_rounds,
+            fenced_turns=self.live_turns.fenced_count,
+            failed_rounds=self.health.failed_rounds,
             sending=bounded(self.transfers.counts(), SENDING),
             fetching=bounded(self.connections.counts(), FETCHING),
-            prompt_bytes_max=prompt_bytes_max(self.context_tokens_max, self.tokenizer.reach_bytes),
+            prompt_bytes_max=prompt_bytes_max(model.context_tokens_max, self.tokenizer.reach_bytes),
         )

@@ -6,12 +6,13 @@ Several caches of this kind were shipped without ever having been read back.
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from fabric.control.node_calls import SelfTest
 from fabric.errors import FabricError, RejectedError, RetryElsewhereError, RetryLaterError
 from fabric.ids import SELF_TEST_TENANT, AgentId, OperationId
-from fabric.limits import BLOCK_TOKENS
+from fabric.limits import BLOCK_TOKENS, FLUSH_IDLE_S, SELF_TEST_RETRY_MAX_S
+from fabric.ports import Clock
 from fabric.turn.generation import (
     Admitted,
     CacheTier,
@@ -24,14 +25,19 @@ from fabric.turn.generation import (
     IdentityKind,
     Sampling,
 )
+from node.back_off import BackOff
+from node.mlx.chat_tokenizer import ChatTokenizer
+from node.runtime.health import Health
+from node.runtime.identity import NodeIdentity
+from node.runtime.live_turns import LiveTurns
+from node.runtime.workers import Workers
 from node.store.posix_disk import DiskError
-
-if TYPE_CHECKING:
-    from node.node import Node
+from node.tiers.agent_records import AgentRecords
+from node.tiers.unsaved import SAVING
+from node.turn.turn import Turns
 
 _log = logging.getLogger(__name__)
-SAVING = "saving"  # causes of trouble
-SELF_TEST = "self-test"
+SELF_TEST = "self-test"  # the cause of trouble
 _TURNS = 2
 
 AGENT = AgentId("selftest")
@@ -39,126 +45,166 @@ _ANSWER_TOKENS = 8
 _WORDS = "one two three four five six seven eight nine ten eleven twelve"
 
 
-async def run_self_test(node: "Node") -> SelfTest:
-    """Find out whether an agent answers the same after its memory went through the disk.
-
-    Memory that comes back wrong is not used any more. Where the disk refuses, or others run
-    meanwhile, nothing is known: the node says so, and `node.tiers.flusher` repeats the test.
-    """
-    began = node.clock.monotonic_s()
-    if node.problem is not None:
-        found: tuple[bool | None, str] = False, f"served without reuse: {node.problem}"
-    else:
-        found = await _try(node)
-    passed, detail = found
-    node.self_test = SelfTest(bool(passed), detail, node.clock.monotonic_s() - began)
-    node.is_tested = passed is not None
-    if passed is False:
-        node.problem = node.problem or detail
-    if passed is None:
-        node.troubles[SELF_TEST] = f"the self-test could not tell: {detail}"
-    else:
-        node.troubles.pop(SELF_TEST, None)
-    if not passed:
-        _log.error("self-test: %s", detail)
-    return node.self_test
+UNTESTED = SelfTest(passed=False, detail="not run yet", seconds=0.0)
 
 
-async def _try(node: "Node") -> tuple[bool | None, str]:
-    """Return whether the agent came back, None if nobody can say, and what was found."""
-    turns_before = node.turns_begun
-    try:
-        await _clean_up(node)  # what an earlier attempt left
-        await _render_once(node)
-        passed, detail = await _compare(node)
-        await _clean_up(node)
-    except (DiskError, RetryLaterError, RetryElsewhereError) as error:
-        reason = error.reason if isinstance(error, DiskError) else error.message
-        return None, reason
-    except FabricError as error:
-        return False, f"{error.code}: {error.message}"
-    if passed is False and node.turns_begun > turns_before + _TURNS:
-        return None, f"{detail} beside other turns"  # whose batches round otherwise
-    return passed, detail
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What the test's agent is asked."""
 
+    identity: NodeIdentity
+    tokenizer: ChatTokenizer
+    workers: Workers
+    turns: Turns
 
-async def _clean_up(node: "Node") -> None:
-    """Leave nothing of the agent; raise DiskError."""
-    agent = node.table.get((SELF_TEST_TENANT, AGENT))
-    if agent is None:
-        return
-    saved = agent.saved
-    if saved is not None:
-        refs = await node.in_worker(lambda: node.store.erase_record(SELF_TEST_TENANT, AGENT, saved))
-        node.table.remove(agent.key)  # its blocks are let go of, whether the disk removes them
-        await node.in_worker(lambda: node.store.erase_blocks(refs))
-        return
-    if not await node.in_worker(lambda: node.store.settle(SELF_TEST_TENANT, AGENT)):
-        message = "a record of the self-test stays"
-        raise DiskError(message)
-    node.table.remove(agent.key)
+    async def render_once(self) -> None:
+        """Compile the chat template, which nobody's first turn shall wait for."""
+        words = [{"role": "user", "content": _WORDS}]
+        with suppress(RejectedError):  # one that takes no such message is tried by the first turn
+            await self.workers.run(lambda: self.tokenizer.render(words, None, {}))
 
+    def _prompt(self) -> str:
+        """Return words, on a grid for more than one block; for half of a small context at most."""
+        prompt, encode = " ".join([_WORDS] * 6), self.tokenizer.encode
+        tokens_min = BLOCK_TOKENS + 1 if self.identity.settings.exact_chunks else 1
+        while len(encode(prompt).ids) <= tokens_min:
+            prompt = f"{prompt} {prompt}"
+        while len(encode(prompt).ids) > self.identity.model.context_tokens_max // 2:
+            prompt = prompt[: len(prompt) // 2]
+        return prompt
 
-async def _compare(node: "Node") -> tuple[bool | None, str]:
-    _, first = await _ask(node)
-    agent = node.table.get((SELF_TEST_TENANT, AGENT))
-    if agent is None or not agent.is_durable:
-        return None, node.troubles.get(SAVING, "the agent was not saved")
-    agent.cache = None
-    admitted, second = await _ask(node)
-    if admitted.cache is not CacheTier.DISK:
-        # Nothing wrong was read, and perhaps nothing could be.
-        return None, f"expected a restore from disk, got {admitted.cache}"
-    if admitted.cached_tokens != node.usable_prefix(admitted.prompt_tokens - 1):
-        return None, f"restored {admitted.cached_tokens} of {admitted.prompt_tokens} tokens"
-    if first != second:
-        return False, "the restored agent answers differently"
-    return True, f"restored {admitted.cached_tokens} tokens and got the same answer"
-
-
-async def _render_once(node: "Node") -> None:
-    """Compile the chat template, which nobody's first turn shall wait for."""
-    with suppress(RejectedError):  # one that takes no such message is tried by the first turn
-        await node.in_worker(
-            lambda: node.tokenizer.render([{"role": "user", "content": _WORDS}], None, {})
+    async def ask(self) -> tuple[Admitted, list[tuple[str, float]]]:
+        """Have a turn; return how it was admitted and what was answered."""
+        request = GenerateRequest(
+            operation=OperationId("selftest-1"),
+            tenant=SELF_TEST_TENANT,
+            identity=Identity(IdentityKind.AGENT, AGENT),
+            # Log probabilities make the comparison bit-exact instead of merely equal in words.
+            sampling=Sampling(max_tokens=_ANSWER_TOKENS, logprobs=1, ignore_eos=True),
+            prompt=self._prompt(),
         )
+        admitted: Admitted | None = None
+        answer: list[tuple[str, float]] = []
+        last: Event | None = None
+        async for event in self.turns.serve(request):
+            last = event
+            if isinstance(event, Admitted):
+                admitted = event
+            elif isinstance(event, Delta):
+                answer += [(entry.token, entry.logprob) for entry in event.logprobs]
+        if isinstance(last, Failed) and last.code == FabricError.code:
+            raise FabricError(last.message)
+        if not isinstance(last, Finished):  # cancelled, handed over for its memory, or refused
+            message = (
+                last.message if isinstance(last, Failed) else "its turn did not come to an end"
+            )
+            raise RetryLaterError(message)
+        if admitted is None or not answer:
+            message = "no answer"
+            raise FabricError(message)
+        return admitted, answer
 
 
-def _prompt(node: "Node") -> str:
-    """Return words, on a grid for more than one block; for half of a small context at most."""
-    prompt = " ".join([_WORDS] * 6)
-    tokens_min = BLOCK_TOKENS + 1 if node.settings.exact_chunks else 1
-    while len(node.tokenizer.encode(prompt).ids) <= tokens_min:
-        prompt = f"{prompt} {prompt}"
-    while len(node.tokenizer.encode(prompt).ids) > node.context_tokens_max // 2:
-        prompt = prompt[: len(prompt) // 2]
-    return prompt
+class SelfTests:
+    """One node's; lives on its event loop."""
 
+    def __init__(
+        self,
+        clock: Clock,
+        records: AgentRecords,
+        questions: Questions,
+        turns: LiveTurns,
+        health: Health,
+    ) -> None:
+        self._clock = clock
+        self._records = records
+        self._questions = questions
+        self._turns = turns
+        self._health = health
+        self._waits = BackOff(2 * FLUSH_IDLE_S, SELF_TEST_RETRY_MAX_S)
+        self._retry_at_s = 0.0
+        self.found = UNTESTED
+        self.is_sure = False  # it could tell whether stored agents come back
 
-async def _ask(node: "Node") -> tuple[Admitted, list[tuple[str, float]]]:
-    request = GenerateRequest(
-        operation=OperationId("selftest-1"),
-        tenant=SELF_TEST_TENANT,
-        identity=Identity(IdentityKind.AGENT, AGENT),
-        # Log probabilities make the comparison bit-exact instead of merely equal in words.
-        sampling=Sampling(max_tokens=_ANSWER_TOKENS, logprobs=1, ignore_eos=True),
-        prompt=_prompt(node),
-    )
-    admitted: Admitted | None = None
-    answer: list[tuple[str, float]] = []
-    last: Event | None = None
-    async for event in node.generate(request):
-        last = event
-        if isinstance(event, Admitted):
-            admitted = event
-        elif isinstance(event, Delta):
-            answer += [(entry.token, entry.logprob) for entry in event.logprobs]
-    if isinstance(last, Failed) and last.code == FabricError.code:
-        raise FabricError(last.message)
-    if not isinstance(last, Finished):  # cancelled, handed over for its memory, or refused midway
-        message = last.message if isinstance(last, Failed) else "its turn did not come to an end"
-        raise RetryLaterError(message)
-    if admitted is None or not answer:
-        message = "no answer"
-        raise FabricError(message)
-    return admitted, answer
+    async def run(self) -> SelfTest:
+        """Find out whether an agent answers the same after its memory went through the disk.
+
+        Memory that comes back wrong is not used any more. Where the disk refuses, or others run
+        meanwhile, nothing is known: the node says so, and `retry` repeats the test.
+        """
+        began, health = self._clock.monotonic_s(), self._health
+        if health.problem is not None:
+            found: tuple[bool | None, str] = False, f"served without reuse: {health.problem}"
+        else:
+            found = await self._try()
+        passed, detail = found
+        self.found = SelfTest(bool(passed), detail, self._clock.monotonic_s() - began)
+        self.is_sure = passed is not None
+        if passed is False:
+            health.problem = health.problem or detail
+        if passed is None:
+            health.troubles[SELF_TEST] = f"the self-test could not tell: {detail}"
+        else:
+            health.troubles.pop(SELF_TEST, None)
+        if not passed:
+            _log.error("self-test: %s", detail)
+        return self.found
+
+    async def retry(self) -> None:
+        """Repeat a test that could not tell, ever less often, while no turn runs."""
+        if self.is_sure or self._turns or self._health.state != "ready":
+            return
+        if self._clock.monotonic_s() >= self._retry_at_s:
+            await self.run()
+            self._retry_at_s = self._clock.monotonic_s() + self._waits.next_s()
+
+    async def _try(self) -> tuple[bool | None, str]:
+        """Return whether the agent came back, None if nobody can say, and what was found."""
+        begun_before = self._turns.begun_count
+        try:
+            await self._clean_up()  # what an earlier attempt left
+            await self._questions.render_once()
+            passed, detail = await self._compare()
+            await self._clean_up()
+        except (DiskError, RetryLaterError, RetryElsewhereError) as error:
+            reason = error.reason if isinstance(error, DiskError) else error.message
+            return None, reason
+        except FabricError as error:
+            return False, f"{error.code}: {error.message}"
+        if passed is False and self._turns.begun_count > begun_before + _TURNS:
+            return None, f"{detail} beside other turns"  # whose batches round otherwise
+        return passed, detail
+
+    async def _clean_up(self) -> None:
+        """Leave nothing of the agent; raise DiskError."""
+        table, store, run = self._records.table, self._records.store, self._records.workers.run
+        agent = table.get((SELF_TEST_TENANT, AGENT))
+        if agent is None:
+            return
+        saved = agent.saved
+        if saved is not None:
+            refs = await run(lambda: store.erase_record(SELF_TEST_TENANT, AGENT, saved))
+            table.remove(agent.key)  # its blocks are let go of, whether the disk removes them
+            await run(lambda: store.erase_blocks(refs))
+            return
+        if not await run(lambda: store.settle(SELF_TEST_TENANT, AGENT)):
+            message = "a record of the self-test stays"
+            raise DiskError(message)
+        table.remove(agent.key)
+
+    async def _compare(self) -> tuple[bool | None, str]:
+        questions = self._questions
+        _, first = await questions.ask()
+        agent = self._records.table.get((SELF_TEST_TENANT, AGENT))
+        if agent is None or not agent.is_durable:
+            return None, self._health.troubles.get(SAVING, "the agent was not saved")
+        agent.cache = None
+        admitted, second = await questions.ask()
+        if admitted.cache is not CacheTier.DISK:
+            # Nothing wrong was read, and perhaps nothing could be.
+            return None, f"expected a restore from disk, got {admitted.cache}"
+        if admitted.cached_tokens != questions.identity.usable_prefix(admitted.prompt_tokens - 1):
+            return None, f"restored {admitted.cached_tokens} of {admitted.prompt_tokens} tokens"
+        if first != second:
+            return False, "the restored agent answers differently"
+        return True, f"restored {admitted.cached_tokens} tokens and got the same answer"

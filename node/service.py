@@ -10,19 +10,18 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import uvicorn
 
 from fabric.control.calls import CallRoute, encode_reply
-from fabric.control.node_calls import SelfTest
 from fabric.errors import FatalError, RetryLaterError
 from fabric.limits import CONTROL_TIMEOUT_S
 from fabric.net.links import AddressScope, scope_of
 from fabric.record.spec_file import SpecRecord
-from node import drain_flag
 from node.agents.recovered import recovered_table
+from node.assembly import Ground, assemble
 from node.clock import SystemClock
 from node.control_calls import ControlCalls
 from node.engine.engine_thread import EngineThread
@@ -37,8 +36,9 @@ from node.mlx.loaded_model import LoadedModel, load_model
 from node.net.listeners import EVERYWHERE
 from node.net.probe import Caller
 from node.net.prober import LinkProber
-from node.node import Node, NodeConfig
-from node.self_test import run_self_test
+from node.node import Node
+from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
+from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
 from node.store.encrypted_disk import SealedDisk, open_disk
@@ -47,7 +47,6 @@ from node.store.folder_format import keep_spec
 from node.store.manifest_store import ManifestStore
 from node.store.model_folders import folder_name
 from node.store.posix_disk import PosixDisk
-from node.store.scrubber import Scrubber
 from node.store.service_time import ServiceTime
 from node.store.tombstones import DIRECTORY as ERASED
 from node.store.tombstones import Erased
@@ -55,11 +54,9 @@ from node.transfer.server import TransferServer
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-WORKERS = 8
 _NOT_READY = encode_reply(
     error_reply(RetryLaterError("the node is starting or stopping", code="loading"))
 )
-_UNTESTED = SelfTest(passed=False, detail="not run yet", seconds=0.0)
 
 __all__ = ["NodeConfig", "NodeService"]
 
@@ -79,7 +76,6 @@ class NodeService:
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._disk: PosixDisk | None = None
-        self._scrubber: Scrubber | None = None
         self._sealing: FolderSealing | None = None
         self._prober: LinkProber | None = None
         self._begun: list[Callable[[], object]] = []  # how to end what a start has begun
@@ -114,23 +110,19 @@ class NodeService:
     def _start(self) -> None:
         os.umask(0o077)
         self._thread.start()
-        self._node = self._build()
-        self._calls = ControlCalls(self._node)
-        self._on_loop(self._node.reclaim.round()).result()
+        self._node = node = self._build()
+        self._calls = ControlCalls(node)
+        self._on_loop(node.upkeep.round()).result()
         self._on_loop(self._listen()).result()
-        self._on_loop(run_self_test(self._node)).result()
+        self._on_loop(node.self_tests.run()).result()
         self._on_loop(self._measure_prefill()).result()
-        self._node.is_draining = drain_flag.is_noted(self._config.data_dir)
-        self._scrubber = Scrubber(self._node)
-        self._loop.call_soon_threadsafe(self._scrubber.start)
-        self._loop.call_soon_threadsafe(self._node.flusher.start)
-        self._loop.call_soon_threadsafe(self._node.reclaim.start)
-        self._sealing = FolderSealing(self._node)
-        self._loop.call_soon_threadsafe(self._sealing.start)
-        links = self._config.settings.encrypt_links
-        caller = Caller(self._config.name, self._config.cluster_key, self._node.fingerprint, links)
-        follow = self._node.transfers.follow
-        self._prober = LinkProber(self._node.links, caller.measure, self._node.clock, follow)
+        self._on_loop(node.drain_flag.recall()).result()
+        self._sealing = FolderSealing(node.identity, node.workers, node.health)
+        for each in (node.scrubber, node.retries, node.upkeep, self._sealing):
+            self._loop.call_soon_threadsafe(each.start)
+        links, fingerprint = self._config.settings.encrypt_links, node.identity.fingerprint
+        caller = Caller(self._config.name, self._config.cluster_key, fingerprint, links)
+        self._prober = LinkProber(node.links, caller.measure, node.clock, node.transfers.follow)
         self._prober.start()
 
     def control(self, raw: bytes) -> Future[bytes]:
@@ -157,11 +149,8 @@ class NodeService:
         self._node.engine.stop()
         self._node.transfers.stop()
         self._node.connections.close()
-        self._node.encoders.close()
-        self._node.workers.shutdown()
-        self._node.hasty_workers.shutdown()
-        self._node.fetchers.shutdown(cancel_futures=True)
-        self._node.hasty_fetchers.shutdown(cancel_futures=True)
+        self._node.turns.prompts.encoders.close()
+        self._node.workers.close()
         self._node.erased.close()
         if self._disk is not None:
             self._disk.close()
@@ -171,10 +160,9 @@ class NodeService:
 
     async def _measure_prefill(self) -> None:
         node = self.node
-        tokens = await node.in_worker(
-            lambda: trial_tokens(
-                lambda text: node.tokenizer.encode(text).ids, node.context_tokens_max
-            )
+        tokenizer, context_tokens_max = node.tokenizer, node.identity.model.context_tokens_max
+        tokens = await node.workers.run(
+            lambda: trial_tokens(lambda text: tokenizer.encode(text).ids, context_tokens_max)
         )
         await measure_prefill(node.engine, node.clock, tokens)
 
@@ -233,29 +221,32 @@ class NodeService:
             host=_data_host(config.host),
             encrypt_links=settings.encrypt_links,
         )
-        return Node(
-            config=config,
-            clock=clock,
-            engine=engine,
-            tokenizer=ChatTokenizer(loaded.tokenizer),
-            spec=loaded.spec,
-            fingerprint=loaded.fingerprint,
-            model_name=loaded.name,
-            context_tokens_max=loaded.context_tokens_max,
-            store=store,
-            table=table,
-            transfers=transfers,
-            erased=erased,
-            workers=ThreadPoolExecutor(WORKERS, thread_name_prefix="worker"),
-            self_test=_UNTESTED,
-            problem=loaded.problem,
-            service_time=service_time,
-            vocabulary_size=loaded.vocabulary_size,
+        model = ServedModel(
+            loaded.name,
+            loaded.spec,
+            loaded.fingerprint,
+            loaded.context_tokens_max,
+            loaded.vocabulary_size,
+            loaded.problem,
+        )
+        return assemble(
+            Ground(
+                identity=NodeIdentity(config, model),
+                clock=clock,
+                engine=engine,
+                tokenizer=ChatTokenizer(loaded.tokenizer),
+                store=store,
+                table=table,
+                erased=erased,
+                transfers=transfers,
+                service_time=service_time,
+                workers=Workers(),
+            )
         )
 
     def _make_room(self, size_bytes: int) -> None:
         """Pass the engine's wish for memory on to the loop, which owns the idle caches."""
-        self._loop.call_soon_threadsafe(lambda: self.node.make_room(size_bytes))
+        self._loop.call_soon_threadsafe(lambda: self.node.hot.make_room(size_bytes))
 
     async def _listen(self) -> None:
         node = self.node
@@ -264,29 +255,29 @@ class NodeService:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host, port = listener.getsockname()[:2]
         tls = self._config.tls
-        node.http_url = f"{'http' if tls is None else 'https'}://{host}:{port}"
+        node.endpoint.url = f"{'http' if tls is None else 'https'}://{host}:{port}"
         control = ControlHttp(node.name, self._config.cluster_key, self._by_http)
-        more = [*HibernationHttp(node).routes(), *control.routes()]
-        app = build_app(self._config.cluster_key, node.generate, more)
+        files = HibernationHttp(self._config.cluster_key, node.exports, node.imports)
+        more = [*files.routes(), *control.routes()]
+        app = build_app(self._config.cluster_key, node.turns.serve, more)
         server = HttpServer(http_config(app, tls=tls))
         self._server = server
         self._serving = asyncio.create_task(server.serve(sockets=[listener]))
 
     async def _close(self) -> None:
         node = self.node
-        node.is_draining = node.is_stopping = True
-        if self._scrubber is not None:
-            await self._scrubber.stop()
+        node.health.is_draining = node.health.is_stopping = True
+        await node.scrubber.stop()
         if self._sealing is not None:
             await self._sealing.stop()
-        await node.end_turns()
+        await node.live_turns.end()
         await node.prefetches.close()
-        await node.flusher.stop()
-        await node.reclaim.stop()
+        await node.retries.stop()
+        await node.upkeep.stop()
         left = await node.flusher.flush()
-        await node.in_worker(node.service_time.save)
+        await node.workers.run(node.service_time.save)
         if left:
-            _log.error("%d agents are lost with this process: %s", left, node.degraded)
+            _log.error("%d agents are lost with this process: %s", left, node.health.degraded)
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             with contextlib.suppress(TimeoutError):

@@ -2,6 +2,10 @@
 
 import pytest
 
+from node.runtime.one_loop import assert_one_loop
+
+assert_one_loop()
+
 # By what they take on two idle cores (docs/testing.md), the longest first.
 LONGEST = (
     "cluster/test_faults.py",

@@ -68,6 +68,14 @@ CASES = {
         "a dialect is known",
     ),
     "a module outside of all rooms": ({"node/stray.py": ""}, "node's rooms"),
+    "two parts of a node that need each other": (
+        {"node/tiers/a.py": "import node.tiers.b", "node/tiers/b.py": "import node.tiers.a"},
+        "no circle",
+    ),
+    "a part that names the whole node": (
+        {"node/tiers/x.py": "from node.node import Node"},
+        "node's rooms",
+    ),
     "two that need each other": (
         {
             "router/moves/a.py": "import router.moves.b",

@@ -11,7 +11,9 @@ from fabric.ids import AgentKey, MigrationId
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, Transcript
+from node.agents.outgoing import OutgoingMove, OutgoingState
 from node.mlx.resident_cache import ResidentCache
+from node.runtime.one_loop import of_one_loop
 
 TAIL_BYTES = 8
 
@@ -54,7 +56,8 @@ class HandedOn:
     taken_up: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-@dataclass(slots=True, eq=False)
+@of_one_loop
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Agent:
     """Mutable state, touched only on the node's event loop."""
 
@@ -71,15 +74,14 @@ class Agent:
     turn_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting_count: int = 0
     turn: LiveTurn | None = None  # the one that runs now
-    fence: int = 0  # another node owns this epoch: no turn of a lower one is acknowledged
-    decided: asyncio.Event = field(default_factory=asyncio.Event)  # set unless sealed
+    outgoing: OutgoingMove = field(init=False)
     handed_on: HandedOn | None = None  # its last answer, where that is to go on here
     loading: Loading | None = None  # its memory is on its way from the disk, ahead of a turn
 
     def __post_init__(self) -> None:
-        """Start undecided only if the record says that a migration holds it."""
-        if self.manifest.state is not OwnerState.SEALED:
-            self.decided.set()
+        """Begin as the record says: sealed for a migration, or here."""
+        is_sealed = self.manifest.state is OwnerState.SEALED
+        self.outgoing = OutgoingMove(OutgoingState.SEALED if is_sealed else OutgoingState.HERE)
 
     @property
     def key(self) -> AgentKey:
@@ -113,7 +115,7 @@ class Agent:
         """Note that the disk holds `record`, with the blocks that memory holds."""
         self.take_record(record)
         if record.state is OwnerState.SEALED:
-            self.decided.clear()
+            self.outgoing.hold()
         self.is_durable = True
         self.stored_tokens = record.tokens_count
         self.named = (record.token_ids, spans)

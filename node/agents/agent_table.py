@@ -16,6 +16,7 @@ from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.agents.conversation_index import ConversationIndex
 from node.agents.use_log import UseLog
+from node.runtime.one_loop import on_its_loop
 
 SAME_FOR_ALL = Rules()
 
@@ -63,6 +64,7 @@ class AgentTable:
             raise NotFoundError(message, code="agent_not_found")
         return found
 
+    @on_its_loop
     def note_change(self, key: AgentKey) -> None:
         """Count a change of what a list says of an agent."""
         self.changes += 1
@@ -99,6 +101,7 @@ class AgentTable:
         found.reverse()
         return found
 
+    @on_its_loop
     def put(self, agent: Agent) -> None:
         """Add or re-index an agent after its record changed."""
         self._agents[agent.key] = agent
@@ -109,6 +112,7 @@ class AgentTable:
         else:
             self._index.remove(agent.key)
 
+    @on_its_loop
     def remove(self, key: AgentKey) -> None:
         """Forget an agent."""
         gone = self._agents.pop(key, None)
@@ -122,6 +126,7 @@ class AgentTable:
         if self._agents.get(agent.key) is agent:
             self.remove(agent.key)
 
+    @on_its_loop
     def create(self, tenant: TenantId, agent: AgentId, group: str | None, epoch: int) -> Agent:
         """Add an empty agent that this node owns."""
         if len(self._agents) >= AGENTS_PER_NODE_MAX:
@@ -180,6 +185,7 @@ class AgentTable:
         """Memory of all resident caches."""
         return sum(agent.hot_bytes for agent in self._agents.values())
 
+    @on_its_loop
     def cool(self, budget_bytes: int) -> None:
         """Free the resident caches worth least until they fit; their blocks are on disk."""
         if not self._rules.tenants and self.hot_bytes <= budget_bytes:
@@ -189,6 +195,7 @@ class AgentTable:
             self._agents[gone.key].cache = None
             self.note_change(gone.key)
 
+    @on_its_loop
     def shed(self, budget_bytes: int) -> None:
         """Free caches that the disk refused, worth least first, until memory is not overdrawn.
 

@@ -4,6 +4,7 @@ Other threads talk to it through `call`, `submit` and `wake`. Nothing that a seq
 hooks or its listener does may end the loop.
 """
 
+import asyncio
 import logging
 import sys
 import threading
@@ -91,6 +92,10 @@ class EngineThread:
             self._calls.append(run)
             self._wake.notify()
         return future
+
+    async def between_steps(self, work: Callable[[], T]) -> T:
+        """Run `work` on the engine thread; for the event loop."""
+        return await asyncio.wrap_future(self.call(work))
 
     @property
     def engine(self) -> Engine:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -37,11 +36,8 @@ from fabric.limits import (
     HIBERNATIONS_MAX,
 )
 from node.http.generate import authorize, disconnected, error_response
-from node.migration.hibernation_export import Export
-from node.migration.hibernation_import import Import
-
-if TYPE_CHECKING:
-    from node.node import Node
+from node.migration.hibernation_export import Export, Exports
+from node.migration.hibernation_import import Imports
 
 _log = logging.getLogger(__name__)
 
@@ -49,9 +45,10 @@ _log = logging.getLogger(__name__)
 class HibernationHttp:
     """Serves both routes, a few files at a time."""
 
-    def __init__(self, node: "Node") -> None:
-        self._node = node
-        self._secret = http_secret(node.config.cluster_key)
+    def __init__(self, cluster_key: bytes, exports: Exports, imports: Imports) -> None:
+        self._exports = exports
+        self._imports = imports
+        self._secret = http_secret(cluster_key)
         self._open = FairShare[TenantId](HIBERNATIONS_MAX)
 
     def routes(self) -> list[Route]:
@@ -67,7 +64,7 @@ class HibernationHttp:
             authorize(request, self._secret)
             call = decode_beside(Hibernate, request.headers.get(CALL_HEADER, ""))
             self._begin(call.tenant)
-            export = await self._opened(Export(self._node, call), call.tenant)
+            export = await self._opened(self._exports.begin(call), call.tenant)
         except FabricError as error:
             return error_response(error)
         headers = {
@@ -102,20 +99,21 @@ class HibernationHttp:
         return export
 
     async def _take(self, call: Resume, request: Request) -> Resumed:
-        node, arriving = self._node, Import(self._node, call)
+        arriving, budget = self._imports.begin(call), self._imports.budget
+        in_worker = self._imports.records.workers.run
         arriving.check_welcome()
         try:
             has_room = False
             async for data in _batches(request.stream()):
-                await node.in_worker(partial(arriving.feed, data))
+                await in_worker(partial(arriving.feed, data))
                 if not has_room and (missing_bytes := arriving.missing_bytes) is not None:
-                    await node.reclaim.make_room(call.tenant, missing_bytes)
+                    await budget.make_room(call.tenant, missing_bytes)
                     has_room = True
-            await node.in_worker(arriving.finish)
-            await node.reclaim.make_place(call.tenant)
+            await in_worker(arriving.finish)
+            await budget.make_place(call.tenant)
             return await arriving.commit()
         finally:  # a commit leaves nothing to abandon
-            await asyncio.shield(node.in_worker(arriving.abandon))
+            await asyncio.shield(in_worker(arriving.abandon))
 
     def _begin(self, tenant: TenantId) -> None:
         if not self._open.take(tenant):

@@ -3,8 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from fabric.control.hibernation_calls import Hibernate
 from fabric.errors import ConflictError, RejectedError, RetryLaterError, StaleEpochError
@@ -13,6 +12,7 @@ from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.hashing import token_bytes
 from fabric.limits import MODEL_NAME_CHARS_MAX
+from fabric.ports import Clock
 from fabric.record.hibernation_file import (
     SALT_BYTES_MAX,
     HibernationHeader,
@@ -26,19 +26,36 @@ from fabric.record.hibernation_file import (
 from fabric.record.manifest import Manifest, OwnerState, encode_manifest
 from fabric.record.rekey import portable
 from node.migration.source import SEAL_WAIT_S
-from node.tiers.record_mending import mend
-
-if TYPE_CHECKING:
-    from node.node import Node
+from node.runtime.identity import NodeIdentity
+from node.tiers.agent_records import AgentRecords
+from node.tiers.flusher import Flusher
+from node.tiers.record_mending import RecordMending
 
 NOBODY = TenantId("")  # files that may leave the fabric do not tell its tenants' names
+
+
+@dataclass(frozen=True, slots=True)
+class Exports:
+    """What it takes to write files."""
+
+    identity: NodeIdentity
+    clock: Clock
+    records: AgentRecords
+    mending: RecordMending
+    flusher: Flusher
+
+    def begin(self, call: Hibernate) -> "Export":
+        """Begin one; close it."""
+        return Export(self, call)
 
 
 class Export:
     """One file on its way out. Its blocks stay stored until it is closed, whatever turns do."""
 
-    def __init__(self, node: "Node", call: Hibernate) -> None:
-        self._node = node
+    def __init__(self, parts: Exports, call: Hibernate) -> None:
+        self._parts = parts
+        self._store = parts.records.store
+        self._workers = parts.records.workers
         self._call = call
         self._held: list[BlockRef] = []
         self._pieces: Iterator[bytes] = iter(())
@@ -56,31 +73,31 @@ class Export:
         key = self._signing_key()
         record = await self._hold()
         self.epoch, self.revision = record.epoch, record.revision
-        await self._node.in_worker(lambda: self._prepare(record, key))
+        await self._workers.run(lambda: self._prepare(record, key))
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the file; raise CorruptDataError where a block turns out damaged or lost."""
-        while piece := await self._node.in_worker(self._next):
+        while piece := await self._workers.run(self._next):
             yield piece
 
     async def close(self) -> None:
         """Let the blocks go."""
         held, self._held = self._held, []
         if held:
-            await self._node.in_worker(lambda: self._release(held))
+            await self._workers.run(lambda: self._release(held))
 
     def _signing_key(self) -> bytes:
         brought = self._call.signing_key
         if brought is not None:
             return brought_signing_key(brought)
-        return fabric_signing_key(self._node.config.cluster_key, self._call.tenant)
+        return fabric_signing_key(self._parts.identity.cluster_key, self._call.tenant)
 
     async def _hold(self) -> Manifest:
         """Wait for a running turn; keep the blocks of the last one from being removed."""
-        node, call = self._node, self._call
-        agent = node.table.require((call.tenant, call.agent))
+        parts, call, store = self._parts, self._call, self._store
+        agent = parts.records.table.require((call.tenant, call.agent))
         if agent.is_unsaved:
-            await node.flusher.flush()
+            await parts.flusher.flush()
         try:
             await asyncio.wait_for(agent.turn_lock.acquire(), SEAL_WAIT_S)
         except TimeoutError:
@@ -96,10 +113,12 @@ class Export:
             if agent.saved is None or not agent.saved.token_ids or not agent.is_durable:
                 message = "the agent's last turn is not on disk yet"
                 raise ConflictError(message, code="nothing_saved")
-            await mend(node, agent, may_cut=False)  # a file that holds less would be no backup
-            record = portable(agent.saved, node.spec.window_tokens)
+            await parts.mending.mend(
+                agent, may_cut=False
+            )  # a file that holds less would be no backup
+            record = portable(agent.saved, store.spec.window_tokens)
             self._held = record.refs
-            missing = node.store.blocks.hold(record.refs)
+            missing = store.blocks.hold(record.refs)
         finally:
             agent.turn_lock.release()
         if missing:
@@ -109,7 +128,7 @@ class Export:
 
     def _prepare(self, record: Manifest, key: bytes) -> None:
         call = self._call
-        places = self._node.store.named_refs(record)
+        places = self._store.named_refs(record)
         leaves = call.signing_key is not None
         raw = encode_manifest(replace(record, tenant=NOBODY) if leaves else record)
         sizes = [ref.payload_bytes for ref, _ in places]
@@ -120,14 +139,14 @@ class Export:
             tenant=NOBODY if leaves else call.tenant,
             agent=record.agent,
             fingerprint=record.fingerprint,
-            model=self._node.model_name[:MODEL_NAME_CHARS_MAX],
+            model=self._parts.identity.model.name[:MODEL_NAME_CHARS_MAX],
             epoch=record.epoch,
             revision=record.revision,
             tokens_count=record.tokens_count,
             blocks_count=len(sizes),
             record_bytes=len(raw),
             payload_bytes=sum(sizes),
-            created_s=self._node.clock.wall_s(),
+            created_s=self._parts.clock.wall_s(),
         )
         self.total_bytes = file_bytes(header, sizes)
         self._pieces = encode_file(header, raw, self._payloads(record, places), key)
@@ -141,7 +160,7 @@ class Export:
             packed = token_bytes(tokens)
             payload = memoryview(bytearray(ref.payload_bytes))
             cache = payload[: -len(packed)]
-            self._node.store.blocks.load_into(ref, span.parent, tokens, [cache] if cache else [])
+            self._store.blocks.load_into(ref, span.parent, tokens, [cache] if cache else [])
             payload[-len(packed) :] = packed
             yield payload
 
@@ -152,5 +171,5 @@ class Export:
     def _release(self, held: list[BlockRef]) -> None:
         with self._reading:  # a read that its caller no longer waits for ends first
             self._pieces = iter(())
-            self._node.store.blocks.release(held)
-            self._node.store.sweep()
+            self._store.blocks.release(held)
+            self._store.sweep()

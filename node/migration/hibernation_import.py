@@ -4,8 +4,7 @@ Until then nothing refers to what was stored: whatever fails leaves the node as 
 """
 
 import threading
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from fabric.control.hibernation_calls import Resume, Resumed
 from fabric.errors import (
@@ -17,6 +16,7 @@ from fabric.errors import (
 )
 from fabric.kvcache.block import BlockRef
 from fabric.limits import AGENTS_PER_NODE_MAX, FILE_ALIGN_BYTES
+from fabric.ports import Clock
 from fabric.record.hibernation_file import (
     LEAD_BYTES_MAX,
     FrameKind,
@@ -32,17 +32,40 @@ from fabric.record.hibernation_file import (
 from fabric.record.manifest import OwnerState, decode_manifest
 from fabric.record.rekey import RekeyedRecord, owned_anew, rekeyed
 from node.agents.agent import Agent
+from node.agents.agent_table import AgentTable
+from node.runtime.health import Health
+from node.runtime.identity import NodeIdentity
 from node.store.finite import require_finite
+from node.store.service_time import ServiceTime
+from node.store.tombstones import Erased
+from node.tiers.agent_records import AgentRecords
+from node.tiers.disk_budget import DiskBudget
 
-if TYPE_CHECKING:
-    from node.node import Node
+
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """What it takes to take files in."""
+
+    identity: NodeIdentity
+    clock: Clock
+    records: AgentRecords
+    budget: DiskBudget
+    erased: Erased
+    service_time: ServiceTime
+    health: Health
+
+    def begin(self, call: Resume) -> "Import":
+        """Begin one; commit or abandon it."""
+        return Import(self, call)
 
 
 class Import:
     """One file on its way in; `feed` and `abandon` run on worker threads."""
 
-    def __init__(self, node: "Node", call: Resume) -> None:
-        self._node = node
+    def __init__(self, parts: Imports, call: Resume) -> None:
+        self._parts = parts
+        self._identity = parts.identity
+        self._store = parts.records.store
         self._call = call
         self._working = threading.Lock()
         self._lead = b""
@@ -58,26 +81,26 @@ class Import:
 
     def check_welcome(self) -> None:
         """Raise where this node would not own the agent anyway; call it on the loop."""
-        node, call = self._node, self._call
-        node.refuse_new()
-        if not node.reuses:
-            message = f"{node.name} keeps no memory of agents: {node.problem}"
+        health = self._parts.health
+        health.refuse_new()
+        if not health.reuses:
+            message = f"{health.name} keeps no memory of agents: {health.problem}"
             raise ConflictError(message, code="no_reuse")
-        _require_room_for(node, call)
+        _require_room_for(self._parts.records.table, self._call)
 
     @property
     def missing_bytes(self) -> int | None:
         """Bytes of the blocks that are still to be stored; None until the record has come."""
         if self._arrival is None:
             return None
-        has = self._node.store.blocks.has
+        has = self._store.blocks.has
         missing = (ref for ref, _ in self._arrival.blocks if not has(ref))
         return sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
 
     @property
     def _epoch(self) -> int:
         """The epoch asked for, or one above an erased agent of that name."""
-        return self._node.erased.claim_epoch(self._call.tenant, self._call.agent, self._call.epoch)
+        return self._parts.erased.claim_epoch(self._call.tenant, self._call.agent, self._call.epoch)
 
     # --- the file ----------------------------------------------------------------------------
 
@@ -110,26 +133,26 @@ class Import:
         """Forget what was stored of a file that came to nothing."""
         with self._working:
             stored, self._stored = self._stored, []
-            self._node.store.blocks.abandon(stored)
-            self._node.store.sweep()
+            self._store.blocks.abandon(stored)
+            self._store.sweep()
 
     def _open(self, header: HibernationHeader) -> FrameReader:
-        node, call = self._node, self._call
+        identity, call = self._identity, self._call
         if header.signed_with is SignedWith.FABRIC:
             if header.tenant != call.tenant:
                 message = "the hibernation file belongs to another tenant"
                 raise ConflictError(message, code="other_tenant")
-            key = fabric_signing_key(node.config.cluster_key, call.tenant)
+            key = fabric_signing_key(identity.cluster_key, call.tenant)
         elif call.signing_key is None:
             message = "the hibernation file is signed with a key of its own: give that key"
             raise ConflictError(message, code="key_required")
         else:
             key = brought_signing_key(call.signing_key)
         reader = open_reader(header, key)
-        if header.fingerprint != node.fingerprint:
-            message = f"the file is for another model ({header.model}) than {node.name} runs"
+        if header.fingerprint != identity.fingerprint:
+            message = f"the file is for another model ({header.model}) than {identity.name} runs"
             raise ConflictError(message, code="fingerprint_mismatch")
-        if header.payload_bytes > node.settings.disk_bytes:
+        if header.payload_bytes > identity.settings.disk_bytes:
             message = "the agent's memory is over this node's disk budget"
             raise TooLargeError(message)
         self._header = header
@@ -148,9 +171,8 @@ class Import:
             require_sound(holds=False, why=error.message)
             raise
         self._raw_record = bytearray()
-        node = self._node
-        salt = node.store.salt(self._call.tenant)
-        self._arrival = rekeyed(record, header, node.spec, salt, node.vocabulary_size)
+        salt, model = self._store.salt(self._call.tenant), self._identity.model
+        self._arrival = rekeyed(record, header, model.spec, salt, model.vocabulary_size)
 
     def _take_block(self, body: bytes) -> None:
         arrival = self._arrived()
@@ -164,10 +186,10 @@ class Import:
         self._filled = end
         if end < ref.payload_bytes:
             return
-        blocks, tokens = self._node.store.blocks, arrival.record.token_ids[span.start : span.end]
+        blocks, tokens = self._store.blocks, arrival.record.token_ids[span.start : span.end]
         is_known = blocks.has(ref)
         try:
-            require_finite(self._node.spec, ref.group, ref.tokens_count, self._payload)
+            require_finite(self._identity.spec, ref.group, ref.tokens_count, self._payload)
             blocks.adopt(ref, span.parent, tokens, self._payload)
         except CorruptDataError as error:
             require_sound(holds=False, why=error.message)
@@ -185,42 +207,45 @@ class Import:
 
     async def commit(self) -> Resumed:
         """Own the agent: its durable publish is the commit. Turns of it wait meanwhile."""
-        node, call = self._node, self._call
-        agent = _require_room_for(node, call)
+        table, call = self._parts.records.table, self._call
+        agent = _require_room_for(table, call)
         if agent is None:
-            agent = node.table.create(call.tenant, call.agent, None, self._epoch)
+            agent = table.create(call.tenant, call.agent, None, self._epoch)
         async with agent.turn_lock:
             try:
                 await self._publish(agent)
             finally:
                 if not agent.manifest.token_ids:
-                    node.table.forget(agent)  # a publish that failed
+                    table.forget(agent)  # a publish that failed
         return Resumed(agent.view(), len(self._arrived().blocks), self._reused_count, self._bytes)
 
     async def _publish(self, agent: Agent) -> None:
-        node, call, record = self._node, self._call, self._arrived().record
+        parts, call, record = self._parts, self._call, self._arrived().record
         owned = owned_anew(
-            record, (call.tenant, call.agent), node.name, self._epoch, node.clock.wall_s()
+            record,
+            (call.tenant, call.agent),
+            self._identity.name,
+            self._epoch,
+            parts.clock.wall_s(),
         )
-        served = node.service_time.stamp()
+        served = parts.service_time.stamp()
         owned = replace(owned, provenance=replace(owned.provenance, served=served))
         previous = agent.saved
         self._stored = []  # publishing takes the pins, whether it succeeds or not
-        await node.in_worker(lambda: node.store.publish(owned, previous))
+        await parts.records.publish(owned, previous)
         chain = tuple(span for _, span in self._arrived().blocks[: len(owned.pieces)])
         agent.manifest = owned  # a pin does not travel, nor does that of who is replaced stay
         agent.note_saved(owned, chain)
         agent.came_from_peer, agent.cache, agent.last_match = False, None, None
-        agent.decided.set()
-        node.table.put(agent)
-        node.note_hot()
+        agent.outgoing.settle()
+        parts.records.put(agent)
 
 
-def _require_room_for(node: "Node", call: Resume) -> Agent | None:
+def _require_room_for(table: AgentTable, call: Resume) -> Agent | None:
     """Return the idle agent that would be replaced, if any; raise where it must not be."""
-    agent = node.table.get((call.tenant, call.agent))
+    agent = table.get((call.tenant, call.agent))
     if agent is None:
-        if len(node.table) >= AGENTS_PER_NODE_MAX:
+        if len(table) >= AGENTS_PER_NODE_MAX:
             message = f"this node already holds {AGENTS_PER_NODE_MAX} agents"
             raise OverloadedError(message)
         return None

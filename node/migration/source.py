@@ -6,8 +6,7 @@ turn of it, and the seal is on disk, so that a crash leaves no second owner.
 
 import asyncio
 import logging
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from fabric.control.node_calls import (
     AbortMigration,
@@ -18,127 +17,184 @@ from fabric.control.node_calls import (
     SealAgent,
 )
 from fabric.errors import ConflictError, NotFoundError, RetryLaterError, StaleEpochError
-from fabric.record.manifest import Manifest, OwnerState, encode_manifest
+from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.truncate import cut_record
 from node.agents.agent import Agent, LiveTurn
+from node.engine.moving_streams import MovingStreams
+from node.migration.offers import Offers
+from node.runtime.health import Health
 from node.store.posix_disk import DiskError
-from node.tiers.record_mending import mend, whole
-
-if TYPE_CHECKING:
-    from node.node import Node
+from node.store.tombstones import Erased
+from node.tiers.agent_records import AgentRecords
+from node.tiers.record_mending import RecordMending
 
 _log = logging.getLogger(__name__)
 
-OFFER_VALID_S = 600.0
 SEAL_WAIT_S = 8.0  # for a turn in progress to end; the caller's own limit is above
 
 
-async def offer(node: "Node", call: OfferMigration) -> Offer:
-    """Offer what the agent has so far; it goes on serving turns meanwhile.
+@dataclass(frozen=True, slots=True)
+class MoveSource:
+    """How a node gives an agent away."""
 
-    Of a turn that runs, its full blocks are saved first: asked again and again, this leaves
-    less and less for the time when the agent is sealed.
-    """
-    agent = node.table.require((call.tenant, call.agent))
-    _check_epoch(agent, call.epoch)
-    if agent.manifest.state is not OwnerState.OWNED:
-        message = f"the agent is {agent.manifest.state} here"
-        raise ConflictError(message, code="not_owner")
-    if agent.turn is not None:
-        return await _offer_live(node, call, agent, agent.turn)
-    if agent.saved is None:
-        message = "the agent has no finished turn to move yet"
-        raise ConflictError(message, code="nothing_saved")
-    await whole(node, agent, verify=call.verify)
-    if agent.manifest.state is not OwnerState.OWNED:
-        message = f"the agent is {agent.manifest.state} here"
-        raise ConflictError(message, code="not_owner")
-    return _offer(node, call, agent.saved)
+    records: AgentRecords
+    mending: RecordMending
+    offers: Offers
+    erased: Erased
+    moving: MovingStreams
+    health: Health
 
+    async def offer(self, call: OfferMigration) -> Offer:
+        """Offer what the agent has so far; it goes on serving turns meanwhile.
 
-async def _offer_live(node: "Node", call: OfferMigration, agent: Agent, turn: LiveTurn) -> Offer:
-    saved = agent.saved
-    if call.verify and saved is not None:  # what is lost is saved again from memory
-        await node.in_worker(lambda: node.store.blocks.verify(dict.fromkeys(saved.refs)))
-    running = await turn.save_now() or agent.saved
-    if running is None and agent.manifest.token_ids:
-        # A turn that the disk refused: it is in memory only, and nothing of it can be copied.
-        if node.degraded is not None:
-            message = f"the agent is in memory only: {node.degraded}"
-            raise DiskError(message)
-        message = "nothing of the agent is on disk yet"
-        raise RetryLaterError(message, code="nothing_saved")
-    return replace(_offer(node, call, running or agent.manifest), live=True)
+        Of a turn that runs, its full blocks are saved first: asked again and again, this leaves
+        less and less for the time when the agent is sealed.
+        """
+        agent = self.records.table.require((call.tenant, call.agent))
+        _check_epoch(agent, call.epoch)
+        if agent.manifest.state is not OwnerState.OWNED:
+            message = f"the agent is {agent.manifest.state} here"
+            raise ConflictError(message, code="not_owner")
+        if agent.turn is not None:
+            return await self._offer_live(call, agent, agent.turn)
+        if agent.saved is None:
+            message = "the agent has no finished turn to move yet"
+            raise ConflictError(message, code="nothing_saved")
+        await self.mending.whole(agent, verify=call.verify)
+        if agent.manifest.state is not OwnerState.OWNED:
+            message = f"the agent is {agent.manifest.state} here"
+            raise ConflictError(message, code="not_owner")
+        return self.offers.make(call, agent.saved)
 
+    async def _offer_live(self, call: OfferMigration, agent: Agent, turn: LiveTurn) -> Offer:
+        saved = agent.saved
+        if call.verify and saved is not None:  # what is lost is saved again from memory
+            await self.records.verify(saved)
+        running = await turn.save_now() or agent.saved
+        if running is None and agent.manifest.token_ids:
+            # A turn that the disk refused: it is in memory only, and nothing of it can be copied.
+            if self.health.degraded is not None:
+                message = f"the agent is in memory only: {self.health.degraded}"
+                raise DiskError(message)
+            message = "nothing of the agent is on disk yet"
+            raise RetryLaterError(message, code="nothing_saved")
+        return replace(self.offers.make(call, running or agent.manifest), live=True)
 
-async def seal(node: "Node", call: SealAgent) -> Offer:
-    """Stop serving the agent and offer its final record; repeatable, also at once."""
-    agent = node.table.require((call.tenant, call.agent))
-    if _is_sealed(agent, call):
-        return _offer(node, call, agent.manifest)
-    _check_epoch(agent, call.epoch)
-    try:
-        async with asyncio.timeout(SEAL_WAIT_S):
-            if agent.turn is not None:
-                agent.turn.hand_over(call)
-                await agent.turn.saved.wait()  # the target need not wait for the turn's last event
-            if _is_sealed(agent, call):
-                return _offer(node, call, agent.manifest)
-            await agent.turn_lock.acquire()
-    except TimeoutError:
-        message = "a turn of this agent is still running"
-        raise RetryLaterError(message, code="agent_busy") from None
-    try:
-        record = agent.manifest
-        if node.table.get(agent.key) is not agent:
-            message = f"{node.name} holds no such agent any more"
-            raise NotFoundError(message, code="agent_not_found")
-        if _is_sealed(agent, call):  # by the same call, which came twice
-            return _offer(node, call, record)
-        if record.state is not OwnerState.OWNED or agent.saved is None or not agent.is_durable:
-            message = f"the agent cannot be sealed: {record.state}, durable={agent.is_durable}"
-            raise ConflictError(message, code="cannot_seal")
-        await mend(node, agent)
-        record = agent.manifest
-        sealed = replace(record.sealed(call.migration, call.target), revision=record.revision + 1)
-        await _republish(node, agent, sealed)
-        agent.decided.clear()
-        return _offer(node, call, agent.manifest)
-    finally:
-        agent.turn_lock.release()
+    async def seal(self, call: SealAgent) -> Offer:
+        """Stop serving the agent and offer its final record; repeatable, also at once."""
+        agent = self.records.table.require((call.tenant, call.agent))
+        if _is_sealed(agent, call):
+            return self.offers.make(call, agent.manifest)
+        _check_epoch(agent, call.epoch)
+        try:
+            async with asyncio.timeout(SEAL_WAIT_S):
+                if agent.turn is not None:
+                    agent.turn.hand_over(call)
+                    await (
+                        agent.turn.saved.wait()
+                    )  # the target need not wait for the turn's last event
+                if _is_sealed(agent, call):
+                    return self.offers.make(call, agent.manifest)
+                await agent.turn_lock.acquire()
+        except TimeoutError:
+            message = "a turn of this agent is still running"
+            raise RetryLaterError(message, code="agent_busy") from None
+        try:
+            record = agent.manifest
+            if not self.records.is_here(agent):
+                message = f"{self.health.name} holds no such agent any more"
+                raise NotFoundError(message, code="agent_not_found")
+            if _is_sealed(agent, call):  # by the same call, which came twice
+                return self.offers.make(call, record)
+            if record.state is not OwnerState.OWNED or agent.saved is None or not agent.is_durable:
+                message = f"the agent cannot be sealed: {record.state}, durable={agent.is_durable}"
+                raise ConflictError(message, code="cannot_seal")
+            await self.mending.mend(agent)
+            record = agent.manifest
+            sealed = replace(
+                record.sealed(call.migration, call.target), revision=record.revision + 1
+            )
+            await self._republish(agent, sealed)
+            agent.outgoing.hold()
+            return self.offers.make(call, agent.manifest)
+        finally:
+            agent.turn_lock.release()
+
+    async def release(self, call: ReleaseAgent) -> Done:
+        """Step down: another node owns a later epoch. The bytes stay as a replica."""
+        self.offers.transfers.withdraw(call.migration)
+        agent = self.records.table.get((call.tenant, call.agent))
+        if agent is None or agent.manifest.epoch >= call.epoch:
+            return Done("nothing to release")
+        # At once, and whatever comes of the rest: no turn that runs here is acknowledged any more.
+        agent.outgoing.leave(call.epoch)
+        if agent.turn is not None:
+            agent.turn.cancel()
+        try:
+            await asyncio.wait_for(agent.turn_lock.acquire(), SEAL_WAIT_S)
+        except TimeoutError:
+            message = "a turn of this agent has not stopped yet"
+            raise RetryLaterError(message, code="agent_busy") from None
+        try:
+            is_erased = agent.manifest.epoch <= self.erased.floor(*agent.key)
+            is_older = (
+                agent.manifest.epoch < call.epoch and not is_erased
+            )  # else it would outlive it
+            if is_older and self.records.is_here(agent):
+                await self._republish(agent, _stepped_down(agent.manifest, call))
+                agent.cache = None
+                self.records.hot.note()
+        finally:
+            agent.turn_lock.release()
+        return Done()
+
+    async def take_back(self, call: AbortMigration) -> Done:
+        """Undo the seal of this very migration; repeatable."""
+        self.offers.transfers.withdraw(call.migration)
+        self.moving.go_on(call.migration)
+        agent = self.records.table.get((call.tenant, call.agent))
+        if agent is not None and agent.turn is not None:
+            await agent.turn.keep(call.migration)
+        if (
+            agent is None
+            or agent.manifest.state is not OwnerState.SEALED
+            or agent.manifest.migration != call.migration
+        ):
+            return Done("nothing to abort")
+        owned = replace(
+            agent.manifest,
+            state=OwnerState.OWNED,
+            revision=agent.manifest.revision + 1,
+            migration=None,
+            sealed_to=None,
+        )
+        try:
+            await self._republish(agent, owned)
+        except DiskError as error:
+            # Who asks for this knows that nobody else owns it. A restart finds it sealed, and is
+            # asked again; until then it is served, and the disk tried again.
+            _log.error("an agent is taken back in memory only: %s", error.message)
+            agent.manifest = replace(agent.manifest, state=OwnerState.OWNED, migration=None)
+            agent.manifest = replace(agent.manifest, sealed_to=None)
+            self.records.table.put(agent)
+        agent.outgoing.settle()
+        return Done()
+
+    async def _republish(self, agent: Agent, record: Manifest) -> None:
+        """Replace the agent's record; what it lost to a failing drive is cut off it."""
+        previous = agent.saved
+        lost = await self.records.missing(record)
+        if lost:
+            record = cut_record(record, set(lost))
+            agent.cache = None  # it holds more than the record says now
+        await self.records.publish(record, previous)
+        agent.take_record(record)
+        self.records.table.put(agent)
 
 
 def _is_sealed(agent: Agent, call: SealAgent) -> bool:
     record = agent.manifest
     return record.state is OwnerState.SEALED and record.migration == call.migration
-
-
-async def release(node: "Node", call: ReleaseAgent) -> Done:
-    """Step down: another node owns a later epoch. The bytes stay as a replica."""
-    node.transfers.withdraw(call.migration)
-    agent = node.table.get((call.tenant, call.agent))
-    if agent is None or agent.manifest.epoch >= call.epoch:
-        return Done("nothing to release")
-    # At once, and whatever comes of the rest: no turn that runs here is acknowledged any more.
-    agent.fence = max(agent.fence, call.epoch)
-    agent.decided.set()
-    if agent.turn is not None:
-        agent.turn.cancel()
-    try:
-        await asyncio.wait_for(agent.turn_lock.acquire(), SEAL_WAIT_S)
-    except TimeoutError:
-        message = "a turn of this agent has not stopped yet"
-        raise RetryLaterError(message, code="agent_busy") from None
-    try:
-        is_erased = agent.manifest.epoch <= node.erased.floor(*agent.key)
-        is_older = agent.manifest.epoch < call.epoch and not is_erased  # else it would outlive it
-        if is_older and node.table.get(agent.key) is agent:
-            await _republish(node, agent, _stepped_down(agent.manifest, call))
-            agent.cache = None
-            node.note_hot()
-    finally:
-        agent.turn_lock.release()
-    return Done()
 
 
 def _stepped_down(record: Manifest, call: ReleaseAgent) -> Manifest:
@@ -153,60 +209,7 @@ def _stepped_down(record: Manifest, call: ReleaseAgent) -> Manifest:
     )
 
 
-async def take_back(node: "Node", call: AbortMigration) -> Done:
-    """Undo the seal of this very migration; repeatable."""
-    node.transfers.withdraw(call.migration)
-    node.engine.moving.go_on(call.migration)
-    agent = node.table.get((call.tenant, call.agent))
-    if agent is not None and agent.turn is not None:
-        await agent.turn.keep(call.migration)
-    if (
-        agent is None
-        or agent.manifest.state is not OwnerState.SEALED
-        or agent.manifest.migration != call.migration
-    ):
-        return Done("nothing to abort")
-    owned = replace(
-        agent.manifest,
-        state=OwnerState.OWNED,
-        revision=agent.manifest.revision + 1,
-        migration=None,
-        sealed_to=None,
-    )
-    try:
-        await _republish(node, agent, owned)
-    except DiskError as error:
-        # Who asks for this knows that nobody else owns it. A restart finds it sealed, and is asked
-        # again; until then it is served, and the disk tried again.
-        _log.error("an agent is taken back in memory only: %s", error.message)
-        agent.manifest = replace(agent.manifest, state=OwnerState.OWNED, migration=None)
-        agent.manifest = replace(agent.manifest, sealed_to=None)
-        node.table.put(agent)
-    agent.decided.set()
-    return Done()
-
-
-async def _republish(node: "Node", agent: Agent, record: Manifest) -> None:
-    """Replace the agent's record; what it lost to a failing drive is cut off it."""
-    previous = agent.saved
-    lost = await node.in_worker(lambda: node.store.missing(record))
-    if lost:
-        record = cut_record(record, set(lost))
-        agent.cache = None  # it holds more than the record says now
-    await node.in_worker(lambda: node.store.publish(record, previous))
-    agent.take_record(record)
-    node.table.put(agent)
-
-
 def _check_epoch(agent: Agent, epoch: int) -> None:
     if agent.manifest.epoch != epoch:
         message = f"the agent is at epoch {agent.manifest.epoch}, not {epoch}"
         raise StaleEpochError(message)
-
-
-def _offer(node: "Node", call: OfferMigration | SealAgent, record: Manifest) -> Offer:
-    refs = list(dict.fromkeys(record.refs))
-    ticket = node.transfers.offer(
-        call.migration, call.tenant, call.agent, call.target, call.epoch, refs, OFFER_VALID_S
-    )
-    return Offer(encode_manifest(record), ticket, node.addresses())

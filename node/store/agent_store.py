@@ -64,7 +64,7 @@ class AgentStore:
         self._manifests = manifests
         self._cluster_key = cluster_key
         self._fingerprint = fingerprint
-        self._spec = spec
+        self.spec = spec
         self._doubtful: dict[AgentKey, list[_Doubt]] = {}
 
     def recover(self) -> list[Manifest]:
@@ -129,7 +129,7 @@ class AgentStore:
 
     def shared_stock(self, tenant: TenantId, ids: Sequence[int]) -> Stock:
         """List stored full blocks of any conversation of `tenant` that begin `ids`."""
-        stock, salt, groups = Stock(), self.salt(tenant), self._spec.groups
+        stock, salt, groups = Stock(), self.salt(tenant), self.spec.groups
         for span in self.spans(tenant, ids):
             ref = self.blocks.find(span.block_hash) if span.is_full else None
             if ref is None:
@@ -150,8 +150,8 @@ class AgentStore:
         return restore_point(
             limit,
             stock.stored(len(ids)),
-            window_tokens=self._spec.window_tokens,
-            has_states=CacheGroup.STATE in self._spec.groups,
+            window_tokens=self.spec.window_tokens,
+            has_states=CacheGroup.STATE in self.spec.groups,
         )
 
     # --- write -------------------------------------------------------------------------------

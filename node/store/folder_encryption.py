@@ -8,17 +8,17 @@ that ends in the middle goes on with what is left at its next start.
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from fabric.errors import FatalError
 from fabric.limits import SEAL_RETRY_S, SEAL_STEP_BYTES
 from node.background_loop import BackgroundLoop
+from node.runtime.health import Health
+from node.runtime.identity import NodeConfig, NodeIdentity
+from node.runtime.workers import Workers
 from node.store.encrypted_disk import SealedDisk, open_disk
 from node.store.model_folders import ModelFolders, folder_name
 from node.store.posix_disk import DiskError
-
-if TYPE_CHECKING:
-    from node.node import Node
 
 TROUBLE: Final = "encryption"
 _PAUSE_S: Final = 0.01
@@ -29,18 +29,23 @@ _log = logging.getLogger(__name__)
 class FolderSealing:
     """One node's folders of other models; lives on its event loop."""
 
-    def __init__(self, node: "Node") -> None:
-        self._node = node
-        self._folders = ModelFolders(node.config.data_dir, folder_name(node.fingerprint))
-        self._loop = BackgroundLoop("encrypting what is stored", self.step, node.note_failed_round)
+    def __init__(self, identity: NodeIdentity, workers: Workers, health: Health) -> None:
+        self._config = identity.config
+        self._workers = workers
+        self._health = health
+        self._folders = ModelFolders(self._config.data_dir, folder_name(identity.fingerprint))
+        self._loop = BackgroundLoop(
+            "encrypting what is stored", self.step, health.note_failed_round
+        )
         self._waiting: list[str] = []
         self._failed: set[str] = set()
         self._current: Iterator[int] | None = None
+        self._name = ""  # of the folder that is being encrypted
         self._is_listed = False
 
     def start(self) -> None:
         """Begin, if the settings say that what is stored is encrypted."""
-        if self._node.settings.encrypt_at_rest:
+        if self._config.settings.encrypt_at_rest:
             self._loop.start()
 
     async def stop(self) -> None:
@@ -51,14 +56,14 @@ class FolderSealing:
     async def step(self) -> float:
         """Encrypt a part; return the seconds to wait for the next."""
         if not self._is_listed:
-            found = await self._node.in_worker(self._folders.list_all)
+            found = await self._workers.run(self._folders.list_all)
             self._waiting, self._is_listed = [folder.name for folder in found], True
             self._failed.clear()
         self._say()
         if self._current is None and not self._waiting:
             self._is_listed = not self._failed  # those that another process has, say
             return SEAL_RETRY_S
-        await self._node.in_worker(self._seal_some)
+        await self._seal_some()
         self._say()
         return _PAUSE_S
 
@@ -66,33 +71,43 @@ class FolderSealing:
         left = len(self._waiting) + len(self._failed) + (self._current is not None)
         if left:
             words = f"{left} folders of other models are not encrypted yet"
-            self._node.troubles[TROUBLE] = words
+            self._health.troubles[TROUBLE] = words
         else:
-            self._node.troubles.pop(TROUBLE, None)
+            self._health.troubles.pop(TROUBLE, None)
 
-    def _seal_some(self) -> None:
+    async def _seal_some(self) -> None:
         if self._current is None:
-            self._current = self._seal(self._waiting.pop(0))
-        done_bytes = 0
-        for size_bytes in self._current:
-            done_bytes += size_bytes
-            if done_bytes >= SEAL_STEP_BYTES:
-                return
-        self._current = None
-
-    def _seal(self, name: str) -> Iterator[int]:
-        """Encrypt one folder, a file at each step; yield their bytes."""
-        config, path = self._node.config, Path(self._node.config.data_dir).expanduser() / name
-        disk = None
+            self._name = self._waiting.pop(0)
+            self._current = _sealing(self._config, self._name)
+        current = self._current
         try:
-            disk = open_disk(path, config.settings.durability, config.cluster_key, seals=True)
-            disk.recover()  # what a crash left half-written is not encrypted either
-            assert isinstance(disk, SealedDisk), "it was asked to encrypt"
-            yield from disk.sealing()
-            _log.info("encrypted the folder %s", name)
+            is_over = await self._workers.run(lambda: _advance(current))
         except (DiskError, FatalError) as error:
-            self._failed.add(name)
-            _log.error("cannot encrypt the folder %s: %s", name, error.message)
-        finally:
-            if disk is not None:
-                disk.close()
+            self._failed.add(self._name)
+            _log.error("cannot encrypt the folder %s: %s", self._name, error.message)
+            is_over = True
+        if is_over:
+            self._current = None
+
+
+def _advance(sealing: Iterator[int]) -> bool:
+    """Encrypt a part; say whether nothing is left."""
+    done_bytes = 0
+    for size_bytes in sealing:
+        done_bytes += size_bytes
+        if done_bytes >= SEAL_STEP_BYTES:
+            return False
+    return True
+
+
+def _sealing(config: NodeConfig, name: str) -> Iterator[int]:
+    """Encrypt one folder, a file at each step; yield their bytes. Raise DiskError or FatalError."""
+    path, durability = Path(config.data_dir).expanduser() / name, config.settings.durability
+    disk = open_disk(path, durability, config.cluster_key, seals=True)
+    try:
+        disk.recover()  # what a crash left half-written is not encrypted either
+        assert isinstance(disk, SealedDisk), "it was asked to encrypt"
+        yield from disk.sealing()
+        _log.info("encrypted the folder %s", name)
+    finally:
+        disk.close()

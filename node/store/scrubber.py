@@ -5,13 +5,15 @@ next round begins a day after this one did. What is damaged is quarantined by th
 """
 
 import logging
-from typing import TYPE_CHECKING
 
 from fabric.limits import SCRUB_IDLE_S, SCRUB_STEP_S
+from fabric.ports import Clock
+from fabric.settings import NodeSettings
 from node.background_loop import BackgroundLoop
-
-if TYPE_CHECKING:
-    from node.node import Node
+from node.runtime.health import Health
+from node.runtime.live_turns import LiveTurns
+from node.runtime.workers import Workers
+from node.store.block_store import BlockStore
 
 _log = logging.getLogger(__name__)
 
@@ -19,8 +21,22 @@ _log = logging.getLogger(__name__)
 class Scrubber:
     """One node's rounds; lives on its event loop."""
 
-    def __init__(self, node: "Node") -> None:
-        self._node = node
+    def __init__(
+        self,
+        settings: NodeSettings,
+        clock: Clock,
+        workers: Workers,
+        blocks: BlockStore,
+        turns: LiveTurns,
+        health: Health,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._workers = workers
+        self._blocks = blocks
+        self._turns = turns
+        self._health = health
+        self.scrubbed_bytes = 0
         self._loop: BackgroundLoop | None = None
         self._idle_since_s: float | None = None
         self._round_began_s: float | None = None
@@ -28,11 +44,11 @@ class Scrubber:
 
     def start(self) -> None:
         """Begin, unless the settings say never."""
-        if self._node.settings.scrub_bytes_per_s and self._node.reuses:
+        if self._settings.scrub_bytes_per_s and self._health.reuses:
             self._loop = BackgroundLoop(
                 "checking stored blocks",
                 self.step,
-                self._node.note_failed_round,
+                self._health.note_failed_round,
                 first_wait_s=SCRUB_STEP_S,
             )
             self._loop.start()
@@ -46,28 +62,27 @@ class Scrubber:
         """Check a step's worth of blocks if now is a good time; return the seconds to wait."""
         if not self._is_idle():
             return SCRUB_STEP_S
-        node, now_s = self._node, self._node.clock.monotonic_s()
-        per_s = node.settings.scrub_bytes_per_s
+        now_s, per_s = self._clock.monotonic_s(), self._settings.scrub_bytes_per_s
         if self._is_round_over:
-            began_s, every_s = self._round_began_s, node.settings.scrub_every_s
+            began_s, every_s = self._round_began_s, self._settings.scrub_every_s
             if began_s is not None and now_s < began_s + every_s:
                 return min(SCRUB_IDLE_S, began_s + every_s - now_s)
             self._round_began_s = now_s
         budget_bytes = max(1, int(per_s * SCRUB_STEP_S))
-        done = await node.in_worker(lambda: node.store.blocks.scrub(budget_bytes))
+        done = await self._workers.run(lambda: self._blocks.scrub(budget_bytes))
         self._is_round_over = done.is_round_over
         if not done.blocks_count:
             self._round_began_s = None  # nothing is stored yet: that was no round
             return SCRUB_IDLE_S
-        node.scrubbed_bytes += done.file_bytes
+        self.scrubbed_bytes += done.file_bytes
         if done.damaged:
             _log.error("%d stored blocks are damaged and quarantined", len(done.damaged))
         # One block may be over the budget: it is paid back before the next.
         return max(SCRUB_STEP_S, done.file_bytes / per_s)
 
     def _is_idle(self) -> bool:
-        now_s = self._node.clock.monotonic_s()
-        if self._node.turns or self._node.is_draining:
+        now_s = self._clock.monotonic_s()
+        if self._turns or self._health.is_draining:
             self._idle_since_s = None
             return False
         if self._idle_since_s is None:

@@ -1,7 +1,7 @@
 """Keep a node's disk within its budget: make room before a write, let go of what expired.
 
     make_room   before every block: free, or the least valuable goes; else the write is refused
-    round       at start-up and once a minute: time to live, quotas, folders of other models
+    enforce     at start-up and once a minute: time to live, quotas, folders of other models
 
 Over the budget, other models' folders go first, then what only earlier points of the chosen
 agents need (old windows and states), then the agents. Who is chosen: `fabric.retention.policy`.
@@ -10,42 +10,30 @@ agents need (old windows and states), then the agents. Who is chosen: `fabric.re
 import asyncio
 import errno
 import logging
-import math
 from collections import Counter
 from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from fabric.errors import FabricError
 from fabric.ids import SELF_TEST_TENANT, TenantId
-from fabric.limits import (
-    AGENTS_PER_NODE_MAX,
-    FOLDERS_EVERY_S,
-    KIB,
-    RECLAIM_EVERY_S,
-    SERVED_EVERY_S,
-    SPARE_SHARE,
-    THIN_ROUNDS_MAX,
-)
+from fabric.limits import AGENTS_PER_NODE_MAX, SPARE_SHARE, THIN_ROUNDS_MAX
 from fabric.retention.policy import Choice, choose, standing
+from fabric.settings import NodeSettings
 from node.agents.agent import Agent
-from node.background_loop import BackgroundLoop
-from node.migration.target import forget_stale
-from node.store.model_folders import ModelFolder, ModelFolders, folder_name
+from node.agents.agent_table import AgentTable
+from node.runtime.workers import Workers
+from node.store.agent_store import AgentStore
 from node.store.posix_disk import DiskError
-from node.tiers.disk_tier import DiskTier, survey
-from node.tiers.eviction import evict, thin
-from node.tiers.pins import persist_pins
-
-if TYPE_CHECKING:
-    from node.node import Node
+from node.tiers.disk_tier import DiskSurvey, DiskTier
+from node.tiers.eviction import Eviction
+from node.tiers.other_folders import OtherFolders
 
 _log = logging.getLogger(__name__)
 
 
-async def _try(step: Awaitable[object]) -> None:
-    """Take one step of a round; where the disk refuses it, the others are taken all the same."""
+async def attempt(step: Awaitable[object]) -> None:
+    """Take one step of several; where the disk refuses it, the others are taken all the same."""
     try:
         await step
     except (FabricError, OSError) as error:
@@ -69,70 +57,54 @@ class NoRoomError(DiskError):
 class Room:
     """What one save has been granted and has not yet put into a record."""
 
-    def __init__(self, reclaim: "Reclaim", tenant: TenantId) -> None:
-        self._reclaim = reclaim
+    def __init__(self, budget: "DiskBudget", tenant: TenantId) -> None:
+        self._budget = budget
         self._tenant = tenant
         self._size_bytes = 0
 
     async def add(self, size_bytes: int) -> None:
         """Ask for more; raise NoRoomError."""
-        await self._reclaim.make_room(self._tenant, size_bytes)
-        self._reclaim.pending[self._tenant] += size_bytes
+        await self._budget.make_room(self._tenant, size_bytes)
+        self._budget.pending[self._tenant] += size_bytes
         self._size_bytes += size_bytes
 
     def end(self) -> None:
         """Count what was granted no longer: a record does, or it was given up."""
-        self._reclaim.pending[self._tenant] -= self._size_bytes
+        self._budget.pending[self._tenant] -= self._size_bytes
         self._size_bytes = 0
 
 
-class Reclaim:
+class DiskBudget:
     """One node's disk tier; lives on its event loop."""
 
-    def __init__(self, node: "Node") -> None:
-        self._node = node
-        self._rules = replace(node.settings.rules, ttl_s=node.settings.disk_ttl_s)
-        self._served = folder_name(node.fingerprint)
-        used_s = node.service_time.folder_s
-        self._folders = ModelFolders(node.config.data_dir, self._served, used_s)
-        self._others: list[ModelFolder] = []
-        self._measured_s: float | None = None
-        self._saved_s = -math.inf
+    def __init__(
+        self,
+        settings: NodeSettings,
+        table: AgentTable,
+        store: AgentStore,
+        workers: Workers,
+        survey: DiskSurvey,
+        eviction: Eviction,
+        others: OtherFolders,
+    ) -> None:
+        self._rules = replace(settings.rules, ttl_s=settings.disk_ttl_s)
+        self._table = table
+        self._store = store
+        self._workers = workers
+        self._disk = survey
+        self._eviction = eviction
+        self._others = others
         self._stands: Choice | None = None
         self._since: Counter[TenantId] = Counter()  # granted after that
         self._turn = asyncio.Lock()
-        self._loop = BackgroundLoop(
-            "reclaiming disk space",
-            self._step,
-            node.note_failed_round,
-            first_wait_s=RECLAIM_EVERY_S,
-        )
         self.pending: Counter[TenantId] = Counter()
         self.evicted_count = 0
 
-    def start(self) -> None:
-        """Begin to look once a minute."""
-        self._loop.start()
-
-    async def stop(self) -> None:
-        """End; a removal under way is finished first."""
-        await self._loop.stop()
-
-    async def round(self) -> None:
+    async def enforce(self) -> None:
         """Enforce every limit now; a disk that refuses is told in the log."""
         async with self._turn:
-            for step in (self._measure_folders, self._fit, lambda: self._fit_count(None)):
-                await _try(step())
-        await _try(persist_pins(self._node))
-        await _try(forget_stale(self._node))
-        await _try(self._node.in_worker(self._node.store.settle_all))
-        await self._save_service_time()
-
-    async def _save_service_time(self) -> None:
-        now_s = self._node.service_time.now_s
-        if now_s - self._saved_s >= SERVED_EVERY_S:
-            self._saved_s = now_s
-            await self._node.in_worker(self._node.service_time.save)
+            for step in (self._others.measure, self._fit, lambda: self._fit_count(None)):
+                await attempt(step())
 
     @property
     def free_bytes(self) -> int:
@@ -163,9 +135,9 @@ class Reclaim:
 
     async def make_place(self, tenant: TenantId) -> None:
         """Let an agent go if the node holds as many as it may; raise DiskError."""
-        if len(self._node.table) >= AGENTS_PER_NODE_MAX:
+        if len(self._table) >= AGENTS_PER_NODE_MAX:
             async with self._turn:
-                if len(self._node.table) >= AGENTS_PER_NODE_MAX:
+                if len(self._table) >= AGENTS_PER_NODE_MAX:
                     await self._fit_count(tenant)
 
     def _take(self, tenant: TenantId, size_bytes: int) -> bool:
@@ -182,35 +154,6 @@ class Reclaim:
             self._since[tenant] += size_bytes
         return is_free
 
-    async def _step(self) -> float:
-        await self.round()
-        return RECLAIM_EVERY_S
-
-    # --- folders of other models -------------------------------------------------------------
-
-    async def _measure_folders(self) -> None:
-        now_s = self._node.clock.monotonic_s()
-        if self._measured_s is not None and now_s - self._measured_s < FOLDERS_EVERY_S:
-            return
-        is_first, self._measured_s = self._measured_s is None, now_s
-        self._others = await self._node.in_worker(self._folders.list_all)
-        if is_first and self._others:
-            _log.info(
-                "agents of other models, or of other versions of their code, wait in %d folders "
-                "(%d KiB): these are removed first when room is short",
-                len(self._others),
-                sum(folder.size_bytes for folder in self._others) // KIB,
-            )
-        served = self._node.service_time
-        limit_s = served.now_s - self._node.settings.disk_ttl_s
-        served.note(self._served, {folder.name for folder in self._others})
-        for folder in [folder for folder in self._others if folder.used_s < limit_s]:
-            await self._remove_folder(folder)
-
-    async def _remove_folder(self, folder: ModelFolder) -> None:
-        if await self._node.in_worker(lambda: self._folders.remove(folder)):
-            self._others.remove(folder)
-
     # --- bytes -------------------------------------------------------------------------------
 
     async def _fit(
@@ -219,26 +162,26 @@ class Reclaim:
         """Let go of folders, of old states, and of agents until everything fits."""
         # Saves that were refused leave blocks that nobody needs, and no record sweeps them.
         with suppress(DiskError):
-            await self._node.in_worker(self._node.store.blocks.sweep)
+            await self._workers.run(self._store.blocks.sweep)
         tier = await self._survey(wish)
         if spare_only:
             chosen = await self._chosen(tier.spare_only())
-            self.evicted_count += await evict(self._node, chosen)
+            self.evicted_count += await self._eviction.evict(chosen)
             self._keep(await self._survey(wish), wish)
             return
-        for folder in list(self._others):
+        for folder in list(self._others.found):
             if not tier.is_crowded(self._rules.ttl_s):
                 break
-            await self._remove_folder(folder)
+            await self._others.remove(folder)
             tier = await self._survey(wish)
         chosen = await self._chosen(tier)
-        if chosen and len(self._node.spec.groups) > 1:
+        if chosen and len(self._store.spec.groups) > 1:
             for _ in range(THIN_ROUNDS_MAX):
                 if not await self._thin(chosen):
                     break
                 chosen = await self._chosen(await self._survey(wish))
         if chosen:
-            self.evicted_count += (count := await evict(self._node, chosen))
+            self.evicted_count += (count := await self._eviction.evict(chosen))
             _log.info("evicted %d agents", count)
             tier = await self._survey(wish)
         self._keep(tier, wish)
@@ -247,11 +190,11 @@ class Reclaim:
         incoming = +self.pending
         if wish is not None:
             incoming[wish[0]] += wish[1]
-        others_bytes = sum(folder.size_bytes for folder in self._others)
-        return await survey(self._node, others_bytes, self.pending.total(), incoming)
+        others_bytes = self._others.size_bytes
+        return await self._disk.look(others_bytes, self.pending.total(), incoming)
 
     async def _chosen(self, tier: DiskTier) -> list[Agent]:
-        choice = await self._node.in_worker(
+        choice = await self._workers.run(
             lambda: choose(
                 tier.candidates,
                 tier.capacity_bytes,
@@ -260,17 +203,17 @@ class Reclaim:
                 spare_share=SPARE_SHARE,
             )
         )
-        found = (self._node.table.get(gone.key) for gone in choice.dropped)
+        found = (self._table.get(gone.key) for gone in choice.dropped)
         return [agent for agent in found if agent is not None]
 
     async def _thin(self, chosen: list[Agent]) -> int:
         """Make those smaller that would go for lack of room."""
-        use, count = self._node.table.use, 0
+        use, count = self._table.use, 0
         for agent in chosen:
             if use.idle_s(agent.manifest) > self._rules.ttl_s:
                 continue
             try:
-                count += await thin(self._node, agent)
+                count += await self._eviction.thin(agent)
             except (FabricError, OSError) as error:  # a full drive, too: then it is evicted
                 _log.warning("an agent cannot be made smaller: %s", error)
         return count
@@ -288,21 +231,21 @@ class Reclaim:
             )
         self._stands = stands
         self._since = self.pending - counted  # granted while this was being found out
-        for agent in self._node.table:
+        for agent in self._table:
             is_held = agent.key in stands.held
             if agent.is_pin_held != is_held:
                 agent.is_pin_held = is_held
-                self._node.table.note_change(agent.key)
+                self._table.note_change(agent.key)
 
     # --- the number of agents ----------------------------------------------------------------
 
     async def _fit_count(self, tenant: TenantId | None) -> None:
         """Hold no more agents than the limit; each one counts alike."""
-        if len(self._node.table) + (tenant is not None) <= AGENTS_PER_NODE_MAX:
+        if len(self._table) + (tenant is not None) <= AGENTS_PER_NODE_MAX:
             return
         alike = DiskTier(
             [replace(c, pieces={c.key: 1}) for c in (await self._survey(None)).candidates],
             AGENTS_PER_NODE_MAX,
             {tenant: 1} if tenant is not None else {},
         )
-        self.evicted_count += await evict(self._node, await self._chosen(alike))
+        self.evicted_count += await self._eviction.evict(await self._chosen(alike))

@@ -2,18 +2,19 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from fabric.assumed_speeds import DISK_BYTES_PER_S, PREFILL_TOKENS_PER_S
 from fabric.ids import TenantId
 from fabric.limits import DISK_FREE_MIN_BYTES
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.retention.policy import Candidate
+from node.agents.agent import Agent
+from node.agents.agent_table import AgentTable
+from node.engine.engine_thread import EngineThread
+from node.runtime.workers import Workers
+from node.store.agent_store import AgentStore
 from node.tiers.eviction import is_active
-
-if TYPE_CHECKING:
-    from node.agents.agent import Agent
-    from node.node import Node
+from node.transfer.server import TransferServer
 
 _TOKEN_RECORD_BYTES = 8  # id and end of a token in a record
 _REF_RECORD_BYTES = 128
@@ -41,27 +42,58 @@ class DiskTier:
         return sum(needed.values()) + sum(self.incoming.values()) > self.capacity_bytes
 
 
-async def survey(
-    node: "Node", others_bytes: int, pending_bytes: int, incoming: Mapping[TenantId, int]
-) -> DiskTier:
-    """Look at the disk: `others_bytes` in other models' folders, `pending_bytes` in no record."""
-    offered = node.transfers.offered_agents()
-    met = [(agent.saved, _valued(node, agent, is_active(agent, offered))) for agent in node.table]
+@dataclass(frozen=True, slots=True)
+class DiskSurvey:
+    """Who looks at a node's disk, and what for."""
 
-    def look() -> DiskTier:
-        sizes, free_bytes = node.store.blocks.sizes(), node.store.blocks.free_bytes()
-        candidates = [replace(c, pieces=_pieces(c, record, sizes)) for record, c in met]
-        records_bytes = sum(record_bytes(record) for record, _ in met if record is not None)
-        needed = {name for candidate in candidates for name in candidate.pieces}
-        # In nobody's record yet: blocks of turns, which `incoming` has, too, and of moves.
-        loose_bytes = sum(size for ref, size in sizes.items() if ref not in needed)
-        drive_bytes = sum(sizes.values()) + records_bytes + others_bytes
-        drive_bytes += max(0, free_bytes - DISK_FREE_MIN_BYTES)
-        capacity_bytes = min(node.settings.disk_bytes, drive_bytes) - others_bytes
-        capacity_bytes -= max(0, loose_bytes - pending_bytes)
-        return DiskTier(candidates, max(0, capacity_bytes), incoming)
+    table: AgentTable
+    store: AgentStore
+    workers: Workers
+    transfers: TransferServer
+    engine: EngineThread
+    limit_bytes: int
 
-    return await node.in_worker(look)
+    async def look(
+        self, others_bytes: int, pending_bytes: int, incoming: Mapping[TenantId, int]
+    ) -> DiskTier:
+        """Look: `others_bytes` in other models' folders, `pending_bytes` in no record."""
+        offered, blocks = self.transfers.offered_agents(), self.store.blocks
+        met = [
+            (agent.saved, self._valued(agent, is_active(agent, offered))) for agent in self.table
+        ]
+
+        def look() -> DiskTier:
+            sizes, free_bytes = blocks.sizes(), blocks.free_bytes()
+            candidates = [replace(c, pieces=_pieces(c, record, sizes)) for record, c in met]
+            records_bytes = sum(record_bytes(record) for record, _ in met if record is not None)
+            needed = {name for candidate in candidates for name in candidate.pieces}
+            # In nobody's record yet: blocks of turns, which `incoming` has, too, and of moves.
+            loose_bytes = sum(size for ref, size in sizes.items() if ref not in needed)
+            drive_bytes = sum(sizes.values()) + records_bytes + others_bytes
+            drive_bytes += max(0, free_bytes - DISK_FREE_MIN_BYTES)
+            capacity_bytes = min(self.limit_bytes, drive_bytes) - others_bytes
+            capacity_bytes -= max(0, loose_bytes - pending_bytes)
+            return DiskTier(candidates, max(0, capacity_bytes), incoming)
+
+        return await self.workers.run(look)
+
+    def _valued(self, agent: Agent, active: bool) -> Candidate:  # noqa: FBT001
+        """Describe an agent but for its bytes."""
+        record, use = agent.manifest, self.table.use
+        speed = self.engine.prefill_speed.per_s or PREFILL_TOKENS_PER_S
+        read_s = self.store.spec.bytes_per_token / DISK_BYTES_PER_S
+        saves_s = record.tokens_count * (1 / speed - read_s)
+        is_spare = record.state is OwnerState.REPLICA  # its owner serves it
+        return Candidate(
+            agent.key,
+            {},
+            use.idle_s(record),
+            use.odds(record),
+            max(0.0, saves_s),
+            is_active=active,
+            is_pinned=record.pinned and not is_spare,
+            is_spare=is_spare,
+        )
 
 
 def record_bytes(record: Manifest) -> int:
@@ -77,21 +109,3 @@ def _pieces(
         return {}
     blocks: dict[Hashable, int] = {ref: sizes.get(ref, 0) for ref in record.refs}
     return blocks | {candidate.key: record_bytes(record)}
-
-
-def _valued(node: "Node", agent: "Agent", active: bool) -> Candidate:  # noqa: FBT001
-    """Describe an agent but for its bytes."""
-    record, use = agent.manifest, node.table.use
-    speed = node.engine.prefill_speed.per_s or PREFILL_TOKENS_PER_S
-    saves_s = record.tokens_count * (1 / speed - node.spec.bytes_per_token / DISK_BYTES_PER_S)
-    is_spare = record.state is OwnerState.REPLICA  # its owner serves it
-    return Candidate(
-        agent.key,
-        {},
-        use.idle_s(record),
-        use.odds(record),
-        max(0.0, saves_s),
-        is_active=active,
-        is_pinned=record.pinned and not is_spare,
-        is_spare=is_spare,
-    )

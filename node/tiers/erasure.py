@@ -4,7 +4,7 @@
 
 The tombstone comes first and the record before its blocks, each durably, so that a crash in
 between leaves what the next start removes. What the disk refuses stays owed and is tried again
-in the flusher's rhythm; nobody is told before that it is done.
+in the rhythm of `node.upkeep`; nobody is told before that it is done.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from fabric.control.erasure_calls import (
     EraseAgent,
@@ -24,17 +24,16 @@ from fabric.control.erasure_calls import (
 )
 from fabric.errors import FabricError, TooLargeError
 from fabric.ids import AgentId, AgentKey, OperationId, TenantId
-from fabric.kvcache.block import BlockRef
 from fabric.limits import TOMBSTONES_MAX
 from fabric.record.tombstone import Tombstone, tombstone
-from node.agents.agent import Agent
-from node.migration.target import forget
-from node.store.model_folders import folder_name
+from node.agents.agent_table import AgentTable
+from node.runtime.health import Health
+from node.runtime.workers import Workers
+from node.store.agent_store import AgentStore
 from node.store.posix_disk import DiskError
+from node.store.tombstones import Erased
+from node.tiers.agent_removal import AgentRemoval
 from node.tiers.erased_folders import ErasedFolders
-
-if TYPE_CHECKING:
-    from node.node import Node
 
 T = TypeVar("T")
 OPERATIONS_MAX: Final = 1_024  # answered alike when a call comes twice
@@ -46,19 +45,29 @@ Operation = tuple[OperationId, TenantId, AgentId]
 class Erasing:
     """One node's erasures; lives on its event loop."""
 
-    def __init__(self, node: "Node") -> None:
-        self._node = node
-        self._folders = ErasedFolders(
-            node.config.data_dir,
-            folder_name(node.fingerprint),
-            node.settings.durability,
-            node.config.cluster_key,
-            node.erased.epoch_of,
-        )
+    def __init__(
+        self,
+        table: AgentTable,
+        store: AgentStore,
+        workers: Workers,
+        erased: Erased,
+        folders: ErasedFolders,
+        removal: AgentRemoval,
+        health: Health,
+        cluster_key: bytes,
+    ) -> None:
+        self._table = table
+        self._store = store
+        self._workers = workers
+        self._erased = erased
+        self._folders = folders
+        self._removal = removal
+        self._health = health
+        self._cluster_key = cluster_key
         self._operations: OrderedDict[Operation, asyncio.Task[EraseReceipt]] = OrderedDict()
         self._failures = self._made_good = 0
         # A process that died may have got no further than a tombstone.
-        self._is_unsure = bool(node.erased.all)
+        self._is_unsure = bool(erased.all)
 
     @property
     def is_owed(self) -> bool:
@@ -77,7 +86,7 @@ class Erasing:
         if task is None:
             # Before anything is waited for: a turn that comes meanwhile would take the agent above
             # its erasure, which then spares it.
-            self._node.erased.announce([self._tombstone(call)])
+            self._erased.announce([self._tombstone(call)])
             task = self._operations[name] = asyncio.create_task(self._erase(call))
             while len(self._operations) > OPERATIONS_MAX:
                 self._operations.popitem(last=False)
@@ -92,9 +101,9 @@ class Erasing:
         if len(call.erased) > TOMBSTONES_MAX:
             message = f"over {TOMBSTONES_MAX} tombstones"
             raise TooLargeError(message)
-        erased = self._node.erased
+        erased = self._erased
         has_news = erased.announce(call.erased)
-        await self._node.in_worker(erased.write_rest)
+        await self._workers.run(erased.write_rest)
         if not has_news and not self.is_owed:
             return KnownErasures(erased.all, 0)
         return KnownErasures(erased.all, await self._remove_all(is_sure=has_news))
@@ -110,8 +119,7 @@ class Erasing:
             _log.error("an erasure is not complete on the disk: %s", _reason(error))
 
     def _tombstone(self, call: EraseAgent) -> Tombstone:
-        key = self._node.config.cluster_key
-        return tombstone(key, call.tenant, call.agent, call.epoch, call.erased_s)
+        return tombstone(self._cluster_key, call.tenant, call.agent, call.epoch, call.erased_s)
 
     # --- one agent ---------------------------------------------------------------------------
 
@@ -120,42 +128,43 @@ class Erasing:
         try:
             receipt = await self._remove((call.tenant, call.agent), call.epoch)
         except (FabricError, OSError):
-            self._failures += 1
+            self._fail()
             raise
         if noted is None:  # a full disk has room afterwards
             noted = await self._note(call)
-        self._failures += noted is None
+        if noted is None:
+            self._fail()
         return replace(receipt, tombstone=noted)
 
     async def _note(self, call: EraseAgent) -> Tombstone | None:
         made = self._tombstone(call)
         with contextlib.suppress(DiskError):
-            return await self._node.in_worker(lambda: self._node.erased.note(made))
+            return await self._workers.run(lambda: self._erased.note(made))
         return None
 
     async def _remove(self, key: AgentKey, epoch: int) -> EraseReceipt:
         """Remove all that can be removed; raise the first refusal behind that."""
-        node, store, refused = self._node, self._node.store, list[Exception]()
+        store, refused = self._store, list[Exception]()
 
         async def part(work: Callable[[], T], otherwise: T) -> T:
             try:
-                return await node.in_worker(work)
+                return await self._workers.run(work)
             except (FabricError, OSError) as error:
                 refused.append(error)
                 return otherwise
 
-        was_coming = await self._forget_moves(key)
+        was_coming = await self._removal.forget_moves(key)
         # Before the record: what is interrupted here is known by the record to be unfinished.
         quarantined = await part(lambda: store.erase_quarantined(*key), otherwise=False)
-        digest = node.erased.digest(*key)
+        digest = self._erased.digest(*key)
         others = await part(lambda: self._folders.erase(digest), otherwise=RemovedElsewhere())
-        refs, was_here = await self._remove_agent(key, epoch)
+        refs, was_here = await self._removal.remove(key, epoch)
         unknown = await part(lambda: store.erase_unknown(key), otherwise=0)
-        blocks = await node.in_worker(lambda: store.erase_blocks(refs))
+        blocks = await self._workers.run(lambda: store.erase_blocks(refs))
         if refused:
             raise refused[0]
         return EraseReceipt(
-            node.name,
+            self._health.name,
             existed=was_here or was_coming or unknown > 0 or quarantined or others.records > 0,
             blocks_removed=blocks.blocks_removed,
             bytes_removed=blocks.bytes_removed,
@@ -166,34 +175,6 @@ class Erasing:
             other_models=others,
         )
 
-    async def _forget_moves(self, key: AgentKey) -> bool:
-        """Let go of what a move without its router brought of the agent, or lets others fetch."""
-        node = self._node
-        node.transfers.withdraw_agent(*key)
-        coming = [name for name, adoption in node.adopted.items() if adoption.key == key]
-        for migration in coming:
-            await forget(node, migration, key)
-        return bool(coming)
-
-    async def _remove_agent(self, key: AgentKey, epoch: int) -> tuple[list[BlockRef], bool]:
-        """Take an agent and its record away; return the blocks that it let go of."""
-        node = self._node
-        agent = node.table.get(key)
-        if agent is None or agent.manifest.epoch > epoch:  # a later one of this name
-            return [], False
-        _end_turn(agent, epoch)
-        await node.prefetches.stop(agent)
-        async with agent.turn_lock:
-            if node.table.get(key) is not agent or agent.manifest.epoch > epoch:
-                return [], node.table.get(key) is None  # its first turn left nothing behind
-            # In the table until it is gone: a turn that comes meanwhile waits for the lock.
-            saved, agent.cache = agent.saved, None
-            refs = await node.in_worker(lambda: node.store.erase_record(*key, saved))
-            node.table.forget(agent)
-        agent.decided.set()
-        node.note_hot()
-        return refs, True
-
     # --- all that tombstones name ------------------------------------------------------------
 
     async def _remove_all(self, *, is_sure: bool) -> int:
@@ -202,39 +183,37 @@ class Erasing:
         What only may have been interrupted, at a process's start, takes no damaged file of the
         living with it.
         """
-        node, failures = self._node, self._failures
+        failures = self._failures
         try:
             count = await self._remove_named(is_sure=is_sure or self.has_failed)
         except (FabricError, OSError):
-            self._failures += 1
+            self._fail()
             raise
         self._is_unsure = False
-        if await node.in_worker(node.erased.write_rest):
+        if await self._workers.run(self._erased.write_rest):
             self._made_good = failures  # whatever failed meanwhile is still owed
+            self._health.owes_erasure = self.has_failed
         else:
-            self._failures += 1
+            self._fail()
         return count
 
+    def _fail(self) -> None:
+        self._failures += 1
+        self._health.owes_erasure = self.has_failed
+
     async def _remove_named(self, *, is_sure: bool) -> int:
-        node, store, count = self._node, self._node.store, 0
-        for agent in node.table:
+        store, in_worker, count = self._store, self._workers.run, 0
+        for agent in self._table:
             # Not only for the news: an earlier attempt may have failed half way.
-            epoch = node.erased.floor(*agent.key)
+            epoch = self._erased.floor(*agent.key)
             if agent.manifest.epoch <= epoch:
-                await self._forget_moves(agent.key)
-                count += (await self._remove_agent(agent.key, epoch))[1]
-        count += await node.in_worker(store.erase_unknown)
-        await node.in_worker(store.blocks.sweep)
-        await node.in_worker(lambda: store.erase_all_quarantined(is_sure=is_sure or count > 0))
-        others = await node.in_worker(lambda: self._folders.erase(is_sure=is_sure))
+                await self._removal.forget_moves(agent.key)
+                count += (await self._removal.remove(agent.key, epoch))[1]
+        count += await in_worker(store.erase_unknown)
+        await in_worker(store.blocks.sweep)
+        await in_worker(lambda: store.erase_all_quarantined(is_sure=is_sure or count > 0))
+        others = await in_worker(lambda: self._folders.erase(is_sure=is_sure))
         return count + others.records
-
-
-def _end_turn(agent: Agent, epoch: int) -> None:
-    """End a turn that runs: it could neither be saved nor acknowledged."""
-    agent.fence = max(agent.fence, epoch + 1)
-    if agent.turn is not None:
-        agent.turn.cancel()
 
 
 def _reason(error: Exception) -> str:

@@ -8,18 +8,19 @@ import logging
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from fabric.ids import AgentKey
 from fabric.limits import EVICTIONS_MAX
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.restore_plan import essential
 from node.agents.agent import Agent
+from node.agents.agent_table import AgentTable
+from node.runtime.workers import Workers
+from node.store.agent_store import AgentStore
 from node.store.posix_disk import DiskError
-
-if TYPE_CHECKING:
-    from node.node import Node
+from node.tiers.hot_tier import HotTier
+from node.transfer.server import TransferServer
 
 _log = logging.getLogger(__name__)
 
@@ -34,72 +35,79 @@ def is_active(agent: Agent, offered: AbstractSet[AgentKey]) -> bool:
     )
 
 
-async def evict(node: "Node", chosen: Sequence[Agent]) -> int:
-    """Let agents go with their records and caches; count them. Raise DiskError.
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """How agents of one node are taken off it, or made smaller."""
 
-    Who has become active meanwhile stays.
-    """
-    count = 0
-    for start in range(0, len(chosen), EVICTIONS_MAX):
-        count += await _evict_some(node, chosen[start : start + EVICTIONS_MAX])
-    return count
+    table: AgentTable
+    store: AgentStore
+    workers: Workers
+    transfers: TransferServer
+    hot: HotTier
 
+    async def evict(self, chosen: Sequence[Agent]) -> int:
+        """Let agents go with their records and caches; count them. Raise DiskError.
 
-async def _evict_some(node: "Node", chosen: Sequence[Agent]) -> int:
-    offered = node.transfers.offered_agents()
-    idle = [a for a in chosen if node.table.get(a.key) is a and not is_active(a, offered)]
-    for agent in idle:
-        await agent.turn_lock.acquire()  # at once, since nobody holds it
-    try:
-        gone = await _remove_records(node, idle)
-        for agent in gone:
-            agent.cache, agent.was_evicted = None, True
-            node.table.forget(agent)
-    finally:
+        Who has become active meanwhile stays.
+        """
+        count = 0
+        for start in range(0, len(chosen), EVICTIONS_MAX):
+            count += await self._evict_some(chosen[start : start + EVICTIONS_MAX])
+        return count
+
+    async def _evict_some(self, chosen: Sequence[Agent]) -> int:
+        table, offered = self.table, self.transfers.offered_agents()
+        idle = [a for a in chosen if table.get(a.key) is a and not is_active(a, offered)]
         for agent in idle:
-            agent.turn_lock.release()
-    node.note_hot()
-    return len(gone)
+            await agent.turn_lock.acquire()  # at once, since nobody holds it
+        try:
+            gone = await self._remove_records(idle)
+            for agent in gone:
+                agent.cache, agent.was_evicted = None, True
+                table.forget(agent)
+        finally:
+            for agent in idle:
+                agent.turn_lock.release()
+        self.hot.note()
+        return len(gone)
+
+    async def _remove_records(self, agents: Sequence[Agent]) -> Sequence[Agent]:
+        """Remove the records together, or as many as go alone; list who has none any more."""
+
+        async def remove(some: Sequence[Agent]) -> None:
+            records = [agent.saved for agent in some if agent.saved is not None]
+            await self.workers.run(lambda: self.store.evict(records))
+
+        try:
+            await remove(agents)
+        except DiskError as failure:
+            gone = []
+            for agent in agents:
+                with suppress(DiskError):
+                    await remove([agent])
+                    gone.append(agent)
+            if not gone:
+                raise failure from None
+            return gone
+        return agents
+
+    async def thin(self, agent: Agent) -> bool:
+        """Drop an idle agent's old windows and states; say whether that was possible."""
+        record = agent.saved
+        if record is None or not agent.is_durable or agent.is_busy:
+            return False
+        smaller = thinned(agent.manifest, self.store.spec.window_tokens)
+        if smaller is None or self.store.missing(smaller):
+            return False
+        async with agent.turn_lock:
+            await self.workers.run(lambda: self.store.publish(smaller, record))
+            agent.take_record(smaller)
+            self.table.put(agent)
+        return True
 
 
-async def _remove_records(node: "Node", agents: Sequence[Agent]) -> Sequence[Agent]:
-    """Remove the records together, or as many as go alone; list who has none any more."""
-
-    async def remove(some: Sequence[Agent]) -> None:
-        records = [agent.saved for agent in some if agent.saved is not None]
-        await node.in_worker(lambda: node.store.evict(records))
-
-    try:
-        await remove(agents)
-    except DiskError as failure:
-        gone = []
-        for agent in agents:
-            with suppress(DiskError):
-                await remove([agent])
-                gone.append(agent)
-        if not gone:
-            raise failure from None
-        return gone
-    return agents
-
-
-def thinned(node: "Node", record: Manifest) -> Manifest | None:
+def thinned(record: Manifest, window_tokens: int) -> Manifest | None:
     """Return the record without what only earlier points of it need; None if that is all."""
-    least = essential(record, node.spec.window_tokens)
+    least = essential(record, window_tokens)
     is_thin = (least.windows, least.states) == (record.windows, record.states)
     return None if is_thin else replace(least, revision=record.revision + 1)
-
-
-async def thin(node: "Node", agent: Agent) -> bool:
-    """Drop an idle agent's old windows and states; say whether that was possible."""
-    record = agent.saved
-    if record is None or not agent.is_durable or agent.is_busy:
-        return False
-    smaller = thinned(node, agent.manifest)
-    if smaller is None or node.store.missing(smaller):
-        return False
-    async with agent.turn_lock:
-        await node.in_worker(lambda: node.store.publish(smaller, record))
-        agent.take_record(smaller)
-        node.table.put(agent)
-    return True

@@ -2,57 +2,85 @@
 
 import asyncio
 import logging
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 
 from fabric.control.node_calls import AgentView, PinAgent
 from fabric.errors import ConflictError, FabricError
 from fabric.record.manifest import OwnerState
 from node.agents.agent import Agent
-from node.tiers.record_mending import mend
-
-if TYPE_CHECKING:
-    from node.node import Node
+from node.agents.agent_table import AgentTable
+from node.tiers.agent_records import AgentRecords
+from node.tiers.record_mending import RecordMending
 
 PIN_WAIT_S = 2.0  # for a running turn; a longer one's own save carries the pin
 
 _log = logging.getLogger(__name__)
 
 
-async def pin(node: "Node", call: PinAgent) -> AgentView:
-    """Pin or unpin an agent; raise ConflictError where this node does not own it, or DiskError."""
-    agent = node.table.require((call.tenant, call.agent))
-    record = agent.manifest
-    if record.state is not OwnerState.OWNED:
-        message = f"the agent is {record.state} here"
-        raise ConflictError(message, code="not_owner")
-    if record.pinned != call.pinned:
-        agent.manifest = replace(record, pinned=call.pinned)
-        node.table.put(agent)
-    try:
-        await asyncio.wait_for(agent.turn_lock.acquire(), PIN_WAIT_S)
-    except TimeoutError:
-        return agent.view()
-    try:
-        if node.table.get(agent.key) is not agent or agent.manifest.state is not OwnerState.OWNED:
-            message = "the agent was moved or erased meanwhile"
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What is pinned on one node, and said so on its disk."""
+
+    records: AgentRecords
+    mending: RecordMending
+
+    async def persist_all(self) -> None:
+        """Save pins and take-backs of idle agents that the disk refused, or could not have yet."""
+        for agent in self.records.table:
+            if not agent.is_busy and is_owing(agent):
+                async with agent.turn_lock:
+                    try:
+                        await self.persist(agent)
+                    except FabricError as error:
+                        _log.warning("a pin is in memory only: %s", error)
+
+    async def persist(self, agent: Agent) -> None:
+        """Save the pin of an agent under its turn lock; raise DiskError."""
+        if not self.records.is_here(agent) or not is_owing(agent):
+            return
+        await self.mending.mend(agent)
+        saved = agent.saved
+        if saved is None or not is_owing(agent):  # it was saved from memory, as it is now
+            return
+        record = replace(agent.manifest, revision=agent.manifest.revision + 1)
+        await self.records.publish(record, saved)
+        agent.take_record(record)
+        self.records.table.put(agent)
+
+
+@dataclass(frozen=True, slots=True)
+class Pinning:
+    """Answers the calls that pin agents; `weigh` says anew whose pins are honoured."""
+
+    table: AgentTable
+    pins: Pins
+    weigh: Callable[[], Awaitable[None]]
+
+    async def pin(self, call: PinAgent) -> AgentView:
+        """Pin or unpin an agent; raise DiskError, or ConflictError where it is another node's."""
+        agent = self.table.require((call.tenant, call.agent))
+        record = agent.manifest
+        if record.state is not OwnerState.OWNED:
+            message = f"the agent is {record.state} here"
             raise ConflictError(message, code="not_owner")
-        await _persist(node, agent)
-    finally:
-        agent.turn_lock.release()
-    await node.reclaim.round()  # whether the pin is honoured depends on all others
-    return agent.view()
-
-
-async def persist_pins(node: "Node") -> None:
-    """Save pins and take-backs of idle agents that the disk refused, or could not have yet."""
-    for agent in node.table:
-        if not agent.is_busy and is_owing(agent):
-            async with agent.turn_lock:
-                try:
-                    await _persist(node, agent)
-                except FabricError as error:
-                    _log.warning("a pin is in memory only: %s", error)
+        if record.pinned != call.pinned:
+            agent.manifest = replace(record, pinned=call.pinned)
+            self.table.put(agent)
+        try:
+            await asyncio.wait_for(agent.turn_lock.acquire(), PIN_WAIT_S)
+        except TimeoutError:
+            return agent.view()
+        try:
+            is_here = self.table.get(agent.key) is agent
+            if not is_here or agent.manifest.state is not OwnerState.OWNED:
+                message = "the agent was moved or erased meanwhile"
+                raise ConflictError(message, code="not_owner")
+            await self.pins.persist(agent)
+        finally:
+            agent.turn_lock.release()
+        await self.weigh()  # it depends on all others
+        return agent.view()
 
 
 def is_owing(agent: Agent) -> bool:
@@ -62,16 +90,3 @@ def is_owing(agent: Agent) -> bool:
         return False
     was_sealed = saved.state is OwnerState.SEALED and record.state is OwnerState.OWNED
     return was_sealed or saved.pinned != record.pinned
-
-
-async def _persist(node: "Node", agent: Agent) -> None:
-    if node.table.get(agent.key) is not agent or not is_owing(agent):
-        return
-    await mend(node, agent)
-    saved = agent.saved
-    if saved is None or not is_owing(agent):  # it was saved from memory, as it is now
-        return
-    record = replace(agent.manifest, revision=agent.manifest.revision + 1)
-    await node.in_worker(lambda: node.store.publish(record, saved))
-    agent.take_record(record)
-    node.table.put(agent)

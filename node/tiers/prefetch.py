@@ -6,35 +6,48 @@ prefetch ─▶ room among idle caches? ─▶ load ─▶ hot          a turn t
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
 
 from fabric.control.copy_calls import PrefetchAgent
 from fabric.control.node_calls import AgentView
 from fabric.errors import ConflictError, OverloadedError, RetryLaterError, StaleEpochError
-from fabric.limits import PREFETCHES_MAX
+from fabric.limits import PREFETCHES_MAX, ROOM_TOKENS
 from fabric.record.manifest import Manifest, OwnerState
 from node.agents.agent import Agent, Loading
+from node.agents.agent_table import AgentTable
+from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import Reservation
 from node.mlx.resident_cache import ResidentCache
+from node.runtime.health import Health
+from node.runtime.workers import Workers
+from node.store.agent_store import AgentStore
 from node.store.stock import stock_of
+from node.tiers.hot_tier import HotTier
 from node.tiers.restore import load_blocks
-
-if TYPE_CHECKING:
-    from node.node import Node
-
-ROOM_TOKENS = 512  # for the next message; more grows by copying
 
 
 class Prefetches:
     """One node's loads ahead of turns; lives on its event loop."""
 
-    def __init__(self, node: "Node") -> None:
-        self._node = node
+    def __init__(
+        self,
+        table: AgentTable,
+        store: AgentStore,
+        workers: Workers,
+        engine: EngineThread,
+        hot: HotTier,
+        health: Health,
+    ) -> None:
+        self._table = table
+        self._store = store
+        self._workers = workers
+        self._engine = engine
+        self._hot = hot
+        self._health = health
         self._loadings: set[Loading] = set()
 
     async def answer(self, call: PrefetchAgent) -> AgentView:
         """Load the agent, or let that be, and describe it then."""
-        agent = self._node.table.require((call.tenant, call.agent))
+        agent = self._table.require((call.tenant, call.agent))
         if call.cancel:
             await self.stop(agent)
             return agent.view()
@@ -69,7 +82,12 @@ class Prefetches:
 
     def _begin(self, agent: Agent) -> None:
         record = agent.saved
-        if record is None or not agent.is_durable or not record.token_ids or not self._node.reuses:
+        if (
+            record is None
+            or not agent.is_durable
+            or not record.token_ids
+            or not self._health.reuses
+        ):
             message = "nothing of the agent is on disk"
             raise ConflictError(message, code="nothing_saved")
         if len(self._loadings) >= PREFETCHES_MAX:
@@ -85,11 +103,9 @@ class Prefetches:
 
     def _reserve(self, record: Manifest) -> Reservation:
         """Take memory from idle caches that are worth less; never from one that is at work."""
-        node = self._node
-        size_bytes = node.spec.resident_bytes(record.tokens_count + ROOM_TOKENS)
-        budget = node.engine.budget
-        node.table.cool(min(node.settings.hot_bytes, budget.claimable_bytes) - size_bytes)
-        node.note_hot()
+        size_bytes = self._store.spec.resident_bytes(record.tokens_count + ROOM_TOKENS)
+        budget = self._engine.budget
+        self._hot.cool(min(self._hot.limit_bytes, budget.claimable_bytes) - size_bytes)
         reservation = Reservation(budget)
         if not reservation.claim(size_bytes):
             message = f"no memory is free for {size_bytes} bytes beside what is at work"
@@ -103,8 +119,8 @@ class Prefetches:
         reservation: Reservation,
         cancel: threading.Event,
     ) -> None:
-        node, refs = self._node, record.refs
-        node.store.blocks.hold(refs)  # what is missing is missed when it is read
+        refs, blocks = record.refs, self._store.blocks
+        blocks.hold(refs)  # what is missing is missed when it is read
         try:
             cache = await self._load(record, cancel)
             if cache is not None:
@@ -114,10 +130,10 @@ class Prefetches:
             self._loadings.discard(agent.loading)
             agent.loading = None
             reservation.release()
-            node.note_hot()
-            node.engine.wake()
-            node.store.blocks.release(refs)
-            await node.in_worker(node.store.sweep)
+            self._hot.note()
+            self._engine.wake()
+            blocks.release(refs)
+            await self._workers.run(self._store.sweep)
         if cache is None:
             why = "was cancelled" if cancel.is_set() else "met blocks that are lost"
             message = f"the prefetch {why}"
@@ -125,26 +141,25 @@ class Prefetches:
 
     async def _load(self, record: Manifest, cancel: threading.Event) -> ResidentCache | None:
         """Read all of a record; None where not all of it came."""
-        node, count, ids = self._node, record.tokens_count, list(record.token_ids)
-        room_tokens = count + ROOM_TOKENS
-        cache = await node.on_engine(lambda: node.engine.engine.new_cache(room_tokens))
-        cache.keeps_slid = node.reuses
+        count, ids = record.tokens_count, list(record.token_ids)
+        engine, room_tokens = self._engine, count + ROOM_TOKENS
+        cache = await engine.between_steps(lambda: engine.engine.new_cache(room_tokens))
+        cache.keeps_slid = self._health.reuses
         stock = stock_of(record)
-        loaded = await node.in_worker(
-            lambda: load_blocks(node.store, record.tenant, ids, stock, count, cache, cancel=cancel)
+        loaded = await self._workers.run(
+            lambda: load_blocks(self._store, record.tenant, ids, stock, count, cache, cancel=cancel)
         )
         if loaded != count:
             return None
         cache.assume(count)
-        await node.on_engine(cache.rest)
+        await engine.between_steps(cache.rest)
         return cache
 
     def _install(self, agent: Agent, record: Manifest, cache: ResidentCache) -> None:
         """Make the agent hot, unless it has changed or gone meanwhile."""
-        node = self._node
-        is_same = node.table.get(agent.key) is agent and agent.cache is None and agent.is_durable
+        is_same = self._table.get(agent.key) is agent and agent.cache is None and agent.is_durable
         owned = agent.manifest.state is OwnerState.OWNED
         if is_same and owned and agent.manifest.token_ids is record.token_ids:
             agent.cache = cache
             agent.stored_tokens = record.tokens_count
-            node.table.note_change(agent.key)
+            self._table.note_change(agent.key)

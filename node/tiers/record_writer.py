@@ -9,8 +9,7 @@ the same tokens.
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan
@@ -19,21 +18,44 @@ from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import Manifest, Piece, Placed
 from fabric.record.state_points import kept_states
 from node.agents.agent import Agent
+from node.engine.engine_thread import EngineThread
 from node.mlx.resident_cache import ResidentCache
-from node.store.stock import Stock
+from node.runtime.workers import Workers
+from node.store.agent_store import AgentStore
+from node.store.stock import Stock, stock_of
+from node.tiers.disk_budget import DiskBudget
 from node.tiers.disk_tier import record_bytes
 
-if TYPE_CHECKING:
-    from node.node import Node
+
+@dataclass(frozen=True, slots=True)
+class RecordWriters:
+    """Where a node's caches are written from and to."""
+
+    store: AgentStore
+    workers: Workers
+    engine: EngineThread
+    budget: DiskBudget
+
+    def of(self, agent: Agent, cache: ResidentCache, stock: Stock, cached: int) -> "RecordWriter":
+        """Begin to save a cache, of which `stock` holds the bytes of the first `cached` tokens."""
+        return RecordWriter(self, agent, cache, stock, cached)
+
+    def of_idle(self, agent: Agent, cache: ResidentCache) -> "RecordWriter":
+        """Begin to save an idle agent's own cache."""
+        return self.of(
+            agent, cache, stock_of(agent.saved, agent.stored_tokens), agent.stored_tokens
+        )
 
 
 class RecordWriter:
     """Saves one agent's cache; `stock` holds the bytes of its first `cached` tokens."""
 
     def __init__(
-        self, node: "Node", agent: Agent, cache: ResidentCache, stock: Stock, cached: int
+        self, parts: RecordWriters, agent: Agent, cache: ResidentCache, stock: Stock, cached: int
     ) -> None:
-        self._node = node
+        self._store = parts.store
+        self._workers = parts.workers
+        self._engine = parts.engine
         self._agent = agent
         self._cache = cache
         self._cached = cached
@@ -42,12 +64,12 @@ class RecordWriter:
         self._states: dict[int, BlockRef] = {}
         self._saved: dict[bytes, BlockRef] = {}
         self._held: list[BlockRef] = []
-        self._room = node.reclaim.room(agent.manifest.tenant)
+        self._room = parts.budget.room(agent.manifest.tenant)
         self.spans = agent.chain()
 
     def abandon(self) -> None:
         """Give up: nothing will refer to what was stored."""
-        self._node.store.blocks.abandon(self._saved.values())
+        self._store.blocks.abandon(self._saved.values())
         self._let_go()
 
     def _let_go(self) -> None:
@@ -56,7 +78,7 @@ class RecordWriter:
 
     def _hold_only(self, refs: AbstractSet[BlockRef]) -> None:
         """Let go of blocks that the record does without, before the sweep that follows it."""
-        self._node.store.blocks.release(ref for ref in self._held if ref not in refs)
+        self._store.blocks.release(ref for ref in self._held if ref not in refs)
         self._held = [ref for ref in self._held if ref in refs]
 
     # --- blocks ------------------------------------------------------------------------------
@@ -68,10 +90,10 @@ class RecordWriter:
             # this agent's own record keeps its blocks.
             own = {id(ref) for ref in self._agent.saved.refs} if self._agent.saved else set()
             self._held = [ref for ref in self._restored.values() if id(ref) not in own]
-            self._node.store.blocks.hold(self._held)
+            self._store.blocks.hold(self._held)
         tenant, known = self._agent.manifest.tenant, self.spans
-        self.spans = await self._node.in_worker(
-            lambda: self._node.store.spans(tenant, ids, known, same_tokens)
+        self.spans = await self._workers.run(
+            lambda: self._store.spans(tenant, ids, known, same_tokens)
         )
         return self.spans
 
@@ -82,7 +104,7 @@ class RecordWriter:
     def stored_all(self, spans: Sequence[BlockSpan]) -> list[BlockRef | None]:
         """Return the stored block of each span, where there is one; asks the store once."""
         found = [self._known(span) for span in spans]
-        gone = self._node.store.blocks.missing(ref for ref in found if ref is not None)
+        gone = self._store.blocks.missing(ref for ref in found if ref is not None)
         return [None if ref in gone else ref for ref in found] if gone else found
 
     def _known(self, span: BlockSpan) -> BlockRef | None:
@@ -103,13 +125,13 @@ class RecordWriter:
             cache.settle()
             return cache.gather(span.start, span.end, span.group)
 
-        return await self._put(span, ids, await self._node.on_engine(gather))
+        return await self._put(span, ids, await self._engine.between_steps(gather))
 
     async def save_passing(self, ids: Sequence[int]) -> None:
         """Save what the cache has let go of, or will: blocks slid out of windows, and states."""
         if not self.spans:
             return
-        salt = self._node.store.salt(self._agent.manifest.tenant)
+        salt = self._store.salt(self._agent.manifest.tenant)
         for start in sorted(self._cache.slid):
             index = start // BLOCK_TOKENS
             if index < len(self.spans) and self.spans[index].is_full:
@@ -121,9 +143,9 @@ class RecordWriter:
                 await self._save_state(ids, end)
 
     async def _put(self, span: BlockSpan, ids: Sequence[int], kv: memoryview) -> BlockRef:
-        store = self._node.store
+        store = self._store
         await self._room.add(store.blocks.file_bytes(span.group, span.end - span.start))
-        ref = await self._node.in_worker(lambda: store.save_block(span, ids, kv))
+        ref = await self._workers.run(lambda: store.save_block(span, ids, kv))
         before = self._saved.get(span.block_hash)
         if before is not None:  # a turn cancelled right behind its prompt ends in a state it has
             store.blocks.abandon([before])
@@ -131,14 +153,9 @@ class RecordWriter:
         return ref
 
     async def _save_state(self, ids: Sequence[int], end: int) -> None:
-        node, cache, tenant, spans = (
-            self._node,
-            self._cache,
-            self._agent.manifest.tenant,
-            self.spans,
-        )
-        span = await node.in_worker(lambda: node.store.state_span(tenant, ids, spans, end))
-        kv = await node.on_engine(lambda: cache.gather_snapshot(end))
+        cache, tenant, spans = self._cache, self._agent.manifest.tenant, self.spans
+        span = await self._workers.run(lambda: self._store.state_span(tenant, ids, spans, end))
+        kv = await self._engine.between_steps(lambda: cache.gather_snapshot(end))
         await self._put(span, ids, kv)
         cache.snapshots.pop(end, None)
         self._states[end] = self._saved[span.block_hash]
@@ -150,7 +167,7 @@ class RecordWriter:
 
         Its tokens begin with `same_tokens` of those named before.
         """
-        node, previous, ids = self._node, self._agent.saved, manifest.token_ids
+        previous, ids = self._agent.saved, manifest.token_ids
         try:
             spans = await self.name(ids, same_tokens)
             known = zip(spans, self.stored_all(spans), strict=True)
@@ -169,10 +186,10 @@ class RecordWriter:
             raise
         # From here the record's references, or their release, account for these blocks.
         needed = set(manifest.refs)
-        node.store.blocks.abandon(set(self._saved.values()) - needed)
+        self._store.blocks.abandon(set(self._saved.values()) - needed)
         self._hold_only(needed)
         try:
-            await node.in_worker(lambda: node.store.publish(manifest, previous))
+            await self._workers.run(lambda: self._store.publish(manifest, previous))
         finally:
             self._let_go()
         return manifest
@@ -181,10 +198,10 @@ class RecordWriter:
         self, spans: Sequence[BlockSpan], ids: Sequence[int]
     ) -> tuple[Placed, ...]:
         """List the window layers' blocks; those that nobody could keep are left out."""
-        if CacheGroup.WINDOW not in self._node.spec.groups:
+        if CacheGroup.WINDOW not in self._store.spec.groups:
             return ()
         await self.save_passing(ids)
-        salt = self._node.store.salt(self._agent.manifest.tenant)
+        salt = self._store.salt(self._agent.manifest.tenant)
         spans = [whole.in_group(salt, CacheGroup.WINDOW) for whole in spans]
         places = []
         for span, known in zip(spans, self.stored_all(spans), strict=True):
@@ -197,11 +214,11 @@ class RecordWriter:
 
     async def _publish_states(self, ids: Sequence[int]) -> tuple[Placed, ...]:
         """Save the state of now, and list it with the earlier ones that still hold."""
-        if CacheGroup.STATE not in self._node.spec.groups:
+        if CacheGroup.STATE not in self._store.spec.groups:
             return ()
-        await self._node.on_engine(self._cache.take_snapshot)
+        await self._engine.between_steps(self._cache.take_snapshot)
         await self.save_passing(ids)
-        has = self._node.store.blocks.has
+        has = self._store.blocks.has
         kept = {end: ref for end, ref in self._kept_states.items() if has(ref)}
         kept |= self._states
         return kept_states([Placed(ref, end) for end, ref in sorted(kept.items())])

@@ -1,7 +1,7 @@
 """A request's prompt: what it may bring, its text, and its tokens beside the agent's own."""
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from fabric.errors import RejectedError
 from fabric.turn.generation import GenerateRequest, IdentityKind, MatchKind, Sampling
@@ -9,73 +9,86 @@ from fabric.turn.messages import template_form
 from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, PromptPlan, plan_prompt
 from node.agents.agent import Agent
-
-if TYPE_CHECKING:
-    from node.node import Node
+from node.engine.memory_budget import MemoryBudget
+from node.mlx.chat_tokenizer import ChatTokenizer
+from node.runtime.identity import NodeIdentity
+from node.turn.encoders import Encoders
 
 _INVALID = "invalid_request_error"
 
 
-def check_sampling(node: "Node", sampling: Sampling) -> None:
-    """Raise RejectedError where a bias is for what is no token of the model.
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """How one node takes requests' prompts."""
 
-    Computing with it would write outside of the logits: nothing below checks an index.
-    """
-    for key in sampling.logit_bias:
-        is_number = key.isascii() and key.isdigit()
-        if not is_number or int(key) >= node.vocabulary_size:
-            message = f"the model has the tokens 0 to {node.vocabulary_size - 1}"
-            raise RejectedError(message, code=_INVALID, param="logit_bias")
+    identity: NodeIdentity
+    tokenizer: ChatTokenizer
+    encoders: Encoders
+    memory: MemoryBudget
 
+    def limit(self, is_unwanted: Callable[[], bool]) -> PromptLimit:
+        """Say how long a prompt may be, for as long as somebody wants it."""
+        reach_bytes = self.tokenizer.reach_bytes
+        return PromptLimit(self.identity.model.context_tokens_max, reach_bytes, is_unwanted)
 
-def render(node: "Node", request: GenerateRequest, limit: PromptLimit) -> str:
-    """Return the prompt as text; raise RejectedError where that cannot be or is far too long."""
-    if (request.messages is None) == (request.prompt is None):
-        message = "send either messages or a prompt"
-        raise RejectedError(message)
-    if request.prompt is not None:
-        text = request.prompt
-    else:
-        messages = [template_form(message) for message in request.messages or ()]
-        text = node.tokenizer.render(messages, request.tools, request.template_options)
-    try:
-        size_bytes = len(text) if text.isascii() else len(text.encode())
-    except UnicodeEncodeError:
-        message = "the prompt contains half of a surrogate pair, which is not text"
-        raise RejectedError(message, code="invalid_text", param="messages") from None
-    limit.check_bytes(size_bytes)
-    return text
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Raise RejectedError where a bias is for what is no token of the model.
 
+        Computing with it would write outside of the logits: nothing below checks an index.
+        """
+        for key in sampling.logit_bias:
+            is_number = key.isascii() and key.isdigit()
+            if not is_number or int(key) >= self.identity.model.vocabulary_size:
+                message = f"the model has the tokens 0 to {self.identity.model.vocabulary_size - 1}"
+                raise RejectedError(message, code=_INVALID, param="logit_bias")
 
-def plan(
-    node: "Node", request: GenerateRequest, agent: Agent, text: str, limit: PromptLimit
-) -> PromptPlan:
-    """Encode the prompt and match it against the agent's record; raise RejectedError over limit."""
-    stored = agent.transcript()
-    raw = request.prompt is not None
-    made = plan_prompt(node.tokenizer, text, stored, raw=raw, limit=limit)
-    share = node.settings.diverge_ratio_min
-    if (
-        request.identity.kind is IdentityKind.AGENT
-        and made.match is MatchKind.DIVERGE
-        and made.kept_tokens < share * len(stored.ids)
-    ):
-        reason = f"{made.reason}: under {share:.0%} in common, the agent starts afresh"
-        fresh = plan_prompt(node.tokenizer, text, EMPTY_TRANSCRIPT, raw=raw, limit=limit)
-        made = replace(fresh, reason=reason)
-    return made
+    def render(self, request: GenerateRequest, limit: PromptLimit) -> str:
+        """Return the prompt as text; raise RejectedError if it is none, or far too long."""
+        if (request.messages is None) == (request.prompt is None):
+            message = "send either messages or a prompt"
+            raise RejectedError(message)
+        if request.prompt is not None:
+            text = request.prompt
+        else:
+            messages = [template_form(message) for message in request.messages or ()]
+            text = self.tokenizer.render(messages, request.tools, request.template_options)
+        try:
+            size_bytes = len(text) if text.isascii() else len(text.encode())
+        except UnicodeEncodeError:
+            message = "the prompt contains half of a surrogate pair, which is not text"
+            raise RejectedError(message, code="invalid_text", param="messages") from None
+        limit.check_bytes(size_bytes)
+        return text
 
+    def plan(
+        self, request: GenerateRequest, agent: Agent, text: str, limit: PromptLimit
+    ) -> PromptPlan:
+        """Encode the prompt and match it with the agent's record; raise RejectedError."""
+        stored = agent.transcript()
+        raw = request.prompt is not None
+        made = plan_prompt(self.tokenizer, text, stored, raw=raw, limit=limit)
+        share = self.identity.settings.diverge_ratio_min
+        if (
+            request.identity.kind is IdentityKind.AGENT
+            and made.match is MatchKind.DIVERGE
+            and made.kept_tokens < share * len(stored.ids)
+        ):
+            reason = f"{made.reason}: under {share:.0%} in common, the agent starts afresh"
+            fresh = plan_prompt(self.tokenizer, text, EMPTY_TRANSCRIPT, raw=raw, limit=limit)
+            made = replace(fresh, reason=reason)
+        return made
 
-def check_plan(node: "Node", request: GenerateRequest, made: PromptPlan) -> None:
-    """Raise RejectedError where the prompt cannot be computed here."""
-    count = len(made.ids)
-    if count == 0:
-        message = "the prompt has no tokens"
-        raise RejectedError(message, code="empty_prompt", param="messages")
-    # The last token of a resumption is its answer's: it may be the last that the context holds.
-    is_answer = request.resume is not None
-    PromptLimit(node.context_tokens_max, None).check(count - is_answer)
-    if max(made.ids) >= node.vocabulary_size:  # a tokenizer may know more than the model
-        message = f"the prompt has a token that the model lacks: it has {node.vocabulary_size}"
-        raise RejectedError(message, code=_INVALID, param="messages")
-    node.engine.budget.check(node.spec.resident_bytes(count))
+    def check_plan(self, request: GenerateRequest, made: PromptPlan) -> None:
+        """Raise RejectedError where the prompt cannot be computed here."""
+        count = len(made.ids)
+        if count == 0:
+            message = "the prompt has no tokens"
+            raise RejectedError(message, code="empty_prompt", param="messages")
+        # The last token of a resumption is its answer's: it may be the last that the context holds.
+        is_answer = request.resume is not None
+        PromptLimit(self.identity.model.context_tokens_max, None).check(count - is_answer)
+        vocabulary_size = self.identity.model.vocabulary_size
+        if max(made.ids) >= vocabulary_size:  # a tokenizer may know more than the model
+            message = f"the prompt has a token that the model lacks: it has {vocabulary_size}"
+            raise RejectedError(message, code=_INVALID, param="messages")
+        self.memory.check(self.identity.spec.resident_bytes(count))

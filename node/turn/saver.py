@@ -11,26 +11,27 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from fabric.control.node_calls import SealAgent
 from fabric.errors import FabricError
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS, UNSAVED_BYTES_MAX
+from fabric.ports import Clock
 from fabric.record.manifest import Manifest, OwnerState, Piece
 from fabric.record.provenance import CutBy, Provenance
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.u32s import U32s
 from node.agents.agent import Agent
+from node.agents.agent_table import AgentTable
 from node.engine.sequence import Ended
 from node.haste import haste
-from node.tiers.record_writer import RecordWriter
+from node.runtime.health import Health
+from node.store.service_time import ServiceTime
+from node.tiers.record_writer import RecordWriters
+from node.tiers.unsaved import Unsaved
 from node.turn.prefix import Prepared
-
-if TYPE_CHECKING:
-    from node.node import Node
 
 _log = logging.getLogger(__name__)
 IDLE_SHARE = 19.0  # saving ahead takes a twentieth of the time, so that decoding is not slowed
@@ -38,18 +39,36 @@ FIRST_WAIT_S = 0.25  # a short answer is over before that
 DRAIN_S = 0.05  # how often a prompt under way is asked for what it cannot hold on to
 
 
+@dataclass(frozen=True, slots=True)
+class Savers:
+    """What all turns of a node are saved with."""
+
+    clock: Clock
+    table: AgentTable
+    writers: RecordWriters
+    unsaved: Unsaved
+    service_time: ServiceTime
+    health: Health
+
+    def of(self, agent: Agent, prepared: Prepared, request: GenerateRequest) -> "Saver":
+        """Return what saves one turn."""
+        return Saver(self, agent, prepared, request)
+
+
 class Saver:
     """Makes one turn durable."""
 
     def __init__(
-        self, node: "Node", agent: Agent, prepared: Prepared, request: GenerateRequest
+        self, parts: Savers, agent: Agent, prepared: Prepared, request: GenerateRequest
     ) -> None:
-        self._node = node
+        self._parts = parts
+        self._engine = parts.writers.engine
+        self._spec = parts.writers.store.spec
         self._agent = agent
         self._prepared = prepared
         self._request = request
         self._cache = prepared.cache
-        self._writer = RecordWriter(node, agent, prepared.cache, prepared.stock, prepared.cached)
+        self._writer = parts.writers.of(agent, prepared.cache, prepared.stock, prepared.cached)
         self._ids: Sequence[int] = prepared.plan.ids[:-1]  # those whose blocks are saved ahead
         self._named_tokens = prepared.plan.kept_tokens  # leading ones whose blocks have names
         self._early: asyncio.Task[None] | None = None
@@ -64,19 +83,19 @@ class Saver:
         """Start saving what is complete; it does not change any more."""
         if is_decoding:  # of a hot prompt; who waited for its grant was told of this instead
             self.note_decoding()
-        if self._node.reuses:
+        if self._parts.health.reuses:
             self._early = asyncio.create_task(self._save_ahead())
 
     def note_decoding(self) -> None:
         """Note that the whole prompt is in the cache."""
         self._is_decoding = True
-        self._node.engine.moving.go_on(self._agent.manifest.migration)  # which brought it here
+        self._engine.moving.go_on(self._agent.manifest.migration)  # which brought it here
 
     def is_behind(self) -> bool:
         """Say whether too much waits to be saved for the prompt to go on."""
         if self._has_failed or self._early is None:
             return False
-        spec, cache = self._node.spec, self._cache
+        spec, cache = self._spec, self._cache
         waiting = sum(view.nbytes for view in list(cache.slid.values()))
         waiting += len(cache.snapshots) * spec.kv_bytes(0, CacheGroup.STATE)
         return waiting > max(UNSAVED_BYTES_MAX, 2 * spec.kv_bytes(0, CacheGroup.STATE))
@@ -88,27 +107,27 @@ class Saver:
                 spans = await self._name(self._ids)
             known = zip(spans, writer.stored_all(spans), strict=True)
             full = deque(span for span, ref in known if span.is_full and ref is None)
-            passing = len(self._node.spec.groups) > 1
+            passing = len(self._spec.groups) > 1
             wait_s = DRAIN_S if passing else FIRST_WAIT_S
             while (full or passing) and not await self._is_over_within(wait_s):
                 async with self._writing:
                     await writer.save_passing(self._ids)
-                self._node.engine.wake()
+                self._engine.wake()
                 wait_s = DRAIN_S if passing else FIRST_WAIT_S
-                if full and self._is_decoding and not self._node.engine.moving.are_silent:
-                    began_s = self._node.clock.monotonic_s()
+                if full and self._is_decoding and not self._engine.moving.are_silent:
+                    began_s = self._parts.clock.monotonic_s()
                     async with self._writing:
                         await writer.save(full.popleft(), self._ids)
-                    wait_s = IDLE_SHARE * (self._node.clock.monotonic_s() - began_s)
+                    wait_s = IDLE_SHARE * (self._parts.clock.monotonic_s() - began_s)
         except (FabricError, OSError) as error:
             _log.warning("saving ahead stopped: %s", error)
             self._has_failed = True
         except Exception:  # noqa: BLE001 - only a help: the turn's end saves the same
             _log.exception("saving ahead failed")
-            self._node.note_failed_round()
+            self._parts.health.note_failed_round()
             self._has_failed = True
         finally:
-            self._node.engine.wake()
+            self._engine.wake()
 
     async def _name(self, ids: Sequence[int]) -> Sequence[BlockSpan]:
         spans = await self._writer.name(ids, self._named_tokens)
@@ -175,13 +194,13 @@ class Saver:
 
     async def _commit(self, ended: Ended, seal: SealAgent | None) -> bool:
         await self._end_early()
-        cache, agent, node = self._cache, self._agent, self._node
+        cache, agent, parts = self._cache, self._agent, self._parts
         manifest = self._record(ended)
         if cache.tokens_count != manifest.tokens_count:
             await self.abandon()
             message = f"cache holds {cache.tokens_count} tokens, record {manifest.tokens_count}"
             raise FabricError(message, code="cache_out_of_step")
-        if not manifest.token_ids or not node.reuses:
+        if not manifest.token_ids or not parts.health.reuses:
             await self.abandon()
             return False
         try:
@@ -189,16 +208,16 @@ class Saver:
             final = manifest if seal is None else manifest.sealed(seal.migration, seal.target)
             saved = await self._writer.publish(final, same_tokens)
         except (FabricError, OSError) as error:
-            node.flusher.note_failure(agent, error)
+            parts.unsaved.note_failure(agent, error)
             agent.manifest = replace(manifest, pinned=agent.manifest.pinned)
             agent.stored_tokens = min(agent.stored_tokens, self._prepared.cached)
         else:
             agent.note_saved(saved, self._writer.spans)
-        await node.on_engine(cache.rest)
+        await self._engine.between_steps(cache.rest)
         agent.cache = None if ended.is_preempted and agent.is_durable else cache
-        node.table.put(agent)
+        parts.table.put(agent)
         if agent.is_durable:
-            node.flusher.note_success()
+            parts.unsaved.note_success()
         return agent.is_durable
 
     def _record(self, ended: Ended) -> Manifest:
@@ -226,8 +245,8 @@ class Saver:
             windows=(),
             states=(),
             sketch=self._request.sketch or old.sketch,
-            used_s=self._node.clock.wall_s(),
+            used_s=self._parts.clock.wall_s(),
             migration=None,
             sealed_to=None,
-            provenance=Provenance(served=self._node.service_time.stamp(), cut_by=cut_by),
+            provenance=Provenance(served=self._parts.service_time.stamp(), cut_by=cut_by),
         )

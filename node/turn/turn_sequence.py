@@ -3,98 +3,127 @@
 import asyncio
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
+from fabric.errors import FabricError
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS
 from fabric.record.state_points import state_points
 from fabric.turn.generation import CacheTier, GenerateRequest
-from fabric.turn.prompt_limit import PromptLimit
 from node.agents.agent import Agent
+from node.engine.engine_thread import EngineThread
+from node.engine.memory_budget import Reservation
 from node.engine.sequence import Broke, Ended, Granted, Sequence, SequenceEvent
 from node.mlx.answer import Answer
-from node.turn.prefix import Prepared
-from node.turn.request_prompt import render
-
-if TYPE_CHECKING:
-    from node.node import Node
-
-
-def begin_answer(node: "Node", request: GenerateRequest, limit: PromptLimit) -> tuple[str, Answer]:
-    """Return the prompt's text and the answer to it, fed with what was produced elsewhere.
-
-    Raises RejectedError where the prompt cannot be rendered, or is far over `limit`.
-    """
-    text = render(node, request, limit)
-    answer = Answer(node.tokenizer, text, request.sampling.stop, request.tools)
-    if request.resume is not None:
-        for token in request.resume.answer_ids:
-            answer.push(token)
-    return text, answer
+from node.mlx.chat_tokenizer import ChatTokenizer
+from node.runtime.health import Health
+from node.runtime.identity import NodeIdentity
+from node.tiers.hot_tier import HotTier
+from node.turn.prefix import Prefixes, Prepared
 
 
-def stops_of(node: "Node", prepared: Prepared) -> tuple[int, ...]:
-    """Say where the prompt's computing pauses so that a recurrent state can be kept."""
-    if not node.reuses or CacheGroup.STATE not in node.spec.groups:
-        return ()
-    special_ids, on_grid = node.tokenizer.cut_texts.keys(), node.settings.exact_chunks
-    return state_points(prepared.plan.ids, special_ids, prepared.cached, on_grid=on_grid)
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """How one node makes them."""
 
+    identity: NodeIdentity
+    tokenizer: ChatTokenizer
+    prefixes: Prefixes
+    engine: EngineThread
+    hot: HotTier
+    health: Health
 
-def make_sequence(
-    node: "Node",
-    request: GenerateRequest,
-    prepared: Prepared,
-    answer: Answer,
-    emit: Callable[[SequenceEvent], None],
-) -> Sequence:
-    """Make the sequence; `emit` is called from the engine thread."""
-    asked, ids, resume = request.sampling, prepared.plan.ids, request.resume
-    before = list(resume.answer_ids) if resume is not None else []
-    # A resumption's prompt ends with the answer so far and the token drawn next.
-    prompt_count = len(ids) - (len(before) + 1 if resume is not None else 0)
-    room = node.context_tokens_max - prompt_count
-    seed = resume.seed if resume is not None else asked.seed
+    def begin_answer(self, request: GenerateRequest, text: str) -> Answer:
+        """Return the answer to the prompt `text`, fed with what was produced elsewhere."""
+        answer = Answer(self.tokenizer, text, request.sampling.stop, request.tools)
+        if request.resume is not None:
+            for token in request.resume.answer_ids:
+                answer.push(token)
+        return answer
 
-    def granted() -> None:
-        if sequence.awaited_tokens is None:  # nothing is reused, or this is not the first time
-            sequence.cache.reserve(prepared.room_tokens)
-            return
-        sequence.cache = prepared.begin(node)
-        if prepared.source is None:
-            sequence.awaited_tokens = None
-        else:
-            emit(Granted())
+    def stops_of(self, prepared: Prepared) -> tuple[int, ...]:
+        """Say where the prompt's computing pauses so that a recurrent state can be kept."""
+        if not self.health.reuses or CacheGroup.STATE not in self.identity.spec.groups:
+            return ()
+        special_ids, on_grid = self.tokenizer.cut_texts.keys(), self.identity.settings.exact_chunks
+        return state_points(prepared.plan.ids, special_ids, prepared.cached, on_grid=on_grid)
 
-    def reached(tokens_count: int) -> None:
-        if tokens_count in sequence.stops:
-            sequence.cache.take_snapshot()
+    def make(
+        self,
+        request: GenerateRequest,
+        prepared: Prepared,
+        answer: Answer,
+        emit: Callable[[SequenceEvent], None],
+    ) -> Sequence:
+        """Make the sequence; `emit` is called from the engine thread."""
+        asked, ids, resume = request.sampling, prepared.plan.ids, request.resume
+        before = list(resume.answer_ids) if resume is not None else []
+        # A resumption's prompt ends with the answer so far and the token drawn next.
+        prompt_count = len(ids) - (len(before) + 1 if resume is not None else 0)
+        room = self.identity.model.context_tokens_max - prompt_count
+        seed = resume.seed if resume is not None else asked.seed
 
-    sequence = Sequence(
-        cache=prepared.cache,
-        prompt=ids,
-        sampling=replace(asked, max_tokens=max(1, min(asked.max_tokens, room))),
-        seed=seed if seed is not None else secrets.randbits(63),
-        answer=answer,
-        emit=emit,
-        stop_ids=node.tokenizer.eos_ids,
-        token_text=node.tokenizer.token_text,
-        tenant=request.tenant,
-        priority=request.priority,
-        reserve_bytes=node.spec.resident_bytes(prepared.room_tokens),
-        room_tokens=-(-prepared.room_tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
-        grown_bytes=node.spec.resident_bytes,
-        is_preemptible=lambda: node.reuses,
-        granted=granted,
-        awaited_tokens=None if prepared.tier is CacheTier.COLD else prepared.cached,
-        stops=stops_of(node, prepared),
-        owns_reservation=True,
-        resumed=resume,
-        answer_ids=before,
-        reached=reached,
-    )
-    return sequence
+        def granted() -> None:
+            if sequence.awaited_tokens is None:  # nothing is reused, or this is not the first time
+                sequence.cache.reserve(prepared.room_tokens)
+                return
+            sequence.cache = self.prefixes.begin(prepared)
+            if prepared.source is None:
+                sequence.awaited_tokens = None
+            else:
+                emit(Granted())
+
+        def reached(tokens_count: int) -> None:
+            if tokens_count in sequence.stops:
+                sequence.cache.take_snapshot()
+
+        sequence = Sequence(
+            cache=prepared.cache,
+            prompt=ids,
+            sampling=replace(asked, max_tokens=max(1, min(asked.max_tokens, room))),
+            seed=seed if seed is not None else secrets.randbits(63),
+            answer=answer,
+            emit=emit,
+            stop_ids=self.tokenizer.eos_ids,
+            token_text=self.tokenizer.token_text,
+            tenant=request.tenant,
+            priority=request.priority,
+            reserve_bytes=self.identity.spec.resident_bytes(prepared.room_tokens),
+            room_tokens=-(-prepared.room_tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
+            grown_bytes=self.identity.spec.resident_bytes,
+            is_preemptible=lambda: self.health.reuses,
+            granted=granted,
+            awaited_tokens=None if prepared.tier is CacheTier.COLD else prepared.cached,
+            stops=self.stops_of(prepared),
+            owns_reservation=True,
+            resumed=resume,
+            answer_ids=before,
+            reached=reached,
+        )
+        return sequence
+
+    def submit(self, agent: Agent, sequence: Sequence, prepared: Prepared) -> None:
+        """Hand the sequence and the agent's cache to the engine, or neither."""
+        hot, cache, budget = self.hot, prepared.cache, self.engine.budget
+        sequence.reservation = reservation = Reservation(budget)
+        reservation.count(cache.size_bytes)
+        try:
+            self.engine.submit(sequence)
+        except FabricError:
+            reservation.release()
+            raise
+        agent.cache = None
+        hot.note()
+        needs_bytes = max(0, sequence.reserve_bytes - cache.size_bytes)
+        if budget.claimable_bytes - budget.idle_bytes < needs_bytes <= budget.claimable_bytes:
+            hot.make_room(needs_bytes)
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back the memory of a sequence that has ended."""
+        assert sequence.reservation is not None, "made when it was submitted"
+        sequence.reservation.release()
+        self.hot.note()
+        self.engine.wake()
 
 
 async def end_of(events: asyncio.Queue[SequenceEvent]) -> Ended | Broke:

@@ -100,13 +100,13 @@ def test_a_client_that_hangs_up_in_mid_stream_ends_the_turn_on_the_node(fabric, 
             lines = answer.iter_lines()
             for _ in range(20):
                 next(lines)
-            [turn] = node.turns
+            [turn] = node.live_turns
             sequence = turn._sequence
             shown = len(sequence.answer_ids)
             if way == "close":
                 http.close()  # the connection, in the middle of the answer
         http.close()
-    until(lambda: not node.turns)
+    until(lambda: not node.live_turns)
 
     assert len(sequence.answer_ids) - shown <= 2.0 / STEP_S, "not the whole answer"
     assert node.engine.budget.reserved_bytes == 0

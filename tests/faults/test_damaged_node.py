@@ -93,7 +93,7 @@ def test_answers_are_those_of_a_cold_run(name, tmp_path):
         assert restored.admitted.cache is CacheTier.DISK
         assert logprobs_of(restored) == want
         for group in GROUPS[name]:
-            sizes = tokens_by_file_bytes(warm.node.spec, group)
+            sizes = tokens_by_file_bytes(warm.node.identity.spec, group)
             for damage in (flip_bits, truncate, swap):
                 call(warm, Flush(drop_hot=True), Done)
                 full = [p for p in files_of(warm, group) if sizes.get(p.stat().st_size) == 256]
@@ -105,7 +105,7 @@ def test_answers_are_those_of_a_cold_run(name, tmp_path):
                 assert logprobs_of(reply) == want, f"{damage.__name__} of {group}"
                 assert reply.admitted.cached_tokens < restored.admitted.cached_tokens
                 assert warm.node.view().damaged_blocks > before
-                assert warm.node.degraded is None
+                assert warm.node.health.degraded is None
                 # All of it was found and computed again at once, not one block a turn.
                 call(warm, Flush(drop_hot=True), Done)
                 healed = answer(warm, prompt, "agent")
@@ -130,7 +130,7 @@ def test_a_real_folder_is_checked_repaired_and_served_again(name, tmp_path, caps
 
     with running(data / "nodes", model, exact_chunks=True) as service:
         (data / "cluster.key").write_text(KEY.hex())
-        prompt, spec = prompt_of(service, 520), service.node.spec
+        prompt, spec = prompt_of(service, 520), service.node.identity.spec
         want = logprobs_of(answer(service, prompt, "agent"))
         assert check()[0] == 2
         root = service._disk.root

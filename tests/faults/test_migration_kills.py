@@ -11,7 +11,6 @@ import random
 import pytest
 
 from fabric.errors import FabricError, RetryLaterError
-from node.migration.target import forget_stale
 from router.fleet.node_client import NodeLostError
 from router.moves.recovery import Recovery
 from tests.support.mortal_fabric import SETTLE_S, WATCHING, mortal_fabric
@@ -124,7 +123,7 @@ class Move:
         await self.answers()
         owner = await world.one_owner(self.agent)
         for mac in world.macs.values():
-            work = forget_stale(mac.node, 0.0)  # an hour has passed
+            work = mac.node.incoming_end.forget_stale(0.0)  # an hour has passed
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, mac.service._loop))
         await world.nothing_loose()
         return owner

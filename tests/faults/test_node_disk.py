@@ -93,7 +93,7 @@ def test_a_disk_that_refuses_and_recovers(model, cold, tmp_path, monkeypatch, na
         assert second.text == cold(longer)
         assert second.admitted.cache is CacheTier.HOT
         assert not second.finished.durable
-        assert service.node.degraded
+        assert service.node.health.degraded
         assert service.node.view().degraded
         seen = view_of(service, "hurt")
         assert (seen.durable, "hot" in seen.tiers) == (False, True)
@@ -111,7 +111,7 @@ def test_a_disk_that_refuses_and_recovers(model, cold, tmp_path, monkeypatch, na
             wait_until(lambda key=("default", agent): service.node.table.get(key).is_durable)
             assert view_of(service, agent).durable
         call(service, Flush(drop_hot=True), Done)
-        assert service.node.degraded is None
+        assert service.node.health.degraded is None
         assert service.node.table.hot_bytes == 0
         assert service.node.store.blocks.check_integrity() == []
         again = ask(service, grown(longer, second.text), agent="hurt", **BRIEF)
@@ -162,8 +162,8 @@ def test_agents_that_cannot_be_saved_hold_up_nobody_else(model, tmp_path, monkey
 def test_what_waits_is_tried_again(model, tmp_path, monkeypatch, reason):
     """An agent over the hot budget stays in memory until the disk has it, and then goes."""
     if reason == "idle":
-        monkeypatch.setattr("node.tiers.flusher.FLUSH_IDLE_S", 0.05)
-    monkeypatch.setattr("node.tiers.flusher.FLUSH_RETRY_S", 0.0)
+        monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
+    monkeypatch.setattr("node.upkeep.FLUSH_RETRY_S", 0.0)
     faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
     with running(tmp_path, model, durability="full") as service:
         faults.is_broken = True
@@ -182,7 +182,7 @@ def test_what_waits_is_tried_again(model, tmp_path, monkeypatch, reason):
         wait_until(lambda: agent.is_durable)
         cool_all(service)
         assert agent.cache is None
-        assert service.node.degraded is None
+        assert service.node.health.degraded is None
 
 
 def trouble_at(service, faults, point, prompt):
@@ -209,14 +209,14 @@ def check_every_point(model, cold, tmp_path, monkeypatch, causes, step):
                 assert second.text == cold(grown(start, first.text)), point
                 agent = service.node.table.get(("default", "hurt"))
                 assert agent.is_durable == second.finished.durable, point
-                assert second.finished.durable or service.node.degraded
+                assert second.finished.durable or service.node.health.degraded
                 failures += len(faults.failed)
                 was_reached = bool(faults.failed)
                 faults.failed.clear()
                 assert ask(service, WORDS * 3, agent="other", **BRIEF).text == bystander.text
                 call(service, Flush(drop_hot=True), Done)
                 assert view_of(service, "hurt").durable
-                assert service.node.degraded is None
+                assert service.node.health.degraded is None
                 assert service.node.store.blocks.check_integrity() == []
             with running(folder / str(point), model, durability="full") as service:
                 reply = ask(service, grown(start, first.text), agent="hurt", **BRIEF)
@@ -245,7 +245,7 @@ def test_a_slow_disk_changes_no_answer(model, cold, tmp_path, monkeypatch):
         reply = ask(service, prompt, agent="slow", **BRIEF)
         assert reply.finished.durable
         assert reply.text == cold(prompt)
-        assert service.node.degraded is None
+        assert service.node.health.degraded is None
         cool_all(service)
         again = ask(service, prompt, agent="slow", **BRIEF)
         assert again.admitted.cache is CacheTier.DISK

@@ -73,13 +73,13 @@ def test_a_later_layout_leaves_it_alone(
     data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing of it is taken for what it is not; it waits, and the log says so."""
-    caplog.set_level("INFO", "node.tiers.disk_budget")
+    caplog.set_level("INFO", "node.tiers.other_folders")
     monkeypatch.setattr(fingerprint, "LAYOUT_VERSION", fingerprint.LAYOUT_VERSION + 1)
     [before] = (data / "nodes" / STORE).glob("*/blocks/*")
     with running(data / "nodes", "recall", STORE) as service:
         assert list(service.node.table) == []
         reply = ask(service, VAULT, agent="mira", max_tokens=8)
-        waiting = [folder.name for folder in service.node.reclaim._folders.list_all()]
+        waiting = [folder.name for folder in service.node.budget._others._folders.list_all()]
 
     assert reply.admitted.match is MatchKind.NONE
     assert waiting == [before.parent.parent.name]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fabric.turn.generation import CacheTier, Delta, MatchKind
+from node.self_test import SelfTests
 from node.service import NodeService
 from tests.support.architectures import ARCHITECTURES, OPAQUE
 from tests.support.samples import sample
@@ -50,7 +51,7 @@ def converse(
 def test_restarts_and_moves_change_no_bit(model, tmp_path):
     """Log probabilities of all turns: undisturbed, restarted between turns, moved between turns."""
     with running(tmp_path, model, "calm") as calm:
-        assert calm.node.self_test.passed, calm.node.self_test.detail
+        assert calm.node.self_tests.found.passed, calm.node.self_tests.found.detail
         want, replies = converse(lambda: calm, lambda: None, lambda: 1)
         assert [reply.admitted.cache for reply in replies] == [
             CacheTier.COLD, CacheTier.HOT,
@@ -138,7 +139,7 @@ def test_a_model_of_unknown_caches_is_served_without_reuse(tmp_path):
 def test_a_model_that_fails_its_self_test_is_served_without_reuse(tmp_path, monkeypatch):
     """Memory that does not come back as it went is not used, and the node says so."""
     folder = str(write_model(tmp_path / "llama", ARCHITECTURES["llama"]))
-    monkeypatch.setattr("node.self_test._compare", _differs)
+    monkeypatch.setattr(SelfTests, "_compare", _differs)
     with running(tmp_path, folder) as service:
         messages = [SYSTEM, {"role": "user", "content": "alpha"}]
         replies = [ask(service, messages, agent="agent", max_tokens=5) for _ in range(2)]

@@ -20,6 +20,7 @@ class Steps:
         self.failures = 0
         self.all_done = asyncio.Event()
         self.first = asyncio.Event()
+        self.hurry = asyncio.Event()
 
     async def step(self):
         self.begun += 1
@@ -40,7 +41,9 @@ def run(*outcomes, during=None):
 
     async def go():
         steps = Steps(*outcomes)
-        loop = BackgroundLoop("what the test asked for", steps.step, steps.note_failure)
+        loop = BackgroundLoop(
+            "what the test asked for", steps.step, steps.note_failure, hurry=steps.hurry
+        )
         loop.start()
         if during is not None:
             await during(loop, steps)
@@ -68,7 +71,7 @@ def test_a_failed_step_rests_and_hurry_and_stop_do_not_wait():
         await steps.first.wait()
         await asyncio.sleep(0.05)
         assert steps.begun == 1  # it rests
-        loop.hurry()
+        steps.hurry.set()
 
     assert run(RuntimeError("x"), 60.0, during=during).begun == 2
 
@@ -99,8 +102,8 @@ def test_stop_lets_a_step_under_way_finish():
 def test_a_node_whose_rounds_fail_unexpectedly_goes_on_with_them(tmp_path, monkeypatch):
     """Each of a node's loops survives what nobody thought of, and the node's view counts it."""
     monkeypatch.setattr(background_loop, "LOOP_RETRY_S", 0.01)
-    monkeypatch.setattr("node.tiers.flusher.FLUSH_IDLE_S", 0.01)
-    monkeypatch.setattr("node.tiers.disk_budget.RECLAIM_EVERY_S", 0.01)
+    monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.01)
+    monkeypatch.setattr("node.upkeep.RECLAIM_EVERY_S", 0.01)
     monkeypatch.setattr("node.store.scrubber.SCRUB_STEP_S", 0.01)
     model = str(write_model(tmp_path / "llama", LLAMA))
     with running(tmp_path, model) as service:
@@ -114,9 +117,9 @@ def test_a_node_whose_rounds_fail_unexpectedly_goes_on_with_them(tmp_path, monke
                 service._loop.call_soon_threadsafe(enough.set)
             raise RuntimeError(name)
 
-        monkeypatch.setattr(type(node.flusher), "unsaved", lambda _: fail("flusher"))
-        monkeypatch.setattr(type(node.reclaim), "round", lambda _: fail("reclaim"))
-        monkeypatch.setattr(type(service._scrubber), "_is_idle", lambda _: fail("scrubber"))
+        monkeypatch.setattr(type(node.unsaved), "agents", lambda _: fail("flusher"))
+        monkeypatch.setattr(type(node.upkeep), "round", lambda _: fail("reclaim"))
+        monkeypatch.setattr(type(node.scrubber), "_is_idle", lambda _: fail("scrubber"))
         asyncio.run_coroutine_threadsafe(asyncio.wait_for(enough.wait(), 60), service._loop).result(
             90
         )
@@ -129,10 +132,10 @@ def test_saving_ahead_that_fails_unexpectedly_costs_the_turn_nothing(tmp_path, m
     model = str(write_model(tmp_path / "llama", LLAMA))
     with running(tmp_path, model) as service:
         monkeypatch.setattr(RecordWriter, "stored_all", _fails_once(RecordWriter.stored_all))
-        before = service.node.failed_rounds
+        before = service.node.health.failed_rounds
         reply = ask(service, "the cat sat on the mat " * 80, agent="a", max_tokens=4)
         assert reply.finished.durable
-        assert service.node.failed_rounds == before + 1
+        assert service.node.health.failed_rounds == before + 1
 
 
 def _fails_once(method):

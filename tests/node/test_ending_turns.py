@@ -76,7 +76,7 @@ def test_a_stop_comes_to_an_end_while_agents_talk_and_tells_them_to_come_again(t
         talk.end()
         assert talk.refusal is not None
         assert (talk.refusal.status, talk.refusal.code) == (503, "stopping")
-    assert not service.node.turns
+    assert not service.node.live_turns
 
 
 def test_a_flush_comes_to_an_end_while_agents_talk_and_ends_nobodys_turn(talks):
@@ -96,9 +96,9 @@ def test_a_flush_waits_for_a_long_turn_only_so_long_and_says_so(model, tmp_path,
     with running(tmp_path, model) as service:
 
         async def scenario():
-            events = service.node.generate(request("long", 2_000))
+            events = service.node.turns.serve(request("long", 2_000))
             assert isinstance(await anext(events), Admitted)
-            (running_turn,) = service.node.turns
+            (running_turn,) = service.node.live_turns
             said = await asyncio.wrap_future(service.control(encode_call(Flush())))
             assert b"1 turns still run" in said
             assert not running_turn.task.done()
@@ -125,15 +125,15 @@ def test_a_reader_that_has_not_come_to_the_end_keeps_no_memory(model, tmp_path):
 
         async def scenario():
             node = service.node
-            events = node.generate(request("slow", 8))
+            events = node.turns.serve(request("slow", 8))
             await anext(events)
-            (its_turn,) = node.turns
+            (its_turn,) = node.live_turns
             await asyncio.wait_for(asyncio.wait([its_turn.task]), 60)
             agent = node.table.get((TENANT, "slow"))
             cache = weakref.ref(agent.cache)
-            node.make_room(agent.hot_bytes)
+            node.hot.make_room(agent.hot_bytes)
             assert agent.cache is None
-            await node.on_engine(lambda: None)  # the thread's last step is over
+            await node.engine.between_steps(lambda: None)  # the thread's last step is over
             is_gone = cache() is None
             assert isinstance([event async for event in events][-1], Finished)
             return is_gone
@@ -146,10 +146,10 @@ def test_a_turn_that_fails_is_gone_once_its_error_is_read(model, tmp_path):
     with running(tmp_path, model) as service:
 
         async def scenario():
-            events = service.node.generate(replace(request("refused", 8), prompt=""))
+            events = service.node.turns.serve(replace(request("refused", 8), prompt=""))
             first = asyncio.ensure_future(anext(events))
             await asyncio.sleep(0)
-            (its_turn,) = service.node.turns
+            (its_turn,) = service.node.live_turns
             alive = weakref.ref(its_turn)
             del its_turn
             with suppress(FabricError):
@@ -172,9 +172,9 @@ def test_a_reader_that_falls_behind_reads_no_hole_and_no_good_end(model, tmp_pat
         assert isinstance(whole.events[-1], Failed | Finished)
 
         async def scenario(tokens):
-            events = service.node.generate(request("slow", tokens))
+            events = service.node.turns.serve(request("slow", tokens))
             seen = [await anext(events)]
-            (its_turn,) = service.node.turns
+            (its_turn,) = service.node.live_turns
             await asyncio.wait_for(asyncio.wait([its_turn.task]), 60)
             return seen + [event async for event in events]
 

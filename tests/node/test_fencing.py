@@ -32,7 +32,7 @@ async def streamed(node, epoch, admitted):
         Sampling(max_tokens=20_000, ignore_eos=True), prompt=PROMPT, epoch=epoch,
     )  # fmt: skip
     events = []
-    async for event in node.generate(request):
+    async for event in node.turns.serve(request):
         events.append(event)
         admitted.set()
     return events
@@ -54,7 +54,7 @@ def test_a_turn_in_progress_is_never_acknowledged(tmp_path, model):
 
         work = asyncio.run_coroutine_threadsafe(overtaken(), service._loop)
         released, again, ran, waited = work.result(60)
-        after, fenced = view(service), service.node.fenced_turns
+        after, fenced = view(service), service.node.live_turns.fenced_count
 
     assert isinstance(ran[0], Admitted)
     assert not any(isinstance(event, Finished) for event in ran)

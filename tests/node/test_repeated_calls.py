@@ -14,6 +14,7 @@ from fabric.control.node_calls import (
 )
 from fabric.ids import AgentId, MigrationId, NodeName
 from fabric.record.manifest import decode_manifest
+from tests.support.incoming import pinned_blocks
 from tests.support.services import CALL_S, TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA, write_model
 
@@ -51,6 +52,6 @@ def test_calls_that_arrive_twice_at_once_are_answered_alike(nodes):
     assert decode_manifest(sealed.manifest) == decode_manifest(again.manifest)
     assert first.view == second.view
     assert first.view.epoch == epoch + 1
-    assert target.node.adopted == {}, "nothing is held for a move that is over"
+    assert pinned_blocks(target.node) == {}, "nothing is held for a move that is over"
     more = [*MESSAGES, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
     assert ask(target, more, agent="kim", epoch=epoch + 1).admitted.epoch == epoch + 1

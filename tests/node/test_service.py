@@ -40,7 +40,7 @@ def service(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 def test_self_test_brought_an_agent_back(service: NodeService) -> None:
     """The node proved its own restore path when it started, and cleaned up after it."""
-    assert service.node.self_test.passed, service.node.self_test.detail
+    assert service.node.self_tests.found.passed, service.node.self_tests.found.detail
     assert not [a for a in service.node.table if a.manifest.tenant == "_selftest"]
 
 

@@ -5,6 +5,7 @@ import contextlib
 import sys
 import time
 
+from node.runtime.one_loop import assert_one_loop
 from tests.sim.planted import PLANTS
 from tests.sim.world import run
 
@@ -20,6 +21,7 @@ def main():
     options = parser.parse_args()
     plant = plants.get(options.plant, contextlib.nullcontext)
     failed, judged_count = [], 0
+    assert_one_loop()
     began_s = time.process_time()
     for seed in range(options.seed, options.seed + options.count):
         with plant():

@@ -157,7 +157,7 @@ class Deeds:
         if node is not None and not process.is_frozen:
             self._world.note(f"{host.name}: scrub")
             blocks = node.store.blocks
-            work = node.in_worker(lambda: blocks.scrub(ALL_BYTES))
+            work = node.workers.run(lambda: blocks.scrub(ALL_BYTES))
             task = self._world.loop.spawn(process, work)
             await asyncio.wait({task}, timeout=ANSWER_S)
 

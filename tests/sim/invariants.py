@@ -11,6 +11,7 @@ from tests.sim.clock import WALL_S
 from tests.sim.memory import Memory
 from tests.sim.model import SimCache
 from tests.sim.node_host import CLUSTER_KEY
+from tests.support.incoming import pinned_blocks
 
 NOT_INDEXED = "is stored but not indexed"
 ALL_BYTES = 1 << 40  # more than any simulated disk holds
@@ -60,12 +61,11 @@ class Invariants:
             self._world.platters.check_tables(node)
             unsaved = [agent.key for agent in node.table if agent.is_unsaved]
             # Where all of the budget is used by whom nobody may evict, memory is all that is left.
-            if unsaved and "budget" not in (node.degraded or ""):
+            if unsaved and "budget" not in (node.health.degraded or ""):
                 self._fail(f"{node.name}: {unsaved} are in memory only, and the disk is well")
-            if node.problem is not None:
-                self._fail(f"{node.name} reuses nothing any more: {node.problem}")
-            aborted = [name for name in node.adopted if name in node.aborted]
-            if aborted:
+            if node.health.problem is not None:
+                self._fail(f"{node.name} reuses nothing any more: {node.health.problem}")
+            if any(node.moves.is_aborted(name) for name in pinned_blocks(node)):
                 self._fail(f"{node.name} keeps blocks of moves that were given up")
         for talk in self._world.clients.talks:
             self._world.warmth.check_end(talk)
@@ -123,7 +123,10 @@ class Invariants:
         if saved is None:
             return
         salt = tenant_salt(CLUSTER_KEY, saved.tenant)
-        names = [span.block_hash for span in block_spans(salt, node.fingerprint, saved.token_ids)]
+        names = [
+            span.block_hash
+            for span in block_spans(salt, node.identity.fingerprint, saved.token_ids)
+        ]
         if names != [piece.block.block_hash for piece in saved.pieces]:
             self._fail(f"{where}: its blocks are not named by its tenant and its tokens")
         count = saved.tokens_count
@@ -181,13 +184,13 @@ class Invariants:
             "turns booked": {n for n in self._world.nodes if services.fleet.ledger.turns(n)},
         }
         for node in self._nodes:
-            left[f"{node.name}: turns"] = node.turns
+            left[f"{node.name}: turns"] = list(node.live_turns)
             left[f"{node.name}: sequences"] = list(node.engine._queue)
             left[f"{node.name}: memory granted"] = node.engine.budget.reserved_bytes
-            left[f"{node.name}: blocks adopted"] = node.adopted
+            left[f"{node.name}: blocks adopted"] = pinned_blocks(node)
             if not self._world.chaos.has_faults:  # else one may last until it expires
                 left[f"{node.name}: offers"] = node.transfers.offered_agents()
-            left[f"{node.name}: room promised"] = +node.reclaim.pending
+            left[f"{node.name}: room promised"] = +node.budget.pending
             left[f"{node.name}: pins"] = node.store.blocks._index._pins
             left[f"{node.name}: turn locks"] = [a.key for a in node.table if a.is_busy]
         for what, found in left.items():

@@ -2,26 +2,27 @@
 
 import asyncio
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fabric.control.calls import CallRoute, decode_call, encode_call, encode_reply
-from fabric.control.node_calls import SelfTest, Stop
+from fabric.control.node_calls import Stop
 from fabric.errors import FabricError, RetryLaterError
 from fabric.settings import NodeSettings
 from node import drain_flag
 from node.agents.recovered import recovered_table
+from node.assembly import Ground, assemble
 from node.control_calls import ControlCalls
 from node.engine.memory_budget import MemoryBudget
 from node.http.control import ControlHttp
 from node.http.generate import build_app, error_reply
 from node.http.hibernation import HibernationHttp
-from node.node import Node, NodeConfig
-from node.self_test import run_self_test
+from node.node import Endpoint, Node
+from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
+from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
-from node.store.scrubber import Scrubber
+from node.store.service_time import ServiceTime
 from node.store.tombstones import Erased
 from tests.sim.clock import SimClock
 from tests.sim.connection import converse
@@ -38,7 +39,6 @@ STATES = "state/"  # and what a node says of itself
 _NOT_READY = encode_reply(
     error_reply(RetryLaterError("the node is starting or stopping", code="loading"))
 )
-_UNTESTED = SelfTest(passed=False, detail="not run yet", seconds=0.0)
 
 
 class NodeHost:
@@ -52,7 +52,6 @@ class NodeHost:
         self.node: Node | None = None  # of the process that lives
         self._calls: ControlCalls | None = None
         self._app = None
-        self._scrubber = None
         self._world = world
         self._settings = settings
         self._tokens_per_s = tokens_per_s
@@ -116,15 +115,14 @@ class NodeHost:
         await asyncio.sleep(0.2 + self.process.random.random())
         self.node = self._build()
         self._app = self._build_app()
-        await self.node.reclaim.round()
-        await run_self_test(self.node)
-        if not self.node.self_test.passed:
-            self._world.note(f"{self.name}: self-test: {self.node.self_test.detail}")
-        self.node.is_draining = drain_flag.is_noted(self.node.config.data_dir)
-        self.node.flusher.start()
-        self.node.reclaim.start()
-        self._scrubber = Scrubber(self.node)
-        self._scrubber.start()
+        await self.node.upkeep.round()
+        await self.node.self_tests.run()
+        if not self.node.self_tests.found.passed:
+            self._world.note(f"{self.name}: self-test: {self.node.self_tests.found.detail}")
+        self.node.health.is_draining = drain_flag.is_noted(self.node.identity.config.data_dir)
+        self.node.retries.start()
+        self.node.upkeep.start()
+        self.node.scrubber.start()
         self._calls = ControlCalls(self.node)
         self._world.watch.on_trouble(self.name)  # until now its lease was lost
         self._world.note(f"{self.name} serves as incarnation {self.incarnation}")
@@ -153,34 +151,34 @@ class NodeHost:
         erased = Erased(self.open_disk(TOMBSTONES), CLUSTER_KEY)
         records = ManifestStore(disk, CLUSTER_KEY, erased.epoch_of)
         store = AgentStore(blocks, records, CLUSTER_KEY, fingerprint, spec)
-        node = Node(
-            config=config,
-            clock=clock,
-            engine=EngineLoop(
-                EngineClock(clock, engine),
-                engine,
-                active_max=self._settings.active_max,
-                waiting_max=self._settings.waiting_max,
-                exact_chunks=self._settings.exact_chunks,
-                budget=MemoryBudget(
-                    self._settings.hot_bytes,
-                    lambda size: world.loop.call_soon(lambda: node.make_room(size)),
+        model = ServedModel(MODEL, spec, fingerprint, CONTEXT_TOKENS_MAX, vocabulary_size=128)
+        node = assemble(
+            Ground(
+                identity=NodeIdentity(config, model),
+                clock=clock,
+                engine=EngineLoop(
+                    EngineClock(clock, engine),
+                    engine,
+                    active_max=self._settings.active_max,
+                    waiting_max=self._settings.waiting_max,
+                    exact_chunks=self._settings.exact_chunks,
+                    budget=MemoryBudget(
+                        self._settings.hot_bytes,
+                        lambda size: world.loop.call_soon(lambda: node.hot.make_room(size)),
+                    ),
                 ),
-            ),
-            tokenizer=SimTokenizer(),
-            spec=spec,
-            fingerprint=fingerprint,
-            model_name=MODEL,
-            context_tokens_max=CONTEXT_TOKENS_MAX,
-            store=store,
-            table=recovered_table(config.name, fingerprint, clock, store, config.settings.rules),
-            transfers=SimTransfers(self.name, CLUSTER_KEY, clock),
-            workers=ThreadPoolExecutor(1),
-            self_test=_UNTESTED,
-            vocabulary_size=128,
-            http_url=f"http://{self.name}",
-            fetch=fetch_from(world),
-            erased=erased,
+                tokenizer=SimTokenizer(),
+                store=store,
+                table=recovered_table(
+                    config.name, fingerprint, clock, store, config.settings.rules
+                ),
+                erased=erased,
+                transfers=SimTransfers(self.name, CLUSTER_KEY, clock),
+                service_time=ServiceTime(config.name, clock),
+                workers=Workers(1),
+                endpoint=Endpoint(f"http://{self.name}"),
+                fetch=fetch_from(world),
+            )
         )
         if records.erased_count:
             blocks.empty_quarantine()
@@ -191,9 +189,10 @@ class NodeHost:
         return SimDisk(self.platter, self.process, self.kill, root)
 
     def _build_app(self):
+        files = HibernationHttp(CLUSTER_KEY, self.node.exports, self.node.imports)
         control = ControlHttp(self.name, CLUSTER_KEY, self._by_http)
-        more = [*HibernationHttp(self.node).routes(), *control.routes()]
-        return build_app(CLUSTER_KEY, self.node.generate, more)
+        more = [*files.routes(), *control.routes()]
+        return build_app(CLUSTER_KEY, self.node.turns.serve, more)
 
     async def _by_http(self, raw):
         calls = self._calls

@@ -9,9 +9,10 @@ from dataclasses import replace
 from unittest import mock
 
 from fabric.record.manifest import OwnerState
-from node.agents.agent import Agent
+from node.agents.outgoing import OutgoingMove
 from node.engine.memory_budget import Reservation
-from node.migration import source, target
+from node.migration.incoming_end import IncomingEnd
+from node.migration.source import MoveSource
 from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
@@ -20,7 +21,9 @@ from node.store.tombstones import Erased
 from node.tiers import disk_tier, eviction
 from node.tiers.flusher import Flusher
 from node.tiers.record_writer import RecordWriter
-from node.turn import claim, prefix, turn
+from node.turn import prefix
+from node.turn.claim import Claims
+from node.turn.prefix import Prefixes
 from node.turn.saver import Saver
 from node.turn.turn import Turn
 from router.fleet.directory import Directory
@@ -39,12 +42,12 @@ def _patched(owner, name, value):
 def source_serves_after_the_seal():
     """Whoever asks gets the agent, sealed or not, and whoever still runs at the seal runs on."""
 
-    async def own(node, agent, asked):
+    async def own(self, agent, asked, erased_epoch):
         record = agent.manifest
         if record.state is OwnerState.SEALED:
             agent.manifest = replace(record, state=OwnerState.OWNED)
 
-    return _patched(claim, "_own", own)
+    return _patched(Claims, "_own", own)
 
 
 def target_commits_without_the_tail():
@@ -69,19 +72,19 @@ def target_commits_without_the_tail():
 def copies_stay_pinned():
     """What a migration brought is never let go of."""
 
-    async def keep(node, migration, kept):
+    async def keep(self, name, kept):
         return None
 
-    return _patched(target, "let_go", keep)
+    return _patched(IncomingEnd, "let_go", keep)
 
 
 def late_copies_stay():
     """What comes of a move that was given up meanwhile is kept for it."""
 
-    async def keep(node, migration, record):
+    async def keep(self, name, record):
         return None
 
-    return _patched(target, "_forget_if_aborted", keep)
+    return _patched(IncomingEnd, "forget_if_given_up", keep)
 
 
 def owners_are_given_up_early():
@@ -128,12 +131,12 @@ def replica_is_served_as_owner():
     def owner(self, key):
         return min(self.holdings(key), key=lambda h: (h.epoch, h.noted_s), default=None)
 
-    async def own(node, agent, asked):
-        agent.manifest = replace(agent.manifest, state=OwnerState.OWNED, owner=node.name)
+    async def own(self, agent, asked, erased_epoch):
+        agent.manifest = replace(agent.manifest, state=OwnerState.OWNED, owner=self.health.name)
 
     @contextmanager
     def both():
-        with _patched(Directory, "owner", owner), _patched(claim, "_own", own):
+        with _patched(Directory, "owner", owner), _patched(Claims, "_own", own):
             yield
 
     return both()
@@ -184,13 +187,13 @@ def records_are_never_written():
 
 def nothing_is_reused():
     """Every prompt is computed whole."""
-    prepare = prefix.prepare
+    prepare = Prefixes.prepare
 
-    async def prepared(node, agent, plan, answer):
-        return await prepare(node, agent, replace(plan, kept_tokens=0), answer)
+    async def prepared(self, agent, plan, answer):
+        return await prepare(self, agent, replace(plan, kept_tokens=0), answer)
 
     return _all(
-        _patched(turn, "prepare", prepared),
+        _patched(Prefixes, "prepare", prepared),
         _patched(AgentStore, "shared_stock", lambda self, tenant, ids: Stock()),
     )
 
@@ -218,11 +221,11 @@ def what_the_disk_refused_is_not_tried_again():
 def steps_of_ownership_are_not_written():
     """Seals, releases and take-backs of idle agents are in memory only."""
 
-    async def republish(node, agent, record):
+    async def republish(self, agent, record):
         agent.manifest = record
-        node.table.put(agent)
+        self.records.table.put(agent)
 
-    return _patched(source, "_republish", republish)
+    return _patched(MoveSource, "_republish", republish)
 
 
 def whoever_is_at_work_is_evicted():
@@ -265,7 +268,7 @@ def the_router_fences_nobody():
 def nodes_fence_nobody():
     """A node that was told of another owner acknowledges the turn that it is about to end."""
     fence = property(lambda self: 0, lambda self, value: None)
-    return _patched(Agent, "fence", fence)
+    return _patched(OutgoingMove, "fence", fence)
 
 
 def released_owners_go_on():
@@ -293,16 +296,16 @@ def refused_records_are_not_put_back():
 
 def restores_wait_for_no_memory():
     """What is on disk is read back before the turn is granted its memory."""
-    prepare = prefix.prepare
+    prepare = Prefixes.prepare
 
-    async def prepared(node, agent, plan, answer):
-        made = await prepare(node, agent, plan, answer)
+    async def prepared(self, agent, plan, answer):
+        made = await prepare(self, agent, plan, answer)
         if made.source is None:
             return made
-        cache = await node.on_engine(lambda: made.begin(node))
-        return await prefix.restore(node, agent, made, cache, threading.Event())
+        cache = await self.engine.between_steps(lambda: self.begin(made))
+        return await self.restore(agent, made, cache, threading.Event())
 
-    return _patched(turn, "prepare", prepared)
+    return _patched(Prefixes, "prepare", prepared)
 
 
 def memory_is_granted_to_everybody():

@@ -15,8 +15,6 @@ from fabric.ids import AgentId, OperationId
 from fabric.kvcache.hashing import agent_digest
 from fabric.record.manifest import OwnerState, decode_manifest
 from fabric.settings import NodeSettings
-from node.migration.hibernation_export import Export
-from node.migration.hibernation_import import Import
 from tests.sim.node_host import CLUSTER_KEY, TOMBSTONES
 from tests.sim.script import (
     TENANT,
@@ -104,7 +102,7 @@ async def replace(case):
     """An older file of hers comes back over her, at the node where she lives."""
     node = case.world.nodes[case.source].node
     epoch = node.table.get((TENANT, ALICE)).manifest.epoch
-    export = Export(node, Hibernate(TENANT, ALICE, epoch))
+    export = node.exports.begin(Hibernate(TENANT, ALICE, epoch))
 
     async def written():
         await export.open()
@@ -117,7 +115,7 @@ async def replace(case):
     assert await case.alice.say("three")
 
     async def resumed():
-        arriving = Import(node, Resume(TENANT, ALICE, epoch + 1, replace=True))
+        arriving = node.imports.begin(Resume(TENANT, ALICE, epoch + 1, replace=True))
         arriving.feed(raw)
         arriving.finish()
         await arriving.commit()
@@ -179,7 +177,7 @@ async def live(world, flow, *, ever, finds_new):
         # A new agent goes where the least is done; that its first turn is refused says where.
         host = world.nodes[case.third]
         for other in (case.source, case.target):
-            world.nodes[other].node.is_draining = True
+            world.nodes[other].node.health.is_draining = True
     else:
         host = world.nodes[getattr(case, where)]
     with failing_in_place(host.platter, file, skip, ever=ever) as fault:

@@ -93,7 +93,8 @@ def test_one_cache_may_be_beside_the_budget(is_at_work, budget_bytes, is_fine):
     caches = [Cache(size) for size in (10, 20, 30, 40)]
     refused = Cache(50)
     table = [agent(caches[0]), agent(refused, is_unsaved=True), agent(None)]
-    node = SimpleNamespace(settings=SimpleNamespace(hot_bytes=budget_bytes))
+    settings = SimpleNamespace(hot_bytes=budget_bytes)
+    node = SimpleNamespace(identity=SimpleNamespace(settings=settings))
     host, found = SimpleNamespace(name="node-a", node=node), []
     host.caches = weakref.WeakSet([*caches, refused])
     judge = Memory(SimpleNamespace(nodes={"node-a": host}, fail=lambda _: found.append(1)))

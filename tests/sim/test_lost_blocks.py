@@ -10,7 +10,6 @@ from fabric.control.node_calls import AgentView, Done, Flush, PinAgent
 from fabric.errors import ConflictError, FabricError
 from fabric.ids import AgentId, OperationId
 from fabric.settings import NodeSettings
-from node.migration.hibernation_export import Export
 from node.store.block_files import file_name
 from tests.sim.script import TENANT, Talk, on, patient, play
 
@@ -142,7 +141,7 @@ def test_a_file_of_an_agent_holds_all_of_it_or_is_refused(hot):
     async def live(world):
         case = Case(world)
         await case.begin(hot=hot, found=True)
-        export = Export(case.host.node, Hibernate(TENANT, ALICE, 1))
+        export = case.host.node.exports.begin(Hibernate(TENANT, ALICE, 1))
 
         async def written():
             try:
@@ -221,11 +220,12 @@ def test_a_pin_asked_for_while_a_record_is_written_stays(when):
 def test_a_turn_in_memory_only_is_moved_once_the_disk_takes_it(is_full):
     async def live(world):
         alice = Talk(world, ALICE, "you are alice " * 30)
-        world.nodes["node-b"].node.is_draining = world.nodes["node-c"].node.is_draining = True
+        for name in ("node-b", "node-c"):
+            world.nodes[name].node.health.is_draining = True
         host = world.nodes["node-a"]
         host.platter.is_full = is_full
         assert await alice.say("one") != is_full
-        world.nodes["node-b"].node.is_draining = False
+        world.nodes["node-b"].node.health.is_draining = False
         talking = asyncio.create_task(alice.say("a long one", max_tokens=100))
         await asyncio.sleep(1.0)
         moving = world.router.services.migrations.migrate(*KEY, "node-b")

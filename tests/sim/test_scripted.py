@@ -28,11 +28,11 @@ async def turns_cancelled_at_every_moment(world):
             prompt=render(begin(f"number {number}")),
             epoch=1,
         )
-        events = node.generate(request)
+        events = node.turns.serve(request)
         await anext(events)
         await asyncio.sleep(0.01 * number)
         await events.aclose()
-        await node.quiesce()
+        await node.live_turns.quiesce()
 
     for number in range(60):
         await world.on(world.nodes["node-a"], hang_up(number))
@@ -96,10 +96,10 @@ def test_a_commit_that_waits_for_its_agent_holds_up_nobody_else(deed):
         hers = node.table.get(ALICE)
         async with hers.turn_lock:
             moving = asyncio.create_task(world.move("alice", target))
-            while not node.deciding(ALICE).locked():  # noqa: ASYNC110 - simulated time
+            while not node.moves.deciding(ALICE).locked():  # noqa: ASYNC110 - simulated time
                 await asyncio.sleep(0.01)
             await deed(world, BOB, target)
-            assert node.deciding(ALICE).locked(), "hers is not decided yet"
+            assert node.moves.deciding(ALICE).locked(), "hers is not decided yet"
             assert not moving.done()
         await moving
         assert hers.manifest.state is OwnerState.OWNED

@@ -8,8 +8,6 @@ from fabric.control.hibernation_calls import Hibernate, Resume
 from fabric.control.node_calls import Flush
 from fabric.ids import AgentId
 from fabric.record.manifest import OwnerState
-from node.migration.hibernation_export import Export
-from node.migration.hibernation_import import Import
 from tests.sim.scripted import TENANT, begin, play
 
 ALICE, BOB = AgentId("alice"), AgentId("bob")
@@ -19,12 +17,12 @@ TOKENS = list(range(40))
 def litter(node):
     """Store a block that no record comes of."""
     (span,) = node.store.spans(TENANT, TOKENS)
-    kv = memoryview(bytearray(node.spec.kv_bytes(len(TOKENS))))
+    kv = memoryview(bytearray(node.identity.spec.kv_bytes(len(TOKENS))))
     node.store.blocks.abandon([node.store.save_block(span, TOKENS, kv)])
 
 
 async def file_of(node, epoch):
-    export = Export(node, Hibernate(TENANT, ALICE, epoch))
+    export = node.exports.begin(Hibernate(TENANT, ALICE, epoch))
     await export.open()
     raw = b"".join([piece async for piece in export.chunks()])
     await export.close()
@@ -36,7 +34,7 @@ async def hibernate(node, epoch, raw):
 
 
 async def resume(node, epoch, raw):
-    arriving = Import(node, Resume(TENANT, BOB, epoch))
+    arriving = node.imports.begin(Resume(TENANT, BOB, epoch))
     arriving.feed(raw)
     arriving.finish()
     await arriving.commit()

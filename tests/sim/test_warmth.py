@@ -39,7 +39,8 @@ class Case:
     def finish(self, node, at_s, epoch=1, *, is_durable=True):
         request = Part(operation="op-1")
         config = Part(incarnation=1)
-        turn = Part(seen_epoch=(epoch, KEY), _request=request, _node=Part(name=node, config=config))
+        parts = Part(prefixes=Part(identity=Part(name=node, config=config)))
+        turn = Part(seen_epoch=(epoch, KEY), _request=request, _parts=parts)
         self.at(at_s).watch._on_finished(turn, is_durable=is_durable)
 
     def judge(self, node, cached_tokens=0):

@@ -13,7 +13,7 @@ from fabric.control.node_calls import Done, ReleaseAgent
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import Admitted, Finished
 from node.store.agent_store import AgentStore
-from node.tiers import disk_budget
+from node.tiers.eviction import Eviction
 from node.turn.turn import Turn
 
 
@@ -80,7 +80,7 @@ class Watch:
         if host.node is None or not isinstance(reply, Done) or "in memory only" in reply.detail:
             return
         left = [agent.key for agent in host.node.table if agent.is_unsaved]
-        if left and host.node.degraded is None:
+        if left and host.node.health.degraded is None:
             self._world.fail(f"{host.name} has stopped and not saved {left}")
 
     def on_admitted(self, tenant, event, router):
@@ -117,7 +117,7 @@ class Watch:
     @contextlib.contextmanager
     def taps(self):
         """Listen to what nodes acknowledge and let go."""
-        emit, evict, leave = Turn._emit, AgentStore.evict, disk_budget.evict
+        emit, evict, leave = Turn._emit, AgentStore.evict, Eviction.evict
 
         def emitted(turn, event):
             if isinstance(event, Admitted):
@@ -130,12 +130,14 @@ class Watch:
             self._on_evict(store, records)
             evict(store, records)
 
-        async def left(node, chosen):
+        async def left(eviction, chosen):
+            living = (host.node for host in self._world.nodes.values() if host.node is not None)
+            node = next(node for node in living if node.eviction is eviction)
             keys = [agent.key for agent in chosen]
             before = {key for key in keys if node.name not in self.evicted[key]}
             for key in keys:
                 self.note_evicted(key, node.name)  # a power loss may leave either
-            count = await leave(node, chosen)
+            count = await leave(eviction, chosen)
             for agent in chosen:
                 if not agent.was_evicted and agent.key in before:
                     self.evicted[agent.key].discard(node.name)
@@ -147,13 +149,13 @@ class Watch:
         with (
             mock.patch.object(Turn, "_emit", emitted),
             mock.patch.object(AgentStore, "evict", evicted),
-            mock.patch.object(disk_budget, "evict", left),
+            mock.patch.object(Eviction, "evict", left),
         ):
             yield
 
     def _on_finished(self, turn, *, is_durable):
         epoch, key = turn.seen_epoch
-        node = turn._node
+        node = turn._parts.prefixes.identity
         life = node.config.incarnation
         released = self.released.get((node.name, life, key), 0)
         if epoch < released:

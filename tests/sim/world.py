@@ -12,7 +12,7 @@ from unittest import mock
 from fabric.limits import FLUSH_IDLE_S, RECLAIM_EVERY_S
 from fabric.settings import NodeSettings
 from node import drain_flag
-from node.migration.target import ADOPTED_S
+from node.migration.incoming_end import ADOPTED_S
 from node.store.posix_disk import PosixDisk
 from tests.sim import chances
 from tests.sim.chaos import Chaos
@@ -27,6 +27,7 @@ from tests.sim.router_host import RouterHost
 from tests.sim.warmth import Warmth
 from tests.sim.watch import Watch
 from tests.sim.workers import Worker, simulated_locks, unwind
+from tests.support.incoming import pinned_blocks
 
 NODES = ("node-a", "node-b", "node-c")
 LIMIT_S = 600.0  # of simulated time until all is quiet; who needs longer hangs
@@ -147,12 +148,12 @@ class World:
         await talking
         self.note("quiet")
         await asyncio.sleep(QUIET_S)
-        while any(host.node._fetching_count for host in self.nodes.values()):  # noqa: ASYNC110
+        while any(host.node.workers.fetching_count for host in self.nodes.values()):  # noqa: ASYNC110
             await asyncio.sleep(1.0)  # a fetch gives a dead peer half a minute
         self.invariants.check_quiet()
         await self.clients.last_words()
         await asyncio.sleep(3.0)
-        if any(host.node.adopted for host in self.nodes.values()):
+        if any(pinned_blocks(host.node) for host in self.nodes.values()):
             self.note("a move is undecided, and hours pass")
             for host in self.nodes.values():
                 host.clock.offset_s += ADOPTED_S

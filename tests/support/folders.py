@@ -60,7 +60,9 @@ def opened(root: Path, *, seals: bool | None = None) -> Iterator[PosixDisk]:
 def make_folder(data: Path, node: str = "node-a", *, seals: bool | None = None) -> Stored:
     """Write a data folder with its key and one node's two agents: 300 tokens and two."""
     data.mkdir(exist_ok=True)
-    (data / "cluster.key").write_text(CLUSTER_KEY.hex())
+    key = data / "cluster.key"
+    key.write_text(CLUSTER_KEY.hex())
+    key.chmod(0o600)  # whatever the umask of who runs the tests
     blocks = _blocks()
     records = _records(blocks)
     root = data / "nodes" / node / FOLDER

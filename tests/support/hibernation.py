@@ -25,13 +25,13 @@ BROUGHT_KEY = b"b" * 32
 
 def headers_of(service: NodeService, call: Hibernate | Resume) -> dict[str, str]:
     """Spell what goes beside a file."""
-    secret = http_secret(service.node.config.cluster_key)
+    secret = http_secret(service.node.identity.config.cluster_key)
     return {CLUSTER_HEADER: secret, CALL_HEADER: encode_beside(call)}
 
 
 def post(service: NodeService, path: str, call: Hibernate | Resume, body: Any) -> httpx2.Response:
     """Ask a node over HTTP."""
-    url = service.node.http_url + path
+    url = service.node.endpoint.url + path
     return httpx2.post(url, content=body, headers=headers_of(service, call), timeout=60)
 
 

@@ -120,7 +120,7 @@ class LocalFabric:
         """Wait until the router sees every node ready."""
         for _ in range(600):
             nodes = self.http.get("/v1/nodes").json()["data"]
-            want = {s.node.config.incarnation for s in self.services.values()}
+            want = {s.node.identity.config.incarnation for s in self.services.values()}
             if {node["incarnation"] for node in nodes if node["state"] == "ready"} == want:
                 return
             threading.Event().wait(0.1)
@@ -180,7 +180,7 @@ class LocalFabric:
     @property
     def model_name(self) -> str:
         """Name of the model the nodes serve."""
-        return next(iter(self.services.values())).node.model_name
+        return next(iter(self.services.values())).node.identity.model.name
 
     def migrate(self, agent: str, to: str) -> dict[str, Any]:
         """Move an agent through the API."""

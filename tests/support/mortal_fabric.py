@@ -30,6 +30,7 @@ from router.prompt import chat_prompt
 from router.services import Services, assemble
 from router.turn_request import TurnRequest
 from tests.support.conversations import said
+from tests.support.incoming import pinned_blocks
 from tests.support.services import KEY, TENANT, call, start_service
 
 SCALE = 6.0  # leases of a second
@@ -250,7 +251,7 @@ class World:
     async def known_as_it_is(self) -> None:
         """Wait until the router has heard of each node's present life."""
         await self.alive()
-        lives = {name: mac.node.config.incarnation for name, mac in self.macs.items()}
+        lives = {name: mac.node.identity.config.incarnation for name, mac in self.macs.items()}
 
         def heard() -> dict[str, int]:
             members = self.router.fleet.membership.members
@@ -267,7 +268,7 @@ def _is_tidy(mac: Mac) -> bool:
     node = mac.node
     needed = {ref.name for agent in node.table if agent.saved for ref in agent.saved.refs}
     stored = {ref.name for ref in node.store.blocks.sizes()}
-    return needed == stored and not node.adopted
+    return needed == stored and not pinned_blocks(node)
 
 
 @asynccontextmanager

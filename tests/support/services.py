@@ -154,7 +154,7 @@ def ask(
     )
 
     async def drain() -> Reply:
-        return Reply([event async for event in service.node.generate(request)])
+        return Reply([event async for event in service.node.turns.serve(request)])
 
     return asyncio.run_coroutine_threadsafe(drain(), service._loop).result(120)
 

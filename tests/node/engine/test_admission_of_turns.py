@@ -15,6 +15,7 @@ from fabric.turn.generation import CacheTier, GenerateRequest, Sampling
 from node.engine.memory_budget import Reservation
 from node.tiers.restore import load_blocks
 from node.turn import prefix
+from tests.support.on_loop import change
 from tests.support.services import TENANT, ask, call, identity_of, running
 from tests.support.tiny_models import LLAMA, write_model
 
@@ -84,7 +85,7 @@ def test_memory_that_is_nowhere_else_outlives_a_refusal(service, monkeypatch, ho
     own = WORDS * 6
     first = ask(service, own, agent=how, **BRIEF)
     agent = agent_of(service, how)
-    agent.is_durable, agent.saved = False, None  # as after a disk that refused
+    change(service, agent, is_durable=False, saved=None)  # as after a disk that refused
     cache, count = agent.cache, agent.manifest.tokens_count
 
     with monkeypatch.context() as patch:
@@ -118,7 +119,7 @@ def test_a_client_that_hangs_up_while_it_waits_costs_the_agent_nothing(service):
         node = service.node
         hold = threading.Event()
         blocking = node.engine.call(lambda: hold.wait(60))
-        events = node.generate(request("waits", own[:200] + "otherwise"))
+        events = node.turns.serve(request("waits", own[:200] + "otherwise"))
         assert (await anext(events)).cached_tokens < record.tokens_count
         turn = agent.turn
         await events.aclose()
@@ -188,7 +189,7 @@ def test_many_agents_that_return_at_once_stay_within_the_memory(model, tmp_path,
 
         async def turn(name):
             prompt = prompts[name] + answers[name] + " go on"
-            return [e async for e in service.node.generate(request(name, prompt))]
+            return [e async for e in service.node.turns.serve(request(name, prompt))]
 
         async def crowd():
             return await asyncio.gather(*(turn(name) for name in prompts))
@@ -238,7 +239,7 @@ def test_a_hang_up_while_memory_is_read_back_keeps_the_record(model, tmp_path, m
             return loads[-1]
 
         async def scenario():
-            return [e async for e in service.node.generate(request("a", WORDS * 60))]
+            return [e async for e in service.node.turns.serve(request("a", WORDS * 60))]
 
         with monkeypatch.context() as patch:
             patch.setattr(prefix, "load_blocks", slow)
@@ -252,10 +253,10 @@ def test_a_hang_up_while_memory_is_read_back_keeps_the_record(model, tmp_path, m
 def test_who_hangs_up_before_the_agent_is_free_leaves_the_line(service):
     async def scenario():
         node = service.node
-        ask_first = node.generate(request("line", WORDS, max_tokens=400))
+        ask_first = node.turns.serve(request("line", WORDS, max_tokens=400))
         await anext(ask_first)
         agent = agent_of(service, "line")
-        waiting = [node.generate(request("line", WORDS)) for _ in range(3)]
+        waiting = [node.turns.serve(request("line", WORDS)) for _ in range(3)]
         firsts = [asyncio.create_task(anext(each)) for each in waiting]
         async with asyncio.timeout(60):
             while agent.waiting_count < 3:  # noqa: ASYNC110 - the node's own state
@@ -289,8 +290,8 @@ def test_memory_that_nobody_can_free_is_asked_for_at_the_poll_only(service, monk
 
     async def scenario():
         agent.is_durable = False
-        monkeypatch.setattr(node.flusher, "hurry", lambda: None)
-        waiting = asyncio.ensure_future(anext(node.generate(request("waits too", WORDS * 6))))
+        monkeypatch.setattr(node.unsaved, "hurry", lambda: None)
+        waiting = asyncio.ensure_future(anext(node.turns.serve(request("waits too", WORDS * 6))))
         begun_s = time.monotonic()
         await asyncio.sleep(1.0)
         spent_s, count = time.monotonic() - begun_s, len(asked)

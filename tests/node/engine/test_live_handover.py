@@ -33,6 +33,7 @@ from fabric.turn.generation import (
     HandedOver,
     Sampling,
 )
+from node.agents.outgoing import OutgoingState
 from node.engine.memory_budget import Reservation
 from tests.support.architectures import ARCHITECTURES
 from tests.support.samples import sample
@@ -69,7 +70,7 @@ class Stream:
         self._future = asyncio.run_coroutine_threadsafe(self._read(), service._loop)
 
     async def _read(self):
-        async for event in self._service.node.generate(self._request):
+        async for event in self._service.node.turns.serve(self._request):
             async with self._seen:
                 self.events.append(event)
                 self._seen.notify_all()
@@ -125,7 +126,7 @@ def wait_until(holds):
 
 
 def wait_for_a_turn_sent_ahead(service):
-    wait_until(lambda: service.node.landings.waiting_count)
+    wait_until(lambda: service.node.moves.waiting_count)
 
 
 def held(service, agent):
@@ -155,7 +156,7 @@ def test_a_turn_is_copied_as_it_grows_and_goes_on_hot(nodes, calm):
     commit = CommitMigration(move_of("growing"), a.node.name, sealed, 2)
     tail = call(b, commit, Committed).copied
     full_blocks_left = record.tokens_count // BLOCK_TOKENS - grown.tokens_count // BLOCK_TOKENS
-    groups = len(b.node.spec.groups)
+    groups = len(b.node.identity.spec.groups)
     assert tail.blocks_sent <= full_blocks_left + 1 + (groups - 1) * (full_blocks_left + 3)
     assert call(b, commit, Committed).copied.blocks_sent == 0  # repeatable
     assert held(b, "growing").cache.tokens_count == record.tokens_count
@@ -172,12 +173,12 @@ def test_a_turn_is_copied_as_it_grows_and_goes_on_hot(nodes, calm):
 def test_an_aborted_move_leaves_no_memory_behind_and_the_source_goes_on(nodes, calm):
     a, b = nodes
     stream = copied_stream(a, b, "staying")
-    assert b.node.arrivals.size_bytes > 0
+    assert b.node.warm_up.size_bytes > 0
     call(a, move_call(SealAgent, b, "staying"), Offer)
     abort = AbortMigration(move_of("staying"), TENANT, AgentId("staying"))
     call(b, abort, Done)
     call(a, abort, Done)
-    assert b.node.arrivals.size_bytes == 0
+    assert b.node.warm_up.size_bytes == 0
     assert held(a, "staying").manifest.state is OwnerState.OWNED
 
     on = Stream(a, "staying", stream.end()[-1].resume)
@@ -214,7 +215,7 @@ def test_an_abort_that_overtakes_the_seal_keeps_the_turn(nodes, calm):
         turn = held(a, "kept").turn
         turn.hand_over(move_call(SealAgent, b, "kept"))
         await turn.keep(MigrationId("another-move"))
-        assert turn._seal is not None
+        assert held(a, "kept").outgoing.state is OutgoingState.ASKED
         await turn.keep(move_of("kept"))
 
     asyncio.run_coroutine_threadsafe(seal_and_abort(), a._loop).result(60)
@@ -231,8 +232,8 @@ def test_memory_that_is_wanted_takes_arrivals_first_but_not_the_move(nodes, calm
     stream = copied_stream(a, b, "squeezed")
 
     async def squeeze():
-        b.node.make_room(b.node.settings.hot_bytes)
-        return b.node.arrivals.size_bytes
+        b.node.hot.make_room(b.node.identity.settings.hot_bytes)
+        return b.node.warm_up.size_bytes
 
     assert asyncio.run_coroutine_threadsafe(squeeze(), b._loop).result(60) == 0
     sealed = call(a, move_call(SealAgent, b, "squeezed"), Offer)
@@ -248,7 +249,7 @@ def test_an_owner_that_lost_a_block_still_steps_down(nodes):
     ask(a, PROMPT, agent="hurt", max_tokens=4)
     record, node = held(a, "hurt").saved, a.node
     middle = record.pieces[1].block
-    (path,) = node.config.data_dir.rglob(f"{middle.name}.*")
+    (path,) = node.identity.config.data_dir.rglob(f"{middle.name}.*")
     path.write_bytes(b"damaged")
     node.store.blocks.verify([middle])
     assert node.store.missing(record) == [middle]
@@ -301,7 +302,8 @@ def test_a_turn_sent_ahead_of_a_move_that_comes_to_nothing_is_sent_back(nodes):
 def full_threads(*services):
     """Fill all the threads that other work may fill."""
     over = threading.Event()
-    pools = [pool for each in services for pool in (each.node.workers, each.node.fetchers)]
+    workers = [each.node.workers for each in services]
+    pools = [pool for each in workers for pool in (each._workers, each._fetchers)]
     jobs = [pool.submit(over.wait) for pool in pools for _ in range(pool._max_workers)]
     try:
         yield

@@ -184,7 +184,7 @@ def model(tmp_path_factory):
 def small_bytes(model, tmp_path_factory):
     """Return a budget in which two long answers do not fit."""
     with running(tmp_path_factory.mktemp("probe"), model) as probe:
-        per_block = probe.node.spec.resident_bytes(BLOCK_TOKENS)
+        per_block = probe.node.identity.spec.resident_bytes(BLOCK_TOKENS)
     total_bytes = max(9 * per_block, MIB)
     assert total_bytes < 2 * 6 * per_block
     return total_bytes
@@ -245,7 +245,7 @@ def begin(service, name, prompt, max_tokens, resume=None):
     )  # fmt: skip
 
     async def read():
-        return [event async for event in service.node.generate(request)]
+        return [event async for event in service.node.turns.serve(request)]
 
     return asyncio.run_coroutine_threadsafe(read(), service._loop)
 

@@ -131,17 +131,17 @@ def slow(monkeypatch):
 @pytest.mark.parametrize("how", ["close", "half", "reset"])
 def test_a_turn_asked_of_the_node_itself_ends_with_its_reader_and_is_saved(service, slow, how):
     node = service.node
-    host, _, port = node.http_url.removeprefix("http://").rpartition(":")
+    host, _, port = node.endpoint.url.removeprefix("http://").rpartition(":")
     sock = socket.create_connection((host, int(port)))
     sock.sendall(asked(how))
     read = b""
     while read.count(b"\n") < 20:
         read += sock.recv(1 << 16)
-    [turn] = node.turns
+    [turn] = node.live_turns
     sequence = turn._sequence
     shown = len(sequence.answer_ids)
     hang_up(sock, how)
-    until(lambda: not node.turns)
+    until(lambda: not node.live_turns)
     sock.close()
     ended = len(sequence.answer_ids)
     saved = node.table.get((TENANT, how)).manifest

@@ -24,8 +24,7 @@ from fabric.record.hibernation_file import (
 )
 from fabric.record.manifest import OwnerState, Placed, decode_manifest, encode_manifest
 from fabric.turn.generation import CacheTier, Delta
-from node.migration.hibernation_export import Export
-from node.migration.hibernation_import import Import
+from node.runtime.identity import NodeIdentity
 from tests.support.architectures import ARCHITECTURES
 from tests.support.hibernation import (
     BROUGHT_KEY,
@@ -36,6 +35,7 @@ from tests.support.hibernation import (
     resume,
     trace_of,
 )
+from tests.support.on_loop import change
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, running
 from tests.support.tiny_models import LLAMA, write_model
@@ -125,7 +125,7 @@ def untouched(service):
 
 def take(service, raw, agent="back", epoch=2, key=None):
     """Feed a file as the HTTP side does, without its sockets; return the refusal's code."""
-    arriving = Import(service.node, Resume(TENANT, AgentId(agent), epoch, signing_key=key))
+    arriving = service.node.imports.begin(Resume(TENANT, AgentId(agent), epoch, signing_key=key))
     try:
         arriving.feed(raw)
         arriving.finish()
@@ -198,15 +198,15 @@ def test_the_wrong_questions_are_refused(service, untouched):
     # The two messages are not taken for each other, and a stranger gets neither.
     assert post(service, HIBERNATE_PATH, Resume(TENANT, AgentId("a"), 1), b"").status_code == 400
     for path in (HIBERNATE_PATH, RESUME_PATH):
-        assert httpx2.post(service.node.http_url + path).status_code == 401
+        assert httpx2.post(service.node.endpoint.url + path).status_code == 401
 
 
 def test_limits_of_size(service, file, untouched, monkeypatch):
     monkeypatch.setattr("node.http.hibernation.HIBERNATION_BYTES_MAX", len(file) - 1)
     assert resume(service, file)["refused"] == "too_large"
     monkeypatch.undo()
-    tight = replace(service.node.config.settings, disk_bytes=1)
-    monkeypatch.setattr(service.node, "config", replace(service.node.config, settings=tight))
+    tight = replace(service.node.identity.settings, disk_bytes=1)
+    monkeypatch.setattr(NodeIdentity, "settings", tight)
     assert take(service, file) == "too_large"
 
 
@@ -222,7 +222,7 @@ def test_an_upload_that_stands_still_or_breaks_off_leaves_nothing(
 
     async def upload():
         headers = headers_of(service, Resume(TENANT, AgentId("back"), 2))
-        url = service.node.http_url + RESUME_PATH
+        url = service.node.endpoint.url + RESUME_PATH
         async with httpx2.AsyncClient(timeout=60) as client:
             return await client.post(url, content=slow(), headers=headers)
 
@@ -322,7 +322,7 @@ def test_an_export_outlives_the_turns_that_change_its_agent(service):
     ask(service, HELLO, agent="moving", max_tokens=4, tenant=OTHER_TENANT)
     want = hibernate(service, "moving", tenant=OTHER_TENANT)
     stored = service.node.store.blocks.total_bytes
-    export = Export(service.node, Hibernate(OTHER_TENANT, AgentId("moving"), 1))
+    export = service.node.exports.begin(Hibernate(OTHER_TENANT, AgentId("moving"), 1))
 
     async def begin():
         await export.open()
@@ -359,7 +359,7 @@ def test_a_damaged_block_ends_the_file_early(service, tmp_path):
     raw = bytearray(victim.read_bytes())
     raw[-1] ^= 1
     victim.write_bytes(raw)
-    export = Export(service.node, Hibernate(OTHER_TENANT, AgentId("hurt"), 1))
+    export = service.node.exports.begin(Hibernate(OTHER_TENANT, AgentId("hurt"), 1))
 
     async def write():
         try:
@@ -380,13 +380,15 @@ def test_a_damaged_block_ends_the_file_early(service, tmp_path):
 def test_agents_that_others_own_or_move_are_left_alone(service, file):
     ask(service, "one two three", agent="moved", max_tokens=2)
     agent = service.node.table.get((TENANT, AgentId("moved")))
-    agent.manifest = replace(agent.manifest, state=OwnerState.SEALED, sealed_to=NodeName("b"))
+    sealed = replace(agent.manifest, state=OwnerState.SEALED, sealed_to=NodeName("b"))
+    change(service, agent, manifest=sealed)
     asked = Hibernate(TENANT, AgentId("moved"), 1)
     assert post(service, HIBERNATE_PATH, asked, b"").status_code == 409
     assert (
         resume(service, file, "moved", epoch=9, replace=True)["refused"] == "migration_in_progress"
     )
-    agent.manifest = replace(agent.manifest, state=OwnerState.REPLICA, sealed_to=None, epoch=4)
+    replica = replace(agent.manifest, state=OwnerState.REPLICA, sealed_to=None, epoch=4)
+    change(service, agent, manifest=replica)
     assert resume(service, file, "moved", epoch=4)["refused"] == "stale_epoch"
     # Who comes back above the replica's epoch takes its place.
     assert resume(service, file, "moved", epoch=6)["view"]["state"] == "owned"

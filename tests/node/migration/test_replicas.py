@@ -13,10 +13,11 @@ from fabric.errors import FabricError
 from fabric.ids import AgentId, NodeName, OperationId, TenantId
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import CacheTier, Delta, GenerateRequest, Sampling
-from node.migration import target
+from node.migration.incoming import IncomingMoves
 from tests.support.architectures import ARCHITECTURES
 from tests.support.conversations import said
 from tests.support.copies import copied_offer, fork, replicate, withdraw
+from tests.support.incoming import pinned_blocks
 from tests.support.little_room import on_loop
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, call, identity_of, running, start_service
@@ -46,19 +47,19 @@ def onward(messages, reply, words):
 
 def test_what_arrives_is_noted_on_the_loop_only(model, tmp_path, monkeypatch):
     threads = set()
-    note = target._note_arrival
+    note = IncomingMoves.note_block
 
     def noted(*arguments):
         threads.add(threading.current_thread().name)
         note(*arguments)
 
-    monkeypatch.setattr(target, "_note_arrival", noted)
+    monkeypatch.setattr(IncomingMoves, "note_block", noted)
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
         turn(here, HELLO, "alice")
         name, _, copied = copied_offer(here, there, "alice", 1)
-        assert copied.blocks_sent == len(there.node.adopted[name].refs) > 0
+        assert copied.blocks_sent == len(pinned_blocks(there.node)[name]) > 0
         withdraw(there, name, "alice")
-        assert there.node.adopted == {}
+        assert pinned_blocks(there.node) == {}
     assert threads == {"node"}
 
 
@@ -202,7 +203,7 @@ def test_a_fork_in_the_middle_of_a_turn_is_of_the_last_saved_record(pair):
             messages=said(second),
             epoch=1,
         )
-        async for event in here.node.generate(request):
+        async for event in here.node.turns.serve(request):
             if isinstance(event, Delta):
                 started.set()
                 await go_on.wait()
@@ -267,14 +268,14 @@ def test_a_later_copy_stays_and_a_late_one_of_an_aborted_copy_is_refused(pair):
 
     assert code_of(keep(name, old)) == (409, "stale_copy")
     withdraw(there, name, "alice")
-    assert there.node.adopted == {}
+    assert pinned_blocks(there.node) == {}
     erase(there, "alice")
     assert code_of(keep(name, old)) == (409, "aborted")
     assert views(there) == {}
     blocks = CopyBlocks(name, NodeName("here"), old)
     withdraw(here, name, "alice")
     assert code_of(lambda: call(there, blocks, Copied))[1] == "bad_ticket"
-    assert there.node.adopted == {}
+    assert pinned_blocks(there.node) == {}
     assert there.node.store.blocks.total_bytes == 0
 
 

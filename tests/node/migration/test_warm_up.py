@@ -13,6 +13,7 @@ from fabric.record.manifest import OwnerState
 from fabric.u32s import U32s
 from node.engine.memory_budget import Reservation
 from node.migration import warm_up
+from tests.support.on_loop import change
 from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA, write_model
 
@@ -36,7 +37,7 @@ def move(node, request):
     assert (budget.reserved_bytes, budget.idle_bytes) == (0, 0)
     name = MigrationId(f"move-{request.node.name}"[:60])
     yield name
-    on_loop(node, lambda: node.node.arrivals.drop(name))
+    on_loop(node, lambda: node.node.warm_up.drop(name))
     assert (budget.reserved_bytes, budget.idle_bytes) == (0, 0)
 
 
@@ -53,7 +54,7 @@ def on_loop(service, work):
 
 
 def extend(service, move, record):
-    work = service.node.arrivals.extend(move, record)
+    work = service.node.warm_up.extend(move, record)
     return asyncio.run_coroutine_threadsafe(work, service._loop)
 
 
@@ -103,7 +104,7 @@ def begin_held(service, held, move, record):
 def test_what_is_read_into_is_reserved_until_it_is_kept(
     node, move, record, held, is_begun, is_last
 ):
-    warm_up, budget = node.node.arrivals, node.node.engine.budget
+    warm_up, budget = node.node.warm_up, node.node.engine.budget
     if is_begun:
         held.may_read.set()
         extend(node, move, beginning(record)).result(HANG_S)
@@ -112,7 +113,7 @@ def test_what_is_read_into_is_reserved_until_it_is_kept(
         held.is_reading.clear()
     extending = begin_held(node, held, move, sealed(record) if is_last else record)
 
-    assert budget.reserved_bytes >= node.node.spec.resident_bytes(record.tokens_count)
+    assert budget.reserved_bytes >= node.node.identity.spec.resident_bytes(record.tokens_count)
     assert (budget.idle_bytes, warm_up.size_bytes) == (0, 0)  # counted once
 
     held.may_read.set()
@@ -122,7 +123,7 @@ def test_what_is_read_into_is_reserved_until_it_is_kept(
     if is_last:
         cache = on_loop(node, lambda: warm_up.take(move, record))
         assert cache.tokens_count == record.tokens_count
-        on_loop(node, node.node.note_hot)
+        on_loop(node, node.node.hot.note)
 
 
 @pytest.mark.parametrize("is_last", [False, True], ids=["full blocks", "all"])
@@ -131,21 +132,21 @@ def test_a_record_of_no_tokens_is_no_failure(node, move, record, is_last):
     empty = replace(record, token_ids=U32s(), token_ends=U32s(), pieces=(), text="")
     extend(node, move, sealed(empty) if is_last else empty).result(HANG_S)
     extend(node, move, record).result(HANG_S)
-    assert node.node.arrivals.size_bytes > 0
+    assert node.node.warm_up.size_bytes > 0
 
 
 @pytest.mark.parametrize("is_begun", [False, True], ids=["begun", "gone on with"])
 def test_memory_at_work_is_not_taken_for_it(node, move, record, is_begun):
-    budget, least = node.node.engine.budget, node.node.spec.resident_bytes(1)
+    budget, least = node.node.engine.budget, node.node.identity.spec.resident_bytes(1)
     if is_begun:
         extend(node, move, beginning(record)).result(HANG_S)
-        arrival = node.node.arrivals._held[move]
-        arrival.room_tokens = BLOCK_TOKENS  # so that it has to grow
+        arrival = node.node.moves.get(move).warm
+        change(node, arrival, room_tokens=BLOCK_TOKENS)  # so that it has to grow
     others = Reservation(budget)
     others.count(budget.claimable_bytes - budget.idle_bytes - least)
     try:
         extend(node, move, record).result(HANG_S)
-        assert move not in node.node.arrivals
+        assert move not in node.node.warm_up
     finally:
         others.release()
 
@@ -156,30 +157,30 @@ def test_idle_agents_give_way_but_not_those_in_memory_only(node, move, record):
     others = Reservation(budget)
     others.count(budget.claimable_bytes - budget.idle_bytes)
     try:
-        agent.is_durable = False
+        change(node, agent, is_durable=False)
         extend(node, move, beginning(record)).result(HANG_S)
         assert agent.cache is not None
-        assert move not in node.node.arrivals
+        assert move not in node.node.warm_up
 
-        agent.is_durable = True
+        change(node, agent, is_durable=True)
         extend(node, move, beginning(record)).result(HANG_S)
         assert agent.cache is None
-        assert move in node.node.arrivals
+        assert move in node.node.warm_up
     finally:
-        agent.is_durable = True
+        change(node, agent, is_durable=True)
         others.release()
 
 
 def wanted(node, move):
-    node.make_room(node.settings.hot_bytes)
+    node.hot.make_room(node.identity.settings.hot_bytes)
 
 
 def given_up(node, move):
-    node.arrivals.drop(move)
+    node.warm_up.drop(move)
 
 
 def committed(node, move):
-    assert node.arrivals.take(move, node.table.get((TENANT, AgentId("stored"))).saved) is None
+    assert node.warm_up.take(move, node.table.get((TENANT, AgentId("stored"))).saved) is None
 
 
 @pytest.mark.parametrize("is_last", [False, True], ids=["full blocks", "all"])
@@ -189,7 +190,7 @@ def test_a_read_ends_once_nobody_needs_it(node, move, record, held, what, is_las
     on_loop(node, lambda: what(node.node, move))
     held.may_read.set()
     extending.result(HANG_S)
-    assert move not in node.node.arrivals
+    assert move not in node.node.warm_up
 
 
 def test_a_read_that_fails_gives_its_memory_back(node, move, record, monkeypatch):
@@ -200,4 +201,4 @@ def test_a_read_that_fails_gives_its_memory_back(node, move, record, monkeypatch
     monkeypatch.setattr(warm_up, "load_full_blocks", fail)
     with pytest.raises(OSError, match="gone"):
         extend(node, move, record).result(HANG_S)
-    assert move not in node.node.arrivals
+    assert move not in node.node.warm_up

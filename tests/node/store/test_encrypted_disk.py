@@ -202,7 +202,7 @@ def test_the_folders_of_other_models_are_encrypted_too(model, tmp_path, monkeypa
         assert "not encrypted yet" in sealed.node.view().degraded
         assert text in everything(root / ("b" * 16))
         other.close()
-        until(lambda: sealed.node.degraded is None)
+        until(lambda: sealed.node.health.degraded is None)
         assert text not in everything(root)
     disk = open_disk(root / ("a" * 16), "none", KEY, seals=True)
     names = ("model.spec", "blocks/b", "manifests/m.mf", "quarantine/q.why")
@@ -217,7 +217,7 @@ def test_a_node_that_stops_goes_on_with_encrypting_later(model, tmp_path, monkey
     plain_folder(root / ("a" * 16), text)
     with running(tmp_path, model, encrypt_at_rest=True) as sealed:
         until(lambda: MAGIC in (root / ("a" * 16) / "model.spec").read_bytes())
-        assert sealed.node.degraded
+        assert sealed.node.health.degraded
     assert text in everything(root)
     monkeypatch.undo()
     with running(tmp_path, model, encrypt_at_rest=True) as sealed:

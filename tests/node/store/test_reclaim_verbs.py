@@ -14,10 +14,10 @@ from fabric.errors import FabricError
 from fabric.ids import AgentId, OperationId
 from fabric.turn.generation import CacheTier
 from node.clock import SystemClock
+from node.store.model_folders import ModelFolders
 from node.store.posix_disk import DiskError, PosixDisk
 from node.store.service_time import Served
 from node.tiers.disk_tier import record_bytes
-from node.tiers.eviction import evict
 from tests.support.architectures import ARCHITECTURES
 from tests.support.little_room import (
     BRIEF,
@@ -53,7 +53,7 @@ def test_the_expired_go_and_the_active_and_pinned_stay(model, tmp_path):
         call(service, PinAgent(TENANT, AgentId("a-1"), pinned=True), AgentView)
         age(service, DAY_S + 1)
         talk(service, 2)
-        on_loop(service, service.node.reclaim.round())
+        on_loop(service, service.node.upkeep.round())
         assert stored(service) == {"a-1", "a-2"}
         with pytest.raises(FabricError):
             call(service, PinAgent(TENANT, AgentId("a-0"), pinned=True), AgentView)
@@ -65,7 +65,7 @@ def test_a_jump_of_the_calendar_makes_nobody_old(model, tmp_path, monkeypatch, s
         talk(service, 0)
         wall_s = time.time()  # noqa: TID251 - what the calendar says is the point
         monkeypatch.setattr(type(service.node.clock), "wall_s", lambda _: wall_s + seconds)
-        on_loop(service, service.node.reclaim.round())
+        on_loop(service, service.node.upkeep.round())
         assert stored(service) == {"a-0"}
 
 
@@ -122,7 +122,7 @@ def test_idle_time_goes_on_over_restarts(model, tmp_path, monkeypatch):
     with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
         assert stored(service) == {"a-0", "a-1"}
         monkeypatch.setattr(SystemClock, "monotonic_s", lambda c: monotonic_s(c) + 0.6 * DAY_S)
-        on_loop(service, service.node.reclaim.round())
+        on_loop(service, service.node.upkeep.round())
         assert stored(service) == {"a-1"}
 
 
@@ -133,15 +133,15 @@ def test_offered_and_busy_agents_stay(model, tmp_path):
         left.node.transfers.offer(
             "migration-1", TENANT, "a-0", "right", 1, list(dict.fromkeys(agent.saved.refs)), 60.0
         )
-        assert on_loop(left, evict(left.node, [agent])) == 0
+        assert on_loop(left, left.node.eviction.evict([agent])) == 0
         left.node.transfers.withdraw("migration-1")
 
         async def busy():
             async with agent.turn_lock:
-                return await evict(left.node, [agent])
+                return await left.node.eviction.evict([agent])
 
         assert on_loop(left, busy()) == 0
-        assert on_loop(left, evict(left.node, [agent])) == 1
+        assert on_loop(left, left.node.eviction.evict([agent])) == 1
 
 
 def test_other_models_folders_expire_and_go_first_for_room(model, agent_bytes, tmp_path):
@@ -183,10 +183,10 @@ def test_other_models_folders_expire_and_go_first_for_room(model, agent_bytes, t
 def test_a_folder_that_another_process_serves_is_left_alone(model, tmp_path):
     with running(tmp_path, model) as service:
         talk(service, 0)
-        serving = service.node.fingerprint.hex()[:16]
-        listed = type(service.node.reclaim._folders)(tmp_path / "node-a", "f" * 16).list_all()
+        serving = service.node.identity.fingerprint.hex()[:16]
+        listed = ModelFolders(tmp_path / "node-a", "f" * 16).list_all()
         assert [folder.name for folder in listed] == [serving]
-        folders = type(service.node.reclaim._folders)(tmp_path / "node-a", "f" * 16)
+        folders = ModelFolders(tmp_path / "node-a", "f" * 16)
         assert not folders.remove(listed[0])
         assert service.node.store.blocks.check_integrity() == []
 
@@ -208,9 +208,9 @@ def test_old_windows_and_states_go_before_agents(name, tmp_path):
         needed = service.node.store.blocks.total_bytes + record_bytes(before)
 
         async def squeeze():
-            settings = replace(service.node.settings, disk_bytes=needed - 1)
-            service.node.config = replace(service.node.config, settings=settings)
-            await service.node.reclaim.round()
+            budget = service.node.budget
+            budget._disk = replace(budget._disk, limit_bytes=needed - 1)
+            await service.node.upkeep.round()
 
         on_loop(service, squeeze())
         after = agent.saved
@@ -242,9 +242,9 @@ def test_who_cannot_be_made_smaller_goes(tmp_path, monkeypatch, trouble):
             monkeypatch.setattr(service.node.store, "publish", _full)
 
         async def squeeze():
-            settings = replace(service.node.settings, disk_bytes=needed // 2)
-            service.node.config = replace(service.node.config, settings=settings)
-            await service.node.reclaim.round()
+            budget = service.node.budget
+            budget._disk = replace(budget._disk, limit_bytes=needed // 2)
+            await service.node.upkeep.round()
 
         on_loop(service, squeeze())
         assert service.node.table.get((TENANT, "hurt")) is None
@@ -270,12 +270,12 @@ def test_one_record_that_cannot_be_removed_keeps_no_other(model, tmp_path, monke
             evict_(records)
 
         monkeypatch.setattr(service.node.store, "evict", refusing)
-        assert on_loop(service, evict(service.node, list(service.node.table))) == 2
+        assert on_loop(service, service.node.eviction.evict(list(service.node.table))) == 2
         assert stored(service) == {"a-1"}
         with pytest.raises(DiskError):
-            on_loop(service, evict(service.node, [stuck]))
+            on_loop(service, service.node.eviction.evict([stuck]))
         monkeypatch.undo()
-        assert on_loop(service, evict(service.node, [stuck])) == 1
+        assert on_loop(service, service.node.eviction.evict([stuck])) == 1
         assert service.node.store.blocks.check_integrity() == []
 
 

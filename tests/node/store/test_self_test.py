@@ -22,7 +22,8 @@ def model(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr("node.tiers.flusher.FLUSH_IDLE_S", 0.05)
+    monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
+    monkeypatch.setattr("node.self_test.FLUSH_IDLE_S", 0.05)
 
 
 def wait_until(holds):
@@ -40,14 +41,14 @@ def test_a_full_disk_during_the_start_turns_nothing_off(model, tmp_path, monkeyp
     faults.is_broken = True
     with running(tmp_path, model) as service:
         node = service.node
-        assert not node.self_test.passed
+        assert not node.self_tests.found.passed
         assert "could not tell" in node.view().degraded
-        assert node.reuses
+        assert node.health.reuses
         warm = ask(service, WORDS + first.text, agent="alice", **BRIEF)
         assert warm.admitted.cache is CacheTier.DISK
         faults.mend()
-        wait_until(lambda: node.self_test.passed)
-        wait_until(lambda: node.degraded is None)
+        wait_until(lambda: node.self_tests.found.passed)
+        wait_until(lambda: node.health.degraded is None)
         assert node.table.get(("_selftest", "selftest")) is None
         assert node.store.blocks.check_integrity() == []
 
@@ -59,10 +60,10 @@ def test_a_disk_that_cannot_read_for_a_moment_turns_nothing_off(model, tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(BlockStore, "load_into", unreadable)
         with running(tmp_path, model) as service:
-            assert not service.node.self_test.passed
-            assert service.node.reuses
+            assert not service.node.self_tests.found.passed
+            assert service.node.health.reuses
             patch.undo()
-            wait_until(lambda: service.node.self_test.passed)
+            wait_until(lambda: service.node.self_tests.found.passed)
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -79,10 +80,10 @@ def test_a_test_that_is_cut_off_turns_nothing_off(model, tmp_path, monkeypatch, 
     monkeypatch.setattr(Turn, "_submit", cut_off)
     with running(tmp_path, model) as service:
         node = service.node
-        assert not node.self_test.passed
+        assert not node.self_tests.found.passed
         assert "could not tell" in node.view().degraded
-        assert node.reuses
-        wait_until(lambda: node.self_test.passed)
+        assert node.health.reuses
+        wait_until(lambda: node.self_tests.found.passed)
 
 
 def test_a_repeated_test_still_finds_wrong_memory(model, tmp_path, monkeypatch):
@@ -99,20 +100,20 @@ def test_a_repeated_test_still_finds_wrong_memory(model, tmp_path, monkeypatch):
             place[...] = 1
 
     with running(tmp_path, model) as service:
-        assert service.node.reuses
+        assert service.node.health.reuses
         monkeypatch.setattr(BlockStore, "load_into", wrong)
         faults.mend()
-        wait_until(lambda: not service.node.reuses)
-        assert "differently" in service.node.self_test.detail
+        wait_until(lambda: not service.node.health.reuses)
+        assert "differently" in service.node.self_tests.found.detail
 
 
 def test_what_an_earlier_test_left_is_removed_first(model, tmp_path, monkeypatch):
     with running(tmp_path, model) as service:
         monkeypatch.setattr(service.node.store, "erase_record", lambda *_: [])
-        service.node.is_tested = False
-        wait_until(lambda: service.node.is_tested)
+        service.node.self_tests.is_sure = False
+        wait_until(lambda: service.node.self_tests.is_sure)
     with running(tmp_path, model) as service:
-        assert service.node.self_test.passed
+        assert service.node.self_tests.found.passed
         assert list(service.node.table) == []
         assert service.node.store.blocks.total_bytes == 0
 
@@ -131,11 +132,12 @@ def test_blocks_that_the_disk_keeps_are_let_go_of_once(model, tmp_path, monkeypa
         blocks = node.store.blocks
         with monkeypatch.context() as patch:
             patch.setattr(BlockStore, "sweep", refuse)
-            node.is_tested = False
-            wait_until(lambda: len(refusals) > 2 and "could not tell" in (node.degraded or ""))
-        wait_until(lambda: node.is_tested and node.self_test.passed)
-        assert node.failed_rounds == 0
-        wait_until(lambda: node.degraded is None)
+            node.self_tests.is_sure = False
+            wait_until(lambda: len(refusals) > 2)
+            wait_until(lambda: "could not tell" in (node.health.degraded or ""))
+        wait_until(lambda: node.self_tests.is_sure and node.self_tests.found.passed)
+        assert node.health.failed_rounds == 0
+        wait_until(lambda: node.health.degraded is None)
         blocks.sweep()
         assert blocks.total_bytes == 0
         assert blocks.check_integrity() == []

@@ -174,7 +174,7 @@ def test_damaged_tombstones_stop_nothing(tmp_path, model):
 
 def test_an_erasure_that_the_disk_refused_is_finished_unasked(tmp_path, model, monkeypatch):
     """The tombstone is noted here as everywhere, so no greeting brings it up again."""
-    monkeypatch.setattr("node.tiers.flusher.FLUSH_IDLE_S", 0.05)
+    monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice", epoch=1)
         refusal = Refusal(monkeypatch, "erase_record")
@@ -190,7 +190,7 @@ def test_an_erasure_that_the_disk_refused_is_finished_unasked(tmp_path, model, m
 
 
 def test_what_stayed_behind_an_erased_record_goes_later(tmp_path, model, monkeypatch):
-    monkeypatch.setattr("node.tiers.flusher.FLUSH_IDLE_S", 0.05)
+    monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
         block = next(tmp_path.glob("node-a/*/blocks/*.full"))
@@ -230,7 +230,7 @@ def tombstones(folder):
 def test_a_tombstone_that_the_disk_refused_is_told_by_nobody_and_written_later(
     tmp_path, model, monkeypatch
 ):
-    monkeypatch.setattr("node.tiers.flusher.FLUSH_IDLE_S", 0.05)
+    monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
         full = FullDisk(service, monkeypatch)
@@ -249,7 +249,7 @@ def test_a_tombstone_that_the_disk_refused_is_told_by_nobody_and_written_later(
 
 
 def test_what_others_told_is_written_later_too(tmp_path, model, monkeypatch):
-    monkeypatch.setattr("node.tiers.flusher.FLUSH_IDLE_S", 0.05)
+    monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
     with (
         running(tmp_path, model, "node-b") as here,
         running(tmp_path, model, "node-a") as away,

@@ -15,7 +15,6 @@ from fabric.retention.policy import TenantShare
 from fabric.turn.generation import CacheTier
 from node.tiers.disk_budget import NoRoomError
 from node.tiers.disk_tier import record_bytes
-from node.tiers.eviction import evict
 from tests.support.little_room import (
     BRIEF,
     SMALL,
@@ -51,7 +50,7 @@ def test_a_full_disk_makes_room_for_every_turn_and_after_a_restart(model, agent_
         assert 3 <= len(left) <= 4
         assert "a-8" in left
         assert service.node.view().evicted_agents == 9 - len(left)
-        assert service.node.degraded is None
+        assert service.node.health.degraded is None
         assert talk(service, 8).admitted.cache is CacheTier.HOT
         again = talk(service, 0)  # evicted: begins anew
         assert again.admitted.cache is CacheTier.COLD
@@ -65,7 +64,7 @@ def test_no_room_degrades_and_never_fails_a_turn(model, agent_bytes, tmp_path):
     with running(tmp_path, model, disk_bytes=agent_bytes // 2) as service:
         first = talk(service, 0)
         assert not first.finished.durable
-        assert service.node.degraded == "cannot save agents: the disk budget is full"
+        assert service.node.health.degraded == "cannot save agents: the disk budget is full"
         assert talk(service, 0).admitted.cache is CacheTier.HOT
         assert talk(service, 0).text == first.text
         assert stored(service) == set()
@@ -85,7 +84,7 @@ def test_what_a_refused_save_had_stored_makes_room_again(model, agent_bytes, tmp
 
 async def refusing(service):
     with pytest.raises(NoRoomError):
-        await service.node.reclaim.make_room(TENANT, 1 << 40)
+        await service.node.budget.make_room(TENANT, 1 << 40)
 
 
 def test_memory_that_the_disk_refuses_is_bounded_too(model, agent_bytes, tmp_path):
@@ -191,7 +190,7 @@ def test_a_turn_that_waited_for_an_evicted_agent_begins_anew(model, tmp_path, mo
 
         monkeypatch.setattr(store, "evict", slow)
         agent = service.node.table.get((TENANT, "a-0"))
-        assert on_loop(service, evict(service.node, [agent])) == 1
+        assert on_loop(service, service.node.eviction.evict([agent])) == 1
         assert removing[0].result(60) == first.text
         assert service.node.table.get((TENANT, "a-0")) is not agent
         assert stored(service) == {"a-0"}

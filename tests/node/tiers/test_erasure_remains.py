@@ -21,7 +21,6 @@ from fabric.ids import AgentId, MigrationId, OperationId
 from fabric.record.tombstone import tombstone
 from fabric.turn.generation import CacheTier, GenerateRequest, Identity, IdentityKind, Sampling
 from node.store.posix_disk import DiskError
-from node.tiers.eviction import evict
 from tests.support.erasures import (
     PROMPT,
     Refusal,
@@ -114,7 +113,7 @@ def test_a_node_that_was_away_removes_what_may_be_a_block_of_theirs(tmp_path, mo
         damaged.parent.mkdir(exist_ok=True)
         damaged.write_bytes(block.read_bytes())
         agent = service.node.table.get((TENANT, "alice"))
-        on_loop(service, evict(service.node, [agent]))
+        on_loop(service, service.node.eviction.evict([agent]))
     with running(tmp_path, model) as service:
         on_loop(service, service.node.erasing.finish())
         assert damaged.exists()
@@ -193,7 +192,7 @@ def test_an_erasure_ends_the_turn_that_runs(tmp_path, model):
         )
 
         async def erased_meanwhile():
-            events = service.node.generate(request)
+            events = service.node.turns.serve(request)
             await anext(events)
             now_s = service.node.clock.wall_s()
             message = EraseAgent(OperationId("test-erase-turn"), TENANT, "alice", 1_001, now_s)

@@ -167,7 +167,7 @@ def test_a_drained_node_takes_no_new_agents_until_told_also_after_a_restart(mode
         assert turn(service, HELLO, "alice")[1].admitted.cached_tokens > 100
         assert code_of(lambda: turn(service, HELLO, "bob")) == (421, "draining")
     with running(tmp_path, model) as service:
-        assert service.node.self_test.passed, "its own agent is none of the new ones"
+        assert service.node.self_tests.found.passed, "its own agent is none of the new ones"
         assert service.node.view().state == "draining"
         assert code_of(lambda: turn(service, HELLO, "bob")) == (421, "draining")
         call(service, DrainNode(draining=False), Done)

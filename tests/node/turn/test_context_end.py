@@ -14,7 +14,7 @@ from fabric.turn.generation import (
     HandedOver,
     Sampling,
 )
-from node.turn.turn_sequence import make_sequence
+from node.turn.turn_sequence import Sequences
 from tests.support.services import TENANT, ask, call, identity_of, running
 from tests.support.tiny_models import LLAMA, write_model
 
@@ -64,24 +64,27 @@ def test_a_move_near_the_contexts_end_changes_nothing(nodes, monkeypatch, moved_
 
     move = MigrationId(f"move-{name}-12345678")
 
-    def sealed_after(node, request, prepared, answer, emit):
+    make = Sequences.make
+
+    def sealed_after(self, request, prepared, answer, emit):
         """Make the sequence, to be sealed as soon as so many tokens exist."""
-        (its_turn,) = node.turns
+        (its_turn,) = a.node.live_turns
 
         def told(event):
             emit(event)
             if getattr(event, "index", -1) + 1 == moved_after:  # between two steps of the engine
-                its_turn._seal = SealAgent(move, TENANT, AgentId(name), 1, b.node.name)
+                seal = SealAgent(move, TENANT, AgentId(name), 1, b.node.name)
+                object.__setattr__(its_turn._outgoing, "seal", seal)  # from the engine's thread
                 sequence.yielding.set()
 
-        sequence = make_sequence(node, request, prepared, answer, told)
+        sequence = make(self, request, prepared, answer, told)
         return sequence
 
     async def begin():
-        return [event async for event in a.node.generate(turn(epoch=1))]
+        return [event async for event in a.node.turns.serve(turn(epoch=1))]
 
     with monkeypatch.context() as patch:
-        patch.setattr("node.turn.turn.make_sequence", sealed_after)
+        patch.setattr(Sequences, "make", sealed_after)
         seen = on_loop(a, begin())
     handed = seen[-1]
     assert isinstance(handed, HandedOver)
@@ -89,7 +92,7 @@ def test_a_move_near_the_contexts_end_changes_nothing(nodes, monkeypatch, moved_
     call(b, CommitMigration(move, a.node.name, sealed, 2), Committed)
 
     async def go_on():
-        return [e async for e in b.node.generate(turn(epoch=2, resume=handed.resume))]
+        return [e async for e in b.node.turns.serve(turn(epoch=2, resume=handed.resume))]
 
     rest = on_loop(b, go_on())
     assert isinstance(rest[-1], Finished), rest[-1]

@@ -51,7 +51,7 @@ def test_a_bias_for_no_token_is_refused(service, token):
 
     assert (error.status, error.code) == (400, "invalid_request_error")
     assert error.param == "logit_bias"
-    assert not service.node.turns
+    assert not service.node.live_turns
 
 
 def test_every_token_of_the_model_may_have_a_bias(service):

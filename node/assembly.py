@@ -1,0 +1,260 @@
+"""Put a node together: the one place where its parts meet.
+
+Each part is given the few others that it works with, and none the whole. What a node is built
+on differs between a Mac and a simulation; the rest is the same.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fabric.ports import Clock
+from node.agents.agent_table import AgentTable
+from node.drain_flag import DrainFlag
+from node.engine.engine_thread import EngineThread
+from node.migration.copy_offers import CopySource
+from node.migration.fetching import Fetching
+from node.migration.forks import Forks
+from node.migration.hibernation_export import Exports
+from node.migration.hibernation_import import Imports
+from node.migration.incoming import IncomingMoves
+from node.migration.incoming_end import IncomingEnd
+from node.migration.kept_copies import KeptCopies
+from node.migration.offers import Offers
+from node.migration.replicas import Replicas
+from node.migration.source import MoveSource
+from node.migration.target import IncomingCopies, MoveTarget
+from node.migration.warm_up import WarmUp
+from node.mlx.chat_tokenizer import ChatTokenizer
+from node.net.connections import Connections
+from node.net.link_table import LinkTable
+from node.node import Endpoint, Node
+from node.runtime.health import Health
+from node.runtime.identity import NodeIdentity
+from node.runtime.live_turns import LiveTurns
+from node.runtime.workers import Workers
+from node.self_test import Questions, SelfTests
+from node.store.agent_store import AgentStore
+from node.store.model_folders import folder_name
+from node.store.scrubber import Scrubber
+from node.store.service_time import ServiceTime
+from node.store.tombstones import Erased
+from node.tiers.agent_records import AgentRecords
+from node.tiers.agent_removal import AgentRemoval
+from node.tiers.disk_budget import DiskBudget
+from node.tiers.disk_tier import DiskSurvey
+from node.tiers.erased_folders import ErasedFolders
+from node.tiers.erasure import Erasing
+from node.tiers.eviction import Eviction
+from node.tiers.flusher import Flusher
+from node.tiers.hot_tier import HotTier
+from node.tiers.other_folders import OtherFolders
+from node.tiers.pins import Pinning, Pins
+from node.tiers.prefetch import Prefetches
+from node.tiers.record_mending import RecordMending
+from node.tiers.record_writer import RecordWriters
+from node.tiers.unsaved import Unsaved
+from node.transfer.client import TransferReport, fetch_blocks
+from node.transfer.server import TransferServer
+from node.turn.claim import Claims
+from node.turn.encoders import Encoders
+from node.turn.prefix import Prefixes
+from node.turn.request_prompt import Prompts
+from node.turn.saver import Savers
+from node.turn.turn import Turns
+from node.turn.turn_sequence import Sequences
+from node.upkeep import Retries, Upkeep
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ground:
+    """What a node is built on."""
+
+    identity: NodeIdentity
+    clock: Clock
+    engine: EngineThread
+    tokenizer: ChatTokenizer
+    store: AgentStore
+    table: AgentTable
+    erased: Erased
+    transfers: TransferServer
+    service_time: ServiceTime
+    workers: Workers
+    endpoint: Endpoint = field(default_factory=Endpoint)
+    fetch: Callable[..., TransferReport] = fetch_blocks  # brings blocks from a peer; blocks
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiers:
+    """Memory and disk."""
+
+    unsaved: Unsaved
+    hot: HotTier
+    eviction: Eviction
+    budget: DiskBudget
+    writers: RecordWriters
+    records: AgentRecords
+    mending: RecordMending
+    pins: Pins
+    flusher: Flusher
+    prefetches: Prefetches
+
+
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """Agents that come and go."""
+
+    moves: IncomingMoves
+    warm_up: WarmUp
+    incoming_end: IncomingEnd
+    copies: IncomingCopies
+    target: MoveTarget
+    source: MoveSource
+    copy_source: CopySource
+    replicas: Replicas
+    forks: Forks
+    exports: Exports
+    imports: Imports
+
+
+def assemble(ground: Ground) -> Node:
+    """Build a node of which nothing runs yet; call it on, or before, its event loop."""
+    identity, clock, engine, store = ground.identity, ground.clock, ground.engine, ground.store
+    table, workers, settings = ground.table, ground.workers, identity.settings
+    health = Health(identity.name, identity.model.problem)
+    links, connections = LinkTable(clock), Connections()
+    live_turns = LiveTurns(health)
+    tiers = _tiers(ground, health)
+    moves = _moves(ground, health, tiers, links, connections)
+    erasing = _erasing(ground, health, tiers, moves.incoming_end)
+    turns = _turns(ground, health, tiers, moves, live_turns)
+    questions = Questions(identity, ground.tokenizer, workers, turns)
+    self_tests = SelfTests(clock, tiers.records, questions, live_turns, health)
+    upkeep = Upkeep(
+        tiers.budget, tiers.pins, moves.incoming_end, store, workers, ground.service_time, health
+    )
+    return Node(
+        identity=identity,
+        clock=clock,
+        endpoint=ground.endpoint,
+        health=health,
+        workers=workers,
+        engine=engine,
+        tokenizer=ground.tokenizer,
+        store=store,
+        erased=ground.erased,
+        service_time=ground.service_time,
+        transfers=ground.transfers,
+        links=links,
+        connections=connections,
+        table=table,
+        hot=tiers.hot,
+        unsaved=tiers.unsaved,
+        budget=tiers.budget,
+        eviction=tiers.eviction,
+        flusher=tiers.flusher,
+        prefetches=tiers.prefetches,
+        erasing=erasing,
+        pinning=Pinning(table, tiers.pins, upkeep.round),
+        moves=moves.moves,
+        warm_up=moves.warm_up,
+        incoming_end=moves.incoming_end,
+        copies=moves.copies,
+        target=moves.target,
+        source=moves.source,
+        copy_source=moves.copy_source,
+        replicas=moves.replicas,
+        forks=moves.forks,
+        exports=moves.exports,
+        imports=moves.imports,
+        turns=turns,
+        live_turns=live_turns,
+        self_tests=self_tests,
+        upkeep=upkeep,
+        retries=Retries(erasing, tiers.unsaved, tiers.flusher, self_tests, health),
+        scrubber=Scrubber(settings, clock, workers, store.blocks, live_turns, health),
+        drain_flag=DrainFlag(identity.config.data_dir, workers, health),
+    )
+
+
+def _tiers(ground: Ground, health: Health) -> _Tiers:
+    store, table, workers, engine = ground.store, ground.table, ground.workers, ground.engine
+    settings, transfers = ground.identity.settings, ground.transfers
+    unsaved = Unsaved(table, health)
+    hot = HotTier(table, engine, unsaved, settings.hot_bytes)
+    eviction = Eviction(table, store, workers, transfers, hot)
+    survey = DiskSurvey(table, store, workers, transfers, engine, settings.disk_bytes)
+    others = OtherFolders(ground.identity, ground.clock, workers, ground.service_time)
+    budget = DiskBudget(settings, table, store, workers, survey, eviction, others)
+    writers = RecordWriters(store, workers, engine, budget)
+    records = AgentRecords(table, store, workers, hot)
+    mending = RecordMending(records, writers)
+    return _Tiers(
+        unsaved=unsaved,
+        hot=hot,
+        eviction=eviction,
+        budget=budget,
+        writers=writers,
+        records=records,
+        mending=mending,
+        pins=Pins(records, mending),
+        flusher=Flusher(table, unsaved, writers, hot),
+        prefetches=Prefetches(table, store, workers, engine, hot, health),
+    )
+
+
+def _moves(
+    ground: Ground, health: Health, tiers: _Tiers, links: LinkTable, connections: Connections
+) -> _Moves:
+    identity, clock, store, workers = ground.identity, ground.clock, ground.store, ground.workers
+    erased, service_time, moving = ground.erased, ground.service_time, ground.engine.moving
+    records, mending, budget = tiers.records, tiers.mending, tiers.budget
+    moves = IncomingMoves(clock)
+    warm_up = WarmUp(moves, store, workers, ground.engine, tiers.hot, health)
+    tiers.hot.count(warm_up)
+    end = IncomingEnd(clock, moves, warm_up, store, workers, erased, moving)
+    fetching = Fetching(identity, clock, store, workers, links, connections, ground.fetch)
+    copies = IncomingCopies(identity, store, budget, fetching, moves, warm_up, end)
+    kept = KeptCopies(identity, records, budget, moves, end)
+    offers = Offers(ground.transfers)
+    return _Moves(
+        moves=moves,
+        warm_up=warm_up,
+        incoming_end=end,
+        copies=copies,
+        target=MoveTarget(
+            identity.name, records, service_time, moves, copies, warm_up, end, moving
+        ),
+        source=MoveSource(records, mending, offers, erased, moving, health),
+        copy_source=CopySource(identity.name, ground.table, mending, offers),
+        replicas=Replicas(store, moves, kept, end),
+        forks=Forks(clock, store, kept, erased, service_time, health),
+        exports=Exports(identity, clock, records, mending, tiers.flusher),
+        imports=Imports(identity, clock, records, budget, erased, service_time, health),
+    )
+
+
+def _erasing(ground: Ground, health: Health, tiers: _Tiers, end: IncomingEnd) -> Erasing:
+    identity, store, erased = ground.identity, ground.store, ground.erased
+    removal = AgentRemoval(tiers.records, ground.transfers, tiers.prefetches, end.forget_agent)
+    folders = ErasedFolders(
+        identity.config.data_dir,
+        folder_name(identity.fingerprint),
+        identity.settings.durability,
+        identity.cluster_key,
+        erased.epoch_of,
+    )
+    key = identity.cluster_key
+    return Erasing(ground.table, store, ground.workers, erased, folders, removal, health, key)
+
+
+def _turns(
+    ground: Ground, health: Health, tiers: _Tiers, moves: _Moves, live_turns: LiveTurns
+) -> Turns:
+    identity, engine, tokenizer = ground.identity, ground.engine, ground.tokenizer
+    table, store, hot = ground.table, ground.store, tiers.hot
+    prompts = Prompts(identity, tokenizer, Encoders(), engine.budget)
+    claims = Claims(table, tiers.budget, ground.erased, moves.moves, engine.moving, hot, health)
+    prefixes = Prefixes(identity, store, ground.workers, engine, tiers.prefetches, health)
+    sequences = Sequences(identity, tokenizer, prefixes, engine, hot, health)
+    savers = Savers(ground.clock, table, tiers.writers, tiers.unsaved, ground.service_time, health)
+    return Turns(prompts, claims, prefixes, sequences, savers, engine, live_turns, health)

@@ -1,0 +1,80 @@
+"""Bring blocks of one record from the node that offers them, each checked before it is stored.
+
+Nothing that a peer says is believed: block names are recomputed from the tokens under this
+cluster's key.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fabric.control.node_calls import Copied, CopyBlocks
+from fabric.kvcache.block import BlockRef
+from fabric.ports import Clock
+from fabric.record.manifest import Manifest
+from node.net.connections import Connections
+from node.net.link_table import LinkTable
+from node.runtime.identity import NodeIdentity
+from node.runtime.workers import Workers
+from node.store.agent_store import AgentStore
+from node.transfer.client import TransferReport
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """How a node fetches; `fetch` brings blocks from a peer, and blocks."""
+
+    identity: NodeIdentity
+    clock: Clock
+    store: AgentStore
+    workers: Workers
+    links: LinkTable
+    connections: Connections
+    fetch: Callable[..., TransferReport]
+
+    async def bring(
+        self, call: CopyBlocks, record: Manifest, arrived: Callable[[BlockRef], None]
+    ) -> Copied:
+        """Fetch what is missing; `arrived` is called on a fetch thread, once per pinned block."""
+        return await self.workers.fetch(lambda: self._bring(call, record, arrived))
+
+    def _bring(
+        self, call: CopyBlocks, record: Manifest, arrived: Callable[[BlockRef], None]
+    ) -> Copied:
+        began, store = self.clock.monotonic_s(), self.store
+        by_name = {ref.name: span for ref, span in store.named_refs(record)}
+        missing = store.missing(record)
+        if not missing:
+            return Copied(0, len(by_name), 0, 0.0)
+        buffers: dict[str, memoryview] = {}
+
+        def allocate(ref: BlockRef) -> memoryview:
+            return buffers.setdefault(ref.name, memoryview(bytearray(ref.payload_bytes)))
+
+        def adopt(ref: BlockRef, payload: memoryview) -> None:
+            span = by_name[ref.name]
+            tokens = record.token_ids[span.start : span.end]
+            store.blocks.adopt(ref, span.parent, tokens, payload)
+            arrived(ref)
+            buffers.pop(ref.name, None)
+
+        report = self.fetch(
+            call.offer.addresses,
+            name=self.identity.name,
+            source=call.source,
+            cluster_key=self.identity.cluster_key,
+            fingerprint=self.identity.fingerprint,
+            ticket=call.offer.ticket,
+            refs=missing,
+            allocate=allocate,
+            done=adopt,
+            urgency=call.urgency,
+            links=self.links,
+            connections=self.connections,
+            encrypt_links=self.identity.settings.encrypt_links,
+        )
+        return Copied(
+            blocks_sent=report.blocks,
+            blocks_reused=len(by_name) - len(missing),
+            bytes_sent=report.bytes,
+            seconds=self.clock.monotonic_s() - began,
+        )

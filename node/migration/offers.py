@@ -1,0 +1,26 @@
+"""What a node lets one other node fetch: the blocks of one record, for a while."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from fabric.control.copy_calls import OfferCopy
+from fabric.control.node_calls import Offer, OfferMigration, SealAgent
+from fabric.record.manifest import Manifest, encode_manifest
+from node.transfer.server import TransferServer
+
+OFFER_VALID_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """Made to the data plane's server."""
+
+    transfers: TransferServer
+
+    def make(self, call: OfferMigration | SealAgent | OfferCopy, record: Manifest) -> Offer:
+        """Offer all blocks of a record to the call's target."""
+        refs = list(dict.fromkeys(record.refs))
+        ticket = self.transfers.offer(
+            call.migration, call.tenant, call.agent, call.target, call.epoch, refs, OFFER_VALID_S
+        )
+        return Offer(encode_manifest(record), ticket, self.transfers.addresses())

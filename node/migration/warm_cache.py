@@ -1,0 +1,36 @@
+"""One agent's cache as far as it is here, while the agent still runs elsewhere."""
+
+import threading
+from dataclasses import dataclass, field
+
+from fabric.kvcache.block import BlockRef
+from node.engine.memory_budget import Reservation
+from node.mlx.resident_cache import ResidentCache
+from node.runtime.one_loop import of_one_loop
+
+
+@of_one_loop
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class WarmCache:
+    """What has been read of a move.
+
+    While it is read into, its memory is reserved and may not be dropped; `cancel` ends that
+    after the block that is being read.
+    """
+
+    reservation: Reservation
+    cache: ResidentCache | None = None
+    room_tokens: int = 0
+    refs: list[BlockRef] = field(default_factory=list)  # the full blocks in it, in order
+    tokens_count: int = 0  # once all of the final record is in it
+    kept_as: int = 0  # the count of caches kept so far: the lowest is the oldest
+    cancel: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory held."""
+        return self.cache.size_bytes if self.cache is not None else 0
+
+    def begins(self, refs: list[BlockRef]) -> bool:
+        """Say whether its blocks are the first of `refs`."""
+        return refs[: len(self.refs)] == self.refs

@@ -1,0 +1,72 @@
+"""What a node is started with, and what is known of it for as long as it runs."""
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fabric.ids import Fingerprint, NodeName
+from fabric.kvcache.cache_spec import ModelCacheSpec
+from fabric.limits import BLOCK_TOKENS
+from fabric.settings import NodeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """What a node is started with."""
+
+    name: NodeName
+    data_dir: Path
+    model: str
+    cluster_key: bytes = field(repr=False)
+    settings: NodeSettings
+    host: str
+    incarnation: int
+    tls: ssl.SSLContext | None = None  # None: plain HTTP, which no router of a real fabric asks
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that a node serves."""
+
+    name: str
+    spec: ModelCacheSpec
+    fingerprint: Fingerprint
+    context_tokens_max: int
+    vocabulary_size: int  # token ids that the model takes
+    problem: str | None = None  # why its caches cannot be kept
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """Facts that no part of a node changes."""
+
+    config: NodeConfig
+    model: ServedModel
+
+    @property
+    def name(self) -> NodeName:
+        return self.config.name
+
+    @property
+    def settings(self) -> NodeSettings:
+        """Budgets and policies."""
+        return self.config.settings
+
+    @property
+    def cluster_key(self) -> bytes:
+        return self.config.cluster_key
+
+    @property
+    def spec(self) -> ModelCacheSpec:
+        """What the model keeps per token."""
+        return self.model.spec
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return self.model.fingerprint
+
+    def usable_prefix(self, tokens_count: int) -> int:
+        """Round a reusable prefix down to what the chunk policy allows."""
+        if self.settings.exact_chunks:
+            return tokens_count // BLOCK_TOKENS * BLOCK_TOKENS
+        return tokens_count

@@ -1,0 +1,63 @@
+"""The turns that run on a node, and how they all come to an end."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Protocol
+
+from node.runtime.health import Health
+from node.runtime.one_loop import on_its_loop
+
+
+class RunningTurn(Protocol):
+    """What is done to all turns alike."""
+
+    task: asyncio.Task[None]
+
+    def cancel(self) -> None:
+        """End it as if its client had hung up."""
+        ...
+
+
+class LiveTurns:
+    """One node's; lives on its event loop."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._turns: set[RunningTurn] = set()
+        self.begun_count = 0
+        self.fenced_count = 0  # ended when their agent was another node's
+
+    def __iter__(self) -> Iterator[RunningTurn]:
+        return iter(list(self._turns))
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @on_its_loop
+    def add(self, turn: RunningTurn) -> None:
+        """Count a turn that begins."""
+        self._turns.add(turn)
+        self.begun_count += 1
+
+    @on_its_loop
+    def discard(self, turn: RunningTurn) -> None:
+        """Note that a turn is over."""
+        self._turns.discard(turn)
+
+    async def quiesce(self, limit_s: float | None = None) -> int:
+        """Wait until every turn in progress has been saved; return how many still run at the limit.
+
+        Turns that begin meanwhile are not waited for.
+        """
+        tasks = {turn.task for turn in self._turns}
+        if not tasks:
+            return 0
+        _, running = await asyncio.wait(tasks, timeout=limit_s)
+        return len(running)
+
+    async def end(self) -> None:
+        """Serve no turn any more; wait until those in progress have been saved."""
+        self._health.is_draining = self._health.is_stopping = True
+        for turn in self:
+            turn.cancel()
+        await self.quiesce()

@@ -1,0 +1,42 @@
+"""The agents of a node together with their records: what memory and disk say of each."""
+
+from dataclasses import dataclass
+
+from fabric.kvcache.block import BlockRef
+from fabric.record.manifest import Manifest
+from node.agents.agent import Agent
+from node.agents.agent_table import AgentTable
+from node.runtime.workers import Workers
+from node.store.agent_store import AgentStore
+from node.tiers.hot_tier import HotTier
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRecords:
+    """One node's; for its event loop, which is not blocked by the disk."""
+
+    table: AgentTable
+    store: AgentStore
+    workers: Workers
+    hot: HotTier
+
+    def is_here(self, agent: Agent) -> bool:
+        """Say whether it is still the one under its key."""
+        return self.table.get(agent.key) is agent
+
+    async def missing(self, record: Manifest) -> list[BlockRef]:
+        """List the record's blocks that are not stored."""
+        return await self.workers.run(lambda: self.store.missing(record))
+
+    async def verify(self, record: Manifest) -> None:
+        """Read the record's blocks; what is damaged is missing from then on."""
+        await self.workers.run(lambda: self.store.blocks.verify(dict.fromkeys(record.refs)))
+
+    async def publish(self, record: Manifest, previous: Manifest | None) -> None:
+        """Store a record in place of `previous`; raise DiskError."""
+        await self.workers.run(lambda: self.store.publish(record, previous))
+
+    def put(self, agent: Agent) -> None:
+        """Note that an agent's record and its cache changed."""
+        self.table.put(agent)
+        self.hot.note()

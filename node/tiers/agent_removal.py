@@ -1,0 +1,52 @@
+"""Take one erased agent off a node: what moves of it brought, its turn, its record."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from fabric.ids import AgentKey
+from fabric.kvcache.block import BlockRef
+from node.agents.agent import Agent
+from node.tiers.agent_records import AgentRecords
+from node.tiers.prefetch import Prefetches
+from node.transfer.server import TransferServer
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRemoval:
+    """How it is done on one node; `forget_incoming` says whether any move brought something."""
+
+    records: AgentRecords
+    transfers: TransferServer
+    prefetches: Prefetches
+    forget_incoming: Callable[[AgentKey], Awaitable[bool]]
+
+    async def forget_moves(self, key: AgentKey) -> bool:
+        """Let go of what a move without its router brought of the agent, or lets others fetch."""
+        self.transfers.withdraw_agent(*key)
+        return await self.forget_incoming(key)
+
+    async def remove(self, key: AgentKey, epoch: int) -> tuple[list[BlockRef], bool]:
+        """Take an agent and its record away; return the blocks that it let go of."""
+        records, table = self.records, self.records.table
+        agent = table.get(key)
+        if agent is None or agent.manifest.epoch > epoch:  # a later one of this name
+            return [], False
+        _end_turn(agent, epoch)
+        await self.prefetches.stop(agent)
+        async with agent.turn_lock:
+            if table.get(key) is not agent or agent.manifest.epoch > epoch:
+                return [], table.get(key) is None  # its first turn left nothing behind
+            # In the table until it is gone: a turn that comes meanwhile waits for the lock.
+            saved, agent.cache = agent.saved, None
+            refs = await records.workers.run(lambda: records.store.erase_record(*key, saved))
+            table.forget(agent)
+        agent.outgoing.leave(epoch + 1)
+        records.hot.note()
+        return refs, True
+
+
+def _end_turn(agent: Agent, epoch: int) -> None:
+    """End a turn that runs: it could neither be saved nor acknowledged."""
+    agent.outgoing.raise_fence(epoch + 1)
+    if agent.turn is not None:
+        agent.turn.cancel()

@@ -1,0 +1,66 @@
+"""The memory of idle caches: what it holds now, and who gives way where it is wanted."""
+
+from typing import Protocol
+
+from node.agents.agent_table import AgentTable
+from node.engine.engine_thread import EngineThread
+from node.runtime.one_loop import on_its_loop
+from node.tiers.unsaved import Unsaved
+
+
+class IdleMemory(Protocol):
+    """Caches beside those of the table's agents, which all go together."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory held."""
+        ...
+
+    def clear(self) -> None:
+        """Give all of it back."""
+        ...
+
+
+class HotTier:
+    """One node's; lives on its event loop."""
+
+    def __init__(
+        self, table: AgentTable, engine: EngineThread, unsaved: Unsaved, limit_bytes: int
+    ) -> None:
+        self._table = table
+        self._engine = engine
+        self._unsaved = unsaved
+        self._beside: list[IdleMemory] = []
+        self.limit_bytes = limit_bytes
+
+    def count(self, beside: IdleMemory) -> None:
+        """Count these caches, too, from now on."""
+        self._beside.append(beside)
+
+    @on_its_loop
+    def note(self) -> None:
+        """Tell the memory budget what idle caches hold now; call it after every change."""
+        held_bytes = self._table.hot_bytes + sum(each.size_bytes for each in self._beside)
+        self._engine.budget.set_idle(held_bytes)
+        if held_bytes > self.limit_bytes:
+            self._unsaved.hurry()
+
+    def cool(self, budget_bytes: int | None = None) -> None:
+        """Free idle agents' caches, worth least first, until they fit the limit, or less."""
+        self._table.cool(self.limit_bytes if budget_bytes is None else budget_bytes)
+        self.note()
+
+    @on_its_loop
+    def make_room(self, size_bytes: int) -> None:
+        """Cool idle agents until `size_bytes` more are free, as far as that goes."""
+        before_bytes = self._engine.budget.idle_bytes
+        wanted_bytes = self._table.hot_bytes - size_bytes
+        self._table.cool(wanted_bytes)
+        if self._table.hot_bytes > wanted_bytes:
+            for each in self._beside:
+                each.clear()
+        self.note()
+        self._unsaved.hurry()
+        # Where nothing was freed, whoever asked would only ask again: its next poll is soon.
+        if self._engine.budget.idle_bytes < before_bytes:
+            self._engine.wake()

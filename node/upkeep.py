@@ -1,0 +1,117 @@
+"""What a node does again and again beside its turns.
+
+Upkeep    once a minute: the disk's limits, pins, moves whose router is gone, the time served
+Retries   every few seconds, or at once: what the disk refused, and a self-test that could
+          not tell. A restart does the former, too.
+"""
+
+import asyncio
+import math
+
+from fabric.limits import FLUSH_IDLE_S, FLUSH_RETRY_S, RECLAIM_EVERY_S, SERVED_EVERY_S
+from node.background_loop import BackgroundLoop
+from node.migration.incoming_end import IncomingEnd
+from node.runtime.health import Health
+from node.runtime.workers import Workers
+from node.self_test import SelfTests
+from node.store.agent_store import AgentStore
+from node.store.service_time import ServiceTime
+from node.tiers.disk_budget import DiskBudget, attempt
+from node.tiers.erasure import Erasing
+from node.tiers.flusher import Flusher
+from node.tiers.pins import Pins
+from node.tiers.unsaved import Unsaved
+
+
+class Upkeep:
+    """One node's; lives on its event loop."""
+
+    def __init__(
+        self,
+        budget: DiskBudget,
+        pins: Pins,
+        incoming: IncomingEnd,
+        store: AgentStore,
+        workers: Workers,
+        service_time: ServiceTime,
+        health: Health,
+    ) -> None:
+        self._budget = budget
+        self._pins = pins
+        self._incoming = incoming
+        self._store = store
+        self._workers = workers
+        self._service_time = service_time
+        self._saved_s = -math.inf
+        self._loop = BackgroundLoop(
+            "reclaiming disk space",
+            self._step,
+            health.note_failed_round,
+            first_wait_s=RECLAIM_EVERY_S,
+        )
+
+    def start(self) -> None:
+        """Begin to look once a minute."""
+        self._loop.start()
+
+    async def stop(self) -> None:
+        """End; a removal under way is finished first."""
+        await self._loop.stop()
+
+    async def round(self) -> None:
+        """Do all of it now; a disk that refuses is told in the log."""
+        await self._budget.enforce()
+        await attempt(self._pins.persist_all())
+        await attempt(self._incoming.forget_stale())
+        await attempt(self._workers.run(self._store.settle_all))
+        await self._save_service_time()
+
+    async def _save_service_time(self) -> None:
+        now_s = self._service_time.now_s
+        if now_s - self._saved_s >= SERVED_EVERY_S:
+            self._saved_s = now_s
+            await self._workers.run(self._service_time.save)
+
+    async def _step(self) -> float:
+        await self.round()
+        return RECLAIM_EVERY_S
+
+
+class Retries:
+    """One node's; lives on its event loop."""
+
+    def __init__(
+        self,
+        erasing: Erasing,
+        unsaved: Unsaved,
+        flusher: Flusher,
+        self_tests: SelfTests,
+        health: Health,
+    ) -> None:
+        self._erasing = erasing
+        self._unsaved = unsaved
+        self._flusher = flusher
+        self._self_tests = self_tests
+        self._loop = BackgroundLoop(
+            "saving again what the disk refused",
+            self._step,
+            health.note_failed_round,
+            first_wait_s=FLUSH_IDLE_S,
+            hurry=unsaved.is_wanted,
+        )
+
+    def start(self) -> None:
+        """Begin to look after what waits while all is idle."""
+        self._loop.start()
+
+    async def stop(self) -> None:
+        """End, once a save under way is finished or has failed."""
+        await self._loop.stop()
+
+    async def _step(self) -> float:
+        if self._erasing.is_owed:
+            await self._erasing.finish()
+        if self._unsaved.agents() and await self._flusher.flush():
+            await asyncio.sleep(FLUSH_RETRY_S)  # whoever is in a hurry
+        await self._self_tests.retry()
+        return FLUSH_IDLE_S

@@ -1,0 +1,76 @@
+"""An agent's way out: asked, sealed, taken back, left."""
+
+import asyncio
+
+import pytest
+
+from fabric.control.node_calls import SealAgent
+from fabric.ids import AgentId, MigrationId, NodeName, TenantId
+from node.agents.outgoing import OutgoingMove, OutgoingState
+
+MOVE = MigrationId("mig-1")
+SEAL = SealAgent(MOVE, TenantId("default"), AgentId("alice"), 1, NodeName("b"))
+
+
+def is_decided(move):
+    async def look():
+        return await asyncio.wait_for(move.decided(), 0.01)
+
+    try:
+        asyncio.run(look())
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_a_turn_that_is_asked_ends_with_the_seal():
+    move = OutgoingMove()
+    move.ask(SEAL)
+    assert move.state is OutgoingState.ASKED
+    assert move.is_asked(MOVE)
+    assert not move.is_asked(MigrationId("another"))
+    assert move.begin_sealing() is SEAL
+    move.hold()
+    assert move.stop_asking() == MOVE
+    assert (move.state, move.seal) == (OutgoingState.SEALED, None)
+
+
+@pytest.mark.parametrize("is_saving", [False, True])
+def test_a_turn_that_was_not_sealed_leaves_the_agent_here(is_saving):
+    move = OutgoingMove()
+    move.ask(SEAL)
+    if is_saving:
+        move.begin_sealing()  # and the disk refuses
+    assert move.stop_asking() == MOVE
+    assert (move.state, move.begin_sealing(), move.stop_asking()) == (
+        OutgoingState.HERE,
+        None,
+        None,
+    )
+
+
+def test_turns_wait_exactly_while_it_is_sealed():
+    assert not is_decided(OutgoingMove(OutgoingState.SEALED)), "as a restart finds it"
+    for end in (OutgoingMove.settle, lambda move: move.leave(2)):
+        move = OutgoingMove()
+        assert is_decided(move)
+        move.hold()
+        assert not is_decided(move)
+        end(move)
+        assert is_decided(move)
+
+
+def test_a_fence_is_never_lowered():
+    move = OutgoingMove()
+    move.leave(5)
+    move.leave(3)
+    move.settle()
+    assert (move.state, move.fence) == (OutgoingState.HERE, 5)
+
+
+def test_an_agent_that_left_is_not_asked_for():
+    move = OutgoingMove()
+    move.leave(2)
+    move.ask(SEAL)
+    assert move.state is OutgoingState.LEFT
+    assert move.stop_asking() == MOVE, "its turn may wait for it all the same"

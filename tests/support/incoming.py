@@ -1,0 +1,6 @@
+"""What moves have brought to a node so far."""
+
+
+def pinned_blocks(node):
+    """Return the blocks that are pinned for each move, and in no record yet."""
+    return {move.name: list(move.refs) for move in node.moves if move.refs}

@@ -1,0 +1,13 @@
+"""Change a node's state where alone it may be changed: on its event loop."""
+
+import asyncio
+
+
+def change(service, target, **values):
+    """Set attributes of an agent, say, on a running node's loop."""
+
+    async def set_all():
+        for name, value in values.items():
+            setattr(target, name, value)
+
+    asyncio.run_coroutine_threadsafe(set_all(), service._loop).result(60)
