@@ -1,5 +1,6 @@
 """An emulated Mac is logged in to by ssh, keeps to itself, and can lose its power."""
 
+import secrets
 import shutil
 import subprocess
 from pathlib import Path
@@ -45,9 +46,10 @@ def test_one_logs_in_by_key_and_only_by_key(macs):
 def test_files_are_its_own_and_the_project_is_read_only(macs):
     studio, mini = macs
     for folder in ("/tmp", "/var/tmp", "/dev/shm", HOME):
-        bash(studio, f"echo mine > {folder}/note && test -s {folder}/note")
-        bash(mini, f"test ! -e {folder}/note")
-        assert not Path(folder, "note").exists()
+        note = f"{folder}/note-{secrets.token_hex(8)}"  # this machine has none of that name
+        bash(studio, f"echo mine > {note} && test -s {note}")
+        bash(mini, f"test ! -e {note}")
+        assert not Path(note).exists()
     assert mini.run(["touch", f"{ROOT}/note"]).returncode != 0
     assert mini.run(["touch", "/etc/note"]).returncode != 0
     bash(mini, f"cd {ROOT} && .venv/bin/python -c 'import node, sys; print(node.__file__)'")
