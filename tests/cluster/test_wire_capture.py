@@ -35,6 +35,7 @@ ASKED, ANSWERED, *OTHERS = ("".join(secrets.choice(LETTERS) for _ in range(12)) 
 FILLER = " ".join(f"The friend of {a} is {b}." for a, b in pairwise(OTHERS))
 TIMEOUT_S = 120.0
 WINDOW_BYTES = 256
+TOKENS_BYTES = 4 * 256 + WINDOW_BYTES  # at a block's end, and a window that begins before them
 
 
 class Fabric:
@@ -99,7 +100,8 @@ class Fabric:
         member = (self.data / MEMBER_KEY).read_text().splitlines()
         block = max((self.data / "nodes").rglob("*.full"), key=lambda p: p.stat().st_size)
         raw = block.read_bytes()
-        windows = (raw[at : at + WINDOW_BYTES] for at in range(16_384, len(raw), WINDOW_BYTES))
+        end = len(raw) - TOKENS_BYTES  # planted for itself
+        windows = (raw[at : at + WINDOW_BYTES] for at in range(16_384, end, WINDOW_BYTES))
         return {
             "the cluster's key": key,
             "the cluster's key in hex": key.hex().encode(),

@@ -24,6 +24,7 @@ LAPTOP = len(NAMES)
 CABLE = (0, 1)  # moves to and from the third Mac travel over Ethernet
 LETTERS = "aeiloprstuvwz"
 WINDOW_BYTES = 256
+TOKENS_BYTES = 4 * 256 + WINDOW_BYTES  # at a block's end, and a window that begins before them
 PLANT = """
 import socket, sys
 with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as sock:
@@ -56,7 +57,8 @@ def hidden(fabric, agent, code):
     member = next(fabric.head.home.rglob(MEMBER_KEY)).read_text().splitlines()
     blocks = (path for mac in fabric.macs[:LAPTOP] for path in mac.home.rglob("*.full"))
     raw = max(blocks, key=lambda path: path.stat().st_size).read_bytes()
-    windows = (raw[at : at + WINDOW_BYTES] for at in range(16_384, len(raw), WINDOW_BYTES))
+    end = len(raw) - TOKENS_BYTES  # planted for itself
+    windows = (raw[at : at + WINDOW_BYTES] for at in range(16_384, end, WINDOW_BYTES))
     always = {
         "the cluster's key": key,
         "the cluster's key in hex": key.hex().encode(),

@@ -29,6 +29,7 @@ from tests.node.fake_engine import (
     last_of,
     make_sequence,
 )
+from tests.support.on_loop import change
 from tests.support.services import TENANT, ask, identity_of, running
 from tests.support.tiny_models import LLAMA, write_model
 
@@ -296,7 +297,8 @@ def test_full_lines_refuse_no_answer_that_was_begun(small_service, alone):
     node = small_service.node
 
     def fill_lines(name):
-        node.table.get((TENANT, identity_of(name).agent)).waiting_count = claim.TURNS_WAITING_MAX
+        agent = node.table.get((TENANT, identity_of(name).agent))
+        change(small_service, agent, waiting_count=claim.TURNS_WAITING_MAX)
         node.engine._waiting_max = 0
         for other in (name, "carl"):
             with pytest.raises(OverloadedError):
