@@ -15,11 +15,11 @@ from itertools import pairwise
 import pytest
 import yaml
 
-from fabric.keys.cluster_secret import http_secret
 from fabric.keys.key_files import CLUSTER_KEY, MEMBER_KEY, RAY_TOKEN
 from router.supervise.processes import descendants, wait_gone
 from tests.cluster.conftest import ROOT
 from tests.support.packet_capture import Capture, why_not
+from tests.support.wire_secrets import keys_of, parts_of
 
 pytestmark = [
     pytest.mark.cluster,
@@ -34,8 +34,6 @@ LETTERS = "aeiloprstuvwz"
 ASKED, ANSWERED, *OTHERS = ("".join(secrets.choice(LETTERS) for _ in range(12)) for _ in range(80))
 FILLER = " ".join(f"The friend of {a} is {b}." for a, b in pairwise(OTHERS))
 TIMEOUT_S = 120.0
-WINDOW_BYTES = 256
-TOKENS_BYTES = 4 * 256 + WINDOW_BYTES  # at a block's end, and a window that begins before them
 
 
 class Fabric:
@@ -96,25 +94,19 @@ class Fabric:
 
     def secrets(self):
         """Return what nobody may see, by name, as it could be spelled."""
-        key = bytes.fromhex((self.data / CLUSTER_KEY).read_text())
-        member = (self.data / MEMBER_KEY).read_text().splitlines()
         block = max((self.data / "nodes").rglob("*.full"), key=lambda p: p.stat().st_size)
-        raw = block.read_bytes()
-        end = len(raw) - TOKENS_BYTES  # planted for itself
-        windows = (raw[at : at + WINDOW_BYTES] for at in range(16_384, end, WINDOW_BYTES))
-        return {
-            "the cluster's key": key,
-            "the cluster's key in hex": key.hex().encode(),
-            "the secret of nodes": http_secret(key).encode(),
-            "the member's key": member[1].encode(),
-            "Ray's password": (self.data / RAY_TOKEN).read_bytes(),
+        keys = keys_of(
+            (self.data / CLUSTER_KEY).read_text(),
+            (self.data / MEMBER_KEY).read_text(),
+            (self.data / RAY_TOKEN).read_bytes(),
+        )
+        said = {
             "the client's key": KEY.encode(),
             "the operator's key": OPERATOR.encode(),
             "the prompt": ASKED.encode(),
             "the answer": ANSWERED.encode(),
-            "the prompt's tokens": raw[-64:],
-            "a block": max(windows, key=lambda window: len(set(window))),
         }
+        return keys | said | parts_of(block.read_bytes())
 
     def close(self):
         owned = descendants([self.popen.pid])

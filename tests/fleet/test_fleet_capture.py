@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.emulated_fleet import ETHERNET, EmulatedFleet
 from benchmarks.emulated_mac import ROOT, why_not
-from fabric.keys.cluster_secret import http_secret
 from fabric.keys.key_files import CLUSTER_KEY, MEMBER_KEY, RAY_TOKEN
 from tests.fleet.ray_up import KEY, NAMES, OPERATOR_KEY, RayUp, client_argv
 from tests.support.packet_capture import Capture
+from tests.support.wire_secrets import keys_of, parts_of
 
 pytestmark = [
     pytest.mark.nightly,  # minutes on two cores, most of them Ray's starts
@@ -23,8 +23,6 @@ pytestmark = [
 LAPTOP = len(NAMES)
 CABLE = (0, 1)  # moves to and from the third Mac travel over Ethernet
 LETTERS = "aeiloprstuvwz"
-WINDOW_BYTES = 256
-TOKENS_BYTES = 4 * 256 + WINDOW_BYTES  # at a block's end, and a window that begins before them
 PLANT = """
 import socket, sys
 with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as sock:
@@ -52,29 +50,20 @@ def turn(fabric, agent, code):
 
 def hidden(fabric, agent, code):
     """Return what nobody may read, by name; apart from it what a cable may show."""
-    keys = next(fabric.laptop.home.rglob(CLUSTER_KEY)).parent
-    key = bytes.fromhex((keys / CLUSTER_KEY).read_text())
-    member = next(fabric.head.home.rglob(MEMBER_KEY)).read_text().splitlines()
     blocks = (path for mac in fabric.macs[:LAPTOP] for path in mac.home.rglob("*.full"))
-    raw = max(blocks, key=lambda path: path.stat().st_size).read_bytes()
-    end = len(raw) - TOKENS_BYTES  # planted for itself
-    windows = (raw[at : at + WINDOW_BYTES] for at in range(16_384, end, WINDOW_BYTES))
-    always = {
-        "the cluster's key": key,
-        "the cluster's key in hex": key.hex().encode(),
-        "the secret of nodes": http_secret(key).encode(),
-        "a member's key": member[1].encode(),
-        "Ray's password": next(fabric.head.home.rglob(RAY_TOKEN)).read_bytes(),
+    block = max(blocks, key=lambda path: path.stat().st_size)
+    keys = keys_of(
+        next(fabric.laptop.home.rglob(CLUSTER_KEY)).read_text(),
+        next(fabric.head.home.rglob(MEMBER_KEY)).read_text(),
+        next(fabric.head.home.rglob(RAY_TOKEN)).read_bytes(),
+    )
+    said = {
         "the client's key": KEY.encode(),
         "the operator's key": OPERATOR_KEY.encode(),
         "the answer": code.encode(),
     }
-    moved = {
-        "the agent's name, also in the prompt": agent.encode(),
-        "the prompt's tokens": raw[-64:],
-        "a block": max(windows, key=lambda window: len(set(window))),
-    }
-    return always, moved
+    named = {"the agent's name, also in the prompt": agent.encode()}
+    return keys | said, named | parts_of(block.read_bytes())
 
 
 def plant(fleet, fabric, mac, peer, host, text):
