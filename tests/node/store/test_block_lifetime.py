@@ -17,18 +17,6 @@ from node.store.posix_disk import DiskError, PosixDisk
 from tests.support.blocks import FINGERPRINT, SPEC, make_block
 
 
-@pytest.fixture
-def disk(tmp_path):
-    disk = PosixDisk(tmp_path / "root", "none")
-    yield disk
-    disk.close()
-
-
-@pytest.fixture
-def store(disk):
-    return BlockStore(disk, SPEC, FINGERPRINT)
-
-
 def reopened(disk, spec=SPEC, fingerprint=FINGERPRINT) -> BlockStore:
     store = BlockStore(disk, spec, fingerprint)
     store.recover()

@@ -7,20 +7,8 @@ from fabric.ids import BlockHash, Fingerprint
 from fabric.kvcache.block_file import render_block_header
 from fabric.kvcache.hashing import ROOT_PARENT
 from node.store.block_store import BlockMissingError, BlockStore
-from node.store.posix_disk import DiskError, PosixDisk
+from node.store.posix_disk import DiskError
 from tests.support.blocks import FINGERPRINT, SPEC, make_block, make_spec, with_kv
-
-
-@pytest.fixture
-def disk(tmp_path):
-    disk = PosixDisk(tmp_path / "root", "none")
-    yield disk
-    disk.close()
-
-
-@pytest.fixture
-def store(disk):
-    return BlockStore(disk, SPEC, FINGERPRINT)
 
 
 def reopened(disk, spec=SPEC, fingerprint=FINGERPRINT) -> BlockStore:
