@@ -21,6 +21,15 @@ class FabricError(Exception):
             self.code = code
 
 
+class HungUpError(FabricError):
+    """Nobody listens to the answer any more; also what a node's stop ends turns with."""
+
+    code = "cancelled"
+
+    def __init__(self) -> None:
+        super().__init__("the client hung up")
+
+
 class RejectedError(FabricError):
     """The request is wrong: repeating it unchanged cannot help."""
 

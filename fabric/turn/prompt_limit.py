@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from fabric.errors import FabricError, RejectedError
+from fabric.errors import HungUpError, RejectedError
 from fabric.limits import BODY_BYTES_MAX
 
 
@@ -45,10 +45,9 @@ class PromptLimit:
             self._refuse(f"is {size_bytes} bytes long")
 
     def check(self, tokens_count: int) -> None:
-        """Raise RejectedError once that many tokens reach the limit, FabricError if unwanted."""
+        """Raise RejectedError once that many tokens reach the limit, HungUpError if unwanted."""
         if self.is_unwanted():
-            message = "the client hung up"
-            raise FabricError(message, code="cancelled")
+            raise HungUpError
         if self.left(tokens_count) <= 0:
             self._refuse(f"has {self.passed_tokens + tokens_count} tokens or more")
 

@@ -9,10 +9,9 @@ import logging
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from typing import Final
 
 from fabric.control.node_calls import SealAgent
-from fabric.errors import FabricError, RejectedError, StaleEpochError
+from fabric.errors import FabricError, HungUpError, RejectedError, StaleEpochError
 from fabric.ids import MigrationId
 from fabric.limits import STREAM_EVENTS_MAX
 from fabric.record.manifest import Manifest
@@ -46,7 +45,6 @@ from node.turn.saver import Saver, Savers
 from node.turn.turn_sequence import Sequences, end_of, is_unchanged
 
 _log = logging.getLogger(__name__)
-HUNG_UP: Final = "the client hung up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +148,14 @@ class Turn:
                 raise RejectedError(message, code="slow_reader")  # noqa: TRY301 - as any other end
             if last is not None:
                 self._emit(last)
+        except HungUpError as error:
+            self._queue.put_nowait(self._parts.health.stopping or error)
         except FabricError as error:
             self._queue.put_nowait(error)
         except asyncio.CancelledError:  # while it waited
             if not self._unwanted.is_set():
                 raise
-            self._queue.put_nowait(
-                self._parts.health.stopping or FabricError(HUNG_UP, code="cancelled")
-            )
+            self._queue.put_nowait(self._parts.health.stopping or HungUpError())
         except Exception:  # noqa: BLE001 - nothing may end the loop
             _log.exception("a turn failed")
             self._queue.put_nowait(FabricError("the node failed on this request"))
@@ -170,9 +168,9 @@ class Turn:
 
     async def _claim_and_serve(self) -> Finished | HandedOver | None:
         """Return the last event; only when the agent is idle, so that its next turn finds it so."""
-        parts, request, stopping = self._parts, self._request, self._parts.health.stopping
-        if stopping is not None or self._unwanted.is_set():
-            raise stopping or FabricError(HUNG_UP, code="cancelled")
+        parts, request = self._parts, self._request
+        if parts.health.stopping is not None or self._unwanted.is_set():
+            raise HungUpError
         self._is_waiting = True
         parts.prompts.check_sampling(request.sampling)
         if request.resume is None:

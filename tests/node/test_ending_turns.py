@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from contextlib import suppress
 from dataclasses import replace
@@ -11,11 +12,12 @@ import pytest
 
 from fabric.control.calls import encode_call
 from fabric.control.node_calls import Done, Flush, Stop
-from fabric.errors import FabricError
+from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import OperationId
 from fabric.turn.generation import Admitted, Delta, Failed, Finished, GenerateRequest, Sampling
 from node import control_calls
 from node.turn import turn
+from node.turn.request_prompt import Prompts
 from tests.support.services import TENANT, ask, call, identity_of, running
 from tests.support.tiny_models import LLAMA, write_model
 
@@ -77,6 +79,31 @@ def test_a_stop_comes_to_an_end_while_agents_talk_and_tells_them_to_come_again(t
         assert talk.refusal is not None
         assert (talk.refusal.status, talk.refusal.code) == (503, "stopping")
     assert not service.node.live_turns
+
+
+def test_a_turn_whose_prompt_a_stop_cuts_off_is_told_to_come_again(model, tmp_path, monkeypatch):
+    plan, is_planning = Prompts.plan, threading.Event()
+
+    def plan_once_unwanted(self, asked, agent, text, limit):
+        is_planning.set()
+        while not limit.is_unwanted():
+            time.sleep(0.01)
+        return plan(self, asked, agent, text, limit)
+
+    with running(tmp_path, model) as service:
+        monkeypatch.setattr(Prompts, "plan", plan_once_unwanted)
+
+        async def scenario():
+            events = service.node.turns.serve(request("agent", 8))
+            first = asyncio.ensure_future(anext(events))
+            assert await asyncio.to_thread(is_planning.wait, 60)
+            stopping = asyncio.wrap_future(service.control(encode_call(Stop())))
+            with pytest.raises(RetryLaterError) as caught:
+                await first
+            await stopping
+            return caught.value.code
+
+        assert on_loop(service, scenario()) == "stopping"
 
 
 def test_a_flush_comes_to_an_end_while_agents_talk_and_ends_nobodys_turn(talks):
