@@ -140,9 +140,9 @@ class WarmUp:
 
     def _reserve(self, warm: WarmCache) -> bool:
         """Take memory from idle caches that are worth less; never from one that is at work."""
-        reservation, budget = warm.reservation, self._engine.budget
+        reservation = warm.reservation
         size_bytes = self._store.spec.resident_bytes(warm.room_tokens)
-        free_bytes = min(self._hot.limit_bytes, budget.claimable_bytes) - self.size_bytes
+        free_bytes = self._hot.room_bytes - self.size_bytes
         more_bytes = size_bytes - reservation.size_bytes
         if more_bytes > free_bytes:
             return False

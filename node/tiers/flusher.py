@@ -42,10 +42,7 @@ class Flusher:
         left, limit_bytes = len(self._unsaved.agents()), self._hot.limit_bytes
         if saved:
             _log.info("saved %d agents that were in memory only", saved)
-            if not left:
-                self._unsaved.note_none()
-            self._table.cool(limit_bytes)
-            self._hot.make_room(0)  # whoever waits for memory looks again
+            self._unsaved.note_success()
         if left and self._table.hot_bytes > limit_bytes:
             self._table.shed(limit_bytes)
             self._hot.note()
@@ -57,7 +54,9 @@ class Flusher:
             if agent.is_busy:
                 continue  # its turn saves it
             failure = await self._save(agent)
-            saved += failure is None
+            if failure is None:
+                saved += 1
+                self._hot.cool()  # at once: the others may take long
             # The disk's fault is everybody's; another agent's, or its tenant's, is not.
             failures += isinstance(failure, DiskError) and not isinstance(failure, NoRoomError)
             if failures == FLUSH_FAILURES_MAX:

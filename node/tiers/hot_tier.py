@@ -45,10 +45,17 @@ class HotTier:
         if held_bytes > self.limit_bytes:
             self._unsaved.hurry()
 
+    @property
+    def room_bytes(self) -> int:
+        """Memory that idle caches may hold beside those at work."""
+        return min(self.limit_bytes, self._engine.budget.claimable_bytes)
+
+    @on_its_loop
     def cool(self, budget_bytes: int | None = None) -> None:
-        """Free idle agents' caches, worth least first, until they fit the limit, or less."""
-        self._table.cool(self.limit_bytes if budget_bytes is None else budget_bytes)
-        self.note()
+        """Free idle agents' caches, worth least first, until they fit their room, or less."""
+        before_bytes = self._engine.budget.idle_bytes
+        self._table.cool(self.room_bytes if budget_bytes is None else budget_bytes)
+        self._tell(before_bytes)
 
     @on_its_loop
     def make_room(self, size_bytes: int) -> None:
@@ -59,8 +66,11 @@ class HotTier:
         if self._table.hot_bytes > wanted_bytes:
             for each in self._beside:
                 each.clear()
-        self.note()
         self._unsaved.hurry()
+        self._tell(before_bytes)
+
+    def _tell(self, before_bytes: int) -> None:
+        self.note()
         # Where nothing was freed, whoever asked would only ask again: its next poll is soon.
         if self._engine.budget.idle_bytes < before_bytes:
             self._engine.wake()

@@ -48,9 +48,4 @@ class Unsaved:
         if self.agents():
             self.is_wanted.set()
         else:
-            self.note_none()
-
-    @on_its_loop
-    def note_none(self) -> None:
-        """Note that none is left."""
-        self._health.troubles.pop(SAVING, None)
+            self._health.troubles.pop(SAVING, None)
