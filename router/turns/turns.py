@@ -211,6 +211,8 @@ class Turns:
             landed.cancel()
 
     async def _target(self, turn: TurnRequest, attempt: Attempt) -> Target:
+        # Who is told to own an agent may have lost it to a node that has not told its own yet.
+        await self._fleet.meeting.agents()
         if turn.identity.kind is not IdentityKind.AGENT:
             return self._unnamed(turn, attempt)
         key = _key(turn)

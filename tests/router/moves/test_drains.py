@@ -1,5 +1,3 @@
-import asyncio
-
 import pytest
 
 from fabric.control.node_calls import TierBytes
@@ -186,7 +184,7 @@ async def test_wrong_names_and_nodes_that_do_not_answer():
         await made["node-b"].restart()
         await until(lambda: made.fleet.is_up("node-b"))
         made["node-b"].is_draining = True
-        await asyncio.sleep(0.01)
+        await until(lambda: all(view.name != "node-b" for view in made.fleet.ready()))
         refused = await made.http().post("/v1/agents/alice/migrate", json={"to": "node-b"})
 
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "node")

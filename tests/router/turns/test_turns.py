@@ -136,6 +136,20 @@ async def test_nodes_that_have_not_told_their_agents_are_waited_for():
     assert answer.headers["x-macfabric-match"] == "exact"
 
 
+async def test_an_owner_that_a_new_router_knows_may_not_be_the_last_one():
+    """A node that took the agent over may not have told of it yet."""
+    before, after = FakeNode("node-a"), FakeNode("node-b")
+    for node, epoch in (before, 1), (after, 3):
+        memory = Memory("default", "alice", epoch=epoch, text=f"<user>{LONG}")
+        node.memory["default", "alice"] = memory
+    after.does.slow["list_agents"] = 0.4
+    async with rig(nodes=[before, after], started=False) as made:
+        await until(lambda: made.fleet.directory.owner(("default", "alice")))
+        answer = await made.chat(LONG, agent="alice")
+
+    assert node_of(answer) == "node-b"
+
+
 async def test_a_lost_node_is_no_obstacle_for_new_agents():
     async with rig() as made:
         await made["node-b"].stop()
