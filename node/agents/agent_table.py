@@ -64,6 +64,11 @@ class AgentTable:
             raise NotFoundError(message, code="agent_not_found")
         return found
 
+    def is_copy(self, agent: Agent) -> bool:
+        """Say whether another node owns the agent; who stepped down for nobody is no copy."""
+        record = agent.manifest
+        return record.state is OwnerState.REPLICA and record.owner != self._node
+
     @on_its_loop
     def note_change(self, key: AgentKey) -> None:
         """Count a change of what a list says of an agent."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fabric.assumed_speeds import DISK_BYTES_PER_S, PREFILL_TOKENS_PER_S
 from fabric.ids import TenantId
 from fabric.limits import DISK_FREE_MIN_BYTES
-from fabric.record.manifest import Manifest, OwnerState
+from fabric.record.manifest import Manifest
 from fabric.retention.policy import Candidate
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
@@ -83,7 +83,7 @@ class DiskSurvey:
         speed = self.engine.prefill_speed.per_s or PREFILL_TOKENS_PER_S
         read_s = self.store.spec.bytes_per_token / DISK_BYTES_PER_S
         saves_s = record.tokens_count * (1 / speed - read_s)
-        is_spare = record.state is OwnerState.REPLICA  # its owner serves it
+        is_spare = self.table.is_copy(agent)  # its owner serves it
         return Candidate(
             agent.key,
             {},

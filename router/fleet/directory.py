@@ -143,6 +143,16 @@ class Directory:
         owners = [h for h in self.living(key) if h.state is not OwnerState.REPLICA]
         return max(owners, key=_rank, default=None)
 
+    def stepped_down(self, key: AgentKey) -> Holding | None:
+        """Return who gave up an agent that nobody owns, as nobody could say who does.
+
+        Its record names the node itself. One that is noted and not listed yet was just told so.
+        """
+        latest = max(self.living(key), key=_rank, default=None)
+        if latest is None or self.owner(key) is not None:
+            return None
+        return latest if latest.view is None or latest.view.node == latest.node else None
+
     def holdings(self, key: AgentKey) -> tuple[Holding, ...]:
         """Return every node's word about the agent, by node."""
         nodes = self._holdings.get(key, {})
@@ -193,10 +203,11 @@ class Directory:
     def all_keys(self) -> list[AgentKey]:
         return list(self._holdings)
 
-    def owned_by(self, node: NodeName) -> list[AgentKey]:
-        """Return the agents that the node owns, or has sealed for a move, in order."""
+    def living_on(self, node: NodeName) -> list[AgentKey]:
+        """Return the agents that the node owns, has sealed for a move or gave up, in order."""
         keys = self._by_node.get(node, set())
-        return sorted(k for k in keys if (owner := self.owner(k)) and owner.node == node)
+        found = ((key, self.owner(key) or self.stepped_down(key)) for key in keys)
+        return sorted(key for key, holding in found if holding and holding.node == node)
 
     def agents_count(self, node: NodeName) -> int:
         """Count the agents that the node owns or was just given, before it says so."""

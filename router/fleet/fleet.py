@@ -33,6 +33,7 @@ from router.placement.sketch_index import Match, SketchIndex
 from router.turn_request import TurnRequest
 
 READY = "ready"
+DRAINING = "draining"  # as a node calls itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,9 @@ class Fleet:
     def require_owner(self, key: AgentKey) -> Holding:
         """Return who owns an agent; raise NotFoundError, or RetryLaterError if one may turn up."""
         owner = self.directory.owner(key)
+        if owner is None and self.directory.stepped_down(key) is not None:
+            message = "nobody could say how a move of this agent ended; its next turn decides that"
+            raise ConflictError(message, code="agent_undecided")
         if owner is None:
             raise self.meeting.unknown_agent(key[1])
         return owner
@@ -147,12 +151,14 @@ class Fleet:
 
     def ready(self) -> list[NodeView]:
         """Return the nodes that take new agents: alive and not draining."""
+        return [view for view in self._alive() if view.state == READY]
+
+    def _alive(self) -> list[NodeView]:
+        """Return the nodes that answer."""
         return [
             member.view
             for member in self.membership.members
-            if member.view is not None
-            and member.view.state == READY
-            and self.membership.health(member.name) is Health.ALIVE
+            if member.view is not None and self.membership.health(member.name) is Health.ALIVE
         ]
 
     def models(self) -> list[str]:
@@ -173,9 +179,19 @@ class Fleet:
     def place(
         self, turn: TurnRequest, without: Container[NodeName], home: NodeName | None
     ) -> PlacedTurn:
-        """Choose a node for a turn that no owner must serve; raise if there is none."""
+        """Choose a node for a turn that no owner must serve; raise if there is none.
+
+        A named agent's `home` serves it while it drains, too: its memory leaves that node with
+        the agent, as soon as that is owned again.
+        """
+        # Any other turn's home is a habit, and not a copy of the agent.
+        kept = home if turn.identity.kind is IdentityKind.AGENT else None
         views = [
-            view for view in self.ready() if view.model == turn.model and view.name not in without
+            view
+            for view in self._alive()
+            if (view.state == READY or (view.state == DRAINING and view.name == kept))
+            and view.model == turn.model
+            and view.name not in without
         ]
         if not views:
             message = "no node is ready to serve this model"
@@ -187,8 +203,6 @@ class Fleet:
             assumed_rates([view.decode_tokens_per_s for view in views], 0.0),
             strict=True,
         )
-        # A named agent's home keeps a copy of it; any other is a habit.
-        kept = home if turn.identity.kind is IdentityKind.AGENT else None
         found = [
             replace(
                 self._candidate(turn, view, matches.get(view.name)),
@@ -253,7 +267,9 @@ class Fleet:
         if match is not None:
             share = match.pieces_count / len(turn.prompt.sketch)
             cached = round(share * turn.prompt.tokens_estimate)
-            if not match.continued or turn.identity.kind is IdentityKind.AGENT:
+            is_named = turn.identity.kind is IdentityKind.AGENT
+            own = turn.identity.agent if is_named else match.continued
+            if match.continued is None or match.continued != own:
                 cached -= cached % BLOCK_TOKENS  # others' memory is shared by whole blocks
             if match.continued and not self._is_hot((turn.tenant, match.continued), view.name):
                 from_disk_s = load_s(cached * view.bytes_per_token)

@@ -26,7 +26,7 @@ from fabric.limits import (
     DRAIN_ROUNDS_MAX,
 )
 from router.fleet.directory import Holding
-from router.fleet.fleet import Fleet
+from router.fleet.fleet import DRAINING, Fleet
 from router.fleet.membership import Health, Member
 from router.moves.attempts import as_retry
 from router.moves.migrations import Migrations
@@ -35,7 +35,6 @@ from router.placement.destination import Site, choose_site, travel_s
 
 _LOG = logging.getLogger("macfabric.router.drains")
 
-DRAINING = "draining"  # as the node calls it
 NOWHERE = RetryLaterError(
     "no other node that takes agents runs its model and has room for it", code="no_destination"
 )
@@ -148,7 +147,7 @@ class Drains:
             drain.task.cancel()  # moves under way have tasks of their own
 
     def _left(self, node: NodeName) -> list[AgentKey]:
-        return self._fleet.directory.owned_by(node)
+        return self._fleet.directory.living_on(node)
 
     # --- moving ------------------------------------------------------------------------------
 
@@ -197,9 +196,13 @@ class Drains:
         return choose_site(self._sites.of(key, owner), size_bytes)
 
     async def _move(self, drain: Drain, key: AgentKey) -> None:
-        owner = self._fleet.directory.owner(key)
-        if owner is None or owner.node != drain.node:
-            return  # it went by itself
+        try:
+            owner = self._fleet.require_owner(key)
+        except FabricError as error:  # its last move is undecided, or it went by itself
+            drain.stuck[key] = error
+            return
+        if owner.node != drain.node:
+            return
         site = self._choose(key, owner)
         if site is None:
             drain.stuck[key] = NOWHERE

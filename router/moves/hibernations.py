@@ -109,7 +109,7 @@ class Hibernations:
             resumed = await self._send(node.name, call, upload)
         except FabricError as error:
             if error.code == UNDECIDED:
-                await self._step_down(key, owner, node.name, epoch)
+                await self._step_down(key, owner, epoch)
             raise
         finally:
             if reservation is not None:
@@ -118,13 +118,11 @@ class Hibernations:
         await self._note(key, node.name, resumed.view.epoch)
         return resumed
 
-    async def _step_down(
-        self, key: AgentKey, owner: Holding | None, node: NodeName, epoch: int
-    ) -> None:
-        """Make the owner a replica, as a restart of `node` may find that it owns the agent."""
+    async def _step_down(self, key: AgentKey, owner: Holding | None, epoch: int) -> None:
+        """Let the owner step down, as the node's restart may find that it owns the agent."""
         self._fleet.directory.promise(key, epoch)
         if owner is not None:
-            call = ReleaseAgent(fresh_migration(), *key, epoch, node)
+            call = ReleaseAgent(fresh_migration(), *key, epoch, owner.node)
             with suppress(FabricError):  # else the higher claim wins, if it turns up
                 await self._fleet.link(owner.node).call(call, Done)
             self._fleet.membership.nudge(owner.node)
@@ -143,7 +141,7 @@ class Hibernations:
         """Return who would be replaced, if anybody; raise ConflictError if nobody may be."""
         self._migrations.refuse_moving(wanted.key)
         directory = self._fleet.directory
-        owner = directory.owner(wanted.key)
+        owner = directory.owner(wanted.key) or directory.stepped_down(wanted.key)
         started: StartReservation | None = directory.reservation(wanted.key)
         if started is not None or (owner is not None and not wanted.replace):
             message = (

@@ -4,6 +4,7 @@
     owner silent             ──▶ the owner until takeover_after_s, then another at epoch + 1
     owner starting again     ──▶ the same, but at least as long as recomputing would take
     owner expired            ──▶ another at epoch + 1
+    owner stepped down       ──▶ the same, above the epoch that its undecided move may have made
     nobody owns it           ──▶ the cheapest in seconds; the same for all its first turns
 
 Once a node has sent its first event, nothing is retried: the client sees where it broke.
@@ -170,9 +171,8 @@ class Turns:
                 attempt.has_refreshed = True
                 await self._fleet.membership.refresh()
             except RetryLaterError:
-                # The node refuses an agent on the move: wait for the end of it.
                 if not (is_named and self._migrations.is_moving(_key(turn))):
-                    raise
+                    raise  # an agent on the move is refused until the end of it
                 await asyncio.sleep(RETRY_S)
             else:
                 if is_named or self._is_current(turn, standing):
@@ -228,18 +228,20 @@ class Turns:
         is_newer = started and (owner is None or started.epoch > owner.epoch)
         if started and is_newer and self._usable(started.node, attempt):
             return Target(started.node, started.epoch, waits=True, reservation=started)
-        if owner is not None and self._usable(owner.node, attempt):
-            return self._owned(key, owner)
+        last = owner or self._directory.stepped_down(key)
+        if last is not None and self._usable(last.node, attempt):
+            return self._owned(key, last)
         return self._begun(turn, key, attempt, owner)
 
     def _owned(self, key: AgentKey, owner: Holding) -> Target:
         """Go to the owner; above an epoch that was given to another node, which never came of it.
 
-        That node may still wake up and claim it, so a turn of the old epoch would be fenced.
+        That node may still claim it and fence a turn of the old one; so may whom it gave way to.
         """
-        if self._directory.issued(key) <= owner.epoch:
+        is_owned = owner.state is not OwnerState.REPLICA
+        if is_owned and self._directory.issued(key) <= owner.epoch:
             return Target(owner.node, owner.epoch, waits=True)
-        epoch = self._directory.next_epoch(key)
+        epoch = self._fleet.begin_epoch(key)
         reservation = self._directory.reserve(key, owner.node, epoch)
         return Target(owner.node, epoch, waits=True, reservation=reservation)
 
@@ -358,16 +360,13 @@ class Turns:
     async def _await_lists(self) -> None:
         deadline_s = self._now_s() + UNKNOWN_WAIT_S
         # No event to wait for: a lease also runs out by the clock alone.
-        while not self._settled() and self._now_s() < deadline_s:  # noqa: ASYNC110
+        while not self._fleet.membership.settled() and self._now_s() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(RETRY_S)
 
     def _usable(self, node: NodeName, attempt: Attempt) -> bool:
         membership = self._fleet.membership
         is_there = self._fleet.is_up(node) or membership.is_returning(node)
         return is_there and node not in attempt.given_up
-
-    def _settled(self) -> bool:
-        return self._fleet.membership.settled()
 
     @property
     def _directory(self) -> Directory:

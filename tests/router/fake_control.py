@@ -98,7 +98,7 @@ class FakeControl(FakeCopies):
             tenant=memory.tenant,
             agent=memory.agent,
             group=memory.group,
-            node=self.name,
+            node=memory.owner or self.name,
             state=memory.state,
             epoch=memory.epoch,
             revision=memory.revision,
@@ -234,6 +234,7 @@ class FakeControl(FakeCopies):
         memory = self.memory.get((call.tenant, call.agent))
         if memory is not None and memory.epoch < call.epoch:
             memory.state, memory.epoch = OwnerState.REPLICA, call.epoch
+            memory.owner = call.owner
             memory.migration = memory.sealed_to = None
             self.changes += 1
         return Done()

@@ -57,7 +57,8 @@ class FakeCopies:
         if known is not None and known.state is not OwnerState.REPLICA:
             message = "it is owned here"
             raise ConflictError(message, code="not_a_replica")
-        self.memory[key] = Memory(**record, state=OwnerState.REPLICA, hot=False, kept=call.kept)
+        made = {"state": OwnerState.REPLICA, "owner": call.source, "hot": False, "kept": call.kept}
+        self.memory[key] = Memory(**record, **made)
         self.changes += 1
         return self.agent_view(self.memory[key])
 

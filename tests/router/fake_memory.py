@@ -44,6 +44,7 @@ class Memory:
     agent: str
     epoch: int
     state: OwnerState = OwnerState.OWNED
+    owner: str | None = None  # another node's name, where this is a replica
     text: str = ""
     group: str | None = None
     revision: int = 0

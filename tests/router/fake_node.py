@@ -225,7 +225,7 @@ class FakeNode(FakeControl):
             message = f"epoch {asked.epoch} was superseded"
             raise StaleEpochError(message)
         if asked.epoch > memory.epoch:
-            memory.epoch, memory.state = asked.epoch, OwnerState.OWNED
+            memory.epoch, memory.state, memory.owner = asked.epoch, OwnerState.OWNED, None
         return memory
 
     def _new(self, tenant, agent, epoch, group):

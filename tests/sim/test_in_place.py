@@ -13,6 +13,7 @@ from fabric.control.hibernation_calls import Hibernate, Resume
 from fabric.control.node_calls import AgentView, PinAgent
 from fabric.ids import AgentId, OperationId
 from fabric.kvcache.hashing import agent_digest
+from fabric.limits import BEAT_S
 from fabric.record.manifest import OwnerState, decode_manifest
 from fabric.settings import NodeSettings
 from tests.sim.node_host import CLUSTER_KEY, TOMBSTONES
@@ -89,6 +90,17 @@ async def move_live(case):
     await talking
 
 
+async def leave(case):
+    """She is on her way off a node that drains, and is not lost on it."""
+    source, durable_tokens = case.world.nodes[case.source], case.alice.durable_tokens
+    source.node.health.is_draining = True
+    await move(case)
+    await asyncio.sleep(2 * BEAT_S)
+    await case.alice.say("while it drains")
+    assert case.alice.last.cached_tokens >= durable_tokens - 1, case.alice.last
+    source.node.health.is_draining = False
+
+
 async def fork(case):
     name = OperationId("operation-1")
     await refused(case.services.forks.fork((TENANT, ALICE), IVAN, case.target, name))
@@ -149,6 +161,7 @@ FLOWS = {
     "commit": (move, "target", record(ALICE), 0),
     "seal of a running turn": (move_live, "source", record(ALICE), 0),
     "commit of a running turn": (move_live, "target", record(ALICE), 0),
+    "commit of who leaves": (leave, "target", record(ALICE), 0),
     "fork": (fork, "target", record(IVAN), 0),
     "replica": (replicate, "target", record(ALICE), 0),
     "import": (replace, "source", record(ALICE), 1),

@@ -314,3 +314,29 @@ def test_no_owned_agent_goes_to_make_room_for_a_replica(model, tmp_path):
             assert refused[1] == "disk_budget"
             assert views(there).keys() >= {"first", "other"}
             assert there.node.store.blocks.check_integrity() == []
+
+
+def test_who_stepped_down_for_an_undecided_move_gives_way_like_an_owner(model, tmp_path):
+    """Its record names its own node: nobody else is known to have the agent."""
+
+    def said(name):
+        return [{"role": "user", "content": f"{name} the cat sat on the mat. " * 45}]
+
+    def release(service, epoch, owner):
+        move = ReleaseAgent("move-it-now", TENANT, AgentId("other"), epoch, NodeName(owner))
+        call(service, move, Done)
+
+    with running(tmp_path, model, "here") as here:
+        turn(here, said("alice"), "alice")
+        size = here.node.store.blocks.total_bytes
+        with running(tmp_path, model, "there", disk_bytes=int(2.6 * size)) as there:
+            for name in ("first", "other"):
+                turn(there, said(name), name)
+            release(there, 2, "there")
+            assert views(there)["other"][0].state == "replica"
+            refused = code_of(lambda: replicate(here, there, "alice", background=True))
+            assert refused[1] == "disk_budget"
+            assert views(there).keys() == {"first", "other"}
+            release(there, 3, "here")
+            replicate(here, there, "alice", background=True)
+            assert views(there).keys() == {"first", "alice"}

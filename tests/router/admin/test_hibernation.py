@@ -16,6 +16,7 @@ from fabric.control.hibernation_calls import (
     Resumed,
     decode_beside,
 )
+from fabric.errors import UNDECIDED
 from fabric.ids import AgentId, Fingerprint, TenantId
 from fabric.limits import BODY_BYTES_MAX
 from fabric.record.hibernation_file import MAGIC, HibernationHeader, SignedWith, encode_file, key_id
@@ -38,6 +39,7 @@ class Keeper(FakeNode):
         self.received = 0
         self.refuses_after = None
         self.during = None
+        self.is_undecided = False
         self.more_routes = {HIBERNATE_PATH: self._hibernate, RESUME_PATH: self._resume}
 
     async def _hibernate(self, request):
@@ -55,6 +57,8 @@ class Keeper(FakeNode):
             self.received += len(part)
             if self.refuses_after is not None and self.received >= self.refuses_after:
                 return _error(409, "agent_exists")
+        if self.is_undecided:
+            return _error(507, UNDECIDED)
         if self.during is not None:
             await self.during()
         memory = Memory(call.tenant, call.agent, call.epoch, text="from a file", hot=False)
@@ -152,6 +156,29 @@ async def test_a_replaced_owner_elsewhere_steps_down():
     assert (got.json()["node"], got.json()["epoch"]) == (target, 2)
     assert (old.state, old.epoch) == (OwnerState.REPLICA, 2)
     assert next_turn.headers["x-macfabric-node"] == target
+
+
+async def test_an_undecided_replacement_leaves_the_agent_where_it_was():
+    """Her turn finds her there; a file replaces her only if told to, as if she were owned."""
+    async with rig(nodes=keepers("node-a", "node-b"), tended=False) as made:
+        http = made.http()
+        said = "hello " * 200
+        owner = (await made.chat(said, agent="alice")).headers["x-macfabric-node"]
+        target = "node-b" if owner == "node-a" else "node-a"
+        made[target].is_undecided = True
+        path = f"/v1/agents/alice/resume?node={target}"
+        failed = await http.post(f"{path}&replace=1", content=file_of(epoch=1))
+        assert made[owner].memory["default", "alice"].state is OwnerState.REPLICA
+        made[target].is_undecided = False
+        again = await http.post(path, content=file_of(epoch=1))
+        found = await made.chat(said, "x", "more", agent="alice")
+        replaced = await http.post(f"{path}&replace=1", content=file_of(epoch=1))
+
+    assert failed.json()["error"]["code"] == UNDECIDED
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "agent_exists")
+    assert found.headers["x-macfabric-node"] == owner
+    assert found.headers["x-macfabric-match"] == "extend"
+    assert replaced.status_code == 200
 
 
 async def test_a_turn_during_an_upload_goes_where_the_agent_will_be():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,6 +82,21 @@ def test_highest_epoch_wins_under_any_order_and_duplication(histories, data):
         assert following > highest or following == 0 == highest
         doubtful = len(claims) > 1 or any(not owned for _, owned, _ in claims)
         assert (("t", agent) in directory.in_doubt()) == doubtful
+
+
+def test_who_gave_an_agent_up_to_nobody_is_known_until_it_is_owned_again():
+    directory = Directory()
+    a_copy = replace(view("b", 1, REPLICA), node="c")
+    directory.apply(listing("b", a_copy), asked_s=1.0)
+    assert directory.stepped_down(KEY) is None, "c owned it last"
+    directory.note(KEY, noted("a", 2, now_s=2.0, state=REPLICA))
+    assert directory.stepped_down(KEY).node == "a", "it was told so, and has not listed it yet"
+    directory.apply(listing("a", view("a", 2, REPLICA)), asked_s=3.0)
+    assert directory.stepped_down(KEY).node == "a"
+    assert (directory.living_on("a"), directory.living_on("b")) == ([KEY], [])
+    directory.note(KEY, noted("b", 4, now_s=4.0))
+    assert directory.stepped_down(KEY) is None
+    assert (directory.living_on("a"), directory.living_on("b")) == ([], [KEY])
 
 
 def test_what_is_noted_outlives_an_older_list_only():

@@ -99,6 +99,28 @@ async def test_a_successor_with_a_replica_continues_from_it():
     assert int(second.headers["x-macfabric-cached-tokens"]) >= len(LONG)
 
 
+@pytest.mark.parametrize("is_draining", [False, True])
+async def test_a_replica_of_less_than_a_block_counts_also_where_its_node_drains(is_draining):
+    said = ["word " * 20] * 7  # at 500 tokens a second half a second anew, with the copy a tenth
+    async with rig("abc", settings=SOON, tended=False) as made:
+        first = await made.chat(*said, agent="alice")
+        source = made[node_of(first)]
+        target = made["node-b" if source.name != "node-b" else "node-c"]
+        await made.http().post("/v1/agents/alice/migrate", json={"to": target.name})
+        for node in made.nodes.values():
+            node.view_changes = {"prefill_tokens_per_s": 1e6}
+        source.view_changes = {"prefill_tokens_per_s": 500.0}
+        source.is_draining = is_draining
+        await made.fleet.membership.refresh(relist=True)
+        await target.stop()
+        second = await made.chat(*said, "x", "y", agent="alice", max_tokens=1)
+        new = await made.chat(*said, agent="new", max_tokens=1)
+
+    assert node_of(second) == source.name
+    assert second.headers["x-macfabric-match"] == "extend"
+    assert node_of(new) != source.name
+
+
 async def test_an_owner_that_comes_back_from_the_dead_gives_way():
     async with rig(settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")

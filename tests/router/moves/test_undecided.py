@@ -1,0 +1,84 @@
+"""An agent whose move nobody could decide: it waits where it was, for its next turn."""
+
+import pytest
+
+from fabric.errors import UNDECIDED, FabricError
+from fabric.record.manifest import OwnerState
+from router.moves import drains
+from tests.router.rig import rig, until
+from tests.support.moves import KEY, LONG, begun, migrate
+
+pytestmark = pytest.mark.anyio
+
+
+async def stepped_down(made, tokens_per_s=1000.0):
+    """Let alice's move come to nothing that anybody knows of; return where she was."""
+    source, target = await begun(made)
+    source.view_changes = {"prefill_tokens_per_s": tokens_per_s}
+    undecided = FabricError("the disk cannot tell", code=UNDECIDED)
+    target.does.fail |= {"commit_migration": undecided, "abort_migration": undecided}
+    await migrate(made, target.name)
+    assert source.memory[KEY].state is OwnerState.REPLICA
+    target.does.fail.clear()
+    return source
+
+
+def node_of(answer):
+    return answer.headers["x-macfabric-node"]
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+async def test_she_is_found_where_she_was_however_slow_that_node_is(is_listed):
+    async with rig("abc", tended=False) as made:
+        source = await stepped_down(made, tokens_per_s=1.0)
+        if is_listed:
+            await made.fleet.membership.refresh(relist=True)
+        found = await made.chat(LONG, "x", "y", agent="alice")
+
+    assert node_of(found) == source.name
+    assert found.headers["x-macfabric-match"] == "extend"
+    assert int(found.headers["x-macfabric-epoch"]) > 2
+
+
+async def test_her_node_drains_serves_her_and_lets_her_go(monkeypatch):
+    monkeypatch.setattr(drains, "DRAIN_ROUND_REST_S", 0.01)
+    monkeypatch.setattr(drains, "DRAIN_AGAIN_S", 0.0)
+    async with rig("abc", tended=False) as made:
+        source = await stepped_down(made)
+        drain = await made.services.drains.start(source.name)
+        await until(lambda: drain.ended_s is not None)
+        stuck = [(key, why.code) for key, why in drain.stuck.items()]
+        left_count, state = drain.left_count, drain.state
+        new = await made.chat(LONG, agent="new")
+        found = await made.chat(LONG, "x", "y", agent="alice")
+        made.services.drains.sweep()
+        await until(lambda: drain.state is drains.DrainState.DRAINED)
+        gone = await made.chat(LONG, "x", "y", "z", "w", agent="alice")
+
+    assert (stuck, left_count, state) == ([(KEY, "agent_undecided")], 1, drains.DrainState.STUCK)
+    assert node_of(new) != source.name
+    assert node_of(found) == source.name
+    assert node_of(gone) != source.name
+    assert found.headers["x-macfabric-match"] == gone.headers["x-macfabric-match"] == "extend"
+
+
+async def test_nobody_says_that_there_is_no_such_agent():
+    async with rig("abc", tended=False) as made:
+        source = await stepped_down(made)
+        other = next(name for name in made.nodes if name != source.name)
+        moved = await migrate(made, other)
+        copied = await made.http().post("/v1/agents/alice/fork", json={"as": "bob"})
+
+    for refused in (moved, copied):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "agent_undecided")
+
+
+async def test_a_node_that_is_gone_is_waited_for_like_an_owner_and_then_left():
+    async with rig("abc", tended=False) as made:
+        source = await stepped_down(made)
+        made.services.turns._takeover_after_s = 0.3
+        await source.stop()
+        found = await made.chat(LONG, "x", "y", agent="alice")
+
+    assert found.status_code == 200
+    assert node_of(found) != source.name
