@@ -23,6 +23,7 @@ from router.supervise.ray_processes import (
     trim_ray_start,
 )
 from tests.cluster.conftest import NAMES, ROOT, start_ray
+from tests.support.keys import make_keys
 
 KEYS = {"authority.key", "ca.pem", "cluster.key", "member.key", "member.pem"}
 LINUX = sys.platform.startswith("linux")
@@ -216,6 +217,7 @@ def test_a_raylet_gets_its_time_to_start_but_a_dead_one_none():
 @pytest.mark.skipif(not LINUX, reason="finds Ray's processes in /proc")
 def test_ray_starts_on_a_machine_that_is_too_slow_for_its_limit(tmp_path, keeper):
     """Ray itself gives a raylet 30 seconds."""
+    make_keys(tmp_path)
     ray = LocalRay(tmp_path, ("node-a",), keeper)
     ray.start()
     deadline_s = time.monotonic() + 60
