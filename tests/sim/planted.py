@@ -349,7 +349,6 @@ PLANTS = {
     ),
     "fence": (
         the_router_fences_nobody,
-        nodes_fence_nobody,
         released_owners_go_on,
         epochs_are_given_out_twice,
     ),

@@ -17,7 +17,6 @@ PLANTED_SEEDS_MAX = 60
 RARE = {
     "source_serves_after_the_seal",
     "the_router_fences_nobody",
-    "nodes_fence_nobody",
     "released_owners_go_on",
     "epochs_are_given_out_twice",
     "what_the_disk_refused_is_not_tried_again",

@@ -1,0 +1,85 @@
+"""An agent is taken over at each moment of a turn: what ends later is not acknowledged."""
+
+import asyncio
+
+import pytest
+
+from fabric.control.node_calls import Done, ReleaseAgent
+from fabric.ids import AgentId, MigrationId, NodeName, OperationId
+from fabric.turn.generation import (
+    Failed,
+    Finished,
+    GenerateRequest,
+    Identity,
+    IdentityKind,
+    Sampling,
+)
+from tests.sim.planted import nodes_fence_nobody
+from tests.sim.scripted import TENANT, begin, play
+from tests.sim.tokenizer import render
+
+HOST, OTHER = "node-a", NodeName("node-b")
+MOMENTS, STEP_S = 20, 0.02
+SLOW_DISK_S = 0.1  # to save a turn takes many of these moments
+
+
+def turn_begun(agent):
+    return agent is not None and agent.turn is not None
+
+
+def turn_saving(agent):
+    return turn_begun(agent) and agent.turn._is_saving
+
+
+def taken_over(since):
+    """Make a script that takes agents over, each a moment later since `since` holds."""
+
+    async def script(world):
+        host = world.nodes[HOST]
+        world.loop.start_worker = world._start_worker
+        host.platter.slow_s = SLOW_DISK_S
+
+        async def turn(name):
+            request = GenerateRequest(
+                operation=OperationId(f"op-{name}-of-hers"),
+                tenant=TENANT,
+                identity=Identity(IdentityKind.AGENT, name),
+                sampling=Sampling(max_tokens=4, ignore_eos=True),
+                prompt=render(begin(name)),
+                epoch=1,
+            )
+            last = None
+            async for event in host.node.turns.serve(request):
+                last = event
+            return last
+
+        async def release(name):
+            told = ReleaseAgent(MigrationId("m" * 32), TENANT, name, 2, OTHER)
+            await world.router.services.fleet.link(HOST).call(told, Done)
+
+        ends = []
+        for moment in range(MOMENTS):
+            name = AgentId(f"agent-{moment}")
+            running = world.here(host, turn(name))
+            while not since(host.node.table.get((TENANT, name))):  # noqa: ASYNC110 - simulated
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(STEP_S * moment)
+            await world.on(world.router, release(name))
+            ends.append(await running)
+        return ends
+
+    return script
+
+
+@pytest.mark.parametrize("since", [turn_begun, turn_saving])
+def test_a_turn_that_ends_after_its_agent_was_taken_over_is_not_acknowledged(since):
+    ends = play(taken_over(since)).result
+    fenced = [end for end in ends if isinstance(end, Failed)]
+    assert {end.code for end in fenced} == {"fenced"}
+    if since is turn_saving:  # it was acknowledged before
+        assert {type(end) for end in ends} == {Failed, Finished}
+
+
+def test_a_node_that_acknowledges_it_all_the_same_is_found():
+    with nodes_fence_nobody(), pytest.raises(AssertionError, match="released at 2"):
+        play(taken_over(turn_saving))
