@@ -107,14 +107,17 @@ class Nemesis:
         self._kill_raylet_of(self._fabric.names[0])
 
     def _kill_raylet_of(self, node: str) -> None:
-        """Its actor ends a moment later, and may acknowledge a turn until then."""
-        actor = self._fabric.actor(node)
-        kill(self._fabric.raylet(node))
-        wait_gone([actor], GONE_S)
+        self._kill_with_actor(self._fabric.raylet(node), node)
 
     def _kill_gcs(self) -> None:
         self._everybody()
-        kill(self._fabric.head())
+        self._kill_with_actor(self._fabric.head(), self._fabric.names[0])
+
+    def _kill_with_actor(self, process, node: str) -> None:
+        """The node's actor ends a moment later, and may acknowledge a turn until then."""
+        actor = self._fabric.actor(node)
+        kill(process)
+        wait_gone([actor], GONE_S)
 
     def _kill_router(self) -> None:
         self._trouble("router")
