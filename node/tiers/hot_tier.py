@@ -52,9 +52,9 @@ class HotTier:
 
     @on_its_loop
     def cool(self, budget_bytes: int | None = None) -> None:
-        """Free idle agents' caches, worth least first, until they fit their room, or less."""
+        """Free idle agents' caches, worth least first, until they fit the limit, or less."""
         before_bytes = self._engine.budget.idle_bytes
-        self._table.cool(self.room_bytes if budget_bytes is None else budget_bytes)
+        self._table.cool(self.limit_bytes if budget_bytes is None else budget_bytes)
         self._tell(before_bytes)
 
     @on_its_loop
