@@ -3,7 +3,8 @@
     holdings   (tenant, agent) ─▶ node ─▶ (epoch, state)     one node's word about one agent
     owner      the owned or sealed holding of the highest epoch; none that was erased
     reserved   (tenant, agent) ─▶ node, while the first turn there has not ended
-    issued     (tenant, agent) ─▶ the last epoch given out: none is ever given to two nodes
+    issued     (tenant, agent) ─▶ the last epoch given out, here or by an earlier router, as far as
+                                  nodes tell: none is ever given to two nodes
 
 Soft state only. A whole list replaces all earlier words of its node, except what was noted after
 the list was asked for; a list of changes replaces those on what it names. Lists may arrive late,
@@ -285,10 +286,21 @@ class Directory:
     def _judge(self, key: AgentKey) -> None:
         self._seat(key)
         claims = [h for h in self.living(key) if h.state is not OwnerState.REPLICA]
+        if len(claims) > 1:
+            self._fence_below(key, max(claim.epoch for claim in claims))
         if len(claims) > 1 or any(h.state is OwnerState.SEALED for h in claims):
             self._in_doubt.add(key)
         else:
             self._in_doubt.discard(key)
+
+    def _fence_below(self, key: AgentKey, epoch: int) -> None:
+        """Fence the turns of older claims, unless a move of this router made the newer one.
+
+        Such a move has what was acknowledged before it. A newer claim met in any other way is as
+        good as given out here: by the router before this one.
+        """
+        if epoch > self._promised.last(key):
+            self.issue(key, epoch)
 
 
 def _rank(holding: Holding) -> tuple[int, bool, float, str]:

@@ -140,6 +140,40 @@ def test_an_agent_that_is_gone_is_begun_above_what_it_was():
     assert directory.issued(KEY) == 0, "no turn that ended there is fenced"
 
 
+def test_a_newer_claim_that_nodes_tell_of_fences_the_older_one():
+    """An earlier router gave that epoch out: what runs below it is acknowledged no more."""
+    directory = Directory()
+    directory.apply(listing("a", view("a", 1)), asked_s=1.0)
+    assert directory.issued(KEY) == 0
+    directory.apply(listing("b", view("b", 7)), asked_s=2.0)
+    assert directory.issued(KEY) == 7
+
+    late = Directory()  # the turn was sent before, and its node answers behind the list
+    late.apply(listing("b", view("b", 7)), asked_s=1.0)
+    late.note(KEY, noted("a", 1, now_s=2.0))
+    assert late.issued(KEY) == 7
+
+
+def test_a_claim_that_a_move_has_made_fences_no_turn():
+    """What was acknowledged before it went along."""
+    directory = Directory()
+    directory.apply(listing("a", view("a", 1, SEALED)), asked_s=1.0)
+    directory.promise(KEY, 2)
+    directory.apply(listing("b", view("b", 2)), asked_s=2.0)
+
+    assert directory.issued(KEY) == 0
+    directory.apply(listing("b", view("b", 3), changes=2), asked_s=3.0)
+    assert directory.issued(KEY) == 3, "that is another claim"
+
+
+def test_a_replica_of_a_newer_claim_fences_no_turn():
+    directory = Directory()
+    directory.apply(listing("a", view("a", 1)), asked_s=1.0)
+    directory.apply(listing("b", view("b", 7, REPLICA)), asked_s=2.0)
+
+    assert directory.issued(KEY) == 0
+
+
 def test_late_list_of_an_earlier_version_is_ignored():
     directory = Directory()
     directory.apply(listing("a", view("a", 3), changes=7), asked_s=2.0)

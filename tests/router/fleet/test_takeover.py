@@ -7,6 +7,8 @@ from fabric.errors import RetryLaterError
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
 from router.fleet.membership import Health
+from tests.router.fake_memory import Memory
+from tests.router.fake_node import FakeNode
 from tests.router.rig import SOON, rig, until
 
 pytestmark = pytest.mark.anyio
@@ -199,6 +201,40 @@ async def test_a_stream_that_outlives_its_nodes_lease_is_not_acknowledged():
     for line in ("fenced_turns_total", "takeovers_total", "expired_leases"):
         assert f"macfabric_{line} 1.0" in metrics
     assert 'macfabric_recovered_agents_total{how="gave_way"} 1.0' in healed
+
+
+class Held(FakeNode):
+    """Takes a turn, and says so only once it may."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.taken, self.may_tell = asyncio.Event(), asyncio.Event()
+
+    async def _stream(self, *taken):
+        self.taken.set()
+        await self.may_tell.wait()
+        return await super()._stream(*taken)
+
+
+async def test_a_turn_of_the_older_owner_is_not_acknowledged_once_the_newer_is_heard():
+    """A new router hears of the older owner first, and sends it a turn."""
+    key = ("default", "alice")
+    old, newer = Held("node-a"), FakeNode("node-b")
+    old.memory[key] = Memory(*key, epoch=1)
+    old.does.deaf.add("release_agent")  # the router alone stands in its way
+    async with rig(nodes=[old, newer], settings=PATIENT) as made:
+        late = asyncio.create_task(made.chat(LONG, agent="alice"))
+        await old.taken.wait()
+        newer.memory[key] = Memory(*key, epoch=7)  # it was away
+        newer.changes += 1
+        await until(lambda: made.fleet.directory.owner(key).node == newer.name)
+        old.may_tell.set()
+        refused = await late
+        again = await made.chat(LONG, agent="alice")
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "fenced")
+    assert node_of(again) == newer.name
+    assert again.headers["x-macfabric-epoch"] == "7"
 
 
 async def test_no_epoch_is_given_out_twice():
