@@ -1,8 +1,10 @@
 """What must hold after every step, and what must be left when all is quiet again."""
 
 from fabric.kvcache.block_chain import block_spans
+from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.hashing import tenant_salt
 from fabric.record.manifest import OwnerState
+from fabric.record.provenance import CutBy
 from node.store.block_files import file_name
 from node.store.stock import stock_of
 from node.tiers.restore import load_blocks
@@ -130,16 +132,39 @@ class Invariants:
         if names != [piece.block.block_hash for piece in saved.pieces]:
             self._fail(f"{where}: its blocks are not named by its tenant and its tokens")
         count = saved.tokens_count
-        cache = SimCache(count, self._world.kind)
-        loaded = load_blocks(
-            node.store, saved.tenant, saved.token_ids, stock_of(saved), count, cache
-        )
+        cache, stock = SimCache(count, self._world.kind), stock_of(saved)
+        wanted = self._wanted_tokens(node, saved, stock)
+        loaded = load_blocks(node.store, saved.tenant, saved.token_ids, stock, count, cache)
         platter = self._world.nodes[node.name].platter
-        if loaded != count and not platter.hurt & {file_name(ref) for ref in saved.refs}:
-            self._fail(f"{where}: only {loaded} of {count} tokens can be read back")
+        if loaded != wanted and not platter.hurt & {file_name(ref) for ref in saved.refs}:
+            self._fail(f"{where}: only {loaded} of {wanted} tokens can be read back")
         cache.assume(loaded)
         if not oracle.is_cache_of(cache, saved.token_ids[:loaded]):
             self._fail(f"{where}: its blocks are not those of its tokens")
+
+    def _wanted_tokens(self, node, saved, stock):
+        """Say how much of a record must come back: all of it, unless drives lost some of it.
+
+        A record that was cut to what is left may end where neither a state nor windows were kept,
+        or lack those of its end. What it does list must be good.
+        """
+        cut_by, count = saved.provenance.cut_by, saved.tokens_count
+        hurt = [name for host in self._world.nodes.values() for name in host.platter.hurt]
+        if cut_by is CutBy.FSCK and not hurt:
+            self._fail(f"{node.name}: {saved.agent} was cut, and no drive has lost a block")
+        # A copy under another name does not say who cut it, and one cut by its client is whole.
+        is_cut = cut_by in (CutBy.FSCK, CutBy.HIBERNATED) and bool(hurt)
+        if not is_cut and not self._at_end(node, saved) & {_hash_of(name) for name in hurt}:
+            return count
+        return node.store.restore_point(stock, saved.token_ids, count)
+
+    def _at_end(self, node, saved):
+        """Name the state and the windows that a record's end would be taken up from."""
+        ids, store = saved.token_ids, node.store
+        salt, spans = store.salt(saved.tenant), store.spans(saved.tenant, ids)
+        found = [span.in_group(salt, CacheGroup.WINDOW) for span in spans]
+        found.append(store.state_span(saved.tenant, ids, spans, len(ids)))
+        return {span.block_hash.hex() for span in found}
 
     def _check_platters(self):
         for node in self._nodes:
@@ -196,3 +221,8 @@ class Invariants:
         for what, found in left.items():
             if found:
                 self._fail(f"left over: {what}: {found}")
+
+
+def _hash_of(name):
+    """Return the block's name within that of its file."""
+    return name.removeprefix("blocks/").partition("-")[0]
