@@ -12,6 +12,7 @@ from fabric.control.calls import decode_reply
 from fabric.control.node_calls import Done, ReleaseAgent
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import Admitted, Finished
+from node.agents.agent_table import AgentTable
 from node.store.agent_store import AgentStore
 from node.tiers.eviction import Eviction
 from node.turn.turn import Turn
@@ -118,6 +119,7 @@ class Watch:
     def taps(self):
         """Listen to what nodes acknowledge and let go."""
         emit, evict, leave = Turn._emit, AgentStore.evict, Eviction.evict
+        shed = AgentTable.shed
 
         def emitted(turn, event):
             if isinstance(event, Admitted):
@@ -131,8 +133,7 @@ class Watch:
             evict(store, records)
 
         async def left(eviction, chosen):
-            living = (host.node for host in self._world.nodes.values() if host.node is not None)
-            node = next(node for node in living if node.eviction is eviction)
+            node = next(h.node for h in self._living() if h.node.eviction is eviction)
             keys = [agent.key for agent in chosen]
             before = {key for key in keys if node.name not in self.evicted[key]}
             for key in keys:
@@ -146,12 +147,23 @@ class Watch:
                     self._world.note(f"{node.name}: evicted {agent.key}")
             return count
 
+        def forgotten(table, budget_bytes):
+            name = next(h.name for h in self._living() if h.node.table is table)
+            before = {agent.key for agent in table}
+            shed(table, budget_bytes)
+            for key in before - {agent.key for agent in table}:
+                self.note_evicted(key, name)  # no disk has ever taken it
+
         with (
             mock.patch.object(Turn, "_emit", emitted),
+            mock.patch.object(AgentTable, "shed", forgotten),
             mock.patch.object(AgentStore, "evict", evicted),
             mock.patch.object(Eviction, "evict", left),
         ):
             yield
+
+    def _living(self):
+        return [host for host in self._world.nodes.values() if host.node is not None]
 
     def _on_finished(self, turn, *, is_durable):
         epoch, key = turn.seen_epoch
@@ -177,8 +189,7 @@ class Watch:
 
     def _on_evict(self, store, records):
         """Judge who goes: an agent that is at work, sealed or not saved stays."""
-        nodes = [host.node for host in self._world.nodes.values() if host.node is not None]
-        for node in (each for each in nodes if each.store is store):
+        for node in (host.node for host in self._living() if host.node.store is store):
             for record in records:
                 agent = node.table.get((record.tenant, record.agent))
                 if agent is None:
