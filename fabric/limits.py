@@ -182,6 +182,7 @@ REPLICAS_MAX: Final = 7  # of one agent; a fabric is two to eight Macs
 NODES_MAX: Final = 16  # of one fabric
 REPLICAS_WAITING_MAX: Final = 1_024  # agents noted for copying; the next sweep finds the rest
 REPLICA_REST_S: Final = 30.0  # before a copy that failed is tried again
+REPLICA_AGAIN_S: Final = 600.0  # before a copy that its node has evicted is made again
 PREFETCHES_MAX: Final = 2  # per node, at once: they compete with turns for the disk
 PREFETCH_TIMEOUT_S: Final = 120.0
 PREFETCH_HINTS_MAX: Final = 4  # agents that one request may name

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from fabric.control.copy_calls import KeepReplica
 from fabric.errors import ConflictError
 from fabric.ids import AgentKey, NodeName
-from fabric.limits import REPLICA_REST_S, REPLICAS_WAITING_MAX
+from fabric.limits import REPLICA_AGAIN_S, REPLICA_REST_S, REPLICAS_WAITING_MAX
 from fabric.record.manifest import OwnerState
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
@@ -50,6 +50,8 @@ class Replicas:
         self._copying: dict[AgentKey, asyncio.Task[CopyReceipt]] = {}
         self._barred: Counter[AgentKey] = Counter()
         self._rest_until_s: dict[AgentKey, float] = {}
+        # The end of what was copied where, until when: a full disk evicts one replica for the next.
+        self._made: dict[tuple[AgentKey, NodeName], tuple[str, float]] = {}
         self._swept: object = None  # what the nodes had said when nothing was due
 
     async def replicate(self, key: AgentKey, to: str, *, kept: bool | None) -> CopyReceipt:
@@ -117,6 +119,7 @@ class Replicas:
     def _all_due(self) -> list[tuple[AgentKey, NodeName]]:
         now_s = self._fleet.clock.monotonic_s()
         self._rest_until_s = {k: s for k, s in self._rest_until_s.items() if s > now_s}
+        self._made = {name: made for name, made in self._made.items() if made[1] > now_s}
         due: list[tuple[AgentKey, NodeName]] = []
         for key in self._fleet.directory.all_keys():
             if key in self._rest_until_s or key in self._barred:
@@ -145,13 +148,19 @@ class Replicas:
         done = {h.node for h in held if is_current(h, owner) or h in kept}
         wanted = self._count - len(done)
         if wanted > 0:
-            sites = self._sites.of(key, owner, without=done)
+            made = {node for node in takes if self._was_made(key, node, owner)}
+            sites = self._sites.of(key, owner, without=done | made)
             sites.sort(key=lambda site: (travel_s(site), site.held_tokens, site.name))
             yield from (site.name for site in sites[:wanted])
+
+    def _was_made(self, key: AgentKey, node: NodeName, owner: Holding) -> bool:
+        tail, _ = self._made.get((key, node), ("", 0.0))
+        return owner.view is not None and tail == owner.view.tail != ""
 
     # --- copying -----------------------------------------------------------------------------
 
     async def _refresh(self, key: AgentKey, target: NodeName) -> None:
+        owner = self._fleet.directory.owner(key)
         task = self._start(key, target, kept=None, background=True)
         await asyncio.wait([task])
         error = None if task.cancelled() else task.exception()
@@ -159,6 +168,9 @@ class Replicas:
             alias, why = self._fleet.alias(key), getattr(error, "code", type(error).__name__)
             _LOG.info("agent %s has no new copy on %s: %s", alias, target, why)
             self._rest_until_s[key] = self._fleet.clock.monotonic_s() + REPLICA_REST_S
+        elif owner is not None and owner.view is not None:
+            until_s = self._fleet.clock.monotonic_s() + REPLICA_AGAIN_S
+            self._made[key, target] = owner.view.tail, until_s
 
     def _start(
         self, key: AgentKey, target: NodeName, *, kept: bool | None, background: bool = False

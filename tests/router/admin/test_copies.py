@@ -201,6 +201,32 @@ async def test_a_copy_that_fails_rests_and_goes_elsewhere_without_a_trace(monkey
     assert home.calls["abort_migration"] == 2, "each offer was withdrawn"
 
 
+async def test_a_copy_that_a_full_node_evicts_is_not_made_again_until_there_is_something_new(
+    monkeypatch,
+):
+    """Else two agents' copies on a disk with room for one would push each other out for ever."""
+    settings = RouterSettings(takeover_after_s=0.3, replicas=1)
+    async with rig("ab", settings=settings, scale=4.0, tended=False) as made:
+        home, other = await begun(made)
+
+        async def swept():
+            await made.fleet.membership.refresh(relist=True)
+            await made.services.replicas.sweep()
+            return other.calls["keep_replica"]
+
+        copied = await swept()
+        del other.memory["default", "alice"]
+        evicted = await swept()
+        await made.chat(LONG, "x", "more", agent="alice")
+        monkeypatch.setattr(replicas_module, "REPLICA_AGAIN_S", 0.0)
+        after_a_turn = await swept()
+        del other.memory["default", "alice"]
+        later = await swept()
+
+    assert (copied, evicted, after_a_turn, later) == (1, 1, 2, 3)
+    assert ("default", "alice") in home.memory
+
+
 async def test_an_erasure_ends_the_copy_under_way_and_leaves_none():
     nodes = [FakeNode(f"node-{letter}", copy_s=0.5) for letter in "ab"]
     async with rig(nodes=nodes) as made:
