@@ -183,8 +183,8 @@ class Directory:
         return max(known + unheard, given) + 1 if holdings or given else 0
 
     def issued(self, key: AgentKey) -> int:
-        """Return the last epoch given out for the agent: a turn of an earlier one is fenced."""
-        return self._issued.last(key)
+        """Return the last epoch given out, or erased: a turn of an earlier one is fenced."""
+        return max(self._issued.last(key), self.floor(key))
 
     def issue(self, key: AgentKey, epoch: int) -> None:
         """Never give out `epoch`, or a lower one, for this agent from now on."""

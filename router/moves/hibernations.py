@@ -119,8 +119,11 @@ class Hibernations:
         return resumed
 
     async def _step_down(self, key: AgentKey, owner: Holding | None, epoch: int) -> None:
-        """Let the owner step down, as the node's restart may find that it owns the agent."""
-        self._fleet.directory.promise(key, epoch)
+        """Let the owner step down, as the node's restart may find that it owns the agent.
+
+        Where the call is lost, the owner is asked above that epoch from now on.
+        """
+        self._fleet.directory.issue(key, epoch)
         if owner is not None:
             call = ReleaseAgent(fresh_migration(), *key, epoch, owner.node)
             with suppress(FabricError):  # else the higher claim wins, if it turns up

@@ -16,7 +16,7 @@ from fabric.control.hibernation_calls import (
     Resumed,
     decode_beside,
 )
-from fabric.errors import UNDECIDED
+from fabric.errors import UNDECIDED, FabricError
 from fabric.ids import AgentId, Fingerprint, TenantId
 from fabric.limits import BODY_BYTES_MAX
 from fabric.record.hibernation_file import MAGIC, HibernationHeader, SignedWith, encode_file, key_id
@@ -179,6 +179,23 @@ async def test_an_undecided_replacement_leaves_the_agent_where_it_was():
     assert found.headers["x-macfabric-node"] == owner
     assert found.headers["x-macfabric-match"] == "extend"
     assert replaced.status_code == 200
+
+
+async def test_a_file_that_may_have_been_taken_leaves_nobody_below_it():
+    """Also where the owner is not reached: a restart of the other node may find that it owns it."""
+    async with rig(nodes=keepers("node-a", "node-b")) as made:
+        owner = (await made.chat("hello", agent="alice")).headers["x-macfabric-node"]
+        target = "node-b" if owner == "node-a" else "node-a"
+        made[target].is_undecided = True
+        made[owner].does.fail["release_agent"] = FabricError("the disk refused")
+        path = f"/v1/agents/alice/resume?node={target}&replace=1"
+        got = await made.http().post(path, content=file_of(epoch=3))
+        after = await made.chat("hello", "x", "more", agent="alice")
+
+    assert (got.status_code, got.json()["error"]["code"]) == (507, UNDECIDED)
+    assert made[target].asked[0].epoch == 4
+    assert after.headers["x-macfabric-node"] == owner
+    assert int(after.headers["x-macfabric-epoch"]) > 4
 
 
 async def test_a_turn_during_an_upload_goes_where_the_agent_will_be():

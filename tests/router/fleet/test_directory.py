@@ -174,6 +174,14 @@ def test_a_replica_of_a_newer_claim_fences_no_turn():
     assert directory.issued(KEY) == 0
 
 
+def test_a_turn_below_an_erasure_is_fenced_whoever_tells_of_it():
+    directory = Directory()
+    directory.apply(listing("a", view("a", 1)), asked_s=1.0)
+    assert directory.issued(KEY) == 0
+    directory.floor = lambda key: 1_001 if key == KEY else 0  # by a node that is met later
+    assert [directory.issued(KEY), directory.issued(("t", "bob"))] == [1_001, 0]
+
+
 def test_late_list_of_an_earlier_version_is_ignored():
     directory = Directory()
     directory.apply(listing("a", view("a", 3), changes=7), asked_s=2.0)
