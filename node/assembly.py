@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fabric.ports import Clock
 from node.agents.agent_table import AgentTable
+from node.agents.owned import OwnedAgents
 from node.drain_flag import DrainFlag
 from node.engine.engine_thread import EngineThread
 from node.migration.copy_offers import CopySource
@@ -87,6 +88,7 @@ class Ground:
 class _Tiers:
     """Memory and disk."""
 
+    owned: OwnedAgents
     unsaved: Unsaved
     hot: HotTier
     eviction: Eviction
@@ -154,7 +156,7 @@ def assemble(ground: Ground) -> Node:
         flusher=tiers.flusher,
         prefetches=tiers.prefetches,
         erasing=erasing,
-        pinning=Pinning(table, tiers.pins, upkeep.round),
+        pinning=Pinning(tiers.owned, tiers.pins, upkeep.round),
         moves=moves.moves,
         warm_up=moves.warm_up,
         incoming_end=moves.incoming_end,
@@ -179,6 +181,7 @@ def assemble(ground: Ground) -> Node:
 def _tiers(ground: Ground, health: Health) -> _Tiers:
     store, table, workers, engine = ground.store, ground.table, ground.workers, ground.engine
     settings, transfers = ground.identity.settings, ground.transfers
+    owned = OwnedAgents(table, ground.erased)
     unsaved = Unsaved(table, health)
     hot = HotTier(table, engine, unsaved, settings.hot_bytes)
     eviction = Eviction(table, store, workers, transfers, hot)
@@ -189,6 +192,7 @@ def _tiers(ground: Ground, health: Health) -> _Tiers:
     records = AgentRecords(table, store, workers, hot)
     mending = RecordMending(records, writers)
     return _Tiers(
+        owned=owned,
         unsaved=unsaved,
         hot=hot,
         eviction=eviction,
@@ -198,7 +202,7 @@ def _tiers(ground: Ground, health: Health) -> _Tiers:
         mending=mending,
         pins=Pins(records, mending),
         flusher=Flusher(table, unsaved, writers, hot),
-        prefetches=Prefetches(table, store, workers, engine, hot, health),
+        prefetches=Prefetches(owned, store, workers, engine, hot, health),
     )
 
 
@@ -207,7 +211,7 @@ def _moves(
 ) -> _Moves:
     identity, clock, store, workers = ground.identity, ground.clock, ground.store, ground.workers
     erased, service_time, moving = ground.erased, ground.service_time, ground.engine.moving
-    records, mending, budget = tiers.records, tiers.mending, tiers.budget
+    records, owned, mending, budget = tiers.records, tiers.owned, tiers.mending, tiers.budget
     moves = IncomingMoves(clock)
     warm_up = WarmUp(moves, store, workers, ground.engine, tiers.hot, health)
     tiers.hot.count(warm_up)
@@ -224,11 +228,11 @@ def _moves(
         target=MoveTarget(
             identity.name, records, service_time, moves, copies, warm_up, end, moving
         ),
-        source=MoveSource(records, mending, offers, erased, moving, health),
-        copy_source=CopySource(identity.name, ground.table, mending, offers),
+        source=MoveSource(records, mending, offers, owned, erased, moving, health),
+        copy_source=CopySource(identity.name, owned, mending, offers),
         replicas=Replicas(store, moves, kept, end),
         forks=Forks(clock, store, kept, erased, service_time, health),
-        exports=Exports(identity, clock, records, mending, tiers.flusher),
+        exports=Exports(identity, clock, records, owned, mending, tiers.flusher),
         imports=Imports(identity, clock, records, budget, erased, service_time, health),
     )
 

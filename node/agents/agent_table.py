@@ -131,12 +131,16 @@ class AgentTable:
         if self._agents.get(agent.key) is agent:
             self.remove(agent.key)
 
-    @on_its_loop
-    def create(self, tenant: TenantId, agent: AgentId, group: str | None, epoch: int) -> Agent:
-        """Add an empty agent that this node owns."""
+    def require_place(self) -> None:
+        """Raise OverloadedError where no agent more may be kept."""
         if len(self._agents) >= AGENTS_PER_NODE_MAX:
             message = f"this node already holds {AGENTS_PER_NODE_MAX} agents"
             raise OverloadedError(message)
+
+    @on_its_loop
+    def create(self, tenant: TenantId, agent: AgentId, group: str | None, epoch: int) -> Agent:
+        """Add an empty agent that this node owns."""
+        self.require_place()
         now_s = self._clock.wall_s()
         manifest = Manifest(
             tenant=tenant,

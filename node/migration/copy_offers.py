@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 
 from fabric.control.copy_calls import OfferCopy
 from fabric.control.node_calls import Offer
-from fabric.errors import ConflictError, RetryLaterError, StaleEpochError
+from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import NodeName
-from fabric.record.manifest import OwnerState
-from node.agents.agent_table import AgentTable
+from node.agents.owned import OwnedAgents
 from node.migration.offers import Offers
 from node.tiers.record_mending import RecordMending
 
@@ -17,23 +16,15 @@ class CopySource:
     """The owner's side of replicas and forks."""
 
     name: NodeName
-    table: AgentTable
+    owned: OwnedAgents
     mending: RecordMending
     offers: Offers
 
     async def offer(self, call: OfferCopy) -> Offer:
         """Offer the agent's last saved record, whatever runs meanwhile."""
-        agent = self.table.require((call.tenant, call.agent))
-        if agent.manifest.epoch != call.epoch:
-            message = f"the agent is at epoch {agent.manifest.epoch}, not {call.epoch}"
-            raise StaleEpochError(message)
-        if agent.manifest.state is OwnerState.SEALED:
-            message = "the agent is being moved to another node"
-            raise RetryLaterError(message, code="agent_moving")
-        if agent.manifest.state is not OwnerState.OWNED:
-            message = f"the agent is {agent.manifest.state} here"
-            raise ConflictError(message, code="not_owner")
+        agent = self.owned.require((call.tenant, call.agent), call.epoch)
         await self.mending.whole(agent, verify=call.verify)
+        self.owned.recheck(agent, call.epoch)
         record = agent.saved
         if record is None or not record.token_ids:
             if agent.is_busy:

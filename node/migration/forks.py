@@ -54,7 +54,7 @@ class Forks:
             provenance=replace(anew.provenance, is_fork=True, served=self.service_time.stamp()),
         )
         await self.copies.budget.make_place(record.tenant)
-        self.copies.require_place()
+        table.require_place()
         self._refuse(table.get(key))
         agent = Agent(record)
         agent.came_from_peer = offered.owner != self.health.name

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 
 from fabric.control.hibernation_calls import Hibernate
-from fabric.errors import ConflictError, RejectedError, RetryLaterError, StaleEpochError
+from fabric.errors import ConflictError, RejectedError, RetryLaterError
 from fabric.ids import TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan
@@ -23,8 +23,9 @@ from fabric.record.hibernation_file import (
     file_bytes,
     key_id,
 )
-from fabric.record.manifest import Manifest, OwnerState, encode_manifest
+from fabric.record.manifest import Manifest, encode_manifest
 from fabric.record.rekey import portable
+from node.agents.owned import OwnedAgents
 from node.migration.source import SEAL_WAIT_S
 from node.runtime.identity import NodeIdentity
 from node.tiers.agent_records import AgentRecords
@@ -41,6 +42,7 @@ class Exports:
     identity: NodeIdentity
     clock: Clock
     records: AgentRecords
+    owned: OwnedAgents
     mending: RecordMending
     flusher: Flusher
 
@@ -95,7 +97,7 @@ class Export:
     async def _hold(self) -> Manifest:
         """Wait for a running turn; keep the blocks of the last one from being removed."""
         parts, call, store = self._parts, self._call, self._store
-        agent = parts.records.table.require((call.tenant, call.agent))
+        agent = parts.owned.require((call.tenant, call.agent), call.epoch)
         if agent.is_unsaved:
             await parts.flusher.flush()
         try:
@@ -104,18 +106,12 @@ class Export:
             message = "a turn of this agent is still running"
             raise RetryLaterError(message, code="agent_busy") from None
         try:
-            if agent.manifest.epoch != call.epoch:
-                message = f"the agent is at epoch {agent.manifest.epoch}, not {call.epoch}"
-                raise StaleEpochError(message)
-            if agent.manifest.state is not OwnerState.OWNED:
-                message = f"the agent is {agent.manifest.state} here"
-                raise ConflictError(message, code="not_owner")
+            parts.owned.recheck(agent, call.epoch)
             if agent.saved is None or not agent.saved.token_ids or not agent.is_durable:
                 message = "the agent's last turn is not on disk yet"
                 raise ConflictError(message, code="nothing_saved")
-            await parts.mending.mend(
-                agent, may_cut=False
-            )  # a file that holds less would be no backup
+            # A file that holds less would be no backup.
+            await parts.mending.mend(agent, may_cut=False)
             record = portable(agent.saved, store.spec.window_tokens)
             self._held = record.refs
             missing = store.blocks.hold(record.refs)

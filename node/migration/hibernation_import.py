@@ -10,12 +10,11 @@ from fabric.control.hibernation_calls import Resume, Resumed
 from fabric.errors import (
     ConflictError,
     CorruptDataError,
-    OverloadedError,
     RetryLaterError,
     TooLargeError,
 )
 from fabric.kvcache.block import BlockRef
-from fabric.limits import AGENTS_PER_NODE_MAX, FILE_ALIGN_BYTES
+from fabric.limits import FILE_ALIGN_BYTES
 from fabric.ports import Clock
 from fabric.record.hibernation_file import (
     LEAD_BYTES_MAX,
@@ -245,9 +244,7 @@ def _require_room_for(table: AgentTable, call: Resume) -> Agent | None:
     """Return the idle agent that would be replaced, if any; raise where it must not be."""
     agent = table.get((call.tenant, call.agent))
     if agent is None:
-        if len(table) >= AGENTS_PER_NODE_MAX:
-            message = f"this node already holds {AGENTS_PER_NODE_MAX} agents"
-            raise OverloadedError(message)
+        table.require_place()
         return None
     record = agent.manifest
     if record.state is OwnerState.SEALED:

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from fabric.errors import ConflictError, CorruptDataError, OverloadedError
+from fabric.errors import ConflictError, CorruptDataError
 from fabric.ids import MigrationId
-from fabric.limits import AGENTS_PER_NODE_MAX
 from fabric.record.manifest import Manifest, OwnerState, decode_manifest
 from node.agents.agent import Agent
 from node.migration.incoming import IncomingMoves
@@ -33,12 +32,6 @@ class KeptCopies:
             raise ConflictError(message, code="fingerprint_mismatch")
         await self.records.workers.run(lambda: self.records.store.named_refs(record))
         return record
-
-    def require_place(self) -> None:
-        """Raise OverloadedError where no agent more may be kept."""
-        if len(self.records.table) >= AGENTS_PER_NODE_MAX:
-            message = f"this node already holds {AGENTS_PER_NODE_MAX} agents"
-            raise OverloadedError(message)
 
     async def publish(self, agent: Agent, record: Manifest, migration: MigrationId) -> None:
         """Make `record` the agent's; turns of it wait, and a failure leaves all as it was."""

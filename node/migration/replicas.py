@@ -35,11 +35,12 @@ class Replicas:
             return await self._keep(call, offered)
 
     async def _keep(self, call: KeepReplica, offered: Manifest) -> AgentView:
-        agent = self.copies.records.table.get((offered.tenant, offered.agent))
+        table = self.copies.records.table
+        agent = table.get((offered.tenant, offered.agent))
         if agent is not None:
             _check_replaceable(agent, offered)
         else:
-            self.copies.require_place()
+            table.require_place()
         previous = agent.saved if agent is not None else None
         record = _replica(offered, call, previous)
         if previous is not None and replace(record, revision=previous.revision) == previous:

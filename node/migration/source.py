@@ -16,10 +16,11 @@ from fabric.control.node_calls import (
     ReleaseAgent,
     SealAgent,
 )
-from fabric.errors import ConflictError, NotFoundError, RetryLaterError, StaleEpochError
+from fabric.errors import ConflictError, RetryLaterError
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.truncate import cut_record
 from node.agents.agent import Agent, LiveTurn
+from node.agents.owned import OwnedAgents
 from node.engine.moving_streams import MovingStreams
 from node.migration.offers import Offers
 from node.runtime.health import Health
@@ -40,6 +41,7 @@ class MoveSource:
     records: AgentRecords
     mending: RecordMending
     offers: Offers
+    owned: OwnedAgents
     erased: Erased
     moving: MovingStreams
     health: Health
@@ -50,20 +52,14 @@ class MoveSource:
         Of a turn that runs, its full blocks are saved first: asked again and again, this leaves
         less and less for the time when the agent is sealed.
         """
-        agent = self.records.table.require((call.tenant, call.agent))
-        _check_epoch(agent, call.epoch)
-        if agent.manifest.state is not OwnerState.OWNED:
-            message = f"the agent is {agent.manifest.state} here"
-            raise ConflictError(message, code="not_owner")
+        agent = self.owned.require((call.tenant, call.agent), call.epoch)
         if agent.turn is not None:
             return await self._offer_live(call, agent, agent.turn)
         if agent.saved is None:
             message = "the agent has no finished turn to move yet"
             raise ConflictError(message, code="nothing_saved")
         await self.mending.whole(agent, verify=call.verify)
-        if agent.manifest.state is not OwnerState.OWNED:
-            message = f"the agent is {agent.manifest.state} here"
-            raise ConflictError(message, code="not_owner")
+        self.owned.recheck(agent, call.epoch)
         return self.offers.make(call, agent.saved)
 
     async def _offer_live(self, call: OfferMigration, agent: Agent, turn: LiveTurn) -> Offer:
@@ -71,6 +67,7 @@ class MoveSource:
         if call.verify and saved is not None:  # what is lost is saved again from memory
             await self.records.verify(saved)
         running = await turn.save_now() or agent.saved
+        self.owned.recheck(agent, call.epoch)
         if running is None and agent.manifest.token_ids:
             # A turn that the disk refused: it is in memory only, and nothing of it can be copied.
             if self.health.degraded is not None:
@@ -83,31 +80,25 @@ class MoveSource:
     async def seal(self, call: SealAgent) -> Offer:
         """Stop serving the agent and offer its final record; repeatable, also at once."""
         agent = self.records.table.require((call.tenant, call.agent))
-        if _is_sealed(agent, call):
-            return self.offers.make(call, agent.manifest)
-        _check_epoch(agent, call.epoch)
+        if (offer := self._sealed(call, agent)) is not None:
+            return offer
         try:
             async with asyncio.timeout(SEAL_WAIT_S):
                 if agent.turn is not None:
                     agent.turn.hand_over(call)
-                    await (
-                        agent.turn.saved.wait()
-                    )  # the target need not wait for the turn's last event
-                if _is_sealed(agent, call):
-                    return self.offers.make(call, agent.manifest)
+                    # The target need not wait for the turn's last event.
+                    await agent.turn.saved.wait()
+                    if (offer := self._sealed(call, agent)) is not None:
+                        return offer
                 await agent.turn_lock.acquire()
         except TimeoutError:
             message = "a turn of this agent is still running"
             raise RetryLaterError(message, code="agent_busy") from None
         try:
-            record = agent.manifest
-            if not self.records.is_here(agent):
-                message = f"{self.health.name} holds no such agent any more"
-                raise NotFoundError(message, code="agent_not_found")
-            if _is_sealed(agent, call):  # by the same call, which came twice
-                return self.offers.make(call, record)
-            if record.state is not OwnerState.OWNED or agent.saved is None or not agent.is_durable:
-                message = f"the agent cannot be sealed: {record.state}, durable={agent.is_durable}"
+            if (offer := self._sealed(call, agent)) is not None:  # by the same call, come twice
+                return offer
+            if agent.saved is None or not agent.is_durable:
+                message = "the agent cannot be sealed: its last turn is not on disk"
                 raise ConflictError(message, code="cannot_seal")
             await self.mending.mend(agent)
             record = agent.manifest
@@ -119,6 +110,12 @@ class MoveSource:
             return self.offers.make(call, agent.manifest)
         finally:
             agent.turn_lock.release()
+
+    def _sealed(self, call: SealAgent, agent: Agent) -> Offer | None:
+        """Return the final offer if this very move has sealed the agent; raise if none may."""
+        self.owned.recheck(agent, call.epoch, call.migration)
+        is_sealed = agent.manifest.state is OwnerState.SEALED
+        return self.offers.make(call, agent.manifest) if is_sealed else None
 
     async def release(self, call: ReleaseAgent) -> Done:
         """Step down: another node owns a later epoch. The bytes stay as a replica."""
@@ -192,11 +189,6 @@ class MoveSource:
         self.records.table.put(agent)
 
 
-def _is_sealed(agent: Agent, call: SealAgent) -> bool:
-    record = agent.manifest
-    return record.state is OwnerState.SEALED and record.migration == call.migration
-
-
 def _stepped_down(record: Manifest, call: ReleaseAgent) -> Manifest:
     return replace(
         record,
@@ -207,9 +199,3 @@ def _stepped_down(record: Manifest, call: ReleaseAgent) -> Manifest:
         migration=None,
         sealed_to=None,
     )
-
-
-def _check_epoch(agent: Agent, epoch: int) -> None:
-    if agent.manifest.epoch != epoch:
-        message = f"the agent is at epoch {agent.manifest.epoch}, not {epoch}"
-        raise StaleEpochError(message)

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from fabric.control.node_calls import AgentView, PinAgent
-from fabric.errors import ConflictError, FabricError
+from fabric.errors import FabricError
 from fabric.record.manifest import OwnerState
 from node.agents.agent import Agent
-from node.agents.agent_table import AgentTable
+from node.agents.owned import OwnedAgents
 from node.tiers.agent_records import AgentRecords
 from node.tiers.record_mending import RecordMending
 
@@ -53,29 +53,22 @@ class Pins:
 class Pinning:
     """Answers the calls that pin agents; `weigh` says anew whose pins are honoured."""
 
-    table: AgentTable
+    owned: OwnedAgents
     pins: Pins
     weigh: Callable[[], Awaitable[None]]
 
     async def pin(self, call: PinAgent) -> AgentView:
-        """Pin or unpin an agent; raise DiskError, or ConflictError where it is another node's."""
-        agent = self.table.require((call.tenant, call.agent))
-        record = agent.manifest
-        if record.state is not OwnerState.OWNED:
-            message = f"the agent is {record.state} here"
-            raise ConflictError(message, code="not_owner")
-        if record.pinned != call.pinned:
-            agent.manifest = replace(record, pinned=call.pinned)
-            self.table.put(agent)
+        """Pin or unpin an agent; raise DiskError, or as `OwnedAgents.require` does."""
+        agent = self.owned.require((call.tenant, call.agent))
+        if agent.manifest.pinned != call.pinned:
+            agent.manifest = replace(agent.manifest, pinned=call.pinned)
+            self.owned.table.put(agent)
         try:
             await asyncio.wait_for(agent.turn_lock.acquire(), PIN_WAIT_S)
         except TimeoutError:
             return agent.view()
         try:
-            is_here = self.table.get(agent.key) is agent
-            if not is_here or agent.manifest.state is not OwnerState.OWNED:
-                message = "the agent was moved or erased meanwhile"
-                raise ConflictError(message, code="not_owner")
+            self.owned.recheck(agent)
             await self.pins.persist(agent)
         finally:
             agent.turn_lock.release()

@@ -9,11 +9,11 @@ import threading
 
 from fabric.control.copy_calls import PrefetchAgent
 from fabric.control.node_calls import AgentView
-from fabric.errors import ConflictError, OverloadedError, RetryLaterError, StaleEpochError
+from fabric.errors import ConflictError, OverloadedError, RetryLaterError
 from fabric.limits import PREFETCHES_MAX, ROOM_TOKENS
 from fabric.record.manifest import Manifest, OwnerState
 from node.agents.agent import Agent, Loading
-from node.agents.agent_table import AgentTable
+from node.agents.owned import OwnedAgents
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import Reservation
 from node.mlx.resident_cache import ResidentCache
@@ -30,14 +30,14 @@ class Prefetches:
 
     def __init__(
         self,
-        table: AgentTable,
+        owned: OwnedAgents,
         store: AgentStore,
         workers: Workers,
         engine: EngineThread,
         hot: HotTier,
         health: Health,
     ) -> None:
-        self._table = table
+        self._owned = owned
         self._store = store
         self._workers = workers
         self._engine = engine
@@ -47,16 +47,12 @@ class Prefetches:
 
     async def answer(self, call: PrefetchAgent) -> AgentView:
         """Load the agent, or let that be, and describe it then."""
-        agent = self._table.require((call.tenant, call.agent))
+        key = call.tenant, call.agent
         if call.cancel:
+            agent = self._owned.table.require(key)
             await self.stop(agent)
             return agent.view()
-        if agent.manifest.epoch != call.epoch:
-            message = f"the agent is at epoch {agent.manifest.epoch}, not {call.epoch}"
-            raise StaleEpochError(message)
-        if agent.manifest.state is not OwnerState.OWNED:
-            message = f"the agent is {agent.manifest.state} here"
-            raise ConflictError(message, code="not_owner")
+        agent = self._owned.require(key, call.epoch)
         if agent.loading is None and agent.cache is None and not agent.is_busy:
             self._begin(agent)
         if agent.loading is not None:
@@ -157,9 +153,10 @@ class Prefetches:
 
     def _install(self, agent: Agent, record: Manifest, cache: ResidentCache) -> None:
         """Make the agent hot, unless it has changed or gone meanwhile."""
-        is_same = self._table.get(agent.key) is agent and agent.cache is None and agent.is_durable
+        table = self._owned.table
+        is_same = table.get(agent.key) is agent and agent.cache is None and agent.is_durable
         owned = agent.manifest.state is OwnerState.OWNED
         if is_same and owned and agent.manifest.token_ids is record.token_ids:
             agent.cache = cache
             agent.stored_tokens = record.tokens_count
-            self._table.note_change(agent.key)
+            table.note_change(agent.key)

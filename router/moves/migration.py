@@ -46,6 +46,7 @@ _LOG = logging.getLogger("macfabric.router.migration")
 
 BLOCK_GONE = "block_missing"  # what a node says of a block that it has not, or no longer
 DAMAGED = CorruptDataError.code  # of one that it has, or was sent, with other bytes
+MOVING = "agent_moving"
 SEAL_WAIT_S = 300.0  # a turn is handed over between two steps, and a step may be a long chunk
 SEAL_RETRY_S = 0.1
 ASK_AGAIN_S = 0.25
@@ -206,8 +207,9 @@ class Migration:
             try:
                 return await self._source.call(call, Offer)
             except RetryLaterError as busy:
-                # A turn there has not come to its next token yet.
-                if self._fleet.clock.monotonic_s() >= deadline_s:
+                # A turn there has not come to its next token yet. Another move is not waited for.
+                is_over = self._fleet.clock.monotonic_s() >= deadline_s
+                if is_over or busy.code == MOVING:
                     raise
                 await asyncio.sleep(min(busy.retry_after_s, SEAL_RETRY_S))
 

@@ -383,7 +383,7 @@ def test_agents_that_others_own_or_move_are_left_alone(service, file):
     sealed = replace(agent.manifest, state=OwnerState.SEALED, sealed_to=NodeName("b"))
     change(service, agent, manifest=sealed)
     asked = Hibernate(TENANT, AgentId("moved"), 1)
-    assert post(service, HIBERNATE_PATH, asked, b"").status_code == 409
+    assert post(service, HIBERNATE_PATH, asked, b"").status_code == 503
     assert (
         resume(service, file, "moved", epoch=9, replace=True)["refused"] == "migration_in_progress"
     )

@@ -1,0 +1,197 @@
+"""What a node gives of an agent, and writes down of it: every verb against every state of it.
+
+The agents are real ones of a real node, brought into each state as the router brings them there.
+"""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from fabric.control.copy_calls import OfferCopy, PrefetchAgent
+from fabric.control.hibernation_calls import Hibernate
+from fabric.control.node_calls import (
+    AbortMigration,
+    Done,
+    Offer,
+    OfferMigration,
+    PinAgent,
+    ReleaseAgent,
+    SealAgent,
+)
+from fabric.errors import FabricError
+from fabric.ids import AgentId, MigrationId, NodeName
+from tests.support.erasures import Refusal, erase
+from tests.support.little_room import SMALL
+from tests.support.services import TENANT, ask, call, running
+from tests.support.tiny_models import write_model
+
+EPOCH = 3
+OTHER = NodeName("node-b")
+EARLIER, MOVE = MigrationId("move-earlier"), MigrationId("move-now")
+
+
+async def hibernate(node, name, epoch):
+    export = node.exports.begin(Hibernate(TENANT, name, epoch))
+    try:
+        await export.open()
+    finally:
+        await export.close()
+
+
+# Each as (node, agent, epoch) -> awaitable. A pin names no epoch.
+OWNERS = {
+    "move": lambda n, a, e: n.source.offer(OfferMigration(MOVE, TENANT, a, e, OTHER)),
+    "seal": lambda n, a, e: n.source.seal(SealAgent(MOVE, TENANT, a, e, OTHER)),
+    "copy": lambda n, a, e: n.copy_source.offer(OfferCopy(MOVE, TENANT, a, e, OTHER)),
+    "pin": lambda n, a, e: n.pinning.pin(PinAgent(TENANT, a, pinned=True)),
+    "prefetch": lambda n, a, e: n.prefetches.answer(PrefetchAgent(TENANT, a, e)),
+    "hibernate": hibernate,
+}
+# They end something: whoever holds nothing has nothing to end.
+ENDS = {
+    "release": lambda n, a, e: n.source.release(ReleaseAgent(MOVE, TENANT, a, e, OTHER)),
+    "abort": lambda n, a, e: n.source.take_back(AbortMigration(MOVE, TENANT, a)),
+}
+
+ABSENT, REPLICA, STALE = (404, "agent_not_found"), (409, "not_owner"), (421, "stale_epoch")
+MOVING, ERASED, DONE = (503, "agent_moving"), (421, "erased"), "done"
+# What is said at the epoch the agent has there, and one below and above it.
+REFUSALS = {
+    "absent": {0: ABSENT, -1: ABSENT, 1: ABSENT},
+    "owned": {0: DONE, -1: STALE, 1: STALE},
+    "replica": {0: REPLICA, -1: STALE, 1: STALE},
+    "being moved": {0: MOVING, -1: STALE, 1: STALE},
+    "being erased": {0: ERASED, -1: ERASED, 1: ERASED},
+    "lost to another node": {0: STALE, -1: STALE, 1: STALE},
+}
+
+
+def expected(verb, state, more):
+    return REFUSALS[state][0 if verb == "pin" else more]
+
+
+def absent(case, name):
+    return EPOCH
+
+
+def owned(case, name):
+    ask(case.service, f"{name} says: the cat sat on the mat", agent=name, epoch=EPOCH, max_tokens=2)
+    return EPOCH
+
+
+def replica(case, name):
+    owned(case, name)
+    call(case.service, ReleaseAgent(EARLIER, TENANT, name, EPOCH + 1, OTHER), Done)
+    return EPOCH + 1
+
+
+def being_moved(case, name):
+    owned(case, name)
+    call(case.service, SealAgent(EARLIER, TENANT, name, EPOCH, OTHER), Offer)
+    call(case.service, AbortMigration(MigrationId("move-strange"), TENANT, name), Done)
+    return EPOCH
+
+
+def being_erased(case, name):
+    """The disk refuses to remove it."""
+    owned(case, name)
+    Refusal(case.monkeypatch, "erase_record")
+    with pytest.raises(FabricError, match="the drive refused"):
+        erase(case.service, name)
+    return EPOCH
+
+
+def lost(case, name):
+    """The disk refuses to say so."""
+    owned(case, name)
+    with case.monkeypatch.context() as patched:
+        Refusal(patched, "publish")
+        with pytest.raises(FabricError, match="the drive refused"):
+            call(case.service, ReleaseAgent(EARLIER, TENANT, name, EPOCH + 1, OTHER), Done)
+    return EPOCH
+
+
+STATES = {
+    "absent": absent,
+    "owned": owned,
+    "replica": replica,
+    "being moved": being_moved,
+    "being erased": being_erased,
+    "lost to another node": lost,
+}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("node")
+    model = str(write_model(folder / "small", SMALL))
+    with running(folder, model) as made:
+        yield made
+
+
+@pytest.fixture
+def case(service, monkeypatch):
+    return SimpleNamespace(service=service, monkeypatch=monkeypatch)
+
+
+async def said(work):
+    try:
+        await work
+    except FabricError as error:
+        return int(error.status), error.code
+    return DONE
+
+
+def run(service, work):
+    return asyncio.run_coroutine_threadsafe(work, service._loop).result(60)
+
+
+def named(*words):
+    return AgentId("-".join(words).replace(" ", "-"))
+
+
+@pytest.mark.parametrize("verb", OWNERS)
+@pytest.mark.parametrize("state", STATES)
+def test_only_its_owner_gives_an_agent_and_at_its_epoch_only(case, state, verb):
+    node, name = case.service.node, named(verb, state)
+    epoch = STATES[state](case, name)
+    agent = node.table.get((TENANT, name))
+    before, offered = agent and agent.view(), node.transfers.offered_agents()
+    for more in (-1, 1, 0):
+        got = run(case.service, said(OWNERS[verb](node, name, epoch + more)))
+        assert got == expected(verb, state, more), more
+        if got != DONE:
+            assert (agent and agent.view()) == before, "and nothing has come of it"
+            assert node.transfers.offered_agents() == offered
+
+
+@pytest.mark.parametrize("verb", ENDS)
+@pytest.mark.parametrize("state", STATES)
+def test_what_ends_a_move_is_refused_nowhere(case, state, verb):
+    node, name = case.service.node, named(verb, state)
+    epoch = STATES[state](case, name)
+    assert run(case.service, said(ENDS[verb](node, name, epoch))) == DONE
+    agent = node.table.get((TENANT, name))
+    assert agent is None or agent.manifest.epoch == epoch
+
+
+@pytest.mark.parametrize("verb", ["seal", "pin", "hibernate"])
+def test_an_agent_that_is_erased_while_a_verb_waits_for_its_turn_is_not_given(case, verb):
+    node, name = case.service.node, named("waits", verb)
+    owned(case, name)
+
+    async def erased_meanwhile():
+        agent = node.table.get((TENANT, name))
+        async with agent.turn_lock:
+            asked = asyncio.create_task(said(OWNERS[verb](node, name, EPOCH)))
+            await asyncio.sleep(0)  # it waits for the turn that has the lock
+            erasing = asyncio.create_task(asyncio.to_thread(erase, case.service, name))
+            async with asyncio.timeout(60):
+                while not node.erased.floor(TENANT, name):  # noqa: ASYNC110 - on another thread
+                    await asyncio.sleep(0.01)
+        got = await asked
+        return got, (await erasing).existed
+
+    assert run(case.service, erased_meanwhile()) == (ERASED, True)
+    assert node.table.get((TENANT, name)) is None
