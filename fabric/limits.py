@@ -106,6 +106,7 @@ ENCODING_SMALL_BYTES: Final = 64 * KIB  # a thread's tenth of a second: not coun
 
 # Engine
 WAITING_REQUESTS_MAX: Final = 256
+AGENT_TURNS_WAITING_MAX: Final = 16  # for one agent, each behind the one before
 ACTIVE_SEQUENCES_MAX: Final = 32
 STREAM_EVENTS_MAX: Final = 4_096  # a client that reads slower than this is dropped
 PREFILL_CHUNK_TOKENS_MAX: Final = 4_096

@@ -1,4 +1,7 @@
-"""The one place of the node that reads a clock."""
+"""The one place of the node that reads a clock.
+
+The router has its own (`router.clock`): what both could import is fabric, which reads none.
+"""
 
 import time
 

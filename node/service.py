@@ -174,7 +174,51 @@ class NodeService:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _build(self) -> Node:
-        config, settings, clock = self._config, self._config.settings, SystemClock()
+        config, clock = self._config, SystemClock()
+        engine, loaded = self._load(clock)
+        model = ServedModel(
+            loaded.name,
+            loaded.spec,
+            loaded.fingerprint,
+            loaded.context_tokens_max,
+            loaded.vocabulary_size,
+            loaded.problem,
+        )
+        disk, erased = self._open_disks(loaded)
+        blocks = BlockStore(disk, model.spec, model.fingerprint)
+        manifests = ManifestStore(disk, config.cluster_key, erased.epoch_of)
+        store = AgentStore(blocks, manifests, config.cluster_key, model.fingerprint, model.spec)
+        service_time = ServiceTime(config.name, clock, config.data_dir.expanduser())
+        rules = config.settings.rules
+        table = recovered_table(config.name, model.fingerprint, clock, store, rules, service_time)
+        if manifests.erased_count:
+            blocks.empty_quarantine()
+        return assemble(
+            Ground(
+                identity=NodeIdentity(config, model),
+                clock=clock,
+                engine=engine,
+                tokenizer=ChatTokenizer(loaded.tokenizer),
+                store=store,
+                table=table,
+                erased=erased,
+                transfers=TransferServer(
+                    config.name,
+                    config.cluster_key,
+                    model.fingerprint,
+                    blocks,
+                    clock,
+                    host=_data_host(config.host),
+                    encrypt_links=config.settings.encrypt_links,
+                ),
+                service_time=service_time,
+                workers=Workers(),
+            )
+        )
+
+    def _load(self, clock: SystemClock) -> tuple[EngineThread, LoadedModel]:
+        """Start the engine's thread, and load the model on it."""
+        config, settings = self._config, self._config.settings
         engine = EngineThread(
             clock,
             active_max=settings.active_max,
@@ -188,7 +232,11 @@ class NodeService:
             return loaded.engine, loaded
 
         self._begun.append(engine.stop)
-        loaded = engine.start(build)
+        return engine, engine.start(build)
+
+    def _open_disks(self, loaded: LoadedModel) -> tuple[PosixDisk, Erased]:
+        """Recover the model's folder, and the tombstones of all models' agents."""
+        config, settings = self._config, self._config.settings
         # Another model's agents wait in a folder of their own until it is served again.
         folder = config.data_dir / folder_name(loaded.fingerprint)
         self._disk = disk = open_disk(
@@ -200,49 +248,9 @@ class NodeService:
             disk.seal_all()
         if loaded.problem is None:
             keep_spec(disk, SpecRecord(loaded.fingerprint, loaded.name, loaded.spec))
-        blocks = BlockStore(disk, loaded.spec, loaded.fingerprint)
         tombs = PosixDisk(config.data_dir.expanduser() / ERASED, settings.durability)
         self._begun.append(tombs.close)
-        erased = Erased(tombs, config.cluster_key)
-        manifests = ManifestStore(disk, config.cluster_key, erased.epoch_of)
-        store = AgentStore(blocks, manifests, config.cluster_key, loaded.fingerprint, loaded.spec)
-        service_time = ServiceTime(config.name, clock, config.data_dir.expanduser())
-        table = recovered_table(
-            config.name, loaded.fingerprint, clock, store, settings.rules, service_time
-        )
-        if manifests.erased_count:
-            blocks.empty_quarantine()
-        transfers = TransferServer(
-            config.name,
-            config.cluster_key,
-            loaded.fingerprint,
-            blocks,
-            clock,
-            host=_data_host(config.host),
-            encrypt_links=settings.encrypt_links,
-        )
-        model = ServedModel(
-            loaded.name,
-            loaded.spec,
-            loaded.fingerprint,
-            loaded.context_tokens_max,
-            loaded.vocabulary_size,
-            loaded.problem,
-        )
-        return assemble(
-            Ground(
-                identity=NodeIdentity(config, model),
-                clock=clock,
-                engine=engine,
-                tokenizer=ChatTokenizer(loaded.tokenizer),
-                store=store,
-                table=table,
-                erased=erased,
-                transfers=transfers,
-                service_time=service_time,
-                workers=Workers(),
-            )
-        )
+        return disk, Erased(tombs, config.cluster_key)
 
     def _make_room(self, size_bytes: int) -> None:
         """Pass the engine's wish for memory on to the loop, which owns the idle caches."""

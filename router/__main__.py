@@ -14,7 +14,7 @@ from fabric.settings import FabricSettings, RouterSettings
 from router.cli.config_file import read_settings
 from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.errors import CommandError
-from router.fleet.listener import listen
+from router.listener import listen
 from router.placement.seconds import Policy
 from router.tls.contexts import read_router_keys
 

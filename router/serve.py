@@ -25,10 +25,10 @@ from router.app import build_app
 from router.clock import SystemClock
 from router.fleet import ray_control
 from router.fleet.fleet import Fleet
-from router.fleet.listener import url_of
 from router.fleet.membership import Roster
 from router.fleet.node_client import ControlTransport, HttpNodeLink
 from router.fleet.node_http import NodeHttp
+from router.listener import url_of
 from router.placement.seconds import Policy
 from router.services import Services, assemble
 from router.tls.contexts import RouterKeys

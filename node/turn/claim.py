@@ -13,6 +13,7 @@ from fabric.errors import (
     StaleEpochError,
 )
 from fabric.ids import AgentKey, MigrationId
+from fabric.limits import AGENT_TURNS_WAITING_MAX
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from node.agents.agent import Agent, HandedOn
@@ -25,7 +26,6 @@ from node.tiers.disk_budget import DiskBudget
 from node.tiers.hot_tier import HotTier
 
 DECISION_WAIT_S = 30.0  # a turn that meets a migration waits this long for its outcome
-TURNS_WAITING_MAX = 16  # per agent
 TAKE_UP_WAIT_S = 5.0  # for an answer that its router asks for again at once
 
 
@@ -82,11 +82,11 @@ class Claims:
 
     async def _lock(self, request: GenerateRequest, text: str) -> Agent:
         """Wait for the agent's turn; one that was evicted meanwhile begins anew."""
-        for _ in range(TURNS_WAITING_MAX):
+        for _ in range(AGENT_TURNS_WAITING_MAX):
             with contextlib.suppress(FabricError):  # without room, a new agent is refused below
                 await self.budget.make_place(request.tenant)
             agent = self._resolve(request, text)
-            if agent.waiting_count >= TURNS_WAITING_MAX and request.resume is None:
+            if agent.waiting_count >= AGENT_TURNS_WAITING_MAX and request.resume is None:
                 break
             agent.waiting_count += 1
             try:
@@ -96,7 +96,7 @@ class Claims:
             if not agent.was_evicted:
                 return agent
             agent.turn_lock.release()
-        message = f"{TURNS_WAITING_MAX} turns already wait for this agent"
+        message = f"{AGENT_TURNS_WAITING_MAX} turns already wait for this agent"
         raise OverloadedError(message)
 
     def _resolve(self, request: GenerateRequest, text: str) -> Agent:

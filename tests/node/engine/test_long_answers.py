@@ -9,7 +9,7 @@ import pytest
 
 from fabric.errors import OverloadedError
 from fabric.ids import OperationId
-from fabric.limits import BLOCK_TOKENS, MIB
+from fabric.limits import AGENT_TURNS_WAITING_MAX, BLOCK_TOKENS, MIB
 from fabric.turn.generation import (
     Delta,
     Finished,
@@ -298,7 +298,7 @@ def test_full_lines_refuse_no_answer_that_was_begun(small_service, alone):
 
     def fill_lines(name):
         agent = node.table.get((TENANT, identity_of(name).agent))
-        change(small_service, agent, waiting_count=claim.TURNS_WAITING_MAX)
+        change(small_service, agent, waiting_count=AGENT_TURNS_WAITING_MAX)
         node.engine._waiting_max = 0
         for other in (name, "carl"):
             with pytest.raises(OverloadedError):

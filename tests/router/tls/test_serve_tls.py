@@ -12,7 +12,7 @@ from fabric.errors import FatalError
 from fabric.settings import RouterSettings, TlsSettings
 from router.cli.endpoint import find_endpoint
 from router.cli.errors import CommandError
-from router.fleet.listener import listen
+from router.listener import listen
 from router.private_files import write_private
 from router.serve import serve_roster
 from router.tls.authority import Subject, issue_member, make_authority

@@ -16,7 +16,7 @@ import pytest
 
 from fabric.errors import FatalError
 from fabric.settings import RouterSettings
-from router.fleet.listener import listen, url_of
+from router.listener import listen, url_of
 from router.serve import serve_roster
 from tests.router.fake_node import CLUSTER_KEY, MODEL, FakeNode
 from tests.router.rig import until
