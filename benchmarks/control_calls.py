@@ -36,7 +36,7 @@ CALLS, QUICK_CALLS, WARM_UP = 400, 20, 10
 RECORD_BYTES = 35_000
 _NAME = NodeName("node-a")
 _SEAL = encode_call(
-    SealAgent(MigrationId("m-1"), TenantId("default"), AgentId("kim"), 3, NodeName("node-b"))
+    SealAgent(TenantId("default"), AgentId("kim"), 3, MigrationId("m-1"), NodeName("node-b"))
 )
 
 

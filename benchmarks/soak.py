@@ -161,7 +161,7 @@ async def _drive(service: NodeService, count: int, seed: int, tally: Tally) -> N
 def _erasure(tenant: TenantId, agent: str, rng: random.Random) -> EraseAgent:
     operation = OperationId(f"erase-{rng.randrange(1 << 40):012d}")
     now_s = SystemClock().wall_s()
-    return EraseAgent(operation, tenant, AgentId(agent), next(_epochs), now_s)
+    return EraseAgent(tenant, AgentId(agent), next(_epochs), operation, now_s)
 
 
 async def _erase_unnamed(service: NodeService, rng: random.Random) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fabric.control.agent_at import OfferRequest
 from fabric.ids import (
     AgentId,
     Fingerprint,
@@ -48,8 +49,10 @@ def send(folder: Path, blocks_count: int) -> None:
     library = write_library(folder, spec, blocks_count * BLOCK_TOKENS)
     blocks, refs = library.store.blocks, library.stock.full
     server = TransferServer(SENDER, KEY, FINGERPRINT, blocks, SystemClock(), host=EVERYWHERE)
-    migration, tenant, agent = MigrationId("bench"), TenantId("bench"), AgentId("bench")
-    ticket = server.offer(migration, tenant, agent, RECEIVER, 1, refs, OFFER_S)
+    asked = OfferRequest(
+        TenantId("bench"), AgentId("bench"), 1, MigrationId("bench"), target=RECEIVER
+    )
+    ticket = server.offers.add(asked, refs, OFFER_S)
     named = [[r.block_hash.hex(), r.checksum.hex(), r.tokens_count, r.payload_bytes] for r in refs]
     _say({"port": server.addresses()[0].port, "ticket": ticket.hex(), "refs": named})
     for _ in _lines():

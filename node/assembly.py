@@ -180,12 +180,12 @@ def assemble(ground: Ground) -> Node:
 
 def _tiers(ground: Ground, health: Health) -> _Tiers:
     store, table, workers, engine = ground.store, ground.table, ground.workers, ground.engine
-    settings, transfers = ground.identity.settings, ground.transfers
+    settings, offers = ground.identity.settings, ground.transfers.offers
     owned = OwnedAgents(table, ground.erased)
     unsaved = Unsaved(table, health)
     hot = HotTier(table, engine, unsaved, settings.hot_bytes)
-    eviction = Eviction(table, store, workers, transfers, hot)
-    survey = DiskSurvey(table, store, workers, transfers, engine, settings.disk_bytes)
+    eviction = Eviction(table, store, workers, offers, hot)
+    survey = DiskSurvey(table, store, workers, offers, engine, settings.disk_bytes)
     others = OtherFolders(ground.identity, ground.clock, workers, ground.service_time)
     budget = DiskBudget(settings, table, store, workers, survey, eviction, others)
     writers = RecordWriters(store, workers, engine, budget)
@@ -239,7 +239,9 @@ def _moves(
 
 def _erasing(ground: Ground, health: Health, tiers: _Tiers, end: IncomingEnd) -> Erasing:
     identity, store, erased = ground.identity, ground.store, ground.erased
-    removal = AgentRemoval(tiers.records, ground.transfers, tiers.prefetches, end.forget_agent)
+    removal = AgentRemoval(
+        tiers.records, ground.transfers.offers, tiers.prefetches, end.forget_agent
+    )
     folders = ErasedFolders(
         identity.config.data_dir,
         folder_name(identity.fingerprint),

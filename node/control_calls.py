@@ -94,7 +94,7 @@ class ControlCalls:
         return list_agents(config.name, config.incarnation, node.table, call)
 
     async def _abort(self, call: AbortMigration) -> Done:
-        await self._node.incoming_end.forget(call.migration, (call.tenant, call.agent))
+        await self._node.incoming_end.forget(call.migration, call.key)
         return await self._node.source.take_back(call)
 
     async def _meet(self, call: MeetPeers) -> Done:

@@ -8,18 +8,14 @@ A copy never touches the agent that it is made of: what is offered is its last s
 
 from dataclasses import dataclass
 
-from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
+from fabric.control.agent_at import AgentAt, OfferRequest
+from fabric.ids import AgentId, MigrationId, NodeName, OperationId
 
 
 @dataclass(frozen=True, slots=True)
-class OfferCopy:
+class OfferCopy(OfferRequest):
     """To the owner: offer the last saved record to `target`; turns go on."""
 
-    migration: MigrationId
-    tenant: TenantId
-    agent: AgentId
-    epoch: int
-    target: NodeName
     verify: bool = False  # a copy of it arrived damaged: read what is stored first
 
 
@@ -45,12 +41,9 @@ class KeepFork:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefetchAgent:
+class PrefetchAgent(AgentAt):
     """To the owner: bring the agent from disk into memory; with `cancel`, let that be."""
 
-    tenant: TenantId
-    agent: AgentId
-    epoch: int
     cancel: bool = False
 
 

@@ -2,21 +2,19 @@
 
 from dataclasses import dataclass
 
-from fabric.ids import AgentId, NodeName, OperationId, TenantId
+from fabric.control.agent_at import AgentAt
+from fabric.ids import NodeName, OperationId
 from fabric.record.tombstone import Tombstone
 
 
 @dataclass(frozen=True, slots=True)
-class EraseAgent:
+class EraseAgent(AgentAt):
     """Remove every byte of an agent up to `epoch`; a repeat is answered like the first call.
 
     A tombstone stays: whoever holds an older record is told to remove it, too.
     """
 
     operation: OperationId
-    tenant: TenantId
-    agent: AgentId
-    epoch: int
     erased_s: float  # of the tombstone
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fabric.codec import pack, unpack
+from fabric.control.agent_at import AgentAt
 from fabric.control.node_calls import AgentView
 from fabric.errors import RejectedError
-from fabric.ids import AgentId, TenantId
 from fabric.limits import KIB
 
 HIBERNATE_PATH = "/internal/hibernate"
@@ -26,23 +26,17 @@ Call = TypeVar("Call")
 
 
 @dataclass(frozen=True, slots=True)
-class Hibernate:
+class Hibernate(AgentAt):
     """Write the agent's last finished turn into a file."""
 
-    tenant: TenantId
-    agent: AgentId
-    epoch: int
     signing_key: bytes | None = field(default=None, repr=False)  # None: for this fabric only
     salt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(AgentAt):
     """Own the memory that the request's body holds, as `agent` at `epoch`."""
 
-    tenant: TenantId
-    agent: AgentId
-    epoch: int
     replace: bool = False  # of an agent that has this name already
     signing_key: bytes | None = field(default=None, repr=False)
 

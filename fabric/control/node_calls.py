@@ -6,12 +6,8 @@ Which there are, and how each is made, says `fabric.control.calls`.
 from dataclasses import dataclass, field
 from typing import Final
 
-from fabric.ids import (
-    AgentId,
-    MigrationId,
-    NodeName,
-    TenantId,
-)
+from fabric.control.agent_at import AgentAt, AgentName, OfferRequest
+from fabric.ids import MigrationId, NodeName
 from fabric.limits import BODY_BYTES_MAX
 from fabric.net.links import Address, LinkView
 from fabric.net.urgency import Urgency
@@ -46,11 +42,9 @@ class LastMatch:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentView:
+class AgentView(AgentName):
     """One agent as one node sees it."""
 
-    tenant: TenantId
-    agent: AgentId
     group: str | None
     node: NodeName
     state: OwnerState
@@ -135,14 +129,6 @@ class AgentSketch:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentName:
-    """Which agent of which tenant."""
-
-    tenant: TenantId
-    agent: AgentId
-
-
-@dataclass(frozen=True, slots=True)
 class AgentList:
     """A node's agents, the one that changed first first: all, or what is new after `since`."""
 
@@ -156,23 +142,16 @@ class AgentList:
 
 
 @dataclass(frozen=True, slots=True)
-class PinAgent:
+class PinAgent(AgentName):
     """To the owner: let this agent go last, or like any other."""
 
-    tenant: TenantId
-    agent: AgentId
     pinned: bool
 
 
 @dataclass(frozen=True, slots=True)
-class OfferMigration:
+class OfferMigration(OfferRequest):
     """To the source: make the agent's blocks durable and say what they are."""
 
-    migration: MigrationId
-    tenant: TenantId
-    agent: AgentId
-    epoch: int
-    target: NodeName
     verify: bool = False  # a copy of them arrived damaged: read what is stored first
 
 
@@ -210,14 +189,8 @@ NOTHING_COPIED: Final = Copied(0, 0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class SealAgent:
+class SealAgent(OfferRequest):
     """To the source: serve no further turn until this migration is decided."""
-
-    migration: MigrationId
-    tenant: TenantId
-    agent: AgentId
-    epoch: int
-    target: NodeName
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,23 +215,18 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseAgent:
+class ReleaseAgent(AgentAt):
     """To the source: the target owns `epoch`; keep the bytes as a replica."""
 
     migration: MigrationId
-    tenant: TenantId
-    agent: AgentId
-    epoch: int
     owner: NodeName
 
 
 @dataclass(frozen=True, slots=True)
-class AbortMigration:
+class AbortMigration(AgentName):
     """To either side: forget it; a sealed source owns and serves again."""
 
     migration: MigrationId
-    tenant: TenantId
-    agent: AgentId
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ Agents are told in the order of their last change, a bounded part at a time. Wha
 meanwhile gets a later number and is told with a later part.
 """
 
-from fabric.control.node_calls import AgentList, AgentName, AgentSketch, ListAgents
+from fabric.control.agent_at import AgentName
+from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
 from fabric.ids import NodeName
 from fabric.limits import LIST_BYTES_MAX
 from node.agents.agent_table import AgentTable

@@ -22,7 +22,7 @@ class CopySource:
 
     async def offer(self, call: OfferCopy) -> Offer:
         """Offer the agent's last saved record, whatever runs meanwhile."""
-        agent = self.owned.require((call.tenant, call.agent), call.epoch)
+        agent = self.owned.require(call.key, call.epoch)
         await self.mending.whole(agent, verify=call.verify)
         self.owned.recheck(agent, call.epoch)
         record = agent.saved

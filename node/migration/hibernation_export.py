@@ -97,7 +97,7 @@ class Export:
     async def _hold(self) -> Manifest:
         """Wait for a running turn; keep the blocks of the last one from being removed."""
         parts, call, store = self._parts, self._call, self._store
-        agent = parts.owned.require((call.tenant, call.agent), call.epoch)
+        agent = parts.owned.require(call.key, call.epoch)
         if agent.is_unsaved:
             await parts.flusher.flush()
         try:

@@ -209,7 +209,7 @@ class Import:
         table, call = self._parts.records.table, self._call
         agent = _require_room_for(table, call)
         if agent is None:
-            agent = table.create(call.tenant, call.agent, None, self._epoch)
+            agent = table.create(*call.key, None, self._epoch)
         async with agent.turn_lock:
             try:
                 await self._publish(agent)
@@ -222,7 +222,7 @@ class Import:
         parts, call, record = self._parts, self._call, self._arrived().record
         owned = owned_anew(
             record,
-            (call.tenant, call.agent),
+            call.key,
             self._identity.name,
             self._epoch,
             parts.clock.wall_s(),
@@ -242,7 +242,7 @@ class Import:
 
 def _require_room_for(table: AgentTable, call: Resume) -> Agent | None:
     """Return the idle agent that would be replaced, if any; raise where it must not be."""
-    agent = table.get((call.tenant, call.agent))
+    agent = table.get(call.key)
     if agent is None:
         table.require_place()
         return None

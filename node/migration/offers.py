@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Final
 
-from fabric.control.copy_calls import OfferCopy
-from fabric.control.node_calls import Offer, OfferMigration, SealAgent
+from fabric.control.agent_at import OfferRequest
+from fabric.control.node_calls import Offer
+from fabric.ids import MigrationId
 from fabric.record.manifest import Manifest, encode_manifest
 from node.transfer.server import TransferServer
 
@@ -17,10 +18,12 @@ class Offers:
 
     transfers: TransferServer
 
-    def make(self, call: OfferMigration | SealAgent | OfferCopy, record: Manifest) -> Offer:
+    def make(self, call: OfferRequest, record: Manifest) -> Offer:
         """Offer all blocks of a record to the call's target."""
         refs = list(dict.fromkeys(record.refs))
-        ticket = self.transfers.offer(
-            call.migration, call.tenant, call.agent, call.target, call.epoch, refs, OFFER_VALID_S
-        )
+        ticket = self.transfers.offers.add(call, refs, OFFER_VALID_S)
         return Offer(encode_manifest(record), ticket, self.transfers.addresses())
+
+    def withdraw(self, migration: MigrationId) -> None:
+        """End all offers of a migration."""
+        self.transfers.offers.withdraw(migration)

@@ -52,7 +52,7 @@ class MoveSource:
         Of a turn that runs, its full blocks are saved first: asked again and again, this leaves
         less and less for the time when the agent is sealed.
         """
-        agent = self.owned.require((call.tenant, call.agent), call.epoch)
+        agent = self.owned.require(call.key, call.epoch)
         if agent.turn is not None:
             return await self._offer_live(call, agent, agent.turn)
         if agent.saved is None:
@@ -79,7 +79,7 @@ class MoveSource:
 
     async def seal(self, call: SealAgent) -> Offer:
         """Stop serving the agent and offer its final record; repeatable, also at once."""
-        agent = self.records.table.require((call.tenant, call.agent))
+        agent = self.records.table.require(call.key)
         if (offer := self._sealed(call, agent)) is not None:
             return offer
         try:
@@ -119,8 +119,8 @@ class MoveSource:
 
     async def release(self, call: ReleaseAgent) -> Done:
         """Step down: another node owns a later epoch. The bytes stay as a replica."""
-        self.offers.transfers.withdraw(call.migration)
-        agent = self.records.table.get((call.tenant, call.agent))
+        self.offers.withdraw(call.migration)
+        agent = self.records.table.get(call.key)
         if agent is None or agent.manifest.epoch >= call.epoch:
             return Done("nothing to release")
         # At once, and whatever comes of the rest: no turn that runs here is acknowledged any more.
@@ -147,9 +147,9 @@ class MoveSource:
 
     async def take_back(self, call: AbortMigration) -> Done:
         """Undo the seal of this very migration; repeatable."""
-        self.offers.transfers.withdraw(call.migration)
+        self.offers.withdraw(call.migration)
         self.moving.go_on(call.migration)
-        agent = self.records.table.get((call.tenant, call.agent))
+        agent = self.records.table.get(call.key)
         if agent is not None and agent.turn is not None:
             await agent.turn.keep(call.migration)
         if (

@@ -8,7 +8,7 @@ from fabric.kvcache.block import BlockRef
 from node.agents.agent import Agent
 from node.tiers.agent_records import AgentRecords
 from node.tiers.prefetch import Prefetches
-from node.transfer.server import TransferServer
+from node.transfer.offer_book import OfferBook
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +16,13 @@ class AgentRemoval:
     """How it is done on one node; `forget_incoming` says whether any move brought something."""
 
     records: AgentRecords
-    transfers: TransferServer
+    offers: OfferBook
     prefetches: Prefetches
     forget_incoming: Callable[[AgentKey], Awaitable[bool]]
 
     async def forget_moves(self, key: AgentKey) -> bool:
         """Let go of what a move without its router brought of the agent, or lets others fetch."""
-        self.transfers.withdraw_agent(*key)
+        self.offers.withdraw_agent(*key)
         return await self.forget_incoming(key)
 
     async def remove(self, key: AgentKey, epoch: int) -> tuple[list[BlockRef], bool]:

@@ -14,7 +14,7 @@ from node.engine.engine_thread import EngineThread
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.tiers.eviction import is_active
-from node.transfer.server import TransferServer
+from node.transfer.offer_book import OfferBook
 
 _TOKEN_RECORD_BYTES = 8  # id and end of a token in a record
 _REF_RECORD_BYTES = 128
@@ -49,7 +49,7 @@ class DiskSurvey:
     table: AgentTable
     store: AgentStore
     workers: Workers
-    transfers: TransferServer
+    offers: OfferBook
     engine: EngineThread
     limit_bytes: int
 
@@ -57,7 +57,7 @@ class DiskSurvey:
         self, others_bytes: int, pending_bytes: int, incoming: Mapping[TenantId, int]
     ) -> DiskTier:
         """Look: `others_bytes` in other models' folders, `pending_bytes` in no record."""
-        offered, blocks = self.transfers.offered_agents(), self.store.blocks
+        offered, blocks = self.offers.agents(), self.store.blocks
         met = [
             (agent.saved, self._valued(agent, is_active(agent, offered))) for agent in self.table
         ]

@@ -23,7 +23,7 @@ from fabric.control.erasure_calls import (
     ShareErasures,
 )
 from fabric.errors import FabricError, TooLargeError
-from fabric.ids import AgentId, AgentKey, OperationId, TenantId
+from fabric.ids import AgentKey, OperationId
 from fabric.limits import TOMBSTONES_MAX
 from fabric.record.tombstone import Tombstone, tombstone
 from node.agents.agent_table import AgentTable
@@ -39,7 +39,7 @@ T = TypeVar("T")
 OPERATIONS_MAX: Final = 1_024  # answered alike when a call comes twice
 
 _log = logging.getLogger(__name__)
-Operation = tuple[OperationId, TenantId, AgentId]
+Operation = tuple[OperationId, AgentKey]
 
 
 class Erasing:
@@ -81,7 +81,7 @@ class Erasing:
 
     async def erase(self, call: EraseAgent) -> EraseReceipt:
         """Remove every byte of an agent; a repeat gets the first call's answer. Raise DiskError."""
-        name = (call.operation, call.tenant, call.agent)
+        name = (call.operation, call.key)
         task = self._operations.get(name)
         if task is None:
             # Before anything is waited for: a turn that comes meanwhile would take the agent above
@@ -119,14 +119,14 @@ class Erasing:
             _log.error("an erasure is not complete on the disk: %s", _reason(error))
 
     def _tombstone(self, call: EraseAgent) -> Tombstone:
-        return tombstone(self._cluster_key, call.tenant, call.agent, call.epoch, call.erased_s)
+        return tombstone(self._cluster_key, *call.key, call.epoch, call.erased_s)
 
     # --- one agent ---------------------------------------------------------------------------
 
     async def _erase(self, call: EraseAgent) -> EraseReceipt:
         noted = await self._note(call)
         try:
-            receipt = await self._remove((call.tenant, call.agent), call.epoch)
+            receipt = await self._remove(call.key, call.epoch)
         except (FabricError, OSError):
             self._fail()
             raise

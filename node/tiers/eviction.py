@@ -20,7 +20,7 @@ from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.posix_disk import DiskError
 from node.tiers.hot_tier import HotTier
-from node.transfer.server import TransferServer
+from node.transfer.offer_book import OfferBook
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Eviction:
     table: AgentTable
     store: AgentStore
     workers: Workers
-    transfers: TransferServer
+    offers: OfferBook
     hot: HotTier
 
     async def evict(self, chosen: Sequence[Agent]) -> int:
@@ -56,7 +56,7 @@ class Eviction:
         return count
 
     async def _evict_some(self, chosen: Sequence[Agent]) -> int:
-        table, offered = self.table, self.transfers.offered_agents()
+        table, offered = self.table, self.offers.agents()
         idle = [a for a in chosen if table.get(a.key) is a and not is_active(a, offered)]
         for agent in idle:
             await agent.turn_lock.acquire()  # at once, since nobody holds it

@@ -59,7 +59,7 @@ class Pinning:
 
     async def pin(self, call: PinAgent) -> AgentView:
         """Pin or unpin an agent; raise DiskError, or as `OwnedAgents.require` does."""
-        agent = self.owned.require((call.tenant, call.agent))
+        agent = self.owned.require(call.key)
         if agent.manifest.pinned != call.pinned:
             agent.manifest = replace(agent.manifest, pinned=call.pinned)
             self.owned.table.put(agent)

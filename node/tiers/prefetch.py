@@ -47,12 +47,11 @@ class Prefetches:
 
     async def answer(self, call: PrefetchAgent) -> AgentView:
         """Load the agent, or let that be, and describe it then."""
-        key = call.tenant, call.agent
         if call.cancel:
-            agent = self._owned.table.require(key)
+            agent = self._owned.table.require(call.key)
             await self.stop(agent)
             return agent.view()
-        agent = self._owned.require(key, call.epoch)
+        agent = self._owned.require(call.key, call.epoch)
         if agent.loading is None and agent.cache is None and not agent.is_busy:
             self._begin(agent)
         if agent.loading is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Final
 
+from fabric.control.agent_at import OfferRequest
 from fabric.errors import OverloadedError, RejectedError, TooLargeError, UnauthorizedError
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName, TenantId
 from fabric.kvcache.block import BlockRef
@@ -44,15 +45,11 @@ class OfferBook:
 
     def add(
         self,
-        migration: MigrationId,
-        tenant: TenantId,
-        agent: AgentId,
-        target: NodeName,
-        epoch: int,
+        asked: OfferRequest,
         refs: Sequence[BlockRef],
         valid_s: float,
     ) -> bytes:
-        """Allow `target` to fetch `refs` for `valid_s` seconds; return the signed ticket.
+        """Allow the target to fetch `refs` for `valid_s` seconds; return the signed ticket.
 
         Every fetch renews it, so that a long copy outlives it: 50 GB take seven minutes over
         gigabit Ethernet and more over Wi-Fi. OFFER_LIFE_MAX_S ends it all the same.
@@ -68,7 +65,9 @@ class OfferBook:
             raise RejectedError(message, code="invalid_offer")
         digest = blocks_digest([ref.name for ref in refs])
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        ticket = Ticket(migration, tenant, agent, self._name, target, epoch, digest, nonce)
+        ticket = Ticket(
+            asked.migration, *asked.key, self._name, asked.target, asked.epoch, digest, nonce
+        )
         now_s = self._clock.monotonic_s()
         offer = _Offer(
             ticket,
@@ -82,7 +81,7 @@ class OfferBook:
             return self._keep(offer)
 
     def withdraw(self, migration: MigrationId) -> None:
-        """Refuse every ticket of `migration` from now on."""
+        """Refuse every ticket of `migration`; a request being answered is answered to its end."""
         with self._lock:
             kept = {n: o for n, o in self._offers.items() if o.ticket.migration != migration}
             self._offers = kept

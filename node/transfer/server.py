@@ -25,7 +25,7 @@ from fabric.errors import (
     RetryLaterError,
     UnauthorizedError,
 )
-from fabric.ids import AgentId, AgentKey, Fingerprint, MigrationId, NodeName, TenantId
+from fabric.ids import Fingerprint, NodeName
 from fabric.kvcache.block import BlockRef
 from fabric.limits import HANDSHAKE_TIMEOUT_S, TRANSFER_CONNECTIONS_MAX, TRANSFER_TIMEOUT_S
 from fabric.net.handshake import Role, check_proof, prove, session_keys
@@ -73,7 +73,7 @@ class BlockSource(Protocol):
 
 
 class TransferServer:
-    """Listens until `stop`; `offer` and `withdraw` decide what may be fetched."""
+    """Listens until `stop`; `offers` says what may be fetched."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -101,7 +101,7 @@ class TransferServer:
         self._connections_max = connections_max
         self._handshake_s = handshake_s
         self._patience_s = patience_s
-        self._offers = OfferBook(name, cluster_key, clock)
+        self.offers = OfferBook(name, cluster_key, clock)
         self._measured = LinkAnswers(self._gate.is_busy)
         self._lock = Lock()
         self._connections: dict[Channel, Thread] = {}  # oldest first
@@ -127,31 +127,6 @@ class TransferServer:
         self._interfaces = tuple(interfaces)
         with suppress(OSError):  # stopped meanwhile
             self._wake.send(b"i")
-
-    def offer(
-        self,
-        migration: MigrationId,
-        tenant: TenantId,
-        agent: AgentId,
-        target: NodeName,
-        epoch: int,
-        refs: Sequence[BlockRef],
-        valid_s: float,
-    ) -> bytes:
-        """Let `target` fetch `refs` for `valid_s` seconds; return the signed ticket."""
-        return self._offers.add(migration, tenant, agent, target, epoch, refs, valid_s)
-
-    def withdraw(self, migration: MigrationId) -> None:
-        """Refuse all tickets of `migration`; a request being answered is answered to its end."""
-        self._offers.withdraw(migration)
-
-    def withdraw_agent(self, tenant: TenantId, agent: AgentId) -> None:
-        """Refuse all tickets for an agent's blocks."""
-        self._offers.withdraw_agent(tenant, agent)
-
-    def offered_agents(self) -> frozenset[AgentKey]:
-        """Return the agents whose blocks some node may fetch now."""
-        return self._offers.agents()
 
     def counts(self) -> dict[str, int]:
         """Count connections, parts of blocks, bytes and refusals by code since the start."""
@@ -293,7 +268,7 @@ class TransferServer:
         index: int,
         compressor: Compressor,
     ) -> int:
-        refs = self._offers.check(request.ticket, peer)
+        refs = self.offers.check(request.ticket, peer)
         wanted = [_find(refs, part) for part in request.parts]
         link = request.link_bytes_per_s
         with (

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from fabric.control.node_calls import AgentList, AgentName, AgentSketch, ListAgents
+from fabric.control.agent_at import AgentName
+from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
 from fabric.errors import FabricError
 from fabric.limits import LIST_PAGES_MAX
 from router.fleet.node_client import NodeLink
@@ -36,4 +37,4 @@ async def _part(link: NodeLink, incarnation: int, since: int) -> AgentList:
 
 
 def _by_name(part: AgentList) -> dict[AgentName, AgentSketch]:
-    return {AgentName(item.view.tenant, item.view.agent): item for item in part.agents}
+    return {AgentName(*item.view.key): item for item in part.agents}

@@ -76,7 +76,7 @@ class Directory:
         listed: set[AgentKey] = set()
         for item in agents.agents:
             view = item.view
-            key = (view.tenant, view.agent)
+            key = view.key
             listed.add(key)
             old = self._holdings.get(key, {}).get(agents.node)
             if old is not None and old.noted_s > asked_s and old.epoch > view.epoch:

@@ -73,7 +73,7 @@ class Fleet:
         for item in agents.agents:
             view = item.view
             tag = (agents.incarnation, view.epoch, view.revision)
-            if view.epoch <= self.directory.floor((view.tenant, view.agent)):
+            if view.epoch <= self.directory.floor(view.key):
                 continue  # erased, and not gone yet: no conversation goes on with it
             if item.sketch:  # none yet: its first turn runs, and was sketched when it was sent
                 self.sketches.put(view.tenant, agents.node, view.agent, item.sketch, tag)

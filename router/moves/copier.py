@@ -74,9 +74,9 @@ async def _attempt(
     name = fresh_migration()
     started_s = fleet.clock.monotonic_s()
     source, goal = fleet.link(owner.node), fleet.link(target)
-    abort = AbortMigration(name, *key)
+    abort = AbortMigration(*key, name)
     try:
-        call = OfferCopy(name, *key, owner.epoch, target, verify)
+        call = OfferCopy(*key, owner.epoch, name, target, verify)
         offer = await source.call(call, Offer)
         copied = Copied(0, 0, 0, 0.0)
         if source.name != goal.name:

@@ -86,7 +86,7 @@ class Erasures:
         # Above whatever may turn up; the next agent of this name begins higher still.
         epoch = directory.next_epoch(key) + ERASURE_EPOCHS
         erased_s = self.known.next_s(self._fleet.clock.wall_s())
-        call = EraseAgent(fresh_operation(), *key, epoch, erased_s)
+        call = EraseAgent(*key, epoch, fresh_operation(), erased_s)
         made = tombstone(self._cluster_key, *key, epoch, call.erased_s)
         directory.issue(key, epoch)  # no turn that still runs is acknowledged
         # Before any node has answered: who owned the agent would be asked to go on above the
@@ -158,6 +158,6 @@ class Erasures:
         except FabricError as error:
             _LOG.warning("node %s did not erase: %s", node, error.code)
             return None
-        self._fleet.directory.forget((call.tenant, call.agent), node)
+        self._fleet.directory.forget(call.key, node)
         self._fleet.sketches.remove(call.tenant, node, call.agent)
         return receipt

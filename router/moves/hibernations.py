@@ -125,7 +125,7 @@ class Hibernations:
         """
         self._fleet.directory.issue(key, epoch)
         if owner is not None:
-            call = ReleaseAgent(fresh_migration(), *key, epoch, owner.node)
+            call = ReleaseAgent(*key, epoch, fresh_migration(), owner.node)
             with suppress(FabricError):  # else the higher claim wins, if it turns up
                 await self._fleet.link(owner.node).call(call, Done)
             self._fleet.membership.nudge(owner.node)
@@ -197,7 +197,7 @@ class Hibernations:
         others = [h for h in self._fleet.directory.living(key) if h.node != node]
         self._fleet.note_holding(key, node, epoch, OwnerState.OWNED)
         for other in others:
-            call = ReleaseAgent(fresh_migration(), *key, epoch, node)
+            call = ReleaseAgent(*key, epoch, fresh_migration(), node)
             # If this is lost, the recovery round finds two claims and repeats it.
             with suppress(FabricError):
                 await self._fleet.link(other.node).call(call, Done)

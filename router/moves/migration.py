@@ -153,9 +153,8 @@ class Migration:
         return Heading(self._name, self._target.name, self._epoch)
 
     async def _offer(self) -> Offer:
-        tenant, agent = self._key
         call = OfferMigration(
-            self._name, tenant, agent, self._holding.epoch, self._target.name, self._verify
+            *self._key, self._holding.epoch, self._name, self._target.name, self._verify
         )
         self._verify = False  # once
         return await self._source.call(call, Offer)
@@ -198,8 +197,7 @@ class Migration:
         return await self._target.call(call, Copied)
 
     async def _seal(self) -> Offer:
-        tenant, agent = self._key
-        call = SealAgent(self._name, tenant, agent, self._holding.epoch, self._target.name)
+        call = SealAgent(*self._key, self._holding.epoch, self._name, self._target.name)
         deadline_s = self._fleet.clock.monotonic_s() + SEAL_WAIT_S
         self.gate.clear()
         while True:
@@ -253,14 +251,14 @@ class Migration:
     async def _target_owns(self) -> bool:
         listed = await read_list(self._target)
         return any(
-            (item.view.tenant, item.view.agent) == self._key
+            item.view.key == self._key
             and item.view.epoch >= self._epoch
             and item.view.state is not OwnerState.REPLICA
             for item in listed.agents
         )
 
     def _abortion(self) -> AbortMigration:
-        return AbortMigration(self._name, *self._key)
+        return AbortMigration(*self._key, self._name)
 
     async def _abort(self) -> None:
         # The target first: the source must not serve again while a commit can still happen.
@@ -287,7 +285,7 @@ class Migration:
     async def _release(self, owner: NodeName) -> None:
         # Noted only once it is confirmed. If it is lost, or the source's disk refuses, the claim
         # that the source has listed stays, and the recovery round finds it and repeats the call.
-        call = ReleaseAgent(self._name, *self._key, self._epoch, owner)
+        call = ReleaseAgent(*self._key, self._epoch, self._name, owner)
         if await told(self._source, call):
             self._note(self._source.name, self._epoch, OwnerState.REPLICA)
 

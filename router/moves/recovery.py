@@ -71,9 +71,8 @@ class Recovery:
                 # then given to nobody.
                 epoch = max(owner.epoch, other.epoch + 1)
                 self._fleet.directory.promise(key, epoch)
-                call = ReleaseAgent(
-                    _named(other.view) or fresh_migration(), *key, epoch, owner.node
-                )
+                move = _named(other.view) or fresh_migration()
+                call = ReleaseAgent(*key, epoch, move, owner.node)
                 await self._fleet.link(other.node).call(call, Done)
                 self._telemetry.gave_way()
                 self._note(key, epoch, other, OwnerState.REPLICA)
@@ -90,7 +89,7 @@ class Recovery:
                 return
             if self._fleet.is_up(target):
                 # From here on it refuses a commit that is still on its way.
-                is_decided = await self._forgets(target, AbortMigration(migration, *key))
+                is_decided = await self._forgets(target, AbortMigration(*key, migration))
                 if not await self._target_cannot_own(key, sealed, target):
                     return
         alias = self._fleet.alias(key)
@@ -98,11 +97,11 @@ class Recovery:
         self._telemetry.decided()
         source = self._fleet.link(sealed.node)
         if named and is_decided:
-            await source.call(AbortMigration(migration, *key), Done)
+            await source.call(AbortMigration(*key, migration), Done)
             self._note(key, sealed.epoch, sealed, OwnerState.OWNED)
         else:
             epoch = sealed.epoch + 1
-            await source.call(ReleaseAgent(migration, *key, epoch, sealed.node), Done)
+            await source.call(ReleaseAgent(*key, epoch, migration, sealed.node), Done)
             self._note(key, epoch, sealed, OwnerState.REPLICA)
 
     async def _forgets(self, target: NodeName, call: AbortMigration) -> bool:

@@ -98,7 +98,7 @@ def call_seeds() -> list[bytes]:
         encode_call(call)
         for call in (
             Describe(),
-            EraseAgent(OperationId("operation"), TenantId("default"), AgentId("alice"), 7, 1.0),
+            EraseAgent(TenantId("default"), AgentId("alice"), 7, OperationId("operation"), 1.0),
             Flush(drop_hot=True),
             CommitMigration(migration, NodeName("node-a"), offer, 4),
             KeepFork(migration, b"manifest", OperationId("operation"), AgentId("bob"), 1),

@@ -12,7 +12,7 @@ from tests.support.services import TENANT, ask, call, identity_of, running
 from tests.support.tiny_models import LLAMA, write_model
 
 PROMPT = "the cat sat on the mat and the dog sat on the log. " * 8
-RELEASE = ReleaseAgent(MigrationId("took-it-over"), TENANT, AgentId("alice"), 2, NodeName("node-b"))
+RELEASE = ReleaseAgent(TENANT, AgentId("alice"), 2, MigrationId("took-it-over"), NodeName("node-b"))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tests.support.services import start_service
 from tests.support.tiny_models import LLAMA, write_model
 
 pytestmark = pytest.mark.anyio
-SEAL = SealAgent("m-1", "default", "nobody", 3, "node-b")
+SEAL = SealAgent("default", "nobody", 3, "m-1", "node-b")
 FEW = Places(strangers=12, strangers_per_source=8, admitted=6)
 
 

@@ -43,10 +43,10 @@ def twice(service, message, kind):
 def test_calls_that_arrive_twice_at_once_are_answered_alike(nodes):
     source, target = nodes
     epoch = ask(source, MESSAGES, agent="kim").admitted.epoch
-    offer = call(source, OfferMigration(MOVE, TENANT, KIM, epoch, B), Offer)
+    offer = call(source, OfferMigration(TENANT, KIM, epoch, MOVE, B), Offer)
     call(target, CopyBlocks(MOVE, A, offer), Copied)
 
-    sealed, again = twice(source, SealAgent(MOVE, TENANT, KIM, epoch, B), Offer)
+    sealed, again = twice(source, SealAgent(TENANT, KIM, epoch, MOVE, B), Offer)
     first, second = twice(target, CommitMigration(MOVE, A, sealed, epoch + 1), Committed)
 
     assert decode_manifest(sealed.manifest) == decode_manifest(again.manifest)

@@ -238,10 +238,10 @@ def test_erase_removes_every_byte_but_shared_blocks(service: NodeService) -> Non
         call(
             service,
             EraseAgent(
-                OperationId(f"erase-000{i}"),
                 tenant,
                 AgentId(name),
                 1_001,
+                OperationId(f"erase-000{i}"),
                 service.node.clock.wall_s(),
             ),
             EraseReceipt,

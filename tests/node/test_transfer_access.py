@@ -207,7 +207,7 @@ def test_a_ticket_ends_with_its_time_its_withdrawal_and_its_server(shelf):
     ref = shelf.add(1_000)
     expiring = offer(server, [ref], MIGRATION, valid_s=30)
     withdrawn = offer(server, [ref], MigrationId("migration-2"), valid_s=30)
-    server.withdraw(MigrationId("migration-2"))
+    server.offers.withdraw(MigrationId("migration-2"))
 
     assert refused(port, withdrawn, [ref]) == "bad_ticket"
     clock.now_s += 30

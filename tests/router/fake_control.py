@@ -127,14 +127,14 @@ class FakeControl(FakeCopies):
         return AgentList(self.name, self.incarnation, self.changes, agents)
 
     def _find(self, call):
-        memory = self.memory.get((call.tenant, call.agent))
+        memory = self.memory.get(call.key)
         if memory is None:
             message = f"{self.name} holds no such agent"
             raise NotFoundError(message, code="agent_not_found")
         return memory
 
     def _erase(self, call):
-        key = (call.tenant, call.agent)
+        key = call.key
         made = tombstone(self.cluster_key, *key, call.epoch, call.erased_s)
         self.erased.merge([made])
         size = self._remove_erased(key)
@@ -231,7 +231,7 @@ class FakeControl(FakeCopies):
         return Committed(self.agent_view(memory), copied)
 
     def _release(self, call):
-        memory = self.memory.get((call.tenant, call.agent))
+        memory = self.memory.get(call.key)
         if memory is not None and memory.epoch < call.epoch:
             memory.state, memory.epoch = OwnerState.REPLICA, call.epoch
             memory.owner = call.owner
@@ -241,7 +241,7 @@ class FakeControl(FakeCopies):
 
     def _abort(self, call):
         self.aborted.add(call.migration)
-        memory = self.memory.get((call.tenant, call.agent))
+        memory = self.memory.get(call.key)
         if memory and memory.state is OwnerState.SEALED and memory.migration == call.migration:
             memory.state, memory.migration, memory.sealed_to = OwnerState.OWNED, None, None
             self.changes += 1

@@ -214,7 +214,7 @@ class Invariants:
             left[f"{node.name}: memory granted"] = node.engine.budget.reserved_bytes
             left[f"{node.name}: blocks adopted"] = pinned_blocks(node)
             if not self._world.chaos.has_faults:  # else one may last until it expires
-                left[f"{node.name}: offers"] = node.transfers.offered_agents()
+                left[f"{node.name}: offers"] = node.transfers.offers.agents()
             left[f"{node.name}: room promised"] = +node.budget.pending
             left[f"{node.name}: pins"] = node.store.blocks._index._pins
             left[f"{node.name}: turn locks"] = [a.key for a in node.table if a.is_busy]

@@ -87,7 +87,7 @@ def test_a_turn_that_overtakes_an_erasure_brings_nothing_back():
 
 
 def erase(node):
-    return node.erasing.erase(EraseAgent(OperationId("op-erase"), *ALICE, ERASED, 1.0))
+    return node.erasing.erase(EraseAgent(*ALICE, ERASED, OperationId("op-erase"), 1.0))
 
 
 def take(node):

@@ -54,7 +54,7 @@ def taken_over(since):
             return last
 
         async def release(name):
-            told = ReleaseAgent(MigrationId("m" * 32), TENANT, name, 2, OTHER)
+            told = ReleaseAgent(TENANT, name, 2, MigrationId("m" * 32), OTHER)
             await world.router.services.fleet.link(HOST).call(told, Done)
 
         ends = []

@@ -78,7 +78,7 @@ async def replicate(world, key, target):
 
 async def abort(world, key, target):
     link = world.router.services.fleet.link(target)
-    await world.on(world.router, link.call(AbortMigration(MigrationId("m" * 32), *key), Done))
+    await world.on(world.router, link.call(AbortMigration(*key, MigrationId("m" * 32)), Done))
 
 
 @pytest.mark.parametrize("deed", [move, replicate, abort])

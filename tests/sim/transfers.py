@@ -15,23 +15,11 @@ class SimTransfers:
     """What a Node asks of its TransferServer."""
 
     def __init__(self, name, cluster_key, clock):
-        self.book = OfferBook(name, cluster_key, clock)
+        self.offers = OfferBook(name, cluster_key, clock)
         self._addresses = (Address(name, PORT, LinkKind.ETHERNET),)
 
     def addresses(self):
         return self._addresses
-
-    def offer(self, *arguments):
-        return self.book.add(*arguments)
-
-    def withdraw(self, migration):
-        self.book.withdraw(migration)
-
-    def withdraw_agent(self, tenant, agent):
-        self.book.withdraw_agent(tenant, agent)
-
-    def offered_agents(self):
-        return self.book.agents()
 
     def counts(self):
         return {}
@@ -52,7 +40,7 @@ def fetch_from(world):
         if not reaches(name, peer):
             spend(world.loop, TRANSFER_TIMEOUT_S)
             raise _broken(source)
-        offered = peer.node.transfers.book.check(ticket, name)
+        offered = peer.node.transfers.offers.check(ticket, name)
         sent_bytes, spent_s = 0, 0.0
         for ref in refs:
             if ref.name not in offered:

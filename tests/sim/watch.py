@@ -70,7 +70,7 @@ class Watch:
         """Note what a node is told, before it does it."""
         if not isinstance(call, ReleaseAgent) or host.node is None:
             return
-        agent = host.node.table.get((call.tenant, call.agent))
+        agent = host.node.table.get(call.key)
         if agent is not None and agent.manifest.epoch < call.epoch:
             name = (host.name, host.incarnation, agent.key)
             self.released[name] = max(call.epoch, self.released.get(name, 0))
@@ -198,5 +198,5 @@ class Watch:
                 if is_sealed or agent.is_unsaved or agent.turn is not None:
                     what = "sealed" if is_sealed else "not saved" if agent.is_unsaved else "at work"
                     self._world.fail(f"{node.name} evicts {agent.key}, which is {what}")
-                elif agent.key in node.transfers.offered_agents():
+                elif agent.key in node.transfers.offers.agents():
                     self._world.fail(f"{node.name} evicts {agent.key}, which is offered")

@@ -18,7 +18,7 @@ def copied_offer(
     """Offer an agent's record and let another node copy its blocks."""
     name = MigrationId(f"copy-{next(_names):06d}")
     to = NodeName(target.node.name)
-    offer = call(source, OfferCopy(name, TENANT, AgentId(agent), epoch, to), Offer)
+    offer = call(source, OfferCopy(TENANT, AgentId(agent), epoch, name, to), Offer)
     if source is target:
         return name, offer, None
     urgency = Urgency.PREFETCH if background else Urgency.FETCH
@@ -28,7 +28,7 @@ def copied_offer(
 
 def withdraw(service: NodeService, name: MigrationId, agent: str) -> None:
     """End an offer or a copy."""
-    call(service, AbortMigration(name, TENANT, AgentId(agent)), Done)
+    call(service, AbortMigration(TENANT, AgentId(agent), name), Done)
 
 
 def fork(

@@ -26,7 +26,7 @@ _operations = itertools.count()
 def erase(service, agent, epoch=1_001, operation=None):
     now_s = service.node.clock.wall_s()
     name = OperationId(operation or f"test-erase-{next(_operations)}")
-    return call(service, EraseAgent(name, TENANT, agent, epoch, now_s), EraseReceipt)
+    return call(service, EraseAgent(TENANT, agent, epoch, name, now_s), EraseReceipt)
 
 
 def agents(service):

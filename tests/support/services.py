@@ -163,9 +163,9 @@ def migrate(source: NodeService, target: NodeService, agent: str, epoch: int) ->
     """Move an agent as the router does."""
     migration, who = MigrationId(f"migration-{epoch}"), AgentId(agent)
     to, frm = NodeName(target.node.name), NodeName(source.node.name)
-    offer = call(source, OfferMigration(migration, TENANT, who, epoch, to), Offer)
+    offer = call(source, OfferMigration(TENANT, who, epoch, migration, to), Offer)
     copied = call(target, CopyBlocks(migration, frm, offer), Copied)
-    sealed = call(source, SealAgent(migration, TENANT, who, epoch, to), Offer)
+    sealed = call(source, SealAgent(TENANT, who, epoch, migration, to), Offer)
     call(target, CommitMigration(migration, frm, sealed, epoch + 1), Committed)
-    call(source, ReleaseAgent(migration, TENANT, who, epoch + 1, to), Done)
+    call(source, ReleaseAgent(TENANT, who, epoch + 1, migration, to), Done)
     return copied

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
+from fabric.control.agent_at import OfferRequest
 from fabric.errors import NotFoundError, RejectedError
 from fabric.ids import AgentId, BlockHash, Fingerprint, MigrationId, NodeName, TenantId
 from fabric.kvcache.block import BlockRef
@@ -136,7 +137,7 @@ def await_count(server, what, at_least=1):
 
 
 def offer(server, refs, migration=MIGRATION, target=TARGET, valid_s=60.0):
-    return server.offer(migration, TENANT, AGENT, target, 3, refs, valid_s)
+    return server.offers.add(OfferRequest(TENANT, AGENT, 3, migration, target), refs, valid_s)
 
 
 def fetch(addresses, ticket, refs, catch=None, **changes):

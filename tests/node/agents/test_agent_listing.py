@@ -3,7 +3,8 @@
 import pytest
 
 from fabric.codec import pack
-from fabric.control.node_calls import AgentName, ListAgents
+from fabric.control.agent_at import AgentName
+from fabric.control.node_calls import ListAgents
 from fabric.ids import AgentId, Fingerprint, NodeName, TenantId
 from node.agents import agent_listing, agent_table
 from node.agents.agent_table import AgentTable

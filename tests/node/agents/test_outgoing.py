@@ -9,7 +9,7 @@ from fabric.ids import AgentId, MigrationId, NodeName, TenantId
 from node.agents.outgoing import OutgoingMove, OutgoingState
 
 MOVE = MigrationId("mig-1")
-SEAL = SealAgent(MOVE, TenantId("default"), AgentId("alice"), 1, NodeName("b"))
+SEAL = SealAgent(TenantId("default"), AgentId("alice"), 1, MOVE, NodeName("b"))
 
 
 def is_decided(move):

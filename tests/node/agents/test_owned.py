@@ -41,17 +41,17 @@ async def hibernate(node, name, epoch):
 
 # Each as (node, agent, epoch) -> awaitable. A pin names no epoch.
 OWNERS = {
-    "move": lambda n, a, e: n.source.offer(OfferMigration(MOVE, TENANT, a, e, OTHER)),
-    "seal": lambda n, a, e: n.source.seal(SealAgent(MOVE, TENANT, a, e, OTHER)),
-    "copy": lambda n, a, e: n.copy_source.offer(OfferCopy(MOVE, TENANT, a, e, OTHER)),
+    "move": lambda n, a, e: n.source.offer(OfferMigration(TENANT, a, e, MOVE, OTHER)),
+    "seal": lambda n, a, e: n.source.seal(SealAgent(TENANT, a, e, MOVE, OTHER)),
+    "copy": lambda n, a, e: n.copy_source.offer(OfferCopy(TENANT, a, e, MOVE, OTHER)),
     "pin": lambda n, a, e: n.pinning.pin(PinAgent(TENANT, a, pinned=True)),
     "prefetch": lambda n, a, e: n.prefetches.answer(PrefetchAgent(TENANT, a, e)),
     "hibernate": hibernate,
 }
 # They end something: whoever holds nothing has nothing to end.
 ENDS = {
-    "release": lambda n, a, e: n.source.release(ReleaseAgent(MOVE, TENANT, a, e, OTHER)),
-    "abort": lambda n, a, e: n.source.take_back(AbortMigration(MOVE, TENANT, a)),
+    "release": lambda n, a, e: n.source.release(ReleaseAgent(TENANT, a, e, MOVE, OTHER)),
+    "abort": lambda n, a, e: n.source.take_back(AbortMigration(TENANT, a, MOVE)),
 }
 
 ABSENT, REPLICA, STALE = (404, "agent_not_found"), (409, "not_owner"), (421, "stale_epoch")
@@ -82,14 +82,14 @@ def owned(case, name):
 
 def replica(case, name):
     owned(case, name)
-    call(case.service, ReleaseAgent(EARLIER, TENANT, name, EPOCH + 1, OTHER), Done)
+    call(case.service, ReleaseAgent(TENANT, name, EPOCH + 1, EARLIER, OTHER), Done)
     return EPOCH + 1
 
 
 def being_moved(case, name):
     owned(case, name)
-    call(case.service, SealAgent(EARLIER, TENANT, name, EPOCH, OTHER), Offer)
-    call(case.service, AbortMigration(MigrationId("move-strange"), TENANT, name), Done)
+    call(case.service, SealAgent(TENANT, name, EPOCH, EARLIER, OTHER), Offer)
+    call(case.service, AbortMigration(TENANT, name, MigrationId("move-strange")), Done)
     return EPOCH
 
 
@@ -108,7 +108,7 @@ def lost(case, name):
     with case.monkeypatch.context() as patched:
         Refusal(patched, "publish")
         with pytest.raises(FabricError, match="the drive refused"):
-            call(case.service, ReleaseAgent(EARLIER, TENANT, name, EPOCH + 1, OTHER), Done)
+            call(case.service, ReleaseAgent(TENANT, name, EPOCH + 1, EARLIER, OTHER), Done)
     return EPOCH
 
 
@@ -157,13 +157,13 @@ def test_only_its_owner_gives_an_agent_and_at_its_epoch_only(case, state, verb):
     node, name = case.service.node, named(verb, state)
     epoch = STATES[state](case, name)
     agent = node.table.get((TENANT, name))
-    before, offered = agent and agent.view(), node.transfers.offered_agents()
+    before, offered = agent and agent.view(), node.transfers.offers.agents()
     for more in (-1, 1, 0):
         got = run(case.service, said(OWNERS[verb](node, name, epoch + more)))
         assert got == expected(verb, state, more), more
         if got != DONE:
             assert (agent and agent.view()) == before, "and nothing has come of it"
-            assert node.transfers.offered_agents() == offered
+            assert node.transfers.offers.agents() == offered
 
 
 @pytest.mark.parametrize("verb", ENDS)

@@ -102,7 +102,7 @@ def move_of(agent):
 
 
 def move_call(kind, node, agent, epoch=1):
-    return kind(move_of(agent), TENANT, AgentId(agent), epoch, node.node.name)
+    return kind(TENANT, AgentId(agent), epoch, move_of(agent), node.node.name)
 
 
 def copy(source, target, offer):
@@ -175,7 +175,7 @@ def test_an_aborted_move_leaves_no_memory_behind_and_the_source_goes_on(nodes, c
     stream = copied_stream(a, b, "staying")
     assert b.node.warm_up.size_bytes > 0
     call(a, move_call(SealAgent, b, "staying"), Offer)
-    abort = AbortMigration(move_of("staying"), TENANT, AgentId("staying"))
+    abort = AbortMigration(TENANT, AgentId("staying"), move_of("staying"))
     call(b, abort, Done)
     call(a, abort, Done)
     assert b.node.warm_up.size_bytes == 0
@@ -202,7 +202,7 @@ def test_a_turn_that_waits_for_memory_is_admitted_before_it_is_handed_over(nodes
         others.release()
     assert (admitted.cache, admitted.agent) == (CacheTier.DISK, "waiting")
     assert handed == HandedOver(None)
-    call(a, AbortMigration(move_of("waiting"), TENANT, AgentId("waiting")), Done)
+    call(a, AbortMigration(TENANT, AgentId("waiting"), move_of("waiting")), Done)
 
 
 @one_class
@@ -255,7 +255,7 @@ def test_an_owner_that_lost_a_block_still_steps_down(nodes):
     assert node.store.missing(record) == [middle]
 
     move = move_of("hurt")
-    call(a, ReleaseAgent(move, TENANT, AgentId("hurt"), 5, b.node.name), Done)
+    call(a, ReleaseAgent(TENANT, AgentId("hurt"), 5, move, b.node.name), Done)
     left = held(a, "hurt").saved
     assert (left.state, left.epoch, left.owner) == (OwnerState.REPLICA, 5, b.node.name)
     assert left.tokens_count == BLOCK_TOKENS
@@ -289,7 +289,7 @@ def test_a_turn_sent_ahead_of_a_move_that_comes_to_nothing_is_sent_back(nodes):
     ahead = Stream(b, "returned", resume, epoch=2, after=move)
     wait_for_a_turn_sent_ahead(b)
     for service in (b, a):
-        call(service, AbortMigration(move, TENANT, AgentId("returned")), Done)
+        call(service, AbortMigration(TENANT, AgentId("returned"), move), Done)
     with pytest.raises(RetryElsewhereError, match="came to nothing"):
         ahead.end()
     late = Stream(b, "returned", resume, epoch=2, after=move)

@@ -23,7 +23,7 @@ from node.http.control import ControlHttp
 pytestmark = pytest.mark.anyio
 KEY = b"k" * 32
 HEADERS = {CLUSTER_HEADER: http_secret(KEY), NODE_HEADER: "node-a"}
-SEAL = SealAgent("m-1", "default", "kim", 3, "node-b")
+SEAL = SealAgent("default", "kim", 3, "m-1", "node-b")
 COMMIT = CommitMigration("m-1", "node-b", Offer(b"record", b"ticket", ()), 4)
 
 

@@ -66,7 +66,7 @@ def test_what_arrives_is_noted_on_the_loop_only(model, tmp_path, monkeypatch):
 def erase(service, agent, tenant=TENANT, epoch=2):
     """Erase with the lowest epoch that does, so that tests may go on with the next one."""
     now_s, name = service.node.clock.wall_s(), f"erase-it-{next(_operations)}"
-    call_ = EraseAgent(OperationId(name), tenant, AgentId(agent), epoch, now_s)
+    call_ = EraseAgent(tenant, AgentId(agent), epoch, OperationId(name), now_s)
     return call(service, call_, EraseReceipt)
 
 
@@ -247,7 +247,7 @@ def test_a_replica_takes_over_where_the_agent_was(pair):
     assert code_of(lambda: replicate(here, there, "alice")) == (409, "not_a_replica")
     # The lost owner comes back with more turns than its successor's record counts.
     turn(here, third, "alice")
-    here_to = ReleaseAgent("move-it-now", TENANT, AgentId("alice"), 3, NodeName("there"))
+    here_to = ReleaseAgent(TENANT, AgentId("alice"), 3, "move-it-now", NodeName("there"))
     call(here, here_to, Done)
     behind = views(here)["alice"][0]
     assert (behind.state, behind.epoch) == ("replica", 3)
@@ -323,7 +323,7 @@ def test_who_stepped_down_for_an_undecided_move_gives_way_like_an_owner(model, t
         return [{"role": "user", "content": f"{name} the cat sat on the mat. " * 45}]
 
     def release(service, epoch, owner):
-        move = ReleaseAgent("move-it-now", TENANT, AgentId("other"), epoch, NodeName(owner))
+        move = ReleaseAgent(TENANT, AgentId("other"), epoch, "move-it-now", NodeName(owner))
         call(service, move, Done)
 
     with running(tmp_path, model, "here") as here:

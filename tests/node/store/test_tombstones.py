@@ -274,7 +274,7 @@ def test_a_call_that_comes_twice_is_answered_alike(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
         node, now_s = service.node, service.node.clock.wall_s()
-        message = EraseAgent(OperationId("test-twice"), TENANT, "alice", 1_001, now_s)
+        message = EraseAgent(TENANT, "alice", 1_001, OperationId("test-twice"), now_s)
 
         async def both():
             return await asyncio.gather(*(node.erasing.erase(message) for _ in range(2)))

@@ -195,7 +195,7 @@ def test_an_erasure_ends_the_turn_that_runs(tmp_path, model):
             events = service.node.turns.serve(request)
             await anext(events)
             now_s = service.node.clock.wall_s()
-            message = EraseAgent(OperationId("test-erase-turn"), TENANT, "alice", 1_001, now_s)
+            message = EraseAgent(TENANT, "alice", 1_001, OperationId("test-erase-turn"), now_s)
             receipt = await service.node.erasing.erase(message)
             return receipt, [event async for event in events][-1]
 
@@ -218,7 +218,7 @@ def test_no_release_carries_an_erased_record_beyond_its_erasure(tmp_path, model,
             erase(service, "alice")
         call(
             service,
-            ReleaseAgent(MigrationId("migration-9"), TENANT, "alice", 2_000, "node-b"),
+            ReleaseAgent(TENANT, "alice", 2_000, MigrationId("migration-9"), "node-b"),
             Done,
         )
         assert agents(service) == {"alice": 1}
@@ -234,14 +234,14 @@ def test_what_a_move_without_its_router_has_brought_goes_too(tmp_path, model):
     ):
         ask(source, PROMPT, agent="alice")
         name = MigrationId("migration-1")
-        offer = call(source, OfferMigration(name, TENANT, "alice", 1, "node-a"), Offer)
+        offer = call(source, OfferMigration(TENANT, "alice", 1, name, "node-a"), Offer)
         call(target, CopyBlocks(name, "node-b", offer), Copied)
         assert files(tmp_path, "blocks") != []
         receipts = erase(target, "alice"), erase(source, "alice")
         assert files(tmp_path, "blocks") == []
         with pytest.raises(FabricError, match="aborted"):
             call(target, CommitMigration(name, "node-b", offer, 2), Committed)
-        assert source.node.transfers.offered_agents() == frozenset()
+        assert source.node.transfers.offers.agents() == frozenset()
 
     assert [receipt.existed for receipt in receipts] == [True, True]
 

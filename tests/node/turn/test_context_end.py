@@ -73,7 +73,7 @@ def test_a_move_near_the_contexts_end_changes_nothing(nodes, monkeypatch, moved_
         def told(event):
             emit(event)
             if getattr(event, "index", -1) + 1 == moved_after:  # between two steps of the engine
-                seal = SealAgent(move, TENANT, AgentId(name), 1, b.node.name)
+                seal = SealAgent(TENANT, AgentId(name), 1, move, b.node.name)
                 object.__setattr__(its_turn._outgoing, "seal", seal)  # from the engine's thread
                 sequence.yielding.set()
 
@@ -88,7 +88,7 @@ def test_a_move_near_the_contexts_end_changes_nothing(nodes, monkeypatch, moved_
         seen = on_loop(a, begin())
     handed = seen[-1]
     assert isinstance(handed, HandedOver)
-    sealed = call(a, SealAgent(move, TENANT, AgentId(name), 1, b.node.name), Offer)
+    sealed = call(a, SealAgent(TENANT, AgentId(name), 1, move, b.node.name), Offer)
     call(b, CommitMigration(move, a.node.name, sealed, 2), Committed)
 
     async def go_on():

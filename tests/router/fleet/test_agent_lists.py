@@ -2,7 +2,8 @@
 
 import pytest
 
-from fabric.control.node_calls import AgentList, AgentName, AgentSketch, ListAgents
+from fabric.control.agent_at import AgentName
+from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
 from fabric.errors import FabricError
 from router.fleet.agent_lists import read_list
 from router.fleet.directory import Directory

@@ -216,7 +216,7 @@ async def test_a_reply_that_is_none_is_a_fault_of_the_node(raw):
     assert caught.value.code == "bad_node_answer"
 
 
-SEAL = SealAgent("m-1", "default", "kim", 3, "node-b")
+SEAL = SealAgent("default", "kim", 3, "m-1", "node-b")
 
 
 def sealing(answer):

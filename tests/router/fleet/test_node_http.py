@@ -18,7 +18,7 @@ from tests.router.fleet.test_node_client import ADMITTED, FINISHED
 from tests.router.rig import until
 
 pytestmark = pytest.mark.anyio
-SEAL = SealAgent("m-1", "default", "kim", 3, "node-b")
+SEAL = SealAgent("default", "kim", 3, "m-1", "node-b")
 REQUEST = GenerateRequest(
     operation="op_12345678",
     tenant="default",

@@ -24,7 +24,7 @@ REQUEST = GenerateRequest(
     sampling=Sampling(),
     prompt=PROMPT,
 )
-SEAL = SealAgent("m_12345678", "default", "mira", 1, "node-b")
+SEAL = SealAgent("default", "mira", 1, "m_12345678", "node-b")
 
 
 class Impostor:
