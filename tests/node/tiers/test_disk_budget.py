@@ -17,27 +17,14 @@ from node.tiers.disk_budget import NoRoomError
 from node.tiers.disk_tier import record_bytes
 from tests.support.little_room import (
     BRIEF,
-    SMALL,
     WORDS,
     age,
-    agent_bytes_in,
     check,
     on_loop,
     stored,
     talk,
 )
 from tests.support.services import TENANT, ask, call, migrate, running
-from tests.support.tiny_models import write_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("models") / "small", SMALL))
-
-
-@pytest.fixture(scope="module")
-def agent_bytes(model, tmp_path_factory):
-    return agent_bytes_in(tmp_path_factory.mktemp("measure"), model)
 
 
 def test_a_full_disk_makes_room_for_every_turn_and_after_a_restart(model, agent_bytes, tmp_path):

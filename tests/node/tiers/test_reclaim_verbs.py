@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fabric.codec import pack
+from fabric.control.agent_at import OfferRequest
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt
 from fabric.control.node_calls import AgentList, AgentView, Done, Flush, ListAgents, PinAgent
 from fabric.errors import FabricError
@@ -22,10 +23,8 @@ from tests.support.architectures import ARCHITECTURES
 from tests.support.little_room import (
     BRIEF,
     DAY_S,
-    SMALL,
     WORDS,
     age,
-    agent_bytes_in,
     check,
     on_loop,
     stored,
@@ -34,16 +33,6 @@ from tests.support.little_room import (
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import write_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("models") / "small", SMALL))
-
-
-@pytest.fixture(scope="module")
-def agent_bytes(model, tmp_path_factory):
-    return agent_bytes_in(tmp_path_factory.mktemp("measure"), model)
 
 
 def test_the_expired_go_and_the_active_and_pinned_stay(model, tmp_path):
@@ -130,11 +119,10 @@ def test_offered_and_busy_agents_stay(model, tmp_path):
     with running(tmp_path, model, "left") as left:
         talk(left, 0)
         agent = left.node.table.get((TENANT, "a-0"))
-        left.node.transfers.offer(
-            "migration-1", TENANT, "a-0", "right", 1, list(dict.fromkeys(agent.saved.refs)), 60.0
-        )
+        asked = OfferRequest(TENANT, "a-0", 1, "migration-1", "right")
+        left.node.transfers.offers.add(asked, list(dict.fromkeys(agent.saved.refs)), 60.0)
         assert on_loop(left, left.node.eviction.evict([agent])) == 0
-        left.node.transfers.withdraw("migration-1")
+        left.node.transfers.offers.withdraw("migration-1")
 
         async def busy():
             async with agent.turn_lock:
@@ -284,7 +272,7 @@ def test_an_erasure_says_what_went_and_what_others_keep(model, tmp_path):
 
     def erased(service, name):
         operation, now_s = OperationId(f"erase-000{next(operations)}"), service.node.clock.wall_s()
-        call_ = EraseAgent(operation, TENANT, AgentId(name), 1_001, now_s)
+        call_ = EraseAgent(TENANT, AgentId(name), 1_001, operation, now_s)
         return call(service, call_, EraseReceipt)
 
     with running(tmp_path, model) as service:
