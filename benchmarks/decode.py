@@ -74,7 +74,7 @@ class Ours:
         mx.synchronize()
 
 
-class Stock:
+class AvailableBlocks:
     """mlx-lm's BatchGenerator with full-precision caches, padded to the longest."""
 
     def __init__(self, model: Any, tokens: list[int], lengths: Sequence[int]) -> None:
@@ -96,14 +96,14 @@ class Stock:
         mx.synchronize(self._generator.stream)
 
 
-def burst(contestant: Ours | Stock, steps: int) -> int:
+def burst(contestant: Ours | AvailableBlocks, steps: int) -> int:
     """Decode some steps to the end; return the tokens made."""
     made = sum(contestant.step() for _ in range(steps))
     contestant.finish()
     return made
 
 
-def first_steps(contestant: Ours | Stock) -> dict[str, float]:
+def first_steps(contestant: Ours | AvailableBlocks) -> dict[str, float]:
     """Return what the first steps take in memory beside the agents' caches, and in time."""
     mx.clear_cache()
     held_bytes = mx.get_active_memory()
@@ -146,9 +146,9 @@ def compare(
     say(f"{load}: filling the caches, forming the batches")
     ours = Ours(engine, tokens, lengths)
     figures = {"macfabric": first_steps(ours)}
-    stock = Stock(model, tokens, lengths)
-    figures["mlx_lm"] = first_steps(stock)
-    works = {"macfabric": partial(burst, ours, STEPS), "mlx_lm": partial(burst, stock, STEPS)}
+    available = AvailableBlocks(model, tokens, lengths)
+    figures["mlx_lm"] = first_steps(available)
+    works = {"macfabric": partial(burst, ours, STEPS), "mlx_lm": partial(burst, available, STEPS)}
     spent = contest(load, works, plan.rounds[load])
     for side, taken in spent.items():
         assert all(one.tokens_count == len(lengths) * STEPS for one in taken), "tokens were lost"

@@ -26,12 +26,12 @@ from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.limits import BLOCK_TOKENS
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
+from node.store.available_blocks import AvailableBlocks
 from node.store.block_store import BlockStore
 from node.store.lent_payload import OpenPayload
 from node.store.manifest_store import ManifestStore
 from node.store.posix_disk import PosixDisk
 from node.store.staging import Place
-from node.store.stock import Stock
 from node.tiers.restore import load_blocks
 
 DESCRIPTION = "bytes from SSD to ready-to-decode, against a raw read of the same files"
@@ -54,7 +54,7 @@ class Library:
     store: AgentStore
     spec: ModelCacheSpec
     ids: list[int]
-    stock: Stock
+    available: AvailableBlocks
 
     def kv_bytes(self, tokens_count: int) -> int:
         """Bytes of cache that this many tokens are restored to."""
@@ -68,7 +68,7 @@ class Library:
 
     def drop(self, blocks_count: int) -> None:
         """Ask the system to forget the files' pages."""
-        for ref in self.stock.full[:blocks_count]:
+        for ref in self.available.full[:blocks_count]:
             file = self.opened(ref)
             os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             file.close()
@@ -79,7 +79,7 @@ class Library:
             return False
         self.drop(PROBED_FILES)
         cached = 0
-        for ref in self.stock.full[:PROBED_FILES]:
+        for ref in self.available.full[:PROBED_FILES]:
             file = self.opened(ref)
             cached += _is_cached(file.descriptor, file.start + file.length // 2)
             file.close()
@@ -139,11 +139,11 @@ def write_library(folder: Path, spec: ModelCacheSpec, tokens_count: int) -> Libr
     store = AgentStore(blocks, ManifestStore(disk, KEY), KEY, FINGERPRINT, spec)
     rng = np.random.default_rng(0)
     ids: list[int] = rng.integers(0, 1 << 17, tokens_count).tolist()
-    stock = Stock()
+    available = AvailableBlocks()
     for span in store.spans(TENANT, ids):
         kv = rng.bytes(spec.kv_bytes(BLOCK_TOKENS))
-        stock.full.append(store.save_block(span, ids, memoryview(kv)))
-    return Library(store, spec, ids, stock)
+        available.full.append(store.save_block(span, ids, memoryview(kv)))
+    return Library(store, spec, ids, available)
 
 
 def measure(library: Library, tokens_count: int, rounds: int, *, cold: bool) -> list[Pair]:
@@ -166,7 +166,7 @@ def raw_read(library: Library, buffer: Place) -> None:
     """Read the payloads of as many files as fill `buffer`, each by one system call."""
     size = library.kv_bytes(BLOCK_TOKENS)
     for index in range(buffer.nbytes // size):
-        file = library.opened(library.stock.full[index])
+        file = library.opened(library.available.full[index])
         into = buffer[index * size : (index + 1) * size]
         count = os.preadv(file.descriptor, [into.data], file.start)
         file.close()
@@ -177,9 +177,9 @@ def restore(library: Library, cache: ResidentCache) -> None:
     """Bring the beginning of the context into `cache` as a node does before it decodes."""
     count = cache.leaves[0].capacity_tokens
     cache.rewind(0)
-    stock = Stock(list(library.stock.full[: count // BLOCK_TOKENS]))
+    available = AvailableBlocks(list(library.available.full[: count // BLOCK_TOKENS]))
     ids: Sequence[int] = library.ids[:count]
-    loaded = load_blocks(library.store, TENANT, ids, stock, count, cache)
+    loaded = load_blocks(library.store, TENANT, ids, available, count, cache)
     assert loaded == count, "every block is sound"
     cache.assume(loaded)
 

@@ -13,9 +13,9 @@ from statistics import geometric_mean, mean
 from benchmarks.report import Limit, Report
 from benchmarks.retention_workloads import WORKLOADS, Ask, Workload
 from fabric.ids import AgentId, AgentKey, TenantId
-from fabric.limits import SPARE_SHARE
+from fabric.limits import FREE_SHARE
 from fabric.retention.policy import Candidate, Rules, by_benefit, by_recency, choose
-from fabric.retention.reuse_odds import ReturnOdds
+from fabric.retention.reuse_probability import ReuseProbability
 
 DESCRIPTION = "which agents to keep: reuse by eviction rank, and under a neighbour's flood"
 PREFILL_TOKENS_PER_S = 400.0
@@ -27,7 +27,7 @@ Rank = Callable[[Candidate], float]
 
 LRU, CHOSEN, IDEAL = "recency (LRU)", "benefit", "knowing the future"
 # Ranks that know more than a node does, or less, are methods of the simulation.
-RANKS = (LRU, "frequency", "hyperbolic", "benefit, even odds", CHOSEN, IDEAL)
+RANKS = (LRU, "frequency", "hyperbolic", "benefit, fixed probability", CHOSEN, IDEAL)
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Simulation:
     now_s: float = 0.0
     scores: dict[str, Score] = field(default_factory=dict)
     _future: dict[str, list[float]] = field(default_factory=dict)  # agent: its turns' times
-    _odds: ReturnOdds = field(default_factory=ReturnOdds)
+    _reuse: ReuseProbability = field(default_factory=ReuseProbability)
     _kept: dict[AgentKey, _Kept] = field(default_factory=dict)
     _seen: dict[AgentKey, int] = field(default_factory=dict)
     _seen_groups: dict[str, int] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Simulation:
             self._seen_groups[ask.group] = max(known, ask.shared_tokens)
         first_s, turns_count = (kept.first_s, kept.turns_count) if kept else (ask.at_s, 0)
         self._kept[key] = _Kept(ask, first_s, turns_count + 1)
-        self._odds.note(key[0], turns_count + 1)
+        self._reuse.note(key[0], turns_count + 1)
         self._evict(key)
 
     def _held_tokens(self) -> int:
@@ -104,7 +104,7 @@ class Simulation:
         candidates = [self._candidate(key, kept, active) for key, kept in self._kept.items()]
         budget = self.workload.budget_tokens
         rules = Rules(rank=self._rank())
-        for gone in choose(candidates, budget, rules, spare_share=SPARE_SHARE).dropped:
+        for gone in choose(candidates, budget, rules, free_share=FREE_SHARE).dropped:
             del self._kept[gone.key]
 
     def _candidate(self, key: AgentKey, kept: _Kept, active: AgentKey) -> Candidate:
@@ -117,7 +117,7 @@ class Simulation:
             key,
             {ask.agent: own, **shared},
             self.now_s - ask.at_s,
-            self._odds.odds(key[0], kept.turns_count),
+            self._reuse.probability(key[0], kept.turns_count),
             ask.tokens / PREFILL_TOKENS_PER_S,
             is_active=key == active,
         )
@@ -127,7 +127,7 @@ class Simulation:
             LRU: by_recency,
             "frequency": self._by_frequency,
             "hyperbolic": self._by_hyperbola,
-            "benefit, even odds": lambda c: by_benefit(replace(c, odds=0.5)),
+            "benefit, fixed probability": lambda c: by_benefit(replace(c, reuse_probability=0.5)),
             CHOSEN: by_benefit,
             IDEAL: self._by_next_turn,
         }[self.rank_name]
@@ -189,7 +189,7 @@ def run(arguments: argparse.Namespace) -> Report:
     alone = mean(simulate(_alone(workload, "b"), CHOSEN)["b"].share for workload in flooded)
     gains = {name: row[CHOSEN] / row[LRU] for name, row in reuse.items()}
     return Report(
-        parameters={"seeds": len(seeds), "scale": scale, "spare_share": SPARE_SHARE},
+        parameters={"seeds": len(seeds), "scale": scale, "free_share": FREE_SHARE},
         figures={"reuse": reuse, "flooded": {"b": {"beside a": beside, "alone": alone}}},
         ratios={f"{name}, {CHOSEN} over LRU": gain for name, gain in gains.items()},
         limits=(

@@ -43,11 +43,11 @@ from node.node import Node
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
+from node.store.available_blocks import available_blocks
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
 from node.store.posix_disk import PosixDisk
 from node.store.service_time import ServiceTime
-from node.store.stock import stock_of
 from node.store.tombstones import DIRECTORY as ERASED
 from node.store.tombstones import Erased
 from node.transfer.server import TransferServer
@@ -212,8 +212,8 @@ def _turn(desk: Desk, talk: Talk, prompt_tokens: int) -> tuple[Saver, Ended]:
         "",
         talk.held,
     )
-    stock = stock_of(agent.saved, agent.stored_tokens)
-    prepared = Prepared(plan, cache, talk.held, CacheTier.HOT, stock, len(ids))
+    available = available_blocks(agent.saved, agent.stored_tokens)
+    prepared = Prepared(plan, cache, talk.held, CacheTier.HOT, available, len(ids))
     identity = Identity(IdentityKind.AGENT, old.agent)
     request = GenerateRequest(OperationId("bench"), TENANT, identity, Sampling(), prompt="")
     ended = Ended(

@@ -44,19 +44,19 @@ SEAL_RETRY_S: Final = 300.0  # before a folder that could not be encrypted is tr
 
 # Retention
 PIN_SHARE_MAX: Final = 0.25  # of a tenant's floor: pins that keep everybody else out are no favour
-SPARE_SHARE: Final = 0.05  # freed beyond need, so that a full tier is not sorted for every block
+FREE_SHARE: Final = 0.05  # freed beyond need, so that a full tier is not sorted for every block
 RECLAIM_EVERY_S: Final = 60.0  # how late an expired agent may go
 SERVED_EVERY_S: Final = 600.0  # how much idle time a crash may lose
 FOLDERS_EVERY_S: Final = 3_600.0  # how often the folders of other models are measured
-THIN_ROUNDS_MAX: Final = 8  # records made smaller before agents are evicted after all
+TRIM_ROUNDS_MAX: Final = 8  # records made smaller before agents are evicted after all
 EVICTIONS_MAX: Final = 64  # agents that one step removes; turns of others run in between
 DISK_FREE_MIN_BYTES: Final = 512 * MIB  # left to others of the drive, whatever the budget says
 TENANT_SHARES_MAX: Final = 1_024
-ODDS_TENANTS_MAX: Final = 5_120  # five classes of agents each
-ODDS_COUNTS_MAX: Final = 1_024  # then halved: habits change
+REUSE_TENANTS_MAX: Final = 5_120  # five classes of agents each
+REUSE_COUNTS_MAX: Final = 1_024  # then halved: habits change
 
 # HTTP
-BODY_BYTES_MAX: Final = 32 * MIB  # a million tokens of text with room to spare
+BODY_BYTES_MAX: Final = 32 * MIB  # a million tokens of text with room left over
 PROMPT_ESCAPES: Final = 6  # bytes of JSON that one of text may take, as \u0061 does
 PROMPT_FRAME_BYTES: Final = 1 * MIB  # of a body, beside a prompt's text: names, numbers, brackets
 CALL_BODY_BYTES_MAX: Final = 1 * MIB  # of requests that bring no prompt
@@ -120,8 +120,8 @@ PREFILL_WARM_STREAK_MAX: Final = 8  # chunks of warm prompts in a row while a lo
 ENGINE_CALLS_MAX: Final = 4_096  # 32 turns have a handful each; more means that a step hangs
 FETCHES_MAX: Final = 4  # agents copied at a time; more share the same links
 FETCHES_WAITING_MAX: Final = 32  # and those that wait; each holds a control call
-HASTY_WORKERS: Final = 2  # threads for what a silent stream waits for, of either kind
-ARRIVALS_MAX: Final = 8  # moves whose memory is read back while they copy
+LOW_LATENCY_WORKERS: Final = 2  # threads for what a silent stream waits for, of either kind
+WARM_UPS_MAX: Final = 8  # moves whose memory is read back while they copy
 BLOCKED_POLL_S: Final = 0.02  # how often a loop with nothing runnable looks around
 
 # Scheduling
@@ -135,7 +135,7 @@ BACKGROUND_WAITING_SHARE: Final = 0.5  # of the queue; the rest is kept for peop
 # Control plane
 CONTROL_BYTES_MAX: Final = MANIFEST_BYTES_MAX + 16 * MIB  # one travels with a ticket, also by HTTP
 CONTROL_TIMEOUT_S: Final = 10.0
-BEAT_S: Final = 1.0
+HEARTBEAT_S: Final = 1.0
 LIST_BYTES_MAX: Final = 4 * MIB  # about, of agents in one answer; the rest is asked for
 LIST_PAGES_MAX: Final = 1_024  # more than 10,000 agents with the longest sketches take
 GONE_AGENTS_MAX: Final = 16_384  # removed ones that a node can still name; 2 MB
@@ -192,7 +192,7 @@ PREFETCH_TASKS_MAX: Final = 32  # hints under way in the router; more are droppe
 # Links
 PEERS_MAX: Final = 64  # a node measures; fabrics have two to eight
 ADDRESSES_MAX: Final = 16  # of one node
-LINKS_TOLD_MAX: Final = 128  # in one beat
+LINKS_TOLD_MAX: Final = 128  # in one heartbeat
 PROBE_BYTES_MAX: Final = 8 * MIB
 
 # Router

@@ -1,4 +1,4 @@
-"""Keep a process that streams tokens from standing still for its own housekeeping.
+"""Keep a process that streams tokens from stopping for its own housekeeping.
 
 What a process holds once it is ready (modules, a tokenizer's tables) lives as long as it does,
 yet a full garbage collection walked all of it: 50-110 ms in the router, in mid-answer.

@@ -15,6 +15,5 @@ class BackOff:
         self._next_s = self.first_s
 
     def next_s(self) -> float:
-        """Return how long to wait this time."""
         wait_s, self._next_s = self._next_s, min(2 * self._next_s, self.longest_s)
         return wait_s

@@ -38,7 +38,6 @@ class BackgroundLoop:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin; call it on the event loop."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:

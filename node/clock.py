@@ -14,5 +14,4 @@ class SystemClock:
         return time.monotonic()
 
     def wall_s(self) -> float:
-        """Seconds since the epoch."""
         return time.time()  # noqa: TID251 - records for people, never for decisions

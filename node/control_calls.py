@@ -25,10 +25,10 @@ from fabric.control.node_calls import (
 )
 from fabric.errors import FabricError, RejectedError
 from fabric.limits import FLUSH_WAIT_S
-from fabric.net.links import MeetPeers
+from fabric.net.links import PeerList
 from node.agents.agent_listing import list_agents
-from node.haste import haste
 from node.http.generate import error_reply
+from node.low_latency import low_latency
 from node.node import Node
 
 _ELSEWHERE = RejectedError("this call does not travel over HTTP", code="unknown_call")
@@ -58,14 +58,13 @@ class ControlCalls:
             KeepFork: node.forks.keep,
             PrefetchAgent: node.prefetches.answer,
             DrainNode: node.drain_flag.drain,
-            MeetPeers: self._meet,
+            PeerList: self._set_peers,
             Flush: self._flush,
             Stop: self._stop,
         }
 
     @property
     def answered(self) -> frozenset[type]:
-        """The messages that are answered."""
         return frozenset(self._answers)
 
     async def answer(self, raw: bytes, came_by: CallRoute = CallRoute.ACTOR) -> bytes:
@@ -76,7 +75,7 @@ class ControlCalls:
             if came_by is CallRoute.HTTP and not is_waited_for:
                 return encode_reply(error_reply(_ELSEWHERE))
             async with asyncio.timeout(_LIMIT_S):
-                with haste() if is_waited_for else nullcontext():
+                with low_latency() if is_waited_for else nullcontext():
                     return encode_reply(await self._answers[type(call)](call))
         except FabricError as error:
             return encode_reply(error_reply(error))
@@ -97,9 +96,9 @@ class ControlCalls:
         await self._node.incoming_end.forget(call.migration, call.key)
         return await self._node.source.take_back(call)
 
-    async def _meet(self, call: MeetPeers) -> Done:
+    async def _set_peers(self, call: PeerList) -> Done:
         peers = [peer for peer in call.peers if peer.name != self._node.identity.name]
-        self._node.links.meet(peers)
+        self._node.links.set_peers(peers)
         return Done()
 
     async def _flush(self, call: Flush) -> Done:

@@ -93,7 +93,6 @@ class Launch:
 
     @property
     def ready(self) -> list[LaunchedNode]:
-        """The nodes that answered."""
         return [node for node in self.nodes.values() if node.view is not None]
 
     def step(self, *, scan: bool) -> Iterator[dict[str, Any]]:

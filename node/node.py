@@ -108,7 +108,6 @@ class Node:
         return self.identity.name
 
     def view(self) -> NodeView:
-        """Describe the node for its beat."""
         agents = [a for a in self.table if a.manifest.state is not OwnerState.REPLICA]
         config, model, engine = self.identity.config, self.identity.model, self.engine
         speed = engine.prefill_speed.per_s

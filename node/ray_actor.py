@@ -34,7 +34,7 @@ from node.back_off import BackOff
 from node.keys import Keys, read_keys
 
 NAMESPACE = "macfabric"
-CONTROL_CALLS_MAX = 64  # long copies among them; beats must not wait for those
+CONTROL_CALLS_MAX = 64  # long copies among them; heartbeats must not wait for those
 LOADING = "loading"
 STOPPING = "stopping"
 SERVICE_MODULE = "node.service"

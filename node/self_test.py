@@ -127,7 +127,7 @@ class SelfTests:
         self.is_sure = False  # it could tell whether stored agents come back
 
     async def run(self) -> SelfTest:
-        """Find out whether an agent answers the same after its memory went through the disk.
+        """Find out whether an agent answers the same after its KV cache went through the disk.
 
         Memory that comes back wrong is not used any more. Where the disk refuses, or others run
         meanwhile, nothing is known: the node says so, and `retry` repeats the test.

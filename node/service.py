@@ -82,7 +82,6 @@ class NodeService:
 
     @property
     def node(self) -> Node:
-        """The running node."""
         assert self._node is not None, "start first"
         return self._node
 

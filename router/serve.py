@@ -52,7 +52,6 @@ class StopSignals:
         self._server: uvicorn.Server | None = None
 
     def stop(self, server: uvicorn.Server) -> None:
-        """Let the signals end `server` from now on."""
         self._server = server
         self.install()
 
@@ -170,7 +169,7 @@ async def _run(
 async def _tell_when_ready(
     fleet: Fleet, url: str, on_ready: Callable[[str, list[str]], None]
 ) -> None:
-    # Readiness comes by beats, whose rhythm this follows.
+    # Readiness comes by heartbeats, whose rhythm this follows.
     while not fleet.ready():  # noqa: ASYNC110
         await asyncio.sleep(READY_POLL_S)
     names = [view.name for view in fleet.ready()]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fabric.kvcache.hashing import agent_digest
 from fabric.settings import RouterSettings
 from router.fleet.fleet import Fleet
-from router.fleet.peer_exchange import Introductions
+from router.fleet.peer_exchange import PeerExchange
 from router.moves.drains import Drains
 from router.moves.erasures import Erasures
 from router.moves.forks import Forks
@@ -34,11 +34,11 @@ class Services:
     forks: Forks
     replicas: Replicas
     prefetches: PrefetchRequests
-    introductions: Introductions
+    peer_exchange: PeerExchange
     turns: Turns
 
     async def run(self) -> None:
-        """Beat, recover, copy and sweep until cancelled."""
+        """Send heartbeats, recover, copy and sweep until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.fleet.membership.run())
@@ -48,15 +48,15 @@ class Services:
             await self.drains.close()
             await self.prefetches.close()
             await self.replicas.close()
-            await self.introductions.close()
+            await self.peer_exchange.close()
             await self.migrations.close()
 
     async def _tend(self) -> None:
         while True:
-            await asyncio.sleep(self.fleet.membership.beat_s)
+            await asyncio.sleep(self.fleet.membership.heartbeat_s)
             await self.recovery.round()
             self.drains.sweep()
-            await self.introductions.round()
+            await self.peer_exchange.round()
 
 
 def assemble(fleet: Fleet, settings: RouterSettings, cluster_key: bytes) -> Services:
@@ -68,7 +68,7 @@ def assemble(fleet: Fleet, settings: RouterSettings, cluster_key: bytes) -> Serv
     replicas = Replicas(fleet, migrations, sites, telemetry, settings.replicas)
     prefetches = PrefetchRequests(fleet, migrations, replicas, telemetry)
     erasures = Erasures(fleet, migrations, replicas, telemetry, cluster_key)
-    fleet.membership.greeter = erasures
+    fleet.membership.on_join = erasures
     fleet.directory.floor = erasures.floor
     fleet.meeting.expected = settings.nodes_expected
     fleet.alias = lambda key: agent_digest(cluster_key, *key)[:ALIAS_CHARS]
@@ -82,7 +82,7 @@ def assemble(fleet: Fleet, settings: RouterSettings, cluster_key: bytes) -> Serv
         forks=Forks(fleet, migrations, sites, telemetry),
         replicas=replicas,
         prefetches=prefetches,
-        introductions=Introductions(fleet),
+        peer_exchange=PeerExchange(fleet),
         turns=Turns(
             fleet, migrations, recovery, telemetry, settings.takeover_after_s, prefetches.hint
         ),

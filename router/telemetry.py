@@ -3,6 +3,8 @@
 No tenant, agent or prompt ever becomes a label; nodes do, since there are few.
 """
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from fabric.net.transfer_counts import FETCHING, SENDING, bounded
@@ -19,9 +21,9 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "macfabric_requests", "Turns by outcome.", ["outcome"], registry=self.registry
-        )
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        self._requests = counter("macfabric_requests", "Turns by outcome.", ["outcome"])
         self._ttft = Histogram(
             "macfabric_ttft_seconds",
             "From the request to the first token, by where the cached part was.",
@@ -29,75 +31,84 @@ class Telemetry:
             buckets=_TTFT_BUCKETS_S,
             registry=self.registry,
         )
-        self._prompt = Counter(
-            "macfabric_prompt_tokens", "Tokens of prompts.", registry=self.registry
-        )
-        self._cached = Counter(
+        self._prompt = counter("macfabric_prompt_tokens", "Tokens of prompts.")
+        self._cached = counter(
             "macfabric_cached_tokens",
             "Prompt tokens that were not computed again, by tier.",
             ["tier"],
-            registry=self.registry,
         )
-        self._completion = Counter(
-            "macfabric_completion_tokens", "Tokens generated.", registry=self.registry
-        )
-        self._takeovers = Counter(
-            "macfabric_takeovers", "Agents taken over from lost nodes.", registry=self.registry
-        )
-        self._add_migrations()
-        self._add_copies()
-        self._add_recovery()
-        self._nodes = Gauge(
-            "macfabric_nodes",
-            "Nodes by the state of their lease.",
-            ["state"],
-            registry=self.registry,
-        )
-        self._up = Gauge(
-            "macfabric_node_up",
-            "1 while the node's lease is alive.",
-            ["node"],
-            registry=self.registry,
-        )
-        self._agents = Gauge(
-            "macfabric_node_agents", "Agents held, by node.", ["node"], registry=self.registry
-        )
-        self._scrubbed = Gauge(
+        self._completion = counter("macfabric_completion_tokens", "Tokens generated.")
+        self._takeovers = counter("macfabric_takeovers", "Agents taken over from lost nodes.")
+        self._nodes = gauge("macfabric_nodes", "Nodes by the state of their lease.", ["state"])
+        self._up = gauge("macfabric_node_up", "1 while the node's lease is alive.", ["node"])
+        self._agents = gauge("macfabric_node_agents", "Agents held, by node.", ["node"])
+        self._scrubbed = gauge(
             "macfabric_scrubbed_bytes",
             "Stored blocks read again in idle moments since the node's start.",
             ["node"],
-            registry=self.registry,
         )
-        self._damaged = Gauge(
+        self._damaged = gauge(
             "macfabric_damaged_blocks",
             "Blocks that failed a check and were taken out of use since the node's start.",
             ["node"],
-            registry=self.registry,
         )
-        self._add_links()
-        self._add_transfers()
-
-    def _add_links(self) -> None:
-        labels = ["node", "peer", "kind"]
-        self._rtt = Gauge(
+        self._rtt = gauge(
             "macfabric_link_rtt_seconds",
             "Round trip to a peer over its best link of a kind.",
-            labels,
-            registry=self.registry,
+            ["node", "peer", "kind"],
         )
-        self._link_rate = Gauge(
+        self._link_rate = gauge(
             "macfabric_link_bytes_per_second",
             "Measured rate from a peer over its best link of a kind.",
-            labels,
-            registry=self.registry,
+            ["node", "peer", "kind"],
         )
-
-    def _add_transfers(self) -> None:
-        self._transfers = Gauge(
+        self._transfers = gauge(
             "macfabric_transfer_events",
-            "What befell the data plane since the node's start: bytes, parts, refusals, failures.",
+            "Counters of the data plane since the node's start: bytes, parts, refusals, failures.",
             ["node", "side", "event"],
-            registry=self.registry,
+        )
+        self._add_moves()
+        self._add_recovery()
+
+    def _add_moves(self) -> None:
+        counter = partial(Counter, registry=self.registry)
+        timed = partial(Histogram, buckets=_MOVE_BUCKETS_S, registry=self.registry)
+        self._migrations = counter("macfabric_migrations", "Moves by outcome.", ["outcome"])
+        self._migration_s = timed("macfabric_migration_seconds", "Duration of moves.")
+        self._pause_s = timed("macfabric_migration_pause_seconds", "Time an agent was sealed.")
+        self._migration_bytes = counter("macfabric_migration_bytes", "Bytes that moves sent.")
+        self._copies = counter(
+            "macfabric_copies", "Replicas, forks and prefetches by outcome.", ["kind", "outcome"]
+        )
+        self._copy_bytes = counter("macfabric_copy_bytes", "Bytes that copies sent.", ["kind"])
+
+    def _add_recovery(self) -> None:
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        self._fenced = counter(
+            "macfabric_fenced_turns",
+            "Turns whose end was not acknowledged: another node owned the agent by then.",
+        )
+        self._recovery = counter("macfabric_recovery_rounds", "Rounds that found agents in doubt.")
+        self._resolved = counter(
+            "macfabric_recovered_agents",
+            "Agents in doubt that were settled: an old claim gave way, or a seal was decided.",
+            ["how"],
+        )
+        self._expired = gauge("macfabric_expired_leases", "Leases that ran out since the start.")
+        self._erased_late = counter(
+            "macfabric_late_erasures",
+            "Agents that a node removed when it came back, erased while it was away.",
+        )
+        self._node_fenced = gauge(
+            "macfabric_node_fenced_turns",
+            "Turns that a node itself ended because another owned the agent, since its start.",
+            ["node"],
+        )
+        self._failed_rounds = gauge(
+            "macfabric_node_failed_rounds",
+            "Rounds of a node's background work that failed and were tried again, since its start.",
+            ["node"],
         )
 
     def _show_transfers(self, member: Member) -> None:
@@ -121,75 +132,6 @@ class Telemetry:
                 if best.bytes_per_s is not None:
                     self._link_rate.labels(*labels).set(best.bytes_per_s)
 
-    def _add_migrations(self) -> None:
-        registry = self.registry
-        self._migrations = Counter(
-            "macfabric_migrations", "Moves by outcome.", ["outcome"], registry=registry
-        )
-        self._migration_s = Histogram(
-            "macfabric_migration_seconds",
-            "Duration of moves.",
-            buckets=_MOVE_BUCKETS_S,
-            registry=registry,
-        )
-        self._pause_s = Histogram(
-            "macfabric_migration_pause_seconds",
-            "Time an agent was sealed.",
-            buckets=_MOVE_BUCKETS_S,
-            registry=registry,
-        )
-        self._migration_bytes = Counter(
-            "macfabric_migration_bytes", "Bytes that moves sent.", registry=registry
-        )
-
-    def _add_copies(self) -> None:
-        self._copies = Counter(
-            "macfabric_copies",
-            "Replicas, forks and prefetches by outcome.",
-            ["kind", "outcome"],
-            registry=self.registry,
-        )
-        self._copy_bytes = Counter(
-            "macfabric_copy_bytes", "Bytes that copies sent.", ["kind"], registry=self.registry
-        )
-
-    def _add_recovery(self) -> None:
-        registry = self.registry
-        self._fenced = Counter(
-            "macfabric_fenced_turns",
-            "Turns whose end was not acknowledged: another node owned the agent by then.",
-            registry=registry,
-        )
-        self._recovery = Counter(
-            "macfabric_recovery_rounds", "Rounds that found agents in doubt.", registry=registry
-        )
-        self._resolved = Counter(
-            "macfabric_recovered_agents",
-            "Agents in doubt that were settled: an old claim gave way, or a seal was decided.",
-            ["how"],
-            registry=registry,
-        )
-        self._expired = Gauge(
-            "macfabric_expired_leases", "Leases that ran out since the start.", registry=registry
-        )
-        self._erased_late = Counter(
-            "macfabric_late_erasures",
-            "Agents that a node removed when it came back, erased while it was away.",
-            registry=registry,
-        )
-        self._node_fenced = Gauge(
-            "macfabric_node_fenced_turns",
-            "Turns that a node itself ended as overtaken, since its start.",
-            ["node"],
-            registry=registry,
-        )
-        self._failed_rounds = Gauge(
-            "macfabric_node_failed_rounds",
-            "Rounds of a node's background work that failed and were tried again, since its start.",
-            ["node"],
-            registry=registry,
-        )
-
     def admitted(self, event: Admitted) -> None:
         self._prompt.inc(event.prompt_tokens)
         if event.cache is not CacheTier.COLD:
@@ -207,7 +149,6 @@ class Telemetry:
         self._takeovers.inc()
 
     def fenced(self) -> None:
-        """Count a turn whose end came from a node that had lost the agent."""
         self._fenced.inc()
 
     def recovering(self) -> None:
@@ -222,7 +163,6 @@ class Telemetry:
         self._resolved.labels("decided").inc()
 
     def erased_late(self, agents: int) -> None:
-        """Count agents that a node removed when it came back."""
         self._erased_late.inc(agents)
 
     def migrated(self, moved_s: float, pause_s: float, sent_bytes: int) -> None:
@@ -236,7 +176,6 @@ class Telemetry:
         self._copy_bytes.labels(kind).inc(sent_bytes)
 
     def migration_failed(self) -> None:
-        """Count a move that ended where it began."""
         self._migrations.labels("aborted").inc()
 
     def exposition(self, membership: Membership) -> bytes:

@@ -25,6 +25,30 @@ RUNS_CODE = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 WRITES_FILES = "node/store/posix_disk.py"
 WRITING_CALLS = {"write_bytes", "write_text"}
 WRITING_FLAG = re.compile(r"O_(?:WRONLY|RDWR|CREAT|APPEND|TRUNC)")
+# Home-made words, each with the field's own that took its place.
+RETIRED = {
+    "beat": "heartbeat",
+    "befell": "counters",
+    "chooser": "sampler",
+    "drawn": "sampled",
+    "greet": "authenticate, catch up",
+    "haste": "low latency",
+    "hasty": "low latency",
+    "heading": "handover target",
+    "introductions": "peer exchange",
+    "landing": "pending block, handover",
+    "misfit": "corrupt, unexpected",
+    "odds": "probability",
+    "rival": "alternative",
+    "seat": "slot",
+    "spare": "replica, fallback, free",
+    "standing": "state, admitted turn",
+    "stock": "available blocks",
+    "thin": "trim",
+    "tired": "starved",
+}
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+KEPT_IN_BYTES = re.compile(r'on_wire\("\w+"\)')
 WRITING_MODE = re.compile(r"(?=.*[wax+])[rwaxbt+]{1,4}")
 
 
@@ -166,6 +190,16 @@ def loose_end(source: Source) -> Iterator[str]:
             yield source.at(node, "raises NotImplementedError")
 
 
+def retired_word(source: Source) -> Iterator[str]:
+    """In names, comments and texts alike; a field's name in bytes stays what it was."""
+    for number, line in enumerate(source.text.splitlines(), 1):
+        for word in WORD.findall(KEPT_IN_BYTES.sub("", line)):
+            one = word.lower()
+            better = RETIRED.get(one) or RETIRED.get(one.removesuffix("s"))
+            if better is not None:
+                yield f"{source.path}:{number}: {word!r}; the field says {better}"
+
+
 RULES = {
     long_file: EVERYTHING,
     long_function: EVERYTHING,
@@ -175,6 +209,7 @@ RULES = {
     bare_write: ("node",),
     no_docstring: PRODUCT,
     loose_end: EVERYTHING,
+    retired_word: PRODUCT,
 }
 
 DOC = '"""Doc."""\n'
@@ -197,6 +232,11 @@ BREAKS = [
     (no_docstring, "fabric/x.py", "x = 1"),
     (loose_end, "fabric/x.py", "x = 1  # TOD" + "O: y"),
     (loose_end, "fabric/x.py", "raise NotImplementedError"),
+    (retired_word, "node/x.py", "class DrawnToken: pass"),
+    (retired_word, "node/x.py", "BEAT_S = 1"),
+    (retired_word, "node/x.py", "room.seats = 1"),
+    (retired_word, "router/x.py", "x = 1  # where the agent's landing is awaited"),
+    (retired_word, "router/x.py", "log.debug('no beat from %s', name)"),
 ]
 
 KEEPS = [
@@ -212,6 +252,8 @@ KEEPS = [
     (bare_write, "router/x.py", "open('x', 'w')"),
     (no_docstring, "fabric/x.py", DOC),
     (loose_end, "fabric/x.py", "x = 'methods to do'"),
+    (retired_word, "fabric/x.py", "arrivals = HEARTBEAT_S  # of things that think, outstanding"),
+    (retired_word, "fabric/x.py", 'sampled: int = field(metadata=on_wire("drawn"))'),
 ]
 
 

@@ -33,8 +33,8 @@ from fabric.control.node_calls import (
     Stop,
 )
 from fabric.errors import RejectedError
-from fabric.limits import BEAT_S, CONTROL_TIMEOUT_S, COPY_TIMEOUT_S, PREFETCH_TIMEOUT_S
-from fabric.net.links import MeetPeers
+from fabric.limits import CONTROL_TIMEOUT_S, COPY_TIMEOUT_S, HEARTBEAT_S, PREFETCH_TIMEOUT_S
+from fabric.net.links import PeerList
 
 Reply = TypeVar("Reply")
 
@@ -85,7 +85,7 @@ _SPECS: Final = (
     CallSpec("keep_fork", KeepFork, AgentView, _SAVE_TIMEOUT_S),
     CallSpec("prefetch_agent", PrefetchAgent, AgentView, PREFETCH_TIMEOUT_S),
     CallSpec("drain_node", DrainNode, Done),
-    CallSpec("meet_peers", MeetPeers, Done, 2 * BEAT_S),
+    CallSpec("meet_peers", PeerList, Done, 2 * HEARTBEAT_S),
     CallSpec("flush", Flush, Done, 120.0),  # of which it waits FLUSH_WAIT_S for turns
     CallSpec("stop", Stop, Done),
 )

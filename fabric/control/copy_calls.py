@@ -31,7 +31,7 @@ class KeepReplica:
 
 @dataclass(frozen=True, slots=True)
 class KeepFork:
-    """To the target: own a new agent with the record's memory. A repeat finds it there."""
+    """To the target: own a new agent with the record's KV cache. A repeat finds it there."""
 
     migration: MigrationId
     manifest: bytes

@@ -35,7 +35,7 @@ class Hibernate(AgentAt):
 
 @dataclass(frozen=True, slots=True)
 class Resume(AgentAt):
-    """Own the memory that the request's body holds, as `agent` at `epoch`."""
+    """Own the KV cache that the request's body holds, as `agent` at `epoch`."""
 
     replace: bool = False  # of an agent that has this name already
     signing_key: bytes | None = field(default=None, repr=False)

@@ -10,7 +10,7 @@ from fabric.control.agent_at import AgentAt, AgentName, OfferRequest
 from fabric.ids import MigrationId, NodeName
 from fabric.limits import BODY_BYTES_MAX
 from fabric.net.links import Address, LinkView
-from fabric.net.urgency import Urgency
+from fabric.net.wire import Urgency
 from fabric.record.manifest import OwnerState
 
 
@@ -33,7 +33,7 @@ class SelfTest:
 
 @dataclass(frozen=True, slots=True)
 class LastMatch:
-    """How the last prompt met the agent's memory."""
+    """How the last prompt met the agent's KV cache."""
 
     kind: str
     cached_tokens: int
@@ -69,7 +69,7 @@ class AgentView(AgentName):
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node's state, as its beat tells it."""
+    """One node's state, as its heartbeat tells it."""
 
     name: NodeName
     host: str
@@ -109,7 +109,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Ask for the node's state; doubles as the beat."""
+    """Ask for the node's state; doubles as the heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-CLUSTER_KEY: Final = "cluster.key"  # 32 bytes in hex; salts, tickets and stored memory depend on it
+CLUSTER_KEY: Final = "cluster.key"  # 32 bytes in hex; salts, tickets and stored caches depend on it
 AUTHORITY_CERTIFICATE: Final = "ca.pem"  # whom members, and clients that want to, trust
 MEMBER_CERTIFICATE: Final = "member.pem"
 MEMBER_KEY: Final = "member.key"

@@ -176,22 +176,3 @@ class ModelCacheSpec:
 def _unit_bytes(spec: ModelCacheSpec, group: CacheGroup) -> int:
     """Bytes of one token, or of one state."""
     return sum(tensor.size_bytes for tensor in spec.tensors(1, group))
-
-
-def attention_layer(
-    kind: LayerKind,
-    heads: int,
-    widths: tuple[int, int],
-    *,
-    bits: int,
-    group_size: int,
-    dtype: str,
-    window_tokens: int = 0,
-) -> LayerSpec:
-    """Describe a layer that keeps keys and values, `widths` apart, of one precision."""
-    names = ("keys", "values")
-    slots = tuple(
-        SlotSpec(name, heads, width, bits, group_size, dtype)
-        for name, width in zip(names, widths, strict=True)
-    )
-    return LayerSpec(kind, slots, window_tokens=window_tokens)

@@ -72,12 +72,6 @@ class Rotation:
             return tuple((self.start + 2 * i, self.start + 2 * i + 1) for i in range(half))
         return tuple((self.start + i, self.start + half + i) for i in range(half))
 
-    @property
-    def moving_dims(self) -> tuple[int, ...]:
-        """Dimensions of the stored row that change with the position, ascending."""
-        turning = zip(self.pairs, self.radians_per_token, strict=True)
-        return tuple(sorted(dim for pair, angle in turning if angle for dim in pair))
-
 
 @dataclass(frozen=True, slots=True)
 class UnknownRotation:

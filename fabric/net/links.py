@@ -1,4 +1,4 @@
-"""The links between nodes: where each one listens, whom it may meet, and what it measured.
+"""The links between nodes: where each one listens, its peers, and what it measured.
 
 A link is a pair: this machine's interface and one address of a peer. Several may join the same
 two machines, such as a Thunderbolt cable and the office's Ethernet.
@@ -91,7 +91,7 @@ class PeerNode:
 
 
 @dataclass(frozen=True, slots=True)
-class MeetPeers:
+class PeerList:
     """To a node: these are all the others. Replaces the list before; repeatable."""
 
     peers: tuple[PeerNode, ...]

@@ -1,4 +1,4 @@
-"""What befell the transfers of one node since its start, under a fixed list of names.
+"""Counters of one node's transfers since its start, under a fixed list of names.
 
 Both ends count by name, and a name may hold what the other end said. So a view, and a metric,
 has only the names listed here: whatever else was counted is summed up as one.
@@ -16,7 +16,7 @@ SENDING: Final = _REFUSED | {
     "connections",
     "parts",
     "bytes",
-    "slices_held_back",
+    "slices_held_back",  # throttled: what is more urgent went first
     "broken",
     "refused_tampered",
 }
@@ -27,7 +27,7 @@ FETCHING: Final = _REFUSED | {
     "bytes",  # as they arrived: fewer where compressed, more where repeated
     "resumed",  # blocks continued after a broken connection
     "failed_over",  # fetches that came to their end although a link broke
-    "overtaken",
+    "overtaken",  # connections whose work a much faster one stole
     "silent",
     "broken",
     "tampered",

@@ -22,7 +22,7 @@ end asks for it, all but heads is encrypted as well; keys and proofs cover what 
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from functools import partial
 from struct import Struct
 from typing import Final
@@ -58,7 +58,16 @@ from fabric.limits import (
     PROBE_BYTES_MAX,
     TRANSFER_SLICE_BYTES_MAX,
 )
-from fabric.net.urgency import Urgency
+
+
+class Urgency(IntEnum):
+    """Why blocks are fetched; the greater goes first."""
+
+    PREFETCH = 0  # nobody waits: a replica, a guess
+    FETCH = 1  # a turn waits for a part of its prefix
+    MIGRATION_COPY = 2  # the agent still serves on the source
+    MIGRATION_TAIL = 3  # the agent serves nowhere until this is over
+
 
 MAGIC: Final = b"mf"
 HEAD_BYTES: Final = 8

@@ -309,7 +309,7 @@ def _parse_header(body: bytes) -> HibernationHeader:
         message = f"the hibernation file's header does not decode: {error.message}"
         raise RejectedError(message, code="damaged_file") from None
     if header.payload_bytes > HIBERNATION_BYTES_MAX:
-        message = f"the agent's memory is over the limit of {HIBERNATION_BYTES_MAX} bytes"
+        message = f"the agent's KV cache is over the limit of {HIBERNATION_BYTES_MAX} bytes"
         raise TooLargeError(message)
     require_sound(_is_plausible(header), "a number of its header is out of range")
     return header

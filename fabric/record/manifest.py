@@ -112,18 +112,18 @@ class Manifest:
 
     @property
     def tokens_count(self) -> int:
-        """Tokens in the agent's memory."""
+        """Tokens in the agent's KV cache."""
         return len(self.token_ids)
 
     @property
     def is_found_by_content(self) -> bool:
         """Say whether prompts that begin like it may continue it, besides those with its id."""
-        return not self.is_cut and not self.provenance.is_fork
+        return not self.is_truncated and not self.provenance.is_fork
 
     @property
-    def is_cut(self) -> bool:
+    def is_truncated(self) -> bool:
         """Say whether the record lost its end: its text begins like conversations of others."""
-        return self.provenance.cut_by is not None
+        return self.provenance.truncated_by is not None
 
     @property
     def refs(self) -> list[BlockRef]:

@@ -10,12 +10,12 @@ from enum import StrEnum
 from fabric.errors import RejectedError
 from fabric.ids import NodeName, parse_node_name
 
-_SERVED, _COPIED, _KEPT, _FORK, _CUT = "served", "copied", "kept", "fork", "cut"
+_SERVED, _COPIED, _KEPT, _FORK, _TRUNCATED = "served", "copied", "kept", "fork", "cut"
 _YES = "yes"
 _DIGITS_MAX = 18
 
 
-class CutBy(StrEnum):
+class TruncatedBy(StrEnum):
     """Who cut a record short."""
 
     FSCK = "fsck"
@@ -39,7 +39,9 @@ class Provenance:
     copied_revision: int | None = None  # the owner's, that a replica was copied of
     is_kept: bool = False  # a replica to be copied anew after its agent's turns
     is_fork: bool = False  # without a turn of its own: only its own id finds it
-    cut_by: CutBy | None = None  # its text begins like conversations of others: likewise
+    truncated_by: TruncatedBy | None = (
+        None  # its text begins like conversations of others: likewise
+    )
 
     def to_wire(self) -> dict[str, str]:
         """Spell it for a record's bytes."""
@@ -50,7 +52,7 @@ class Provenance:
             _COPIED: copied,
             _KEPT: _YES if self.is_kept else None,
             _FORK: _YES if self.is_fork else None,
-            _CUT: self.cut_by.value if self.cut_by else None,
+            _TRUNCATED: self.truncated_by.value if self.truncated_by else None,
         }
         return {name: text for name, text in notes.items() if text is not None}
 
@@ -62,7 +64,7 @@ class Provenance:
             copied_revision=_count(notes.get(_COPIED, "")),
             is_kept=_KEPT in notes,
             is_fork=_FORK in notes,
-            cut_by=_cut_by(notes[_CUT]) if _CUT in notes else None,
+            truncated_by=_truncated_by(notes[_TRUNCATED]) if _TRUNCATED in notes else None,
         )
 
 
@@ -80,6 +82,6 @@ def _last_served(text: str) -> LastServed | None:
         return None
 
 
-def _cut_by(text: str) -> CutBy:
+def _truncated_by(text: str) -> TruncatedBy:
     # Whoever it was: a cut record must not be taken for a whole one.
-    return CutBy(text) if text in set(CutBy) else CutBy.FSCK
+    return TruncatedBy(text) if text in set(TruncatedBy) else TruncatedBy.FSCK

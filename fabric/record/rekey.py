@@ -17,7 +17,7 @@ from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.limits import BLOCK_TOKENS, SKETCH_PIECES_MAX
 from fabric.record.hibernation_file import HibernationHeader, require_sound
 from fabric.record.manifest import Manifest, OwnerState, Piece, Placed
-from fabric.record.provenance import CutBy, Provenance
+from fabric.record.provenance import Provenance, TruncatedBy
 from fabric.record.restore_plan import essential
 
 _HASH_BITS = 64
@@ -34,10 +34,10 @@ class RekeyedRecord:
 def portable(record: Manifest, window_tokens: int) -> Manifest:
     """Return what goes into a file: what is needed to go on, and nobody's claim on it.
 
-    Raises ConflictError for a memory made of parts of blocks, which no file can hold yet.
+    Raises ConflictError for a cache made of parts of blocks, which no file can hold yet.
     """
     if not all(piece.is_whole for piece in record.pieces):
-        message = "the agent's memory was edited; it can be hibernated after its next turn"
+        message = "the agent's KV cache was edited; it can be hibernated after its next turn"
         raise ConflictError(message, code="cannot_hibernate")
     return replace(
         essential(record, window_tokens),
@@ -45,7 +45,7 @@ def portable(record: Manifest, window_tokens: int) -> Manifest:
         migration=None,
         sealed_to=None,
         pinned=False,
-        provenance=_cut_only(record),
+        provenance=_truncated_only(record),
     )
 
 
@@ -94,7 +94,7 @@ def rekeyed(
 def owned_anew(
     record: Manifest, key: AgentKey, owner: NodeName, epoch: int, wall_s: float
 ) -> Manifest:
-    """Return the record of the same memory under another name, owner and epoch."""
+    """Return the record of the same context under another name, owner and epoch."""
     return replace(
         record,
         tenant=key[0],
@@ -107,13 +107,13 @@ def owned_anew(
         migration=None,
         sealed_to=None,
         pinned=False,
-        provenance=_cut_only(record),
+        provenance=_truncated_only(record),
     )
 
 
-def _cut_only(record: Manifest) -> Provenance:
+def _truncated_only(record: Manifest) -> Provenance:
     """Keep of the provenance only what changes who finds the agent."""
-    return Provenance(cut_by=CutBy.HIBERNATED if record.is_cut else None)
+    return Provenance(truncated_by=TruncatedBy.HIBERNATED if record.is_truncated else None)
 
 
 def _check_plain(record: Manifest, header: HibernationHeader, vocabulary_size: int) -> None:

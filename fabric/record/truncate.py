@@ -11,7 +11,7 @@ from fabric.kvcache.block_chain import BlockSpan, block_spans, span_ending
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import Manifest, Piece, Placed
-from fabric.record.provenance import CutBy
+from fabric.record.provenance import TruncatedBy
 
 
 def misplaced_refs(record: Manifest, salt: bytes) -> set[BlockRef]:
@@ -52,7 +52,7 @@ def usable_tokens(record: Manifest, unusable: AbstractSet[BlockRef]) -> int:
     return count
 
 
-def cut_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manifest:
+def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manifest:
     """Leave out everything that needs an unusable block; owner, epoch and revision stay.
 
     The result may have no tokens. It is marked, so that only its own id finds it: it begins
@@ -75,7 +75,9 @@ def cut_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manifest:
         windows=_within(record.windows, count, unusable),
         states=_within(record.states, count, unusable),
         sketch=record.sketch if is_whole else (),
-        provenance=record.provenance if is_whole else replace(record.provenance, cut_by=CutBy.FSCK),
+        provenance=record.provenance
+        if is_whole
+        else replace(record.provenance, truncated_by=TruncatedBy.FSCK),
     )
 
 

@@ -1,1 +1,1 @@
-"""What is worth keeping: reuse odds, and whom to evict."""
+"""What is worth keeping: how probable reuse is, and whom to evict."""

@@ -1,10 +1,10 @@
-"""Whom to let go when a tier is full: who saves the least time per byte, within fair shares.
+"""Whom to evict when a tier is full: who saves the least time per byte, within fair shares.
 
-    rank    odds of another turn × seconds it is spared ÷ bytes kept ÷ silence so far
+    rank    reuse probability × seconds a turn would save ÷ bytes kept ÷ idle time
     floor   what a tenant keeps whatever the others do; without a setting, an equal part
     quota   what a tenant never exceeds
     pin     goes last, as long as a tenant's pins fit their part of its floor
-    spare   goes first: another node has the same
+    replica goes first: another node has the same
 
 Bytes that several agents refer to count once, and are free only when the last one goes.
 Active agents stay in any case. Knows nothing of memory, disks or clocks.
@@ -26,11 +26,11 @@ class Candidate:
     key: AgentKey
     pieces: Mapping[Hashable, int]  # what is kept for it, by name: bytes
     idle_s: float  # since its last turn
-    odds: float  # that there will be another one
-    saves_s: float  # what that one would be spared
+    reuse_probability: float  # that there will be another one
+    saves_s: float  # what that one would save
     is_active: bool = False
     is_pinned: bool = False
-    is_spare: bool = False
+    is_replica: bool = False
 
     @property
     def tenant(self) -> TenantId:
@@ -59,9 +59,9 @@ def by_recency(candidate: Candidate) -> float:
 def by_benefit(candidate: Candidate) -> float:
     """Rank by the seconds that a byte is expected to save per second to come.
 
-    A silence is expected to last about as long as it has lasted.
+    Who is idle is expected to stay so for about as long again.
     """
-    expected_s = candidate.odds * candidate.saves_s / (1.0 + candidate.idle_s)
+    expected_s = candidate.reuse_probability * candidate.saves_s / (1.0 + candidate.idle_s)
     return expected_s / max(1, candidate.size_bytes)
 
 
@@ -93,16 +93,12 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Whom to let go, in order, and how a tier stands after that; negative: over by so much."""
+    """Whom to evict, in order, and how a tier stands after that; negative: over by so much."""
 
     dropped: tuple[Candidate, ...]
     held: frozenset[AgentKey]  # the pins that are honoured
     free_bytes: float  # of the budget
     quota_free_bytes: Mapping[TenantId, float]  # of the quota of each tenant present
-
-    def room_bytes(self, tenant: TenantId) -> float:
-        """Return what `tenant` may add before somebody has to go."""
-        return min(self.free_bytes, self.quota_free_bytes.get(tenant, self.free_bytes))
 
 
 def choose(
@@ -111,23 +107,23 @@ def choose(
     rules: Rules,
     *,
     incoming: Mapping[TenantId, int] | None = None,
-    spare_share: float = 0.0,
+    free_share: float = 0.0,
 ) -> Choice:
-    """Choose whom to let go: the expired, those over a quota, and until the rest fits.
+    """Choose whom to evict: the expired, those over a quota, and until the rest fits.
 
     `incoming` bytes by tenant count as if they were there. Where somebody must go for lack
-    of room, so do others until `spare_share` of the budget is free, so that the next to come
+    of room, so do others until `free_share` of the budget is free, so that the next to come
     need not ask. A tenant within its floor loses nothing and active agents are never chosen,
     so the rest may not fit in the end.
     """
     tier = _Tier(candidates, budget_bytes, rules, incoming or {})
     tier.drop_expired()
-    tier.drop_over_quota(1.0 - spare_share)
-    tier.drop_over_budget(1.0 - spare_share)
+    tier.drop_over_quota(1.0 - free_share)
+    tier.drop_over_budget(1.0 - free_share)
     return tier.choice()
 
 
-def standing(
+def tier_state(
     candidates: Sequence[Candidate],
     budget_bytes: int,
     rules: Rules,
@@ -180,7 +176,7 @@ class _Tier:
         )
         self._held = _held_pins(candidates, self._floors, rules)
         order = sorted(
-            (not c.is_spare, rules.rank(c), c.key, c) for c in candidates if not c.is_active
+            (not c.is_replica, rules.rank(c), c.key, c) for c in candidates if not c.is_active
         )
         self._left = [candidate for *_, candidate in order]
         self._dropped: list[Candidate] = []
@@ -199,8 +195,8 @@ class _Tier:
     def drop_over_quota(self, fill: float) -> None:
         quotas = {t: self._rules.quota_bytes(t, self._budget_bytes) for t in self._bytes}
         over = {t: fill * quota for t, quota in quotas.items() if self._bytes[t] > quota}
-        for spared in (self._held, ()):
-            self._sweep(lambda c: self._bytes[c.tenant] > over.get(c.tenant, math.inf), spared)
+        for kept in (self._held, ()):
+            self._sweep(lambda c: self._bytes[c.tenant] > over.get(c.tenant, math.inf), kept)
 
     def drop_over_budget(self, fill: float) -> None:
         """Respect floors; then fall below one from above it; then let pins go, too."""
@@ -210,10 +206,10 @@ class _Tier:
             lambda c: self._total_bytes > fill * self._budget_bytes and self._keeps_floor(c),
             self._held,
         )
-        for spared in (self._held, ()):
+        for kept in (self._held, ()):
             self._sweep(
                 lambda c: self._total_bytes > self._budget_bytes and self._is_above_floor(c),
-                spared,
+                kept,
             )
 
     def _keeps_floor(self, candidate: Candidate) -> bool:
@@ -223,11 +219,11 @@ class _Tier:
     def _is_above_floor(self, candidate: Candidate) -> bool:
         return self._bytes[candidate.tenant] > self._floors[candidate.tenant]
 
-    def _sweep(self, is_due: Callable[[Candidate], bool], spared: Collection[AgentKey]) -> None:
+    def _sweep(self, is_due: Callable[[Candidate], bool], kept: Collection[AgentKey]) -> None:
         """Drop, the least valuable first, whoever is due when it is looked at."""
         left = []
         for candidate in self._left:
-            if candidate.key not in spared and is_due(candidate):
+            if candidate.key not in kept and is_due(candidate):
                 self._drop(candidate)
             else:
                 left.append(candidate)

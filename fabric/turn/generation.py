@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from fabric.codec import dump_json, from_plain, parse_json
+from fabric.codec import dump_json, from_plain, on_wire, parse_json
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
 from fabric.limits import COMPLETION_TOKENS_DEFAULT
 from fabric.turn.messages import Message
@@ -20,7 +20,7 @@ CLUSTER_HEADER = "x-macfabric-cluster"
 class IdentityKind(StrEnum):
     """How the caller named the conversation."""
 
-    AGENT = "agent"  # X-Agent-ID: this agent's memory becomes what the caller sends
+    AGENT = "agent"  # X-Agent-ID: this agent's context becomes what the caller sends
     GROUP = "group"  # prompt_cache_key, user: several conversations may share it
     CONTENT = "content"  # nothing: recognised by what it says
 
@@ -81,11 +81,13 @@ class Sampling:
 class Resumption:
     """An answer that stopped between two tokens, to be continued as if it had not."""
 
-    answer_ids: tuple[int, ...]  # produced and told; the agent's record ends with them
-    drawn: int  # the next token: chosen, not in the cache yet
-    top: tuple[tuple[int, float], ...]  # its log probability and its rivals', if asked for
+    answer_ids: tuple[int, ...]  # sampled and delivered; the agent's record ends with them
+    # The next token: not in the cache yet.
+    sampled: int = field(metadata=on_wire("drawn"))
+    top: tuple[tuple[int, float], ...]  # its log probability and the alternatives', if asked for
     seed: int
-    told: bool = False  # the client has seen the drawn one, too
+    # The client has seen the sampled one, too.
+    is_delivered: bool = field(default=False, metadata=on_wire("told"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +127,11 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log probability of one token and of its rivals."""
+    """Log probability of one token and of the alternatives to it."""
 
     token: str
     logprob: float
-    rivals: tuple[tuple[str, float], ...] = ()
+    alternatives: tuple[tuple[str, float], ...] = field(default=(), metadata=on_wire("rivals"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Last event of a good turn, sent once its memory is durable."""
+    """Last event of a good turn, sent once its KV cache is durable."""
 
     reason: FinishReason
     completion_tokens: int

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from fabric.turn.generation import MatchKind
 from fabric.turn.prompt_limit import PromptLimit
-from fabric.turn.text_match import common_prefix_bytes, common_prefix_items
+from fabric.turn.text_match import common_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,12 @@ def plan_prompt(
     tokenizer's own prefix; it is always encoded whole.
     """
     prompt = text.encode()
-    common = common_prefix_bytes(prompt, stored.text)
+    common = common_prefix(prompt, stored.text)
     ids, ends, taken = _encode_behind_cut(tokenizer, prompt, stored, common, raw=raw, limit=limit)
     if not ids:
         encoded = tokenizer.encode(text, special_prefix=raw, limit=limit)
         ids, ends = encoded.ids, encoded.ends
-    kept = common_prefix_items(ids, stored.ids)
+    kept = common_prefix(ids, stored.ids)
     match = _classify(len(ids), kept, len(stored.ids))
     return PromptPlan(prompt, ids, ends, kept, match, _reason(match, kept, stored), taken)
 

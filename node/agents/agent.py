@@ -42,7 +42,7 @@ class LiveTurn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """One agent's memory on its way; `cancel` ends it after the block that is being read."""
+    """One agent's KV cache on its way; `cancel` ends it after the block that is being read."""
 
     task: asyncio.Task[None]
     cancel: threading.Event
@@ -76,7 +76,7 @@ class Agent:
     turn: LiveTurn | None = None  # the one that runs now
     outgoing: OutgoingMove = field(init=False)
     handed_on: HandedOn | None = None  # its last answer, where that is to go on here
-    loading: Loading | None = None  # its memory is on its way from the disk, ahead of a turn
+    loading: Loading | None = None  # its cache is on its way from the disk, ahead of a turn
 
     def __post_init__(self) -> None:
         """Begin as the record says: sealed for a migration, or here."""
@@ -85,12 +85,10 @@ class Agent:
 
     @property
     def key(self) -> AgentKey:
-        """Tenant and agent id."""
         return self.manifest.tenant, self.manifest.agent
 
     @property
     def is_busy(self) -> bool:
-        """Say whether a turn runs or waits."""
         return self.turn_lock.locked() or self.waiting_count > 0
 
     def take_up(self) -> None:
@@ -137,7 +135,6 @@ class Agent:
         return record.text.encode()[: record.token_ends[count - 1]] if count else b""
 
     def transcript(self) -> Transcript:
-        """Unpack the record for matching."""
         record = self.manifest
         if not record.token_ids:
             return EMPTY_TRANSCRIPT
@@ -154,7 +151,6 @@ class Agent:
         return pieces[-1].block.block_hash[:TAIL_BYTES].hex() if pieces else ""
 
     def view(self) -> AgentView:
-        """Describe the agent for operators and the directory."""
         record = self.manifest
         tiers = [name for name, has in (("hot", self.cache), ("disk", self.saved)) if has]
         return AgentView(

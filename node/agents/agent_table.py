@@ -45,11 +45,9 @@ class AgentTable:
         self._gone_from = 0  # removals up to this change are not remembered any more
 
     def __iter__(self) -> Iterator[Agent]:
-        """Iterate over all agents."""
         return iter(list(self._agents.values()))
 
     def __len__(self) -> int:
-        """Count all agents."""
         return len(self._agents)
 
     def get(self, key: AgentKey) -> Agent | None:
@@ -119,7 +117,6 @@ class AgentTable:
 
     @on_its_loop
     def remove(self, key: AgentKey) -> None:
-        """Forget an agent."""
         gone = self._agents.pop(key, None)
         self.note_change(key)
         if gone is not None:
@@ -191,7 +188,6 @@ class AgentTable:
 
     @property
     def hot_bytes(self) -> int:
-        """Memory of all resident caches."""
         return sum(agent.hot_bytes for agent in self._agents.values())
 
     @on_its_loop
@@ -235,7 +231,7 @@ class AgentTable:
             agent.key,
             {agent.key: agent.hot_bytes},
             self.use.idle_s(agent.manifest),
-            self.use.odds(agent.manifest),
+            self.use.reuse_probability(agent.manifest),
             saves_s=float(agent.hot_bytes),
             is_active=is_fixed or agent.is_busy,
             is_pinned=agent.manifest.pinned,

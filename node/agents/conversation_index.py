@@ -29,7 +29,6 @@ class ConversationIndex:
         self._agents[slot].add(key)
 
     def remove(self, key: AgentKey) -> None:
-        """Forget an agent."""
         slot = self._slots.pop(key, None)
         if slot is not None:
             self._agents[slot].discard(key)

@@ -7,7 +7,7 @@ another node begins anew.
 from fabric.ids import AgentKey
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest
-from fabric.retention.reuse_odds import ReturnOdds
+from fabric.retention.reuse_probability import ReuseProbability
 
 
 class UseLog:
@@ -15,14 +15,14 @@ class UseLog:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._odds = ReturnOdds()
+        self._reuse = ReuseProbability()
         self._seen: dict[AgentKey, tuple[float, float]] = {}  # used_s, steady s
 
     def recover(self, record: Manifest, idle_s: float) -> None:
         """Take in a record that was stored when this process began."""
         since_s = self._clock.monotonic_s() - idle_s
         self._seen[record.tenant, record.agent] = (record.used_s, since_s)
-        self._odds.note_all(record.tenant, record.revision)
+        self._reuse.note_all(record.tenant, record.revision)
 
     def note(self, record: Manifest) -> None:
         """Take in a record that may tell of a turn."""
@@ -32,7 +32,7 @@ class UseLog:
             self.recover(record, 0.0)
         elif seen[0] != record.used_s:
             self._seen[key] = (record.used_s, now_s)
-            self._odds.note(record.tenant, record.revision)
+            self._reuse.note(record.tenant, record.revision)
 
     def forget(self, record: Manifest) -> None:
         """Drop an agent; what was learned of its tenant's habits stays."""
@@ -43,6 +43,5 @@ class UseLog:
         seen = self._seen.get((record.tenant, record.agent))
         return self._clock.monotonic_s() - seen[1] if seen is not None else 0.0
 
-    def odds(self, record: Manifest) -> float:
-        """Estimate the probability of another turn."""
-        return self._odds.odds(record.tenant, record.revision)
+    def reuse_probability(self, record: Manifest) -> float:
+        return self._reuse.probability(record.tenant, record.revision)

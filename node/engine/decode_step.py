@@ -5,15 +5,15 @@ from collections.abc import Callable
 
 from node.engine.delivery import Last, deliver, end, fail
 from node.engine.sequence import Sequence
-from node.mlx.engine import DecodeSlot, Drawn, Engine
+from node.mlx.engine import DecodeSlot, Engine, SampledToken
 
 _log = logging.getLogger(__name__)
 
 
 def decode_step(engine: Engine, batch: list[Sequence]) -> list[Sequence]:
-    """Feed every sequence's pending token, deliver what was drawn, and return who is done."""
+    """Feed every sequence's pending token, deliver what was sampled, and return who is done."""
     step = _Step(engine, batch)
-    if engine.launch_waits:  # what is drawn already would be shown only after the computing
+    if engine.launch_waits:  # what is sampled already would be shown only after the computing
         step.deliver(engine.read_ahead)
         step.launch()
     else:  # reading would hold up the device, which has the next step to begin
@@ -29,12 +29,11 @@ class _Step:
         self._failed: list[Sequence] = []
         self._last: list[tuple[Sequence, Last]] = []
 
-    def deliver(self, read: Callable[[DecodeSlot], list[Drawn]]) -> None:
-        """Show what was drawn."""
+    def deliver(self, read: Callable[[DecodeSlot], list[SampledToken]]) -> None:
         for sequence in self._sound():
             try:
-                for drawn in read(_slot(sequence)):
-                    last = deliver(sequence, drawn)
+                for sampled in read(_slot(sequence)):
+                    last = deliver(sequence, sampled)
                     if last is not None:
                         self._last.append((sequence, last))
                         break

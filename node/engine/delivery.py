@@ -8,7 +8,7 @@ from fabric.errors import FabricError
 from fabric.turn.generation import FinishReason, TokenLogprob
 from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
 from node.mlx.answer import Shown
-from node.mlx.engine import Drawn
+from node.mlx.engine import SampledToken
 
 _log = logging.getLogger(__name__)
 
@@ -30,26 +30,26 @@ def tell(sequence: Sequence, event: SequenceEvent) -> None:
         sequence.cancelled.set()
 
 
-def deliver(sequence: Sequence, drawn: Drawn) -> Last | None:
+def deliver(sequence: Sequence, sampled: SampledToken) -> Last | None:
     """Take and show the next token; say why if it was the last, for `end` to tell."""
-    resumed, was_told = sequence.resumed, False
+    resumed, was_delivered = sequence.resumed, False
     if resumed is not None and len(sequence.answer_ids) == len(resumed.answer_ids):
-        # Its probability was computed where it was drawn, and perhaps shown there.
-        drawn, was_told = Drawn(drawn.token, resumed.top), resumed.told
-    sequence.answer_ids.append(drawn.token)
-    shown = sequence.answer.push(drawn.token)
-    event = produced(sequence, len(sequence.answer_ids), drawn, shown)
-    tell(sequence, replace(event, shown=Shown(), logprobs=()) if was_told else event)
-    reason = finish_reason(sequence, len(sequence.answer_ids), drawn.token, shown)
+        # Its probability was computed where it was sampled, and perhaps shown there.
+        sampled, was_delivered = SampledToken(sampled.token, resumed.top), resumed.is_delivered
+    sequence.answer_ids.append(sampled.token)
+    shown = sequence.answer.push(sampled.token)
+    event = produced(sequence, len(sequence.answer_ids), sampled, shown)
+    tell(sequence, replace(event, shown=Shown(), logprobs=()) if was_delivered else event)
+    reason = finish_reason(sequence, len(sequence.answer_ids), sampled.token, shown)
     if reason is None:
         return None
     return Last(reason, shown.stopped_by if reason is FinishReason.STOP else None)
 
 
-def produced(sequence: Sequence, count: int, drawn: Drawn, shown: Shown) -> Produced:
+def produced(sequence: Sequence, count: int, sampled: SampledToken, shown: Shown) -> Produced:
     """Describe an answer's token number `count`, counted from 1."""
     return Produced(
-        count - 1, shown, () if _is_end(sequence, drawn.token) else _logprobs(sequence, drawn)
+        count - 1, shown, () if _is_end(sequence, sampled.token) else _logprobs(sequence, sampled)
     )
 
 
@@ -76,17 +76,17 @@ def end(sequence: Sequence, reason: FinishReason | None, stop_string: str | None
     tell(sequence, ended)
 
 
-def hand_over(sequence: Sequence, drawn: Drawn | None) -> None:
-    """Emit the last event of a sequence that goes on elsewhere, with the token drawn last."""
+def hand_over(sequence: Sequence, sampled: SampledToken | None) -> None:
+    """Emit the last event of a sequence that goes on elsewhere, with the token sampled last."""
     answer = sequence.answer
     # Apart from the answer itself, whose record ends in front of this token.
-    ahead = answer.fork().push(drawn.token) if drawn is not None else None
+    ahead = answer.fork().push(sampled.token) if sampled is not None else None
     # What the answer holds back (half a character, the beginning of a stop string) is shown by
     # who goes on, whose answer is fed the same tokens.
     shown = answer.finish(stopped=True)
     ids, ends = sequence.answer_ids, answer.ends
     is_preempted = sequence.is_preempted
-    ended = Ended(None, shown, ids, answer.text, ends, None, True, drawn, ahead, is_preempted)
+    ended = Ended(None, shown, ids, answer.text, ends, None, True, sampled, ahead, is_preempted)
     tell(sequence, ended)
 
 
@@ -98,9 +98,9 @@ def fail(sequence: Sequence, error: Exception) -> None:
     tell(sequence, Broke(error if isinstance(error, FabricError) else failure))
 
 
-def _logprobs(sequence: Sequence, drawn: Drawn) -> tuple[TokenLogprob, ...]:
-    if not drawn.top:
+def _logprobs(sequence: Sequence, sampled: SampledToken) -> tuple[TokenLogprob, ...]:
+    if not sampled.top:
         return ()
-    spelled: list[tuple[str, Any]] = [(sequence.token_text(t), p) for t, p in drawn.top]
-    (text, logprob), *rivals = spelled
-    return (TokenLogprob(text, logprob, tuple(rivals)),)
+    spelled: list[tuple[str, Any]] = [(sequence.token_text(t), p) for t, p in sampled.top]
+    (text, logprob), *alternatives = spelled
+    return (TokenLogprob(text, logprob, tuple(alternatives)),)

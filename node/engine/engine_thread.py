@@ -142,18 +142,15 @@ class EngineThread:
 
     @property
     def active_count(self) -> int:
-        """Sequences that are decoding."""
         return len(self._queue.decoding)
 
     @property
     def queued_tokens(self) -> int:
-        """Prompt tokens still to be computed."""
         queued = [*self._arrivals, *self._queue.undecoded]
         return sum(max(sequence.prefill_left, 0) for sequence in queued)
 
     @property
     def prefill_speed(self) -> Speed:
-        """How fast prompts are computed."""
         return self._scheduler.prefill_speed
 
     @property

@@ -58,7 +58,6 @@ class MemoryBudget:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes promised to sequences."""
         return self._reserved_bytes
 
     @property
@@ -121,7 +120,6 @@ class MemoryBudget:
         return False
 
     def release(self, reservation: Reservation) -> None:
-        """Give a reservation's bytes back."""
         with self._lock:
             self._reserved_bytes -= reservation.size_bytes
             reservation.size_bytes = 0

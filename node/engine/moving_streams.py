@@ -36,7 +36,6 @@ class MovingStreams:
 
     @property
     def are_silent(self) -> bool:
-        """Say whether any stream is silent."""
         if not self._silent_until_s:  # most often
             return False
         with self._lock:

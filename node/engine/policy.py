@@ -55,7 +55,7 @@ NOBODY: Final[Mapping[str, int]] = MappingProxyType({})
 class Room:
     """What one more sequence could have."""
 
-    seats: int  # more that may run
+    slots: int  # more that may run
     paused: int  # more that may be paused
     memory_bytes: int  # negative where caches that exist exceed the budget
     can_spill: bool = False  # pausing can free memory
@@ -70,7 +70,7 @@ class Start(Generic[S]):
 
 
 @dataclass(frozen=True, slots=True)
-class Pause(Generic[S]):
+class Preempt(Generic[S]):
     """Take it out of the running ones; with `spills`, out of memory as well."""
 
     sequence: S
@@ -83,14 +83,14 @@ def next_move(
     running: Iterable[S],
     room: Room,
     started: Mapping[str, int] = NOBODY,
-) -> Start[S] | Pause[S] | None:
+) -> Start[S] | Preempt[S] | None:
     """Return the next change among those that run, or None where all is as it should be.
 
     `started` has the number of each tenant's last start.
     """
-    held, seated = list(paused), list(running)
-    victims = _victims(seated) if room.paused > 0 else []
-    seats = Counter(sequence.tenant for sequence in seated)
+    held, active = list(paused), list(running)
+    victims = _victims(active) if room.paused > 0 else []
+    slots = Counter(sequence.tenant for sequence in active)
     # Among equals a paused one goes first: it holds memory that only its end sets free. So does
     # an answer that was begun elsewhere: its reader has seen a part of it.
     first = {id(sequence) for sequence in held}
@@ -98,7 +98,7 @@ def next_move(
         [*held, *waiting],
         key=lambda s: (
             not s.is_urgent,
-            seats[s.tenant],
+            slots[s.tenant],
             not (id(s) in first or s.is_resumed),
             started.get(s.tenant, 0),
             s.order,
@@ -107,21 +107,21 @@ def next_move(
     passed: list[S] = []
     for sequence in queue:
         if sequence.needs_bytes <= max(0, room.memory_bytes):
-            if room.seats > 0:
+            if room.slots > 0:
                 return Start(sequence, tuple(passed) if sequence.needs_bytes else ())
-            # Without a seat nobody behind it gets one either.
+            # Without a slot nobody behind it gets one either.
             if room.paused <= 0:
                 return None
             if sequence.is_urgent and victims:
-                return Pause(victims[0])
-            greedy = _greediest(seated, seats, sequence)
-            return Pause(greedy) if greedy is not None else None
-        if sequence.is_urgent and room.can_spill and (room.seats > 0 or victims):
+                return Preempt(victims[0])
+            greedy = _greediest(active, slots, sequence)
+            return Preempt(greedy) if greedy is not None else None
+        if sequence.is_urgent and room.can_spill and (room.slots > 0 or victims):
             # Each that runs takes a place among the paused, or it would only be started again.
             holders = [*_holders(_victims(held)), *_holders(victims)[: room.paused]]
             freed_bytes = sum(holder.reserve_bytes for holder in holders)
             if holders and sequence.needs_bytes <= room.memory_bytes + freed_bytes:
-                return Pause(holders[0], spills=True)
+                return Preempt(holders[0], spills=True)
         if sequence.passed_count >= ADMISSION_PASSES_MAX:
             room = replace(room, memory_bytes=0, can_spill=False)
         passed.append(sequence)
@@ -137,11 +137,11 @@ def _holders(sequences: Iterable[S]) -> list[S]:
     return [sequence for sequence in sequences if sequence.reserve_bytes > sequence.needs_bytes]
 
 
-def _greediest(seated: Iterable[S], seats: Counter[str], other: Schedulable) -> S | None:
-    """Choose who may give its seat to another tenant's sequence: its own has two more."""
-    fewer = seats[other.tenant] + 1
-    over = [s for s in seated if seats[s.tenant] > fewer and s.is_urgent <= other.is_urgent]
-    return max(over, key=lambda s: (seats[s.tenant], s.order), default=None)
+def _greediest(active: Iterable[S], slots: Counter[str], other: Schedulable) -> S | None:
+    """Choose who may give its slot to another tenant's sequence: its own has two more."""
+    fewer = slots[other.tenant] + 1
+    over = [s for s in active if slots[s.tenant] > fewer and s.is_urgent <= other.is_urgent]
+    return max(over, key=lambda s: (slots[s.tenant], s.order), default=None)
 
 
 def is_warm(sequence: Schedulable) -> bool:
@@ -167,7 +167,7 @@ def next_prompt(
     return min(long, key=lambda s: (served.get(s.tenant, 0), s.served_order, s.order))
 
 
-def next_promotion(unserved: Iterable[S], now_s: float) -> S | None:
+def next_starved(unserved: Iterable[S], now_s: float) -> S | None:
     """Choose the background sequence that has waited long enough to count as interactive."""
-    tired = [s for s in unserved if now_s - s.served_s >= BACKGROUND_PATIENCE_S]
-    return min(tired, key=lambda sequence: (sequence.served_s, sequence.order), default=None)
+    starved = [s for s in unserved if now_s - s.served_s >= BACKGROUND_PATIENCE_S]
+    return min(starved, key=lambda sequence: (sequence.served_s, sequence.order), default=None)

@@ -16,12 +16,11 @@ class RunQueue:
     paused: list[Sequence] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Iterate over all sequences."""
         return iter([*self.waiting, *self.prefilling, *self.decoding, *self.paused])
 
     @property
     def running(self) -> list[Sequence]:
-        """List those that hold a seat."""
+        """List those that hold a slot."""
         return [*self.prefilling, *self.decoding]
 
     @property
@@ -30,17 +29,16 @@ class RunQueue:
         return [*self.waiting, *self.prefilling, *self.paused]
 
     def run(self, sequence: Sequence) -> None:
-        """Give a waiting or paused sequence a seat, where it left off."""
+        """Give a waiting or paused sequence a slot, where it left off."""
         self.remove(sequence)
         (self.prefilling if sequence.slot is None else self.decoding).append(sequence)
 
     def pause(self, sequence: Sequence) -> None:
-        """Take a running sequence's seat."""
+        """Take a running sequence's slot."""
         self.remove(sequence)
         self.paused.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence."""
         for queue in (self.waiting, self.prefilling, self.decoding, self.paused):
             if sequence in queue:
                 queue.remove(sequence)

@@ -14,7 +14,7 @@ from node.engine.decode_step import decode_step
 from node.engine.delivery import end, fail, hand_over, tell
 from node.engine.memory_budget import MemoryBudget, Reservation
 from node.engine.moving_streams import MovingStreams, PrefillHold
-from node.engine.policy import Pause, Room, Start, is_warm, next_move, next_promotion, next_prompt
+from node.engine.policy import Preempt, Room, Start, is_warm, next_move, next_prompt, next_starved
 from node.engine.prefill_chunks import prefill_chunk_tokens
 from node.engine.run_queue import RunQueue
 from node.engine.sequence import Sequence, Started
@@ -78,12 +78,10 @@ class Scheduler:
         return any([self._place(), self._start_prefilled(), self._decode(), self._prefill()])
 
     def fail_all(self, error: Exception) -> None:
-        """End every sequence as failed."""
         for sequence in self.queue:
             self._fail(sequence, error)
 
     def end_all(self) -> None:
-        """End every sequence as cancelled."""
         for sequence in self.queue:
             end(sequence, None)
             self._leave(sequence)
@@ -106,9 +104,9 @@ class Scheduler:
         if sum(sequence.is_promoted for sequence in self.queue) >= BACKGROUND_PROMOTED_MAX:
             return
         unserved = [sequence for sequence in self.queue.undecoded if not sequence.is_urgent]
-        tired = next_promotion(unserved, self._clock.monotonic_s())
-        if tired is not None:
-            tired.is_promoted = True
+        starved = next_starved(unserved, self._clock.monotonic_s())
+        if starved is not None:
+            starved.is_promoted = True
 
     def _grow_answers(self) -> None:
         """Reserve memory for what outgrows its own: before anybody new gets any."""
@@ -125,14 +123,14 @@ class Scheduler:
 
     def _preempt_for(self, sequence: Sequence) -> None:
         """Let one answer, perhaps this one, give its memory back; this one waits for it."""
-        seated = [*self.queue.decoding, *self.queue.paused]
-        if len(seated) > 1 and not any(each.yielding.is_set() for each in seated):
-            giving = victim(seated)
+        active = [*self.queue.decoding, *self.queue.paused]
+        if len(active) > 1 and not any(each.yielding.is_set() for each in active):
+            giving = victim(active)
             if giving is not None:
                 giving.is_preempted = True
                 giving.yielding.set()  # it leaves before the next step
         if len(self.queue.paused) < PAUSED_SEQUENCES_MAX:
-            self._pause(Pause(sequence))
+            self._preempt(Preempt(sequence))
         else:
             _held(sequence).count(sequence.reserve_bytes)
 
@@ -141,7 +139,7 @@ class Scheduler:
         queue, has_room, changed = self.queue, True, False
         while queue.waiting or queue.paused:
             room = Room(
-                seats=self._active_max - len(queue.running),
+                slots=self._active_max - len(queue.running),
                 paused=PAUSED_SEQUENCES_MAX - len(queue.paused),
                 memory_bytes=self._budget.claimable_bytes if has_room else 0,
                 can_spill=has_room and self._spill is not None,
@@ -149,8 +147,8 @@ class Scheduler:
             move = next_move(queue.waiting, queue.paused, queue.running, room, self._started)
             if move is None:
                 break
-            if isinstance(move, Pause):
-                self._pause(move)
+            if isinstance(move, Preempt):
+                self._preempt(move)
             elif not self._start(move):
                 has_room = False  # idle caches are in the way; their owner was asked
                 continue
@@ -183,7 +181,7 @@ class Scheduler:
         known_bytes = sum(_held(sequence).size_bytes for sequence in self.queue)
         return self._budget.reserved_bytes <= known_bytes
 
-    def _pause(self, move: Pause[Sequence]) -> None:
+    def _preempt(self, move: Preempt[Sequence]) -> None:
         sequence, spill = move.sequence, self._spill
         if sequence not in self.queue.paused:
             sequence.served_s = self._clock.monotonic_s()
@@ -213,7 +211,7 @@ class Scheduler:
         if not decoding:
             return False
         began_s = self._clock.monotonic_s()
-        fresh = any(s.slot is not None and not s.slot.pending_is_drawn for s in decoding)
+        fresh = any(s.slot is not None and not s.slot.pending_is_sampled for s in decoding)
         self._step()
         if fresh and decoding:
             self._step()  # a new sequence's first token is read right behind this one

@@ -9,7 +9,7 @@ from fabric.errors import FabricError
 from fabric.turn.generation import FinishReason, Priority, Resumption, Sampling, TokenLogprob
 from node.engine.memory_budget import Reservation
 from node.mlx.answer import Answer, Shown
-from node.mlx.engine import DecodeSlot, Drawn
+from node.mlx.engine import DecodeSlot, SampledToken
 from node.mlx.resident_cache import ResidentCache
 
 
@@ -42,9 +42,9 @@ class Ended:
     answer_text: str
     answer_ends: list[int]
     stop_string: str | None
-    is_handover: bool = False  # it goes on elsewhere: `drawn` is its next token, if it had any
-    drawn: Drawn | None = None
-    drawn_shown: Shown | None = None  # what the client may see of that token
+    is_handover: bool = False  # it goes on elsewhere: `sampled` is its next token, if it had any
+    sampled: SampledToken | None = None
+    sampled_shown: Shown | None = None  # what the client may see of that token
     is_preempted: bool = False  # its memory is wanted: once saved, it is not kept
 
 
@@ -75,7 +75,7 @@ class Sequence:
     `is_blocked`: while true, a prompt is passed over (too much of it waits to be saved).
     `stops`: ascending positions in tokens at which a prefill chunk must end.
     `reached`: called after each prefill chunk with the tokens in the cache.
-    `resumed`: the answer's beginning, made elsewhere; the prompt ends with the token drawn there.
+    `resumed`: the answer's beginning, made elsewhere; the prompt ends with the token sampled there.
     `yielding`: set to end it between two tokens so that another node can go on.
     `owns_reservation`: whoever submitted it releases `reservation`, once its cache is counted
     among the idle ones or gone; otherwise that happens at the end of the sequence.
@@ -133,7 +133,6 @@ class Sequence:
 
     @property
     def is_urgent(self) -> bool:
-        """Say whether it counts as interactive."""
         return self.is_promoted or self.priority is Priority.INTERACTIVE
 
     @property

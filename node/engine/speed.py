@@ -15,7 +15,6 @@ class Speed:
         self.add(count, seconds)
 
     def add(self, count: int, seconds: float) -> None:
-        """Take one measurement of `count` units in `seconds`."""
         if seconds <= 0:
             return
         rate = count / seconds

@@ -17,7 +17,7 @@ from fabric.kvcache.hashing import agent_digest, tenant_salt
 from fabric.limits import MANIFEST_BYTES_MAX
 from fabric.record.manifest import Manifest, decode_manifest, encode_manifest
 from fabric.record.spec_file import SpecRecord
-from fabric.record.truncate import cut_record, misplaced_refs, usable_tokens
+from fabric.record.truncate import misplaced_refs, truncate_record, usable_tokens
 from node.fsck.block import BlockCheck
 from node.fsck.report import FolderReport, Kind
 from node.fsck.scan import Entry, make_private, scan_folder
@@ -102,7 +102,7 @@ class FolderCheck:
             elif entry.leaf != "." and not _is_ours(entry):
                 self._found(Kind.STRANGE, entry.name, "not ours; left alone")
             elif not _is_right_kind(entry):
-                self._misfit(entry)
+                self._unexpected(entry)
             elif entry.is_exposed:
                 self._exposed(entry)
             if entry.directory == QUARANTINE:
@@ -110,7 +110,7 @@ class FolderCheck:
                 self._found(Kind.QUARANTINED, entry.name, detail)
         return [entry for entry in entries if _is_ours(entry) and entry.is_file]
 
-    def _misfit(self, entry: Entry) -> None:
+    def _unexpected(self, entry: Entry) -> None:
         detail = "a link, a pipe or a folder"
         if entry.is_directory or not entry.directory:
             self._found(Kind.NOT_A_FILE, entry.name, f"{detail}: remove it by hand")
@@ -140,7 +140,6 @@ class FolderCheck:
     # --- records -----------------------------------------------------------------------------
 
     def _read_records(self, entries: list[Entry]) -> bool:
-        """Decode all records; return whether to go on."""
         misplaced = []
         for entry in entries:
             if entry.directory != manifest_store.DIRECTORY:
@@ -229,18 +228,18 @@ class FolderCheck:
             lost = (record.refs - sound) | record.misplaced
             kept = record.refs - lost
             if lost:
-                cut = self._cut(record, lost)
+                cut = self._truncate(record, lost)
                 kept = frozenset(cut.refs) if cut is not None else kept
             needed |= kept
         return needed
 
-    def _cut(self, record: _Record, lost: frozenset[BlockRef]) -> Manifest | None:
+    def _truncate(self, record: _Record, lost: frozenset[BlockRef]) -> Manifest | None:
         """Report a record's losses and repair it; return what it is now, if that was done."""
         whole = self._read_record(record.name)
         if whole is None:
             return None
         count = usable_tokens(whole, lost)
-        cut = cut_record(whole, lost)
+        cut = truncate_record(whole, lost)
 
         def repair(name: str) -> None:
             if count:
@@ -248,14 +247,14 @@ class FolderCheck:
             else:
                 self._disk.quarantine(name, "none of its blocks is left")
 
-        is_cut = self._found(
+        is_truncated = self._found(
             Kind.SHORT_RECORD,
             record.name,
             f"{len(lost)} of {len(record.refs)} blocks are missing, damaged or not its own: "
             f"{count} of {whole.tokens_count} tokens can be used",
             repair,
         )
-        return cut if is_cut else None
+        return cut if is_truncated else None
 
 
 def _is_ours(entry: Entry) -> bool:

@@ -87,7 +87,6 @@ class FolderReport:
             self.left_out[finding.severity] += 1
 
     def count(self, severity: Severity) -> int:
-        """Count what is left of one severity."""
         listed = sum(f.severity is severity and not f.repaired for f in self.findings)
         return listed + self.left_out[severity]
 
@@ -96,7 +95,6 @@ class FolderReport:
         return not self.count(Severity.PROBLEM)
 
     def to_json(self) -> dict[str, Any]:
-        """Describe the folder for programs."""
         return {
             "node": self.node,
             "folder": self.folder,
@@ -113,7 +111,6 @@ class FolderReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """Describe the folder for people."""
         about = f" of {_printable(self.model)}" if self.model else ""
         yield (
             f"{self.node}/{self.folder}{about}: {_counted(self.records_count, 'record')}, "

@@ -28,11 +28,9 @@ class ControlHttp:
         self._answer = answer
 
     def routes(self) -> list[Route]:
-        """Return the route."""
         return [Route(CONTROL_PATH, self.control, methods=["HEAD", "POST"])]
 
     async def control(self, request: Request) -> Response:
-        """Carry out one call, or none."""
         try:
             authorize(request, self._secret)
             if request.headers.get(NODE_HEADER) != self._name:

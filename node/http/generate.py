@@ -81,7 +81,6 @@ class HttpServer(uvicorn.Server):
     """Lets many connections wait to be accepted, and in a few at a time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)

@@ -52,7 +52,6 @@ class HibernationHttp:
         self._open = FairShare[TenantId](HIBERNATIONS_MAX)
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             Route(HIBERNATE_PATH, self.hibernate, methods=["POST"]),
             Route(RESUME_PATH, self.resume, methods=["POST"]),

@@ -1,4 +1,4 @@
-"""Forks: new agents that begin with another's memory and go ways of their own.
+"""Forks: new agents that begin with another's context and go ways of their own.
 
 Made of the owner's last saved record. Blocks are shared with it on the same node, and fetched as
 for a move on another.
@@ -33,7 +33,7 @@ class Forks:
     health: Health
 
     async def keep(self, call: KeepFork) -> AgentView:
-        """Own a new agent with the record's memory; repeatable until its first turn."""
+        """Own a new agent with the record's KV cache; repeatable until its first turn."""
         offered = await self.copies.decoded(call.manifest)
         key, table = (offered.tenant, call.agent), self.copies.records.table
         known = table.get(key)
@@ -68,5 +68,5 @@ class Forks:
             raise ConflictError(message, code="agent_exists")
         health.refuse_new()
         if not health.reuses:
-            message = f"{health.name} keeps no memory of agents: {health.problem}"
+            message = f"{health.name} keeps no KV cache of agents: {health.problem}"
             raise ConflictError(message, code="no_reuse")

@@ -111,7 +111,7 @@ class Export:
                 message = "the agent's last turn is not on disk yet"
                 raise ConflictError(message, code="nothing_saved")
             # A file that holds less would be no backup.
-            await parts.mending.mend(agent, may_cut=False)
+            await parts.mending.mend(agent, may_truncate=False)
             record = portable(agent.saved, store.spec.window_tokens)
             self._held = record.refs
             missing = store.blocks.hold(record.refs)

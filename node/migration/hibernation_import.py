@@ -71,7 +71,7 @@ class Import:
         self._header: HibernationHeader | None = None
         self._reader: FrameReader | None = None
         self._raw_record = bytearray()
-        self._arrival: RekeyedRecord | None = None
+        self._incoming: RekeyedRecord | None = None
         self._payload = memoryview(b"")  # of the block that is arriving
         self._filled = 0
         self._stored: list[BlockRef] = []  # pinned until a record refers to them
@@ -83,17 +83,17 @@ class Import:
         health = self._parts.health
         health.refuse_new()
         if not health.reuses:
-            message = f"{health.name} keeps no memory of agents: {health.problem}"
+            message = f"{health.name} keeps no KV cache of agents: {health.problem}"
             raise ConflictError(message, code="no_reuse")
         _require_room_for(self._parts.records.table, self._call)
 
     @property
     def missing_bytes(self) -> int | None:
         """Bytes of the blocks that are still to be stored; None until the record has come."""
-        if self._arrival is None:
+        if self._incoming is None:
             return None
         has = self._store.blocks.has
-        missing = (ref for ref, _ in self._arrival.blocks if not has(ref))
+        missing = (ref for ref, _ in self._incoming.blocks if not has(ref))
         return sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
 
     @property
@@ -125,8 +125,8 @@ class Import:
         """Raise RejectedError unless the file came whole."""
         with self._working:
             (self._reader or FrameReader(None)).finish()
-            arrival = self._arrived()
-            require_sound(len(self._stored) == len(arrival.blocks), "it lacks blocks")
+            incoming = self._arrived()
+            require_sound(len(self._stored) == len(incoming.blocks), "it lacks blocks")
 
     def abandon(self) -> None:
         """Forget what was stored of a file that came to nothing."""
@@ -152,7 +152,7 @@ class Import:
             message = f"the file is for another model ({header.model}) than {identity.name} runs"
             raise ConflictError(message, code="fingerprint_mismatch")
         if header.payload_bytes > identity.settings.disk_bytes:
-            message = "the agent's memory is over this node's disk budget"
+            message = "the agent's KV cache is over this node's disk budget"
             raise TooLargeError(message)
         self._header = header
         return reader
@@ -171,12 +171,12 @@ class Import:
             raise
         self._raw_record = bytearray()
         salt, model = self._store.salt(self._call.tenant), self._identity.model
-        self._arrival = rekeyed(record, header, model.spec, salt, model.vocabulary_size)
+        self._incoming = rekeyed(record, header, model.spec, salt, model.vocabulary_size)
 
     def _take_block(self, body: bytes) -> None:
-        arrival = self._arrived()
-        require_sound(len(self._stored) < len(arrival.blocks), "it has too many blocks")
-        ref, span = arrival.blocks[len(self._stored)]
+        incoming = self._arrived()
+        require_sound(len(self._stored) < len(incoming.blocks), "it has too many blocks")
+        ref, span = incoming.blocks[len(self._stored)]
         if not self._filled:
             self._payload = memoryview(bytearray(ref.payload_bytes))
         end = self._filled + len(body)
@@ -185,7 +185,7 @@ class Import:
         self._filled = end
         if end < ref.payload_bytes:
             return
-        blocks, tokens = self._store.blocks, arrival.record.token_ids[span.start : span.end]
+        blocks, tokens = self._store.blocks, incoming.record.token_ids[span.start : span.end]
         is_known = blocks.has(ref)
         try:
             require_finite(self._identity.spec, ref.group, ref.tokens_count, self._payload)
@@ -198,9 +198,9 @@ class Import:
         self._payload, self._filled = memoryview(b""), 0
 
     def _arrived(self) -> RekeyedRecord:
-        require_sound(self._arrival is not None, "its record is not whole")
-        assert self._arrival is not None, "checked right above"
-        return self._arrival
+        require_sound(self._incoming is not None, "its record is not whole")
+        assert self._incoming is not None, "checked right above"
+        return self._incoming
 
     # --- the agent ---------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ def _require_room_for(table: AgentTable, call: Resume) -> Agent | None:
         message = f"an agent is called {call.agent!r} already: replace it, or choose another name"
         raise ConflictError(message, code="agent_exists")
     if record.epoch >= call.epoch:
-        message = f"a later memory of the agent is here: epoch {record.epoch}, not {call.epoch}"
+        message = f"a later state of the agent is here: epoch {record.epoch}, not {call.epoch}"
         raise ConflictError(message, code="stale_epoch")
     if agent.is_busy:
         message = "a turn of the agent of that name is running"

@@ -23,7 +23,7 @@ from node.migration.warm_cache import WarmCache
 from node.runtime.one_loop import of_one_loop, on_its_loop
 
 ABORTED_MAX: Final = 1_024  # remembered; a later commit of one forgotten is caught by its epoch
-LANDING_WAIT_S: Final = 30.0
+HANDOVER_WAIT_S: Final = 30.0
 
 
 class IncomingState(Enum):
@@ -129,9 +129,9 @@ class IncomingMoves:
         move = self.of(name)
         move.waiting_count += 1
         try:
-            await asyncio.wait_for(move.decided.wait(), LANDING_WAIT_S)
+            await asyncio.wait_for(move.decided.wait(), HANDOVER_WAIT_S)
         except TimeoutError:
-            message = f"the agent has not arrived within {LANDING_WAIT_S:g} s"
+            message = f"the agent has not arrived within {HANDOVER_WAIT_S:g} s"
             raise RetryElsewhereError(message) from None
         finally:
             move.waiting_count -= 1

@@ -59,8 +59,8 @@ class KeptCopies:
         await self.end.let_go(migration, record.refs)  # the record holds its blocks now
 
     async def _store(self, record: Manifest, previous: Manifest | None) -> None:
-        spare = record.state is OwnerState.REPLICA
-        await self.budget.make_room(record.tenant, record_bytes(record), spare_only=spare)
+        is_replica = record.state is OwnerState.REPLICA
+        await self.budget.make_room(record.tenant, record_bytes(record), replicas_only=is_replica)
         missing = await self.records.missing(record)
         if missing:
             message = f"{len(missing)} of the agent's blocks are not here"

@@ -18,7 +18,7 @@ from fabric.control.node_calls import (
 )
 from fabric.errors import ConflictError, RetryLaterError
 from fabric.record.manifest import Manifest, OwnerState
-from fabric.record.truncate import cut_record
+from fabric.record.truncate import truncate_record
 from node.agents.agent import Agent, LiveTurn
 from node.agents.owned import OwnedAgents
 from node.engine.moving_streams import MovingStreams
@@ -182,7 +182,7 @@ class MoveSource:
         previous = agent.saved
         lost = await self.records.missing(record)
         if lost:
-            record = cut_record(record, set(lost))
+            record = truncate_record(record, set(lost))
             agent.cache = None  # it holds more than the record says now
         await self.records.publish(record, previous)
         agent.take_record(record)

@@ -22,7 +22,7 @@ from fabric.errors import (
 from fabric.ids import MigrationId, NodeName
 from fabric.kvcache.block import BlockRef
 from fabric.limits import FILE_ALIGN_BYTES
-from fabric.net.urgency import Urgency
+from fabric.net.wire import Urgency
 from fabric.record.manifest import Manifest, OwnerState, decode_manifest
 from fabric.record.restore_plan import essential
 from node.agents.agent import Agent
@@ -70,8 +70,8 @@ class IncomingCopies:
         missing = self.store.missing(record)
         missing_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
         if missing_bytes:
-            spare_only = call.urgency is Urgency.PREFETCH  # then no owned agent may go for it
-            await self.budget.make_room(record.tenant, missing_bytes, spare_only=spare_only)
+            replicas_only = call.urgency is Urgency.PREFETCH  # then no owned agent may go for it
+            await self.budget.make_room(record.tenant, missing_bytes, replicas_only=replicas_only)
         loop, key = asyncio.get_running_loop(), (record.tenant, record.agent)
 
         def arrived(ref: BlockRef) -> None:

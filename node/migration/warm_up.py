@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable
 
 from fabric.ids import MigrationId
-from fabric.limits import ARRIVALS_MAX, BLOCK_TOKENS, ROOM_TOKENS
+from fabric.limits import BLOCK_TOKENS, ROOM_TOKENS, WARM_UPS_MAX
 from fabric.record.manifest import Manifest, OwnerState
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import Reservation
@@ -22,7 +22,7 @@ from node.mlx.resident_cache import ResidentCache
 from node.runtime.health import Health
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.store.stock import stock_of
+from node.store.available_blocks import available_blocks
 from node.tiers.hot_tier import HotTier
 from node.tiers.restore import load_blocks, load_full_blocks
 
@@ -64,7 +64,7 @@ class WarmUp:
             return
         known = self._moves.get(name)
         warm = known.warm if known is not None else None
-        if warm is None or not warm.begins(stock_of(record).full):
+        if warm is None or not warm.begins(available_blocks(record).full):
             self.drop(name)
             warm = WarmCache(Reservation(self._engine.budget))
         move = self._moves.of(name)
@@ -151,30 +151,37 @@ class WarmUp:
 
     async def _read(self, warm: WarmCache, record: Manifest) -> bool:
         """Read what is not in the cache yet; say whether that is worth keeping."""
-        store, stock, cache, cancel = self._store, stock_of(record), warm.cache, warm.cancel
+        store, available, cache, cancel = (
+            self._store,
+            available_blocks(record),
+            warm.cache,
+            warm.cancel,
+        )
         ids, tenant, loaded = record.token_ids, record.tenant, len(warm.refs)
         assert cache is not None, "made where there is room"
         if record.state is OwnerState.SEALED:
             count = record.tokens_count
             point = await self._workers.run(
-                lambda: load_blocks(store, tenant, ids, stock, count, cache, loaded, cancel=cancel)
+                lambda: load_blocks(
+                    store, tenant, ids, available, count, cache, loaded, cancel=cancel
+                )
             )
             if point == count:
                 cache.assume(count)
                 warm.tokens_count = count
             # Less is good than should be, or wanted: then the turn restores, and says so.
             return point == count and not cancel.is_set()
-        stock.full = [ref for ref in stock.full if ref.tokens_count == BLOCK_TOKENS]
+        available.full = [ref for ref in available.full if ref.tokens_count == BLOCK_TOKENS]
         loaded = await self._workers.run(
-            lambda: load_full_blocks(store, tenant, ids, stock, cache, loaded, cancel=cancel)
+            lambda: load_full_blocks(store, tenant, ids, available, cache, loaded, cancel=cancel)
         )
-        warm.refs = stock.full[:loaded]
+        warm.refs = available.full[:loaded]
         return not cancel.is_set()
 
     def _keep(self, move: IncomingMove, warm: WarmCache) -> None:
         move.warm, warm.kept_as = warm, next(self._kept)
         held = [(each.warm.kept_as, each) for each in self._moves if each.warm is not None]
-        for _, oldest in sorted(held, key=lambda pair: pair[0])[:-ARRIVALS_MAX]:
+        for _, oldest in sorted(held, key=lambda pair: pair[0])[:-WARM_UPS_MAX]:
             oldest.warm = None
             self._moves.tidy(oldest)
 

@@ -18,7 +18,7 @@ from mlx_lm.models import base
 from node.mlx.packed_attention import packed_attention
 from node.mlx.token_store import Packed, last_tokens
 
-_stock_attention = base.scaled_dot_product_attention
+_upstream_attention = base.scaled_dot_product_attention
 _NAME = "scaled_dot_product_attention"
 
 
@@ -97,10 +97,10 @@ def attend(
         differences = getattr(_observers, "differences", None)
         if differences is not None:
             unpacked = keys.dense(), values.dense()
-            plain = _stock_attention(queries, *unpacked, None, scale, mask, sinks)
+            plain = _upstream_attention(queries, *unpacked, None, scale, mask, sinks)
             differences.append(_difference(out, plain))
         return out
-    return _stock_attention(queries, keys, values, cache, scale, mask, sinks)
+    return _upstream_attention(queries, keys, values, cache, scale, mask, sinks)
 
 
 def _difference(ours: mx.array, theirs: mx.array) -> mx.array:
@@ -113,7 +113,7 @@ def _attend_one(
 ) -> mx.array:
     if isinstance(keys, Packed):
         return packed_attention(queries, keys, values, scale, None, sinks)
-    return _stock_attention(queries, keys, values, None, scale, None, sinks)
+    return _upstream_attention(queries, keys, values, None, scale, None, sinks)
 
 
 def _seen(keys: Any, values: Any, mask: Any) -> tuple[Any, Any]:
@@ -130,5 +130,5 @@ def install() -> None:
     """Make every loaded model module call `attend`; repeatable."""
     for name, module in list(sys.modules.items()):
         is_model = name.startswith("mlx_lm.models.") and module is not base
-        if is_model and getattr(module, _NAME, None) is _stock_attention:
+        if is_model and getattr(module, _NAME, None) is _upstream_attention:
             setattr(module, _NAME, attend)

@@ -35,7 +35,6 @@ class ChatTokenizer:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
         return frozenset(self.wrapper.eos_token_ids)
 
     @cached_property

@@ -22,7 +22,7 @@ from node.mlx.opaque_cache import OpaqueCache
 from node.mlx.padded_groups import CPU_TOKENS_MAX, WASTE_MAX, padded_groups
 from node.mlx.recurrent_layer import RecurrentLayer
 from node.mlx.resident_cache import ResidentCache, nest
-from node.mlx.sampling import Chooser, make_chooser
+from node.mlx.sampling import Sampler, make_sampler
 
 
 class Batching(StrEnum):
@@ -43,7 +43,7 @@ _BATCH_LAYERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledToken:
     """A token the model produced; `top` holds (token, logprob), the chosen one first."""
 
     token: int
@@ -55,17 +55,17 @@ class DecodeSlot:
     """One decoding sequence: its cache and the token to feed next."""
 
     cache: ResidentCache
-    chooser: Chooser
+    sampler: Sampler
     pending: mx.array  # `[1]`, perhaps not computed yet
     pending_logprobs: mx.array | None = None
-    pending_is_drawn: bool = False  # False: the prompt's last token, known to the host
+    pending_is_sampled: bool = False  # False: the prompt's last token, known to the host
     pending_is_read: bool = False
     unread: list[tuple[mx.array, mx.array | None]] = field(default_factory=list)
 
-    def take_up(self, drawn_count: int) -> None:
-        """Take the prompt's last token for the last of `drawn_count` that were drawn elsewhere."""
-        self.pending_is_drawn = True
-        self.chooser.drawn_count = drawn_count
+    def take_up(self, sampled_count: int) -> None:
+        """Take the prompt's last token for the last of `sampled_count` sampled elsewhere."""
+        self.pending_is_sampled = True
+        self.sampler.sampled_count = sampled_count
 
 
 class Engine:
@@ -127,8 +127,8 @@ class Engine:
         """
         assert cache.tokens_count == len(prompt) - 1, "all but the last token are prefilled"
         self.limits.check_tokens(prompt)
-        chooser = make_chooser(sampling, seed, prompt, self.limits.vocabulary_size)
-        return DecodeSlot(cache, chooser, mx.array(prompt[-1:], mx.uint32))
+        sampler = make_sampler(sampling, seed, prompt, self.limits.vocabulary_size)
+        return DecodeSlot(cache, sampler, mx.array(prompt[-1:], mx.uint32))
 
     def launch(self, slots: list[DecodeSlot]) -> None:
         """Feed every slot's pending token and start computing the next ones."""
@@ -136,20 +136,20 @@ class Engine:
         for cache in caches:
             cache.make_room()
         marks = [cache.mark() for cache in caches]
-        choosers = [slot.chooser.mark() for slot in slots]
+        samplers = [slot.sampler.mark() for slot in slots]
         try:
-            drawn = _draw(slots, self._forward(caches, [slot.pending for slot in slots]))
+            sampled = _sampled_of(slots, self._forward(caches, [slot.pending for slot in slots]))
         except BaseException:
             for cache, mark in zip(caches, marks, strict=True):
                 cache.undo(mark)
-            for slot, chosen in zip(slots, choosers, strict=True):
-                slot.chooser.undo(chosen)
+            for slot, chosen in zip(slots, samplers, strict=True):
+                slot.sampler.undo(chosen)
             raise
-        for slot, (token, logprobs) in zip(slots, drawn, strict=True):
-            if slot.pending_is_drawn and not slot.pending_is_read:
+        for slot, (token, logprobs) in zip(slots, sampled, strict=True):
+            if slot.pending_is_sampled and not slot.pending_is_read:
                 slot.unread.append((slot.pending, slot.pending_logprobs))
             slot.pending, slot.pending_logprobs = token, logprobs
-            slot.pending_is_drawn, slot.pending_is_read = True, False
+            slot.pending_is_sampled, slot.pending_is_read = True, False
             slot.cache.advance(1)
         loose = [slot.cache.loose_ends() for slot in slots]
         mx.async_eval([slot.pending for slot in slots], loose)
@@ -205,48 +205,52 @@ class Engine:
             return recurrent_layer.stack(leaves)
         return _BATCH_LAYERS[self.batching](leaves, offsets)
 
-    def peek(self, slot: DecodeSlot) -> Drawn | None:
-        """Wait for and return the token that was drawn and not fed yet, if there is one."""
-        if not slot.pending_is_drawn:
+    def peek(self, slot: DecodeSlot) -> SampledToken | None:
+        """Wait for and return the token that was sampled and not fed yet, if there is one."""
+        if not slot.pending_is_sampled:
             return None
         chosen = int(slot.pending.item())
-        return Drawn(chosen, _top(slot.pending_logprobs, chosen, slot.chooser.sampling.logprobs))
+        return SampledToken(
+            chosen, _top(slot.pending_logprobs, chosen, slot.sampler.sampling.logprobs)
+        )
 
-    def read_ahead(self, slot: DecodeSlot) -> list[Drawn]:
+    def read_ahead(self, slot: DecodeSlot) -> list[SampledToken]:
         """Wait for and return the token that is to be fed next, unless it was read before."""
-        drawn = None if slot.pending_is_read else self.peek(slot)
-        if drawn is None:
+        sampled = None if slot.pending_is_read else self.peek(slot)
+        if sampled is None:
             return []
         slot.pending_is_read = True
-        return [drawn]
+        return [sampled]
 
-    def read(self, slot: DecodeSlot) -> list[Drawn]:
+    def read(self, slot: DecodeSlot) -> list[SampledToken]:
         """Wait for and return the tokens that were fed since the last read."""
         out = []
         for token, logprobs in slot.unread:
             chosen = int(token.item())
-            top = _top(logprobs, chosen, slot.chooser.sampling.logprobs)
-            out.append(Drawn(chosen, top))
+            top = _top(logprobs, chosen, slot.sampler.sampling.logprobs)
+            out.append(SampledToken(chosen, top))
         slot.unread.clear()
         return out
 
 
-def _draw(slots: list[DecodeSlot], logits: mx.array) -> list[tuple[mx.array, mx.array | None]]:
-    if all(slot.chooser.is_plain_greedy for slot in slots):
+def _sampled_of(
+    slots: list[DecodeSlot], logits: mx.array
+) -> list[tuple[mx.array, mx.array | None]]:
+    if all(slot.sampler.is_plain_greedy for slot in slots):
         tokens = mx.argmax(logits, axis=-1).astype(mx.uint32)
         return [(tokens[i : i + 1], None) for i in range(len(slots))]
-    return [slot.chooser.choose(logits[i : i + 1]) for i, slot in enumerate(slots)]
+    return [slot.sampler.sample(logits[i : i + 1]) for i, slot in enumerate(slots)]
 
 
 def _top(
-    logprobs: mx.array | None, chosen: int, rivals_count: int | None
+    logprobs: mx.array | None, chosen: int, alternatives_count: int | None
 ) -> tuple[tuple[int, float], ...]:
-    if logprobs is None or rivals_count is None:
+    if logprobs is None or alternatives_count is None:
         return ()
     # What is masked out, or was computed from no numbers, is spelled as nearly impossible.
     row = mx.where(mx.isfinite(logprobs[0]), logprobs[0], LOGPROB_MIN)
     best = [(chosen, float(row[chosen].item()))]
-    if rivals_count:
-        order = mx.argsort(-row)[:rivals_count].tolist()
+    if alternatives_count:
+        order = mx.argsort(-row)[:alternatives_count].tolist()
         best += [(int(token), float(row[token].item())) for token in order]
     return tuple(best)

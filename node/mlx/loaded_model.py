@@ -58,7 +58,6 @@ class LoadedModel:
 
     @property
     def spec(self) -> ModelCacheSpec:
-        """What the model keeps per token."""
         return self.engine.spec
 
 

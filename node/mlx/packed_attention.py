@@ -23,9 +23,9 @@ def packed_attention(
     kv_heads = keys.codes.shape[1]
     repeats = heads // kv_heads
     queries = (queries * scale).reshape(batch, kv_heads, repeats * count, width)
-    spare = keys.scales.shape[-1] * keys.group_size - width
-    if spare:
-        queries = mx.pad(queries, [(0, 0), (0, 0), (0, 0), (0, spare)])
+    padding = keys.scales.shape[-1] * keys.group_size - width
+    if padding:
+        queries = mx.pad(queries, [(0, 0), (0, 0), (0, 0), (0, padding)])
     scores = mx.quantized_matmul(
         queries, *keys[:3], transpose=True, group_size=keys.group_size, bits=keys.bits
     )

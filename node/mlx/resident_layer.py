@@ -127,7 +127,6 @@ class ResidentLayer:
     def values(self, _: mx.array) -> None: ...
 
     def size(self) -> int:
-        """Tokens held."""
         return self.offset - self.base
 
     def empty(self) -> bool:

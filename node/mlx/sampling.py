@@ -19,14 +19,14 @@ _PENALTY_CONTEXT_TOKENS = 1_024
 
 
 @dataclass(slots=True)
-class Chooser:
+class Sampler:
     """One sequence's way of choosing tokens."""
 
     sampling: Sampling
     seed: int
     processors: list[Any]
     history: mx.array | None  # only kept where a penalty reads it
-    drawn_count: int = 0
+    sampled_count: int = 0
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -35,25 +35,25 @@ class Chooser:
         return s.temperature == 0 and not self.processors and s.logprobs is None
 
     def mark(self) -> tuple[int, mx.array | None]:
-        """Note what has been drawn so far."""
-        return self.drawn_count, self.history
+        """Note what has been sampled so far."""
+        return self.sampled_count, self.history
 
     def undo(self, mark: tuple[int, mx.array | None]) -> None:
-        """Forget what was drawn since: the step failed."""
-        self.drawn_count, self.history = mark
+        """Forget what was sampled since: the step failed."""
+        self.sampled_count, self.history = mark
 
-    def choose(self, logits: mx.array) -> tuple[mx.array, mx.array | None]:
+    def sample(self, logits: mx.array) -> tuple[mx.array, mx.array | None]:
         """Pick from `[1, vocab]`; return the token `[1]` and log probabilities if wanted."""
         for processor in self.processors:
             logits = processor(self.history, logits)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        token = self._draw(logprobs)
-        self.drawn_count += 1
+        token = self._sample(logprobs)
+        self.sampled_count += 1
         if self.history is not None:
             self.history = mx.concatenate([self.history, token])[-_HISTORY_TOKENS_MAX:]
         return token, (logprobs if self.sampling.logprobs is not None else None)
 
-    def _draw(self, logprobs: mx.array) -> mx.array:
+    def _sample(self, logprobs: mx.array) -> mx.array:
         s = self.sampling
         if s.temperature == 0:
             return mx.argmax(logprobs, axis=-1).astype(mx.uint32)
@@ -63,7 +63,7 @@ class Chooser:
             logprobs = apply_min_p(logprobs, s.min_p)
         if 0 < s.top_k < logprobs.shape[-1]:
             logprobs = apply_top_k(logprobs, s.top_k)
-        key = mx.random.key(_fold(self.seed, self.drawn_count))
+        key = mx.random.key(_fold(self.seed, self.sampled_count))
         return mx.random.categorical(logprobs / s.temperature, key=key).astype(mx.uint32)
 
 
@@ -71,7 +71,7 @@ def _fold(seed: int, index: int) -> int:
     return xxh3_64(f"{seed}:{index}".encode()).intdigest()
 
 
-def make_chooser(sampling: Sampling, seed: int, prompt: list[int], vocabulary_size: int) -> Chooser:
+def make_sampler(sampling: Sampling, seed: int, prompt: list[int], vocabulary_size: int) -> Sampler:
     """Set up one sequence's sampling; penalties see the prompt's last tokens too.
 
     Raise RejectedError for tokens without a logit: MLX would write to whatever lies there.
@@ -94,4 +94,4 @@ def make_chooser(sampling: Sampling, seed: int, prompt: list[int], vocabulary_si
         _PENALTY_CONTEXT_TOKENS,
     )
     history = mx.array(seen, mx.uint32) if processors else None
-    return Chooser(sampling, seed, processors, history)
+    return Sampler(sampling, seed, processors, history)

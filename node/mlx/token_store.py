@@ -81,21 +81,20 @@ class TokenStore:
 
     def keep(self, start: int, end: int, capacity_tokens: int) -> None:
         """Keep tokens `start:end` as the first ones, with room for `capacity_tokens`."""
-        spare = self._zeros(round_up(capacity_tokens) - (end - start))
-        pairs = zip(self.arrays, spare, strict=True)
+        padding = self._zeros(round_up(capacity_tokens) - (end - start))
+        pairs = zip(self.arrays, padding, strict=True)
         self.arrays = tuple(
             mx.concatenate([array[:, :, start:end], zeros], axis=2) for array, zeros in pairs
         )
 
     def write(self, vectors: mx.array, start: int) -> None:
-        """Store `[1, heads, n, width]` as the tokens from `start` on."""
         slot, end = self.slot, start + vectors.shape[2]
         if slot.bits == NATIVE:
             self.arrays[0][..., start:end, :] = vectors
             return
-        spare = slot.stored_width - slot.width
-        if spare:
-            vectors = mx.pad(vectors, [(0, 0), (0, 0), (0, 0), (0, spare)])
+        padding = slot.stored_width - slot.width
+        if padding:
+            vectors = mx.pad(vectors, [(0, 0), (0, 0), (0, 0), (0, padding)])
         parts = mx.quantize(vectors, group_size=slot.group_size, bits=slot.bits)
         for array, part in zip(self.arrays, parts, strict=True):
             array[..., start:end, :] = part

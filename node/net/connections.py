@@ -1,6 +1,6 @@
 """Proven connections to peers: kept for a while, because a handshake costs as much as a megabyte.
 
-Also counts what befell the connections of this node's fetches.
+Also counts what happens to the connections of this node's fetches.
 """
 
 import time
@@ -49,7 +49,6 @@ class Connections:
         self._closed = False
 
     def take(self, peer: Peer, address: Address) -> Connection | None:
-        """Return an idle connection that still stands."""
         line = _line(peer, address)
         while True:
             with self._lock:
@@ -92,9 +91,9 @@ class Connections:
 
     def _stale(self) -> list[Connection]:
         oldest_s = time.monotonic() - TRANSFER_IDLE_S
-        spare = 0 if self._closed else TRANSFER_IDLE_MAX
+        idle_max = 0 if self._closed else TRANSFER_IDLE_MAX
         fresh = [item for item in self._idle if item[1].idle_since_s >= oldest_s]
-        kept = fresh[max(0, len(fresh) - spare) :]
+        kept = fresh[max(0, len(fresh) - idle_max) :]
         stale = [item[1] for item in self._idle if item not in kept]
         self._idle = kept
         return stale

@@ -27,7 +27,6 @@ class FrameSeal:
         self.encrypts = encrypts
 
     def frame(self, frame: bytes) -> bytes:
-        """Return a frame as it travels."""
         if not self.encrypts:
             return frame + self._gcm.encrypt(self._next(), b"", frame)
         head = frame[:HEAD_BYTES]

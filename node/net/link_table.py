@@ -66,7 +66,7 @@ class LinkTable:
 
     # --- the prober --------------------------------------------------------------------------
 
-    def meet(self, peers: Sequence[PeerNode]) -> None:
+    def set_peers(self, peers: Sequence[PeerNode]) -> None:
         """Know exactly these peers; what is new or came back differently is tried at once."""
         with self._lock:
             before, self._peers = self._peers, {p.name: p for p in peers}
@@ -155,7 +155,7 @@ class LinkTable:
             if device is not None:
                 link.device = device
 
-    # --- the beat ----------------------------------------------------------------------------
+    # --- the heartbeat -----------------------------------------------------------------------
 
     def views(self) -> tuple[LinkView, ...]:
         """Describe the links to every peer met, sorted by peer; bounded."""

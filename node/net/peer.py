@@ -54,7 +54,7 @@ class Peer:
     encrypt_links: str = AUTO
 
     def dial(self, address: Address) -> Channel:
-        """Connect; nothing may be asked before `greet`."""
+        """Connect; nothing may be asked before `authenticate`."""
         sock = connect(address.host, address.port, self.patience.connect_s, address.kind)
         try:
             return Channel(sock, time.monotonic, self.patience.slice_s)
@@ -62,7 +62,7 @@ class Peer:
             sock.close()
             raise
 
-    def greet(self, channel: Channel) -> None:
+    def authenticate(self, channel: Channel) -> None:
         """Make both ends prove that they hold the cluster's key."""
         channel.hurry(self.patience.handshake_s)
         key = self.cluster_key

@@ -78,7 +78,7 @@ class Caller:
         problem, moved_bytes, seconds, is_refused = None, 0, 0.0, False
         try:
             with _cut_after(channel, HANDSHAKE_TIMEOUT_S):
-                self._peer(peer).greet(channel)
+                self._peer(peer).authenticate(channel)
                 rtt_s = _round_trip_s(channel)
             if probe_bytes:
                 with _cut_after(channel, PROBE_S):

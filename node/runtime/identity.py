@@ -49,7 +49,6 @@ class NodeIdentity:
 
     @property
     def settings(self) -> NodeSettings:
-        """Budgets and policies."""
         return self.config.settings
 
     @property
@@ -58,7 +57,6 @@ class NodeIdentity:
 
     @property
     def spec(self) -> ModelCacheSpec:
-        """What the model keeps per token."""
         return self.model.spec
 
     @property

@@ -35,13 +35,11 @@ class LiveTurns:
 
     @on_its_loop
     def add(self, turn: RunningTurn) -> None:
-        """Count a turn that begins."""
         self._turns.add(turn)
         self.begun_count += 1
 
     @on_its_loop
     def discard(self, turn: RunningTurn) -> None:
-        """Note that a turn is over."""
         self._turns.discard(turn)
 
     async def quiesce(self, limit_s: float | None = None) -> int:

@@ -17,10 +17,10 @@ from fabric.kvcache.hashing import tenant_salt
 from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import Manifest
 from fabric.record.restore_plan import restore_point
+from node.store.available_blocks import AvailableBlocks
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
 from node.store.posix_disk import DiskError
-from node.store.stock import Stock
 
 _log = logging.getLogger(__name__)
 
@@ -127,29 +127,29 @@ class AgentStore:
 
     # --- read --------------------------------------------------------------------------------
 
-    def shared_stock(self, tenant: TenantId, ids: Sequence[int]) -> Stock:
+    def shared_blocks(self, tenant: TenantId, ids: Sequence[int]) -> AvailableBlocks:
         """List stored full blocks of any conversation of `tenant` that begin `ids`."""
-        stock, salt, groups = Stock(), self.salt(tenant), self.spec.groups
+        available, salt, groups = AvailableBlocks(), self.salt(tenant), self.spec.groups
         for span in self.spans(tenant, ids):
             ref = self.blocks.find(span.block_hash) if span.is_full else None
             if ref is None:
                 break
-            stock.full.append(ref)
+            available.full.append(ref)
             if CacheGroup.WINDOW in groups:
                 found = self.blocks.find(span.in_group(salt, CacheGroup.WINDOW).block_hash)
                 if found is not None:
-                    stock.windows[span.start] = found
+                    available.windows[span.start] = found
             if CacheGroup.STATE in groups:
                 found = self.blocks.find(span.in_group(salt, CacheGroup.STATE).block_hash)
                 if found is not None:
-                    stock.states[span.end] = found
-        return stock
+                    available.states[span.end] = found
+        return available
 
-    def restore_point(self, stock: Stock, ids: Sequence[int], limit: int) -> int:
+    def restore_point(self, available: AvailableBlocks, ids: Sequence[int], limit: int) -> int:
         """Return how many of the first `limit` of `ids` these blocks bring back."""
         return restore_point(
             limit,
-            stock.stored(len(ids)),
+            available.stored(len(ids)),
             window_tokens=self.spec.window_tokens,
             has_states=CacheGroup.STATE in self.spec.groups,
         )

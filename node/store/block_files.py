@@ -70,7 +70,6 @@ class BlockFiles:
         return self._sizes[ref.group][ref.tokens_count]
 
     def bytes_of(self, group: CacheGroup, tokens_count: int) -> int:
-        """Bytes that the file of a block of so many tokens would have."""
         return self._sizes[group][tokens_count]
 
     def make_ref(

@@ -65,7 +65,6 @@ class LentBlock:
 
     @property
     def length(self) -> int:
-        """Bytes of the payload."""
         return self.payload.length
 
     def read_into(self, view: memoryview, offset: int) -> None:
@@ -104,7 +103,6 @@ class BlockStore:
     # --- what is stored, and what must stay ---------------------------------------------------
 
     def find(self, block_hash: BlockHash) -> BlockRef | None:
-        """Return a stored block of this hash, whatever its bits."""
         return self._index.find(block_hash)
 
     def has(self, ref: BlockRef) -> bool:
@@ -116,11 +114,9 @@ class BlockStore:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all block files, headers included."""
         return self._index.total_bytes
 
     def file_bytes(self, group: CacheGroup, tokens_count: int) -> int:
-        """Return the bytes of a block's file, header included."""
         return self._files.bytes_of(group, tokens_count)
 
     def sizes(self) -> dict[Hashable, int]:

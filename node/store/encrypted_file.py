@@ -98,12 +98,6 @@ def sealed_parts(key: bytes, parts: Iterable[Part]) -> Iterator[memoryview]:
             filled = 0
 
 
-def sealed_bytes(plain_bytes: int) -> int:
-    """Return the length of the encrypted file that holds so many bytes."""
-    count = max(1, -(-plain_bytes // CHUNK_BYTES))
-    return HEAD_BYTES + plain_bytes + count * TAG_BYTES
-
-
 def _chunks(parts: Iterable[Part]) -> Iterator[tuple[memoryview, bool]]:
     """Cut `parts`, one behind the other, into chunks; say which is the last, which may be empty.
 

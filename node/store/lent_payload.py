@@ -13,17 +13,13 @@ class Payload(Protocol):
     """A block's bytes; whoever asked for them closes it."""
 
     @property
-    def length(self) -> int:
-        """Bytes of the payload."""
-        ...
+    def length(self) -> int: ...
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill `view`; raise CorruptDataError where there are fewer bytes, or damaged ones."""
         ...
 
-    def close(self) -> None:
-        """Give it back."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,6 @@ class ModelFolders:
         return sorted(found, key=lambda folder: (folder.used_s, folder.name))
 
     def remove(self, folder: ModelFolder) -> bool:
-        """Remove a folder nobody serves; say whether it is gone."""
         path = self._data_dir / folder.name
         try:
             disk = PosixDisk(path, "none")

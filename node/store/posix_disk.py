@@ -248,15 +248,15 @@ class PosixDisk:
         _log.error("quarantined %s: %s", name, reason)
         with _disk_errors(f"quarantine {name}"):
             at = self._directory(directory)
-            pen = self._directory(QUARANTINE, create=True)
+            quarantine = self._directory(QUARANTINE, create=True)
             try:
-                os.rename(leaf, f"{leaf}.{slug}", src_dir_fd=at, dst_dir_fd=pen)
+                os.rename(leaf, f"{leaf}.{slug}", src_dir_fd=at, dst_dir_fd=quarantine)
             except FileNotFoundError:
                 return  # another thread met the same damage first
             flush(at, self._durability)
-            flush(pen, self._durability)
+            flush(quarantine, self._durability)
             with contextlib.suppress(FileNotFoundError):  # another thread trims as well
-                trim(pen, QUARANTINE_FILES_MAX)
+                trim(quarantine, QUARANTINE_FILES_MAX)
 
     def free_bytes(self) -> int:
         with _disk_errors("ask for free space"):

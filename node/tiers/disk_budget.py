@@ -17,8 +17,8 @@ from dataclasses import replace
 
 from fabric.errors import FabricError
 from fabric.ids import SELF_TEST_TENANT, TenantId
-from fabric.limits import AGENTS_PER_NODE_MAX, SPARE_SHARE, THIN_ROUNDS_MAX
-from fabric.retention.policy import Choice, choose, standing
+from fabric.limits import AGENTS_PER_NODE_MAX, FREE_SHARE, TRIM_ROUNDS_MAX
+from fabric.retention.policy import Choice, choose, tier_state
 from fabric.settings import NodeSettings
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
@@ -117,18 +117,18 @@ class DiskBudget:
         return Room(self, tenant)
 
     async def make_room(
-        self, tenant: TenantId, size_bytes: int, *, spare_only: bool = False
+        self, tenant: TenantId, size_bytes: int, *, replicas_only: bool = False
     ) -> None:
         """Have `size_bytes` free for `tenant`; raise NoRoomError if nobody may go for it.
 
-        `spare_only`: nothing but replicas may.
+        `replicas_only`: nothing but replicas may.
         """
         if tenant == SELF_TEST_TENANT or self._take(tenant, size_bytes):
             return
         async with self._turn:
             if self._take(tenant, size_bytes):
                 return
-            await self._fit((tenant, size_bytes), spare_only=spare_only)
+            await self._fit((tenant, size_bytes), replicas_only=replicas_only)
             if not self._take(tenant, size_bytes):
                 message = f"no room for {size_bytes} bytes: the disk budget is full of what is used"
                 raise NoRoomError(message)
@@ -157,15 +157,15 @@ class DiskBudget:
     # --- bytes -------------------------------------------------------------------------------
 
     async def _fit(
-        self, wish: tuple[TenantId, int] | None = None, *, spare_only: bool = False
+        self, wish: tuple[TenantId, int] | None = None, *, replicas_only: bool = False
     ) -> None:
         """Let go of folders, of old states, and of agents until everything fits."""
         # Saves that were refused leave blocks that nobody needs, and no record sweeps them.
         with suppress(DiskError):
             await self._workers.run(self._store.blocks.sweep)
         tier = await self._survey(wish)
-        if spare_only:
-            chosen = await self._chosen(tier.spare_only())
+        if replicas_only:
+            chosen = await self._chosen(tier.replicas_only())
             self.evicted_count += await self._eviction.evict(chosen)
             self._keep(await self._survey(wish), wish)
             return
@@ -176,8 +176,8 @@ class DiskBudget:
             tier = await self._survey(wish)
         chosen = await self._chosen(tier)
         if chosen and len(self._store.spec.groups) > 1:
-            for _ in range(THIN_ROUNDS_MAX):
-                if not await self._thin(chosen):
+            for _ in range(TRIM_ROUNDS_MAX):
+                if not await self._trim(chosen):
                     break
                 chosen = await self._chosen(await self._survey(wish))
         if chosen:
@@ -200,27 +200,29 @@ class DiskBudget:
                 tier.capacity_bytes,
                 self._rules,
                 incoming=tier.incoming,
-                spare_share=SPARE_SHARE,
+                free_share=FREE_SHARE,
             )
         )
         found = (self._table.get(gone.key) for gone in choice.dropped)
         return [agent for agent in found if agent is not None]
 
-    async def _thin(self, chosen: list[Agent]) -> int:
+    async def _trim(self, chosen: list[Agent]) -> int:
         """Make those smaller that would go for lack of room."""
         use, count = self._table.use, 0
         for agent in chosen:
             if use.idle_s(agent.manifest) > self._rules.ttl_s:
                 continue
             try:
-                count += await self._eviction.thin(agent)
+                count += await self._eviction.trim(agent)
             except (FabricError, OSError) as error:  # a full drive, too: then it is evicted
                 _log.warning("an agent cannot be made smaller: %s", error)
         return count
 
     def _keep(self, tier: DiskTier, wish: tuple[TenantId, int] | None) -> None:
         """Remember what is free; the wish was counted and is not granted yet."""
-        stands = standing(tier.candidates, tier.capacity_bytes, self._rules, incoming=tier.incoming)
+        stands = tier_state(
+            tier.candidates, tier.capacity_bytes, self._rules, incoming=tier.incoming
+        )
         counted = Counter(tier.incoming)
         if wish is not None:
             counted[wish[0]] -= wish[1]

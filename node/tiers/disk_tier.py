@@ -28,9 +28,9 @@ class DiskTier:
     capacity_bytes: int
     incoming: Mapping[TenantId, int]
 
-    def spare_only(self) -> "DiskTier":
+    def replicas_only(self) -> "DiskTier":
         """Return it as it looks to who may make room at the cost of replicas alone."""
-        kept = [c if c.is_spare else replace(c, is_active=True) for c in self.candidates]
+        kept = [c if c.is_replica else replace(c, is_active=True) for c in self.candidates]
         return replace(self, candidates=kept)
 
     def is_crowded(self, ttl_s: float) -> bool:
@@ -83,16 +83,16 @@ class DiskSurvey:
         speed = self.engine.prefill_speed.per_s or PREFILL_TOKENS_PER_S
         read_s = self.store.spec.bytes_per_token / DISK_BYTES_PER_S
         saves_s = record.tokens_count * (1 / speed - read_s)
-        is_spare = self.table.is_copy(agent)  # its owner serves it
+        is_replica = self.table.is_copy(agent)  # its owner serves it
         return Candidate(
             agent.key,
             {},
             use.idle_s(record),
-            use.odds(record),
+            use.reuse_probability(record),
             max(0.0, saves_s),
             is_active=active,
-            is_pinned=record.pinned and not is_spare,
-            is_spare=is_spare,
+            is_pinned=record.pinned and not is_replica,
+            is_replica=is_replica,
         )
 
 

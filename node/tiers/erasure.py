@@ -85,7 +85,7 @@ class Erasing:
         task = self._operations.get(name)
         if task is None:
             # Before anything is waited for: a turn that comes meanwhile would take the agent above
-            # its erasure, which then spares it.
+            # its erasure, which then leaves it.
             self._erased.announce([self._tombstone(call)])
             task = self._operations[name] = asyncio.create_task(self._erase(call))
             while len(self._operations) > OPERATIONS_MAX:

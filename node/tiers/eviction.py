@@ -91,12 +91,12 @@ class Eviction:
             return gone
         return agents
 
-    async def thin(self, agent: Agent) -> bool:
+    async def trim(self, agent: Agent) -> bool:
         """Drop an idle agent's old windows and states; say whether that was possible."""
         record = agent.saved
         if record is None or not agent.is_durable or agent.is_busy:
             return False
-        smaller = thinned(agent.manifest, self.store.spec.window_tokens)
+        smaller = trimmed(agent.manifest, self.store.spec.window_tokens)
         if smaller is None or self.store.missing(smaller):
             return False
         async with agent.turn_lock:
@@ -106,8 +106,8 @@ class Eviction:
         return True
 
 
-def thinned(record: Manifest, window_tokens: int) -> Manifest | None:
+def trimmed(record: Manifest, window_tokens: int) -> Manifest | None:
     """Return the record without what only earlier points of it need; None if that is all."""
     least = essential(record, window_tokens)
-    is_thin = (least.windows, least.states) == (record.windows, record.states)
-    return None if is_thin else replace(least, revision=record.revision + 1)
+    is_trimmed = (least.windows, least.states) == (record.windows, record.states)
+    return None if is_trimmed else replace(least, revision=record.revision + 1)

@@ -20,7 +20,7 @@ from node.mlx.resident_cache import ResidentCache
 from node.runtime.health import Health
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.store.stock import stock_of
+from node.store.available_blocks import available_blocks
 from node.tiers.hot_tier import HotTier
 from node.tiers.restore import load_blocks
 
@@ -140,9 +140,11 @@ class Prefetches:
         engine, room_tokens = self._engine, count + ROOM_TOKENS
         cache = await engine.between_steps(lambda: engine.engine.new_cache(room_tokens))
         cache.keeps_slid = self._health.reuses
-        stock = stock_of(record)
+        available = available_blocks(record)
         loaded = await self._workers.run(
-            lambda: load_blocks(self._store, record.tenant, ids, stock, count, cache, cancel=cancel)
+            lambda: load_blocks(
+                self._store, record.tenant, ids, available, count, cache, cancel=cancel
+            )
         )
         if loaded != count:
             return None

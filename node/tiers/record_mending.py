@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from fabric.errors import RetryLaterError
 from fabric.record.manifest import OwnerState
-from fabric.record.truncate import cut_record
+from fabric.record.truncate import truncate_record
 from node.agents.agent import Agent
 from node.tiers.agent_records import AgentRecords
 from node.tiers.record_writer import RecordWriters
@@ -48,7 +48,7 @@ class RecordMending:
         finally:
             agent.turn_lock.release()
 
-    async def mend(self, agent: Agent, *, may_cut: bool = True) -> bool:
+    async def mend(self, agent: Agent, *, may_truncate: bool = True) -> bool:
         """Make the record whole, under the agent's turn lock; say if it is. Raises DiskError."""
         saved, cache, record = agent.saved, agent.cache, agent.manifest
         if saved is None or not agent.is_durable:
@@ -61,8 +61,8 @@ class RecordMending:
             writer = self.writers.of_idle(agent, cache)
             made = await writer.publish(later, record.tokens_count)
             agent.note_saved(made, writer.spans)
-        elif may_cut:
-            made = cut_record(later, set(lost))
+        elif may_truncate:
+            made = truncate_record(later, set(lost))
             await self.records.publish(made, saved)
             agent.cache, agent.stored_tokens = None, 0
             agent.take_record(made)

@@ -22,7 +22,7 @@ from node.engine.engine_thread import EngineThread
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.store.stock import Stock, stock_of
+from node.store.available_blocks import AvailableBlocks, available_blocks
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.disk_tier import record_bytes
 
@@ -36,22 +36,29 @@ class RecordWriters:
     engine: EngineThread
     budget: DiskBudget
 
-    def of(self, agent: Agent, cache: ResidentCache, stock: Stock, cached: int) -> "RecordWriter":
-        """Begin to save a cache, of which `stock` holds the bytes of the first `cached` tokens."""
-        return RecordWriter(self, agent, cache, stock, cached)
+    def of(
+        self, agent: Agent, cache: ResidentCache, available: AvailableBlocks, cached: int
+    ) -> "RecordWriter":
+        """Begin to save a cache; `available` holds the bytes of its first `cached` tokens."""
+        return RecordWriter(self, agent, cache, available, cached)
 
     def of_idle(self, agent: Agent, cache: ResidentCache) -> "RecordWriter":
         """Begin to save an idle agent's own cache."""
         return self.of(
-            agent, cache, stock_of(agent.saved, agent.stored_tokens), agent.stored_tokens
+            agent, cache, available_blocks(agent.saved, agent.stored_tokens), agent.stored_tokens
         )
 
 
 class RecordWriter:
-    """Saves one agent's cache; `stock` holds the bytes of its first `cached` tokens."""
+    """Saves one agent's cache; `available` holds the bytes of its first `cached` tokens."""
 
     def __init__(
-        self, parts: RecordWriters, agent: Agent, cache: ResidentCache, stock: Stock, cached: int
+        self,
+        parts: RecordWriters,
+        agent: Agent,
+        cache: ResidentCache,
+        available: AvailableBlocks,
+        cached: int,
     ) -> None:
         self._store = parts.store
         self._workers = parts.workers
@@ -59,8 +66,8 @@ class RecordWriter:
         self._agent = agent
         self._cache = cache
         self._cached = cached
-        self._restored = {ref.block_hash: ref for ref in stock.refs()}
-        self._kept_states = {end: ref for end, ref in stock.states.items() if end <= cached}
+        self._restored = {ref.block_hash: ref for ref in available.refs()}
+        self._kept_states = {end: ref for end, ref in available.states.items() if end <= cached}
         self._states: dict[int, BlockRef] = {}
         self._saved: dict[bytes, BlockRef] = {}
         self._held: list[BlockRef] = []

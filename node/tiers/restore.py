@@ -13,9 +13,9 @@ from fabric.limits import BLOCK_TOKENS
 from fabric.record.restore_plan import window_blocks
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
+from node.store.available_blocks import AvailableBlocks
 from node.store.block_store import BlockMissingError
 from node.store.staging import Place
-from node.store.stock import Stock
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def load_blocks(
     store: AgentStore,
     tenant: TenantId,
     ids: Sequence[int],
-    stock: Stock,
+    available: AvailableBlocks,
     limit: int,
     cache: ResidentCache,
     loaded_count: int = 0,
@@ -34,35 +34,35 @@ def load_blocks(
     """Read blocks straight into an unused `cache`; return how many leading tokens are good.
 
     `ids` are the tokens that the blocks claim to hold. A block that is missing or fails
-    any check is taken out of `stock`, and less is restored. The first `loaded_count` full
+    any check is taken out of `available`, and less is restored. The first `loaded_count` full
     blocks are in the cache already. Where `cancel` is set, nothing more is read.
     """
-    return _Loading(store, tenant, ids, stock, cache, loaded_count, cancel).run(limit)
+    return _Loading(store, tenant, ids, available, cache, loaded_count, cancel).run(limit)
 
 
 def load_full_blocks(
     store: AgentStore,
     tenant: TenantId,
     ids: Sequence[int],
-    stock: Stock,
+    available: AvailableBlocks,
     cache: ResidentCache,
     loaded_count: int = 0,
     *,
     cancel: threading.Event | None = None,
 ) -> int:
-    """Read the full blocks of `stock` alone, which nothing can run on yet; count the good."""
-    return _Loading(store, tenant, ids, stock, cache, loaded_count, cancel).run_full()
+    """Read the full blocks of `available` alone, which nothing can run on yet; count the good."""
+    return _Loading(store, tenant, ids, available, cache, loaded_count, cancel).run_full()
 
 
 class _Loading:
-    """One restore: the largest point that the stock allows, and a smaller one after a failure."""
+    """One restore: to the largest point that the blocks allow, or a smaller one after a failure."""
 
     def __init__(
         self,
         store: AgentStore,
         tenant: TenantId,
         ids: Sequence[int],
-        stock: Stock,
+        available: AvailableBlocks,
         cache: ResidentCache,
         loaded_count: int,
         cancel: threading.Event | None = None,
@@ -71,7 +71,7 @@ class _Loading:
         self._cancel = cancel
         self._tenant = tenant
         self._ids = ids
-        self._stock = stock
+        self._available = available
         self._cache = cache
         self._salt = store.salt(tenant)
         self._spans = store.spans(tenant, ids)
@@ -79,7 +79,7 @@ class _Loading:
         self._is_suspect = False  # one was damaged
 
     def run(self, limit: int) -> int:
-        while limit and (point := self._store.restore_point(self._stock, self._ids, limit)):
+        while limit and (point := self._store.restore_point(self._available, self._ids, limit)):
             if self._load_full(point) and self._load_windows(point) and self._load_state(point):
                 return point
         # As new: what failed may have placed windows and states for a later token.
@@ -88,7 +88,7 @@ class _Loading:
         return 0
 
     def run_full(self) -> int:
-        self._load_full(len(self._stock.full) * BLOCK_TOKENS)
+        self._load_full(len(self._available.full) * BLOCK_TOKENS)
         return self._full_count
 
     def _load_full(self, point: int) -> bool:
@@ -96,32 +96,32 @@ class _Loading:
         for index in range(self._full_count, -(-point // BLOCK_TOKENS)):
             span = self._spans[index]
             views = [row[:, span.start : span.end] for row in rows]
-            if not self._read(self._stock.full[index], span, views):
-                del self._stock.full[index:]
+            if not self._read(self._available.full[index], span, views):
+                del self._available.full[index:]
                 return False
             self._full_count = index + 1
         return True
 
     def _load_windows(self, point: int) -> bool:
-        if not self._stock.windows:
+        if not self._available.windows:
             return True
         self._cache.place_windows(point)
         for start in window_blocks(point, self._cache.spec.window_tokens):
-            whole, ref = self._spans[start // BLOCK_TOKENS], self._stock.windows[start]
+            whole, ref = self._spans[start // BLOCK_TOKENS], self._available.windows[start]
             span = whole.in_group(self._salt, CacheGroup.WINDOW)
             views = self._cache.places(span.start, span.end, CacheGroup.WINDOW)
             if not self._read(ref, span, views):
-                del self._stock.windows[start]
+                del self._available.windows[start]
                 return False
         return True
 
     def _load_state(self, point: int) -> bool:
-        ref = self._stock.states.get(point)
+        ref = self._available.states.get(point)
         if ref is None:
             return True
         span = self._store.state_span(self._tenant, self._ids, self._spans, point)
         if not self._read(ref, span, self._cache.state_views()):
-            del self._stock.states[point]
+            del self._available.states[point]
             return False
         return True
 
@@ -140,6 +140,6 @@ class _Loading:
                 # What damaged one may have damaged more. Found now, all of it is computed and
                 # saved again by this turn; found later, each would cost a turn of its own.
                 self._is_suspect = True
-                self._store.blocks.verify(self._stock.refs())
+                self._store.blocks.verify(self._available.refs())
             return False
         return True

@@ -16,7 +16,7 @@ from fabric.ids import Fingerprint, NodeName
 from fabric.kvcache.block import BlockRef
 from fabric.limits import MIB, TRANSFER_STREAMS
 from fabric.net.links import Address
-from fabric.net.urgency import Urgency
+from fabric.net.wire import Urgency
 from fabric.settings import AUTO
 from node.net.connections import Connections
 from node.net.link_reservations import LinkBook, NominalLinks
@@ -24,7 +24,7 @@ from node.net.peer import Patience, Peer
 from node.transfer.fetch import Fetch, Order
 from node.transfer.fetch_links import FetchLinks
 from node.transfer.fetch_stream import FetchStream
-from node.transfer.work_queue import Allocate, Done, FetchWork, landings_of
+from node.transfer.work_queue import Allocate, Done, FetchWork, pending_blocks
 
 STREAM_BYTES_MIN = 8 * MIB  # less has come before a second stream of a link takes its part
 STRIPE_BYTES_MIN = 4 * MIB  # less is not worth a second link
@@ -79,35 +79,35 @@ def fetch_blocks(  # noqa: PLR0913
     nominal speeds decide; without `connections` none outlives the fetch.
     """
     began_s = time.monotonic()
-    landings = landings_of(refs)
-    total_bytes = sum(landing.ref.payload_bytes for landing in landings)
+    blocks = pending_blocks(refs)
+    total_bytes = sum(block.ref.payload_bytes for block in blocks)
     most = max(1, streams)
     streams = min(most, ceil(total_bytes / STREAM_BYTES_MIN))
-    if not landings:
+    if not blocks:
         return TransferReport(0, 0, time.monotonic() - began_s, streams, 0, 0)
     used = FetchLinks(source, addresses, links or NominalLinks(), patience, began_s)
     peer = Peer(name, source, cluster_key, fingerprint, patience, encrypt_links)
     order = Order(peer, ticket, urgency, allocate, done)
     kept = connections or Connections()
-    fetch = Fetch(order, used, FetchWork(landings), kept)
+    fetch = Fetch(order, used, FetchWork(blocks), kept)
     chosen = used.spread(streams, most, striped=total_bytes >= STRIPE_BYTES_MIN)
     everything = list(used.links)
     try:
         fetch.run([FetchStream(fetch, link) for link in chosen], cancel)
         kept.count("failed_over", any(link.failed_count for link in everything))
     finally:
-        kept.count("blocks", len(landings) - fetch.work.open_blocks)
+        kept.count("blocks", len(blocks) - fetch.work.open_blocks)
         kept.count("bytes", sum(link.moved_bytes for link in everything))
-        kept.count("resumed", sum(landing.was_cut for landing in landings))
+        kept.count("resumed", sum(block.was_cut for block in blocks))
         if connections is None:
             kept.close()
     uses = tuple(LinkUse(x.address, x.moved_bytes, x.failed_count) for x in everything)
     return TransferReport(
-        blocks=len(landings),
+        blocks=len(blocks),
         bytes=total_bytes,
         seconds=time.monotonic() - began_s,
         streams=len(chosen),
-        resumed=sum(landing.was_cut for landing in landings),
+        resumed=sum(block.was_cut for block in blocks),
         wire_bytes=sum(use.wire_bytes for use in uses),
         links=uses,
     )

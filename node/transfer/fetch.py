@@ -14,14 +14,13 @@ from typing import Final, Protocol
 from fabric.errors import CorruptDataError, FabricError, RetryLaterError
 from fabric.kvcache.block import BlockRef
 from fabric.limits import TRANSFER_RANGE_BYTES_MIN, TRANSFER_REQUEST_BYTES
-from fabric.net.urgency import Urgency
-from fabric.net.wire import FETCH_PARTS_MAX, PayloadHead
+from fabric.net.wire import FETCH_PARTS_MAX, PayloadHead, Urgency
 from node.net.channel import Channel
 from node.net.connections import Connection, Connections
 from node.net.frame_mac import TamperedError
 from node.net.peer import Peer
 from node.transfer.fetch_links import PROGRESS_BYTES, FetchLink, FetchLinks
-from node.transfer.work_queue import WRONG_MAX, Allocate, Done, FetchSlice, FetchWork, Landing
+from node.transfer.work_queue import WRONG_MAX, Allocate, Done, FetchSlice, FetchWork, PendingBlock
 
 WATCH_S: Final = 0.05
 IDLE_S: Final = 0.01  # how often a stream without work looks for a straggler
@@ -49,8 +48,8 @@ class Stream(Protocol):
     queue: deque[FetchSlice]
     channel: Channel | None
     is_conversing: bool
-    is_overtaken: bool
-    is_cut: bool  # by the watcher; its thread has yet to notice
+    was_stolen_from: bool
+    is_closed: bool  # by the watcher; its thread has yet to notice
     moved_bytes: int  # over the present connection
     failures_before: int  # of the link, when this connection was begun
 
@@ -125,7 +124,7 @@ class Fetch:
                 if has_work and self.links.may_dial(link, now_s):
                     link.dialling += 1
                     stream.failures_before = link.failed_count
-                    stream.moved_bytes, stream.is_cut = 0, False
+                    stream.moved_bytes, stream.is_closed = 0, False
                     return True
                 self._changed.wait(WATCH_S)
         return False
@@ -164,8 +163,8 @@ class Fetch:
             self._changed.notify_all()
             if self.is_over:
                 return
-            if stream.is_overtaken:
-                stream.is_overtaken = False
+            if stream.was_stolen_from:
+                stream.was_stolen_from = False
                 return
             counted("tampered" if isinstance(error, TamperedError) else "broken")
             if link.failed_count == stream.failures_before:  # else others have told already
@@ -196,7 +195,7 @@ class Fetch:
     def next_pieces(self, stream: Stream) -> list[FetchSlice] | None:
         """Hand out what `stream` is to ask for now; wait if it has nothing; None: it is over."""
         with self._changed:
-            while not self.is_over and not stream.is_overtaken:
+            while not self.is_over and not stream.was_stolen_from:
                 now_s = time.monotonic()
                 pieces = self._assign(stream, now_s)
                 if pieces and not stream.queue:
@@ -204,7 +203,7 @@ class Fetch:
                 stream.queue.extend(pieces)
                 if stream.queue:
                     return pieces
-                self._overtake(stream, now_s)
+                self._steal_work(stream, now_s)
                 self._changed.wait(IDLE_S)
         return None
 
@@ -216,33 +215,33 @@ class Fetch:
             self.fail(error)
             raise ConnectionAbortedError from error
 
-    def landed(self, stream: Stream, head: PayloadHead) -> Landing | None:
+    def received(self, stream: Stream, head: PayloadHead) -> PendingBlock | None:
         """Note a slice at the front of the stream's queue; return a block that it completes."""
         with self._changed:
             now_s, link, piece = time.monotonic(), stream.link, stream.queue[0]
-            is_complete = self.work.landed(piece, head.length)
+            is_complete = self.work.received(piece, head.length)
             stream.moved_bytes += head.length
             self.links.moved(link, head.wire_bytes, now_s)
             if stream.moved_bytes >= PROGRESS_BYTES or not piece.left_bytes:
                 link.failures = 0
             if not piece.left_bytes and len(stream.queue) == 1:
                 link.end(now_s)
-        return piece.landing if is_complete else None
+        return piece.block if is_complete else None
 
-    def finish(self, landing: Landing) -> None:
+    def finish(self, block: PendingBlock) -> None:
         """Verify a complete block and hand it over; end the fetch with the last one."""
         try:
-            view = landing.check()
+            view = block.check()
         except CorruptDataError as error:
             self.connections.count("corrupt")
             with self._changed:
-                is_over = not self.work.restart(landing)
+                is_over = not self.work.restart(block)
                 self._changed.notify_all()
             if is_over:
                 self.fail(error)
             return
         try:
-            self.order.done(landing.ref, view)
+            self.order.done(block.ref, view)
         except Exception as error:
             self.fail(error)
             raise ConnectionAbortedError from error
@@ -294,12 +293,12 @@ class Fetch:
         smallest = min(TRANSFER_RANGE_BYTES_MIN, self.work.waiting_bytes)
         return not faster or smallest / mine <= self.work.missing_bytes / faster
 
-    def _overtake(self, stream: Stream, now_s: float) -> None:
+    def _steal_work(self, stream: Stream, now_s: float) -> None:
         """Cut the connection that would be the last to finish if `stream` is much faster."""
         mine = stream.link.stream_bytes_per_s(now_s)
         worst, worst_s = None, 0.0
         for other in self._streams:
-            if other is stream or not other.queue or other.is_cut or not other.is_conversing:
+            if other is stream or not other.queue or other.is_closed or not other.is_conversing:
                 continue
             left_bytes = sum(piece.left_bytes for piece in tuple(other.queue))
             left_s = left_bytes / other.link.stream_bytes_per_s(now_s)
@@ -310,13 +309,13 @@ class Fetch:
             if left_s > worst_s:
                 worst, worst_s = other, left_s
         if worst is not None:
-            worst.is_overtaken = worst_s < float("inf")
-            self._cut(worst, "overtaken" if worst.is_overtaken else "silent")
+            worst.was_stolen_from = worst_s < float("inf")
+            self._cut(worst, "overtaken" if worst.was_stolen_from else "silent")
 
     def _cut(self, stream: Stream, why: str) -> None:
         if stream.channel is not None:
             self.connections.count(why)
-            stream.is_cut = True
+            stream.is_closed = True
             stream.channel.cut()
 
     def _is_silent(self, stream: Stream, now_s: float) -> bool:
@@ -330,15 +329,15 @@ class Fetch:
         now_s, patience = time.monotonic(), self.order.peer.patience
         for stream in self._streams:
             channel = stream.channel
-            if channel is None or stream.is_cut or channel.expire(now_s):
+            if channel is None or stream.is_closed or channel.expire(now_s):
                 continue
             silence_s = channel.silence_s(now_s)
-            is_beaten = self._is_silent(stream, now_s) and any(
+            is_outpaced = self._is_silent(stream, now_s) and any(
                 now_s - other.moved_s < patience.silence_s
                 for other in self.links.links
                 if other is not stream.link
             )
-            if is_beaten or silence_s > patience.silence_alone_s:
+            if is_outpaced or silence_s > patience.silence_alone_s:
                 self._cut(stream, "silent")
         self._report(now_s)
 

@@ -30,7 +30,7 @@ class FetchLink:
         self.address = address
         self.expected = expected
         self.streams = 0
-        self.is_spare = False  # used only where better ones fail
+        self.is_fallback = False  # used only where better ones fail
         self.failures = 0  # in a row
         self.failed_count = 0
         self.rests_until_s = 0.0
@@ -45,7 +45,7 @@ class FetchLink:
     @property
     def is_awaited(self) -> bool:
         """Say whether its streams, though not yet connected, will surely help."""
-        return not self.is_spare and not self.failures
+        return not self.is_fallback and not self.failures
 
     def bytes_per_s(self, now_s: float) -> float:
         """Return the speed seen so far, or the one expected."""
@@ -115,7 +115,7 @@ class FetchLinks:
         chosen = [link for link in worth for _ in range(each)]
         for link in self.links:
             if link not in worth:
-                link.is_spare = True
+                link.is_fallback = True
                 chosen.append(link)
         for link in chosen:
             link.streams += 1
@@ -124,9 +124,9 @@ class FetchLinks:
     def may_dial(self, link: FetchLink, now_s: float) -> bool:
         """Say whether a stream may try `link` now; after a failure one does, for all.
 
-        A spare link waits until the better ones fail or all stand still.
+        A fallback link waits until the better ones fail or all stand still.
         """
-        if link.is_spare and self._is_well(now_s):
+        if link.is_fallback and self._is_well(now_s):
             return False
         if not link.failures:
             return True
@@ -135,10 +135,9 @@ class FetchLinks:
     def _is_well(self, now_s: float) -> bool:
         moved_s = max([self._begun_s, *(link.moved_s for link in self.links)])
         is_stuck = now_s - moved_s > self._patience.silence_s
-        return not is_stuck and any(x.failures == 0 and not x.is_spare for x in self.links)
+        return not is_stuck and any(x.failures == 0 and not x.is_fallback for x in self.links)
 
     def failed(self, link: FetchLink, error: Exception, now_s: float) -> None:
-        """Let `link` rest."""
         link.failures += 1
         link.failed_count += 1
         doubled = self._patience.pause_s * 2.0 ** min(link.failures - 1, 16)

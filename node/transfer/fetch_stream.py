@@ -24,7 +24,7 @@ class FetchStream:
         self.queue: deque[FetchSlice] = deque()  # the first may be partly there
         self.channel: Channel | None = None
         self.is_conversing = False
-        self.is_overtaken = self.is_cut = False
+        self.was_stolen_from = self.is_closed = False
         self.moved_bytes = 0
         self.failures_before = 0
 
@@ -47,7 +47,7 @@ class FetchStream:
         try:
             channel = peer.dial(address)
             fetch.dialled(self, channel)
-            peer.greet(channel)
+            peer.authenticate(channel)
         except (OSError, RetryLaterError) as error:
             fetch.broke(self, error, is_dialling=True)
         except FabricError as error:
@@ -65,7 +65,7 @@ class FetchStream:
         try:
             if fetch.begin(self, connection):
                 self._converse(connection)
-            is_sound = not self.queue and not self.is_overtaken
+            is_sound = not self.queue and not self.was_stolen_from
         except CorruptDataError as error:
             fetch.lied(error)
             fetch.broke(self, error, is_dialling=False)
@@ -92,11 +92,11 @@ class FetchStream:
                 connection.received,
                 piece.offset,
                 piece.left_bytes,
-                lambda: piece.landing.place(fetch.allocate),  # noqa: B023 - called at once
+                lambda: piece.block.place(fetch.allocate),  # noqa: B023 - called at once
                 is_last=len(self.queue) == 1,
             )
-            piece.landing.hash_ahead(head.offset, head.length)
-            complete = fetch.landed(self, head)
+            piece.block.hash_ahead(head.offset, head.length)
+            complete = fetch.received(self, head)
             if not piece.left_bytes:
                 self.queue.popleft()
                 connection.received += 1
@@ -104,14 +104,14 @@ class FetchStream:
             is_ahead = len(self.queue) > 1 and bool(piece.left_bytes)
             if complete is not None:
                 fetch.finish(complete)
-        if self.is_overtaken or self.queue:
+        if self.was_stolen_from or self.queue:
             raise ConnectionAbortedError
 
     def _ask(self, channel: Channel, pieces: Sequence[FetchSlice]) -> None:
         order = self._fetch.order
         link = int(self.link.expected)
         parts = tuple(
-            FetchPart(x.landing.ref.block_hash, x.landing.ref.checksum, x.offset, x.left_bytes)
+            FetchPart(x.block.ref.block_hash, x.block.ref.checksum, x.offset, x.left_bytes)
             for x in pieces
         )
         link = link if zstd_may_pay(link) else 0

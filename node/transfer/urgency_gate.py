@@ -10,7 +10,7 @@ from threading import Condition
 from typing import Final
 
 from fabric.limits import TRANSFER_HOLD_S
-from fabric.net.urgency import Urgency
+from fabric.net.wire import Urgency
 
 STUCK_S: Final = 0.5  # a sender whose slice takes longer leaves room on the link
 

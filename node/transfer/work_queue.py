@@ -19,7 +19,7 @@ Done = Callable[[BlockRef, memoryview], None]
 WRONG_MAX = 2  # a block that arrives wrong is fetched once more, from its start
 
 
-class Landing:
+class PendingBlock:
     """A block on its way in: where its bytes go and how many are missing."""
 
     def __init__(self, ref: BlockRef) -> None:
@@ -43,7 +43,7 @@ class Landing:
     def hash_ahead(self, offset: int, length: int) -> None:
         """Hash bytes that came in order while the processor still has them at hand.
 
-        Called before they are noted as landed, so never beside `check`; and as no two streams
+        Called before they are noted as received, so never beside `check`; and as no two streams
         hold the same range, only one can be where the hash stands.
         """
         assert self._view is not None, "bytes that came have a buffer"
@@ -70,8 +70,8 @@ class Landing:
 class FetchSlice:
     """A range of a block that one stream fetches, front to back."""
 
-    def __init__(self, landing: Landing, offset: int, left_bytes: int) -> None:
-        self.landing = landing
+    def __init__(self, block: PendingBlock, offset: int, left_bytes: int) -> None:
+        self.block = block
         self.offset = offset
         self.left_bytes = left_bytes
 
@@ -79,11 +79,11 @@ class FetchSlice:
 class FetchWork:
     """The list of ranges that no stream has; the fetch's lock is held around every call."""
 
-    def __init__(self, landings: Sequence[Landing]) -> None:
-        self._waiting = deque(FetchSlice(x, 0, x.ref.payload_bytes) for x in landings)
+    def __init__(self, blocks: Sequence[PendingBlock]) -> None:
+        self._waiting = deque(FetchSlice(x, 0, x.ref.payload_bytes) for x in blocks)
         self.waiting_bytes = sum(piece.left_bytes for piece in self._waiting)
         self.missing_bytes = self.waiting_bytes  # waiting, or with a stream
-        self.open_blocks = len(landings)  # not yet verified
+        self.open_blocks = len(blocks)  # not yet verified
 
     def take(self, most_bytes: int) -> FetchSlice | None:
         """Take the next range, cut to about `most_bytes`."""
@@ -93,19 +93,19 @@ class FetchWork:
         if piece.left_bytes <= most_bytes + most_bytes // 2:
             self._waiting.popleft()
         else:
-            rest, piece = piece, FetchSlice(piece.landing, piece.offset, most_bytes)
+            rest, piece = piece, FetchSlice(piece.block, piece.offset, most_bytes)
             rest.offset += most_bytes
             rest.left_bytes -= most_bytes
         self.waiting_bytes -= piece.left_bytes
         return piece
 
-    def landed(self, piece: FetchSlice, count_bytes: int) -> bool:
+    def received(self, piece: FetchSlice, count_bytes: int) -> bool:
         """Note verified bytes at the front of `piece`; say whether its block is now complete."""
         piece.offset += count_bytes
         piece.left_bytes -= count_bytes
-        piece.landing.missing_bytes -= count_bytes
+        piece.block.missing_bytes -= count_bytes
         self.missing_bytes -= count_bytes
-        return piece.landing.missing_bytes == 0
+        return piece.block.missing_bytes == 0
 
     def give_back(self, pieces: Sequence[FetchSlice], *, cut: bool) -> None:
         """Let other streams have what is left of these; `cut` if a connection broke."""
@@ -113,21 +113,21 @@ class FetchWork:
             if piece.left_bytes:
                 self._waiting.appendleft(piece)
                 self.waiting_bytes += piece.left_bytes
-                landing = piece.landing
-                landing.was_cut |= cut and landing.missing_bytes < landing.ref.payload_bytes
+                block = piece.block
+                block.was_cut |= cut and block.missing_bytes < block.ref.payload_bytes
 
-    def restart(self, landing: Landing) -> bool:
+    def restart(self, block: PendingBlock) -> bool:
         """Trust none of a complete block's bytes; False if that has happened too often."""
-        landing.wrong_count += 1
-        if landing.wrong_count >= WRONG_MAX:
+        block.wrong_count += 1
+        if block.wrong_count >= WRONG_MAX:
             return False
-        landing.start_over()
-        self.missing_bytes += landing.missing_bytes
-        self.give_back([FetchSlice(landing, 0, landing.missing_bytes)], cut=False)
+        block.start_over()
+        self.missing_bytes += block.missing_bytes
+        self.give_back([FetchSlice(block, 0, block.missing_bytes)], cut=False)
         return True
 
 
-def landings_of(refs: Sequence[BlockRef]) -> list[Landing]:
+def pending_blocks(refs: Sequence[BlockRef]) -> list[PendingBlock]:
     """Expect each distinct block once, largest first; raise RejectedError for odd lengths."""
     if len(refs) > TICKET_BLOCKS_MAX:
         message = f"a fetch of {len(refs)} blocks is over the limit of {TICKET_BLOCKS_MAX}"
@@ -135,5 +135,5 @@ def landings_of(refs: Sequence[BlockRef]) -> list[Landing]:
     if any(not 0 < ref.payload_bytes <= BLOCK_BYTES_MAX for ref in refs):
         message = "a block's length is out of range"
         raise RejectedError(message, code="invalid_fetch")
-    distinct = {ref.name: Landing(ref) for ref in refs}
-    return sorted(distinct.values(), key=lambda landing: -landing.ref.payload_bytes)
+    distinct = {ref.name: PendingBlock(ref) for ref in refs}
+    return sorted(distinct.values(), key=lambda block: -block.ref.payload_bytes)

@@ -45,7 +45,7 @@ class Claims:
     async def hold(self, request: GenerateRequest, text: str) -> AsyncIterator[Agent]:
         """Hold the agent of this request; nobody else runs a turn of it meanwhile."""
         if request.after is not None:
-            await self._land(request, request.after)
+            await self._await_handover(request, request.after)
         while True:
             agent = await self._lock(request, text)
             try:
@@ -62,7 +62,7 @@ class Claims:
                 self.hot.cool()
             await _let_go_on(agent, before)
 
-    async def _land(self, request: GenerateRequest, migration: MigrationId) -> None:
+    async def _await_handover(self, request: GenerateRequest, migration: MigrationId) -> None:
         """Wait for the move that brings the agent here; raise RetryElsewhereError if none does."""
         assert request.identity.agent is not None, "only a named agent moves"
         key = request.tenant, request.identity.agent

@@ -28,12 +28,10 @@ class Encoders:
     _waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
 
     async def run(self, work: Callable[[], T], size_bytes: int = 0) -> T:
-        """Run work on text of `size_bytes` on one of the threads."""
         async with self._counted(size_bytes):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
-        """End the threads."""
         self._threads.shutdown()
 
     @contextlib.asynccontextmanager

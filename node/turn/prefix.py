@@ -14,7 +14,7 @@ from fabric.ids import TenantId
 from fabric.limits import BLOCK_TOKENS, ROOM_TOKENS
 from fabric.turn.generation import Admitted, CacheTier, MatchKind
 from fabric.turn.prompt_plan import PromptPlan
-from fabric.turn.text_match import common_prefix_items
+from fabric.turn.text_match import common_prefix
 from node.agents.agent import Agent
 from node.engine.engine_thread import EngineThread
 from node.mlx.resident_cache import ResidentCache
@@ -22,7 +22,7 @@ from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.store.stock import Stock, stock_of, tokens_in_common
+from node.store.available_blocks import AvailableBlocks, available_blocks, tokens_in_common
 from node.tiers.prefetch import Prefetches
 from node.tiers.restore import load_blocks
 
@@ -35,10 +35,10 @@ class _NotMade:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CachedPrefix:
     """Stored blocks to restore from: whose tokens they hold and how far they reach."""
 
-    stock: Stock
+    available: AvailableBlocks
     ids: Sequence[int]
     point: int
     tier: CacheTier
@@ -56,9 +56,9 @@ class Prepared:
     cache: ResidentCache
     cached: int
     tier: CacheTier
-    stock: Stock
+    available: AvailableBlocks
     room_tokens: int  # capacity that prompt and answer need
-    source: Source | None = None  # to be read back
+    source: CachedPrefix | None = None  # to be read back
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +93,20 @@ class Prefixes:
         source = None
         # Of a recurrent model an earlier state may be in memory, and a later one on disk.
         if not hot or hot < usable:
-            source = await self.workers.run(lambda: self._best_source(agent, plan, usable))
+            source = await self.workers.run(lambda: self._best_prefix(agent, plan, usable))
         if hot and resident is not None and (source is None or source.point <= hot):
-            stock = stock_of(agent.saved, agent.stored_tokens)
-            return Prepared(plan, resident, hot, CacheTier.HOT, stock, room)
+            available = available_blocks(agent.saved, agent.stored_tokens)
+            return Prepared(plan, resident, hot, CacheTier.HOT, available, room)
         assert source is not None, "what is not hot comes from elsewhere"
         if source.point:
             not_made = cast("ResidentCache", _NotMade())
             room = max(room, len(source.ids))
-            return Prepared(plan, not_made, source.point, source.tier, source.stock, room, source)
+            return Prepared(
+                plan, not_made, source.point, source.tier, source.available, room, source
+            )
         fresh = await self.engine.between_steps(lambda: self.engine.engine.new_cache(0))
         fresh.keeps_slid = self.health.reuses
-        return Prepared(plan, fresh, 0, CacheTier.COLD, Stock(), room)
+        return Prepared(plan, fresh, 0, CacheTier.COLD, AvailableBlocks(), room)
 
     async def restore(
         self,
@@ -120,7 +122,7 @@ class Prefixes:
         source, tenant = prepared.source, agent.manifest.tenant
         assert source is not None, "only what is stored is restored"
         cached = await self.workers.run(lambda: self._load(tenant, source, cache, cancel))
-        agent.stored_tokens = tokens_in_common(agent.saved, source.stock, cached)
+        agent.stored_tokens = tokens_in_common(agent.saved, source.available, cached)
         cache.assume(cached)
         tier = source.tier if cached else CacheTier.COLD
         return replace(prepared, cache=cache, cached=cached, tier=tier, source=None)
@@ -145,43 +147,45 @@ class Prefixes:
             match_reason=reason,
         )
 
-    def _best_source(self, agent: Agent, plan: PromptPlan, usable: int) -> Source:
+    def _best_prefix(self, agent: Agent, plan: PromptPlan, usable: int) -> CachedPrefix:
         """Choose between the agent's own record and full blocks that others stored."""
         if not self.health.reuses:
-            return Source(Stock(), (), 0, CacheTier.COLD)
+            return CachedPrefix(AvailableBlocks(), (), 0, CacheTier.COLD)
         known = plan.ids[: len(plan.ids) - 1]
-        shared = self.store.shared_stock(agent.manifest.tenant, known)
-        others = self._source(shared, known, len(known), CacheTier.DISK)
+        shared = self.store.shared_blocks(agent.manifest.tenant, known)
+        others = self._prefix(shared, known, len(known), CacheTier.DISK)
         if agent.saved is None:
             return others
         ids = list(agent.saved.token_ids)
-        limit = min(usable, common_prefix_items(plan.ids, ids))
+        limit = min(usable, common_prefix(plan.ids, ids))
         # The block that holds the cut is read whole: its hash covers all its tokens.
         ids = ids[: -(-limit // BLOCK_TOKENS) * BLOCK_TOKENS]
         tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
-        own = self._source(stock_of(agent.saved), ids, limit, tier)
+        own = self._prefix(available_blocks(agent.saved), ids, limit, tier)
         return own if own.point >= others.point else others
 
-    def _source(self, stock: Stock, ids: Sequence[int], limit: int, tier: CacheTier) -> Source:
+    def _prefix(
+        self, available: AvailableBlocks, ids: Sequence[int], limit: int, tier: CacheTier
+    ) -> CachedPrefix:
         if self.identity.settings.exact_chunks:
-            stock.states = {
-                end: ref for end, ref in stock.states.items() if end % BLOCK_TOKENS == 0
+            available.states = {
+                end: ref for end, ref in available.states.items() if end % BLOCK_TOKENS == 0
             }
         count = -(-limit // BLOCK_TOKENS)
-        stock.full = stock.full[:count]
+        available.full = available.full[:count]
         limit = self.identity.usable_prefix(limit)
-        return Source(stock, ids, self.store.restore_point(stock, ids, limit), tier)
+        return CachedPrefix(available, ids, self.store.restore_point(available, ids, limit), tier)
 
     def _load(
         self,
         tenant: TenantId,
-        source: Source,
+        source: CachedPrefix,
         into: ResidentCache,
         cancel: threading.Event,
     ) -> int:
         """Read as much as is good; a failing block may cost the grid of exact chunks, too."""
-        stock, point = source.stock, source.point
-        loaded = load_blocks(self.store, tenant, source.ids, stock, point, into, cancel=cancel)
+        available, point = source.available, source.point
+        loaded = load_blocks(self.store, tenant, source.ids, available, point, into, cancel=cancel)
         usable = self.identity.usable_prefix(loaded)
         assert usable == loaded or not into.recurrent, "states are restored where they are used"
         return usable

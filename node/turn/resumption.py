@@ -12,18 +12,18 @@ REASON = "continues an answer that was begun on another node"
 
 
 def plan_resumption(record: Manifest, resume: Resumption) -> PromptPlan:
-    """Plan to have the record's tokens in the cache and to feed the drawn one next.
+    """Plan to have the record's tokens in the cache and to feed the sampled one next.
 
     Raises ConflictError where the record does not end with this very answer.
     """
     count = record.prompt_tokens_count
     if not count or record.token_ids[count:] != resume.answer_ids:
-        message = "the agent's memory does not end with the answer that is to be continued"
+        message = "the agent's context does not end with the answer that is to be continued"
         raise ConflictError(message, code="cannot_resume")
     ids, ends = list(record.token_ids), list(record.token_ends)
     return PromptPlan(
         text=record.text.encode(),
-        ids=[*ids, resume.drawn],
+        ids=[*ids, resume.sampled],
         ends=[*ends, ends[-1]],
         kept_tokens=len(ids),
         match=MatchKind.EXTEND,
@@ -32,14 +32,14 @@ def plan_resumption(record: Manifest, resume: Resumption) -> PromptPlan:
 
 
 def resumption(sequence: Sequence, ended: Ended) -> Resumption | None:
-    """Say how to go on; None where nothing was drawn, so that the turn simply starts again."""
+    """Say how to go on; None where nothing was sampled, so that the turn simply starts again."""
     before, ids = sequence.resumed, tuple(ended.answer_ids)
     if before is not None and before.answer_ids == ids:
         return before  # moved on before it came to anything here
-    if ended.drawn is None:
-        assert not ids, "who has answered has drawn the next token"
+    if ended.sampled is None:
+        assert not ids, "who has answered has sampled the next token"
         return None
-    return Resumption(ids, ended.drawn.token, ended.drawn.top, sequence.seed)
+    return Resumption(ids, ended.sampled.token, ended.sampled.top, sequence.seed)
 
 
 def without_answer(plan: PromptPlan, record: Manifest) -> PromptPlan:

@@ -20,13 +20,13 @@ from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS, UNSAVED_BYTES_MAX
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest, OwnerState, Piece
-from fabric.record.provenance import CutBy, Provenance
+from fabric.record.provenance import Provenance, TruncatedBy
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.engine.sequence import Ended
-from node.haste import haste
+from node.low_latency import low_latency
 from node.runtime.health import Health
 from node.store.service_time import ServiceTime
 from node.tiers.record_writer import RecordWriters
@@ -51,7 +51,6 @@ class Savers:
     health: Health
 
     def of(self, agent: Agent, prepared: Prepared, request: GenerateRequest) -> "Saver":
-        """Return what saves one turn."""
         return Saver(self, agent, prepared, request)
 
 
@@ -68,7 +67,7 @@ class Saver:
         self._prepared = prepared
         self._request = request
         self._cache = prepared.cache
-        self._writer = parts.writers.of(agent, prepared.cache, prepared.stock, prepared.cached)
+        self._writer = parts.writers.of(agent, prepared.cache, prepared.available, prepared.cached)
         self._ids: Sequence[int] = prepared.plan.ids[:-1]  # those whose blocks are saved ahead
         self._named_tokens = prepared.plan.kept_tokens  # leading ones whose blocks have names
         self._early: asyncio.Task[None] | None = None
@@ -87,7 +86,6 @@ class Saver:
             self._early = asyncio.create_task(self._save_ahead())
 
     def note_decoding(self) -> None:
-        """Note that the whole prompt is in the cache."""
         self._is_decoding = True
         self._engine.moving.go_on(self._agent.manifest.migration)  # which brought it here
 
@@ -189,7 +187,7 @@ class Saver:
         """
         if seal is None:
             return await self._commit(ended, None)
-        with haste():
+        with low_latency():
             return await self._commit(ended, seal)
 
     async def _commit(self, ended: Ended, seal: SealAgent | None) -> bool:
@@ -227,12 +225,12 @@ class Saver:
         text, taken = plan.text, min(plan.taken_tokens, count)
         ids = old.token_ids[:taken] + plan.ids[taken:count]
         ends = old.token_ends[:taken] + plan.ends[taken:count]
-        cut_by = None
+        truncated_by = None
         if count < len(plan.ids):
             text = text[: ends[-1] if ends else 0]
-            # Whoever shares its system prompt would go on in the memory of another's agent.
+            # Whoever shares its system prompt would go on in the context of another's agent.
             is_named = self._request.identity.kind is IdentityKind.AGENT
-            cut_by = CutBy.CANCELLED if is_named else None
+            truncated_by = TruncatedBy.CANCELLED if is_named else None
         return replace(
             old,
             revision=old.revision + 1,
@@ -248,5 +246,7 @@ class Saver:
             used_s=self._parts.clock.wall_s(),
             migration=None,
             sealed_to=None,
-            provenance=Provenance(served=self._parts.service_time.stamp(), cut_by=cut_by),
+            provenance=Provenance(
+                served=self._parts.service_time.stamp(), truncated_by=truncated_by
+            ),
         )

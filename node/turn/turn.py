@@ -34,7 +34,7 @@ from node.engine.delivery import finish_reason, produced
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent, Started
 from node.mlx.answer import Answer, Shown
-from node.mlx.engine import Drawn
+from node.mlx.engine import SampledToken
 from node.runtime.health import Health
 from node.runtime.live_turns import LiveTurns
 from node.turn.claim import Claims
@@ -254,7 +254,7 @@ class Turn:
         if agent.outgoing.fence > epoch:
             await saver.abandon()
             raise self._fenced(agent)
-        resume = self._show_drawn(sequence, ended) if ended.is_handover else None
+        resume = self._show_sampled(sequence, ended) if ended.is_handover else None
         if ended.reason is None and is_unchanged(agent, sequence, prepared):
             await saver.abandon()
             return self._unbegun(agent, prepared, sequence, ended)
@@ -334,20 +334,20 @@ class Turn:
         self._parts.live.fenced_count += 1
         return self._parts.claims.lost(agent)
 
-    def _show_drawn(self, sequence: Sequence, ended: Ended) -> Resumption | None:
-        """Say how to go on elsewhere, and show the token that is drawn already.
+    def _show_sampled(self, sequence: Sequence, ended: Ended) -> Resumption | None:
+        """Say how to go on elsewhere, and show the token that is sampled already.
 
         The next node has to compute the one behind it before it would come to show this one.
         """
-        resume, shown = resumption(sequence, ended), ended.drawn_shown
-        if resume is None or shown is None or resume.told:
+        resume, shown = resumption(sequence, ended), ended.sampled_shown
+        if resume is None or shown is None or resume.is_delivered:
             return resume
         count = len(resume.answer_ids) + 1
-        if finish_reason(sequence, count, resume.drawn, shown) is not None:
+        if finish_reason(sequence, count, resume.sampled, shown) is not None:
             return resume  # who goes on will see that it was the last
-        event = produced(sequence, count, Drawn(resume.drawn, resume.top), shown)
+        event = produced(sequence, count, SampledToken(resume.sampled, resume.top), shown)
         self._show(event.index, shown, event)
-        return replace(resume, told=True)
+        return replace(resume, is_delivered=True)
 
     async def _follow(self, events: "asyncio.Queue[SequenceEvent]", saver: Saver) -> Ended | Broke:
         index = 0

@@ -58,7 +58,7 @@ class Sequences:
         """Make the sequence; `emit` is called from the engine thread."""
         asked, ids, resume = request.sampling, prepared.plan.ids, request.resume
         before = list(resume.answer_ids) if resume is not None else []
-        # A resumption's prompt ends with the answer so far and the token drawn next.
+        # A resumption's prompt ends with the answer so far and the token sampled next.
         prompt_count = len(ids) - (len(before) + 1 if resume is not None else 0)
         room = self.identity.model.context_tokens_max - prompt_count
         seed = resume.seed if resume is not None else asked.seed
@@ -119,7 +119,6 @@ class Sequences:
             hot.make_room(needs_bytes)
 
     def release(self, sequence: Sequence) -> None:
-        """Give back the memory of a sequence that has ended."""
         assert sequence.reservation is not None, "made when it was submitted"
         sequence.reservation.release()
         self.hot.note()

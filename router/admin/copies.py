@@ -1,4 +1,4 @@
-"""POST fork, replicate and prefetch: copies of an agent, and its memory where it is wanted."""
+"""POST fork, replicate and prefetch: copies of an agent, and its KV cache where it is wanted."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ class CopiesApi:
         ]
 
     async def fork(self, request: Request) -> Response:
-        """Make the agent named by `as`, with this one's memory; answers when it is durable."""
+        """Make the agent named by `as`, with this one's context; answers when it is durable."""
         key = agent_key(request)
         fields = Fields(await read_object(request))
         name = parse_agent_id(require_text(fields.require("as"), "as"))

@@ -20,7 +20,7 @@ from router.moves.drains import Drains
 
 
 class NodesApi:
-    """Nodes as their last beat described them."""
+    """Nodes as their last heartbeat described them."""
 
     def __init__(self, fleet: Fleet, drains: Drains) -> None:
         self._fleet = fleet

@@ -26,7 +26,6 @@ class Asked:
     prefetch: tuple[AgentId, ...]  # whose turns are expected next
 
     def turn(self, operation: OperationId, tenant: TenantId) -> TurnRequest:
-        """Make it one tenant's turn."""
         return TurnRequest(
             operation=operation,
             tenant=tenant,

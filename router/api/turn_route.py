@@ -14,7 +14,7 @@ from router.http.auth import tenant_of
 from router.http.disconnect import unless_gone
 from router.http.json_body import read_parsed
 from router.http.sse import EventStream
-from router.turns.answer import gather, memory_headers
+from router.turns.answer import cache_headers, gather
 from router.turns.turns import Turns
 
 
@@ -31,7 +31,7 @@ async def answer_turn(adapter: ApiAdapter[Any], turns: Turns, request: Request) 
     asked = await read_parsed(request, partial(adapter.parse, request.headers))
     turn = asked.turn(fresh_operation(), tenant_of(request))
     opened = await unless_gone(request, turns.open(turn))
-    headers = memory_headers(opened.admitted)
+    headers = cache_headers(opened.admitted)
     if asked.stream:
         frames = adapter.frames(asked, opened.admitted, opened.events())
         return EventStream(frames, headers, opened.close, adapter)

@@ -1,6 +1,6 @@
 """The folder of a local fabric: the only place that `macfabric up` writes to.
 
-cluster.key   shared by nodes and router; without it stored memory is unreadable
+cluster.key   shared by nodes and router; without it stored caches are unreadable
 ca.pem, …     the certificates that nodes, router and Ray know each other by (key_folder.py)
 nodes/NAME/   each node's blocks and manifests
 config.yaml   the settings in force        logs/          what every process printed
@@ -60,7 +60,6 @@ class DataFolder:
 
     @property
     def config(self) -> Path:
-        """The settings in force."""
         return self.path / "config.yaml"
 
     @property

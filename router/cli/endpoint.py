@@ -92,7 +92,6 @@ class Endpoint:
         return urlsplit(self.url).path.rstrip("/") + path
 
     def headers(self, more: Mapping[str, str]) -> dict[str, str]:
-        """Return the headers that every request has, and `more`."""
         key = {"authorization": f"Bearer {self.key}"} if self.key else {}
         operator = {OPERATOR_HEADER: self.operator_key} if self.operator_key else {}
         return {"accept": "application/json", **key, **operator, **more}

@@ -18,7 +18,7 @@ from router.cli.endpoint import Endpoint, agent_path
 from router.cli.errors import MISUSED, CommandError
 from router.cli.file_exchange import download, read_header, upload
 from router.cli.keys.key_file import SALT_BYTES, signing_key
-from router.cli.output import human_bytes, human_count, print_json, print_pairs
+from router.cli.output import human_bytes, human_count, print_answer
 from router.cli.queries import add_common, endpoint_of
 
 
@@ -87,20 +87,18 @@ def run_hibernate(arguments: argparse.Namespace) -> int:
         "signed_with": header.signed_with.value,
         "kept": arguments.keep,
     }
-    if arguments.json:
-        print_json(told)
-        return 0
     for_whom = "this fabric" if header.signed_with is SignedWith.FABRIC else "holders of the key"
-    print_pairs(
+    return print_answer(
+        told,
         [
             ("agent", arguments.id),
             ("file", f"{target}, {human_bytes(told['bytes'])}, for {for_whom}"),
             ("tokens", human_count(header.tokens_count)),
             ("model", header.model),
             ("the agent", "stays where it was" if arguments.keep else "was erased here"),
-        ]
+        ],
+        as_json=arguments.json,
     )
-    return 0
 
 
 def run_resume(arguments: argparse.Namespace) -> int:
@@ -121,11 +119,9 @@ def run_resume(arguments: argparse.Namespace) -> int:
         path += f"?{urlencode(query)}" if query else ""
         endpoint = endpoint_of(arguments)
         resumed = upload(endpoint, path, headers, file, quiet=arguments.json)
-    if arguments.json:
-        print_json(resumed)
-        return 0
     received, reused = resumed.get("blocks_received"), resumed.get("blocks_reused")
-    print_pairs(
+    return print_answer(
+        resumed,
         [
             ("agent", resumed.get("id")),
             ("node", resumed.get("node")),
@@ -133,9 +129,9 @@ def run_resume(arguments: argparse.Namespace) -> int:
             ("tokens", human_count(resumed.get("tokens"))),
             ("blocks", f"{received}, {reused} of them there already"),
             ("bytes", human_bytes(resumed.get("bytes_received"))),
-        ]
+        ],
+        as_json=arguments.json,
     )
-    return 0
 
 
 def _signing_headers(key_file: Path | None) -> tuple[dict[str, str], bytes | None]:

@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Declare every command."""
     parser = argparse.ArgumentParser(
         prog="macfabric",
-        description="A fabric of Macs that gives LLM agents a persistent, movable memory.",
+        description="A fabric of Macs that gives LLM agents a persistent, movable KV cache.",
     )
     parser.add_argument("--version", action="version", version=f"macfabric {fabric.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
     if not __debug__:
-        print("macfabric: assertions guard the memory; do not use python -O", file=sys.stderr)
+        print("macfabric: assertions guard stored caches; do not use python -O", file=sys.stderr)
         return MISUSED
     arguments = build_parser().parse_args(argv)
     try:

@@ -8,7 +8,15 @@ from urllib.parse import quote
 
 from router.cli.endpoint import Endpoint, agent_path
 from router.cli.errors import FAILED, CommandError
-from router.cli.output import Steps, human_bytes, human_count, print_json, print_pairs, print_table
+from router.cli.output import (
+    Steps,
+    human_bytes,
+    human_count,
+    print_answer,
+    print_json,
+    print_pairs,
+    print_table,
+)
 from router.cli.queries import add_common, endpoint_of, rows_of
 
 COPY_TIMEOUT_S = 3600.0  # a large agent over Wi-Fi
@@ -53,38 +61,26 @@ def run_fork(arguments: argparse.Namespace) -> int:
     """Fork an agent and say where it lives."""
     body = {"as": arguments.name, "to": arguments.to}
     made = _post(arguments, "fork", body)
-    if arguments.json:
-        print_json(made)
-        return 0
     lives = [("agent", made.get("id")), ("forked from", arguments.id), ("node", made.get("node"))]
-    print_pairs([*lives, ("tokens", human_count(made.get("tokens"))), *_cost(made)])
-    return 0
+    pairs = [*lives, ("tokens", human_count(made.get("tokens"))), *_cost(made)]
+    return print_answer(made, pairs, as_json=arguments.json)
 
 
 def run_replicate(arguments: argparse.Namespace) -> int:
     """Copy an agent and say what it took."""
     made = _post(arguments, "replicate", {"to": arguments.to, "keep": not arguments.once})
-    if arguments.json:
-        print_json(made)
-    else:
-        _print_replica(made)
-    return 0
+    return print_answer(made, _replica(made), as_json=arguments.json)
 
 
 def run_prefetch(arguments: argparse.Namespace) -> int:
     """Load an agent and say where it is."""
     made = _post(arguments, "prefetch", {"to": arguments.to})
-    if arguments.json:
-        print_json(made)
-    elif made.get("object") == "agent.replica":
-        _print_replica(made)
-    else:
-        memory = human_bytes((made.get("bytes") or {}).get("hot"))
-        tiers = ", ".join(made.get("tiers") or ())
-        print_pairs(
-            [("agent", arguments.id), ("node", made.get("node")), ("in", tiers), ("memory", memory)]
-        )
-    return 0
+    if made.get("object") == "agent.replica":
+        return print_answer(made, _replica(made), as_json=arguments.json)
+    memory = human_bytes((made.get("bytes") or {}).get("hot"))
+    tiers = ", ".join(made.get("tiers") or ())
+    lives = [("agent", arguments.id), ("node", made.get("node")), ("in", tiers), ("memory", memory)]
+    return print_answer(made, lives, as_json=arguments.json)
 
 
 def run_drain(arguments: argparse.Namespace) -> int:
@@ -107,11 +103,8 @@ def run_drain(arguments: argparse.Namespace) -> int:
 def run_undrain(arguments: argparse.Namespace) -> int:
     """Let a node take agents again."""
     answer = endpoint_of(arguments).call("POST", _node_path(arguments.node, "undrain"))
-    if arguments.json:
-        print_json(answer)
-    else:
-        print_pairs([("node", answer.get("node")), ("state", answer.get("state"))])
-    return 0
+    pairs = [(name, answer.get(name)) for name in ("node", "state")]
+    return print_answer(answer, pairs, as_json=arguments.json)
 
 
 def _watch(
@@ -160,18 +153,15 @@ def _print_drain(drain: dict[str, Any]) -> None:
         print(f"warning: {count} more, of other tenants or not listed", file=sys.stderr)
 
 
-def _print_replica(made: dict[str, Any]) -> None:
-    kept = "after each turn" if made.get("kept") else "once"
-    print_pairs(
-        [
-            ("agent", made.get("id")),
-            ("owner", made.get("owner")),
-            ("copy on", made.get("node")),
-            ("copied", kept),
-            ("tokens", human_count(made.get("tokens"))),
-            *_cost(made),
-        ]
-    )
+def _replica(made: dict[str, Any]) -> list[tuple[str, object]]:
+    return [
+        ("agent", made.get("id")),
+        ("owner", made.get("owner")),
+        ("copy on", made.get("node")),
+        ("copied", "after each turn" if made.get("kept") else "once"),
+        ("tokens", human_count(made.get("tokens"))),
+        *_cost(made),
+    ]
 
 
 def _cost(made: dict[str, Any]) -> list[tuple[str, object]]:

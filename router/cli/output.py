@@ -15,7 +15,7 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table: drawn on a terminal, in aligned columns otherwise."""
+    """Print a table: with lines on a terminal, in aligned columns otherwise."""
     cells = [[str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console
@@ -39,6 +39,15 @@ def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
     width = max((len(name) for name, _ in listed), default=0)
     for name, value in listed:
         print(f"{name.ljust(width)}  {value}")
+
+
+def print_answer(answer: Any, pairs: Iterable[tuple[str, object]], *, as_json: bool) -> int:
+    """Print an answer as it is for programs, or as `pairs` for people; return exit status 0."""
+    if as_json:
+        print_json(answer)
+    else:
+        print_pairs(pairs)
+    return 0
 
 
 def failed_again(why: object, wait_s: object) -> str:

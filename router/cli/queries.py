@@ -12,6 +12,7 @@ from router.cli.output import (
     failed_again,
     human_bytes,
     human_count,
+    print_answer,
     print_json,
     print_pairs,
     print_table,
@@ -136,11 +137,8 @@ def run_agents(arguments: argparse.Namespace) -> int:
 def run_agent(arguments: argparse.Namespace) -> int:
     """Print one agent with everything the fabric tells of it."""
     agent = endpoint_of(arguments).get(agent_path(arguments.id))
-    if arguments.json:
-        print_json(agent)
-        return 0
-    print_pairs((name, _plain(value)) for name, value in agent.items())
-    return 0
+    pairs = ((name, _plain(value)) for name, value in agent.items())
+    return print_answer(agent, pairs, as_json=arguments.json)
 
 
 def _agent_row(agent: dict[str, Any]) -> tuple[object, ...]:
@@ -174,7 +172,9 @@ def _total(rows: Iterable[dict[str, Any]], key: str) -> int:
 
 def _problems(node: dict[str, Any]) -> list[str]:
     test = node.get("self_test") or {}
-    found = [] if test.get("passed", True) else [f"its memory test failed: {test.get('detail')}"]
+    found = (
+        [] if test.get("passed", True) else [f"its cache self-test failed: {test.get('detail')}"]
+    )
     return found + ([str(node["degraded"])] if node.get("degraded") else [])
 
 

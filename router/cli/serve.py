@@ -116,8 +116,8 @@ def _require_same_key(folder: DataFolder, keys: Path) -> None:
     earlier, shipped = folder.path / CLUSTER_KEY, keys / CLUSTER_KEY
     if earlier.exists() and shipped.exists() and earlier.read_text() != shipped.read_text():
         message = (
-            f"{earlier}, which stored memory was written under, is not {shipped}. To keep that "
-            "memory, put the former in the latter's place where `ray up` is typed, and run "
+            f"{earlier}, which stored caches were written under, is not {shipped}. To keep those "
+            "caches, put the former in the latter's place where `ray up` is typed, and run "
             f"`ray up` again; to give it up, remove {earlier}."
         )
         raise CommandError(message)

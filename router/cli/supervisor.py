@@ -144,7 +144,7 @@ class Supervisor:
             self._mark(f"node {node}")
             self.say(f"{node} is ready (pid {event.get('pid')}, {event.get('model')})")
             if not test.get("passed"):
-                self.say(f"warning: {node}'s memory test failed: {test.get('detail')}")
+                self.say(f"warning: {node}'s cache self-test failed: {test.get('detail')}")
         elif kind == "lost":
             self.nodes.pop(node, None)
             self.say(f"{node} is lost; Ray restarts it")

@@ -5,7 +5,7 @@ from typing import Any
 
 from router.cli.endpoint import agent_path
 from router.cli.errors import FAILED
-from router.cli.output import human_bytes, print_json, print_pairs, print_table
+from router.cli.output import human_bytes, print_answer, print_json, print_pairs, print_table
 from router.cli.queries import add_common, endpoint_of
 
 MIGRATE_TIMEOUT_S = 600.0  # a large agent over Wi-Fi
@@ -34,10 +34,8 @@ def run_migrate(arguments: argparse.Namespace) -> int:
     moved = endpoint_of(arguments).call(
         "POST", path, {"to": arguments.to}, timeout_s=MIGRATE_TIMEOUT_S
     )
-    if arguments.json:
-        print_json(moved)
-        return 0
-    print_pairs(
+    return print_answer(
+        moved,
         [
             ("agent", arguments.id),
             ("from", moved.get("from")),
@@ -46,26 +44,23 @@ def run_migrate(arguments: argparse.Namespace) -> int:
             ("blocks", f"{moved.get('blocks_sent')} sent, {moved.get('blocks_reused')} there"),
             ("bytes", human_bytes(moved.get("bytes_sent"))),
             ("seconds", f"{moved.get('seconds')}, of which paused {moved.get('pause_seconds')}"),
-        ]
+        ],
+        as_json=arguments.json,
     )
-    return 0
 
 
 def run_pin(arguments: argparse.Namespace) -> int:
     """Pin or unpin an agent and say whether the pin counts."""
     body = {"pinned": not arguments.off}
     answer = endpoint_of(arguments).call("POST", agent_path(arguments.id, "pin"), body)
-    if arguments.json:
-        print_json(answer)
-        return 0
     if not answer.get("pinned"):
         said = "not pinned"
     elif answer.get("pin_held"):
         said = "pinned"
     else:
         said = "pinned, without effect: the pins of this tenant are over their part of the disk"
-    print_pairs([("agent", arguments.id), ("node", answer.get("node")), ("pin", said)])
-    return 0
+    pairs = [("agent", arguments.id), ("node", answer.get("node")), ("pin", said)]
+    return print_answer(answer, pairs, as_json=arguments.json)
 
 
 def _has_removed_record(part: dict[str, Any]) -> bool:

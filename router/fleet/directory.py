@@ -58,8 +58,8 @@ class Directory:
         self._issued = GivenEpochs(EPOCHS_ISSUED_MAX)
         self._promised = GivenEpochs(EPOCHS_ISSUED_MAX)
         self._in_doubt: set[AgentKey] = set()
-        self._seats: dict[AgentKey, NodeName] = {}  # where each agent lives, or is being started
-        self._seated: Counter[NodeName] = Counter()
+        self._places: dict[AgentKey, NodeName] = {}  # where each agent lives, or is being started
+        self._agents_at: Counter[NodeName] = Counter()
         # Up to which epoch an agent was erased, whoever knows: nodes refuse epochs below.
         self.floor: Callable[[AgentKey], int] = lambda _: 0
 
@@ -212,7 +212,7 @@ class Directory:
 
     def agents_count(self, node: NodeName) -> int:
         """Count the agents that the node owns or was just given, before it says so."""
-        return self._seated[node]
+        return self._agents_at[node]
 
     def epoch_of(self, node: NodeName) -> int:
         """Return the highest epoch at which a node owns an agent; 0 if it owns none."""
@@ -238,7 +238,7 @@ class Directory:
         # Who was asked before may be slow, not dead, and take the agent late: not at this epoch.
         self.issue(key, max(epoch, 1))
         self._reserved[key] = StartReservation(node, epoch)
-        self._seat(key)
+        self._note_place(key)
         return self._reserved[key]
 
     def release(self, key: AgentKey, reservation: StartReservation) -> None:
@@ -247,7 +247,7 @@ class Directory:
         reservation.turns_count -= 1
         if reservation.turns_count == 0 and self._reserved.get(key) is reservation:
             del self._reserved[key]
-            self._seat(key)
+            self._note_place(key)
 
     def _put(self, key: AgentKey, holding: Holding) -> None:
         nodes = self._holdings.setdefault(key, {})
@@ -270,21 +270,21 @@ class Directory:
         if not members:
             self._groups.pop((key[0], group), None)
 
-    def _seat(self, key: AgentKey) -> None:
+    def _note_place(self, key: AgentKey) -> None:
         started, owner = self._reserved.get(key), self.owner(key)
         node = started.node if started else owner.node if owner else None
-        before = self._seats.get(key)
+        before = self._places.get(key)
         if node == before:
             return
         if before is not None:
-            del self._seats[key]
-            self._seated[before] -= 1
+            del self._places[key]
+            self._agents_at[before] -= 1
         if node is not None:
-            self._seats[key] = node
-            self._seated[node] += 1
+            self._places[key] = node
+            self._agents_at[node] += 1
 
     def _judge(self, key: AgentKey) -> None:
-        self._seat(key)
+        self._note_place(key)
         claims = [h for h in self.living(key) if h.state is not OwnerState.REPLICA]
         if len(claims) > 1:
             self._fence_below(key, max(claim.epoch for claim in claims))

@@ -10,7 +10,7 @@ from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.control.node_calls import AgentList, AgentView, NodeView
 from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, NodeName
-from fabric.limits import BEAT_S, BLOCK_TOKENS, BODY_BYTES_MAX
+from fabric.limits import BLOCK_TOKENS, BODY_BYTES_MAX, HEARTBEAT_S
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import IdentityKind
@@ -54,7 +54,7 @@ class Fleet:
         connect: LinkFactory,
         clock: Clock,
         policy: Policy = Policy.SECONDS,
-        beat_s: float = BEAT_S,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.clock = clock
         # What logs call an agent: they outlive an erasure, and names may be addresses of people.
@@ -63,7 +63,7 @@ class Fleet:
         self.directory = Directory()
         self.sketches = SketchIndex()
         self.ledger = Ledger()
-        self.membership = Membership(roster, connect, clock, self, beat_s)
+        self.membership = Membership(roster, connect, clock, self, heartbeat_s)
         self.meeting = Meeting(self.membership, clock)
 
     def on_list(self, agents: AgentList, asked_s: float) -> None:
@@ -270,14 +270,14 @@ class Fleet:
             is_named = turn.identity.kind is IdentityKind.AGENT
             own = turn.identity.agent if is_named else match.continued
             if match.continued is None or match.continued != own:
-                cached -= cached % BLOCK_TOKENS  # others' memory is shared by whole blocks
+                cached -= cached % BLOCK_TOKENS  # others' caches are shared by whole blocks
             if match.continued and not self._is_hot((turn.tenant, match.continued), view.name):
                 from_disk_s = load_s(cached * view.bytes_per_token)
         return NodeCandidate(
             name=view.name,
             prefill_tokens_per_s=view.prefill_tokens_per_s,
             decode_tokens_per_s=view.decode_tokens_per_s,
-            # All turns come through here, and a beat would tell of those ended since.
+            # All turns come through here, and a heartbeat would tell of those ended since.
             queue_s=self.ledger.prefill_s(view.name),
             active=self.ledger.turns(view.name),
             cached_tokens=cached,

@@ -80,7 +80,6 @@ class Meeting:
         return no_such_agent(agent)
 
     def unknown_node(self, name: str, param: str) -> FabricError:
-        """Return what to say of a node that is not on the list."""
         names = [member.name for member in self._membership.members]
         if not names:
             return _nobody_met()

@@ -1,10 +1,10 @@
-"""Who is there: beats to every node, leases by the router's own monotonic clock.
+"""Who is there: heartbeats to every node, leases by the router's own monotonic clock.
 
-        beat answered          silent SUSPECT_S         silent LEASE_S
+     heartbeat answered        silent SUSPECT_S         silent LEASE_S
     ────────●───────── alive ────────●───── suspect ─────────●──── expired ───▶
 
-A lease is renewed as of the moment its beat was sent, so a slow answer never stretches it. A
-node that was away is greeted first: told what was erased meanwhile.
+A lease is renewed as of the moment its heartbeat was sent, so a slow answer never stretches it.
+A node that was away catches up first: it is told what was erased meanwhile.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Protocol
 from fabric.control.node_calls import AgentList, Describe, NodeView
 from fabric.errors import FabricError, RetryLaterError, StartFailedError
 from fabric.ids import NodeName
-from fabric.limits import BEAT_S, LEASE_S, SUSPECT_S, WHOLE_LIST_S
+from fabric.limits import HEARTBEAT_S, LEASE_S, SUSPECT_S, WHOLE_LIST_S
 from fabric.ports import Clock
 from router.fleet.agent_lists import read_list
 from router.fleet.node_client import ControlTransport, NodeLink
@@ -45,14 +45,14 @@ class AgentObserver(Protocol):
         ...
 
 
-class Greeter(Protocol):
-    """Speaks with a node that comes, or comes back, before its lease begins."""
+class CatchUp(Protocol):
+    """What a node that comes, or comes back, must learn before its lease begins."""
 
-    def is_told(self, view: NodeView) -> bool:
+    def is_caught_up(self, view: NodeView) -> bool:
         """Say whether a node that never was away needs no word."""
         ...
 
-    async def greet(self, link: NodeLink, view: NodeView) -> None:
+    async def catch_up(self, link: NodeLink, view: NodeView) -> None:
         """Bring the node up to date; raise FabricError where it must not serve yet."""
         ...
 
@@ -79,7 +79,7 @@ class Member:
 
     name: NodeName
     link: NodeLink
-    beat_s: float  # when the last answered beat was sent
+    heartbeat_s: float  # when the last answered heartbeat was sent
     view: NodeView | None = None
     listed: tuple[int, int] | None = None  # incarnation and changes of the last agent list
     whole_s: float = -math.inf  # when the last whole list was asked for
@@ -91,7 +91,7 @@ class Member:
 
     @property
     def state(self) -> tuple[int, int] | None:
-        """Incarnation and change counter as the last beat told them."""
+        """Incarnation and change counter as the last heartbeat told them."""
         return None if self.view is None else (self.view.incarnation, self.view.changes)
 
 
@@ -104,10 +104,10 @@ class Membership:
         connect: LinkFactory,
         clock: Clock,
         observer: AgentObserver,
-        beat_s: float = BEAT_S,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        self.beat_s = beat_s
-        self.greeter: Greeter | None = None
+        self.heartbeat_s = heartbeat_s
+        self.on_join: CatchUp | None = None
         self.expired_count = 0  # leases that ran out
         self._ticked_s: float | None = None  # when `run` last came by; None: it does not run
         self._roster = roster
@@ -130,7 +130,7 @@ class Membership:
         """Judge a node's lease now; a node never heard of has none."""
         member = self._members.get(name)
         self._forgive_own_sleep()
-        silent_s = self._clock.monotonic_s() - member.beat_s if member else LEASE_S
+        silent_s = self._clock.monotonic_s() - member.heartbeat_s if member else LEASE_S
         if silent_s >= LEASE_S:
             return Health.EXPIRED
         return Health.SUSPECT if silent_s >= SUSPECT_S else Health.ALIVE
@@ -159,7 +159,6 @@ class Membership:
 
     @property
     def has_roster(self) -> bool:
-        """Say whether it is known which nodes there are."""
         return self._has_roster
 
     def has_met_all(self) -> bool:
@@ -179,26 +178,26 @@ class Membership:
                 _LOG.info("node %s joined the roster", name)
         self._has_roster = True
 
-    async def beat(
+    async def heartbeat(
         self, member: Member, timeout_s: float = SUSPECT_S, *, relist: bool = False
     ) -> None:
         """Ask one node how it is, and for its agents if they changed or `relist` says so."""
         if await self._describe(member, timeout_s) and (relist or self._has_news(member)):
             await self._list(member, whole=relist)
 
-    async def refresh(self, timeout_s: float = BEAT_S, *, relist: bool = False) -> None:
+    async def refresh(self, timeout_s: float = HEARTBEAT_S, *, relist: bool = False) -> None:
         """Bring what is known of every unexpired node up to this moment."""
         live = [m for m in self.members if self.health(m.name) is not Health.EXPIRED]
-        await asyncio.gather(*(self.beat(member, timeout_s, relist=relist) for member in live))
+        await asyncio.gather(*(self.heartbeat(member, timeout_s, relist=relist) for member in live))
 
     def nudge(self, name: NodeName) -> None:
-        """Beat one node now, outside its rhythm, unless a beat is under way."""
+        """Send one node a heartbeat outside its rhythm, unless one is under way."""
         member = self._members.get(name)
         if member and (member.pulse is None or member.pulse.done()):
             member.pulse = asyncio.create_task(self._pulse(member))
 
     async def run(self) -> None:
-        """Beat every node in its rhythm until cancelled; a hung node delays no other."""
+        """Send every node heartbeats in its rhythm until cancelled; a hung node delays no other."""
         self._ticked_s = self._clock.monotonic_s()
         try:
             while True:
@@ -208,7 +207,7 @@ class Membership:
                 for name in self._members:
                     self.nudge(name)
                 self._count_expired()
-                await asyncio.sleep(self.beat_s)
+                await asyncio.sleep(self.heartbeat_s)
                 self._forgive_own_sleep()
                 self._ticked_s = self._clock.monotonic_s()
         finally:
@@ -216,7 +215,7 @@ class Membership:
             await self.close()
 
     async def close(self) -> None:
-        """Cancel the beats under way."""
+        """Cancel the heartbeats under way."""
         pulses = [t for m in self.members for t in (m.pulse, m.listing)]
         tasks = [task for task in (self._scouting, *pulses) if task]
         for task in tasks:
@@ -235,7 +234,7 @@ class Membership:
     async def _pulse(self, member: Member) -> None:
         has_answered = await self._describe(member, SUSPECT_S)
         idle = member.listing is None or member.listing.done()
-        # A long list has its own task: it must not hold back the next beat.
+        # A long list has its own task: it must not hold back the next heartbeat.
         if has_answered and idle and self._has_news(member):
             member.listing = asyncio.create_task(self._list(member))
 
@@ -251,7 +250,7 @@ class Membership:
         _LOG.warning("the router stood still for %.1f s", slept_s)
         self._ticked_s = now_s
         for member in self._members.values():
-            member.beat_s += slept_s
+            member.heartbeat_s += slept_s
 
     def _count_expired(self) -> None:
         for member in self._members.values():
@@ -264,20 +263,20 @@ class Membership:
     def _expiry_of(self, name: NodeName) -> Callable[[], bool]:
         return lambda: self.health(name) is Health.EXPIRED
 
-    def _needs_greeting(self, member: Member, view: NodeView) -> bool:
-        if self.greeter is None:
+    def _needs_catch_up(self, member: Member, view: NodeView) -> bool:
+        if self.on_join is None:
             return False
         is_known = member.view is not None and member.view.incarnation == view.incarnation
         is_here = is_known and self.health(member.name) is not Health.EXPIRED
-        return not is_here or not self.greeter.is_told(view)
+        return not is_here or not self.on_join.is_caught_up(view)
 
     async def _describe(self, member: Member, timeout_s: float) -> bool:
         sent_s = self._clock.monotonic_s()
         try:
             view = await member.link.call(Describe(), NodeView, timeout_s)
-            if view.name == member.name and self._needs_greeting(member, view):
-                assert self.greeter is not None, "it needs one"
-                await self.greeter.greet(member.link, view)
+            if view.name == member.name and self._needs_catch_up(member, view):
+                assert self.on_join is not None, "it needs one"
+                await self.on_join.catch_up(member.link, view)
         except StartFailedError as error:
             # Its silence goes on; only the reason is known.
             again_s = self._clock.monotonic_s() + error.retry_after_s
@@ -286,20 +285,20 @@ class Membership:
         except RetryLaterError:
             member.loading_s, member.failure = sent_s, None
             if member.view is None:
-                member.beat_s = sent_s  # nothing is known that could be out of date
+                member.heartbeat_s = sent_s  # nothing is known that could be out of date
             return False
         except FabricError as error:
             # Silence is what leases are for; nothing else to do here.
             member.failure = None
-            _LOG.debug("no beat from %s: %s", member.name, error.code)
+            _LOG.debug("no heartbeat from %s: %s", member.name, error.code)
             return False
         if view.name != member.name:
             _LOG.error("node %s calls itself %s: ignored", member.name, view.name)
             return False
-        if member.view is None or sent_s >= member.beat_s:
+        if member.view is None or sent_s >= member.heartbeat_s:
             restarted = member.view is not None and view.incarnation != member.view.incarnation
             member.view, member.loading_s, member.failure = view, None, None
-            member.beat_s = max(sent_s, member.beat_s)
+            member.heartbeat_s = max(sent_s, member.heartbeat_s)
             member.link.http_url = view.http_url.rstrip("/")
             if restarted:
                 _LOG.info("node %s restarted", member.name)
@@ -321,7 +320,7 @@ class Membership:
             return
         view = member.view
         if view is None or agents.node != member.name or agents.incarnation != view.incarnation:
-            return  # the next beat asks again
+            return  # the next heartbeat asks again
         version = (agents.incarnation, agents.changes)
         same_life = member.listed is not None and member.listed[0] == agents.incarnation
         if not same_life or member.listed is None or version >= member.listed:

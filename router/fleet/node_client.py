@@ -104,20 +104,20 @@ class HttpNodeLink:
         secret: str,
         is_lost: Callable[[], bool],
         *,
-        hastens: bool = True,
+        uses_http: bool = True,
         proven_as: str | None = None,
     ) -> None:
-        """Make calls over `transport`; if it `hastens`, those by HTTP that the table has so.
+        """Make calls over `transport`; if it `uses_http`, those by HTTP that the table has so.
 
         `proven_as`: the name that the node's certificate must bear before anything is sent.
         """
         self.name = name
-        self.http_url = ""  # the node's beat tells it
+        self.http_url = ""  # the node's heartbeat tells it
         self._transport = transport
         self._http = http
         self._secret = secret
         self._is_lost = is_lost
-        self._hastens = hastens
+        self._uses_http = uses_http
         self._proven_as = proven_as
 
     async def call(
@@ -129,7 +129,7 @@ class HttpNodeLink:
         limit_s = spec.timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                by_http = self._hastens and spec.route is CallRoute.HTTP and self.http_url
+                by_http = self._uses_http and spec.route is CallRoute.HTTP and self.http_url
                 work = (self._over_http if by_http else self._transport)(encode_call(message))
                 raw = await (work if spec.to_lost else self._unless_lost(work))
         except TimeoutError:
@@ -201,7 +201,7 @@ class HttpNodeLink:
 
         A new one costs a handshake, in which both ends prove themselves: as much as a token.
         """
-        if self._hastens:
+        if self._uses_http:
             with suppress(TimeoutError):
                 async with asyncio.timeout(READY_WAIT_S):
                     await asyncio.gather(*(self._open(use) for use in uses))
@@ -229,7 +229,6 @@ class HttpNodeLink:
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
-        """Take a connection that breaks for the loss of the node."""
         try:
             yield
         except (aiohttp.ClientError, OSError) as error:

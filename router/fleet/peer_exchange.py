@@ -11,19 +11,19 @@ from fabric.control.node_calls import Done
 from fabric.errors import FabricError, RejectedError
 from fabric.ids import NodeName
 from fabric.limits import ADDRESSES_MAX, PEERS_MAX
-from fabric.net.links import MeetPeers, PeerNode
+from fabric.net.links import PeerList, PeerNode
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Health, Member
 
-_LOG = logging.getLogger("macfabric.router.introductions")
+_LOG = logging.getLogger("macfabric.router.peer_exchange")
 
 
-class Introductions:
+class PeerExchange:
     """What each node was last told, by its incarnation."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._told: dict[NodeName, tuple[int, MeetPeers]] = {}
+        self._told: dict[NodeName, tuple[int, PeerList]] = {}
         self._calls: dict[NodeName, asyncio.Task[None]] = {}
 
     async def round(self) -> None:
@@ -44,10 +44,10 @@ class Introductions:
             task.cancel()
         await asyncio.gather(*self._calls.values(), return_exceptions=True)
 
-    def call_for(self, member: Member) -> MeetPeers:
+    def call_for(self, member: Member) -> PeerList:
         """Build the list for one node: all others that are not lost, by name."""
         others = [m.view for m in self._present() if m.name != member.name and m.view is not None]
-        return MeetPeers(
+        return PeerList(
             tuple(
                 PeerNode(view.name, view.incarnation, view.addresses[:ADDRESSES_MAX])
                 for view in others[:PEERS_MAX]
@@ -62,11 +62,11 @@ class Introductions:
             if member.view is not None and membership.health(member.name) is not Health.EXPIRED
         ]
 
-    async def _tell(self, member: Member, incarnation: int, call: MeetPeers) -> None:
+    async def _tell(self, member: Member, incarnation: int, call: PeerList) -> None:
         try:
             await member.link.call(call, Done)
         except RejectedError as error:  # an older node: asking again would not help
-            _LOG.warning("%s will not meet its peers: %s", member.name, error.message)
+            _LOG.warning("%s refuses the list of its peers: %s", member.name, error.message)
         except FabricError as error:
             _LOG.debug("%s was not told of its peers: %s", member.name, error.code)
             return

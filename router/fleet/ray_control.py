@@ -109,7 +109,6 @@ class ActorTransport:
         self.handle: Any = None  # None until the roster finds an actor that is not dead
 
     async def __call__(self, raw: bytes) -> bytes:
-        """Call the actor once and return its bytes."""
         await self._driver.joined()
         handle = self.handle
         if handle is None:

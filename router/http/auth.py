@@ -1,7 +1,7 @@
 """Who may ask: tenants by their keys, operators by theirs, local programs where allowed.
 
 Operators are apart from tenants: their keys open what concerns everybody (drains, flushes,
-metrics, a node's details) and no tenant's memory. One request may carry both.
+metrics, a node's details) and no tenant's context. One request may carry both.
 """
 
 from dataclasses import dataclass

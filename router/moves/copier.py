@@ -9,7 +9,7 @@ from fabric.control.node_calls import AbortMigration, AgentView, Copied, CopyBlo
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName
 from fabric.limits import COPY_TRIES_MAX
-from fabric.net.urgency import Urgency
+from fabric.net.wire import Urgency
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fresh_ids import fresh_migration

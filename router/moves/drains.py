@@ -121,7 +121,7 @@ class Drains:
         except RetryElsewhereError as error:
             raise as_retry(error) from None
         _LOG.info("node %s %s", node, done.detail)
-        await self._fleet.membership.beat(member)
+        await self._fleet.membership.heartbeat(member)
 
     def _require(self, node: NodeName) -> Member:
         member = self._fleet.membership.find(node)

@@ -1,7 +1,7 @@
 """Erases agents on every node, also on those that are away for the moment.
 
     DELETE ──▶ every node that answers: bytes go, a tombstone stays on its disk
-    a node comes, or comes back ──▶ greeted with all tombstones before its lease begins
+    a node comes, or comes back ──▶ told all tombstones before its lease begins
 
 So an erasure outlives the router, and no node serves or lists what it slept through. What could
 not be confirmed is named: a node that did not answer may hold anything of the agent.
@@ -30,7 +30,7 @@ from router.telemetry import Telemetry
 _LOG = logging.getLogger("macfabric.router.erasures")
 DIGESTS_MAX = 1 << 16
 HEARD_POLL_S = 0.02
-HEARD_WAIT_S = 0.5  # below a beat, which repeats it
+HEARD_WAIT_S = 0.5  # below a heartbeat, which repeats it
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +99,21 @@ class Erasures:
         told = dict(zip(up, asked, strict=True))
         receipts = tuple(receipt for receipt in asked if receipt is not None)
         silent = tuple(node for node in nodes if told.get(node) is None)
-        # Whoever was not reached is told when it is greeted. One whose disk refused knows it
+        # Whoever was not reached is told when it catches up. One whose disk refused knows it
         # already, and finishes by itself.
         for node in silent:
             self._fleet.sketches.remove(key[0], node, agent)
         if not silent and not was_known and not any(receipt.existed for receipt in receipts):
-            if self._fleet.meeting.is_gathering():  # who comes is told when it is greeted
+            if self._fleet.meeting.is_gathering():  # who comes is told when it catches up
                 raise self._fleet.meeting.unknown_agent(agent)
             raise no_such_agent(agent)
         return Erasure(agent, receipts, silent)
 
-    def is_told(self, view: NodeView) -> bool:
+    def is_caught_up(self, view: NodeView) -> bool:
         """Say whether a node that was here all the time knows all erasures, and tells no more."""
         return view.erased == self.known.fingerprint
 
-    async def greet(self, link: NodeLink, view: NodeView) -> None:
+    async def catch_up(self, link: NodeLink, view: NodeView) -> None:
         """Tell a node what was erased and learn what it knows; raise FabricError if that fails."""
         await self._share(link, view.erased)
         self._heard.add(link.name)

@@ -1,4 +1,4 @@
-"""Forks: a new agent with another one's memory, on any node that runs its model."""
+"""Forks: a new agent with another one's context, on any node that runs its model."""
 
 import logging
 

@@ -70,7 +70,7 @@ class MigrationReceipt:
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
+class HandoverTarget:
     """The node that owns an agent at `epoch` once its move is committed."""
 
     migration: MigrationId
@@ -146,11 +146,11 @@ class Migration:
         )
 
     @property
-    def heading(self) -> Heading | None:
+    def handover_target(self) -> HandoverTarget | None:
         """Where the agent will go on, while it may be served nowhere."""
         if self.gate.is_set():
             return None
-        return Heading(self._name, self._target.name, self._epoch)
+        return HandoverTarget(self._name, self._target.name, self._epoch)
 
     async def _offer(self) -> Offer:
         call = OfferMigration(
@@ -189,7 +189,7 @@ class Migration:
             except FabricError as error:
                 if error.code != BLOCK_GONE:
                     raise
-        message = "the agent's memory changes faster than it can be copied"
+        message = "the agent's KV cache changes faster than it can be copied"
         raise RetryLaterError(message, retry_after_s=2.0, code="agent_busy")
 
     async def _copy(self, offer: Offer) -> Copied:

@@ -16,7 +16,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.membership import Health
 from router.fresh_ids import fresh_migration
 from router.moves.attempts import as_retry, at_owner
-from router.moves.migration import DAMAGED, Heading, Migration, MigrationReceipt
+from router.moves.migration import DAMAGED, HandoverTarget, Migration, MigrationReceipt
 from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.migrations")
@@ -36,21 +36,21 @@ class Migrations:
     def is_moving(self, key: AgentKey) -> bool:
         return key in self._running
 
-    async def heading(self, key: AgentKey) -> Heading | None:
+    async def handover_target(self, key: AgentKey) -> HandoverTarget | None:
         """Say where a sealed agent goes on, unless its move comes to nothing.
 
-        The call that decides the move goes first: whoever is headed there waits for its answer.
+        The call that decides the move goes first: whoever goes there waits for its answer.
         """
         migration = self._running.get(key)
-        heading = migration.heading if migration is not None else None
-        if migration is not None and heading is not None:
+        handover_target = migration.handover_target if migration is not None else None
+        if migration is not None and handover_target is not None:
             await migration.commit_sent.wait()
-        return heading
+        return handover_target
 
-    async def landed(self, key: AgentKey, heading: Heading) -> bool:
-        """Wait for the end of a move; say whether the agent went where it was headed."""
+    async def handed_over(self, key: AgentKey, handover_target: HandoverTarget) -> bool:
+        """Wait for the end of a move; say whether the agent went where it was to go."""
         migration = self._running.get(key)
-        if migration is None or migration.heading != heading:
+        if migration is None or migration.handover_target != handover_target:
             return False
         await migration.gate.wait()
         return migration.is_committed
@@ -60,7 +60,6 @@ class Migrations:
         return not self._running
 
     def refuse_moving(self, key: AgentKey) -> None:
-        """Raise ConflictError while an agent is on the move."""
         if key in self._running:
             message = f"agent {key[1]} is being moved; try again when that is done"
             raise ConflictError(message, code="migration_in_progress")

@@ -26,7 +26,7 @@ _LOG = logging.getLogger("macfabric.router.recovery")
 
 
 class Recovery:
-    """Walks the agents in doubt once per beat, and one of them when a turn asks."""
+    """Walks the agents in doubt once per heartbeat, and one of them when a turn asks."""
 
     def __init__(self, fleet: Fleet, migrations: Migrations, telemetry: Telemetry) -> None:
         self._fleet = fleet
@@ -51,7 +51,7 @@ class Recovery:
             owner = self._fleet.directory.owner(key)
             member = self._fleet.membership.find(owner.node) if owner else None
             if member and owner and owner.state is OwnerState.SEALED:
-                await self._fleet.membership.beat(member)  # it may have moved on by itself
+                await self._fleet.membership.heartbeat(member)  # it may have moved on by itself
                 owner = self._fleet.directory.owner(key)
             if owner and owner.state is OwnerState.SEALED:
                 await self._resume(key, owner)
@@ -122,8 +122,8 @@ class Recovery:
         if not self._fleet.is_up(target):
             return True
         asked_s = self._fleet.clock.monotonic_s()
-        await self._fleet.membership.beat(member)
-        if member.view is None or member.beat_s < asked_s or member.listed != member.state:
+        await self._fleet.membership.heartbeat(member)
+        if member.view is None or member.heartbeat_s < asked_s or member.listed != member.state:
             return False
         owner = self._fleet.directory.owner(key)
         return owner is not None and owner.epoch <= sealed.epoch

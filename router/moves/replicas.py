@@ -85,13 +85,11 @@ class Replicas:
             self._barred += Counter()  # zeros go
 
     async def run(self) -> None:
-        """Sweep until cancelled."""
         while True:
-            await asyncio.sleep(self._fleet.membership.beat_s)
+            await asyncio.sleep(self._fleet.membership.heartbeat_s)
             await self.sweep()
 
     async def close(self) -> None:
-        """Abort what is under way."""
         tasks = list(self._copying.values())
         for task in tasks:
             task.cancel()
@@ -202,7 +200,7 @@ class Replicas:
         )
         member = fleet.membership.find(target)
         if member is not None:
-            await fleet.membership.beat(member)  # so that the next sweep finds it done
+            await fleet.membership.heartbeat(member)  # so that the next sweep finds it done
         return receipt
 
     def _is_kept(self, key: AgentKey, target: NodeName) -> bool:

@@ -25,19 +25,16 @@ class ChatAdapter(OpenAiErrors):
         self._clock = clock
 
     def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiRequest:
-        """Check a request."""
         return parse_chat(headers, body)
 
     def whole(
         self, asked: OpenAiRequest, admitted: Admitted, answer: WholeAnswer
     ) -> dict[str, Any]:
-        """Spell a finished answer."""
         return self._shape(asked, admitted).completion(answer)
 
     async def frames(
         self, asked: OpenAiRequest, admitted: Admitted, events: AsyncGenerator[Answered, None]
     ) -> AsyncGenerator[bytes, None]:
-        """Spell an answer as it comes."""
         shape = self._shape(asked, admitted)
         calls_count = 0
         is_first = True
@@ -69,7 +66,6 @@ class _ChatShape(Shape):
     """The choices of a chat's answer."""
 
     def completion(self, answer: WholeAnswer) -> dict[str, Any]:
-        """Spell a whole answer."""
         has_text = bool(answer.text) or not answer.calls
         message: dict[str, Any] = {
             "role": "assistant",
@@ -94,7 +90,6 @@ class _ChatShape(Shape):
         }
 
     def delta(self, event: Delta) -> dict[str, Any]:
-        """Spell a piece of text."""
         name = "reasoning_content" if event.reasoning else "content"
         return self.chunk({name: event.text}, logprobs=self._logprobs(event.logprobs))
 
@@ -105,7 +100,6 @@ class _ChatShape(Shape):
         finish_reason: str | None = None,
         logprobs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Spell one chunk."""
         choice = {
             "index": 0,
             "delta": delta,
@@ -123,7 +117,7 @@ class _ChatShape(Shape):
         content = [
             {
                 **_logprob(token.token, token.logprob),
-                "top_logprobs": [_logprob(*rival) for rival in token.rivals],
+                "top_logprobs": [_logprob(*alternative) for alternative in token.alternatives],
             }
             for token in tokens
         ]

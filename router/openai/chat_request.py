@@ -5,7 +5,7 @@ from typing import Any
 
 from fabric.limits import COMPLETION_TOKENS_DEFAULT, TOOLS_MAX, TOP_LOGPROBS_MAX
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
-from router.http.prefetch_header import expected_next
+from router.http.turn_headers import expected_next
 from router.openai.chat_messages import parse_messages
 from router.openai.request import OpenAiRequest, parse_identity, parse_priority, parse_stream
 from router.openai.sampling import parse_sampling, tokens_limit
@@ -57,10 +57,10 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiReques
 
 
 def _logprobs(fields: Fields) -> int | None:
-    rivals = fields.integer("top_logprobs", 0, TOP_LOGPROBS_MAX)
+    alternatives = fields.integer("top_logprobs", 0, TOP_LOGPROBS_MAX)
     if fields.flag("logprobs"):
-        return rivals or 0
-    if rivals is not None:
+        return alternatives or 0
+    if alternatives is not None:
         refuse("top_logprobs", "it needs logprobs to be true")
     return None
 

@@ -25,13 +25,11 @@ class CompletionAdapter(OpenAiErrors):
         self._clock = clock
 
     def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiRequest:
-        """Check a request."""
         return parse_completion(headers, body)
 
     def whole(
         self, asked: OpenAiRequest, admitted: Admitted, answer: WholeAnswer
     ) -> dict[str, Any]:
-        """Spell a finished answer; thoughts are part of the text."""
         shape = self._shape(asked, admitted)
         text, finished = answer.reasoning + answer.text, answer.finished
         body = shape.chunk(text, answer.logprobs, finished.reason.value)
@@ -40,7 +38,6 @@ class CompletionAdapter(OpenAiErrors):
     async def frames(
         self, asked: OpenAiRequest, admitted: Admitted, events: AsyncGenerator[Answered, None]
     ) -> AsyncGenerator[bytes, None]:
-        """Spell an answer as it comes."""
         shape = self._shape(asked, admitted)
         async with aclosing(events):
             async for event in events:
@@ -64,7 +61,6 @@ class _TextShape(Shape):
     def chunk(
         self, text: str, tokens: Sequence[TokenLogprob], finish_reason: str | None
     ) -> dict[str, Any]:
-        """Spell a piece of text, or all of it."""
         choice = {
             "index": 0,
             "text": text,
@@ -83,6 +79,6 @@ class _TextShape(Shape):
         return {
             "tokens": [token.token for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [dict(token.rivals) for token in tokens],
+            "top_logprobs": [dict(token.alternatives) for token in tokens],
             "text_offset": offsets,
         }

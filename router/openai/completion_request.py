@@ -5,7 +5,7 @@ from typing import Any
 
 from fabric.limits import TOP_LOGPROBS_MAX
 from router.http.fields import Fields, refuse, require_text, unsupported
-from router.http.prefetch_header import expected_next
+from router.http.turn_headers import expected_next
 from router.openai.request import OpenAiRequest, parse_identity, parse_priority, parse_stream
 from router.openai.sampling import parse_sampling, tokens_limit
 from router.prompt import raw_prompt

@@ -13,7 +13,6 @@ class OpenAiErrors:
     """One shape for every error of every route."""
 
     def error(self, error: FabricError) -> ErrorBody:
-        """Spell an error."""
         status = status_of(error)
         kind = "invalid_request_error" if status in _CLIENT_ERRORS else "server_error"
         if status == HTTPStatus.TOO_MANY_REQUESTS:

@@ -7,8 +7,7 @@ from fabric.limits import KEY_CHARS_MAX
 from fabric.turn.generation import Identity, Priority
 from router.api.adapter import Asked
 from router.http.fields import Fields, refuse
-from router.http.identity import identify
-from router.http.priority import priority_of
+from router.http.turn_headers import identify, priority_of
 
 _TIERS = {
     "auto": Priority.INTERACTIVE,

@@ -1,6 +1,6 @@
-"""What this router has just given to each node and no beat tells yet.
+"""What this router has just given to each node and no heartbeat tells yet.
 
-Between two beats many turns arrive; without this they would all go to the same idle node.
+Between two heartbeats many turns arrive; without this they would all go to the same idle node.
 """
 
 from collections import Counter

@@ -218,7 +218,6 @@ class LocalRay:
         return node is self.nodes[0]
 
     def has_started(self, node: RayNode) -> bool:
-        """Say whether Ray reported that this node runs."""
         return STARTED_MARK in read_log(node.log)
 
     def stop(self) -> None:

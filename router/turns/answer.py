@@ -40,8 +40,8 @@ async def gather(opened: OpenTurn) -> WholeAnswer:
     return WholeAnswer("".join(texts), "".join(thoughts), tuple(calls), tuple(logprobs), finished)
 
 
-def memory_headers(admitted: Admitted) -> dict[str, str]:
-    """Tell whose memory served the turn, where, and how much of it was used."""
+def cache_headers(admitted: Admitted) -> dict[str, str]:
+    """Tell whose KV cache served the turn, where, and how much of it was used."""
     reason = admitted.match_reason.encode("ascii", "replace").decode()
     printable = "".join(c if c.isprintable() else " " for c in reason)
     return {

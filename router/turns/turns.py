@@ -49,7 +49,7 @@ UNKNOWN_WAIT_S = 10.0  # for nodes that have not told their agents yet, e.g. whi
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a turn goes next; `waits` if that node's memory is worth waiting for."""
+    """Where a turn goes next; `waits` if that node's KV cache is worth waiting for."""
 
     node: NodeName
     epoch: int
@@ -60,7 +60,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AdmittedTurn:
     """A turn on one node: its admission, its further events, and how to end its booking."""
 
     first: Admitted
@@ -123,45 +123,45 @@ class Turns:
 
     async def _open(self, turn: TurnRequest) -> OpenTurn:
         started_s = self._now_s()
-        standing = await self._admitted(turn)
+        placed = await self._admitted(turn)
 
         async def follow(handed: HandedOver) -> AsyncGenerator[Event, None]:
-            nonlocal standing
-            key = (turn.tenant, standing.first.agent)
-            standing.end()
+            nonlocal placed
+            key = (turn.tenant, placed.first.agent)
+            placed.end()
             identity = Identity(IdentityKind.AGENT, key[1])
             further = replace(turn, identity=identity, resume=handed.resume)
             _LOG.info("agent %s: its turn goes on where it went", self._fleet.alias(key))
             self._resuming[key] += 1
             try:
                 ahead = await self._sent_ahead(further, key)
-                standing = ahead or await self._admitted(further, goes_first=True)
+                placed = ahead or await self._admitted(further, goes_first=True)
             finally:
                 self._resuming[key] -= 1
                 self._resuming += Counter()  # drops zeros
-            return standing.source
+            return placed.source
 
         return OpenTurn(
-            standing.first,
-            standing.source,
+            placed.first,
+            placed.source,
             started_s=started_s,
             clock=self._fleet.clock,
             telemetry=self._telemetry,
-            on_first=lambda: self._fleet.ledger.prefilled(standing.entry),
-            on_end=lambda: standing.end(),  # noqa: PLW0108 - of the node it runs on by then
+            on_first=lambda: self._fleet.ledger.prefilled(placed.entry),
+            on_end=lambda: placed.end(),  # noqa: PLW0108 - of the node it runs on by then
             follow=follow,
-            alias=self._fleet.alias((turn.tenant, standing.first.agent)),
-            is_current=lambda: self._is_current(turn, standing),
+            alias=self._fleet.alias((turn.tenant, placed.first.agent)),
+            is_current=lambda: self._is_current(turn, placed),
         )
 
-    async def _admitted(self, turn: TurnRequest, *, goes_first: bool = False) -> Standing:
+    async def _admitted(self, turn: TurnRequest, *, goes_first: bool = False) -> AdmittedTurn:
         """Find a node that takes the turn, whatever it takes."""
         attempt = Attempt(self._now_s(), goes_first)
         while True:
             is_named = turn.identity.kind is IdentityKind.AGENT
             target = await self._target(turn, attempt)
             try:
-                standing = await self._start(turn, target)
+                placed = await self._start(turn, target)
             except NodeLostError as error:
                 await self._wait_or_give_up(turn, target, attempt, error)
             except RetryElsewhereError as error:
@@ -175,40 +175,40 @@ class Turns:
                     raise  # an agent on the move is refused until the end of it
                 await asyncio.sleep(RETRY_S)
             else:
-                if is_named or self._is_current(turn, standing):
-                    return standing
-                turn = await self._named(turn, standing)
+                if is_named or self._is_current(turn, placed):
+                    return placed
+                turn = await self._named(turn, placed)
 
-    def _is_current(self, turn: TurnRequest, standing: Standing) -> bool:
-        first = standing.first
+    def _is_current(self, turn: TurnRequest, placed: AdmittedTurn) -> bool:
+        first = placed.first
         return first.epoch >= self._directory.issued((turn.tenant, first.agent))
 
-    async def _named(self, turn: TurnRequest, standing: Standing) -> TurnRequest:
+    async def _named(self, turn: TurnRequest, placed: AdmittedTurn) -> TurnRequest:
         """Leave an agent found by content at an epoch that is over; ask for it by its name.
 
         Its content says nothing of its epoch: every further try would be fenced, too.
         """
-        standing.end()
-        await standing.source.aclose()
-        return replace(turn, identity=Identity(IdentityKind.AGENT, standing.first.agent))
+        placed.end()
+        await placed.source.aclose()
+        return replace(turn, identity=Identity(IdentityKind.AGENT, placed.first.agent))
 
-    async def _sent_ahead(self, turn: TurnRequest, key: AgentKey) -> Standing | None:
-        """Let a handed-over turn wait where its agent is headed while the move is committed."""
-        heading = await self._migrations.heading(key)
-        if heading is None:
+    async def _sent_ahead(self, turn: TurnRequest, key: AgentKey) -> AdmittedTurn | None:
+        """Let a handed-over turn wait where its agent goes while the move is committed."""
+        handover_target = await self._migrations.handover_target(key)
+        if handover_target is None:
             return None
-        target = Target(heading.node, heading.epoch, waits=True)
-        landed = asyncio.create_task(self._migrations.landed(key, heading))
+        target = Target(handover_target.node, handover_target.epoch, waits=True)
+        handed_over = asyncio.create_task(self._migrations.handed_over(key, handover_target))
         try:
             async with asyncio.timeout(None) as patience:
-                landed.add_done_callback(partial(_give_up_unless, patience))
-                return await self._start(replace(turn, after=heading.migration), target)
+                handed_over.add_done_callback(partial(_give_up_unless, patience))
+                return await self._start(replace(turn, after=handover_target.migration), target)
         except (FabricError, TimeoutError) as error:
             alias = self._fleet.alias(key)
-            _LOG.info("agent %s: did not land at once (%s)", alias, type(error).__name__)
+            _LOG.info("agent %s: was not handed over at once (%s)", alias, type(error).__name__)
             return None
         finally:
-            landed.cancel()
+            handed_over.cancel()
 
     async def _target(self, turn: TurnRequest, attempt: Attempt) -> Target:
         # Who is told to own an agent may have lost it to a node that has not told its own yet.
@@ -250,7 +250,7 @@ class Turns:
     ) -> Target:
         """Reserve a node for an agent that no reachable node owns."""
         home = self._replica(key, attempt)
-        # Where an erasure has not arrived, the turn would bring the erased memory back.
+        # Where an erasure has not arrived, the turn would bring the erased context back.
         without = attempt.given_up.union(self._directory.erasing(key))
         placed = self._fleet.place(turn, without, home)
         if owner is not None:
@@ -269,7 +269,7 @@ class Turns:
         )
 
     def _replica(self, key: AgentKey, attempt: Attempt) -> NodeName | None:
-        """Find who keeps the latest copy of an agent's memory."""
+        """Find who keeps the latest copy of an agent's KV cache."""
         holdings = self._directory.living(key)
         latest = sorted(holdings, key=_lateness, reverse=True)
         return next((h.node for h in latest if self._usable(h.node, attempt)), None)
@@ -289,7 +289,7 @@ class Turns:
             cold=not placed.cached,
         )
 
-    async def _start(self, turn: TurnRequest, target: Target) -> Standing:
+    async def _start(self, turn: TurnRequest, target: Target) -> AdmittedTurn:
         fleet, reservation = self._fleet, target.reservation
         source = fleet.link(target.node).generate(turn.request(target.epoch, self._directory.floor))
         if reservation:
@@ -311,7 +311,7 @@ class Turns:
                 self._leave(turn, reservation)
             fleet.ledger.end(entry)
 
-        return Standing(first, source, entry, end)
+        return AdmittedTurn(first, source, entry, end)
 
     def _remember(self, turn: TurnRequest, first: Admitted) -> None:
         tenant, agent = key = turn.tenant, first.agent
@@ -337,7 +337,7 @@ class Turns:
         patience_s = self._takeover_after_s if target.waits else 0.0
         is_returning = self._fleet.membership.is_returning(target.node)
         if target.waits and is_returning:
-            # Its memory comes back with it: wait as long as computing it anew would take.
+            # Its KV cache comes back with it: wait as long as computing it anew would take.
             anew_s = self._fleet.recompute_s(turn, without=target.node)
             patience_s = max(patience_s, min(anew_s, RETURN_WAIT_S_MAX))
         is_down = not is_returning and not self._fleet.is_up(target.node)
@@ -376,8 +376,8 @@ class Turns:
         return self._fleet.clock.monotonic_s()
 
 
-def _give_up_unless(patience: asyncio.Timeout, landed: asyncio.Task[bool]) -> None:
-    if not landed.cancelled() and not landed.result():
+def _give_up_unless(patience: asyncio.Timeout, handed_over: asyncio.Task[bool]) -> None:
+    if not handed_over.cancelled() and not handed_over.result():
         with suppress(RuntimeError):  # it has started in the same moment
             patience.reschedule(asyncio.get_running_loop().time())
 

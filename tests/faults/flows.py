@@ -21,7 +21,6 @@ from fabric.kvcache.cache_spec import (
     LayerSpec,
     ModelCacheSpec,
     TensorSpec,
-    attention_layer,
 )
 from fabric.kvcache.hashing import (
     ROOT_PARENT,
@@ -38,6 +37,7 @@ from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
 from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, SALT, TENANT, make_manifest
+from tests.support.layers import attention_layer
 
 _HEADS = {"bits": 4, "group_size": 64, "dtype": "F16"}
 SPEC = ModelCacheSpec((

@@ -150,10 +150,10 @@ def test_a_real_folder_is_checked_repaired_and_served_again(name, tmp_path, caps
     assert check()[0] == 0
     with running(data / "nodes", model, exact_chunks=True) as service:
         [agent] = service.node.table
-        assert agent.manifest.is_cut
+        assert agent.manifest.is_truncated
         assert agent.manifest.tokens_count == 512
         stranger = ask(service, prompt, max_tokens=1)  # begins like it, and is not taken for it
         assert stranger.admitted.agent != "agent"
         assert logprobs_of(answer(service, prompt, "agent")) == want
-        assert not agent.manifest.is_cut
+        assert not agent.manifest.is_truncated
         assert service.node.view().damaged_blocks == 0

@@ -48,7 +48,7 @@ class Station:
         assert line, f"{self.name} has ended"
         return json.loads(line)
 
-    def meet(self, other):
+    def set_peers(self, other):
         peer = {"name": other.name, "incarnation": 1, "addresses": other.addresses}
         self.ask("meet", call={"peers": [peer]})
 
@@ -134,7 +134,7 @@ def test_links_are_measured_and_a_pulled_cable_is_found_out_and_back(fleet, stat
         station.look()
     source, target = stations
     target.ask("start")
-    target.meet(source)
+    target.set_peers(source)
 
     def rated(views):
         return len(views) == 2 and all(view["bytes_per_s"] for view in views.values())

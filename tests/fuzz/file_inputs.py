@@ -15,9 +15,9 @@ from fabric.kvcache.hashing import payload_checksum
 from fabric.kvcache.rotation import Rotation
 from fabric.kvcache.safetensors_header import LENGTH_BYTES, parse_header, render_header
 from fabric.record.manifest import Placed, decode_manifest, encode_manifest
-from fabric.record.provenance import CutBy, LastServed, Provenance
+from fabric.record.provenance import LastServed, Provenance, TruncatedBy
 from fabric.record.spec_file import SpecRecord, encode_spec
-from fabric.record.truncate import cut_record, misplaced_refs
+from fabric.record.truncate import misplaced_refs, truncate_record
 from tests.fuzz.mutation import mutate_bytes, mutate_tree, spell_json, spell_msgpack
 from tests.support.blocks import (
     FINGERPRINT,
@@ -120,13 +120,15 @@ def parse_record(raw: bytes) -> object:
     record = decode_manifest(raw)
     lost = misplaced_refs(record, SALT)
     lost.update(record.refs[len(record.refs) // 2 :])
-    cut = cut_record(record, lost)
+    cut = truncate_record(record, lost)
     cut.check()
     assert not lost & set(cut.refs)
     return record
 
 
-NOTES = Provenance(LastServed(NodeName("node-a"), 17), 3, is_kept=True, cut_by=CutBy.FSCK)
+NOTES = Provenance(
+    LastServed(NodeName("node-a"), 17), 3, is_kept=True, truncated_by=TruncatedBy.FSCK
+)
 
 
 def record_seeds() -> list[bytes]:

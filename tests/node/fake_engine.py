@@ -12,7 +12,7 @@ from node.engine.memory_budget import MemoryBudget
 from node.engine.scheduler import Scheduler
 from node.engine.sequence import Broke, Ended, Produced, Sequence
 from node.mlx.answer import Shown
-from node.mlx.engine import Drawn
+from node.mlx.engine import SampledToken
 
 TOKEN_BYTES = 10
 END = 0  # never drawn
@@ -51,13 +51,13 @@ class FakeSlot:
     cache: FakeCache
     seed: int
     pending: int
-    pending_is_drawn: bool = False
+    pending_is_sampled: bool = False
     pending_is_read: bool = False
     unread: list = field(default_factory=list)
     fails_at: int | None = None
 
-    def take_up(self, drawn_count):
-        self.pending_is_drawn = True
+    def take_up(self, sampled_count):
+        self.pending_is_sampled = True
 
 
 class FakeEngine:
@@ -90,24 +90,24 @@ class FakeEngine:
         self.log.append(("decode", [slot.cache for slot in slots]))
         for slot in slots:
             slot.cache.tokens.append(slot.pending)
-            if slot.pending_is_drawn and not slot.pending_is_read:
+            if slot.pending_is_sampled and not slot.pending_is_read:
                 slot.unread.append(slot.pending)
             slot.pending = next_token(slot.cache.tokens, slot.seed)
-            slot.pending_is_drawn, slot.pending_is_read = True, False
+            slot.pending_is_sampled, slot.pending_is_read = True, False
 
     def read_ahead(self, slot):
-        if not slot.pending_is_drawn or slot.pending_is_read:
+        if not slot.pending_is_sampled or slot.pending_is_read:
             return []
         slot.pending_is_read = True
-        return [Drawn(slot.pending)]
+        return [SampledToken(slot.pending)]
 
     def peek(self, slot):
         return None
 
     def read(self, slot):
-        drawn = [Drawn(token) for token in slot.unread]
+        sampled = [SampledToken(token) for token in slot.unread]
         slot.unread.clear()
-        return drawn
+        return sampled
 
 
 def next_token(tokens, seed):

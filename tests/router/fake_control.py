@@ -31,7 +31,7 @@ from fabric.control.node_calls import (
 )
 from fabric.errors import ConflictError, NotFoundError, RetryLaterError, StaleEpochError
 from fabric.kvcache.hashing import agent_digest
-from fabric.net.links import Address, LinkKind, MeetPeers
+from fabric.net.links import Address, LinkKind, PeerList
 from fabric.record.manifest import OwnerState
 from fabric.record.tombstone import tombstone
 from tests.router.fake_copies import FakeCopies
@@ -54,7 +54,7 @@ class FakeControl(FakeCopies):
             CommitMigration: self._commit,
             ReleaseAgent: self._release,
             AbortMigration: self._abort,
-            MeetPeers: self._meet,
+            PeerList: self._meet,
             Flush: self._flush,
             **self.copy_handlers(),
         }

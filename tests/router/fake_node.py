@@ -258,7 +258,7 @@ class FakeNode(FakeControl):
                     self._remember(memory, asked, text)
                 elif count and memory.seal is not None:
                     ids = (1,) * (event.index if isinstance(event, Delta) else 0)
-                    event = HandedOver(Resumption(ids, drawn=1, top=(), seed=0))  # noqa: PLW2901
+                    event = HandedOver(Resumption(ids, sampled=1, top=(), seed=0))  # noqa: PLW2901
                     self.seal_now(memory, memory.seal)
                 raw = event if isinstance(event, bytes) else encode_event(event)
                 await response.write(raw)

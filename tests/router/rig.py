@@ -13,7 +13,7 @@ import uvicorn
 from fabric.control import calls
 from fabric.keys.api_keys import OPERATOR_HEADER
 from fabric.keys.cluster_secret import http_secret
-from fabric.limits import BEAT_S
+from fabric.limits import HEARTBEAT_S
 from fabric.settings import RouterSettings
 from router.app import build_app
 from router.fleet.fleet import Fleet
@@ -128,7 +128,9 @@ async def rig(
             return HttpNodeLink(name, transport, session, http_secret(CLUSTER_KEY), is_lost)
 
         options = {"policy": policy} if policy else {}
-        fleet = Fleet(roster, connect, ScaledClock(scale), beat_s=BEAT_S / scale, **options)
+        fleet = Fleet(
+            roster, connect, ScaledClock(scale), heartbeat_s=HEARTBEAT_S / scale, **options
+        )
         services = assemble(fleet, settings, CLUSTER_KEY)
         app = build_app(settings, services)
         listener = socket.create_server(("127.0.0.1", 0))

@@ -120,8 +120,8 @@ async def test_health():
         }
         await made.fleet.membership.refresh()
         degraded = await http.get("/healthz")
-        made.fleet.membership.find("node-a").beat_s -= 60
-        made.fleet.membership.find("node-b").beat_s -= 60
+        made.fleet.membership.find("node-a").heartbeat_s -= 60
+        made.fleet.membership.find("node-b").heartbeat_s -= 60
         bad = await http.get("/healthz")
 
     assert (good.status_code, good.json()["status"]) == (200, "ok")

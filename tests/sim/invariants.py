@@ -4,9 +4,9 @@ from fabric.kvcache.block_chain import block_spans
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.hashing import tenant_salt
 from fabric.record.manifest import OwnerState
-from fabric.record.provenance import CutBy
+from fabric.record.provenance import TruncatedBy
+from node.store.available_blocks import available_blocks
 from node.store.block_files import file_name
-from node.store.stock import stock_of
 from node.tiers.restore import load_blocks
 from tests.sim import oracle
 from tests.sim.clock import WALL_S
@@ -132,9 +132,9 @@ class Invariants:
         if names != [piece.block.block_hash for piece in saved.pieces]:
             self._fail(f"{where}: its blocks are not named by its tenant and its tokens")
         count = saved.tokens_count
-        cache, stock = SimCache(count, self._world.kind), stock_of(saved)
-        wanted = self._wanted_tokens(node, saved, stock)
-        loaded = load_blocks(node.store, saved.tenant, saved.token_ids, stock, count, cache)
+        cache, available = SimCache(count, self._world.kind), available_blocks(saved)
+        wanted = self._wanted_tokens(node, saved, available)
+        loaded = load_blocks(node.store, saved.tenant, saved.token_ids, available, count, cache)
         platter = self._world.nodes[node.name].platter
         if loaded != wanted and not platter.hurt & {file_name(ref) for ref in saved.refs}:
             self._fail(f"{where}: only {loaded} of {wanted} tokens can be read back")
@@ -148,12 +148,12 @@ class Invariants:
         A record that was cut to what is left may end where neither a state nor windows were kept,
         or lack those of its end. What it does list must be good.
         """
-        cut_by, count = saved.provenance.cut_by, saved.tokens_count
+        truncated_by, count = saved.provenance.truncated_by, saved.tokens_count
         hurt = [name for host in self._world.nodes.values() for name in host.platter.hurt]
-        if cut_by is CutBy.FSCK and not hurt:
+        if truncated_by is TruncatedBy.FSCK and not hurt:
             self._fail(f"{node.name}: {saved.agent} was cut, and no drive has lost a block")
         # A copy under another name does not say who cut it, and one cut by its client is whole.
-        is_cut = cut_by in (CutBy.FSCK, CutBy.HIBERNATED) and bool(hurt)
+        is_cut = truncated_by in (TruncatedBy.FSCK, TruncatedBy.HIBERNATED) and bool(hurt)
         if not is_cut and not self._at_end(node, saved) & {_hash_of(name) for name in hurt}:
             return count
         return node.store.restore_point(stock, saved.token_ids, count)

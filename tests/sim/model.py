@@ -21,7 +21,7 @@ from fabric.kvcache.cache_spec import (
     TensorSpec,
 )
 from fabric.limits import BLOCK_TOKENS, PREFILL_CHUNK_TOKENS_MIN
-from node.mlx.engine import Drawn
+from node.mlx.engine import SampledToken
 from node.mlx.resident_cache import STATES_HOT_MAX
 
 ENTRY_BYTES = 8
@@ -146,10 +146,10 @@ class SimCache:
     def next_token(self, sampling, seed, index):
         """Draw the next token: greedily by the cache alone, else by seed and number, too."""
         salt = (seed + index) & (2**64 - 1) if sampling.temperature else 0
-        drawn = xxh3_64_intdigest(self._seen(), salt)
-        if drawn % _END_ODDS == 0 and not sampling.ignore_eos:
+        sampled = xxh3_64_intdigest(self._seen(), salt)
+        if sampled % _END_ODDS == 0 and not sampling.ignore_eos:
             return END
-        return ord(_LETTERS[drawn // _END_ODDS % len(_LETTERS)])
+        return ord(_LETTERS[sampled // _END_ODDS % len(_LETTERS)])
 
     def logprob(self):
         return -(xxh3_64_intdigest(self._seen()) % 1_000) / 100
@@ -298,13 +298,13 @@ class SimSlot:
     sampling: object
     seed: int
     pending: int
-    pending_is_drawn: bool = False
-    drawn_count: int = 0
+    pending_is_sampled: bool = False
+    sampled_count: int = 0
     unread: list = field(default_factory=list)
 
-    def take_up(self, drawn_count):
-        self.pending_is_drawn = True
-        self.drawn_count = drawn_count
+    def take_up(self, sampled_count):
+        self.pending_is_sampled = True
+        self.sampled_count = sampled_count
 
 
 class SimEngine:
@@ -338,21 +338,21 @@ class SimEngine:
         self.spent_s += self._step_s
         for slot in slots:
             slot.cache.append(slot.pending)
-            if slot.pending_is_drawn:
+            if slot.pending_is_sampled:
                 slot.unread.append(slot.pending)
-            slot.pending = slot.cache.next_token(slot.sampling, slot.seed, slot.drawn_count)
-            slot.drawn_count += 1
-            slot.pending_is_drawn = True
+            slot.pending = slot.cache.next_token(slot.sampling, slot.seed, slot.sampled_count)
+            slot.sampled_count += 1
+            slot.pending_is_sampled = True
 
     def peek(self, slot):
-        return _drawn(slot, slot.pending) if slot.pending_is_drawn else None
+        return _sampled(slot, slot.pending) if slot.pending_is_sampled else None
 
     def read(self, slot):
         unread, slot.unread = slot.unread, []
-        return [_drawn(slot, token) for token in unread]
+        return [_sampled(slot, token) for token in unread]
 
 
-def _drawn(slot, token):
+def _sampled(slot, token):
     if slot.sampling.logprobs is None:
-        return Drawn(token)
-    return Drawn(token, ((token, slot.cache.logprob()),))
+        return SampledToken(token)
+    return SampledToken(token, ((token, slot.cache.logprob()),))

@@ -14,9 +14,9 @@ from node.engine.memory_budget import Reservation
 from node.migration.incoming_end import IncomingEnd
 from node.migration.source import MoveSource
 from node.store.agent_store import AgentStore
+from node.store.available_blocks import AvailableBlocks
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
-from node.store.stock import Stock
 from node.store.tombstones import Erased
 from node.tiers import disk_tier, eviction
 from node.tiers.flusher import Flusher
@@ -93,7 +93,7 @@ def owners_are_given_up_early():
 
     def impatient(self, name):
         member = self._members.get(name)
-        if member and self._clock.monotonic_s() - member.beat_s > 0.5:
+        if member and self._clock.monotonic_s() - member.heartbeat_s > 0.5:
             return type(health(self, name)).EXPIRED
         return health(self, name)
 
@@ -144,16 +144,16 @@ def replica_is_served_as_owner():
 
 def reuse_more_than_is_common():
     """A prompt is taken to begin like the stored tokens for longer than it does."""
-    common = prefix.common_prefix_items
+    common = prefix.common_prefix
 
     def more(a, b):
-        return min(common(a, b) + 16, len(a), len(b))
+        return min(common(a, b) + (16 if isinstance(a, list) else 0), len(a), len(b))
 
-    plan = "fabric.turn.prompt_plan.common_prefix_items"
+    plan = "fabric.turn.prompt_plan.common_prefix"
 
     @contextmanager
     def both():
-        with mock.patch(plan, more), _patched(prefix, "common_prefix_items", more):
+        with mock.patch(plan, more), _patched(prefix, "common_prefix", more):
             yield
 
     return both()
@@ -194,7 +194,7 @@ def nothing_is_reused():
 
     return _all(
         _patched(Prefixes, "prepare", prepared),
-        _patched(AgentStore, "shared_stock", lambda self, tenant, ids: Stock()),
+        _patched(AgentStore, "shared_blocks", lambda self, tenant, ids: AvailableBlocks()),
     )
 
 

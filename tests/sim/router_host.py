@@ -75,8 +75,8 @@ class RouterHost:
             return {NodeName(name): _Transport(world, node) for name, node in world.nodes.items()}
 
         def connect(name, transport, is_lost):
-            hastens = world.hastens
-            return HttpNodeLink(name, transport, session, secret, is_lost, hastens=hastens)
+            uses_http = world.uses_http
+            return HttpNodeLink(name, transport, session, secret, is_lost, uses_http=uses_http)
 
         secret = http_secret(CLUSTER_KEY)
         clock = SimClock(world.loop, 1e6 * self.incarnation)

@@ -30,7 +30,7 @@ class Script(World):
         super().__post_init__()
         self.kind = KINDS[self._kind]
         self.settings = self._settings
-        self.hastens, self.replicas, self.is_slow = True, 0, False
+        self.uses_http, self.replicas, self.is_slow = True, 0, False
         for host in self.nodes.values():
             host._settings = replace(self._settings)
         self._operations = 0

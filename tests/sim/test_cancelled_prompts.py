@@ -75,7 +75,7 @@ def test_only_its_own_id_finds_an_agent_whose_prompt_was_cancelled(is_cancelled)
             for agent in host.node.table
             if agent.key == ALICE
         ]
-        assert record.is_cut is is_cancelled
+        assert record.is_truncated is is_cancelled
         assert record.tokens_count >= BLOCK_TOKENS
         stranger = await unnamed(world, begin("giraffe"))
         mine, _, _ = await world.ask("alice", begin("zebra"))

@@ -9,7 +9,7 @@ from fabric.control.erasure_calls import EraseAgent, ShareErasures
 from fabric.control.node_calls import ListAgents
 from fabric.errors import RetryLaterError
 from fabric.ids import AgentId, OperationId
-from fabric.limits import BEAT_S
+from fabric.limits import HEARTBEAT_S
 from fabric.record.tombstone import tombstone
 from tests.sim.node_host import CLUSTER_KEY
 from tests.sim.router_host import ROUTER
@@ -55,7 +55,7 @@ async def unheard_turn(world, host, word):
     asking.cancel()
     await asyncio.wait({asking})
     world.network.cut(host.name, ROUTER, change=-1)
-    await asyncio.sleep(BEAT_S)
+    await asyncio.sleep(HEARTBEAT_S)
 
 
 async def overtaken_on_the_way(world):

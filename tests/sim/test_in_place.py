@@ -13,7 +13,7 @@ from fabric.control.hibernation_calls import Hibernate, Resume
 from fabric.control.node_calls import AgentView, PinAgent
 from fabric.ids import AgentId, OperationId
 from fabric.kvcache.hashing import agent_digest
-from fabric.limits import BEAT_S
+from fabric.limits import HEARTBEAT_S
 from fabric.record.manifest import OwnerState, decode_manifest
 from fabric.settings import NodeSettings
 from tests.sim.node_host import CLUSTER_KEY, TOMBSTONES
@@ -95,7 +95,7 @@ async def leave(case):
     source, durable_tokens = case.world.nodes[case.source], case.alice.durable_tokens
     source.node.health.is_draining = True
     await move(case)
-    await asyncio.sleep(2 * BEAT_S)
+    await asyncio.sleep(2 * HEARTBEAT_S)
     await case.alice.say("while it drains")
     assert case.alice.last.cached_tokens >= durable_tokens - 1, case.alice.last
     source.node.health.is_draining = False

@@ -67,7 +67,7 @@ class World:
         self.has_twin = shape.random() < 0.25
         self.is_slow = self.has_twin and shape.random() < 0.7  # answers outlast leases
         self.is_rhythmic = shape.random() < 0.25
-        self.hastens = shape.random() < 0.5
+        self.uses_http = shape.random() < 0.5
         self.replicas = shape.choice([0, 0, 0, 1])
         if shape.random() < 0.5:
             self.loop.start_worker = self._start_worker

@@ -12,7 +12,6 @@ from fabric.kvcache.cache_spec import (
     LayerSpec,
     ModelCacheSpec,
     TensorSpec,
-    attention_layer,
 )
 from fabric.kvcache.hashing import (
     ROOT_PARENT,
@@ -24,6 +23,7 @@ from fabric.kvcache.hashing import (
 )
 from fabric.record.manifest import Manifest, OwnerState, Piece
 from node.store.block_store import BlockStore
+from tests.support.layers import attention_layer
 
 CLUSTER_KEY = bytes(range(32))
 FINGERPRINT = Fingerprint(b"f" * 32)

@@ -13,10 +13,10 @@ from fabric.kvcache.cache_spec import CacheGroup
 from node.mlx.engine import Engine
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
+from node.store.available_blocks import AvailableBlocks
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
 from node.store.posix_disk import PosixDisk
-from node.store.stock import Stock
 from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, TENANT
 from tests.support.tiny_models import VOCABULARY
 
@@ -60,28 +60,30 @@ class Shelf:
     store: AgentStore
     blocks: BlockStore
 
-    def save(self, cache: ResidentCache, prompt: list[int], before: Stock | None = None) -> Stock:
+    def save(
+        self, cache: ResidentCache, prompt: list[int], before: AvailableBlocks | None = None
+    ) -> AvailableBlocks:
         """Store all of a cache's blocks, as a turn would; `before` has what it was read from."""
-        salt, stock = self.store.salt(TENANT), Stock()
+        salt, available = self.store.salt(TENANT), AvailableBlocks()
         ids = prompt[: cache.tokens_count]
         spans = self.store.spans(TENANT, ids)
         for span in spans:
             kv = cache.gather(span.start, span.end)
-            stock.full.append(self.store.save_block(span, ids, kv))
+            available.full.append(self.store.save_block(span, ids, kv))
             window = span.in_group(salt, CacheGroup.WINDOW)
             if CacheGroup.WINDOW in cache.spec.groups:
                 kv = cache.slid.get(span.start)
                 if before is not None and span.start < cache.window_base:
-                    stock.windows[span.start] = before.windows[span.start]
+                    available.windows[span.start] = before.windows[span.start]
                     continue
                 if kv is None:
                     kv = cache.gather(span.start, span.end, CacheGroup.WINDOW)
-                stock.windows[span.start] = self.store.save_block(window, ids, kv)
+                available.windows[span.start] = self.store.save_block(window, ids, kv)
         for end in cache.snapshots:
             span = self.store.state_span(TENANT, ids, spans, end)
             kv = cache.gather_snapshot(end)
-            stock.states[end] = self.store.save_block(span, ids, kv)
-        return stock
+            available.states[end] = self.store.save_block(span, ids, kv)
+        return available
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import itertools
 from fabric.control.copy_calls import KeepFork, KeepReplica, OfferCopy
 from fabric.control.node_calls import AbortMigration, AgentView, Copied, CopyBlocks, Done, Offer
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId
-from fabric.net.urgency import Urgency
+from fabric.net.wire import Urgency
 from node.service import NodeService
 from tests.support.services import TENANT, call
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT))
 
 from fabric.codec import from_plain, to_plain  # noqa: E402
 from fabric.ids import NodeName  # noqa: E402
-from fabric.net.links import Address, MeetPeers  # noqa: E402
+from fabric.net.links import Address, PeerList  # noqa: E402
 from node.clock import SystemClock  # noqa: E402
 from node.net.interfaces import MACHINE  # noqa: E402
 from node.net.link_table import LinkTable  # noqa: E402
@@ -42,7 +42,7 @@ def main(name):
     orders = {
         "start": lambda _: prober.start(),
         "refresh": refresh,
-        "meet": lambda order: table.meet(from_plain(MeetPeers, order["call"]).peers),
+        "meet": lambda order: table.set_peers(from_plain(PeerList, order["call"]).peers),
         "views": lambda _: to_plain(table.views()),
         "probe": probe,
     }

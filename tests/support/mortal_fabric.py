@@ -17,7 +17,7 @@ from fabric.control.calls import decode_call
 from fabric.control.node_calls import AgentList, AgentView, ListAgents, NodeView
 from fabric.ids import AgentId, NodeName
 from fabric.keys.cluster_secret import http_secret
-from fabric.limits import BEAT_S
+from fabric.limits import HEARTBEAT_S
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
 from fabric.turn.generation import Delta, Finished, Identity, IdentityKind, Sampling
@@ -139,9 +139,9 @@ class World:
 
         def connect(name: NodeName, transport: Any, is_lost: Callable[[], bool]) -> HttpNodeLink:
             secret = http_secret(KEY)  # and every call by the transport, for `meddle` to see
-            return HttpNodeLink(name, transport, self._session, secret, is_lost, hastens=False)
+            return HttpNodeLink(name, transport, self._session, secret, is_lost, uses_http=False)
 
-        fleet = Fleet(roster, connect, ScaledClock(), beat_s=BEAT_S / SCALE)
+        fleet = Fleet(roster, connect, ScaledClock(), heartbeat_s=HEARTBEAT_S / SCALE)
         self.services = assemble(fleet, RouterSettings(takeover_after_s=0.3), KEY)
         self._alive = alive
         await fleet.membership.discover()

@@ -19,9 +19,15 @@ def turned(rows: mx.array, rotation: Rotation, delta: Any) -> np.ndarray:
     return out
 
 
+def moving_dims(rotation: Rotation) -> tuple[int, ...]:
+    """List the dimensions of the stored row that change with the position, ascending."""
+    turning = zip(rotation.pairs, rotation.radians_per_token, strict=True)
+    return tuple(sorted(dim for pair, angle in turning if angle for dim in pair))
+
+
 def still(rows: mx.array, rotation: Rotation | None) -> np.ndarray:
     """Leave out the dimensions that move."""
-    return np.delete(np.array(rows), rotation.moving_dims if rotation else (), axis=-1)
+    return np.delete(np.array(rows), moving_dims(rotation) if rotation else (), axis=-1)
 
 
 def close(a: Any, b: Any, relative: float) -> bool:

@@ -51,7 +51,7 @@ def _fit(model: Any, bits: KvBits, limits: ModelLimits) -> Engine:
     limits.check_triable()
     exact = read_spec(model, KvBits(NATIVE, NATIVE, NATIVE))
     prompts = _prompts(exact)
-    reference = [_stock_logits(model, prompt) for prompt in prompts]
+    reference = [_upstream_logits(model, prompt) for prompt in prompts]
     tolerance = _tolerance(exact)
     try:
         ours = alone(Engine(model, exact, limits=limits), prompts)
@@ -89,7 +89,7 @@ def _tolerance(spec: ModelCacheSpec) -> float:
     return max((_TOLERANCE.get(name, 0.0) for name in names - {"F32"}), default=_TOLERANCE["F32"])
 
 
-def _stock_logits(model: Any, prompt: list[int]) -> mx.array:
+def _upstream_logits(model: Any, prompt: list[int]) -> mx.array:
     caches = make_prompt_cache(model)
     model(mx.array([prompt[:-STEPS]]), cache=caches)
     rows = [model(mx.array([[token]]), cache=caches)[:, -1] for token in prompt[-STEPS:]]

@@ -12,8 +12,8 @@ class RecordingCache:
     on the position, in any precision, and what a layer stores differs by its own doing alone.
     """
 
-    def __init__(self, stock: Any, position: int) -> None:
-        self._stock = stock  # answers for what only its class has, a window's size among them
+    def __init__(self, upstream: Any, position: int) -> None:
+        self._upstream = upstream  # answers for what only its class has, a window's size among them
         self.offset = position
         self.start_position = position  # of a chunked cache: nothing before is held
         self.keys: mx.array | None = None  # a model may set these two later, as an indexer does
@@ -22,7 +22,7 @@ class RecordingCache:
         self._shown: tuple[mx.array, mx.array] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stock, name)
+        return getattr(self._upstream, name)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Note `[rows, heads, tokens, width]`; return zeros of these shapes."""

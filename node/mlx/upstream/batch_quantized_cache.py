@@ -20,7 +20,6 @@ class MergeableQuantizedKVCache(QuantizedRows):
 
     @property
     def offset(self) -> int:
-        """Tokens held."""
         return self.end
 
     @offset.setter

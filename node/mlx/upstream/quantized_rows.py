@@ -95,7 +95,6 @@ class QuantizedRows:
         return True
 
     def size(self) -> int:
-        """Columns in use."""
         return self.end
 
     def empty(self) -> bool:

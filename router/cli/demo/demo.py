@@ -151,7 +151,7 @@ def _await_ready(keeper: Keeper, log: Path, steps: Steps, ends: list[int]) -> Re
 
 
 class Demo:
-    """The conversation: one state of the memory after the other, for every agent."""
+    """The conversation: one state of the cache after the other, for every agent."""
 
     def __init__(self, ready: Ready, steps: Steps, ends: list[int]) -> None:
         self._endpoint = Endpoint(ready.url, operator_key=ready.operator_key)

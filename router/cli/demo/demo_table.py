@@ -12,7 +12,7 @@ COLD, HOT, DISK, PEER, KILLED = "cold", "hot", "disk", "peer", "killed"
 STATES = (COLD, HOT, DISK, PEER, KILLED)
 MEANING = {
     COLD: "first turn, everything is computed",
-    HOT: "next turn, memory is at hand",
+    HOT: "next turn, cache is at hand",
     DISK: "every node was killed (SIGKILL) and restarted",
     PEER: "moved to another node",
     KILLED: "its node was killed a moment ago",
@@ -27,7 +27,7 @@ def problem_of(turn: DemoTurn, previous: DemoTurn | None) -> str:
     if not turn.right:
         return f"answered {turn.answer!r} instead of {turn.expected!r}"
     if turn.state == KILLED:
-        return ""  # whatever was left of the memory; the answer is what counts
+        return ""  # whatever was left of the cache; the answer is what counts
     if turn.cache != turn.state:
         return f"expected cache {turn.state}, the node says {turn.cache or 'nothing'}"
     if turn.state == COLD:

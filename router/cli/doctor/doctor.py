@@ -86,7 +86,7 @@ def look_at_fabric(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]],
     ]
     links = ", ".join(f"{node.get('name')}: {_links(node) or 'no links'}" for node in nodes)
     if failed:
-        detail = f"the memory test failed on {', '.join(failed)}; {links}"
+        detail = f"the cache self-test failed on {', '.join(failed)}; {links}"
         return nodes, Check("fabric", "error", detail)
     return nodes, Check("fabric", "ok", links or "no nodes")
 
@@ -103,7 +103,7 @@ def _links(node: dict[str, Any]) -> str:
 def _python() -> Check:
     version = platform.python_version()
     if sys.flags.optimize:
-        return Check("python", "error", f"{version} under -O: assertions guard the memory")
+        return Check("python", "error", f"{version} under -O: assertions guard stored caches")
     fits = (3, 11) <= sys.version_info[:2] < (3, 14)
     return Check("python", "ok" if fits else "error", f"{version}; 3.11 to 3.13 are supported")
 

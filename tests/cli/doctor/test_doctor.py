@@ -27,7 +27,7 @@ def test_a_failed_memory_test_is_an_error(run, fabric):
     status, out, _ = run("doctor", "--url", fabric.url)
 
     assert status == 1
-    assert "error    fabric: the memory test failed on node-b" in out
+    assert "error    fabric: the cache self-test failed on node-b" in out
     assert "ethernet 192.168.1.10 10000 Mbit/s" in out
 
 

@@ -17,7 +17,7 @@ from fabric.control.calls import decode_call, encode_reply
 from fabric.control.node_calls import Describe, Done, Flush, NodeView, SelfTest, Stop, TierBytes
 from fabric.errors import FatalError
 from fabric.ids import NodeName
-from fabric.net.links import MeetPeers
+from fabric.net.links import PeerList
 from fabric.settings import NodeSettings
 
 
@@ -66,7 +66,7 @@ class NodeService:
         _, call = decode_call(raw)
         if isinstance(call, Describe):
             return encode_reply(self._view())
-        if isinstance(call, MeetPeers):
+        if isinstance(call, PeerList):
             return encode_reply(Done())
         assert isinstance(call, (Flush, Stop))
         self._note(type(call).__name__.lower())

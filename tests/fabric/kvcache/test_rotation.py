@@ -8,6 +8,7 @@ import pytest
 from fabric.codec import dump_json, from_plain, pack, parse_json, unpack
 from fabric.errors import RejectedError
 from fabric.kvcache.rotation import CacheRotations, Rotation, UnknownRotation
+from tests.support.rotations import moving_dims
 
 PLAIN = Rotation("keys", 2, 6, traditional=False, base=64.0, scale=0.5, frequencies=None)
 OWN = Rotation("values", 0, 4, traditional=True, base=None, scale=1.0, frequencies=(1 / 3, 0.0))
@@ -24,9 +25,9 @@ def test_angles_come_from_the_base_or_are_given():
 
 
 def test_a_pair_without_frequency_stands_still():
-    assert PLAIN.moving_dims == (2, 3, 4, 5, 6, 7)
-    assert OWN.moving_dims == (0, 1)
-    assert replace(OWN, traditional=False).moving_dims == (0, 2)
+    assert moving_dims(PLAIN) == (2, 3, 4, 5, 6, 7)
+    assert moving_dims(OWN) == (0, 1)
+    assert moving_dims(replace(OWN, traditional=False)) == (0, 2)
 
 
 @pytest.mark.parametrize("value", [(PLAIN, OWN), (), UnknownRotation("why")])

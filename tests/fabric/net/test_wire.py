@@ -23,7 +23,6 @@ from fabric.errors import (
 from fabric.ids import Fingerprint, NodeName
 from fabric.limits import BLOCK_BYTES_MAX, FRAME_BYTES_MAX, TRANSFER_SLICE_BYTES_MAX
 from fabric.net.handshake import Role, check_proof, prove
-from fabric.net.urgency import Urgency
 from fabric.net.wire import (
     _KINDS,
     FETCH_PARTS_MAX,
@@ -39,6 +38,7 @@ from fabric.net.wire import (
     PayloadHead,
     Proof,
     Refusal,
+    Urgency,
     decode_body,
     decode_head,
     encode_frame,

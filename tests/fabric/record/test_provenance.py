@@ -7,7 +7,7 @@ from fabric.errors import CorruptDataError
 from fabric.ids import NodeName
 from fabric.record.envelope import Envelope
 from fabric.record.manifest import MAGIC, Manifest, decode_manifest, encode_manifest
-from fabric.record.provenance import CutBy, LastServed, Provenance
+from fabric.record.provenance import LastServed, Provenance, TruncatedBy
 from tests.support.blocks import make_block, make_manifest
 
 SERVED = LastServed(NodeName("node-a"), 17)
@@ -18,9 +18,9 @@ NOTES = [
     ({"copied": "3", "kept": "yes"}, Provenance(copied_revision=3, is_kept=True)),
     ({"copied": "0"}, Provenance(copied_revision=0)),
     ({"fork": "yes", "served": "node-a:17"}, Provenance(SERVED, is_fork=True)),
-    ({"cut": "fsck"}, Provenance(cut_by=CutBy.FSCK)),
-    ({"cut": "hibernated"}, Provenance(cut_by=CutBy.HIBERNATED)),
-    ({"cut": "cancelled"}, Provenance(cut_by=CutBy.CANCELLED)),
+    ({"cut": "fsck"}, Provenance(truncated_by=TruncatedBy.FSCK)),
+    ({"cut": "hibernated"}, Provenance(truncated_by=TruncatedBy.HIBERNATED)),
+    ({"cut": "cancelled"}, Provenance(truncated_by=TruncatedBy.CANCELLED)),
 ]
 RECORD = make_manifest([make_block(1, 3)])
 LEAD = len(MAGIC) + 16
@@ -42,8 +42,8 @@ def test_it_is_written_as_it_always_was_and_read_back(notes, provenance):
         ({"copied": "-1", "served": "node-a:x"}, Provenance()),
         ({"copied": "\u0663", "served": "Not a name:5"}, Provenance()),
         ({"copied": "9" * 5_000, "served": "node-a:" + "9" * 5_000}, Provenance()),
-        ({"cut": "by somebody"}, Provenance(cut_by=CutBy.FSCK)),
-        ({"cut": "", "fork": "", "kept": ""}, Provenance(None, None, True, True, CutBy.FSCK)),
+        ({"cut": "by somebody"}, Provenance(truncated_by=TruncatedBy.FSCK)),
+        ({"cut": "", "fork": "", "kept": ""}, Provenance(None, None, True, True, TruncatedBy.FSCK)),
     ],
     ids=["unknown", "empty", "no numbers", "other digits", "endless", "unknown cut", "no words"],
 )
@@ -69,4 +69,4 @@ def test_only_its_own_id_finds_a_cut_record_and_a_fork():
 
     assert is_found(served=SERVED, copied_revision=3, is_kept=True)
     assert not is_found(is_fork=True)
-    assert not is_found(cut_by=CutBy.HIBERNATED)
+    assert not is_found(truncated_by=TruncatedBy.HIBERNATED)

@@ -1,4 +1,4 @@
-"""Who goes when a tier is full: budgets, floors, quotas, pins, sharing, and the learned odds."""
+"""Who goes when a tier is full: budgets, floors, quotas, pins, sharing, and learned reuse."""
 
 import random
 
@@ -11,16 +11,16 @@ from fabric.retention.policy import (
     TenantShare,
     by_recency,
     choose,
-    standing,
+    tier_state,
 )
-from fabric.retention.reuse_odds import ReturnOdds
+from fabric.retention.reuse_probability import ReuseProbability
 from fabric.settings import parse_settings
 
 
 def agent(name, size=10, idle=0.0, **more):
     """Make a candidate called tenant-number; `shared` names a piece that others have, too."""
     pieces = {name: size, **more.pop("shared", {})}
-    values = {"odds": 0.5, "saves_s": float(size), **more}
+    values = {"reuse_probability": 0.5, "saves_s": float(size), **more}
     return Candidate((name.split("-")[0], name), pieces, idle, **values)
 
 
@@ -30,23 +30,23 @@ def names(choice):
 
 def test_nobody_goes_while_there_is_room():
     crowd = [agent(f"a-{i}", idle=i) for i in range(10)]
-    choice = choose(crowd, 100, Rules(), spare_share=0.5)
+    choice = choose(crowd, 100, Rules(), free_share=0.5)
     assert (names(choice), choice.free_bytes) == ([], 0)
 
 
 def test_the_least_valuable_go_until_it_fits_and_a_little_more():
     crowd = [agent(f"a-{i}", idle=10.0 * i) for i in range(10)]
     assert names(choose(crowd, 75, Rules())) == ["a-9", "a-8", "a-7"]
-    assert names(choose(crowd, 75, Rules(), spare_share=0.2)) == ["a-9", "a-8", "a-7", "a-6"]
+    assert names(choose(crowd, 75, Rules(), free_share=0.2)) == ["a-9", "a-8", "a-7", "a-6"]
     assert names(choose(crowd, 100, Rules(), incoming={"a": 5})) == ["a-9"]
-    assert standing(crowd, 75, Rules()).free_bytes == -25
+    assert tier_state(crowd, 75, Rules()).free_bytes == -25
 
 
 @pytest.mark.parametrize(
     ("worse", "better"),
     [
         ({"idle": 20.0}, {"idle": 10.0}),
-        ({"odds": 0.1, "idle": 5.0}, {"odds": 0.9, "idle": 20.0}),
+        ({"reuse_probability": 0.1, "idle": 5.0}, {"reuse_probability": 0.9, "idle": 20.0}),
         ({"size": 20, "saves_s": 10.0}, {"size": 10, "saves_s": 10.0}),
         ({"saves_s": 1.0}, {"saves_s": 2.0}),
     ],
@@ -71,7 +71,7 @@ def test_the_expired_go_even_where_there_is_room_but_no_active_agent_does():
 def test_shared_bytes_count_once_and_stay_while_anybody_needs_them():
     shared = {"prefix": 50}
     crowd = [agent(f"a-{i}", idle=10.0 * i, shared=shared) for i in range(3)]
-    assert standing(crowd, 80, Rules()).free_bytes == 0
+    assert tier_state(crowd, 80, Rules()).free_bytes == 0
     choice = choose(crowd, 70, Rules())
     assert (names(choice), choice.free_bytes) == (["a-2"], 0)
     assert names(choose(crowd, 60, Rules())) == ["a-2", "a-1"]
@@ -95,7 +95,7 @@ def test_what_a_flood_has_in_use_is_refused_rather_than_paid_by_others():
     flood = [agent(f"a-{i}", is_active=True) for i in range(8)]
     choice = choose([*quiet, *flood], 100, Rules())
     assert (names(choice), choice.free_bytes) == ([], -20)
-    assert choice.room_bytes("a") == -20
+    assert choice.quota_free_bytes["a"] >= choice.free_bytes
 
 
 def test_a_giant_above_its_floor_goes_even_though_it_falls_below():
@@ -112,7 +112,7 @@ def test_named_floors_and_quotas():
     choice = choose(crowd, 100, rules)
     assert names(choice) == ["a-4", "a-3"]
     assert choice.free_bytes == 70
-    assert choice.room_bytes("a") == 0
+    assert choice.quota_free_bytes["a"] == 0
     assert names(choose(crowd, 100, rules, incoming={"a": 10})) == ["a-4", "a-3", "a-2"]
 
 
@@ -126,7 +126,7 @@ def test_pins_go_last_and_only_a_quarter_of_the_floor_counts():
     assert names(choose(crowd, 40, Rules(), incoming={"a": 15})) == ["a-1"]
     assert names(choose(crowd, 40, Rules(), incoming={"a": 25})) == ["a-1", "a-pin"]
     two = [agent(f"{t}-{i}", is_pinned=True) for t in "ab" for i in range(4)]
-    assert len(standing(two, 80, Rules()).held) == 2
+    assert len(tier_state(two, 80, Rules()).held) == 2
 
 
 def test_whatever_is_chosen_keeps_every_promise():
@@ -148,10 +148,10 @@ def test_whatever_is_chosen_keeps_every_promise():
             for i in range(rng.randrange(1, 40))
         ]
         budget = rng.randrange(10, 400)
-        before, choice = standing(crowd, budget, rules), choose(crowd, budget, rules)
+        before, choice = tier_state(crowd, budget, rules), choose(crowd, budget, rules)
         gone = {c.key for c in choice.dropped}
         left = [c for c in crowd if c.key not in gone]
-        after = standing(left, budget, rules)
+        after = tier_state(left, budget, rules)
         assert after.free_bytes == choice.free_bytes >= before.free_bytes
         assert not any(c.is_active for c in choice.dropped)
         floors = rules.floors_bytes({c.tenant for c in crowd}, budget)
@@ -163,18 +163,18 @@ def test_whatever_is_chosen_keeps_every_promise():
             assert had > min(floors[c.tenant], rules.quota_bytes(c.tenant, budget))
 
 
-def test_odds_are_learned_per_tenant_and_forgotten():
-    odds = ReturnOdds()
-    assert odds.odds("a", 1) == 0.5
+def test_reuse_is_learned_per_tenant_and_forgotten():
+    reuse = ReuseProbability()
+    assert reuse.probability("a", 1) == 0.5
     for _ in range(200):
-        odds.note("a", 1)  # one-shot requests
-        odds.note_all("b", 12)
-    assert odds.odds("a", 1) < 0.05
-    assert odds.odds("b", 1) > 0.95
-    assert odds.odds("c", 1) == 0.5
+        reuse.note("a", 1)  # one-shot requests
+        reuse.note_all("b", 12)
+    assert reuse.probability("a", 1) < 0.05
+    assert reuse.probability("b", 1) > 0.95
+    assert reuse.probability("c", 1) == 0.5
     for _ in range(5_000):
-        odds.note_all("a", 2)
-    assert odds.odds("a", 1) > 0.9
+        reuse.note_all("a", 2)
+    assert reuse.probability("a", 1) > 0.9
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_one_failure_ends_only_itself(bench: Bench, what: str) -> None:
         if what == "cache":
             bad.cache.leaves[2] = bad.cache.layers[2] = object()
         else:
-            bad.slot.chooser.processors.append(lambda history, logits: logits[9, 9, 9])
+            bad.slot.sampler.processors.append(lambda history, logits: logits[9, 9, 9])
 
     at_token(bad, 4, fail)
     for sequence in (bad, good[0][0], good[1][0]):  # short prompts start and draw first

@@ -11,10 +11,10 @@ from fabric.limits import (
     PREFILL_WARM_STREAK_MAX,
     PREFILL_WARM_TOKENS,
 )
-from node.engine.policy import Pause, Room, Start, next_move, next_promotion, next_prompt
+from node.engine.policy import Preempt, Room, Start, next_move, next_prompt, next_starved
 
 _orders = count()
-AMPLE = Room(seats=8, paused=8, memory_bytes=1_000)
+AMPLE = Room(slots=8, paused=8, memory_bytes=1_000)
 
 
 @dataclass(eq=False)
@@ -60,9 +60,9 @@ def test_interactive_goes_first_then_paused_then_by_arrival():
 
 def test_without_a_seat_the_latest_background_gives_way_to_interactive_only():
     running = [background(), background(), interactive()]
-    full = Room(seats=0, paused=1, memory_bytes=0)
+    full = Room(slots=0, paused=1, memory_bytes=0)
 
-    assert next_move([interactive()], [], running, full) == Pause(running[1])
+    assert next_move([interactive()], [], running, full) == Preempt(running[1])
     assert next_move([background()], [], running, full) is None
     assert next_move([interactive()], [], running[2:], full) is None
     assert next_move([interactive()], [], running, Room(0, 0, 0)) is None
@@ -70,7 +70,7 @@ def test_without_a_seat_the_latest_background_gives_way_to_interactive_only():
 
 def test_a_small_one_may_overtake_one_that_waits_for_memory_a_few_times():
     big, small, warm = interactive(200), interactive(50), interactive(0)
-    room = Room(seats=8, paused=8, memory_bytes=100)
+    room = Room(slots=8, paused=8, memory_bytes=100)
 
     assert next_move([big, small], [], [], room) == Start(small, passed=(big,))
     assert next_move([big, warm], [], [], room) == Start(warm)  # takes no memory from it
@@ -81,12 +81,12 @@ def test_a_small_one_may_overtake_one_that_waits_for_memory_a_few_times():
 
 def test_pausing_frees_memory_only_where_it_spills():
     waiting, running = [interactive(150)], [holder(40), holder(60), interactive()]
-    room = Room(seats=8, paused=8, memory_bytes=60)
-    spills = Room(seats=8, paused=8, memory_bytes=60, can_spill=True)
+    room = Room(slots=8, paused=8, memory_bytes=60)
+    spills = Room(slots=8, paused=8, memory_bytes=60, can_spill=True)
 
     assert next_move(waiting, [], running, room) is None
-    assert next_move(waiting, [], running, spills) == Pause(running[1], spills=True)
-    assert next_move(waiting, [held := holder(90)], running, spills) == Pause(held, spills=True)
+    assert next_move(waiting, [], running, spills) == Preempt(running[1], spills=True)
+    assert next_move(waiting, [held := holder(90)], running, spills) == Preempt(held, spills=True)
     waiting[0].needs_bytes = 161  # even both would not do
     assert next_move(waiting, [], running, spills) is None
 
@@ -108,8 +108,8 @@ def test_who_waited_longest_is_promoted_when_that_was_too_long():
     now_s = 100.0
     items = [background(served_s=now_s - BACKGROUND_PATIENCE_S + ago) for ago in (0.1, -1, -2)]
 
-    assert next_promotion(items, now_s) is items[2]
-    assert next_promotion(items[:1], now_s) is None
+    assert next_starved(items, now_s) is items[2]
+    assert next_starved(items[:1], now_s) is None
 
 
 ITEMS = st.lists(
@@ -134,11 +134,11 @@ def needing(items):
 def test_nobody_is_paused_for_memory_that_places_among_the_paused_do_not_suffice_to_free():
     """Else the first ones are paused and started again for ever."""
     urgent, running = interactive(11), [holder(1), holder(1), holder(9)]
-    room = Room(seats=0, paused=2, memory_bytes=0, can_spill=True)
+    room = Room(slots=0, paused=2, memory_bytes=0, can_spill=True)
 
     assert next_move([urgent], [], running, room) is None
     room = replace(room, paused=3)
-    assert next_move([urgent], [], running, room) == Pause(running[2], spills=True)
+    assert next_move([urgent], [], running, room) == Preempt(running[2], spills=True)
     # Who is paused already takes no further place.
     room = replace(room, paused=2)
     assert next_move([urgent], [holder(9)], running[:2], room) is not None
@@ -156,17 +156,17 @@ def test_tenants_that_run_as_much_start_in_turns_and_paused_ones_first():
     waiting=ITEMS.map(needing),
     paused=ITEMS,
     running=ITEMS,
-    seats=st.integers(0, 3),
+    slots=st.integers(0, 3),
     memory_bytes=st.integers(-50, 200),
     can_spill=st.booleans(),
 )
 def test_moves_come_to_an_end_and_keep_every_bound(
-    waiting, paused, running, seats, memory_bytes, can_spill
+    waiting, paused, running, slots, memory_bytes, can_spill
 ):
     waiting, paused, running = list(waiting), list(paused), list(running)
     paused_max, moves = len(paused) + 2, 0
     while True:
-        room = Room(seats, paused_max - len(paused), memory_bytes, can_spill)
+        room = Room(slots, paused_max - len(paused), memory_bytes, can_spill)
         move = next_move(waiting, paused, running, room)
         if move is None:
             break
@@ -174,13 +174,13 @@ def test_moves_come_to_an_end_and_keep_every_bound(
         assert moves < 100
         sequence = move.sequence
         if isinstance(move, Start):
-            assert seats > 0
+            assert slots > 0
             assert sequence.needs_bytes <= max(0, memory_bytes)
             better = [s for s in [*waiting, *paused] if s.is_urgent and not s.needs_bytes]
             assert sequence.is_urgent or not better
             (paused if sequence in paused else waiting).remove(sequence)
             running.append(sequence)
-            seats -= 1
+            slots -= 1
             memory_bytes -= sequence.needs_bytes
             sequence.needs_bytes = 0
             continue
@@ -189,7 +189,7 @@ def test_moves_come_to_an_end_and_keep_every_bound(
         if sequence in running:
             running.remove(sequence)
             paused.append(sequence)
-            seats += 1
+            slots += 1
             assert len(paused) <= paused_max
         if move.spills:
             assert can_spill
@@ -197,7 +197,7 @@ def test_moves_come_to_an_end_and_keep_every_bound(
             sequence.needs_bytes = sequence.reserve_bytes
 
     startable = [s for s in [*waiting, *paused] if not s.needs_bytes]
-    assert not (seats > 0 and startable)
+    assert not (slots > 0 and startable)
 
 
 @pytest.mark.parametrize("room", [AMPLE, Room(0, 0, 0)])

@@ -60,9 +60,9 @@ def test_background_keeps_to_its_part_and_tenants_share_that():
     assert flood(queued, "alice") > 60
 
 
-def flooded(long_prompts=40, seats=4):
+def flooded(long_prompts=40, slots=4):
     """Let bob have more long turns than there are places, all of them waiting or running."""
-    rig = SchedulerRig(active_max=seats, tokens_per_s=1_000)
+    rig = SchedulerRig(active_max=slots, tokens_per_s=1_000)
     bobs = [rig.add(3_000, 400, seed=n, tenant="bob") for n in range(long_prompts)]
     rig.run(30)
     return rig, bobs
@@ -83,15 +83,15 @@ def test_a_tenant_gets_its_answer_beside_a_flood_of_long_turns():
 
 
 def test_tenants_share_the_running_places_evenly_and_then_stand_still():
-    rig, _ = flooded(seats=6)
+    rig, _ = flooded(slots=6)
     for n in range(10):
         rig.add(3_000, 400, seed=200 + n, tenant="alice")
-    seated = []
+    active = []
     for _ in range(20):
         rig.run(1)
-        seated.append({id(sequence) for sequence in rig.queue.running})
+        active.append({id(sequence) for sequence in rig.queue.running})
     assert sorted(s.tenant for s in rig.queue.running) == ["alice"] * 3 + ["bob"] * 3
-    assert len({frozenset(ids) for ids in seated[-10:]}) == 1  # nobody is paused to and fro
+    assert len({frozenset(ids) for ids in active[-10:]}) == 1  # nobody is paused to and fro
 
 
 def test_with_one_place_tenants_take_turns_however_many_wait():

@@ -216,7 +216,7 @@ def test_a_cut_record_keeps_who_it_is_and_claims_no_more_than_is_there(stored, c
     assert record.text == whole.text[:256]
     assert [piece.block for piece in record.pieces] == [stored.blocks["root"].ref]
     assert [place.end for place in record.windows] == [256]
-    assert (record.states, record.sketch, record.is_cut) == ((), (), True)
+    assert (record.states, record.sketch, record.is_truncated) == ((), (), True)
     # What only the cut part needed is gone with it.
     left = {path.suffix for path in (stored.root / "blocks").iterdir()}
     assert left == {".full", ".window"}

@@ -40,7 +40,7 @@ async def test_a_decision_that_nobody_waits_for_is_not_kept():
 
 
 async def test_a_move_that_is_never_decided_is_waited_for_only_so_long(monkeypatch):
-    monkeypatch.setattr("node.migration.incoming.LANDING_WAIT_S", 0.01)
+    monkeypatch.setattr("node.migration.incoming.HANDOVER_WAIT_S", 0.01)
     moves = IncomingMoves(FakeClock())
     with pytest.raises(RetryElsewhereError, match="not arrived"):
         await moves.wait(MOVE)

@@ -236,7 +236,7 @@ def test_a_failing_step_changes_nothing(name, monkeypatch):
     engine.feed(undisturbed, tokens)
     slots = [engine.start(c, [*p, 5, 9], GREEDY, 0) for c, p in zip(caches, prompts, strict=True)]
     with monkeypatch.context() as patch:
-        patch.setattr("node.mlx.engine._draw", lambda *_: 1 / 0)
+        patch.setattr("node.mlx.engine._sampled_of", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.launch(slots)
 

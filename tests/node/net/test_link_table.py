@@ -8,7 +8,7 @@ from fabric.errors import TooLargeError
 from fabric.ids import NodeName
 from fabric.limits import ADDRESSES_MAX, LINKS_TOLD_MAX, MIB, PEERS_MAX
 from fabric.net.link_estimate import PING_EVERY_S, PROBE_REST_MIN_S, RESTING_BYTES_PER_S
-from fabric.net.links import Address, LinkKind, MeetPeers, PeerNode
+from fabric.net.links import Address, LinkKind, PeerList, PeerNode
 from node.net.link_table import LINKS_MAX, LinkTable
 from tests.support.transfers import StoppedClock
 
@@ -30,7 +30,7 @@ def table(clock):
 
 
 def met(table, *addresses, name=PEER, incarnation=1):
-    table.meet([PeerNode(name, incarnation, addresses or ALL)])
+    table.set_peers([PeerNode(name, incarnation, addresses or ALL)])
 
 
 def order(table, addresses=ALL):
@@ -135,7 +135,7 @@ def test_views_tell_what_is_known(table, clock):
 
 def test_a_peer_that_left_is_forgotten(table):
     met(table)
-    table.meet([])
+    table.set_peers([])
 
     assert table.views() == ()
     assert table.due() == []
@@ -154,10 +154,10 @@ def test_offers_of_unknown_peers_cannot_fill_it(table):
 def test_lists_over_the_limit_are_refused_and_beats_stay_short(table):
     address = Address("10.0.0.1", 7, LinkKind.ETHERNET)
     with pytest.raises(TooLargeError):
-        MeetPeers(tuple(PeerNode(NodeName(f"n{i}"), 1, ()) for i in range(PEERS_MAX + 1)))
+        PeerList(tuple(PeerNode(NodeName(f"n{i}"), 1, ()) for i in range(PEERS_MAX + 1)))
     with pytest.raises(TooLargeError):
-        MeetPeers((PeerNode(PEER, 1, (address,) * (ADDRESSES_MAX + 1)),))
-    table.meet(
+        PeerList((PeerNode(PEER, 1, (address,) * (ADDRESSES_MAX + 1)),))
+    table.set_peers(
         [
             PeerNode(
                 NodeName(f"n{i}"), 1, tuple(Address(f"10.0.{i}.{j}", 7, LAN.kind) for j in range(4))

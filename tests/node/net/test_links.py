@@ -142,7 +142,7 @@ def test_the_prober_finds_the_live_the_slow_and_the_dead_link(port, prober):
         table = LinkTable(SystemClock())
         prober(table)
         addresses = (slow_address, fast_address, dead_address)
-        table.meet([PeerNode(SOURCE, 1, addresses)])
+        table.set_peers([PeerNode(SOURCE, 1, addresses)])
 
         def is_known():
             found = views(table)
@@ -164,7 +164,7 @@ def test_a_link_that_died_is_found_again(port, server, shelf, prober):
     with FaultProxy(("127.0.0.1", port)) as proxy:
         address = loopback(proxy.port)
         prober(table)
-        table.meet([PeerNode(SOURCE, 1, (address,))])
+        table.set_peers([PeerNode(SOURCE, 1, (address,))])
         until(lambda: table.views()[0].reachable)
         table.failed(SOURCE, address)  # as a transfer says whose streams broke
         assert table.views()[0].reachable is False
@@ -202,7 +202,7 @@ def test_sleep_and_a_new_address_try_every_link_anew(prober):
     table = LinkTable(clock)
     told = []
     one = prober(table, recorder, clock, lambda: list(interfaces), told.append)
-    table.meet([PeerNode(SOURCE, 1, (loopback(1), loopback(2)))])
+    table.set_peers([PeerNode(SOURCE, 1, (loopback(1), loopback(2)))])
 
     def pings():
         return sum(probe_bytes == 0 for _, _, probe_bytes in recorder.asked)
@@ -234,7 +234,7 @@ def test_a_refused_probe_reaches_the_table(prober):
 
     table = Table(SystemClock())
     prober(table, busy)
-    table.meet([PeerNode(SOURCE, 1, (loopback(1),))])
+    table.set_peers([PeerNode(SOURCE, 1, (loopback(1),))])
     until(lambda: table.refused == 1)
 
 
@@ -242,7 +242,7 @@ def test_a_transfer_feeds_the_table_and_goes_where_it_points(port, server, shelf
     ref = shelf.add(8 * MIB)
     table = LinkTable(SystemClock())
     dead, live = loopback(closed_port(), LinkKind.THUNDERBOLT), loopback(port, LinkKind.WIFI)
-    table.meet([PeerNode(SOURCE, 1, (dead, live))])
+    table.set_peers([PeerNode(SOURCE, 1, (dead, live))])
     assert table.rank(SOURCE, (live, dead))[0][0] == dead  # by its kind
     table.unanswered(SOURCE, dead, "refused")
     report, catch = fetch([dead, live], offer(server, [ref]), [ref], links=table)

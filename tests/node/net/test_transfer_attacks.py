@@ -134,7 +134,7 @@ def test_a_peer_that_does_not_read_is_dropped(shelf):
     ticket = offer(server, [ref])
     peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE)
     with closing(peer.dial(server.addresses()[0])) as channel:
-        peer.greet(channel)
+        peer.authenticate(channel)
         channel.send(FetchRequest(ticket, (part(ref),)))
         await_count(server, "broken")
 
@@ -147,7 +147,7 @@ def test_a_proven_peer_that_drips_its_request_is_dropped(shelf):
     raw = encode_frame(FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16, 0, 1),)))
 
     with closing(peer.dial(server.addresses()[0])) as channel:
-        peer.greet(channel)
+        peer.authenticate(channel)
         with suppress(ConnectionError):
             for byte in raw[:-1]:
                 channel._sock.sendall(bytes([byte]))
@@ -165,7 +165,7 @@ def test_a_range_past_the_end_is_refused(shelf, server, port, offset, length):
     ticket = offer(server, [ref])
     peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE)
     with closing(peer.dial(loopback(port))) as channel:
-        peer.greet(channel)
+        peer.authenticate(channel)
         channel.send(FetchRequest(ticket, (part(ref, offset, length),)))
 
         assert channel.receive(Refusal).code == "bad_range"
@@ -177,12 +177,12 @@ def test_a_range_past_the_end_is_refused(shelf, server, port, offset, length):
 
 def proven(then):
     def act(channel, sock):
-        greeting = channel.receive(Hello)
+        authenticating = channel.receive(Hello)
         nonce = b"s" * 32
-        proof = prove(KEY, Role.SERVER, greeting, nonce, encrypts=True)
+        proof = prove(KEY, Role.SERVER, authenticating, nonce, encrypts=True)
         channel.send(Challenge(nonce, proof, encrypts=True))
         channel.receive(Proof)
-        keys = session_keys(KEY, greeting, nonce, encrypts=True)
+        keys = session_keys(KEY, authenticating, nonce, encrypts=True)
         channel.seal(keys.server, keys.client, encrypts=True)
         channel.receive(FetchRequest)
         then(channel, sock)

@@ -8,7 +8,7 @@ import pytest
 from fabric.errors import RetryLaterError
 from fabric.limits import TRANSFER_HOLD_S
 from fabric.net.links import LinkKind
-from fabric.net.urgency import Urgency
+from fabric.net.wire import Urgency
 from node.clock import SystemClock
 from node.net.connections import Connections
 from node.net.link_reservations import NominalLinks

@@ -162,7 +162,7 @@ def test_a_peer_that_agrees_to_nothing_is_left():
     with impostor(act) as address:
         channel = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE).dial(address)
         with pytest.raises(RejectedError, match="does not encrypt"):
-            Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE).greet(channel)
+            Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE).authenticate(channel)
         channel.close()
     assert heard == [b""]
 

@@ -11,13 +11,13 @@ from fabric.kvcache.block import BlockRef
 from fabric.kvcache.hashing import payload_checksum
 from fabric.limits import MIB
 from fabric.net.links import LinkKind
-from fabric.net.urgency import Urgency
+from fabric.net.wire import Urgency
 from node.net.connections import Connections
 from node.net.link_reservations import NominalLinks
 from node.net.peer import Peer
 from node.transfer.fetch import Fetch, Order
 from node.transfer.fetch_links import FetchLinks
-from node.transfer.work_queue import FetchWork, Landing
+from node.transfer.work_queue import FetchWork, PendingBlock
 from tests.support.transfers import FINGERPRINT, HASTE, KEY, SOURCE, TARGET, loopback
 
 BLOCK_BYTES = 9 * MIB
@@ -34,12 +34,12 @@ def links(*mbit):
 )
 def test_every_worthy_link_gets_a_stream_unless_that_is_too_many(streams, most, each):
     chosen = links(1_000, 1_000).spread(streams, most, striped=True)
-    assert [chosen.count(link) for link in dict.fromkeys(chosen) if not link.is_spare] == each
+    assert [chosen.count(link) for link in dict.fromkeys(chosen) if not link.is_fallback] == each
 
 
 def test_little_goes_over_the_fastest_link_alone():
     chosen = links(1_000, 2_500).spread(1, 4, striped=False)
-    assert [(link.address.port, link.is_spare) for link in chosen] == [(2, False), (1, True)]
+    assert [(link.address.port, link.is_fallback) for link in chosen] == [(2, False), (1, True)]
 
 
 @dataclass
@@ -50,8 +50,8 @@ class Waiting:
     is_conversing: bool = False
     queue: deque = field(default_factory=deque)
     channel: Any = None
-    is_overtaken: bool = False
-    is_cut: bool = False
+    was_stolen_from: bool = False
+    is_closed: bool = False
 
 
 def first_bytes(used, streams):
@@ -59,7 +59,7 @@ def first_bytes(used, streams):
     peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE)
     order = Order(peer, b"", Urgency.FETCH, lambda _: memoryview(b""), lambda *_: None)
     ref = BlockRef(BlockHash(b"h" * 32), payload_checksum([]), 256, BLOCK_BYTES)
-    fetch = Fetch(order, used, FetchWork([Landing(ref)]), Connections())
+    fetch = Fetch(order, used, FetchWork([PendingBlock(ref)]), Connections())
     streams[0].is_conversing = True
     fetch._streams = streams
     return sum(piece.left_bytes for piece in fetch.next_pieces(streams[0]))

@@ -9,24 +9,24 @@ from fabric.errors import CorruptDataError
 from fabric.ids import BlockHash
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.hashing import PayloadHash, payload_checksum
-from node.transfer.work_queue import FetchSlice, FetchWork, Landing
+from node.transfer.work_queue import FetchSlice, FetchWork, PendingBlock
 
 PAYLOAD = random.Random(1).randbytes(1_000)
 REF = BlockRef(BlockHash(b"h" * 32), payload_checksum([PAYLOAD]), 256, len(PAYLOAD))
 
 
-def land(work, landing, view, start, end, payload=PAYLOAD):
+def land(work, block, view, start, end, payload=PAYLOAD):
     """Let one slice arrive, as a stream does."""
     view[start:end] = payload[start:end]
-    landing.hash_ahead(start, end - start)
-    return work.landed(FetchSlice(landing, start, end - start), end - start)
+    block.hash_ahead(start, end - start)
+    return work.received(FetchSlice(block, start, end - start), end - start)
 
 
 @pytest.fixture
 def arriving():
-    landing = Landing(REF)
-    view = landing.place(lambda ref: memoryview(bytearray(ref.payload_bytes)))
-    return FetchWork([landing]), landing, view
+    block = PendingBlock(REF)
+    view = block.place(lambda ref: memoryview(bytearray(ref.payload_bytes)))
+    return FetchWork([block]), block, view
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ def test_one_wrong_byte_is_found_wherever_it_was_hashed(arriving, at):
 
 
 def test_a_block_that_came_wrong_is_right_the_second_time(arriving):
-    work, landing, _ = arriving
+    work, block, _ = arriving
     land(*arriving, 0, 1_000, bytes(1_000))
     with pytest.raises(CorruptDataError):
-        landing.check()
-    assert work.restart(landing)
+        block.check()
+    assert work.restart(block)
     land(*arriving, 0, 500)
     assert land(*arriving, 500, 1_000)
-    assert landing.check() == PAYLOAD
+    assert block.check() == PAYLOAD

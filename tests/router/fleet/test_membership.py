@@ -5,7 +5,7 @@ import pytest
 
 from fabric.control.node_calls import AgentList, Describe, ListAgents
 from fabric.errors import FabricError, RetryLaterError
-from fabric.limits import BEAT_S, LEASE_S, SUSPECT_S, WHOLE_LIST_S
+from fabric.limits import HEARTBEAT_S, LEASE_S, SUSPECT_S, WHOLE_LIST_S
 from router.fleet.membership import Health, Membership
 from router.fleet.node_client import NodeLostError
 from tests.router.fake_memory import ManualClock
@@ -70,8 +70,8 @@ class World:
     def health(self, name="a"):
         return self.membership.health(name)
 
-    async def beat(self, name="a"):
-        await self.membership.beat(self.membership.find(name))
+    async def heartbeat(self, name="a"):
+        await self.membership.heartbeat(self.membership.find(name))
 
 
 async def joined(*names):
@@ -82,7 +82,7 @@ async def joined(*names):
 
 async def test_a_lease_runs_out_by_the_clock():
     world = await joined()
-    await world.beat()
+    await world.heartbeat()
     assert world.health() is Health.ALIVE
     world.clock.now_s += SUSPECT_S - 0.01
     assert world.health() is Health.ALIVE
@@ -92,14 +92,14 @@ async def test_a_lease_runs_out_by_the_clock():
     world.clock.now_s += LEASE_S - SUSPECT_S
     assert world.health() is Health.EXPIRED
     assert world.links["a"].is_lost()
-    await world.beat()
+    await world.heartbeat()
     assert world.health() is Health.ALIVE
 
 
 async def test_a_slow_answer_does_not_stretch_the_lease():
     world = await joined()
     world.links["a"].takes_s = SUSPECT_S - 1
-    await world.membership.beat(world.membership.find("a"))
+    await world.membership.heartbeat(world.membership.find("a"))
     world.clock.now_s += 1.01
 
     assert world.health() is Health.SUSPECT
@@ -108,11 +108,11 @@ async def test_a_slow_answer_does_not_stretch_the_lease():
 async def test_agents_are_asked_for_only_when_they_changed():
     world = await joined()
     for _ in range(3):
-        await world.beat()
+        await world.heartbeat()
     assert world.links["a"].asked == ["Describe", "ListAgents", "Describe", "Describe"]
     world.nodes["a"].changes += 1
-    await world.beat()
-    await world.beat()
+    await world.heartbeat()
+    await world.heartbeat()
 
     assert world.links["a"].asked[4:] == ["Describe", "ListAgents", "Describe"]
     assert [entry[:3] for entry in world.observer.lists] == [("a", 1, 0), ("a", 1, 1)]
@@ -121,9 +121,9 @@ async def test_agents_are_asked_for_only_when_they_changed():
 async def test_a_restart_asks_anew_even_if_its_numbers_are_lower():
     world = await joined()
     world.nodes["a"].incarnation, world.nodes["a"].changes = 9, 40
-    await world.beat()
+    await world.heartbeat()
     world.nodes["a"].incarnation, world.nodes["a"].changes = 3, 0
-    await world.beat()
+    await world.heartbeat()
 
     assert world.observer.restarts == ["a"]
     assert [entry[:3] for entry in world.observer.lists] == [("a", 9, 40), ("a", 3, 0)]
@@ -133,7 +133,7 @@ async def test_a_restart_asks_anew_even_if_its_numbers_are_lower():
 async def test_a_node_under_another_name_is_not_believed():
     world = await joined()
     world.nodes["a"].view_changes = {"name": "b"}
-    await world.beat()
+    await world.heartbeat()
 
     assert world.membership.find("a").view is None
 
@@ -143,16 +143,16 @@ async def test_a_loading_node_is_there_but_a_restarting_one_loses_its_lease():
     loading = RetryLaterError("loading", code="loading")
     world.links["a"].error = loading
     for _ in range(20):
-        world.clock.now_s += BEAT_S
-        await world.beat()
+        world.clock.now_s += HEARTBEAT_S
+        await world.heartbeat()
     assert world.health() is Health.ALIVE
     assert not world.membership.settled()
     world.links["a"].error = None
-    await world.beat()
+    await world.heartbeat()
     assert world.membership.settled()
     world.links["a"].error = loading
     world.clock.now_s += LEASE_S
-    await world.beat()
+    await world.heartbeat()
     assert world.health() is Health.EXPIRED
 
 
@@ -200,7 +200,7 @@ async def test_a_roster_out_of_reach_stops_nothing():
 
 async def test_new_nodes_join_and_known_ones_stay():
     world = await joined()
-    await world.beat()
+    await world.heartbeat()
     world.nodes = {"b": FakeNode("b")}
     await world.membership.discover()
 
@@ -219,11 +219,11 @@ async def test_an_answer_overtaken_by_a_later_one_is_ignored():
         return old_view
 
     fresh_call, link.call = link.call, late
-    slow = asyncio.create_task(world.membership.beat(member))
+    slow = asyncio.create_task(world.membership.heartbeat(member))
     await asyncio.sleep(0)
     link.call = fresh_call
     world.clock.now_s += 1
-    await world.membership.beat(member)
+    await world.membership.heartbeat(member)
     gate.set()
     await slow
 
@@ -232,7 +232,7 @@ async def test_an_answer_overtaken_by_a_later_one_is_ignored():
 
 async def test_a_router_that_stood_still_itself_ends_no_lease():
     world = await joined("a", "b")
-    world.membership.beat_s = 0.01
+    world.membership.heartbeat_s = 0.01
     world.links["b"].error = NodeLostError("gone")
     running = asyncio.create_task(world.membership.run())
     await until(lambda: world.membership.find("a").view is not None)
@@ -254,10 +254,10 @@ async def test_a_router_that_stood_still_itself_ends_no_lease():
 async def test_a_doubted_node_is_asked_for_its_whole_list_though_nothing_changed():
     world = await joined()
     world.observer.doubted.add("a")
-    await world.beat()
-    await world.beat()
+    await world.heartbeat()
+    await world.heartbeat()
     world.observer.doubted.clear()
-    await world.beat()
+    await world.heartbeat()
 
     assert world.links["a"].asked == ["Describe", "ListAgents"] * 2 + ["Describe"]
     assert world.links["a"].since == [0, 0]
@@ -266,11 +266,11 @@ async def test_a_doubted_node_is_asked_for_its_whole_list_though_nothing_changed
 async def test_only_changes_are_asked_for():
     world = await joined()
     world.nodes["a"].changes = 4
-    await world.beat()
+    await world.heartbeat()
     world.nodes["a"].changes = 9
-    await world.beat()
+    await world.heartbeat()
     world.clock.now_s += WHOLE_LIST_S + 1
     world.nodes["a"].changes = 12
-    await world.beat()
+    await world.heartbeat()
 
     assert world.links["a"].since == [0, 4, 0]

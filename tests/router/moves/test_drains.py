@@ -13,7 +13,7 @@ TWO_TENANTS = RouterSettings(api_keys={"one": KEY, "two": OTHER_KEY}, takeover_a
 
 
 @pytest.fixture(autouse=True)
-def haste(monkeypatch):
+def low_latency(monkeypatch):
     monkeypatch.setattr(drains, "DRAIN_ROUND_REST_S", 0.02)
 
 

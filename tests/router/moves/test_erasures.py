@@ -195,7 +195,7 @@ async def test_a_doubled_call_whose_second_copy_answers_makes_no_404():
     async with rig("a") as made:
         holder = await told(made)
         await made.fleet.membership.refresh(relist=True)
-        made.fleet.membership.greeter = None  # no list comes in between
+        made.fleet.membership.on_join = None  # no list comes in between
         holder.memory.clear()
         answer = await made.http().delete("/v1/agents/alice")
 

@@ -298,7 +298,7 @@ async def test_a_source_that_cannot_step_down_is_asked_again():
 
         async def list_and_die():
             membership = made.fleet.membership
-            await membership.beat(membership.find(source.name))
+            await membership.heartbeat(membership.find(source.name))
             await target.stop()
 
         target.after["commit_migration"] = list_and_die

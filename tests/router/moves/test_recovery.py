@@ -53,9 +53,9 @@ async def test_a_sealed_agent_whose_target_committed_is_the_targets():
 async def test_a_sealed_agent_waits_while_its_target_is_silent_but_may_live():
     async with rig(nodes=[sealed_node(), FakeNode("node-b")], tended=False) as made:
         made["node-b"].does.hang = True
-        made.fleet.membership.find("node-b").beat_s -= 4.0  # suspect
-        beat = made.fleet.membership.beat
-        made.fleet.membership.beat = lambda member, *rest, **named: beat(member, 0.05)
+        made.fleet.membership.find("node-b").heartbeat_s -= 4.0  # suspect
+        heartbeat = made.fleet.membership.heartbeat
+        made.fleet.membership.heartbeat = lambda member, *rest, **named: heartbeat(member, 0.05)
         answer = await ask(made)
 
     assert answer.status_code == 503

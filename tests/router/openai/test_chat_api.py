@@ -165,7 +165,7 @@ async def test_logprobs():
     assert made["node-a"].requests[0].sampling.logprobs == 2
     first = whole.choices[0].logprobs.content[0]
     assert (first.token, first.logprob, first.bytes) == ("a", -0.5, [97])
-    assert [rival.token for rival in first.top_logprobs] == ["a", "b"]
+    assert [alternative.token for alternative in first.top_logprobs] == ["a", "b"]
     assert chunks[1].choices[0].logprobs.content[0].token == "a"
 
 

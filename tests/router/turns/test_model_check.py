@@ -29,11 +29,11 @@ async def test_no_model_is_called_missing_before_every_node_has_named_its_own():
         membership = made.fleet.membership
         made.services.erasures._heard.add("node-b")  # else node-a's greeting would wait for it
         await membership.discover()
-        await membership.beat(membership.find("node-a"))
+        await membership.heartbeat(membership.find("node-a"))
         asking = asyncio.create_task(made.chat("hi", model="other"))
         await asyncio.sleep(0.1)
         waited = not asking.done()
-        await membership.beat(membership.find("node-b"))
+        await membership.heartbeat(membership.find("node-b"))
         answer = await asking
         unknown = await made.chat("hi", model="a third")
 

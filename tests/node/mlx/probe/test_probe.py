@@ -160,7 +160,9 @@ def test_blocks_over_the_limit_are_refused_in_words(monkeypatch: pytest.MonkeyPa
         fit(LLAMA)
 
 
-@pytest.mark.parametrize("name", ["read_spec", "_stock_logits", "read_rotations", "find_batching"])
+@pytest.mark.parametrize(
+    "name", ["read_spec", "_upstream_logits", "read_rotations", "find_batching"]
+)
 def test_whatever_a_trial_raises_is_a_reason(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that a model does when it is tried keeps a node from starting."""
 

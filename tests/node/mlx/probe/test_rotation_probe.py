@@ -14,7 +14,7 @@ from fabric.kvcache.rotation import Rotation, UnknownRotation
 from node.mlx.probe.rotate import rotate
 from node.mlx.probe.rotation_probe import _candidates, _record, read_rotations, verified
 from tests.support.architectures import ARCHITECTURES
-from tests.support.rotations import close, still, turned
+from tests.support.rotations import close, moving_dims, still, turned
 from tests.support.samples import sample
 from tests.support.tiny_models import LLAMA, build_model
 
@@ -90,7 +90,7 @@ def test_every_architecture_is_expected():
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_finds_the_dimensions_that_move(name):
-    found = [{r.slot: list(r.moving_dims) for r in cached} for cached in rotations_of(name)]
+    found = [{r.slot: list(moving_dims(r)) for r in cached} for cached in rotations_of(name)]
     assert found == [{slot: list(dims) for slot, dims in one.items()} for one in MOVING[name]]
 
 

@@ -1,4 +1,4 @@
-"""What a move does while its client's stream is silent, on threads that nothing else fills.
+"""Work that a client's next token waits for, on threads that nothing else fills.
 
 The other threads may all be at work: saving, restoring and checking blocks, or copying agents
 for an hour.
@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_IN_HASTE = ContextVar("in_haste", default=False)
+_LOW_LATENCY = ContextVar("low_latency", default=False)
 
 
 @contextmanager
-def haste() -> Iterator[None]:
+def low_latency() -> Iterator[None]:
     """Let the work of this task, and of those that it starts, go to the threads kept free."""
-    token = _IN_HASTE.set(True)
+    token = _LOW_LATENCY.set(True)
     try:
         yield
     finally:
-        _IN_HASTE.reset(token)
+        _LOW_LATENCY.reset(token)
 
 
-def in_haste() -> bool:
+def is_low_latency() -> bool:
     """Say whether a client's next token waits for this task's work."""
-    return _IN_HASTE.get()
+    return _LOW_LATENCY.get()

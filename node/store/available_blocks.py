@@ -9,7 +9,7 @@ from fabric.record.restore_plan import Stored
 
 
 @dataclass(slots=True)
-class Stock:
+class AvailableBlocks:
     """The stored blocks of one context; what fails to load is taken out."""
 
     full: list[BlockRef] = field(default_factory=list)
@@ -26,26 +26,30 @@ class Stock:
         return [*self.full, *self.windows.values(), *self.states.values()]
 
 
-def stock_of(record: Manifest | None, tokens_max: int = AGENT_TOKENS_MAX) -> Stock:
+def available_blocks(
+    record: Manifest | None, tokens_max: int = AGENT_TOKENS_MAX
+) -> AvailableBlocks:
     """List the blocks of a record's first tokens, as far as they can be used as they are."""
-    stock = Stock()
+    available = AvailableBlocks()
     if record is None:
-        return stock
+        return available
     end = 0
     for piece in record.pieces:
         end += piece.end - piece.start
         if not piece.is_whole or end > tokens_max:
             break
-        stock.full.append(piece.block)
-    stock.windows = {p.start: p.block for p in record.windows if p.end <= tokens_max}
-    stock.states = {p.end: p.block for p in record.states if p.end <= tokens_max}
-    return stock
+        available.full.append(piece.block)
+    available.windows = {p.start: p.block for p in record.windows if p.end <= tokens_max}
+    available.states = {p.end: p.block for p in record.states if p.end <= tokens_max}
+    return available
 
 
-def tokens_in_common(record: Manifest | None, stock: Stock, tokens_max: int) -> int:
-    """Count the leading tokens that a record and a stock have in the very same full blocks."""
+def tokens_in_common(record: Manifest | None, available: AvailableBlocks, tokens_max: int) -> int:
+    """Count the leading tokens of which a record has the very blocks that are available."""
     end = 0
-    for ours, theirs in zip(stock_of(record, tokens_max).full, stock.full, strict=False):
+    for ours, theirs in zip(
+        available_blocks(record, tokens_max).full, available.full, strict=False
+    ):
         if ours != theirs:
             break
         end += ours.tokens_count

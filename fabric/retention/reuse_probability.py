@@ -5,14 +5,14 @@ former ever come back is a habit of whoever sends them, so it is learned and not
 """
 
 from fabric.ids import TenantId
-from fabric.limits import ODDS_COUNTS_MAX, ODDS_TENANTS_MAX
+from fabric.limits import REUSE_COUNTS_MAX, REUSE_TENANTS_MAX
 
 TURNS_TOLD_APART = 31  # in five classes: 1, 2-3, 4-7, 8-15, and more
 _PRIOR_AGENTS = 4  # as if so many had been seen before
 _PRIOR_RETURNS = 2  # and so many of them again
 
 
-class ReturnOdds:
+class ReuseProbability:
     """Counts turns and returns; what was counted long ago counts less and less."""
 
     def __init__(self) -> None:
@@ -29,17 +29,17 @@ class ReturnOdds:
         for count in range(1, min(turns_count, TURNS_TOLD_APART) + 1):
             self.note(tenant, count)
 
-    def odds(self, tenant: TenantId, turns_count: int) -> float:
+    def probability(self, tenant: TenantId, turns_count: int) -> float:
         """Estimate the probability of another turn, above 0 and below 1."""
         turns, returns = self._counts.get((tenant, _class(turns_count)), (0, 0))
         return (min(returns, turns) + _PRIOR_RETURNS) / (turns + _PRIOR_AGENTS)
 
     def _add(self, tenant: TenantId, turns_count: int, turns: int, returns: int) -> None:
         key = (tenant, _class(turns_count))
-        if key not in self._counts and len(self._counts) >= ODDS_TENANTS_MAX:
+        if key not in self._counts and len(self._counts) >= REUSE_TENANTS_MAX:
             self._counts.pop(next(iter(self._counts)))
         known = self._counts.get(key, (0, 0))
-        if known[0] >= ODDS_COUNTS_MAX:
+        if known[0] >= REUSE_COUNTS_MAX:
             known = (known[0] // 2, known[1] // 2)
         self._counts[key] = (known[0] + turns, known[1] + returns)
 

@@ -1,0 +1,46 @@
+"""What headers say of a turn: who speaks, how urgent it is, and whose turn is expected next."""
+
+from collections.abc import Mapping, Sequence
+
+from fabric.ids import AgentId, agent_id_from_key, parse_agent_id
+from fabric.limits import PREFETCH_HINTS_MAX
+from fabric.turn.generation import Identity, IdentityKind, Priority
+from router.http.fields import refuse
+
+AGENT_HEADER = "x-agent-id"
+PREFETCH_HEADER = "x-macfabric-prefetch"
+PRIORITY_HEADER = "x-macfabric-priority"
+
+
+def identify(headers: Mapping[str, str], keys: Sequence[str | None]) -> Identity:
+    """Return the strongest identity: the header's, then that of the first key which is one.
+
+    `keys` are what the dialect's clients put in place of an agent id, strongest first.
+    """
+    named = headers.get(AGENT_HEADER)
+    if named is not None:
+        return Identity(IdentityKind.AGENT, parse_agent_id(named))
+    for key in keys:
+        if key:
+            return Identity(IdentityKind.GROUP, agent_id_from_key(key))
+    return Identity(IdentityKind.CONTENT)
+
+
+def priority_of(headers: Mapping[str, str], said: Priority) -> Priority:
+    """Read the priority; the header outranks what was said otherwise."""
+    named = headers.get(PRIORITY_HEADER)
+    if named is None:
+        return said
+    try:
+        return Priority(named.strip().lower())
+    except ValueError:
+        refuse(PRIORITY_HEADER, f"expected one of {', '.join(Priority)}")
+
+
+def expected_next(headers: Mapping[str, str]) -> tuple[AgentId, ...]:
+    """Read ids of agents to load meanwhile; raise RejectedError for what is none, or too many."""
+    named = headers.get(PREFETCH_HEADER, "")
+    agents = tuple(dict.fromkeys(part.strip() for part in named.split(",") if part.strip()))
+    if len(agents) > PREFETCH_HINTS_MAX:
+        refuse(PREFETCH_HEADER, f"more than {PREFETCH_HINTS_MAX} agents")
+    return tuple(parse_agent_id(agent) for agent in agents)
