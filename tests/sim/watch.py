@@ -51,6 +51,11 @@ class Watch:
         self.evicted[key].add(name)
         self._evicted_s[key, name] = self._world.loop.now_s
 
+    def _note_gone(self, key, name):
+        """Note that a node has let an agent go; who is nowhere any more begins at epoch 1 again."""
+        self.note_evicted(key, name)
+        self.released.pop((name, self._world.nodes[name].incarnation, key), None)
+
     def was_evicted(self, key, name, since_s):
         """Say whether a node has let an agent go since then, or has not had it again since.
 
@@ -143,7 +148,7 @@ class Watch:
                 if not agent.was_evicted and agent.key in before:
                     self.evicted[agent.key].discard(node.name)
                 elif agent.was_evicted:
-                    self.note_evicted(agent.key, node.name)
+                    self._note_gone(agent.key, node.name)
                     self._world.note(f"{node.name}: evicted {agent.key}")
             return count
 
@@ -152,7 +157,7 @@ class Watch:
             before = {agent.key for agent in table}
             shed(table, budget_bytes)
             for key in before - {agent.key for agent in table}:
-                self.note_evicted(key, name)  # no disk has ever taken it
+                self._note_gone(key, name)  # no disk has ever taken it
 
         with (
             mock.patch.object(Turn, "_emit", emitted),
