@@ -37,7 +37,7 @@ from fabric.turn.generation import (
     Priority,
     Sampling,
 )
-from fabric.turn.messages import Message, Role
+from fabric.turn.messages import Message, MessageRole
 from node.clock import SystemClock
 from node.service import NodeConfig, NodeService
 
@@ -204,7 +204,7 @@ async def _request(
     finally:
         await events.aclose()  # type: ignore[attr-defined]
     if key is not None:
-        histories[key] = [*(request.messages or ()), Message(Role.ASSISTANT, (text,))]
+        histories[key] = [*(request.messages or ()), Message(MessageRole.ASSISTANT, (text,))]
 
 
 def _make_request(
@@ -214,7 +214,7 @@ def _make_request(
     words = " ".join(rng.choices(_WORDS, k=rng.choice([3, 10, 40, 120])))
     kind = rng.choice([IdentityKind.AGENT, IdentityKind.AGENT, *IdentityKind])
     agent, key = None, None
-    messages = [Message(Role.SYSTEM, ("you remember. " * 20,))]
+    messages = [Message(MessageRole.SYSTEM, ("you remember. " * 20,))]
     if kind is not IdentityKind.CONTENT:
         agent = AgentId(f"agent-{rng.randrange(AGENTS)}")
     if kind is IdentityKind.AGENT:
@@ -222,7 +222,7 @@ def _make_request(
         messages = histories.get(key, messages) if rng.random() < 0.7 else messages
     if sum(len(text) for message in messages for text in message.texts) > 2_500:
         messages = messages[:1]
-    messages = [*messages, Message(Role.USER, (words,))]
+    messages = [*messages, Message(MessageRole.USER, (words,))]
     sampling = Sampling(
         max_tokens=rng.choice([1, 4, 12]),
         temperature=rng.choice([0.0, 0.0, 0.9]),

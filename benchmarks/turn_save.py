@@ -49,7 +49,7 @@ from node.store.manifest_store import ManifestStore
 from node.store.posix_disk import PosixDisk
 from node.store.service_time import ServiceTime
 from node.store.tombstones import DIRECTORY as ERASED
-from node.store.tombstones import Erased
+from node.store.tombstones import TombstoneStore
 from node.transfer.server import TransferServer
 from node.turn.prefix import Prepared
 from node.turn.saver import Saver
@@ -187,7 +187,7 @@ def _open_desk(folder: Path) -> Desk:
             tokenizer=none,
             store=AgentStore(blocks, ManifestStore(disk, KEY), KEY, FINGERPRINT, spec),
             table=AgentTable(name, FINGERPRINT, clock),
-            erased=Erased(PosixDisk(folder / ERASED, "full"), KEY),
+            erased=TombstoneStore(PosixDisk(folder / ERASED, "full"), KEY),
             transfers=TransferServer(name, KEY, FINGERPRINT, blocks, clock, host=config.host),
             service_time=ServiceTime(name, clock),
             workers=Workers(2),

@@ -14,21 +14,21 @@ from node.drain_flag import DrainFlag
 from node.engine.engine_thread import EngineThread
 from node.migration.copy_offers import CopySource
 from node.migration.fetching import Fetching
-from node.migration.forks import Forks
+from node.migration.forks import ForkTarget
 from node.migration.hibernation_export import Exports
 from node.migration.hibernation_import import Imports
 from node.migration.incoming import IncomingMoves
 from node.migration.incoming_end import IncomingEnd
 from node.migration.kept_copies import KeptCopies
 from node.migration.offers import Offers
-from node.migration.replicas import Replicas
+from node.migration.replicas import ReplicaTarget
 from node.migration.source import MoveSource
 from node.migration.target import IncomingCopies, MoveTarget
 from node.migration.warm_up import WarmUp
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.net.connections import Connections
 from node.net.link_table import LinkTable
-from node.node import Endpoint, Node
+from node.node import HttpEndpoint, Node
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
 from node.runtime.live_turns import LiveTurns
@@ -38,7 +38,7 @@ from node.store.agent_store import AgentStore
 from node.store.model_folders import folder_name
 from node.store.scrubber import Scrubber
 from node.store.service_time import ServiceTime
-from node.store.tombstones import Erased
+from node.store.tombstones import TombstoneStore
 from node.tiers.agent_records import AgentRecords
 from node.tiers.agent_removal import AgentRemoval
 from node.tiers.disk_budget import DiskBudget
@@ -61,7 +61,7 @@ from node.turn.encoders import Encoders
 from node.turn.prefix import Prefixes
 from node.turn.request_prompt import Prompts
 from node.turn.saver import Savers
-from node.turn.turn import Turns
+from node.turn.turn import TurnServer
 from node.turn.turn_sequence import Sequences
 from node.upkeep import Retries, Upkeep
 
@@ -76,11 +76,11 @@ class Ground:
     tokenizer: ChatTokenizer
     store: AgentStore
     table: AgentTable
-    erased: Erased
+    erased: TombstoneStore
     transfers: TransferServer
     service_time: ServiceTime
     workers: Workers
-    endpoint: Endpoint = field(default_factory=Endpoint)
+    endpoint: HttpEndpoint = field(default_factory=HttpEndpoint)
     fetch: Callable[..., TransferReport] = fetch_blocks  # brings blocks from a peer; blocks
 
 
@@ -112,8 +112,8 @@ class _Moves:
     target: MoveTarget
     source: MoveSource
     copy_source: CopySource
-    replicas: Replicas
-    forks: Forks
+    replicas: ReplicaTarget
+    forks: ForkTarget
     exports: Exports
     imports: Imports
 
@@ -230,8 +230,8 @@ def _moves(
         ),
         source=MoveSource(records, mending, offers, owned, erased, moving, health),
         copy_source=CopySource(identity.name, owned, mending, offers),
-        replicas=Replicas(store, moves, kept, end),
-        forks=Forks(clock, store, kept, erased, service_time, health),
+        replicas=ReplicaTarget(store, moves, kept, end),
+        forks=ForkTarget(clock, store, kept, erased, service_time, health),
         exports=Exports(identity, clock, records, owned, mending, tiers.flusher),
         imports=Imports(identity, clock, records, budget, erased, service_time, health),
     )
@@ -255,7 +255,7 @@ def _erasing(ground: Ground, health: Health, tiers: _Tiers, end: IncomingEnd) ->
 
 def _turns(
     ground: Ground, health: Health, tiers: _Tiers, moves: _Moves, live_turns: LiveTurns
-) -> Turns:
+) -> TurnServer:
     identity, engine, tokenizer = ground.identity, ground.engine, ground.tokenizer
     table, store, hot = ground.table, ground.store, tiers.hot
     prompts = Prompts(identity, tokenizer, Encoders(), engine.budget)
@@ -263,4 +263,4 @@ def _turns(
     prefixes = Prefixes(identity, store, ground.workers, engine, tiers.prefetches, health)
     sequences = Sequences(identity, tokenizer, prefixes, engine, hot, health)
     savers = Savers(ground.clock, table, tiers.writers, tiers.unsaved, ground.service_time, health)
-    return Turns(prompts, claims, prefixes, sequences, savers, engine, live_turns, health)
+    return TurnServer(prompts, claims, prefixes, sequences, savers, engine, live_turns, health)

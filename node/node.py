@@ -13,12 +13,12 @@ from node.agents.agent_table import AgentTable
 from node.drain_flag import DrainFlag
 from node.engine.engine_thread import EngineThread
 from node.migration.copy_offers import CopySource
-from node.migration.forks import Forks
+from node.migration.forks import ForkTarget
 from node.migration.hibernation_export import Exports
 from node.migration.hibernation_import import Imports
 from node.migration.incoming import IncomingMoves
 from node.migration.incoming_end import IncomingEnd
-from node.migration.replicas import Replicas
+from node.migration.replicas import ReplicaTarget
 from node.migration.source import MoveSource
 from node.migration.target import IncomingCopies, MoveTarget
 from node.migration.warm_up import WarmUp
@@ -33,7 +33,7 @@ from node.self_test import SelfTests
 from node.store.agent_store import AgentStore
 from node.store.scrubber import Scrubber
 from node.store.service_time import ServiceTime
-from node.store.tombstones import Erased
+from node.store.tombstones import TombstoneStore
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.erasure import Erasing
 from node.tiers.eviction import Eviction
@@ -43,12 +43,12 @@ from node.tiers.pins import Pinning
 from node.tiers.prefetch import Prefetches
 from node.tiers.unsaved import Unsaved
 from node.transfer.server import TransferServer
-from node.turn.turn import Turns
+from node.turn.turn import TurnServer
 from node.upkeep import Retries, Upkeep
 
 
 @dataclass(slots=True)
-class Endpoint:
+class HttpEndpoint:
     """Where the node's HTTP listens, once it does."""
 
     url: str = ""
@@ -61,13 +61,13 @@ class Node:
     # What it stands on.
     identity: NodeIdentity
     clock: Clock
-    endpoint: Endpoint
+    endpoint: HttpEndpoint
     health: Health
     workers: Workers
     engine: EngineThread
     tokenizer: ChatTokenizer
     store: AgentStore
-    erased: Erased
+    erased: TombstoneStore
     service_time: ServiceTime
     transfers: TransferServer
     links: LinkTable
@@ -90,12 +90,12 @@ class Node:
     target: MoveTarget
     source: MoveSource
     copy_source: CopySource
-    replicas: Replicas
-    forks: Forks
+    replicas: ReplicaTarget
+    forks: ForkTarget
     exports: Exports
     imports: Imports
     # Turns, and what is done beside them.
-    turns: Turns
+    turns: TurnServer
     live_turns: LiveTurns
     self_tests: SelfTests
     upkeep: Upkeep

@@ -34,7 +34,7 @@ from node.runtime.workers import Workers
 from node.store.posix_disk import DiskError
 from node.tiers.agent_records import AgentRecords
 from node.tiers.unsaved import SAVING
-from node.turn.turn import Turns
+from node.turn.turn import TurnServer
 
 _log = logging.getLogger(__name__)
 SELF_TEST = "self-test"  # the cause of trouble
@@ -55,7 +55,7 @@ class Questions:
     identity: NodeIdentity
     tokenizer: ChatTokenizer
     workers: Workers
-    turns: Turns
+    turns: TurnServer
 
     async def render_once(self) -> None:
         """Compile the chat template, which nobody's first turn shall wait for."""

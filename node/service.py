@@ -49,7 +49,7 @@ from node.store.model_folders import folder_name
 from node.store.posix_disk import PosixDisk
 from node.store.service_time import ServiceTime
 from node.store.tombstones import DIRECTORY as ERASED
-from node.store.tombstones import Erased
+from node.store.tombstones import TombstoneStore
 from node.transfer.server import TransferServer
 
 T = TypeVar("T")
@@ -233,7 +233,7 @@ class NodeService:
         self._begun.append(engine.stop)
         return engine, engine.start(build)
 
-    def _open_disks(self, loaded: LoadedModel) -> tuple[PosixDisk, Erased]:
+    def _open_disks(self, loaded: LoadedModel) -> tuple[PosixDisk, TombstoneStore]:
         """Recover the model's folder, and the tombstones of all models' agents."""
         config, settings = self._config, self._config.settings
         # Another model's agents wait in a folder of their own until it is served again.
@@ -249,7 +249,7 @@ class NodeService:
             keep_spec(disk, SpecRecord(loaded.fingerprint, loaded.name, loaded.spec))
         tombs = PosixDisk(config.data_dir.expanduser() / ERASED, settings.durability)
         self._begun.append(tombs.close)
-        return disk, Erased(tombs, config.cluster_key)
+        return disk, TombstoneStore(tombs, config.cluster_key)
 
     def _make_room(self, size_bytes: int) -> None:
         """Pass the engine's wish for memory on to the loop, which owns the idle caches."""

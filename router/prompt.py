@@ -6,7 +6,7 @@ from typing import Any
 
 from xxhash import xxh3_64
 
-from fabric.turn.messages import Message, Role
+from fabric.turn.messages import Message, MessageRole
 from fabric.turn.sketch import canonical_chunks, sketch_chunks, sketch_text
 
 # A guess; every node runs the same tokenizer, so it scales all costs alike.
@@ -59,6 +59,6 @@ def raw_prompt(text: str) -> Prompt:
 def _opening(chunks: Sequence[bytes], messages: Sequence[Message]) -> Sequence[bytes]:
     ahead = len(chunks) - len(messages)  # the tools, where there are any
     for index, message in enumerate(messages):
-        if message.role is Role.USER:
+        if message.role is MessageRole.USER:
             return chunks[: ahead + index + 1]
     return chunks

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from fabric.net.transfer_counts import FETCHING, SENDING, bounded
 from fabric.turn.generation import Admitted, CacheTier
-from router.fleet.membership import Health, Member, Membership
+from router.fleet.membership import LeaseState, Member, Membership
 from router.placement.link_rates import best_by_kind
 
 _TTFT_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
@@ -123,7 +123,7 @@ class Telemetry:
         self._rtt.clear()
         self._link_rate.clear()
         for member in membership.members:
-            if member.view is None or membership.health(member.name) is Health.EXPIRED:
+            if member.view is None or membership.health(member.name) is LeaseState.EXPIRED:
                 continue
             for (peer, kind), best in best_by_kind(member.view.links).items():
                 labels = (member.name, peer, kind.value)
@@ -180,11 +180,11 @@ class Telemetry:
 
     def exposition(self, membership: Membership) -> bytes:
         """Render everything in Prometheus' text format."""
-        by_state = dict.fromkeys(Health, 0)
+        by_state = dict.fromkeys(LeaseState, 0)
         for member in membership.members:
             health = membership.health(member.name)
             by_state[health] += 1
-            self._up.labels(member.name).set(health is Health.ALIVE)
+            self._up.labels(member.name).set(health is LeaseState.ALIVE)
             if member.view is not None:
                 self._agents.labels(member.name).set(member.view.agents)
                 self._scrubbed.labels(member.name).set(member.view.scrubbed_bytes)

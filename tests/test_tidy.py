@@ -291,3 +291,23 @@ def test_sizes_worth_a_look(capsys):
             print(f"\ntidy: over {FILE_LINES_WISHED} or {FUNCTION_LINES_WISHED} lines:")
             print(*(f"  {line}" for line in files + long_ones), sep="\n")
     assert sources(*PRODUCT), "no source was found"
+
+
+def homonyms(files: list[Source]) -> list[str]:
+    """Name the classes that two files of the product define."""
+    found: dict[str, list[str]] = {}
+    for source in files:
+        for node in source.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(source.path)
+    return [f"{name}: {', '.join(paths)}" for name, paths in found.items() if len(paths) > 1]
+
+
+def test_a_class_name_means_one_thing():
+    both_clocks = "SystemClock: node/clock.py, router/clock.py"  # what both import reads no clock
+    assert homonyms(sources(*PRODUCT)) == [both_clocks]
+
+
+def test_a_class_name_of_two_meanings_is_found():
+    files = [parse("node/a.py", "class Room: ..."), parse("router/b.py", "class Room: ...")]
+    assert homonyms(files) == ["Room: node/a.py, router/b.py"]

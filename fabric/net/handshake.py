@@ -18,7 +18,7 @@ from fabric.net.wire import PROOF_BYTES, Hello
 SESSION_KEY_BYTES: Final = 32
 
 
-class Role(StrEnum):
+class HandshakeRole(StrEnum):
     """Which end of a connection proves itself; keeps a proof from being reflected."""
 
     CLIENT = "client"
@@ -27,7 +27,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Transcript:
-    role: Role
+    role: HandshakeRole
     version: int
     hello: Hello
     server_nonce: bytes
@@ -35,7 +35,12 @@ class _Transcript:
 
 
 def prove(
-    cluster_key: bytes, role: Role, hello: Hello, server_nonce: bytes, *, encrypts: bool = False
+    cluster_key: bytes,
+    role: HandshakeRole,
+    hello: Hello,
+    server_nonce: bytes,
+    *,
+    encrypts: bool = False,
 ) -> bytes:
     """Prove knowledge of the cluster key over both nonces, both names, the role, the agreement."""
     transcript = pack(_Transcript(role, PROTOCOL_VERSION, hello, server_nonce, encrypts))
@@ -45,7 +50,7 @@ def prove(
 
 def check_proof(
     cluster_key: bytes,
-    role: Role,
+    role: HandshakeRole,
     hello: Hello,
     server_nonce: bytes,
     proof: bytes,
@@ -72,9 +77,9 @@ def session_keys(
 ) -> SessionKeys:
     """Derive a connection's keys; both nonces are in them, so no two connections share one."""
 
-    def derive(role: Role) -> bytes:
+    def derive(role: HandshakeRole) -> bytes:
         transcript = pack(_Transcript(role, PROTOCOL_VERSION, hello, server_nonce, encrypts))
         size, person = SESSION_KEY_BYTES, b"mf-session-v1"
         return blake2b(transcript, digest_size=size, key=cluster_key, person=person).digest()
 
-    return SessionKeys(derive(Role.CLIENT), derive(Role.SERVER))
+    return SessionKeys(derive(HandshakeRole.CLIENT), derive(HandshakeRole.SERVER))

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Role(StrEnum):
+class MessageRole(StrEnum):
     """Who says a message."""
 
     SYSTEM = "system"
@@ -27,7 +27,7 @@ class ToolUse:
 class Message:
     """One message; reasoning and uses are an assistant's, a result is a tool's."""
 
-    role: Role
+    role: MessageRole
     texts: tuple[str, ...]  # its parts, in order
     name: str | None = None
     reasoning: str | None = None

@@ -7,7 +7,7 @@ from fabric.ids import AgentKey, MigrationId
 from fabric.record.manifest import OwnerState
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
-from node.store.tombstones import Erased
+from node.store.tombstones import TombstoneStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class OwnedAgents:
     """One node's; lives on its event loop."""
 
     table: AgentTable
-    erased: Erased
+    erased: TombstoneStore
 
     def require(self, key: AgentKey, epoch: int | None = None) -> Agent:
         """Return an agent that this node owns; with `epoch`, at that very one.

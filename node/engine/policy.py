@@ -52,7 +52,7 @@ NOBODY: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Capacity:
     """What one more sequence could have."""
 
     slots: int  # more that may run
@@ -81,7 +81,7 @@ def next_move(
     waiting: Iterable[S],
     paused: Iterable[S],
     running: Iterable[S],
-    room: Room,
+    room: Capacity,
     started: Mapping[str, int] = NOBODY,
 ) -> Start[S] | Preempt[S] | None:
     """Return the next change among those that run, or None where all is as it should be.

@@ -14,7 +14,15 @@ from node.engine.decode_step import decode_step
 from node.engine.delivery import end, fail, hand_over, tell
 from node.engine.memory_budget import MemoryBudget, Reservation
 from node.engine.moving_streams import MovingStreams, PrefillHold
-from node.engine.policy import Preempt, Room, Start, is_warm, next_move, next_prompt, next_starved
+from node.engine.policy import (
+    Capacity,
+    Preempt,
+    Start,
+    is_warm,
+    next_move,
+    next_prompt,
+    next_starved,
+)
 from node.engine.prefill_chunks import prefill_chunk_tokens
 from node.engine.run_queue import RunQueue
 from node.engine.sequence import Sequence, Started
@@ -138,7 +146,7 @@ class Scheduler:
         """Start, pause and resume until the policy is content."""
         queue, has_room, changed = self.queue, True, False
         while queue.waiting or queue.paused:
-            room = Room(
+            room = Capacity(
                 slots=self._active_max - len(queue.running),
                 paused=PAUSED_SEQUENCES_MAX - len(queue.paused),
                 memory_bytes=self._budget.claimable_bytes if has_room else 0,

@@ -18,17 +18,17 @@ from node.migration.kept_copies import KeptCopies
 from node.runtime.health import Health
 from node.store.agent_store import AgentStore
 from node.store.service_time import ServiceTime
-from node.store.tombstones import Erased
+from node.store.tombstones import TombstoneStore
 
 
 @dataclass(frozen=True, slots=True)
-class Forks:
+class ForkTarget:
     """How a node takes them in."""
 
     clock: Clock
     store: AgentStore
     copies: KeptCopies
-    erased: Erased
+    erased: TombstoneStore
     service_time: ServiceTime
     health: Health
 

@@ -36,7 +36,7 @@ from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
 from node.store.finite import require_finite
 from node.store.service_time import ServiceTime
-from node.store.tombstones import Erased
+from node.store.tombstones import TombstoneStore
 from node.tiers.agent_records import AgentRecords
 from node.tiers.disk_budget import DiskBudget
 
@@ -49,7 +49,7 @@ class Imports:
     clock: Clock
     records: AgentRecords
     budget: DiskBudget
-    erased: Erased
+    erased: TombstoneStore
     service_time: ServiceTime
     health: Health
 

@@ -17,7 +17,7 @@ from node.migration.warm_up import WarmUp
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.posix_disk import DiskError
-from node.store.tombstones import Erased
+from node.store.tombstones import TombstoneStore
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class IncomingEnd:
     warm_up: WarmUp
     store: AgentStore
     workers: Workers
-    erased: Erased
+    erased: TombstoneStore
     moving: MovingStreams
 
     async def forget(self, name: MigrationId, key: AgentKey) -> None:

@@ -18,7 +18,7 @@ from node.store.agent_store import AgentStore
 
 
 @dataclass(frozen=True, slots=True)
-class Replicas:
+class ReplicaTarget:
     """How a node takes them in."""
 
     store: AgentStore

@@ -25,7 +25,7 @@ from node.engine.moving_streams import MovingStreams
 from node.migration.offers import Offers
 from node.runtime.health import Health
 from node.store.posix_disk import DiskError
-from node.store.tombstones import Erased
+from node.store.tombstones import TombstoneStore
 from node.tiers.agent_records import AgentRecords
 from node.tiers.record_mending import RecordMending
 
@@ -42,7 +42,7 @@ class MoveSource:
     mending: RecordMending
     offers: Offers
     owned: OwnedAgents
-    erased: Erased
+    erased: TombstoneStore
     moving: MovingStreams
     health: Health
 

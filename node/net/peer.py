@@ -12,7 +12,7 @@ from fabric.limits import (
     TRANSFER_SILENCE_S,
     TRANSFER_TIMEOUT_S,
 )
-from fabric.net.handshake import Role, check_proof, prove, session_keys
+from fabric.net.handshake import HandshakeRole, check_proof, prove, session_keys
 from fabric.net.links import Address
 from fabric.net.wire import (
     NONCE_BYTES,
@@ -75,11 +75,11 @@ class Peer:
             raise refusal_error(reply)
         assert isinstance(reply, Challenge), "one of the two expected kinds"
         encrypts = reply.encrypts
-        check_proof(key, Role.SERVER, hello, reply.nonce, reply.proof, encrypts=encrypts)
+        check_proof(key, HandshakeRole.SERVER, hello, reply.nonce, reply.proof, encrypts=encrypts)
         if wants and not encrypts:
             message = "the peer does not encrypt"
             raise RejectedError(message, code="bad_frame")
-        proof = prove(key, Role.CLIENT, hello, reply.nonce, encrypts=encrypts)
+        proof = prove(key, HandshakeRole.CLIENT, hello, reply.nonce, encrypts=encrypts)
         channel.send(Proof(proof))
         keys = session_keys(key, hello, reply.nonce, encrypts=encrypts)
         channel.seal(keys.client, keys.server, encrypts=encrypts)

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Erased:
+class ErasedFiles:
     """What an erasure removed."""
 
     blocks_removed: int
@@ -255,12 +255,12 @@ class AgentStore:
             self._settle(*key)
         return removed
 
-    def erase_blocks(self, refs: Iterable[BlockRef]) -> Erased:
+    def erase_blocks(self, refs: Iterable[BlockRef]) -> ErasedFiles:
         """Remove the blocks that erased records have let go of; raise DiskError."""
         refs = list(dict.fromkeys(refs))
         self.blocks.sweep()
         kept = {ref for ref in refs if self.blocks.has(ref)}
-        return Erased(
+        return ErasedFiles(
             blocks_removed=len(refs) - len(kept),
             bytes_removed=sum(ref.payload_bytes for ref in refs if ref not in kept),
             blocks_kept_shared=len(kept),

@@ -29,7 +29,7 @@ _FILE_BYTES_MAX: Final = 4 * KIB
 _log = logging.getLogger(__name__)
 
 
-class Erased:
+class TombstoneStore:
     """The tombstones of one node; methods may be called from any thread."""
 
     def __init__(self, disk: PosixDisk, cluster_key: bytes) -> None:

@@ -54,7 +54,7 @@ class NoRoomError(DiskError):
         return "the disk budget is full"
 
 
-class Room:
+class SaveReservation:
     """What one save has been granted and has not yet put into a record."""
 
     def __init__(self, budget: "DiskBudget", tenant: TenantId) -> None:
@@ -112,9 +112,9 @@ class DiskBudget:
         found = self._stands.free_bytes if self._stands is not None else 0.0
         return max(0, int(found) - self._since.total())
 
-    def room(self, tenant: TenantId) -> Room:
+    def room(self, tenant: TenantId) -> SaveReservation:
         """Begin to ask for one save's room."""
-        return Room(self, tenant)
+        return SaveReservation(self, tenant)
 
     async def make_room(
         self, tenant: TenantId, size_bytes: int, *, replicas_only: bool = False

@@ -31,7 +31,7 @@ from node.runtime.health import Health
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.posix_disk import DiskError
-from node.store.tombstones import Erased
+from node.store.tombstones import TombstoneStore
 from node.tiers.agent_removal import AgentRemoval
 from node.tiers.erased_folders import ErasedFolders
 
@@ -50,7 +50,7 @@ class Erasing:
         table: AgentTable,
         store: AgentStore,
         workers: Workers,
-        erased: Erased,
+        erased: TombstoneStore,
         folders: ErasedFolders,
         removal: AgentRemoval,
         health: Health,

@@ -28,7 +28,7 @@ from fabric.errors import (
 from fabric.ids import Fingerprint, NodeName
 from fabric.kvcache.block import BlockRef
 from fabric.limits import HANDSHAKE_TIMEOUT_S, TRANSFER_CONNECTIONS_MAX, TRANSFER_TIMEOUT_S
-from fabric.net.handshake import Role, check_proof, prove, session_keys
+from fabric.net.handshake import HandshakeRole, check_proof, prove, session_keys
 from fabric.net.interfaces import Interface
 from fabric.net.links import Address
 from fabric.net.wire import (
@@ -248,11 +248,11 @@ class TransferServer:
         nonce = secrets.token_bytes(NONCE_BYTES)
         key = self._cluster_key
         encrypts = hello.encrypts or must_encrypt(self._encrypt_links, channel)
-        proof = prove(key, Role.SERVER, hello, nonce, encrypts=encrypts)
+        proof = prove(key, HandshakeRole.SERVER, hello, nonce, encrypts=encrypts)
         channel.send(Challenge(nonce, proof, encrypts))
         answer = channel.receive(Proof)
         assert isinstance(answer, Proof), "the only kind expected"
-        check_proof(key, Role.CLIENT, hello, nonce, answer.proof, encrypts=encrypts)
+        check_proof(key, HandshakeRole.CLIENT, hello, nonce, answer.proof, encrypts=encrypts)
         keys = session_keys(key, hello, nonce, encrypts=encrypts)
         channel.seal(keys.server, keys.client, encrypts=encrypts)
         if hello.fingerprint != self._fingerprint:

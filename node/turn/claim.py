@@ -21,7 +21,7 @@ from node.agents.agent_table import AgentTable
 from node.engine.moving_streams import MovingStreams
 from node.migration.incoming import IncomingMoves
 from node.runtime.health import Health
-from node.store.tombstones import Erased
+from node.store.tombstones import TombstoneStore
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.hot_tier import HotTier
 
@@ -35,7 +35,7 @@ class Claims:
 
     table: AgentTable
     budget: DiskBudget
-    erased: Erased
+    erased: TombstoneStore
     moves: IncomingMoves
     moving: MovingStreams
     hot: HotTier

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class TurnServer:
     """What all turns of a node are served with, step by step."""
 
     prompts: Prompts
@@ -68,7 +68,7 @@ class Turns:
 class Turn:
     """One request being served."""
 
-    def __init__(self, parts: Turns, request: GenerateRequest) -> None:
+    def __init__(self, parts: TurnServer, request: GenerateRequest) -> None:
         self._parts = parts
         self._engine = parts.engine
         self._request = request

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from fabric import __version__
 from fabric.codec import to_plain
 from router.fleet.fleet import Fleet
-from router.fleet.membership import Health, Member
+from router.fleet.membership import LeaseState, Member
 from router.http.auth import caller_of
 
 
@@ -40,7 +40,7 @@ class HealthApi:
         health = self._fleet.membership.health(member.name)
         is_ok = (
             view is not None
-            and health is Health.ALIVE
+            and health is LeaseState.ALIVE
             and view.self_test.passed
             and view.degraded is None
         )

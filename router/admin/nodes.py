@@ -12,7 +12,7 @@ from fabric.control.node_calls import AgentView, Done, Flush
 from fabric.ids import NodeName, TenantId
 from router.admin.drain import drain_row
 from router.fleet.fleet import Fleet
-from router.fleet.membership import Health, Member
+from router.fleet.membership import LeaseState, Member
 from router.http.auth import caller_of, require_operator, tenant_of
 from router.http.fields import Fields
 from router.http.json_body import read_object
@@ -64,7 +64,7 @@ class NodesApi:
         return held
 
     def _node(
-        self, member: Member, health: Health, own: Sequence[AgentView] | None
+        self, member: Member, health: LeaseState, own: Sequence[AgentView] | None
     ) -> dict[str, Any]:
         """Spell a node for an operator, or for a tenant with its `own` agents there."""
         view = member.view
@@ -127,9 +127,9 @@ class NodesApi:
         return {"failure": member.failure.message, "starts_again_in_s": round(left_s, 1)}
 
 
-def _state(member: Member, health: Health) -> str:
+def _state(member: Member, health: LeaseState) -> str:
     if member.failure is not None:
         return "failed"
-    if health is not Health.ALIVE:
+    if health is not LeaseState.ALIVE:
         return health.value
     return member.view.state if member.view else "joining"

@@ -57,7 +57,7 @@ class CatchUp(Protocol):
         ...
 
 
-class Health(StrEnum):
+class LeaseState(StrEnum):
     """What the lease says about a node."""
 
     ALIVE = "alive"
@@ -126,14 +126,14 @@ class Membership:
     def find(self, name: NodeName) -> Member | None:
         return self._members.get(name)
 
-    def health(self, name: NodeName) -> Health:
+    def health(self, name: NodeName) -> LeaseState:
         """Judge a node's lease now; a node never heard of has none."""
         member = self._members.get(name)
         self._forgive_own_sleep()
         silent_s = self._clock.monotonic_s() - member.heartbeat_s if member else LEASE_S
         if silent_s >= LEASE_S:
-            return Health.EXPIRED
-        return Health.SUSPECT if silent_s >= SUSPECT_S else Health.ALIVE
+            return LeaseState.EXPIRED
+        return LeaseState.SUSPECT if silent_s >= SUSPECT_S else LeaseState.ALIVE
 
     def is_returning(self, name: NodeName) -> bool:
         """Say whether a node that was lost is starting again."""
@@ -145,7 +145,7 @@ class Membership:
     def settled(self) -> bool:
         """Say whether every node of the roster has told its agents, or has had its time for it."""
         return self._has_roster and all(
-            member.listed is not None or self.health(member.name) is Health.EXPIRED
+            member.listed is not None or self.health(member.name) is LeaseState.EXPIRED
             for member in self._members.values()
         )
 
@@ -164,7 +164,7 @@ class Membership:
     def has_met_all(self) -> bool:
         """Say whether the roster was read, and every node on it has answered or expired."""
         return self._has_roster and all(
-            member.view is not None or self.health(member.name) is Health.EXPIRED
+            member.view is not None or self.health(member.name) is LeaseState.EXPIRED
             for member in self._members.values()
         )
 
@@ -187,7 +187,7 @@ class Membership:
 
     async def refresh(self, timeout_s: float = HEARTBEAT_S, *, relist: bool = False) -> None:
         """Bring what is known of every unexpired node up to this moment."""
-        live = [m for m in self.members if self.health(m.name) is not Health.EXPIRED]
+        live = [m for m in self.members if self.health(m.name) is not LeaseState.EXPIRED]
         await asyncio.gather(*(self.heartbeat(member, timeout_s, relist=relist) for member in live))
 
     def nudge(self, name: NodeName) -> None:
@@ -254,20 +254,20 @@ class Membership:
 
     def _count_expired(self) -> None:
         for member in self._members.values():
-            is_expired = self.health(member.name) is Health.EXPIRED
+            is_expired = self.health(member.name) is LeaseState.EXPIRED
             if is_expired and not member.was_expired:
                 self.expired_count += 1
                 _LOG.warning("the lease of %s ran out", member.name)
             member.was_expired = is_expired
 
     def _expiry_of(self, name: NodeName) -> Callable[[], bool]:
-        return lambda: self.health(name) is Health.EXPIRED
+        return lambda: self.health(name) is LeaseState.EXPIRED
 
     def _needs_catch_up(self, member: Member, view: NodeView) -> bool:
         if self.on_join is None:
             return False
         is_known = member.view is not None and member.view.incarnation == view.incarnation
-        is_here = is_known and self.health(member.name) is not Health.EXPIRED
+        is_here = is_known and self.health(member.name) is not LeaseState.EXPIRED
         return not is_here or not self.on_join.is_caught_up(view)
 
     async def _describe(self, member: Member, timeout_s: float) -> bool:

@@ -6,16 +6,16 @@ from fabric.codec import parse_json
 from fabric.errors import RejectedError
 from fabric.json_items import ItemCount
 from fabric.limits import JSON_ITEMS_MAX, MESSAGES_MAX, TOOLS_MAX
-from fabric.turn.messages import Message, Role, ToolUse
+from fabric.turn.messages import Message, MessageRole, ToolUse
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
 
 # Templates know no developer: OpenAI renamed the system role for its own models only.
 _ROLES = {
-    "system": Role.SYSTEM,
-    "developer": Role.SYSTEM,
-    "user": Role.USER,
-    "assistant": Role.ASSISTANT,
-    "tool": Role.TOOL,
+    "system": MessageRole.SYSTEM,
+    "developer": MessageRole.SYSTEM,
+    "user": MessageRole.USER,
+    "assistant": MessageRole.ASSISTANT,
+    "tool": MessageRole.TOOL,
 }
 _TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
 _NAME_CHARS_MAX = 256
@@ -43,7 +43,7 @@ def _message(raw: dict[str, Any], param: str, inner: ItemCount) -> Message:
         refuse(fields.param("role"), f"expected one of {known}", "unsupported_value")
     if fields.raw("function_call") is not None:
         unsupported(fields.param("function_call"), "use tool_calls")
-    is_answer, is_result = role is Role.ASSISTANT, role is Role.TOOL
+    is_answer, is_result = role is MessageRole.ASSISTANT, role is MessageRole.TOOL
     return Message(
         role=role,
         uses=_tool_calls(fields, inner) if is_answer else (),
@@ -54,13 +54,13 @@ def _message(raw: dict[str, Any], param: str, inner: ItemCount) -> Message:
     )
 
 
-def _content(fields: Fields, role: Role) -> tuple[str, ...]:
+def _content(fields: Fields, role: MessageRole) -> tuple[str, ...]:
     content = fields.raw("content")
     param = fields.param("content")
     if isinstance(content, str):
         return (content,)
     if content is None:
-        if role is Role.ASSISTANT:
+        if role is MessageRole.ASSISTANT:
             return ()  # it only called tools
         fields.require("content")
     if not isinstance(content, list):

@@ -9,7 +9,7 @@ import pytest
 
 from fabric.errors import RetryElsewhereError, RetryLaterError, StaleEpochError
 from fabric.record.manifest import OwnerState
-from router.fleet.membership import Health
+from router.fleet.membership import LeaseState
 from tests.support.mortal_fabric import SETTLE_S, mortal_fabric
 from tests.support.samples import sample
 
@@ -54,12 +54,12 @@ async def test_a_turn_of_a_node_that_lost_its_agent_is_not_acknowledged(tmp_path
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
         first, old, slow = await begun(world)
         getattr(world, way).add(old)
-        await soon(lambda: world.router.fleet.membership.health(old) is Health.EXPIRED)
+        await soon(lambda: world.router.fleet.membership.health(old) is LeaseState.EXPIRED)
         answer, admitted = await world.ask("alice", TOLD, first, ASKED)
         getattr(world, way).clear()
         with pytest.raises(RetryLaterError):
             await slow
-        await soon(lambda: world.router.fleet.membership.health(old) is Health.ALIVE)
+        await soon(lambda: world.router.fleet.membership.health(old) is LeaseState.ALIVE)
         owner = await world.one_owner("alice")
         views = await world.views("alice")
         after, last = await world.ask("alice", TOLD, first, ASKED, answer, ASKED)
@@ -77,7 +77,7 @@ async def test_turns_that_arrive_at_a_node_which_was_overtaken_are_refused(tmp_p
         first, admitted = await world.ask("alice", TOLD, max_tokens=2)
         old = admitted.node
         world.deaf.add(old)
-        await soon(lambda: world.router.fleet.membership.health(old) is Health.EXPIRED)
+        await soon(lambda: world.router.fleet.membership.health(old) is LeaseState.EXPIRED)
         await world.ask("alice", TOLD, first, ASKED)
         late_link = world.router.fleet.link(old)
         world.deaf.clear()
@@ -109,6 +109,6 @@ async def test_a_router_that_stood_still_ends_no_lease(tmp_path, monkeypatch):
         _, after = await world.ask("alice", TOLD, first, ASKED)
         expired = metric(world, "macfabric_expired_leases")
 
-    assert Health.EXPIRED not in health
+    assert LeaseState.EXPIRED not in health
     assert (after.node, after.epoch) == (admitted.node, 1)
     assert expired == 0

@@ -24,7 +24,7 @@ from fabric.kvcache.cache_spec import (
     TensorSpec,
 )
 from fabric.kvcache.rotation import Rotation
-from fabric.net.handshake import Role, prove
+from fabric.net.handshake import HandshakeRole, prove
 from fabric.net.ticket import Ticket, issue_ticket, open_ticket
 from fabric.net.wire import Hello
 from fabric.record.hibernation_file import HibernationHeader, SignedWith
@@ -173,4 +173,4 @@ def block_headers() -> dict[str, bytes]:
 
 def handshake_proof() -> bytes:
     """Prove the key: a digest over a whole transcript's bytes."""
-    return prove(KEY, Role.CLIENT, HELLO, b"s" * 32, encrypts=True)
+    return prove(KEY, HandshakeRole.CLIENT, HELLO, b"s" * 32, encrypts=True)

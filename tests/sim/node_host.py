@@ -16,14 +16,14 @@ from node.engine.memory_budget import MemoryBudget
 from node.http.control import ControlHttp
 from node.http.generate import build_app, error_reply
 from node.http.hibernation import HibernationHttp
-from node.node import Endpoint, Node
+from node.node import HttpEndpoint, Node
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
 from node.store.service_time import ServiceTime
-from node.store.tombstones import Erased
+from node.store.tombstones import TombstoneStore
 from tests.sim.clock import SimClock
 from tests.sim.connection import converse
 from tests.sim.disk import Platter, SimDisk
@@ -148,7 +148,7 @@ class NodeHost:
         disk = self.open_disk()
         disk.recover()
         blocks = BlockStore(disk, spec, fingerprint)
-        erased = Erased(self.open_disk(TOMBSTONES), CLUSTER_KEY)
+        erased = TombstoneStore(self.open_disk(TOMBSTONES), CLUSTER_KEY)
         records = ManifestStore(disk, CLUSTER_KEY, erased.epoch_of)
         store = AgentStore(blocks, records, CLUSTER_KEY, fingerprint, spec)
         model = ServedModel(MODEL, spec, fingerprint, CONTEXT_TOKENS_MAX, vocabulary_size=128)
@@ -176,7 +176,7 @@ class NodeHost:
                 transfers=SimTransfers(self.name, CLUSTER_KEY, clock),
                 service_time=ServiceTime(config.name, clock),
                 workers=Workers(1),
-                endpoint=Endpoint(f"http://{self.name}"),
+                endpoint=HttpEndpoint(f"http://{self.name}"),
                 fetch=fetch_from(world),
             )
         )

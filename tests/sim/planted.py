@@ -17,7 +17,7 @@ from node.store.agent_store import AgentStore
 from node.store.available_blocks import AvailableBlocks
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
-from node.store.tombstones import Erased
+from node.store.tombstones import TombstoneStore
 from node.tiers import disk_tier, eviction
 from node.tiers.flusher import Flusher
 from node.tiers.record_writer import RecordWriter
@@ -249,7 +249,7 @@ def blocks_of_refused_saves_stay_pinned():
 
 def tombstones_are_never_written():
     """An erasure is remembered in memory only."""
-    return _patched(Erased, "_write", lambda self, item: self._unwritten.pop(item.agent))
+    return _patched(TombstoneStore, "_write", lambda self, item: self._unwritten.pop(item.agent))
 
 
 def erasures_leave_the_blocks():

@@ -22,7 +22,7 @@ from fabric.errors import (
 )
 from fabric.ids import Fingerprint, NodeName
 from fabric.limits import BLOCK_BYTES_MAX, FRAME_BYTES_MAX, TRANSFER_SLICE_BYTES_MAX
-from fabric.net.handshake import Role, check_proof, prove
+from fabric.net.handshake import HandshakeRole, check_proof, prove
 from fabric.net.wire import (
     _KINDS,
     FETCH_PARTS_MAX,
@@ -222,13 +222,13 @@ def test_no_message_holds_a_value_out_of_range(build):
 # --- proofs ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("role", HandshakeRole)
 def test_a_proof_convinces_whoever_has_the_key(role):
     check_proof(KEY, role, HELLO, NONCE, prove(KEY, role, HELLO, NONCE))
 
 
 def test_a_proof_is_bound_to_key_role_nonces_names_and_model():
-    proof = prove(KEY, Role.CLIENT, HELLO, NONCE)
+    proof = prove(KEY, HandshakeRole.CLIENT, HELLO, NONCE)
     others = {
         "name": NodeName("mac-c"),
         "source": NodeName("mac-c"),
@@ -239,10 +239,10 @@ def test_a_proof_is_bound_to_key_role_nonces_names_and_model():
     assert set(others) == {field.name for field in fields(HELLO)}
 
     changed = [
-        (b"k" * 32, Role.CLIENT, HELLO, NONCE),
-        (KEY, Role.SERVER, HELLO, NONCE),
-        (KEY, Role.CLIENT, HELLO, b"t" * 32),
-        *((KEY, Role.CLIENT, replace(HELLO, **{k: v}), NONCE) for k, v in others.items()),
+        (b"k" * 32, HandshakeRole.CLIENT, HELLO, NONCE),
+        (KEY, HandshakeRole.SERVER, HELLO, NONCE),
+        (KEY, HandshakeRole.CLIENT, HELLO, b"t" * 32),
+        *((KEY, HandshakeRole.CLIENT, replace(HELLO, **{k: v}), NONCE) for k, v in others.items()),
     ]
     for arguments in changed:
         with pytest.raises(UnauthorizedError):
@@ -253,7 +253,9 @@ def test_names_cannot_slide_into_each_other():
     one = replace(HELLO, name=NodeName("ab"), source=NodeName("c"))
     other = replace(HELLO, name=NodeName("a"), source=NodeName("bc"))
 
-    assert prove(KEY, Role.CLIENT, one, NONCE) != prove(KEY, Role.CLIENT, other, NONCE)
+    assert prove(KEY, HandshakeRole.CLIENT, one, NONCE) != prove(
+        KEY, HandshakeRole.CLIENT, other, NONCE
+    )
 
 
 # --- refusals --------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from fabric.limits import (
     PREFILL_WARM_STREAK_MAX,
     PREFILL_WARM_TOKENS,
 )
-from node.engine.policy import Preempt, Room, Start, next_move, next_prompt, next_starved
+from node.engine.policy import Capacity, Preempt, Start, next_move, next_prompt, next_starved
 
 _orders = count()
-AMPLE = Room(slots=8, paused=8, memory_bytes=1_000)
+AMPLE = Capacity(slots=8, paused=8, memory_bytes=1_000)
 
 
 @dataclass(eq=False)
@@ -60,17 +60,17 @@ def test_interactive_goes_first_then_paused_then_by_arrival():
 
 def test_without_a_seat_the_latest_background_gives_way_to_interactive_only():
     running = [background(), background(), interactive()]
-    full = Room(slots=0, paused=1, memory_bytes=0)
+    full = Capacity(slots=0, paused=1, memory_bytes=0)
 
     assert next_move([interactive()], [], running, full) == Preempt(running[1])
     assert next_move([background()], [], running, full) is None
     assert next_move([interactive()], [], running[2:], full) is None
-    assert next_move([interactive()], [], running, Room(0, 0, 0)) is None
+    assert next_move([interactive()], [], running, Capacity(0, 0, 0)) is None
 
 
 def test_a_small_one_may_overtake_one_that_waits_for_memory_a_few_times():
     big, small, warm = interactive(200), interactive(50), interactive(0)
-    room = Room(slots=8, paused=8, memory_bytes=100)
+    room = Capacity(slots=8, paused=8, memory_bytes=100)
 
     assert next_move([big, small], [], [], room) == Start(small, passed=(big,))
     assert next_move([big, warm], [], [], room) == Start(warm)  # takes no memory from it
@@ -81,8 +81,8 @@ def test_a_small_one_may_overtake_one_that_waits_for_memory_a_few_times():
 
 def test_pausing_frees_memory_only_where_it_spills():
     waiting, running = [interactive(150)], [holder(40), holder(60), interactive()]
-    room = Room(slots=8, paused=8, memory_bytes=60)
-    spills = Room(slots=8, paused=8, memory_bytes=60, can_spill=True)
+    room = Capacity(slots=8, paused=8, memory_bytes=60)
+    spills = Capacity(slots=8, paused=8, memory_bytes=60, can_spill=True)
 
     assert next_move(waiting, [], running, room) is None
     assert next_move(waiting, [], running, spills) == Preempt(running[1], spills=True)
@@ -134,7 +134,7 @@ def needing(items):
 def test_nobody_is_paused_for_memory_that_places_among_the_paused_do_not_suffice_to_free():
     """Else the first ones are paused and started again for ever."""
     urgent, running = interactive(11), [holder(1), holder(1), holder(9)]
-    room = Room(slots=0, paused=2, memory_bytes=0, can_spill=True)
+    room = Capacity(slots=0, paused=2, memory_bytes=0, can_spill=True)
 
     assert next_move([urgent], [], running, room) is None
     room = replace(room, paused=3)
@@ -166,7 +166,7 @@ def test_moves_come_to_an_end_and_keep_every_bound(
     waiting, paused, running = list(waiting), list(paused), list(running)
     paused_max, moves = len(paused) + 2, 0
     while True:
-        room = Room(slots, paused_max - len(paused), memory_bytes, can_spill)
+        room = Capacity(slots, paused_max - len(paused), memory_bytes, can_spill)
         move = next_move(waiting, paused, running, room)
         if move is None:
             break
@@ -200,6 +200,6 @@ def test_moves_come_to_an_end_and_keep_every_bound(
     assert not (slots > 0 and startable)
 
 
-@pytest.mark.parametrize("room", [AMPLE, Room(0, 0, 0)])
+@pytest.mark.parametrize("room", [AMPLE, Capacity(0, 0, 0)])
 def test_nothing_to_do(room):
     assert next_move([], [], [interactive(), background()], room) is None

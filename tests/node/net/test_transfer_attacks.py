@@ -14,7 +14,7 @@ from fabric.errors import CorruptDataError, RetryLaterError
 from fabric.ids import MigrationId
 from fabric.limits import TRANSFER_REQUEST_BYTES
 from fabric.net import compression
-from fabric.net.handshake import Role, prove, session_keys
+from fabric.net.handshake import HandshakeRole, prove, session_keys
 from fabric.net.wire import (
     Challenge,
     FetchPart,
@@ -179,7 +179,7 @@ def proven(then):
     def act(channel, sock):
         authenticating = channel.receive(Hello)
         nonce = b"s" * 32
-        proof = prove(KEY, Role.SERVER, authenticating, nonce, encrypts=True)
+        proof = prove(KEY, HandshakeRole.SERVER, authenticating, nonce, encrypts=True)
         channel.send(Challenge(nonce, proof, encrypts=True))
         channel.receive(Proof)
         keys = session_keys(KEY, authenticating, nonce, encrypts=True)

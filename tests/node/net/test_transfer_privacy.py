@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fabric.errors import FabricError, RejectedError
-from fabric.net.handshake import Role, prove
+from fabric.net.handshake import HandshakeRole, prove
 from fabric.net.wire import Challenge, Hello, encode_frame
 from fabric.settings import ALWAYS, AUTO, ENCRYPTION_MODES, NEVER
 from node.clock import SystemClock
@@ -154,7 +154,7 @@ def test_a_peer_that_agrees_to_nothing_is_left():
     def act(channel, sock):
         hello = channel.receive(Hello)
         assert hello.encrypts
-        proof = prove(KEY, Role.SERVER, hello, b"s" * 32, encrypts=False)
+        proof = prove(KEY, HandshakeRole.SERVER, hello, b"s" * 32, encrypts=False)
         channel.send(Challenge(b"s" * 32, proof, encrypts=False))
         heard.append(answer_of(sock))
 

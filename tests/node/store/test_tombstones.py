@@ -17,7 +17,7 @@ from fabric.ids import OperationId
 from fabric.record.tombstone import tombstone
 from node.clock import SystemClock
 from node.store.posix_disk import DiskError, PosixDisk
-from node.store.tombstones import Erased
+from node.store.tombstones import TombstoneStore
 from tests.support.erasures import (
     PROMPT,
     TRIES,
@@ -120,7 +120,7 @@ def test_no_turn_carries_an_erased_memory_beyond_its_erasure(tmp_path, model, ep
 
 def test_an_erasure_that_comes_while_an_earlier_one_is_written_is_kept(tmp_path, monkeypatch):
     disk = PosixDisk(tmp_path)
-    erased = Erased(disk, KEY)
+    erased = TombstoneStore(disk, KEY)
     first, second = (tombstone(KEY, TENANT, "alice", epoch, 1.0) for epoch in (5, 9))
     publish = disk.publish
 
@@ -134,7 +134,7 @@ def test_an_erasure_that_comes_while_an_earlier_one_is_written_is_kept(tmp_path,
     assert erased.is_all_written
     monkeypatch.undo()
     disk.close()
-    again = Erased(PosixDisk(tmp_path), KEY)
+    again = TombstoneStore(PosixDisk(tmp_path), KEY)
     assert again.all == (second,)
     again.close()
 

@@ -6,7 +6,7 @@ import pytest
 from fabric.control.node_calls import AgentList, Describe, ListAgents
 from fabric.errors import FabricError, RetryLaterError
 from fabric.limits import HEARTBEAT_S, LEASE_S, SUSPECT_S, WHOLE_LIST_S
-from router.fleet.membership import Health, Membership
+from router.fleet.membership import LeaseState, Membership
 from router.fleet.node_client import NodeLostError
 from tests.router.fake_memory import ManualClock
 from tests.router.fake_node import FakeNode
@@ -83,17 +83,17 @@ async def joined(*names):
 async def test_a_lease_runs_out_by_the_clock():
     world = await joined()
     await world.heartbeat()
-    assert world.health() is Health.ALIVE
+    assert world.health() is LeaseState.ALIVE
     world.clock.now_s += SUSPECT_S - 0.01
-    assert world.health() is Health.ALIVE
+    assert world.health() is LeaseState.ALIVE
     world.clock.now_s += 0.02
-    assert world.health() is Health.SUSPECT
+    assert world.health() is LeaseState.SUSPECT
     assert not world.links["a"].is_lost()
     world.clock.now_s += LEASE_S - SUSPECT_S
-    assert world.health() is Health.EXPIRED
+    assert world.health() is LeaseState.EXPIRED
     assert world.links["a"].is_lost()
     await world.heartbeat()
-    assert world.health() is Health.ALIVE
+    assert world.health() is LeaseState.ALIVE
 
 
 async def test_a_slow_answer_does_not_stretch_the_lease():
@@ -102,7 +102,7 @@ async def test_a_slow_answer_does_not_stretch_the_lease():
     await world.membership.heartbeat(world.membership.find("a"))
     world.clock.now_s += 1.01
 
-    assert world.health() is Health.SUSPECT
+    assert world.health() is LeaseState.SUSPECT
 
 
 async def test_agents_are_asked_for_only_when_they_changed():
@@ -145,7 +145,7 @@ async def test_a_loading_node_is_there_but_a_restarting_one_loses_its_lease():
     for _ in range(20):
         world.clock.now_s += HEARTBEAT_S
         await world.heartbeat()
-    assert world.health() is Health.ALIVE
+    assert world.health() is LeaseState.ALIVE
     assert not world.membership.settled()
     world.links["a"].error = None
     await world.heartbeat()
@@ -153,7 +153,7 @@ async def test_a_loading_node_is_there_but_a_restarting_one_loses_its_lease():
     world.links["a"].error = loading
     world.clock.now_s += LEASE_S
     await world.heartbeat()
-    assert world.health() is Health.EXPIRED
+    assert world.health() is LeaseState.EXPIRED
 
 
 async def test_settled_waits_for_the_silent_no_longer_than_a_lease():
@@ -163,7 +163,7 @@ async def test_settled_waits_for_the_silent_no_longer_than_a_lease():
     assert not world.membership.settled()
     world.clock.now_s += LEASE_S
     assert world.membership.settled()
-    assert world.health("unheard-of") is Health.EXPIRED
+    assert world.health("unheard-of") is LeaseState.EXPIRED
 
 
 @pytest.mark.parametrize("slow", [Describe, ListAgents])
@@ -247,8 +247,8 @@ async def test_a_router_that_stood_still_itself_ends_no_lease():
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
-    assert after_sleep == (Health.ALIVE, Health.ALIVE, 0)
-    assert later == (Health.ALIVE, Health.EXPIRED)
+    assert after_sleep == (LeaseState.ALIVE, LeaseState.ALIVE, 0)
+    assert later == (LeaseState.ALIVE, LeaseState.EXPIRED)
 
 
 async def test_a_doubted_node_is_asked_for_its_whole_list_though_nothing_changed():

@@ -6,7 +6,7 @@ import pytest
 from fabric.errors import RetryLaterError
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
-from router.fleet.membership import Health
+from router.fleet.membership import LeaseState
 from tests.router.fake_memory import Memory
 from tests.router.fake_node import FakeNode
 from tests.router.rig import SOON, rig, until
@@ -172,7 +172,7 @@ async def test_loss_is_noticed_without_waiting_for_the_next_beat():
         await made.chat("hi", agent="alice")
         health = made.fleet.membership.health(node_of(first))
 
-    assert health is not Health.EXPIRED, "taken over by the turn, not by the lease"
+    assert health is not LeaseState.EXPIRED, "taken over by the turn, not by the lease"
 
 
 async def test_a_stream_that_outlives_its_nodes_lease_is_not_acknowledged():

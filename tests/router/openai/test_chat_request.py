@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from fabric.errors import FabricError, RejectedError
 from fabric.limits import COMPLETION_TOKENS_DEFAULT
 from fabric.turn.generation import Identity, IdentityKind, Priority
-from fabric.turn.messages import Message, Role
+from fabric.turn.messages import Message, MessageRole
 from router.openai.chat_request import parse_chat
 from tests.support.conversations import as_templates_get_it
 
@@ -187,7 +187,7 @@ def test_text_parts_are_kept_and_joined_as_they_are():
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
     (message,) = parse(messages=[{"role": "user", "content": parts}]).prompt.messages
 
-    assert message == Message(Role.USER, ("a ", "b"))
+    assert message == Message(MessageRole.USER, ("a ", "b"))
     assert messages({"role": "user", "content": parts}) == [{"role": "user", "content": "a b"}]
 
 
