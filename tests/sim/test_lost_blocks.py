@@ -209,7 +209,7 @@ def test_a_pin_asked_for_while_a_record_is_written_stays(when):
         await asyncio.wait(asked)
         said = decode_reply(AgentView, asked[0].result())
         if isinstance(said, ErrorReply):
-            assert (when, said.status) == ("at the seal", 409)
+            assert (when, said.status) == ("at the seal", 503)
         await asyncio.sleep(70.0)
         assert host.node.table.get(KEY).saved.pinned
 
