@@ -22,7 +22,7 @@ from tests.sim import oracle
 from tests.sim.epochs import Epochs, told
 from tests.sim.model import MODEL
 from tests.sim.tokenizer import render
-from tests.sim.warmth import Ack
+from tests.sim.warmth import ANSWER_TOKENS_MAX, Ack
 from tests.support.conversations import said
 
 TENANTS = (TenantId("red"), TenantId("blue"))
@@ -150,7 +150,7 @@ class Clients:
             talk.messages = [*talk.messages, {"role": "user", "content": talk.say()}]
         sampled = random.random() < 0.4
         sampling = Sampling(
-            max_tokens=48 if self._world.is_slow else random.choice([3, 8, 24]),
+            max_tokens=ANSWER_TOKENS_MAX if self._world.is_slow else random.choice([3, 8, 24]),
             temperature=float(sampled),
             seed=random.randrange(1000) if sampled else None,
             ignore_eos=self._world.is_slow,

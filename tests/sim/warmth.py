@@ -13,6 +13,8 @@ from node.store.block_files import file_name
 from tests.sim.model import END, FULL
 from tests.sim.router_host import ROUTER
 
+ANSWER_TOKENS_MAX = 48  # that clients ask for
+
 
 @dataclass(frozen=True)
 class Ack:
@@ -67,10 +69,12 @@ class Warmth:
         if self._world.kind is not FULL:
             # Elsewhere than at its end a context can be taken up where that was worth keeping.
             return need if need == len(stored) and not attempts else None
-        for attempt in attempts:
+        longest = len(stored)
+        for attempt in attempts:  # each may have been answered, on no disk
             need = min(need, _common(attempt, prompt))
+            longest = max(longest, len(attempt) + ANSWER_TOKENS_MAX)
         share = self._world.settings.diverge_ratio_min
-        return need if need > 0 and need >= share * (len(stored) + 1) else None
+        return need if need > 0 and need >= share * (longest + 1) else None
 
     def _is_excused(self, talk, node):
         world, acked = self._world, talk.acked

@@ -32,6 +32,8 @@ from tests.support.incoming import pinned_blocks
 NODES = ("node-a", "node-b", "node-c")
 LIMIT_S = 600.0  # of simulated time until all is quiet; who needs longer hangs
 QUIET_S = FLUSH_IDLE_S + 5.0
+IDLE_S = 3  # without a move or copy: no other one is due
+SAVE_POLLS = 20  # of a tenth of a second: no save takes that long
 KIB, MIB = 1 << 10, 1 << 20
 CROWD_ODDS, CROWD = 0.1, 14  # all at once, where the memory holds two or three of them
 FRAIL_ODDS = 0.1  # disks fail while agents move
@@ -153,12 +155,29 @@ class World:
         self.invariants.check_quiet()
         await self.clients.last_words()
         await asyncio.sleep(3.0)
+        await self._moves_end()
         if any(pinned_blocks(host.node) for host in self.nodes.values()):
             self.note("a move is undecided, and hours pass")
             for host in self.nodes.values():
                 host.clock.offset_s += ADOPTED_S
             await asyncio.sleep(RECLAIM_EVERY_S + 1.0)
+            await self._moves_end()
         self.invariants.check_end()
+
+    async def _moves_end(self):
+        """Let drains and replicas come to their end whose agents go over slow links still."""
+        idle_s = 0
+        while idle_s < IDLE_S:
+            await asyncio.sleep(1.0)
+            idle_s = 0 if self._is_moving() else idle_s + 1
+        for _ in range(SAVE_POLLS):  # what a full disk refused is being tried again at times
+            if any(+host.node.budget.pending for host in self.nodes.values()):
+                await asyncio.sleep(0.1)
+
+    def _is_moving(self):
+        services = self.router.services
+        is_draining = any(drain.ended_s is None for drain in services.drains._drains.values())
+        return is_draining or services.replicas._copying or not services.migrations.is_idle
 
 
 class _Ears(logging.Handler):
