@@ -49,12 +49,23 @@ class Talk:
     may_be_erased: bool = False  # an erasure may still be on its way
     is_shared: bool = False  # others speak under its name, too
     is_copied: bool = False  # another agent was made of its memory
+    copying_count: int = 0  # is being made, or may yet be
     lives_count: int = 0  # how often it began anew
 
     @property
     def marker(self):
         """A word that only this conversation has, since it began anew."""
         return f"<{self.number}.{self.lives_count}>"
+
+    def begin_copy(self):
+        """Note that another agent is being made of its memory, perhaps once it has begun anew."""
+        self.is_copied = True
+        self.copying_count += 1
+
+    def end_copy(self):
+        """Note that this is over."""
+        self.is_copied = True
+        self.copying_count -= 1
 
     def say(self):
         """Make up the next message."""
@@ -270,7 +281,7 @@ class Clients:
             return
         world.note(f"{talk.name}: erased, {erasure.unreachable} not reached")
         world.platters.check_receipts(talk.key, erasure)
-        if not (talk.is_shared or talk.is_copied):
+        if not (talk.is_shared or talk.is_copied or talk.copying_count):
             self.erased.append((talk.name, talk.marker))
         talk.acked, talk.attempts, talk.is_copied = None, [], False
         talk.lives_count += 1

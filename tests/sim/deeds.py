@@ -106,15 +106,17 @@ class Deeds:
         talk = self._some_talk()
         if talk is None:
             return
-        talk.is_copied = True
+        talk.begin_copy()
         name = AgentId(f"fork-{self._random.randrange(10**6)}")
         to = self._random.choice([None, *self._world.nodes])
         operation = OperationId(f"op-{self._random.randrange(10**12):012}")
-        await self._in_router(
+        done = await self._in_router(
             f"fork {talk.name} as {name} to {to}",
             lambda services: services.forks.fork(talk.key, name, to, operation),
             meets_damage=True,
         )
+        if done.is_over:
+            talk.end_copy()
 
     async def _replicate(self):
         talk, host = self._some_talk(), self._some_host()
@@ -200,7 +202,12 @@ class Deeds:
         talk = self._some_talk()
         if talk is None:
             return
-        talk.is_copied = True
+        talk.begin_copy()
+        resumed = await self._copy_by_file(talk)
+        if resumed is None or resumed.is_over:
+            talk.end_copy()
+
+    async def _copy_by_file(self, talk):
         host = self._world.router
 
         async def hibernate(_):
@@ -212,18 +219,18 @@ class Deeds:
 
         done = await self._in_router(f"hibernate {talk.name}", hibernate, meets_damage=True)
         if not done.result:
-            return
+            return None
         raw, name = done.result, AgentId(f"file-{self._random.randrange(10**6)}")
         header = peek_header(raw)
         if header is None:
-            return
+            return None
 
         async def rest():
             for start in range(0, len(raw), 4_096):
                 yield raw[start : start + 4_096]
 
         wanted = Wanted((talk.tenant, name))
-        await self._in_router(
+        return await self._in_router(
             f"resume {talk.name} as {name}",
             lambda _: host.hibernations.resume(wanted, header, Upload(b"", rest())),
             may_be_cut=True,
