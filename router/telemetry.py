@@ -123,7 +123,7 @@ class Telemetry:
         self._rtt.clear()
         self._link_rate.clear()
         for member in membership.members:
-            if member.view is None or membership.health(member.name) is LeaseState.EXPIRED:
+            if member.view is None or not membership.is_up(member.name):
                 continue
             for (peer, kind), best in best_by_kind(member.view.links).items():
                 labels = (member.name, peer, kind.value)

@@ -16,7 +16,7 @@ from fabric.record.manifest import OwnerState
 from fabric.turn.generation import IdentityKind
 from router.fleet.directory import Directory, Holding
 from router.fleet.meeting import Meeting
-from router.fleet.membership import LeaseState, LinkFactory, Membership, Roster
+from router.fleet.membership import LinkFactory, Membership, Roster
 from router.fleet.node_client import NodeLink, NodeLostError
 from router.fresh_ids import fresh_leap
 from router.placement.cost import load_s, prefill_s
@@ -127,7 +127,7 @@ class Fleet:
         """Return a node that takes agents; raise a FabricError that says why another does not."""
         node = self.require_node(name, param)
         member = self.membership.find(node)
-        if self.membership.health(node) is not LeaseState.ALIVE or not member or not member.view:
+        if not self.is_alive(node) or not member or not member.view:
             message = f"node {node} is not answering"
             raise RetryLaterError(message, retry_after_s=2.0, code=NodeLostError.code)
         if member.view.state != READY:
@@ -145,9 +145,13 @@ class Fleet:
             epoch += fresh_leap()
         return epoch
 
+    def is_alive(self, name: NodeName) -> bool:
+        """Say whether a node was heard in its last moments."""
+        return self.membership.is_alive(name)
+
     def is_up(self, name: NodeName) -> bool:
         """Say whether a node's lease has not run out."""
-        return self.membership.health(name) is not LeaseState.EXPIRED
+        return self.membership.is_up(name)
 
     def ready(self) -> list[NodeView]:
         """Return the nodes that take new agents: alive and not draining."""
@@ -158,7 +162,7 @@ class Fleet:
         return [
             member.view
             for member in self.membership.members
-            if member.view is not None and self.membership.health(member.name) is LeaseState.ALIVE
+            if member.view is not None and self.is_alive(member.name)
         ]
 
     def models(self) -> list[str]:

@@ -135,6 +135,14 @@ class Membership:
             return LeaseState.EXPIRED
         return LeaseState.SUSPECT if silent_s >= SUSPECT_S else LeaseState.ALIVE
 
+    def is_alive(self, name: NodeName) -> bool:
+        """Say whether a node was heard in its last moments."""
+        return self.health(name) is LeaseState.ALIVE
+
+    def is_up(self, name: NodeName) -> bool:
+        """Say whether a node's lease has not run out."""
+        return self.health(name) is not LeaseState.EXPIRED
+
     def is_returning(self, name: NodeName) -> bool:
         """Say whether a node that was lost is starting again."""
         member = self._members.get(name)
@@ -145,7 +153,7 @@ class Membership:
     def settled(self) -> bool:
         """Say whether every node of the roster has told its agents, or has had its time for it."""
         return self._has_roster and all(
-            member.listed is not None or self.health(member.name) is LeaseState.EXPIRED
+            member.listed is not None or not self.is_up(member.name)
             for member in self._members.values()
         )
 
@@ -164,7 +172,7 @@ class Membership:
     def has_met_all(self) -> bool:
         """Say whether the roster was read, and every node on it has answered or expired."""
         return self._has_roster and all(
-            member.view is not None or self.health(member.name) is LeaseState.EXPIRED
+            member.view is not None or not self.is_up(member.name)
             for member in self._members.values()
         )
 
@@ -187,7 +195,7 @@ class Membership:
 
     async def refresh(self, timeout_s: float = HEARTBEAT_S, *, relist: bool = False) -> None:
         """Bring what is known of every unexpired node up to this moment."""
-        live = [m for m in self.members if self.health(m.name) is not LeaseState.EXPIRED]
+        live = [m for m in self.members if self.is_up(m.name)]
         await asyncio.gather(*(self.heartbeat(member, timeout_s, relist=relist) for member in live))
 
     def nudge(self, name: NodeName) -> None:
@@ -254,20 +262,20 @@ class Membership:
 
     def _count_expired(self) -> None:
         for member in self._members.values():
-            is_expired = self.health(member.name) is LeaseState.EXPIRED
+            is_expired = not self.is_up(member.name)
             if is_expired and not member.was_expired:
                 self.expired_count += 1
                 _LOG.warning("the lease of %s ran out", member.name)
             member.was_expired = is_expired
 
     def _expiry_of(self, name: NodeName) -> Callable[[], bool]:
-        return lambda: self.health(name) is LeaseState.EXPIRED
+        return lambda: not self.is_up(name)
 
     def _needs_catch_up(self, member: Member, view: NodeView) -> bool:
         if self.on_join is None:
             return False
         is_known = member.view is not None and member.view.incarnation == view.incarnation
-        is_here = is_known and self.health(member.name) is not LeaseState.EXPIRED
+        is_here = is_known and self.is_up(member.name)
         return not is_here or not self.on_join.is_caught_up(view)
 
     async def _describe(self, member: Member, timeout_s: float) -> bool:

@@ -13,7 +13,7 @@ from fabric.ids import NodeName
 from fabric.limits import ADDRESSES_MAX, PEERS_MAX
 from fabric.net.links import PeerList, PeerNode
 from router.fleet.fleet import Fleet
-from router.fleet.membership import LeaseState, Member
+from router.fleet.membership import Member
 
 _LOG = logging.getLogger("macfabric.router.peer_exchange")
 
@@ -59,7 +59,7 @@ class PeerExchange:
         return [
             member
             for member in membership.members
-            if member.view is not None and membership.health(member.name) is not LeaseState.EXPIRED
+            if member.view is not None and membership.is_up(member.name)
         ]
 
     async def _tell(self, member: Member, incarnation: int, call: PeerList) -> None:

@@ -27,7 +27,7 @@ from fabric.limits import (
 )
 from router.fleet.directory import Holding
 from router.fleet.fleet import DRAINING, Fleet
-from router.fleet.membership import LeaseState, Member
+from router.fleet.membership import Member
 from router.moves.attempts import as_retry
 from router.moves.migrations import Migrations
 from router.moves.move_candidates import Sites
@@ -90,10 +90,7 @@ class Drains:
         """Go on with nodes that say that they drain; let go of those that do not any more."""
         now_s = self._fleet.clock.monotonic_s()
         for member in self._fleet.membership.members:
-            if (
-                self._fleet.membership.health(member.name) is not LeaseState.ALIVE
-                or not member.view
-            ):
+            if not self._fleet.is_alive(member.name) or not member.view:
                 continue
             drain = self._drains.get(member.name)
             if member.view.state != DRAINING:

@@ -13,7 +13,6 @@ from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.record.manifest import OwnerState
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
-from router.fleet.membership import LeaseState
 from router.fresh_ids import fresh_migration
 from router.moves.attempts import as_retry, at_owner
 from router.moves.migration import DAMAGED, HandoverTarget, Migration, MigrationReceipt
@@ -128,7 +127,7 @@ class Migrations:
         holding = self._owner(key)
         if holding.node == target:
             return MigrationReceipt(key[1], target, target, holding.epoch)
-        if self._fleet.membership.health(holding.node) is not LeaseState.ALIVE:
+        if not self._fleet.is_alive(holding.node):
             message = f"node {holding.node} is not answering"
             raise RetryLaterError(message, retry_after_s=2.0, code="node_lost")
         self._fleet.require_taking(target)

@@ -17,7 +17,6 @@ from fabric.limits import LEASE_S
 from fabric.record.manifest import OwnerState
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
-from router.fleet.membership import LeaseState
 from router.fresh_ids import fresh_migration
 from router.moves.migrations import Migrations
 from router.telemetry import Telemetry
@@ -60,7 +59,7 @@ class Recovery:
 
     async def _release_others(self, key: AgentKey) -> None:
         owner = self._fleet.directory.owner(key)
-        if owner is None or self._fleet.membership.health(owner.node) is not LeaseState.ALIVE:
+        if owner is None or not self._fleet.is_alive(owner.node):
             return
         for other in self._fleet.directory.living(key):
             claims = other.state is not OwnerState.REPLICA

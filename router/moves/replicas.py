@@ -21,7 +21,6 @@ from fabric.limits import REPLICA_AGAIN_S, REPLICA_REST_S, REPLICAS_WAITING_MAX
 from fabric.record.manifest import OwnerState
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
-from router.fleet.membership import LeaseState
 from router.moves.copier import CopyReceipt, copy_agent
 from router.moves.migrations import Migrations
 from router.moves.move_candidates import Sites, is_current, replicas
@@ -134,8 +133,7 @@ class Replicas:
         view = owner.view
         if view is None or owner.state is not OwnerState.OWNED or not view.durable:
             return False
-        is_alive = self._fleet.membership.health(owner.node) is LeaseState.ALIVE
-        return is_alive and view.tokens > 0
+        return self._fleet.is_alive(owner.node) and view.tokens > 0
 
     def _due(self, key: AgentKey, owner: Holding) -> Iterator[NodeName]:
         """Name the nodes that are to get a copy: who keeps one, then who lacks least."""
