@@ -51,6 +51,6 @@ def victim(sequences: Iterable[Sequence]) -> Sequence | None:
 
     So whoever came first is never chosen, and comes to its end.
     """
-    found = [s for s in sequences if s.slot is not None and s.is_preemptible()]
+    found = [s for s in sequences if s.can_yield and s.is_preemptible()]
     counts = Counter(sequence.tenant for sequence in found)
     return max(found, key=lambda s: (not s.is_urgent, counts[s.tenant], s.order), default=None)

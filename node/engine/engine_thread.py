@@ -40,7 +40,6 @@ class EngineThread:
         waiting_max: int,
         exact_chunks: bool,
         budget: MemoryBudget | None = None,
-        spill: Callable[[Sequence], None] | None = None,
     ) -> None:
         self.budget = budget or MemoryBudget(sys.maxsize)
         self._waiting_max = waiting_max
@@ -50,7 +49,6 @@ class EngineThread:
             self.budget,
             active_max=active_max,
             exact_chunks=exact_chunks,
-            spill=spill,
             moving=self.moving,
         )
         self._queue = self._scheduler.queue

@@ -58,7 +58,6 @@ class Capacity:
     slots: int  # more that may run
     paused: int  # more that may be paused
     memory_bytes: int  # negative where caches that exist exceed the budget
-    can_spill: bool = False  # pausing can free memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,9 @@ class Start(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Preempt(Generic[S]):
-    """Take it out of the running ones; with `spills`, out of memory as well."""
+    """Take it out of the running ones."""
 
     sequence: S
-    spills: bool = False
 
 
 def next_move(
@@ -116,14 +114,8 @@ def next_move(
                 return Preempt(victims[0])
             greedy = _greediest(active, slots, sequence)
             return Preempt(greedy) if greedy is not None else None
-        if sequence.is_urgent and room.can_spill and (room.slots > 0 or victims):
-            # Each that runs takes a place among the paused, or it would only be started again.
-            holders = [*_holders(_victims(held)), *_holders(victims)[: room.paused]]
-            freed_bytes = sum(holder.reserve_bytes for holder in holders)
-            if holders and sequence.needs_bytes <= room.memory_bytes + freed_bytes:
-                return Preempt(holders[0], spills=True)
         if sequence.passed_count >= ADMISSION_PASSES_MAX:
-            room = replace(room, memory_bytes=0, can_spill=False)
+            room = replace(room, memory_bytes=0)
         passed.append(sequence)
     return None
 
@@ -131,10 +123,6 @@ def next_move(
 def _victims(sequences: Iterable[S]) -> list[S]:
     """List who may be paused, those first that came last."""
     return sorted((s for s in sequences if not s.is_urgent), key=lambda s: -s.order)
-
-
-def _holders(sequences: Iterable[S]) -> list[S]:
-    return [sequence for sequence in sequences if sequence.reserve_bytes > sequence.needs_bytes]
 
 
 def _greediest(active: Iterable[S], slots: Counter[str], other: Schedulable) -> S | None:

@@ -33,11 +33,7 @@ _MEASURED_CHUNK_TOKENS = 128  # shorter ones measure the overhead, not the speed
 
 
 class Scheduler:
-    """Runs sequences on an engine; every method runs on the engine thread.
-
-    `spill` takes a paused sequence's cache out of memory, and the sequence's `granted` brings
-    it back. Without it, pausing frees a place in the batch but no memory.
-    """
+    """Runs sequences on an engine; every method runs on the engine thread."""
 
     def __init__(
         self,
@@ -46,7 +42,6 @@ class Scheduler:
         *,
         active_max: int,
         exact_chunks: bool,
-        spill: Callable[[Sequence], None] | None = None,
         moving: MovingStreams | None = None,
     ) -> None:
         self.engine: Engine | None = None
@@ -57,7 +52,6 @@ class Scheduler:
         self._budget = budget
         self._active_max = active_max
         self._exact = exact_chunks
-        self._spill = spill
         self._moving = moving or MovingStreams(clock)
         self._hold = PrefillHold(clock, self._moving)
         self._arrivals_count = 0
@@ -133,7 +127,7 @@ class Scheduler:
         """Let one answer, perhaps this one, give its memory back; this one waits for it."""
         active = [*self.queue.decoding, *self.queue.paused]
         if len(active) > 1 and not any(each.yielding.is_set() for each in active):
-            giving = victim(active)
+            giving = victim(each for each in active if each.slot is not None)
             if giving is not None:
                 giving.is_preempted = True
                 giving.yielding.set()  # it leaves before the next step
@@ -150,7 +144,6 @@ class Scheduler:
                 slots=self._active_max - len(queue.running),
                 paused=PAUSED_SEQUENCES_MAX - len(queue.paused),
                 memory_bytes=self._budget.claimable_bytes if has_room else 0,
-                can_spill=has_room and self._spill is not None,
             )
             move = next_move(queue.waiting, queue.paused, queue.running, room, self._started)
             if move is None:
@@ -163,8 +156,23 @@ class Scheduler:
             changed = True
         if (queue.waiting or queue.paused) and self._may_force():
             first = min(queue.undecoded, key=lambda s: (not s.is_urgent, s.order))
-            changed |= self._start(Start(first))
+            changed |= self._shed(first) or self._start(Start(first))
         return changed
+
+    def _shed(self, first: Sequence) -> bool:
+        """Let one that waits give its cache back where the others' exceed the budget without it.
+
+        One may be beside the budget, the first; who left its cache there and asks again at once
+        would else be a second one.
+        """
+        others_bytes = self._budget.reserved_bytes - _held(first).size_bytes
+        if others_bytes <= self._budget.total_bytes:
+            return False
+        others = [s for s in self.queue.waiting if s is not first and _held(s).size_bytes > 0]
+        giving = victim(others)
+        if giving is not None:
+            giving.yielding.set()  # it leaves before anything else is placed
+        return giving is not None
 
     def _start(self, move: Start[Sequence]) -> bool:
         sequence = move.sequence
@@ -190,13 +198,8 @@ class Scheduler:
         return self._budget.reserved_bytes <= known_bytes
 
     def _preempt(self, move: Preempt[Sequence]) -> None:
-        sequence, spill = move.sequence, self._spill
-        if sequence not in self.queue.paused:
-            sequence.served_s = self._clock.monotonic_s()
-            self.queue.pause(sequence)
-        if move.spills and spill is not None:
-            self._guarded(sequence, partial(spill, sequence))
-            _held(sequence).release()
+        move.sequence.served_s = self._clock.monotonic_s()
+        self.queue.pause(move.sequence)
 
     def _start_prefilled(self) -> bool:
         """Move prompts of which nothing is left to compute into the batch."""

@@ -186,7 +186,6 @@ class SchedulerRig:
         active_max=8,
         total_bytes=1 << 40,
         make_room=None,
-        spill=None,
         tokens_per_s=1e9,
         launch_waits=False,
     ):
@@ -194,7 +193,7 @@ class SchedulerRig:
         self.engine = FakeEngine(self.clock, tokens_per_s, launch_waits=launch_waits)
         self.budget = MemoryBudget(total_bytes, make_room)
         self.scheduler = Scheduler(
-            self.clock, self.budget, active_max=active_max, exact_chunks=False, spill=spill
+            self.clock, self.budget, active_max=active_max, exact_chunks=False
         )
         self.scheduler.engine = self.engine
         self.queue = self.scheduler.queue

@@ -1,4 +1,4 @@
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 import pytest
@@ -79,16 +79,10 @@ def test_a_small_one_may_overtake_one_that_waits_for_memory_a_few_times():
     assert next_move([big, small], [paused := background()], [], room) == Start(paused)
 
 
-def test_pausing_frees_memory_only_where_it_spills():
+def test_pausing_frees_no_memory():
     waiting, running = [interactive(150)], [holder(40), holder(60), interactive()]
-    room = Capacity(slots=8, paused=8, memory_bytes=60)
-    spills = Capacity(slots=8, paused=8, memory_bytes=60, can_spill=True)
 
-    assert next_move(waiting, [], running, room) is None
-    assert next_move(waiting, [], running, spills) == Preempt(running[1], spills=True)
-    assert next_move(waiting, [held := holder(90)], running, spills) == Preempt(held, spills=True)
-    waiting[0].needs_bytes = 161  # even both would not do
-    assert next_move(waiting, [], running, spills) is None
+    assert next_move(waiting, [], running, Capacity(slots=8, paused=8, memory_bytes=60)) is None
 
 
 def test_warm_prompts_first_but_long_ones_not_never():
@@ -131,19 +125,6 @@ def needing(items):
     return items
 
 
-def test_nobody_is_paused_for_memory_that_places_among_the_paused_do_not_suffice_to_free():
-    """Else the first ones are paused and started again for ever."""
-    urgent, running = interactive(11), [holder(1), holder(1), holder(9)]
-    room = Capacity(slots=0, paused=2, memory_bytes=0, can_spill=True)
-
-    assert next_move([urgent], [], running, room) is None
-    room = replace(room, paused=3)
-    assert next_move([urgent], [], running, room) == Preempt(running[2], spills=True)
-    # Who is paused already takes no further place.
-    room = replace(room, paused=2)
-    assert next_move([urgent], [holder(9)], running[:2], room) is not None
-
-
 def test_tenants_that_run_as_much_start_in_turns_and_paused_ones_first():
     older, newer = interactive(tenant="bob"), interactive(tenant="alice")
     assert next_move([older, newer], [], [], AMPLE) == Start(older)
@@ -158,15 +139,12 @@ def test_tenants_that_run_as_much_start_in_turns_and_paused_ones_first():
     running=ITEMS,
     slots=st.integers(0, 3),
     memory_bytes=st.integers(-50, 200),
-    can_spill=st.booleans(),
 )
-def test_moves_come_to_an_end_and_keep_every_bound(
-    waiting, paused, running, slots, memory_bytes, can_spill
-):
+def test_moves_come_to_an_end_and_keep_every_bound(waiting, paused, running, slots, memory_bytes):
     waiting, paused, running = list(waiting), list(paused), list(running)
     paused_max, moves = len(paused) + 2, 0
     while True:
-        room = Capacity(slots, paused_max - len(paused), memory_bytes, can_spill)
+        room = Capacity(slots, paused_max - len(paused), memory_bytes)
         move = next_move(waiting, paused, running, room)
         if move is None:
             break
@@ -186,15 +164,10 @@ def test_moves_come_to_an_end_and_keep_every_bound(
             continue
         assert not sequence.is_urgent
         assert any(s.is_urgent for s in [*waiting, *paused])
-        if sequence in running:
-            running.remove(sequence)
-            paused.append(sequence)
-            slots += 1
-            assert len(paused) <= paused_max
-        if move.spills:
-            assert can_spill
-            memory_bytes += sequence.reserve_bytes - sequence.needs_bytes
-            sequence.needs_bytes = sequence.reserve_bytes
+        running.remove(sequence)
+        paused.append(sequence)
+        slots += 1
+        assert len(paused) <= paused_max
 
     startable = [s for s in [*waiting, *paused] if not s.needs_bytes]
     assert not (slots > 0 and startable)
