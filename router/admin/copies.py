@@ -1,18 +1,15 @@
 """POST fork, replicate and prefetch: copies of an agent, and its KV cache where it is wanted."""
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fabric.control.node_calls import AgentView
 from fabric.ids import parse_agent_id, parse_operation_id
+from router.admin.views.moves import fork_row, prefetch_row, replica_row
 from router.fresh_ids import fresh_operation
 from router.http.auth import agent_key
 from router.http.fields import Fields, require_text
 from router.http.json_body import read_object
-from router.moves.copier import CopyReceipt
 from router.moves.forks import Forks
 from router.moves.prefetches import PrefetchRequests
 from router.moves.replicas import Replicas
@@ -46,17 +43,7 @@ class CopiesApi:
             fields.text("to"),
             fresh_operation() if operation is None else parse_operation_id(operation),
         )
-        return JSONResponse(
-            {
-                "id": name,
-                "object": "agent.fork",
-                "forked_from": key[1],
-                "node": receipt.target,
-                "epoch": receipt.view.epoch,
-                "tokens": receipt.view.tokens,
-                **_cost(receipt),
-            }
-        )
+        return JSONResponse(fork_row(name, key[1], receipt))
 
     async def replicate(self, request: Request) -> Response:
         """Copy the agent to the node named by `to`; with `keep` (default), after each turn, too."""
@@ -65,7 +52,7 @@ class CopiesApi:
         target = require_text(fields.require("to"), "to")
         keep = True if fields.raw("keep") is None else fields.flag("keep")
         receipt = await self._replicas.replicate(key, target, kept=keep)
-        return JSONResponse(_replica(receipt))
+        return JSONResponse(replica_row(receipt))
 
     async def prefetch(self, request: Request) -> Response:
         """Bring the agent into memory where it lives, or a copy of it to the node `to`."""
@@ -73,44 +60,9 @@ class CopiesApi:
         fields = Fields(await read_object(request, may_be_absent=True))
         target = fields.text("to")
         if target is not None and not await self._prefetches.is_home(key, target):
-            return JSONResponse(_replica(await self._prefetches.copy_to(key, target)))
-        return JSONResponse(_prefetched(await self._prefetches.load(key)))
+            return JSONResponse(replica_row(await self._prefetches.copy_to(key, target)))
+        return JSONResponse(prefetch_row(await self._prefetches.load(key)))
 
     async def cancel(self, request: Request) -> Response:
         """End a load under way; nothing to do is no error."""
-        return JSONResponse(_prefetched(await self._prefetches.cancel(agent_key(request))))
-
-
-def _cost(receipt: CopyReceipt) -> dict[str, Any]:
-    return {
-        "blocks_sent": receipt.blocks_sent,
-        "blocks_reused": receipt.blocks_reused,
-        "bytes_sent": receipt.bytes_sent,
-        "seconds": receipt.seconds,
-    }
-
-
-def _replica(receipt: CopyReceipt) -> dict[str, Any]:
-    view = receipt.view
-    return {
-        "id": receipt.agent,
-        "object": "agent.replica",
-        "owner": receipt.source,
-        "node": receipt.target,
-        "epoch": view.epoch,
-        "revision": view.revision,
-        "tokens": view.tokens,
-        "kept": view.kept,
-        **_cost(receipt),
-    }
-
-
-def _prefetched(view: AgentView) -> dict[str, Any]:
-    return {
-        "id": view.agent,
-        "object": "agent.prefetch",
-        "node": view.node,
-        "tiers": list(view.tiers),
-        "tokens": view.tokens,
-        "bytes": {"hot": view.bytes.hot, "disk": view.bytes.disk},
-    }
+        return JSONResponse(prefetch_row(await self._prefetches.cancel(agent_key(request))))

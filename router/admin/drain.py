@@ -1,15 +1,12 @@
 """POST drain and undrain, for operators: empty a node, and let it take agents again."""
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fabric.ids import NodeName
-from fabric.limits import DRAIN_STUCK_MAX
+from router.admin.views.nodes import drain_row
 from router.fleet.fleet import Fleet
-from router.http.auth import Principal, caller_of, require_operator
+from router.http.auth import caller_of, require_operator
 from router.moves.drains import Drains, DrainState
 
 
@@ -40,29 +37,3 @@ class DrainApi:
         node = self._fleet.require_node(request.path_params["node"], param="node")
         await self._drains.stop(node)
         return JSONResponse({"node": node, "object": "node.drain", "state": "ready"})
-
-
-def drain_row(drains: Drains, node: NodeName, caller: Principal) -> dict[str, Any] | None:
-    """Spell a node's drain: the names of a tenant's own agents, and for operators the counts."""
-    drain = drains.find(node)
-    if drain is None:
-        return None
-    own = [(key[1], drain.stuck[key]) for key in sorted(drain.stuck) if key[0] == caller.tenant]
-    row = {
-        "node": node,
-        "object": "node.drain",
-        "state": drain.state.value,
-        "stuck": [
-            {"id": agent, "code": why.code, "message": why.message}
-            for agent, why in own[:DRAIN_STUCK_MAX]
-        ],
-    }
-    if caller.operator is None:
-        return row
-    return row | {
-        "agents_moved": drain.moved_count,
-        "agents_left": drain.left_count,
-        "bytes_sent": drain.sent_bytes,
-        "seconds": drains.seconds(drain),
-        "stuck_others": len(drain.stuck) - len(own[:DRAIN_STUCK_MAX]),
-    }

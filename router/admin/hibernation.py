@@ -24,6 +24,7 @@ from fabric.record.hibernation_file import (
     peek_header,
     require_sound,
 )
+from router.admin.views.moves import resumed_row
 from router.http.auth import agent_key
 from router.http.fields import refuse
 from router.moves.hibernations import PASS_BYTES, Hibernations, Upload, Wanted
@@ -65,20 +66,7 @@ class HibernationApi:
         rest = request.stream()
         header, lead = await _header(rest)
         resumed = await self._hibernations.resume(wanted, header, Upload(lead, rest))
-        view = resumed.view
-        return JSONResponse(
-            {
-                "id": view.agent,
-                "object": "agent.resumed",
-                "node": view.node,
-                "epoch": view.epoch,
-                "tokens": view.tokens,
-                "model": header.model,
-                "blocks_received": resumed.blocks_received,
-                "blocks_reused": resumed.blocks_reused,
-                "bytes_received": resumed.bytes_received,
-            }
-        )
+        return JSONResponse(resumed_row(resumed, header.model))
 
 
 async def _header(rest: AsyncIterator[bytes]) -> tuple[HibernationHeader, bytes]:

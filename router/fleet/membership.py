@@ -135,6 +135,15 @@ class Membership:
             return LeaseState.EXPIRED
         return LeaseState.SUSPECT if silent_s >= SUSPECT_S else LeaseState.ALIVE
 
+    def state_of(self, member: Member) -> str:
+        """Say how a node is, in one word: its own, as long as its lease allows it."""
+        health = self.health(member.name)
+        if member.failure is not None:
+            return "failed"
+        if health is not LeaseState.ALIVE:
+            return health.value
+        return member.view.state if member.view else "joining"
+
     def is_alive(self, name: NodeName) -> bool:
         """Say whether a node was heard in its last moments."""
         return self.health(name) is LeaseState.ALIVE

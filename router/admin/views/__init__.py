@@ -1,0 +1,1 @@
+"""What the fabric's own API shows, as JSON: one function per thing, for routes and for events."""
