@@ -27,6 +27,7 @@ class TurnRequest:
     prompt: Prompt
     priority: Priority = Priority.INTERACTIVE
     resume: Resumption | None = None
+    was_admitted: bool = False  # by a node that handed it over
     after: MigrationId | None = None  # the move that it comes ahead of
     prefetch: tuple[AgentId, ...] = ()  # whose turns are expected next
 
@@ -52,6 +53,7 @@ class TurnRequest:
             epoch=epoch,
             priority=self.priority,
             resume=self.resume,
+            was_admitted=self.was_admitted,
             after=self.after,
             erased_epoch=floor((self.tenant, agent)) if agent is not None else 0,
         )

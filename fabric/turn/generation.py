@@ -108,6 +108,7 @@ class GenerateRequest:
     resume: Resumption | None = None
     after: MigrationId | None = None  # the move that makes the node the agent's owner, if not yet
     erased_epoch: int = 0  # up to which the agent was erased, which the node may not have heard yet
+    was_admitted: bool = False  # a node took it and handed it over: no queue is too full for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ class EngineThread:
         self.budget.check(sequence.reserve_bytes)
         with self._wake:
             self._refuse_stopping()
-            if sequence.resumed is None:  # its client has read a part of the answer
+            if not sequence.was_admitted:
                 self._refuse_full(sequence.tenant, sequence.priority)
             self._arrivals.append(sequence)
             self._wake.notify()

@@ -76,6 +76,7 @@ class Sequence:
     `stops`: ascending positions in tokens at which a prefill chunk must end.
     `reached`: called after each prefill chunk with the tokens in the cache.
     `resumed`: the answer's beginning, made elsewhere; the prompt ends with the token sampled there.
+    `was_admitted`: its client was told that it waits, or read a part of it: it is not refused.
     `yielding`: set to end it between two tokens so that another node can go on.
     `owns_reservation`: whoever submitted it releases `reservation`, once its cache is counted
     among the idle ones or gone; otherwise that happens at the end of the sequence.
@@ -102,6 +103,7 @@ class Sequence:
     reached: Callable[[int], None] | None = None
     owns_reservation: bool = False
     resumed: Resumption | None = None
+    was_admitted: bool = False
     cancelled: Event = field(default_factory=Event)
     yielding: Event = field(default_factory=Event)
     slot: DecodeSlot | None = None

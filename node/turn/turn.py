@@ -173,7 +173,7 @@ class Turn:
             raise HungUpError
         self._is_waiting = True
         parts.prompts.check_sampling(request.sampling)
-        if request.resume is None:
+        if not request.was_admitted:
             self._engine.check_waiting(request.tenant, request.priority)
         limit = parts.prompts.limit(self._unwanted.is_set)
 

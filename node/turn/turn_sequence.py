@@ -97,6 +97,7 @@ class Sequences:
             stops=self.stops_of(prepared),
             owns_reservation=True,
             resumed=resume,
+            was_admitted=request.was_admitted,
             answer_ids=before,
             reached=reached,
         )

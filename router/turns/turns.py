@@ -130,7 +130,7 @@ class Turns:
             key = (turn.tenant, placed.first.agent)
             placed.end()
             identity = Identity(IdentityKind.AGENT, key[1])
-            further = replace(turn, identity=identity, resume=handed.resume)
+            further = replace(turn, identity=identity, resume=handed.resume, was_admitted=True)
             _LOG.info("agent %s: its turn goes on where it went", self._fleet.alias(key))
             self._resuming[key] += 1
             try:

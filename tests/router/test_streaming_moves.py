@@ -7,6 +7,7 @@ import pytest
 
 from fabric.control.node_calls import CommitMigration
 from fabric.errors import CorruptDataError
+from fabric.turn.generation import HandedOver
 from tests.router.rig import rig, shorten, until
 from tests.support.moves import LONG, begun, migrate, owners
 
@@ -50,6 +51,19 @@ async def test_a_stream_waits_on_the_target_while_the_move_is_committed():
     assert said(text) == WORDS.split()[-40:]
     assert [len(source.requests), len(target.requests)] == [2, 1]
     assert owners(made) == [(target.name, 2)]
+
+
+async def test_a_turn_given_back_before_its_first_token_is_asked_again_as_one_that_waits_already():
+    async with rig("a") as made:
+        node = made["node-a"]
+        answered = node._answer
+        node._answer = lambda asked, text: (
+            answered(asked, text) if asked.was_admitted else [HandedOver(None)]
+        )
+        reply = await made.chat("x", WORDS, agent="alice", max_tokens=40)
+
+    assert reply.status_code == 200
+    assert [asked.was_admitted for asked in node.requests] == [False, True]
 
 
 @pytest.mark.parametrize("how", ["refused", "never arrived", "answer lost"])

@@ -139,6 +139,7 @@ def ask(
     tenant: TenantId = TENANT,
     tools: list[Any] | None = None,
     epoch: int = 0,
+    was_admitted: bool = False,
     **sampling: Any,
 ) -> Reply:
     """Run one turn to its end."""
@@ -151,6 +152,7 @@ def ask(
         prompt=messages if isinstance(messages, str) else None,
         tools=tools,
         epoch=epoch,
+        was_admitted=was_admitted,
     )
 
     async def drain() -> Reply:

@@ -108,6 +108,14 @@ def _refuse(*_):
     raise OverloadedError(message)
 
 
+def test_a_turn_that_a_node_gave_back_is_never_refused_for_a_full_queue(service, monkeypatch):
+    """Its client was told that it is served, and has heard nothing of it since."""
+    monkeypatch.setattr(service.node.engine, "_waiting_max", 0)
+    refused(service, WORDS, agent="newcomer", **BRIEF)
+
+    assert ask(service, WORDS, agent="given back", was_admitted=True, **BRIEF).text
+
+
 def test_a_client_that_hangs_up_while_it_waits_costs_the_agent_nothing(service):
     """A turn that has not begun leaves record and cache, however little it has in common."""
     own = WORDS * 6

@@ -64,7 +64,8 @@ class Stream:
         sampling = Sampling(max_tokens=ANSWER_TOKENS, ignore_eos=True)
         self._request = GenerateRequest(
             OperationId(f"turn-{agent}-{epoch}"), TENANT, identity_of(agent), sampling,
-            prompt=PROMPT, epoch=epoch, resume=resume, after=after,
+            prompt=PROMPT, epoch=epoch, resume=resume,
+            was_admitted=resume is not None, after=after,
         )  # fmt: skip
         self.events, self._service, self._seen = [], service, asyncio.Condition()
         self._future = asyncio.run_coroutine_threadsafe(self._read(), service._loop)

@@ -243,6 +243,7 @@ def begin(service, name, prompt, max_tokens, resume=None):
     request = GenerateRequest(
         OperationId(f"turn-{name}-{prompt}"), TENANT, identity_of(name),
         Sampling(max_tokens=max_tokens, ignore_eos=True), prompt=prompt, epoch=1, resume=resume,
+            was_admitted=resume is not None,
     )  # fmt: skip
 
     async def read():
