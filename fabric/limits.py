@@ -104,6 +104,24 @@ ENCODERS: Final = 4  # threads of a node that render and encode prompts
 ENCODING_BYTES_MAX: Final = 4 * MIB  # of text, encoded at once; takes some 100 bytes each
 ENCODING_SMALL_BYTES: Final = 64 * KIB  # a thread's tenth of a second: not counted
 
+# Structured output
+GRAMMAR_BYTES_MAX: Final = 64 * KIB  # of a schema's text; what is let in compiles in 0.3 s
+RULES_CHARS_MAX: Final = 8 * KIB  # of a regular expression or grammar that the client wrote
+PATTERN_CHARS_MAX: Final = 1_024  # of one pattern, or one name, within a schema
+SCHEMA_DEPTH_MAX: Final = 48  # levels of JSON; half as many of objects in objects
+SCHEMA_PROPERTIES_MAX: Final = 512  # of one object; their cost grows with the square
+SCHEMA_BRANCHES_MAX: Final = 128  # in one anyOf, oneOf, allOf; likewise
+SCHEMA_PATTERNS_MAX: Final = 16  # whose patterns are compared with each other
+SCHEMA_TEXT_CHARS_MAX: Final = 4_096  # of one text that is prescribed: 10 ms for each mask
+CHOICES_MAX: Final = 1_000  # values of one enum, or texts to choose from
+JSON_SPACES_MAX: Final = 32  # between two parts of an answer; a model may else write only these
+GRAMMAR_WORKERS: Final = 2  # threads that compile, and as many that compute masks
+GRAMMARS_COMPILING_MAX: Final = 32  # at once, of one node; most of them wait
+GRAMMAR_COMPILE_S: Final = 5.0  # then it is refused
+GRAMMARS_KEPT_MAX: Final = 64  # compiled, of one node; a few MB each at most
+GRAMMAR_MASK_S: Final = 2.0  # for one token's mask, after which its answer fails
+THOUGHT_TAIL_CHARS: Final = 256  # looked through for the marker that ends a thought
+
 # Engine
 WAITING_REQUESTS_MAX: Final = 256
 AGENT_TURNS_WAITING_MAX: Final = 16  # for one agent, each behind the one before

@@ -12,6 +12,7 @@ from fabric.codec import dump_json, from_plain, on_wire, parse_json
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
 from fabric.limits import COMPLETION_TOKENS_DEFAULT
 from fabric.turn.messages import Message
+from fabric.turn.output_format import OutputFormat
 
 GENERATE_PATH = "/internal/generate"
 CLUSTER_HEADER = "x-macfabric-cluster"
@@ -75,6 +76,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     ignore_eos: bool = False  # benchmarks only
+    output: OutputFormat | None = None  # None: any text
 
 
 @dataclass(frozen=True, slots=True)
