@@ -41,6 +41,7 @@ SELF_TEST = "self-test"  # the cause of trouble
 _TURNS = 2
 
 AGENT = AgentId("selftest")
+KEY = SELF_TEST_TENANT, AGENT
 _ANSWER_TOKENS = 8
 _WORDS = "one two three four five six seven eight nine ten eleven twelve"
 
@@ -178,16 +179,16 @@ class SelfTests:
     async def _clean_up(self) -> None:
         """Leave nothing of the agent; raise DiskError."""
         table, store, run = self._records.table, self._records.store, self._records.workers.run
-        agent = table.get((SELF_TEST_TENANT, AGENT))
+        agent = table.get(KEY)
         if agent is None:
             return
         saved = agent.saved
         if saved is not None:
-            refs = await run(lambda: store.erase_record(SELF_TEST_TENANT, AGENT, saved))
+            refs = await run(lambda: store.erase_record(KEY, saved))
             table.remove(agent.key)  # its blocks are let go of, whether the disk removes them
             await run(lambda: store.erase_blocks(refs))
             return
-        if not await run(lambda: store.settle(SELF_TEST_TENANT, AGENT)):
+        if not await run(lambda: store.settle(KEY)):
             message = "a record of the self-test stays"
             raise DiskError(message)
         table.remove(agent.key)
@@ -195,7 +196,7 @@ class SelfTests:
     async def _compare(self) -> tuple[bool | None, str]:
         questions = self._questions
         _, first = await questions.ask()
-        agent = self._records.table.get((SELF_TEST_TENANT, AGENT))
+        agent = self._records.table.get(KEY)
         if agent is None or not agent.is_durable:
             return None, self._health.troubles.get(SAVING, "the agent was not saved")
         agent.cache = None

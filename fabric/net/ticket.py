@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from fabric.codec import pack, unpack
 from fabric.errors import RejectedError, UnauthorizedError
-from fabric.ids import AgentId, MigrationId, NodeName, TenantId
+from fabric.ids import AgentId, AgentKey, MigrationId, NodeName, TenantId
 
 _SIGNATURE_BYTES = 32
 
@@ -27,6 +27,11 @@ class Ticket:
     epoch: int
     blocks_digest: bytes  # over the ordered names of the offered blocks
     nonce: bytes
+
+    @property
+    def key(self) -> AgentKey:
+        """The agent whose blocks may be fetched."""
+        return self.tenant, self.agent
 
 
 def blocks_digest(names: list[str]) -> bytes:

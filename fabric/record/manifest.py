@@ -20,6 +20,7 @@ from fabric.ids import (
     BLOCK_HASH_BYTES,
     CHECKSUM_BYTES,
     AgentId,
+    AgentKey,
     Fingerprint,
     MigrationId,
     NodeName,
@@ -109,6 +110,11 @@ class Manifest:
         for name in ("token_ids", "token_ends"):
             if type(getattr(self, name)) is not U32s:
                 object.__setattr__(self, name, U32s(getattr(self, name)))
+
+    @property
+    def key(self) -> AgentKey:
+        """The agent that it is the record of."""
+        return self.tenant, self.agent
 
     @property
     def tokens_count(self) -> int:

@@ -85,7 +85,7 @@ class Agent:
 
     @property
     def key(self) -> AgentKey:
-        return self.manifest.tenant, self.manifest.agent
+        return self.manifest.key
 
     @property
     def is_busy(self) -> bool:

@@ -21,12 +21,12 @@ class UseLog:
     def recover(self, record: Manifest, idle_s: float) -> None:
         """Take in a record that was stored when this process began."""
         since_s = self._clock.monotonic_s() - idle_s
-        self._seen[record.tenant, record.agent] = (record.used_s, since_s)
+        self._seen[record.key] = (record.used_s, since_s)
         self._reuse.note_all(record.tenant, record.revision)
 
     def note(self, record: Manifest) -> None:
         """Take in a record that may tell of a turn."""
-        key, now_s = (record.tenant, record.agent), self._clock.monotonic_s()
+        key, now_s = record.key, self._clock.monotonic_s()
         seen = self._seen.get(key)
         if seen is None:
             self.recover(record, 0.0)
@@ -36,11 +36,11 @@ class UseLog:
 
     def forget(self, record: Manifest) -> None:
         """Drop an agent; what was learned of its tenant's habits stays."""
-        self._seen.pop((record.tenant, record.agent), None)
+        self._seen.pop(record.key, None)
 
     def idle_s(self, record: Manifest) -> float:
         """Return the seconds since the agent's last turn."""
-        seen = self._seen.get((record.tenant, record.agent))
+        seen = self._seen.get(record.key)
         return self._clock.monotonic_s() - seen[1] if seen is not None else 0.0
 
     def reuse_probability(self, record: Manifest) -> float:

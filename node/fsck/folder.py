@@ -175,7 +175,7 @@ class FolderCheck:
 
     def _record_name(self, record: Manifest) -> str:
         assert self._key is not None
-        digest = agent_digest(self._key, record.tenant, record.agent)
+        digest = agent_digest(self._key, *record.key)
         return f"{manifest_store.DIRECTORY}/{digest}.mf"
 
     def _summary(self, name: str, record: Manifest) -> _Record:

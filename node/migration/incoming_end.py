@@ -51,7 +51,7 @@ class IncomingEnd:
 
     async def forget_if_given_up(self, name: MigrationId, record: Manifest) -> None:
         """Let go of what came after a move was given up, or its agent erased."""
-        key = record.tenant, record.agent
+        key = record.key
         if self.moves.is_aborted(name) or record.epoch <= self.erased.floor(*key):
             await self.forget(name, key)
 
@@ -92,10 +92,10 @@ class IncomingEnd:
 
     async def _undo(self, name: MigrationId, key: AgentKey) -> None:
         """Make sure that no restart finds the record of a commit that failed."""
-        doubted = self.store.doubted(*key)
+        doubted = self.store.doubted(key)
         if doubted is None or (doubted.migration, doubted.state) != (name, OwnerState.OWNED):
             return
-        if not await self.workers.run(lambda: self.store.settle(*key)):
+        if not await self.workers.run(lambda: self.store.settle(key)):
             message = "nobody can say whether the move was committed: the disk refuses to tell"
             failure = DiskError(message)
             failure.code = UNDECIDED

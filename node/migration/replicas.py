@@ -31,12 +31,12 @@ class ReplicaTarget:
         decoded = await self.copies.decoded(call.manifest)
         offered = essential(decoded, self.store.spec.window_tokens)
         # A commit may make this node the owner.
-        async with self.moves.deciding((offered.tenant, offered.agent)):
+        async with self.moves.deciding(offered.key):
             return await self._keep(call, offered)
 
     async def _keep(self, call: KeepReplica, offered: Manifest) -> AgentView:
         table = self.copies.records.table
-        agent = table.get((offered.tenant, offered.agent))
+        agent = table.get(offered.key)
         if agent is not None:
             _check_replaceable(agent, offered)
         else:

@@ -72,7 +72,7 @@ class IncomingCopies:
         if missing_bytes:
             replicas_only = call.urgency is Urgency.PREFETCH  # then no owned agent may go for it
             await self.budget.make_room(record.tenant, missing_bytes, replicas_only=replicas_only)
-        loop, key = asyncio.get_running_loop(), (record.tenant, record.agent)
+        loop, key = asyncio.get_running_loop(), record.key
 
         def arrived(ref: BlockRef) -> None:
             loop.call_soon_threadsafe(self.moves.note_block, call.migration, key, ref)
@@ -127,7 +127,7 @@ class MoveTarget:
         return Committed(view, copied)
 
     async def _decide(self, call: CommitMigration, record: Manifest) -> AgentView:
-        key = record.tenant, record.agent
+        key = record.key
         async with self.moves.deciding(key):
             agent = self.records.table.get(key)
             if agent is None or agent.manifest.epoch >= call.epoch:  # new here, or a repeat
@@ -144,7 +144,7 @@ class MoveTarget:
 
     def _committed(self, call: CommitMigration, record: Manifest) -> AgentView | None:
         """Return the agent if this very call was carried out before; raise if it never can be."""
-        agent = self.records.table.get((record.tenant, record.agent))
+        agent = self.records.table.get(record.key)
         if agent is not None and agent.manifest.epoch >= call.epoch:
             if agent.manifest.owner == self.name and agent.manifest.migration == call.migration:
                 return agent.view()
@@ -187,7 +187,7 @@ class MoveTarget:
         return agent.view()
 
     async def _publish(self, call: CommitMigration, record: Manifest) -> Agent:
-        agent = self.records.table.get((record.tenant, record.agent))
+        agent = self.records.table.get(record.key)
         owned = replace(
             record,
             state=OwnerState.OWNED,

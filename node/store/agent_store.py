@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fabric.errors import CorruptDataError
-from fabric.ids import AgentId, AgentKey, Fingerprint, TenantId
+from fabric.ids import AgentKey, Fingerprint, TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan, block_spans, span_ending
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
@@ -183,44 +183,44 @@ class AgentStore:
                 self._doubt(manifest, added)
             else:
                 self.blocks.release(added)
-                self._settle_if_sure(manifest.tenant, manifest.agent)
+                self._settle_if_sure(manifest.key)
             raise
-        self._settle(manifest.tenant, manifest.agent)
+        self._settle(manifest.key)
         if previous is not None:
             self.blocks.release(removed)
             self.sweep()
 
-    def doubted(self, tenant: TenantId, agent: AgentId) -> Manifest | None:
+    def doubted(self, key: AgentKey) -> Manifest | None:
         """Return the last record whose publish failed and that a restart may find, if any."""
-        doubts = self._doubtful.get((tenant, agent))
+        doubts = self._doubtful.get(key)
         return doubts[-1].record if doubts else None
 
-    def settle(self, tenant: TenantId, agent: AgentId) -> bool:
+    def settle(self, key: AgentKey) -> bool:
         """Put back what a failed publish was to replace; say whether nothing is in doubt now."""
-        self._manifests.settle(tenant, agent)
-        return self._settle_if_sure(tenant, agent)
+        self._manifests.settle(key)
+        return self._settle_if_sure(key)
 
     def settle_all(self) -> int:
         """Put back whatever is in doubt; count the agents that stay so."""
-        return sum(not self.settle(*key) for key in list(self._doubtful))
+        return sum(not self.settle(key) for key in list(self._doubtful))
 
     def _doubt(self, record: Manifest, added: list[BlockRef]) -> None:
         """Keep the new blocks of a record that the disk has but may lose with its power."""
-        held = self._doubtful.setdefault((record.tenant, record.agent), [])
+        held = self._doubtful.setdefault(record.key, [])
         if held and held[-1].added == added:
             self.blocks.release(added)  # tried again: they are kept already
             held.pop()
         held.append(_Doubt(record, added))
 
-    def _settle_if_sure(self, tenant: TenantId, agent: AgentId) -> bool:
-        is_sure = not self._manifests.is_doubtful(tenant, agent)
+    def _settle_if_sure(self, key: AgentKey) -> bool:
+        is_sure = not self._manifests.is_doubtful(key)
         if is_sure:
-            self._settle(tenant, agent)
+            self._settle(key)
         return is_sure
 
-    def _settle(self, tenant: TenantId, agent: AgentId) -> None:
+    def _settle(self, key: AgentKey) -> None:
         """Let go of records that can be found no more."""
-        for doubt in self._doubtful.pop((tenant, agent), ()):
+        for doubt in self._doubtful.pop(key, ()):
             self.blocks.release(doubt.added)
 
     def sweep(self) -> None:
@@ -230,18 +230,16 @@ class AgentStore:
         except DiskError as error:
             _log.error("blocks that nobody needs stay for now: %s", error.message)
 
-    def erase_record(
-        self, tenant: TenantId, agent: AgentId, saved: Manifest | None
-    ) -> list[BlockRef]:
+    def erase_record(self, key: AgentKey, saved: Manifest | None) -> list[BlockRef]:
         """Remove an agent's record, and one that failed at its last step; return their blocks.
 
         `saved` is the record that is known to stand. Raises DiskError, and then nothing is let
         go of.
         """
-        self._manifests.remove(tenant, agent)
-        refs = [ref for doubt in self._doubtful.get((tenant, agent), ()) for ref in doubt.added]
+        self._manifests.remove(key)
+        refs = [ref for doubt in self._doubtful.get(key, ()) for ref in doubt.added]
         refs += saved.refs if saved is not None else ()
-        self._settle(tenant, agent)
+        self._settle(key)
         if saved is not None:
             self.blocks.release(saved.refs)
         return refs
@@ -250,9 +248,9 @@ class AgentStore:
         """Remove erased records of agents that nobody knows of, such as shed ones; count them."""
         if key is None:
             return self._manifests.remove_erased()
-        removed = self._manifests.remove_erased([self._manifests.digest(*key)])
+        removed = self._manifests.remove_erased([self._manifests.digest(key)])
         if removed:
-            self._settle(*key)
+            self._settle(key)
         return removed
 
     def erase_blocks(self, refs: Iterable[BlockRef]) -> ErasedFiles:
@@ -267,9 +265,9 @@ class AgentStore:
             bytes_kept_shared=sum(ref.payload_bytes for ref in kept),
         )
 
-    def erase_quarantined(self, tenant: TenantId, agent: AgentId) -> bool:
+    def erase_quarantined(self, key: AgentKey) -> bool:
         """Empty the quarantine, as a block there may be anybody's; say if a record was theirs."""
-        lead = f"{self._manifests.digest(tenant, agent)}.mf"
+        lead = f"{self._manifests.digest(key)}.mf"
         self.blocks.remove_leftovers()
         return any(leaf.startswith(lead) for leaf in self.blocks.empty_quarantine())
 
@@ -281,9 +279,9 @@ class AgentStore:
 
     def evict(self, manifests: Sequence[Manifest]) -> None:
         """Remove agents' records and every block that nobody else refers to; raise DiskError."""
-        self._manifests.remove_all((record.tenant, record.agent) for record in manifests)
+        self._manifests.remove_all(record.key for record in manifests)
         for record in manifests:
-            self._settle(record.tenant, record.agent)
+            self._settle(record.key)
             self.blocks.release(record.refs)
         self.sweep()
 

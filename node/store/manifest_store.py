@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from fabric.errors import UNDECIDED, CorruptDataError, StaleEpochError
-from fabric.ids import AgentId, AgentKey, TenantId
+from fabric.ids import AgentKey
 from fabric.kvcache.hashing import agent_digest
 from fabric.limits import MANIFEST_BYTES_MAX
 from fabric.record.manifest import Manifest, decode_manifest, encode_manifest
@@ -52,7 +52,7 @@ class ManifestStore:
         Raises StaleEpochError if a later one is stored, or if it was erased; DiskError, and then
         the stored one stays, but for one whose code is UNDECIDED.
         """
-        name = self._name(manifest.tenant, manifest.agent)
+        name = self._name(manifest.key)
         if self._is_erased(name, manifest):
             message = "the agent was erased"
             raise StaleEpochError(message, code="erased")
@@ -78,14 +78,14 @@ class ManifestStore:
             self._versions[name] = version
             self._doubtful.pop(name, None)
 
-    def is_doubtful(self, tenant: TenantId, agent: AgentId) -> bool:
+    def is_doubtful(self, key: AgentKey) -> bool:
         """Say whether the disk may hold a record whose publish failed."""
         with self._lock:
-            return self._name(tenant, agent) in self._doubtful
+            return self._name(key) in self._doubtful
 
-    def settle(self, tenant: TenantId, agent: AgentId) -> bool:
+    def settle(self, key: AgentKey) -> bool:
         """Put back what a failed publish was to replace; say whether nothing is in doubt now."""
-        name = self._name(tenant, agent)
+        name = self._name(key)
         with self._lock:
             return name not in self._doubtful or self._put_back(name)
 
@@ -109,9 +109,9 @@ class ManifestStore:
                     loaded.append(manifest)
         return loaded
 
-    def remove(self, tenant: TenantId, agent: AgentId) -> bool:
+    def remove(self, key: AgentKey) -> bool:
         """Remove an agent's record durably; return whether there was one."""
-        name = self._name(tenant, agent)
+        name = self._name(key)
         with self._lock:
             self._versions.pop(name, None)
             existed = self._disk.remove(name)
@@ -140,13 +140,13 @@ class ManifestStore:
         digest, _, rest = leaf.partition(".")
         return rest.startswith("mf") and self._erased(digest) > 0
 
-    def digest(self, tenant: TenantId, agent: AgentId) -> str:
+    def digest(self, key: AgentKey) -> str:
         """Name an agent as its record's file does."""
-        return agent_digest(self._cluster_key, tenant, agent)
+        return agent_digest(self._cluster_key, *key)
 
     def remove_all(self, agents: Iterable[AgentKey]) -> int:
         """Remove several agents' records durably; count them."""
-        names = [self._name(tenant, agent) for tenant, agent in agents]
+        names = [self._name(key) for key in agents]
         with self._lock:
             for name in names:
                 self._versions.pop(name, None)
@@ -155,8 +155,8 @@ class ManifestStore:
                 self._doubtful.pop(name, None)
             return existed_count
 
-    def _name(self, tenant: TenantId, agent: AgentId) -> str:
-        return f"{DIRECTORY}/{self.digest(tenant, agent)}.mf"
+    def _name(self, key: AgentKey) -> str:
+        return f"{DIRECTORY}/{self.digest(key)}.mf"
 
     def _epoch_at(self, name: str) -> int:
         try:
@@ -218,7 +218,7 @@ class ManifestStore:
             if error.is_damage:
                 raise CorruptDataError(error.message) from error
             raise
-        if self._name(manifest.tenant, manifest.agent) != name:
+        if self._name(manifest.key) != name:
             message = "record of another agent"
             raise CorruptDataError(message)
         self._versions[name] = (manifest.epoch, manifest.revision)

@@ -22,7 +22,7 @@ class AgentRemoval:
 
     async def forget_moves(self, key: AgentKey) -> bool:
         """Let go of what a move without its router brought of the agent, or lets others fetch."""
-        self.offers.withdraw_agent(*key)
+        self.offers.withdraw_agent(key)
         return await self.forget_incoming(key)
 
     async def remove(self, key: AgentKey, epoch: int) -> tuple[list[BlockRef], bool]:
@@ -38,7 +38,7 @@ class AgentRemoval:
                 return [], table.get(key) is None  # its first turn left nothing behind
             # In the table until it is gone: a turn that comes meanwhile waits for the lock.
             saved, agent.cache = agent.saved, None
-            refs = await records.workers.run(lambda: records.store.erase_record(*key, saved))
+            refs = await records.workers.run(lambda: records.store.erase_record(key, saved))
             table.forget(agent)
         agent.outgoing.leave(epoch + 1)
         records.hot.note()

@@ -155,7 +155,7 @@ class Erasing:
 
         was_coming = await self._removal.forget_moves(key)
         # Before the record: what is interrupted here is known by the record to be unfinished.
-        quarantined = await part(lambda: store.erase_quarantined(*key), otherwise=False)
+        quarantined = await part(lambda: store.erase_quarantined(key), otherwise=False)
         digest = self._erased.digest(*key)
         others = await part(lambda: self._folders.erase(digest), otherwise=RemovedElsewhere())
         refs, was_here = await self._removal.remove(key, epoch)

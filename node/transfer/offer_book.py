@@ -13,7 +13,7 @@ from typing import Final
 
 from fabric.control.agent_at import OfferRequest
 from fabric.errors import OverloadedError, RejectedError, TooLargeError, UnauthorizedError
-from fabric.ids import AgentId, AgentKey, MigrationId, NodeName, TenantId
+from fabric.ids import AgentKey, MigrationId, NodeName
 from fabric.kvcache.block import BlockRef
 from fabric.limits import OFFER_LIFE_MAX_S, TICKET_BLOCKS_MAX
 from fabric.net.ticket import Ticket, blocks_digest, issue_ticket, open_ticket
@@ -86,20 +86,17 @@ class OfferBook:
             kept = {n: o for n, o in self._offers.items() if o.ticket.migration != migration}
             self._offers = kept
 
-    def withdraw_agent(self, tenant: TenantId, agent: AgentId) -> None:
+    def withdraw_agent(self, key: AgentKey) -> None:
         """Refuse every ticket for blocks of an agent that is erased."""
-        who = (tenant, agent)
         with self._lock:
-            self._offers = {
-                n: o for n, o in self._offers.items() if (o.ticket.tenant, o.ticket.agent) != who
-            }
+            self._offers = {n: o for n, o in self._offers.items() if o.ticket.key != key}
 
     def agents(self) -> frozenset[AgentKey]:
         """Return the agents whose blocks some node may fetch now."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            tickets = [offer.ticket for offer in self._offers.values() if offer.expires_s > now_s]
-        return frozenset((ticket.tenant, ticket.agent) for ticket in tickets)
+            live = [offer.ticket for offer in self._offers.values() if offer.expires_s > now_s]
+        return frozenset(ticket.key for ticket in live)
 
     def check(self, raw_ticket: bytes, peer: NodeName) -> Mapping[str, BlockRef]:
         """Return the blocks that `peer` may fetch; raise UnauthorizedError if none."""

@@ -210,7 +210,7 @@ class World:
 
     def erase(self, context: Context) -> None:
         record = self.held.pop(context.key)
-        self.store.erase_blocks(self.store.erase_record(TENANT, context.key, record))
+        self.store.erase_blocks(self.store.erase_record((TENANT, context.key), record))
 
     def evict(self, context: Context) -> None:
         self.store.evict([self.held.pop(context.key)])

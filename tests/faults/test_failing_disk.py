@@ -245,7 +245,7 @@ def test_who_is_evicted_in_doubt_leaves_no_block(tmp_path, monkeypatch):
     with pytest.raises(DiskError) as caught:
         world.save(A2)
     assert caught.value.code == UNDECIDED
-    assert world.store.doubted(TENANT, A1.key) == A2.record
+    assert world.store.doubted((TENANT, A1.key)) == A2.record
     assert len(disk.list_names("blocks")) > len(A1.blocks)
     world.evict(A1)
     assert disk.list_names("blocks") == disk.list_names("manifests") == []

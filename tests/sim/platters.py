@@ -28,7 +28,7 @@ class Platters:
         """Return a disk's sound records by agent."""
         self._refresh()
         found = [r for (node, _), (_, r) in self._known.items() if node == name and r is not None]
-        return {(record.tenant, record.agent): record for record in found}
+        return {record.key: record for record in found}
 
     def check_step(self):
         """Compare all owners if any disk has changed."""
@@ -58,9 +58,9 @@ class Platters:
         except CorruptDataError:
             return None
         if record.state is OwnerState.OWNED:
-            self._world.watch.on_host((record.tenant, record.agent), record.owner)
+            self._world.watch.on_host(record.key, record.owner)
         if record.migration is not None and record.state is OwnerState.OWNED:
-            self.moved.add(((record.tenant, record.agent), record.epoch))
+            self.moved.add((record.key, record.epoch))
         return record
 
     def _check_owners(self):
@@ -70,7 +70,7 @@ class Platters:
                 continue
             if record.state is OwnerState.REPLICA or record.owner != name:
                 continue
-            key = (record.tenant, record.agent)
+            key = record.key
             other = claims.setdefault((key, record.epoch), name)
             if other != name:
                 self._world.fail(

@@ -196,7 +196,7 @@ class Watch:
         """Judge who goes: an agent that is at work, sealed or not saved stays."""
         for node in (host.node for host in self._living() if host.node.store is store):
             for record in records:
-                agent = node.table.get((record.tenant, record.agent))
+                agent = node.table.get(record.key)
                 if agent is None:
                     continue
                 is_sealed = agent.manifest.state is OwnerState.SEALED

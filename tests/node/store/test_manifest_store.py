@@ -70,8 +70,8 @@ def test_a_later_record_replaces_an_older_never_the_reverse(store, disk, restart
 
 def test_remove_forgets(store, disk):
     store.publish(replace(FIRST, epoch=5))
-    assert store.remove(TENANT, AGENT)
-    assert not store.remove(TENANT, AGENT)
+    assert store.remove((TENANT, AGENT))
+    assert not store.remove((TENANT, AGENT))
     assert store.load_all() == []
     store.publish(FIRST)
     assert versions(store) == [(1, 1)]
@@ -188,7 +188,7 @@ def test_a_publish_that_fails_in_place_puts_the_old_record_back(store, disk, mon
         with pytest.raises(DiskError) as caught:
             store.publish(replace(FIRST, epoch=2, revision=9), previous)
     assert caught.value.code != UNDECIDED
-    assert not store.is_doubtful(TENANT, AGENT)
+    assert not store.is_doubtful((TENANT, AGENT))
     assert ManifestStore(disk, CLUSTER_KEY).load_all() == [FIRST]
     store.publish(replace(FIRST, revision=2), FIRST)
     assert versions(store) == [(1, 2)]
@@ -216,10 +216,10 @@ def test_where_nothing_can_be_put_back_that_is_said_and_tried_again(
         with pytest.raises(DiskError) as caught:
             store.publish(replace(FIRST, epoch=2), previous)
         assert caught.value.code == UNDECIDED
-        assert not store.settle(TENANT, AGENT)
-    assert store.is_doubtful(TENANT, AGENT)
-    assert store.settle(TENANT, AGENT)
-    assert not store.is_doubtful(TENANT, AGENT)
+        assert not store.settle((TENANT, AGENT))
+    assert store.is_doubtful((TENANT, AGENT))
+    assert store.settle((TENANT, AGENT))
+    assert not store.is_doubtful((TENANT, AGENT))
     assert ManifestStore(disk, CLUSTER_KEY).load_all() == ([previous] if previous else [])
 
 
@@ -231,7 +231,7 @@ def test_a_doubtful_record_is_no_later_one(store, disk, monkeypatch):
         with pytest.raises(DiskError):
             store.publish(replace(FIRST, revision=9), FIRST)
     store.publish(replace(FIRST, revision=2), FIRST)
-    assert not store.is_doubtful(TENANT, AGENT)
+    assert not store.is_doubtful((TENANT, AGENT))
     assert ManifestStore(disk, CLUSTER_KEY).load_all() == [replace(FIRST, revision=2)]
 
 

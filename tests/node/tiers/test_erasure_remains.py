@@ -77,7 +77,7 @@ def test_a_later_agent_of_another_model_is_spared_and_a_damaged_one_is_not(
     with running(tmp_path, other) as service:
         ask(service, PROMPT, agent="alice", epoch=5_000)
         ask(service, "quite another text, of nobody else " * 8, agent="bob")
-        damaged = service._disk.root / service.node.store._manifests._name(TENANT, "bob")
+        damaged = service._disk.root / service.node.store._manifests._name((TENANT, "bob"))
     damaged.write_bytes(damaged.read_bytes()[:-9])
     with running(tmp_path, model) as service:
         spared, gone = erase(service, "alice", 4_000), erase(service, "bob")
@@ -125,7 +125,7 @@ def test_a_node_that_was_away_removes_what_may_be_a_block_of_theirs(tmp_path, mo
 def test_an_agent_whose_record_was_quarantined_goes_too(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
-        record = service._disk.root / service.node.store._manifests._name(TENANT, "alice")
+        record = service._disk.root / service.node.store._manifests._name((TENANT, "alice"))
     raw = bytearray(record.read_bytes())
     raw[3] ^= 1
     record.write_bytes(raw)
