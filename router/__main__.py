@@ -15,6 +15,7 @@ from router.cli.config_file import read_settings
 from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.errors import CommandError
 from router.listener import listen
+from router.placement.placement import Placement
 from router.placement.seconds import Policy
 from router.tls.contexts import read_router_keys
 
@@ -45,8 +46,8 @@ def main() -> int:
             # Most of a restart is spent here. Clients already wait in line: none is refused.
             from router.serve import serve
 
-            policy = Policy(arguments.policy)
-            asyncio.run(serve(chosen, keys, arguments.ray_address, listener, policy=policy))
+            placement = Placement(Policy(arguments.policy))
+            asyncio.run(serve(chosen, keys, arguments.ray_address, listener, placement=placement))
     except (FabricError, CommandError) as error:
         print(f"router: {error}", file=sys.stderr)  # noqa: T201 - why it did not start
         return 1

@@ -29,7 +29,7 @@ from router.fleet.membership import Roster
 from router.fleet.node_client import ControlTransport, HttpNodeLink
 from router.fleet.node_http import NodeHttp
 from router.listener import url_of
-from router.placement.seconds import Policy
+from router.placement.placement import Placement
 from router.services import Services, assemble
 from router.tls.contexts import RouterKeys
 
@@ -76,7 +76,7 @@ async def serve(
     ray_address: str,
     listener: socket.socket,
     *,
-    policy: Policy = Policy.SECONDS,
+    placement: Placement | None = None,
     on_ready: Callable[[str, list[str]], None] = announce,
 ) -> None:
     """Serve clients of the fabric at `ray_address` until SIGTERM or SIGINT."""
@@ -89,7 +89,7 @@ async def serve(
             ray_control.ActorRoster(address=ray_address, on_joined=signals.install),
             listener,
             keys=keys,
-            policy=policy,
+            placement=placement,
             on_ready=on_ready,
             signals=signals,
         )
@@ -103,7 +103,7 @@ async def serve_roster(
     roster: Roster,
     listener: socket.socket,
     *,
-    policy: Policy = Policy.SECONDS,
+    placement: Placement | None = None,
     on_ready: Callable[[str, list[str]], None] = announce,
     signals: StopSignals | None = None,
     keys: RouterKeys | None = None,
@@ -122,8 +122,8 @@ async def serve_roster(
         ) -> HttpNodeLink:
             return HttpNodeLink(name, transport, http, secret, is_lost, proven_as=proven_as)
 
-        fleet = Fleet(roster, link, SystemClock(), policy)
-        services = assemble(fleet, settings, cluster_key)
+        fleet = Fleet(roster, link, SystemClock())
+        services = assemble(fleet, settings, cluster_key, placement)
         server = _Server(http_config(build_app(settings, services), tls=tls))
         (signals or StopSignals()).stop(server)
         url = url_of(listener, "http" if tls is None else "https")

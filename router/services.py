@@ -15,6 +15,7 @@ from router.moves.move_candidates import Sites
 from router.moves.prefetches import PrefetchRequests
 from router.moves.recovery import Recovery
 from router.moves.replicas import Replicas
+from router.placement.placement import Placement
 from router.telemetry import Telemetry
 from router.turns.turns import Turns
 
@@ -59,7 +60,12 @@ class Services:
             await self.peer_exchange.round()
 
 
-def assemble(fleet: Fleet, settings: RouterSettings, cluster_key: bytes) -> Services:
+def assemble(
+    fleet: Fleet,
+    settings: RouterSettings,
+    cluster_key: bytes,
+    placement: Placement | None = None,
+) -> Services:
     """Build all parts around a fleet."""
     telemetry = Telemetry()
     migrations = Migrations(fleet, telemetry)
@@ -84,6 +90,12 @@ def assemble(fleet: Fleet, settings: RouterSettings, cluster_key: bytes) -> Serv
         prefetches=prefetches,
         peer_exchange=PeerExchange(fleet),
         turns=Turns(
-            fleet, migrations, recovery, telemetry, settings.takeover_after_s, prefetches.hint
+            fleet,
+            migrations,
+            recovery,
+            telemetry,
+            settings.takeover_after_s,
+            placement or Placement(),
+            prefetches.hint,
         ),
     )

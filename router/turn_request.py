@@ -31,6 +31,12 @@ class TurnRequest:
     after: MigrationId | None = None  # the move that it comes ahead of
     prefetch: tuple[AgentId, ...] = ()  # whose turns are expected next
 
+    @property
+    def key(self) -> AgentKey | None:
+        """The agent that it names."""
+        agent = self.identity.agent if self.identity.kind is IdentityKind.AGENT else None
+        return (self.tenant, agent) if agent is not None else None
+
     def request(
         self, epoch: int, floor: Callable[[AgentKey], int] = lambda _: 0
     ) -> GenerateRequest:
@@ -38,7 +44,6 @@ class TurnRequest:
 
         `floor` says up to which epoch an agent was erased.
         """
-        agent = self.identity.agent if self.identity.kind is IdentityKind.AGENT else None
         prompt = self.prompt
         return GenerateRequest(
             operation=self.operation,
@@ -55,5 +60,5 @@ class TurnRequest:
             resume=self.resume,
             was_admitted=self.was_admitted,
             after=self.after,
-            erased_epoch=floor((self.tenant, agent)) if agent is not None else 0,
+            erased_epoch=floor(self.key) if self.key is not None else 0,
         )

@@ -13,6 +13,9 @@ from fabric.net.links import Address, LinkView
 from fabric.net.wire import Urgency
 from fabric.record.manifest import OwnerState
 
+READY: Final = "ready"
+DRAINING: Final = "draining"  # takes no new agents, and its own leave
+
 
 @dataclass(frozen=True, slots=True)
 class TierBytes:
@@ -79,7 +82,7 @@ class NodeView:
     model: str
     fingerprint: str
     context_tokens_max: int
-    state: str  # "ready", "draining" (takes no new agents) or "stopping"
+    state: str  # READY, DRAINING or "stopping"
     agents: int
     tokens: int
     bytes: TierBytes

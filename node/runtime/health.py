@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from fabric.control.node_calls import DRAINING, READY
 from fabric.errors import RetryElsewhereError, RetryLaterError
 from fabric.ids import NodeName
 from node.runtime.one_loop import of_one_loop
@@ -38,7 +39,7 @@ class Health:
         """Say in a word what the node takes."""
         if self.is_stopping:
             return "stopping"
-        return "draining" if self.is_draining else "ready"
+        return DRAINING if self.is_draining else READY
 
     @property
     def stopping(self) -> RetryLaterError | None:

@@ -154,6 +154,9 @@ class Directory:
             return None
         return latest if latest.view is None or latest.view.node == latest.node else None
 
+    def holding(self, key: AgentKey, node: NodeName) -> Holding | None:
+        return self._holdings.get(key, {}).get(node)
+
     def holdings(self, key: AgentKey) -> tuple[Holding, ...]:
         """Return every node's word about the agent, by node."""
         nodes = self._holdings.get(key, {})
@@ -232,6 +235,11 @@ class Directory:
 
     def reservation(self, key: AgentKey) -> StartReservation | None:
         return self._reserved.get(key)
+
+    def starting(self, key: AgentKey) -> StartReservation | None:
+        """Return where an agent is being started at an epoch above its owner's."""
+        started, owner = self._reserved.get(key), self.owner(key)
+        return started if owner is None or (started and started.epoch > owner.epoch) else None
 
     def reserve(self, key: AgentKey, node: NodeName, epoch: int) -> StartReservation:
         """Say where the agent is being started, in place of any earlier word."""

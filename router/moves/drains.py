@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fabric.control.copy_calls import DrainNode
-from fabric.control.node_calls import Done
+from fabric.control.node_calls import DRAINING, Done
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
 from fabric.limits import (
@@ -26,7 +26,7 @@ from fabric.limits import (
     DRAIN_ROUNDS_MAX,
 )
 from router.fleet.directory import Holding
-from router.fleet.fleet import DRAINING, Fleet
+from router.fleet.fleet import Fleet
 from router.fleet.membership import Member
 from router.moves.attempts import as_retry
 from router.moves.migrations import Migrations

@@ -1,11 +1,4 @@
-"""From a turn to the node that serves it: the owner, or a node chosen for a new agent.
-
-    owner known, lease alive ──▶ the owner; above any epoch given to another meanwhile
-    owner silent             ──▶ the owner until takeover_after_s, then another at epoch + 1
-    owner starting again     ──▶ the same, but at least as long as recomputing would take
-    owner expired            ──▶ another at epoch + 1
-    owner stepped down       ──▶ the same, above the epoch that its undecided move may have made
-    nobody owns it           ──▶ the cheapest in seconds; the same for all its first turns
+"""From a turn to the node that takes it, and to the node where it goes on.
 
 Once a node has sent its first event, nothing is retried: the client sees where it broke.
 """
@@ -27,17 +20,19 @@ from fabric.errors import (
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import Admitted, Event, Failed, HandedOver, Identity, IdentityKind
-from router.fleet.directory import Directory, Holding, StartReservation
+from router.fleet.directory import Directory, StartReservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.fleet.remote_errors import remote_error
 from router.moves.migrations import Migrations
 from router.moves.recovery import Recovery
 from router.placement.load_ledger import Booking
+from router.placement.placement import Placement
 from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
 from router.turns.model_check import ModelCheck
 from router.turns.open_turn import OpenTurn
+from router.turns.targets import Target, Targets
 
 _LOG = logging.getLogger("macfabric.router.turns")
 
@@ -45,18 +40,6 @@ RETRY_S = 0.1
 RESUMING_POLL_S = 0.02
 RETURN_WAIT_S_MAX = 30.0
 UNKNOWN_WAIT_S = 10.0  # for nodes that have not told their agents yet, e.g. while loading
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a turn goes next; `waits` if that node's KV cache is worth waiting for."""
-
-    node: NodeName
-    epoch: int
-    waits: bool
-    prefill_s: float = 0.0
-    cold: bool = False
-    reservation: StartReservation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +73,7 @@ class Turns:
         recovery: Recovery,
         telemetry: Telemetry,
         takeover_after_s: float,
+        placement: Placement,
         hint: Callable[[TenantId, Sequence[AgentId]], None] = lambda *_: None,
     ) -> None:
         self._fleet = fleet
@@ -100,6 +84,7 @@ class Turns:
         self._resuming: Counter[AgentKey] = Counter()  # turns that follow where their agent went
         self._hint = hint
         self._models = ModelCheck(fleet)
+        self._targets = Targets(fleet, placement, telemetry)
 
     async def open(self, turn: TurnRequest) -> OpenTurn:
         """Return the turn once a node has admitted it."""
@@ -158,8 +143,9 @@ class Turns:
         """Find a node that takes the turn, whatever it takes."""
         attempt = Attempt(self._now_s(), goes_first)
         while True:
-            is_named = turn.identity.kind is IdentityKind.AGENT
-            target = await self._target(turn, attempt)
+            key = turn.key
+            await self._settled(turn, attempt)
+            target = self._targets.choose(turn, frozenset(attempt.given_up))
             try:
                 placed = await self._start(turn, target)
             except NodeLostError as error:
@@ -171,11 +157,11 @@ class Turns:
                 attempt.has_refreshed = True
                 await self._fleet.membership.refresh()
             except RetryLaterError:
-                if not (is_named and self._migrations.is_moving(_key(turn))):
+                if key is None or not self._migrations.is_moving(key):
                     raise  # an agent on the move is refused until the end of it
                 await asyncio.sleep(RETRY_S)
             else:
-                if is_named or self._is_current(turn, placed):
+                if key is not None or self._is_current(turn, placed):
                     return placed
                 turn = await self._named(turn, placed)
 
@@ -210,12 +196,13 @@ class Turns:
         finally:
             handed_over.cancel()
 
-    async def _target(self, turn: TurnRequest, attempt: Attempt) -> Target:
+    async def _settled(self, turn: TurnRequest, attempt: Attempt) -> None:
+        """Wait for whatever is just being decided of a turn's agent, or will be told soon."""
         # Who is told to own an agent may have lost it to a node that has not told its own yet.
         await self._fleet.meeting.agents()
-        if turn.identity.kind is not IdentityKind.AGENT:
-            return self._unnamed(turn, attempt)
-        key = _key(turn)
+        key = turn.key
+        if key is None:
+            return
         await self._migrations.settle(key)
         while self._resuming[key] and not attempt.goes_first:  # noqa: ASYNC110 - a moment only
             await asyncio.sleep(RESUMING_POLL_S)  # who was in mid-answer goes first
@@ -223,71 +210,7 @@ class Turns:
             await self._await_lists()
         owner = self._directory.owner(key)
         if owner is not None and owner.state is OwnerState.SEALED:
-            owner = await self._resolved(key)
-        started = self._directory.reservation(key)
-        is_newer = started and (owner is None or started.epoch > owner.epoch)
-        if started and is_newer and self._usable(started.node, attempt):
-            return Target(started.node, started.epoch, waits=True, reservation=started)
-        last = owner or self._directory.stepped_down(key)
-        if last is not None and self._usable(last.node, attempt):
-            return self._owned(key, last)
-        return self._begun(turn, key, attempt, owner)
-
-    def _owned(self, key: AgentKey, owner: Holding) -> Target:
-        """Go to the owner; above an epoch that was given to another node, which never came of it.
-
-        That node may still claim it and fence a turn of the old one; so may whom it gave way to.
-        """
-        is_owned = owner.state is not OwnerState.REPLICA
-        if is_owned and self._directory.issued(key) <= owner.epoch:
-            return Target(owner.node, owner.epoch, waits=True)
-        epoch = self._fleet.begin_epoch(key)
-        reservation = self._directory.reserve(key, owner.node, epoch)
-        return Target(owner.node, epoch, waits=True, reservation=reservation)
-
-    def _begun(
-        self, turn: TurnRequest, key: AgentKey, attempt: Attempt, owner: Holding | None
-    ) -> Target:
-        """Reserve a node for an agent that no reachable node owns."""
-        home = self._replica(key, attempt)
-        # Where an erasure has not arrived, the turn would bring the erased context back.
-        without = attempt.given_up.union(self._directory.erasing(key))
-        placed = self._fleet.place(turn, without, home)
-        if owner is not None:
-            self._telemetry.taken_over()
-            alias = self._fleet.alias(key)
-            _LOG.warning("agent %s: %s takes over from %s", alias, placed.node, owner.node)
-        epoch = self._fleet.begin_epoch(key)
-        reservation = self._directory.reserve(key, placed.node, epoch)
-        return Target(
-            placed.node,
-            epoch,
-            waits=False,
-            prefill_s=placed.prefill_s,
-            cold=not placed.cached,
-            reservation=reservation,
-        )
-
-    def _replica(self, key: AgentKey, attempt: Attempt) -> NodeName | None:
-        """Find who keeps the latest copy of an agent's KV cache."""
-        holdings = self._directory.living(key)
-        latest = sorted(holdings, key=_lateness, reverse=True)
-        return next((h.node for h in latest if self._usable(h.node, attempt)), None)
-
-    def _unnamed(self, turn: TurnRequest, attempt: Attempt) -> Target:
-        owner = self._fleet.continued(turn, attempt.given_up)
-        if owner is not None:
-            return Target(owner, epoch=0, waits=True)
-        home = self._fleet.home(turn, attempt.given_up)
-        placed = self._fleet.place(turn, attempt.given_up, home)
-        # Which agent it will be is found out by the node, so there is no epoch to tell.
-        return Target(
-            placed.node,
-            epoch=0,
-            waits=placed.cached,
-            prefill_s=placed.prefill_s,
-            cold=not placed.cached,
-        )
+            await self._resolve(key)
 
     async def _start(self, turn: TurnRequest, target: Target) -> AdmittedTurn:
         fleet, reservation = self._fleet, target.reservation
@@ -325,7 +248,8 @@ class Turns:
 
     def _leave(self, turn: TurnRequest, reservation: StartReservation | None) -> None:
         if reservation:
-            self._directory.release(_key(turn), reservation)
+            assert turn.key is not None, "only a named agent is reserved"
+            self._directory.release(turn.key, reservation)
 
     async def _wait_or_give_up(
         self, turn: TurnRequest, target: Target, attempt: Attempt, error: NodeLostError
@@ -338,7 +262,7 @@ class Turns:
         is_returning = self._fleet.membership.is_returning(target.node)
         if target.waits and is_returning:
             # Its KV cache comes back with it: wait as long as computing it anew would take.
-            anew_s = self._fleet.recompute_s(turn, without=target.node)
+            anew_s = self._targets.recompute_s(turn, without=target.node)
             patience_s = max(patience_s, min(anew_s, RETURN_WAIT_S_MAX))
         is_down = not is_returning and not self._fleet.is_up(target.node)
         if is_down or now_s - attempt.lost_since_s >= patience_s:
@@ -348,25 +272,19 @@ class Turns:
         else:
             await asyncio.sleep(RETRY_S)
 
-    async def _resolved(self, key: AgentKey) -> Holding | None:
+    async def _resolve(self, key: AgentKey) -> None:
         """Decide a sealed agent's owner, or ask the client to come back."""
         await self._recovery.resolve(key)
         owner = self._directory.owner(key)
         if owner and owner.state is OwnerState.SEALED and self._fleet.is_up(owner.node):
             message = "the agent is being moved to another node"
             raise RetryLaterError(message, retry_after_s=2.0, code="agent_moving")
-        return owner
 
     async def _await_lists(self) -> None:
         deadline_s = self._now_s() + UNKNOWN_WAIT_S
         # No event to wait for: a lease also runs out by the clock alone.
         while not self._fleet.membership.settled() and self._now_s() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(RETRY_S)
-
-    def _usable(self, node: NodeName, attempt: Attempt) -> bool:
-        membership = self._fleet.membership
-        is_there = self._fleet.is_up(node) or membership.is_returning(node)
-        return is_there and node not in attempt.given_up
 
     @property
     def _directory(self) -> Directory:
@@ -382,10 +300,6 @@ def _give_up_unless(patience: asyncio.Timeout, handed_over: asyncio.Task[bool]) 
             patience.reschedule(asyncio.get_running_loop().time())
 
 
-def _lateness(holding: Holding) -> tuple[int, int]:
-    return holding.epoch, holding.view.revision if holding.view is not None else 0
-
-
 def _admission(event: Event, node: NodeName) -> Admitted:
     if isinstance(event, Failed):
         raise remote_error(event.status, event.code, event.message)
@@ -393,8 +307,3 @@ def _admission(event: Event, node: NodeName) -> Admitted:
         message = f"{node} did not begin with its admission"
         raise FabricError(message, code="bad_event")
     return event
-
-
-def _key(turn: TurnRequest) -> AgentKey:
-    assert turn.identity.agent is not None, "only a named agent has a key"
-    return turn.tenant, turn.identity.agent

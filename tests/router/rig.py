@@ -108,7 +108,7 @@ async def rig(
     nodes=None,
     started=True,
     tended=True,
-    policy=None,
+    placement=None,
     places=None,
 ):
     """Start fake nodes called node-a, … and a router over them."""
@@ -127,11 +127,8 @@ async def rig(
         def connect(name, transport, is_lost):
             return HttpNodeLink(name, transport, session, http_secret(CLUSTER_KEY), is_lost)
 
-        options = {"policy": policy} if policy else {}
-        fleet = Fleet(
-            roster, connect, ScaledClock(scale), heartbeat_s=HEARTBEAT_S / scale, **options
-        )
-        services = assemble(fleet, settings, CLUSTER_KEY)
+        fleet = Fleet(roster, connect, ScaledClock(scale), heartbeat_s=HEARTBEAT_S / scale)
+        services = assemble(fleet, settings, CLUSTER_KEY, placement)
         app = build_app(settings, services)
         listener = socket.create_server(("127.0.0.1", 0))
         config = http_config(app, places)

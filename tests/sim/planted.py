@@ -30,6 +30,7 @@ from router.fleet.directory import Directory
 from router.fleet.membership import Membership
 from router.moves.migration import Migration
 from router.moves.recovery import Recovery
+from router.placement import placement
 from router.turns.open_turn import OpenTurn
 
 
@@ -113,6 +114,11 @@ def stale_owners_are_not_released():
         return None
 
     return _patched(Recovery, "_release_others", leave)
+
+
+def owners_lose_their_agents_to_the_cheapest():
+    """Placement asks for no owner: every turn goes where its seconds are fewest."""
+    return _patched(placement, "SERVING", ())
 
 
 def lower_epoch_wins():
@@ -364,6 +370,7 @@ PLANTS = {
         a_takeover_keeps_the_epoch,
         stale_owners_are_not_released,
     ),
+    "placement": (owners_lose_their_agents_to_the_cheapest,),
     "directory": (lower_epoch_wins, replica_is_served_as_owner),
     "cache": (reuse_more_than_is_common, tenants_share_blocks),
 }

@@ -4,6 +4,7 @@ import pytest
 
 from fabric.errors import RetryElsewhereError, StaleEpochError
 from fabric.record.manifest import OwnerState
+from router.placement.placement import Placement
 from router.placement.seconds import Policy
 from tests.router.fake_memory import Memory
 from tests.router.fake_node import FakeNode
@@ -208,7 +209,7 @@ async def test_only_nodes_with_the_model_get_its_turns():
 
 
 async def test_round_robin_ignores_memory():
-    async with rig(policy=Policy.ROUND_ROBIN) as made:
+    async with rig(placement=Placement(Policy.ROUND_ROBIN)) as made:
         nodes = [node_of(await made.chat(LONG)) for _ in range(6)]
 
     assert nodes == ["node-a", "node-b", "node-c"] * 2

@@ -1,0 +1,104 @@
+"""Takes snapshots of the fleet: the one place where all that is known of it comes together."""
+
+from fabric.ids import AgentKey, NodeName
+from fabric.record.manifest import OwnerState
+from router.fleet.directory import Directory, Holding
+from router.fleet.fleet import Fleet
+from router.fleet.membership import LeaseState, Member
+from router.placement.decision import TurnFacts
+from router.placement.snapshot import (
+    AgentHolder,
+    FleetSnapshot,
+    HolderRole,
+    NodeSnapshot,
+    PrefixHolder,
+)
+from router.turn_request import TurnRequest
+
+
+def facts_of(turn: TurnRequest, given_up: frozenset[NodeName] = frozenset()) -> TurnFacts:
+    """Say what a turn is to the one who places it."""
+    named = turn.key is not None
+    return TurnFacts(
+        model=turn.model,
+        prompt_tokens=turn.prompt.tokens_estimate,
+        completion_tokens_max=turn.sampling.max_tokens,
+        home_seed=f"{turn.tenant}:{turn.identity.agent or turn.prompt.opening}",
+        agent=turn.identity.agent if named else None,
+        group=None if named else turn.identity.agent,
+        given_up=given_up,
+    )
+
+
+def of_turn(fleet: Fleet, turn: TurnRequest) -> FleetSnapshot:
+    """Look at the nodes, and at what they hold of a turn's agent and prompt."""
+    holders: tuple[AgentHolder, ...] = ()
+    group_nodes: tuple[NodeName, ...] = ()
+    if turn.key is not None:
+        holders = _holders(fleet.directory, turn.key)
+    elif turn.identity.agent is not None:
+        owners = fleet.directory.group_owners(turn.tenant, turn.identity.agent)
+        group_nodes = tuple(owner.node for owner in owners)
+    return FleetSnapshot(_nodes(fleet), holders, _prefixes(fleet, turn), group_nodes)
+
+
+def of_agent(fleet: Fleet, key: AgentKey) -> FleetSnapshot:
+    """Look at the nodes, and at who holds an agent."""
+    return FleetSnapshot(_nodes(fleet), _holders(fleet.directory, key))
+
+
+def _nodes(fleet: Fleet) -> dict[NodeName, NodeSnapshot]:
+    found = (_node(fleet, member) for member in fleet.membership.members)
+    return {node.name: node for node in found if node is not None}
+
+
+def _node(fleet: Fleet, member: Member) -> NodeSnapshot | None:
+    if member.view is None:
+        return None
+    name, ledger = member.name, fleet.ledger
+    lease = fleet.membership.health(name)
+    return NodeSnapshot(
+        view=member.view,
+        is_alive=lease is LeaseState.ALIVE,
+        is_up=lease is not LeaseState.EXPIRED,
+        is_returning=fleet.membership.is_returning(name),
+        promised_s=ledger.prefill_s(name),
+        turns=ledger.turns(name),
+        agents=fleet.directory.agents_count(name),
+        turn_order=ledger.turn_order(name),
+        cold_order=ledger.cold_order(name),
+    )
+
+
+def _holders(directory: Directory, key: AgentKey) -> tuple[AgentHolder, ...]:
+    owner, started = directory.owner(key), directory.starting(key)
+    last = owner or directory.stepped_down(key)
+    found = [AgentHolder(started.node, HolderRole.STARTING)] if started else []
+    if last is not None:
+        role = HolderRole.OWNER if owner else HolderRole.STEPPED_DOWN
+        found.append(AgentHolder(last.node, role, last.view))
+    copies = [each for each in directory.living(key) if each is not last]
+    copies.sort(key=_lateness, reverse=True)
+    found += [AgentHolder(each.node, HolderRole.COPY, each.view) for each in copies]
+    found += [AgentHolder(node, HolderRole.ERASED) for node in directory.erasing(key)]
+    return tuple(found)
+
+
+def _lateness(holding: Holding) -> tuple[int, int]:
+    return holding.epoch, holding.view.revision if holding.view is not None else 0
+
+
+def _prefixes(fleet: Fleet, turn: TurnRequest) -> tuple[PrefixHolder, ...]:
+    prompt = turn.prompt
+    matches = fleet.sketches.matches(turn.tenant, prompt.sketch, prompt.opening)
+    found: list[PrefixHolder] = []
+    for node, match in matches.items():
+        share, agent = match.pieces_count / len(prompt.sketch), match.continued
+        held = fleet.directory.holding((turn.tenant, agent), node) if agent else None
+        if held is None:
+            found.append(PrefixHolder(node, share, agent))
+            continue
+        is_replica = held.state is OwnerState.REPLICA
+        is_resident = held.view is None or "hot" in held.view.tiers
+        found.append(PrefixHolder(node, share, agent, held.group, is_replica, is_resident))
+    return tuple(sorted(found, key=lambda each: (each.share, each.node), reverse=True))

@@ -1,0 +1,184 @@
+"""Who serves a turn: the node that has its agent, else the cheapest in seconds.
+
+    named     whoever is just getting its first turn ─▶ its owner ─▶ the cheapest, with its copies
+    unnamed   whoever goes on with what it says ─▶ the cheapest; of equals its group's, or its home
+
+Pure: what it is told of the fleet is all that it knows.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from xxhash import xxh3_64
+
+from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
+from fabric.control.node_calls import DRAINING
+from fabric.errors import RetryLaterError
+from fabric.ids import NodeName
+from fabric.limits import BLOCK_TOKENS
+from router.placement.cost import load_s, prefill_s
+from router.placement.decision import Load, Recompute, Stay, TurnFacts
+from router.placement.seconds import (
+    Job,
+    NodeCandidate,
+    Policy,
+    assumed_rates,
+    place,
+    with_shares,
+)
+from router.placement.snapshot import FleetSnapshot, HolderRole, NodeSnapshot, PrefixHolder
+
+SERVING = (HolderRole.STARTING, HolderRole.OWNER, HolderRole.STEPPED_DOWN)
+
+
+class Placement:
+    """Decides by one policy; equal arguments always give equal decisions."""
+
+    def __init__(self, policy: Policy = Policy.SECONDS) -> None:
+        self._policy = policy
+
+    def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Stay | Load | Recompute:
+        """Say who serves a turn; raise RetryLaterError if nobody can.
+
+        Who lives keeps its agent, and a node that starts again gets its time to come back.
+        """
+        if turn.agent is not None:
+            serving = _holder(turn, fleet, SERVING)
+            return Stay(serving) if serving else self._begin(turn, fleet, _copy(turn, fleet))
+        # The baselines place every unnamed turn.
+        continued = _continued(turn, fleet) if self._policy is Policy.SECONDS else None
+        return Stay(continued) if continued else self._begin(turn, fleet, _home(turn, fleet))
+
+    def _begin(
+        self, turn: TurnFacts, fleet: FleetSnapshot, home: NodeName | None
+    ) -> Load | Recompute:
+        """Choose among the nodes that take new agents.
+
+        A named agent's `home` takes it while it drains, too: its memory leaves that node with the
+        agent, as soon as that is owned again.
+        """
+        # Any other turn's home is a habit, and not a copy of the agent.
+        kept = home if turn.agent is not None else None
+        # Where an erasure has not arrived, the turn would bring the erased context back.
+        erased = {each.node for each in fleet.holders if each.role is HolderRole.ERASED}
+        nodes = [
+            node
+            for node in fleet.nodes.values()
+            if node.is_ready or (node.is_alive and _drains(node) and node.name == kept)
+            if node.view.model == turn.model and node.name not in turn.given_up | erased
+        ]
+        if not nodes:
+            message = "no node is ready to serve this model"
+            raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
+        job = Job(turn.prompt_tokens, turn.completion_tokens_max, home)
+        chosen = place(job, with_shares(_candidates(turn, fleet, nodes), kept), self._policy)
+        missing_tokens = turn.prompt_tokens - chosen.cached_tokens
+        expected_s = prefill_s(missing_tokens, chosen.prefill_tokens_per_s)
+        kind = Load if chosen.cached_tokens else Recompute
+        return kind(chosen.name, expected_s)
+
+
+def recompute_s(turn: TurnFacts, fleet: FleetSnapshot) -> float:
+    """Estimate the prefill of a whole prompt on the fastest node that was not given up."""
+    nodes = (n for n in fleet.nodes.values() if n.is_ready and n.name not in turn.given_up)
+    fastest = max((node.view.prefill_tokens_per_s for node in nodes), default=0.0)
+    return prefill_s(turn.prompt_tokens, fastest) if fastest else math.inf
+
+
+def _drains(node: NodeSnapshot) -> bool:
+    return node.view.state == DRAINING
+
+
+def _holder(turn: TurnFacts, fleet: FleetSnapshot, roles: Sequence[HolderRole]) -> NodeName | None:
+    """Find the first holder of these roles that is there, or about to be."""
+    for holder in fleet.holders:
+        node = fleet.nodes.get(holder.node)
+        is_there = node is not None and (node.is_up or node.is_returning)
+        if is_there and holder.role in roles and holder.node not in turn.given_up:
+            return holder.node
+    return None
+
+
+def _copy(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
+    """Find who keeps the latest copy of an agent's KV cache."""
+    return _holder(turn, fleet, (HolderRole.COPY,))
+
+
+def _continued(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
+    """Say where the conversation lives that an unnamed turn continues, if any is known."""
+    owned = (each for each in fleet.prefixes if each.agent and not each.is_replica)
+    return _first_up(turn, fleet, [each.node for each in owned])
+
+
+def _home(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
+    """Say where an unnamed conversation that nobody seems to hold should rather go."""
+    known = [
+        each.node
+        for each in fleet.prefixes
+        if each.agent and turn.group in (None, each.group)  # unnamed ones may continue any
+    ]
+    return _first_up(turn, fleet, [*known, *fleet.group_nodes]) or _hashed_home(turn, fleet)
+
+
+def _first_up(turn: TurnFacts, fleet: FleetSnapshot, names: Sequence[NodeName]) -> NodeName | None:
+    for name in names:
+        node = fleet.nodes.get(name)
+        if node is not None and node.is_up and name not in turn.given_up:
+            return name
+    return None
+
+
+def _hashed_home(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
+    # Prompts below one sketch piece leave no trace: their opening picks the node.
+    names = [
+        node.name
+        for node in fleet.nodes.values()
+        if node.is_ready and node.view.model == turn.model and node.name not in turn.given_up
+    ]
+    return max(names, key=lambda name: _weight(f"{turn.home_seed}:{name}"), default=None)
+
+
+def _weight(text: str) -> int:
+    return xxh3_64(text.encode("utf-8", "surrogatepass")).intdigest()
+
+
+def _candidates(
+    turn: TurnFacts, fleet: FleetSnapshot, nodes: Sequence[NodeSnapshot]
+) -> list[NodeCandidate]:
+    views = [node.view for node in nodes]
+    prefill = assumed_rates([view.prefill_tokens_per_s for view in views], PREFILL_TOKENS_PER_S)
+    decode = assumed_rates([view.decode_tokens_per_s for view in views], 0.0)
+    prefixes = {each.node: each for each in fleet.prefixes}
+    return [
+        replace(
+            _candidate(turn, node, prefixes.get(node.name)),
+            prefill_tokens_per_s=prefill_rate,
+            decode_tokens_per_s=decode_rate,
+        )
+        for node, prefill_rate, decode_rate in zip(nodes, prefill, decode, strict=True)
+    ]
+
+
+def _candidate(turn: TurnFacts, node: NodeSnapshot, prefix: PrefixHolder | None) -> NodeCandidate:
+    cached, from_disk_s = 0, 0.0
+    if prefix is not None:
+        cached = round(prefix.share * turn.prompt_tokens)
+        is_own = prefix.agent is not None and turn.agent in (None, prefix.agent)
+        if not is_own:
+            cached -= cached % BLOCK_TOKENS  # others' caches are shared by whole blocks
+        if prefix.agent is not None and not prefix.is_resident:
+            from_disk_s = load_s(cached * node.view.bytes_per_token)
+    return NodeCandidate(
+        name=node.name,
+        prefill_tokens_per_s=node.view.prefill_tokens_per_s,
+        # All turns come through here, and a heartbeat would tell of those ended since.
+        queue_s=node.promised_s,
+        active=node.turns,
+        cached_tokens=cached,
+        load_s=from_disk_s,
+        held_tokens=node.view.tokens,
+        agents=node.agents,
+        cold_order=node.cold_order,
+        turn_order=node.turn_order,
+    )

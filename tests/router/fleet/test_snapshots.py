@@ -1,0 +1,157 @@
+"""What the router knows, from all the places that know a part of it, as one decision sees it."""
+
+from dataclasses import replace
+
+import pytest
+
+from fabric.ids import AgentId, NodeName, OperationId, TenantId
+from fabric.record.manifest import OwnerState
+from fabric.turn.generation import Identity, IdentityKind, Sampling
+from fabric.turn.messages import Message, MessageRole
+from router.fleet import snapshots
+from router.fleet.membership import LeaseState, Membership
+from router.prompt import chat_prompt
+from router.turn_request import TurnRequest
+from tests.router.rig import rig
+
+pytestmark = pytest.mark.anyio
+A, B, C = (NodeName(f"node-{letter}") for letter in "abc")
+KEY = (TenantId("default"), AgentId("alice"))
+LONG = "word " * 1000
+OWNED, REPLICA, SEALED = OwnerState.OWNED, OwnerState.REPLICA, OwnerState.SEALED
+
+
+def turn(kind, agent=None, text=LONG):
+    said = Message(MessageRole.USER, text)
+    identity = Identity(kind, agent)
+    prompt = chat_prompt([said])
+    return TurnRequest(OperationId("op"), KEY[0], "echo", identity, Sampling(), prompt)
+
+
+NAMED = turn(IdentityKind.AGENT, KEY[1])
+UNNAMED = turn(IdentityKind.CONTENT)
+GROUPED = turn(IdentityKind.GROUP, AgentId("team"))
+
+
+def roles(snapshot):
+    return [(each.node, each.role.value) for each in snapshot.holders]
+
+
+async def test_who_holds_an_agent_comes_in_the_order_in_which_it_should_serve():
+    async with rig("abc", tended=False) as made:
+        fleet, directory = made.fleet, made.fleet.directory
+
+        def look(*told):
+            for node, epoch, state in told:
+                fleet.note_holding(KEY, node, epoch, state)
+            found = roles(snapshots.of_agent(fleet, KEY))
+            assert found == roles(snapshots.of_turn(fleet, NAMED))
+            return found
+
+        assert look() == []
+        owner = [(A, "owner"), (C, "copy"), (B, "copy")]
+        assert look((B, 1, OWNED), (C, 2, REPLICA), (A, 3, SEALED)) == owner
+        directory.reserve(KEY, B, 3)
+        assert look() == owner, "a start at no higher epoch came to nothing"
+        started = directory.reserve(KEY, B, 4)
+        started.turns_count = 1
+        assert look() == [(B, "starting"), *owner]
+        directory.release(KEY, started)
+        directory.floor = lambda _: 2
+        assert look() == [(A, "owner"), (B, "erased"), (C, "erased")]
+        assert look((A, 5, REPLICA)) == [(A, "stepped down"), (B, "erased"), (C, "erased")]
+
+
+async def test_what_nodes_say_and_what_they_were_given_since():
+    async with rig("ab", tended=False) as made:
+        made[A].view_changes = {"prefill_tokens_per_s": 700.0, "state": "draining"}
+        await made.fleet.membership.refresh()
+        made.fleet.ledger.begin(A, 2.5, cold=True)
+        made.fleet.ledger.begin(B, 0.0, cold=False)
+        made.fleet.directory.reserve(KEY, B, 1)
+        nodes = snapshots.of_agent(made.fleet, KEY).nodes
+
+    a, b = nodes[A], nodes[B]
+    assert (a.view.prefill_tokens_per_s, a.is_ready, b.is_ready) == (700.0, False, True)
+    assert (a.promised_s, a.turns, a.turn_order, a.cold_order, a.agents) == (2.5, 1, 1, 1, 0)
+    assert (b.promised_s, b.turns, b.turn_order, b.cold_order, b.agents) == (0.0, 1, 2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("lease", "is_alive", "is_up"),
+    [
+        (LeaseState.ALIVE, True, True),
+        (LeaseState.SUSPECT, False, True),
+        (LeaseState.EXPIRED, False, False),
+    ],
+)
+async def test_how_long_nodes_have_been_silent(lease, is_alive, is_up, monkeypatch):
+    async with rig("ab", tended=False) as made:
+        monkeypatch.setattr(Membership, "health", lambda self, name: lease)
+        monkeypatch.setattr(Membership, "is_returning", lambda self, name: name == B)
+        nodes = snapshots.of_agent(made.fleet, KEY).nodes
+
+    assert {(each.is_alive, each.is_up) for each in nodes.values()} == {(is_alive, is_up)}
+    assert (nodes[A].is_returning, nodes[B].is_returning) == (False, True)
+
+
+async def test_nodes_that_never_spoke_are_not_there():
+    async with rig("ab", started=False, tended=False) as made:
+        await made.fleet.membership.discover()
+
+        assert snapshots.of_agent(made.fleet, KEY).nodes == {}
+
+
+async def test_who_holds_the_beginning_of_a_prompt():
+    async with rig("abc", tended=False) as made:
+        fleet, prompt = made.fleet, UNNAMED.prompt
+        fleet.sketches.put(KEY[0], A, "bob", (*prompt.sketch[:4], 1), opening=1)
+        fleet.sketches.put(KEY[0], B, "alice", prompt.sketch[:8], opening=prompt.opening)
+        fleet.sketches.put(KEY[0], C, "mira", prompt.sketch[:8], opening=prompt.opening)
+        fleet.note_holding(KEY, B, 1, REPLICA, "team")
+        found = snapshots.of_turn(fleet, UNNAMED).prefixes
+        other = snapshots.of_turn(fleet, replace(UNNAMED, tenant=TenantId("other"))).prefixes
+
+    pieces = len(prompt.sketch)
+    assert [(each.node, round(each.share * pieces)) for each in found] == [(C, 8), (B, 8), (A, 4)]
+    assert [each.agent for each in found] == ["mira", "alice", None]
+    assert [each.is_replica for each in found] == [False, True, False]
+    assert [each.is_resident for each in found] == [False, True, False]
+    assert [each.group for each in found] == [None, "team", None]
+    assert other == ()
+
+
+async def test_an_agent_on_disk_alone_is_not_resident():
+    async with rig("a", tended=False) as made:
+        await made.chat(LONG, agent="alice")
+        await made.fleet.membership.refresh(relist=True)
+        view = made.fleet.directory.owner(KEY).view
+        before = snapshots.of_turn(made.fleet, NAMED)
+        on_disk = replace(view, tiers=("disk",))
+        made.fleet.note_holding(KEY, A, view.epoch + 1, OWNED, view=on_disk)
+        after = snapshots.of_turn(made.fleet, NAMED)
+
+    assert (before.prefixes[0].agent, after.prefixes[0].agent) == ("alice", "alice")
+    assert [s.prefixes[0].is_resident for s in (before, after)] == [True, False]
+    assert after.holders[0].view.tokens > 0
+
+
+async def test_a_groups_other_conversations_are_told():
+    async with rig("abc", tended=False) as made:
+        made.fleet.note_holding((KEY[0], AgentId("x")), B, 1, OWNED, "team")
+        made.fleet.note_holding((KEY[0], AgentId("team")), C, 1, OWNED, "team")
+
+        assert snapshots.of_turn(made.fleet, GROUPED).group_nodes == (C, B)
+        assert snapshots.of_turn(made.fleet, NAMED).group_nodes == ()
+
+
+def test_facts_of_turns():
+    named, unnamed, grouped = map(snapshots.facts_of, (NAMED, UNNAMED, GROUPED))
+
+    assert (named.agent, named.group) == ("alice", None)
+    assert (unnamed.agent, unnamed.group) == (None, None)
+    assert (grouped.agent, grouped.group) == (None, "team")
+    assert unnamed.home_seed == f"default:{UNNAMED.prompt.opening}"
+    assert grouped.home_seed == "default:team"
+    assert named.prompt_tokens == NAMED.prompt.tokens_estimate > 1000
+    assert named.model == "echo"

@@ -1,0 +1,275 @@
+"""What is decided of a turn, as a table: the fleet at one moment, and who serves."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.control.node_calls import DRAINING
+from fabric.errors import RetryLaterError
+from fabric.ids import NodeName
+from router.placement.decision import Load, Recompute, Stay, TurnFacts
+from router.placement.load_ledger import Ledger
+from router.placement.placement import Placement, recompute_s
+from router.placement.seconds import Policy
+from router.placement.snapshot import HolderRole, PrefixHolder
+from tests.router.placement.snapshots import fleet, holder, node
+
+NAMED = TurnFacts("m", 4_000, 16, "t:alice", agent="alice")
+UNNAMED = TurnFacts("m", 4_000, 16, "t:7")
+GROUPED = replace(UNNAMED, group="team")
+SUSPECT = {"is_alive": False}
+EXPIRED = {"is_alive": False, "is_up": False}
+RETURNING = EXPIRED | {"is_returning": True}
+BUSY = {"promised_s": 600.0, "turns": 30}
+A, B = node("a"), node("b")
+OWNER, COPY, ERASED = HolderRole.OWNER, HolderRole.COPY, HolderRole.ERASED
+STARTING, STEPPED_DOWN = HolderRole.STARTING, HolderRole.STEPPED_DOWN
+
+
+def prefix(name, share=1.0, agent="alice", **known):
+    return PrefixHolder(NodeName(name), share, agent, **known)
+
+
+def of(*nodes, holders=(), **held):
+    return fleet(*nodes, holders=tuple(holder(*each) for each in holders), **held)
+
+
+STAYS = {
+    "its owner": of(A, B, holders=[("b", OWNER)]),
+    "its owner, however long the queue": of(A, node("b", known=BUSY), holders=[("b", OWNER)]),
+    "its owner, however slow": of(A, node("b", prefill=1.0), holders=[("b", OWNER)]),
+    "its owner, though a copy is quicker": of(
+        A, node("b", known=BUSY), holders=[("b", OWNER), ("a", COPY)], prefixes=(prefix("a"),)
+    ),
+    "its owner, silent for a moment": of(A, node("b", known=SUSPECT), holders=[("b", OWNER)]),
+    "its owner, starting again": of(A, node("b", known=RETURNING), holders=[("b", OWNER)]),
+    "its owner, draining": of(A, node("b", state=DRAINING), holders=[("b", OWNER)]),
+    "its owner, of whatever model": of(A, node("b", model="other"), holders=[("b", OWNER)]),
+    "where it is just started": of(A, B, holders=[("b", STARTING), ("a", OWNER)]),
+    "its owner, where whom it was started on died": of(
+        node("a", known=EXPIRED), B, holders=[("a", STARTING), ("b", OWNER)]
+    ),
+    "who gave it up": of(A, B, holders=[("b", STEPPED_DOWN), ("a", COPY)]),
+}
+
+
+@pytest.mark.parametrize("who", STAYS)
+def test_a_named_agent_is_served_by(who):
+    assert Placement().decide(NAMED, STAYS[who]) == Stay("b")
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_no_policy_takes_an_agent_from_its_owner(policy):
+    for snapshot in STAYS.values():
+        assert Placement(policy).decide(NAMED, snapshot) == Stay("b")
+
+
+BEGINS = {
+    "on the quicker node, as nobody has it": (of(node("a", prefill=300.0), B), Recompute),
+    "with a copy, as its owner is dead": (
+        of(
+            A,
+            node("b", prefill=900.0),
+            node("c", known=EXPIRED),
+            holders=[("c", OWNER), ("b", COPY)],
+            prefixes=(prefix("b", is_resident=True), prefix("c")),
+        ),
+        Load,
+    ),
+    "with the copy of a node that drains": (
+        of(node("b", state=DRAINING), holders=[("b", COPY)], prefixes=(prefix("b"),)),
+        Load,
+    ),
+    "on no node that drains": (of(node("a", state=DRAINING), B), Recompute),
+    "on no node that dies": (of(node("a", known=SUSPECT), B), Recompute),
+    "on no node that starts again": (of(node("a", known=RETURNING), B), Recompute),
+    "on no node of another model": (of(node("a", model="other"), B), Recompute),
+    "where no erasure is due": (of(A, B, holders=[("a", ERASED)]), Recompute),
+    "not where it was tried": (of(node("tried", prefill=9e9), B), Recompute),
+    "with what begins alike": (of(A, B, prefixes=(prefix("b", 0.5, None),)), Load),
+    "anew, as less than a block begins alike": (
+        of(node("a", prefill=300.0), B, prefixes=(prefix("b", 0.05, "bob"),)),
+        Recompute,
+    ),
+    "anew, as others have what there is": (
+        of(A, node("b", known={"agents": 1}), node("c", known={"agents": 9}, prefill=999.0)),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", BEGINS)
+def test_a_named_agent_begins(how):
+    snapshot, kind = BEGINS[how]
+    tried = replace(NAMED, given_up=frozenset({NodeName("tried")}))
+    decision = Placement().decide(tried, snapshot)
+
+    assert decision.node == ("b" if kind else "a")
+    assert type(decision) is (kind or Recompute)
+    assert decision.prefill_s == pytest.approx(expected_s(decision, snapshot))
+
+
+def expected_s(decision, snapshot):
+    shares = {each.node: each for each in snapshot.prefixes}
+    held = shares.get(decision.node)
+    cached = 0 if held is None or held.share < 0.06 else held.share * 4_000
+    cached -= cached % 256 if held and held.agent != "alice" else 0
+    return (4_000 - cached) / snapshot.nodes[decision.node].view.prefill_tokens_per_s
+
+
+@pytest.mark.parametrize("turn", [NAMED, UNNAMED, GROUPED])
+def test_where_nobody_can_the_answer_is_to_come_again(turn):
+    for snapshot in (of(), of(node("a", known=SUSPECT)), of(node("a", model="other"))):
+        with pytest.raises(RetryLaterError) as caught:
+            Placement().decide(turn, snapshot)
+        assert caught.value.code == "no_node_ready"
+
+
+def test_a_turn_that_gave_its_owner_up_goes_elsewhere():
+    snapshot = STAYS["its owner"]
+
+    assert Placement().decide(replace(NAMED, given_up=frozenset("b")), snapshot).node == "a"
+
+
+def test_an_unnamed_turn_goes_where_its_conversation_lives():
+    busy = node("b", known=BUSY)
+    lives = of(A, busy, prefixes=(prefix("b", 0.9), prefix("a", 0.5, None)))
+    copied = of(A, busy, prefixes=(prefix("b", 0.9, is_replica=True),))
+    dead = of(A, node("b", known=EXPIRED), prefixes=(prefix("b", 0.9),))
+
+    assert Placement().decide(UNNAMED, lives) == Stay("b")
+    assert Placement().decide(UNNAMED, copied) == Recompute("a", 4.0)
+    assert Placement().decide(UNNAMED, dead) == Recompute("a", 4.0)
+    for policy in set(Policy) - {Policy.SECONDS}:
+        assert Placement(policy).decide(UNNAMED, lives) == Load("a", 2.208), "a baseline"
+
+
+def test_what_has_left_no_trace_comes_back_to_the_same_node():
+    def homes(seeds, *nodes, turn=UNNAMED, **held):
+        turns = [replace(turn, home_seed=seed) for seed in seeds]
+        return [Placement().decide(each, fleet(*nodes, **held)).node for each in turns]
+
+    seeds = [f"t:{i}" for i in range(40)]
+    many = homes(seeds, A, B, node("c"))
+    fewer = homes(seeds, A, B)
+
+    assert set(many) == {"a", "b", "c"}
+    assert all(now == then for now, then in zip(fewer, many, strict=True) if then != "c")
+    assert set(homes(seeds, A, B, turn=GROUPED, group_nodes=("b",))) == {"b"}
+    known = (prefix("a", 0.1, "bob", group="team", is_replica=True),)
+    assert set(homes(seeds, A, B, turn=GROUPED, group_nodes=("b",), prefixes=known)) == {"a"}
+
+
+def test_computing_it_anew_takes_what_the_fastest_other_node_takes():
+    nodes = (node("a", prefill=4000.0), node("b", prefill=500.0), node("c", prefill=9e9))
+    dead = replace(nodes[2], is_alive=False)
+
+    assert recompute_s(replace(NAMED, given_up=frozenset("a")), fleet(*nodes[:2], dead)) == 8.0
+    assert recompute_s(NAMED, fleet(dead)) == float("inf")
+
+
+KNOWN = st.sampled_from([{}, SUSPECT, EXPIRED, RETURNING, BUSY])
+NODES = st.lists(
+    st.builds(
+        lambda name, known, prefill, state: node(name, known=known, prefill=prefill, state=state),
+        st.sampled_from("abcdef"),
+        KNOWN,
+        st.sampled_from([0.0, 300.0, 1200.0]),
+        st.sampled_from(["ready", "ready", DRAINING]),
+    ),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda each: each.name,
+)
+HOLDERS = st.lists(
+    st.builds(holder, st.sampled_from("abcdefg"), st.sampled_from(HolderRole)), max_size=4
+)
+PREFIXES = st.lists(
+    st.builds(
+        prefix,
+        st.sampled_from("abcdef"),
+        st.floats(0.01, 1.0),
+        st.sampled_from([None, "alice", "bob"]),
+        is_replica=st.booleans(),
+        is_resident=st.booleans(),
+    ),
+    max_size=4,
+    unique_by=lambda each: each.node,
+)
+TURNS = st.sampled_from([NAMED, UNNAMED, GROUPED])
+TRIED = st.frozensets(st.sampled_from("abcdef"), max_size=2)
+
+
+@given(NODES, HOLDERS, PREFIXES, TURNS, TRIED, st.sampled_from(Policy), st.randoms())
+def test_whatever_the_fleet_a_decision_is_one_that_can_be_kept(
+    nodes, holders, prefixes, turn, tried, policy, random
+):
+    turn = replace(turn, given_up=tried)
+    held = {"holders": tuple(holders), "prefixes": tuple(prefixes)}
+
+    def decide():
+        random.shuffle(nodes)
+        try:
+            return Placement(policy).decide(turn, fleet(*nodes, **held))
+        except RetryLaterError:
+            return None
+
+    decision = decide()
+    assert decision == decide(), "the order in which nodes are known says nothing"
+    if decision is None:
+        return
+    chosen = next(each for each in nodes if each.name == decision.node)
+    assert decision.node not in tried
+    assert chosen.is_up or chosen.is_returning
+    if not isinstance(decision, Stay):
+        assert chosen.is_alive
+        assert decision.prefill_s >= 0.0
+        erased = {each.node for each in holders if each.role is ERASED}
+        assert turn.agent is None or decision.node not in erased
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_agents_of_a_simulated_fleet_stay_and_spread_and_follow_no_dead_node(policy):
+    """By the object that routers ask, over many turns on unequal nodes, one of which dies."""
+    placement, ledger = Placement(policy), Ledger()
+    speeds = {"mini": 600.0, "pro": 900.0, "max": 900.0, "studio": 1500.0}
+    lives: dict[str, str] = {}
+    moved = 0
+
+    def look(agent, dead):
+        agents = list(lives.values())
+        nodes = [
+            node(
+                name,
+                prefill=speed,
+                known={
+                    "agents": agents.count(name),
+                    "cold_order": ledger.cold_order(name),
+                    "turn_order": ledger.turn_order(name),
+                }
+                | (EXPIRED if name in dead else {}),
+            )
+            for name, speed in speeds.items()
+        ]
+        owner = [holder(lives[agent])] if agent in lives else []
+        return fleet(*nodes, holders=tuple(owner))
+
+    for turn in range(600):
+        dead = {"studio"} if turn >= 400 else set()
+        agent = f"agent-{turn * 7 % 40}"
+        decision = placement.decide(replace(NAMED, agent=agent), look(agent, dead))
+        ledger.end(ledger.begin(decision.node, 0.0, cold=isinstance(decision, Recompute)))
+        home = lives.get(agent)
+        assert isinstance(decision, Stay) == (home is not None and home not in dead)
+        moved += home is not None and home != decision.node
+        lives[agent] = decision.node
+        if turn == 399:
+            before = list(lives.values())
+
+    counts = {name: before.count(name) for name in speeds}
+    assert "studio" not in lives.values()
+    assert moved == counts["studio"], "who lived elsewhere stayed"
+    if policy is Policy.SECONDS:
+        assert counts["studio"] > counts["pro"] > counts["mini"]
