@@ -61,6 +61,7 @@ PROMPT_ESCAPES: Final = 6  # bytes of JSON that one of text may take, as \u0061 
 PROMPT_FRAME_BYTES: Final = 1 * MIB  # of a body, beside a prompt's text: names, numbers, brackets
 CALL_BODY_BYTES_MAX: Final = 1 * MIB  # of requests that bring no prompt
 MESSAGES_MAX: Final = 10_000
+BLOCKS_PER_MESSAGE_MAX: Final = 10_000  # of content, in dialects that have such
 TOOLS_MAX: Final = 512
 STOP_STRINGS_MAX: Final = 16
 STOP_STRING_CHARS_MAX: Final = 512
@@ -78,6 +79,7 @@ BODIES_BYTES_MAX: Final = 16 * BODY_BYTES_MAX  # of all requests being served; o
 BODIES_ARRIVING_BYTES_MAX: Final = 3 * BODY_BYTES_MAX  # not complete yet; one tenant: half
 BODY_GRACE_S: Final = 10.0  # for a body's first bytes; then
 BODY_BYTES_PER_S_MIN: Final = 32 * KIB  # of waiting for it
+STREAM_SILENCE_S: Final = 4.0  # before a stream says that it lives: clients give up after 5
 REQUESTS_MAX: Final = 2_048  # being served at once; one tenant: half
 
 # HTTP connections, of the router and of a node

@@ -28,6 +28,7 @@ from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import MemoryBudget
 from node.engine.prefill_trial import measure_prefill, trial_tokens
 from node.http.control import ControlHttp
+from node.http.count import CountHttp
 from node.http.generate import HttpServer, build_app, error_reply, http_config
 from node.http.hibernation import HibernationHttp
 from node.mlx.chat_tokenizer import ChatTokenizer
@@ -265,7 +266,8 @@ class NodeService:
         node.endpoint.url = f"{'http' if tls is None else 'https'}://{host}:{port}"
         control = ControlHttp(node.name, self._config.cluster_key, self._by_http)
         files = HibernationHttp(self._config.cluster_key, node.exports, node.imports)
-        more = [*files.routes(), *control.routes()]
+        counts = CountHttp(self._config.cluster_key, node.turns.prompts.count)
+        more = [*files.routes(), *control.routes(), *counts.routes()]
         app = build_app(self._config.cluster_key, node.turns.serve, more)
         server = HttpServer(http_config(app, tls=tls))
         self._server = server

@@ -17,7 +17,11 @@ from router.admin.hibernation import HibernationApi
 from router.admin.metrics import MetricsApi
 from router.admin.nodes import NodesApi
 from router.admin.waiting import waiting
+from router.anthropic.count_tokens_api import COUNT_TOKENS_PATH, CountTokensApi
+from router.anthropic.errors import AnthropicErrors
+from router.anthropic.messages_adapter import MessagesAdapter
 from router.api.adapter import ApiAdapter
+from router.api.presence import presence_routes
 from router.api.turn_route import turn_routes
 from router.http.auth import Auth
 from router.http.body_limit import BodyLimit
@@ -33,7 +37,7 @@ from router.services import Services
 
 def adapters_of(clock: Clock) -> list[ApiAdapter[Any]]:
     """List the APIs that ask for turns."""
-    return [ChatAdapter(clock), CompletionAdapter(clock)]
+    return [ChatAdapter(clock), CompletionAdapter(clock), MessagesAdapter()]
 
 
 def routes_of(services: Services, adapters: Sequence[ApiAdapter[Any]]) -> list[BaseRoute]:
@@ -48,7 +52,9 @@ def routes_of(services: Services, adapters: Sequence[ApiAdapter[Any]]) -> list[B
     ]
     return [
         *HealthApi(fleet).routes(),
+        *presence_routes(),
         *turn_routes(adapters, services.turns),
+        *CountTokensApi(fleet).routes(),
         *ModelsApi(fleet).routes(),
         *waiting(named, fleet.meeting),
         *MetricsApi(fleet, services.telemetry).routes(),
@@ -59,7 +65,7 @@ def build_app(settings: RouterSettings, services: Services) -> Starlette:
     """Build the application; whoever owns `services` runs their background work."""
     adapters = adapters_of(services.fleet.clock)
     by_path = {adapter.path: adapter for adapter in adapters}
-    dialects = Dialects(OpenAiErrors(), by_path)
+    dialects = Dialects(OpenAiErrors(), by_path, {"anthropic-version": AnthropicErrors()})
     app = Starlette(
         routes=routes_of(services, adapters),
         middleware=[
@@ -67,7 +73,7 @@ def build_app(settings: RouterSettings, services: Services) -> Starlette:
             Middleware(Auth, settings=settings),
             Middleware(
                 BodyLimit,
-                prompt_paths=frozenset(by_path),
+                prompt_paths={*by_path, COUNT_TOKENS_PATH},
                 prompt_bytes_max=services.fleet.prompt_bytes_max,
             ),
         ],

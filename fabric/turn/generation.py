@@ -15,6 +15,7 @@ from fabric.turn.messages import Message
 from fabric.turn.output_format import OutputFormat
 
 GENERATE_PATH = "/internal/generate"
+COUNT_PATH = "/internal/count"  # takes the same request, and answers with its prompt's tokens
 CLUSTER_HEADER = "x-macfabric-cluster"
 
 
@@ -202,6 +203,13 @@ class Failed:
     code: str
     message: str
     event: str = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """How many tokens a prompt has."""
+
+    tokens: int
 
 
 Event = Admitted | Delta | ToolCalls | Finished | HandedOver | Failed

@@ -49,11 +49,7 @@ def build_app(cluster_key: bytes, serve: Serve, more: Sequence[Route] = ()) -> S
 
     async def generate(request: Request) -> Response:
         try:
-            authorize(request, secret)
-            raw = await read_body(request)
-            # A long one would keep everybody's tokens waiting on this loop.
-            asked = await asyncio.to_thread(_asked, raw) if len(raw) > LARGE_BYTES else _asked(raw)
-            events = serve(asked)
+            events = serve(await read_turn(request, secret))
             first = await _first(events, request.receive)
         except FabricError as error:
             return error_response(error)
@@ -62,6 +58,14 @@ def build_app(cluster_key: bytes, serve: Serve, more: Sequence[Route] = ()) -> S
         return StreamingResponse(_lines(first, events), media_type="application/x-ndjson")
 
     return Starlette(routes=[Route(GENERATE_PATH, generate, methods=["POST"]), *more])
+
+
+async def read_turn(request: Request, secret: str) -> GenerateRequest:
+    """Return what the router asks for; raise UnauthorizedError for anybody else."""
+    authorize(request, secret)
+    raw = await read_body(request)
+    # A long one would keep everybody's tokens waiting on this loop.
+    return await asyncio.to_thread(_asked, raw) if len(raw) > LARGE_BYTES else _asked(raw)
 
 
 def _asked(raw: bytes) -> GenerateRequest:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fabric.errors import RejectedError
+from fabric.limits import AGENT_TOKENS_MAX
 from fabric.turn.generation import GenerateRequest, IdentityKind, MatchKind, Sampling
 from fabric.turn.messages import template_form
 from fabric.turn.prompt_limit import PromptLimit
@@ -77,6 +78,16 @@ class Prompts:
             fresh = plan_prompt(self.tokenizer, text, EMPTY_TRANSCRIPT, raw=raw, limit=limit)
             made = replace(fresh, reason=reason)
         return made
+
+    async def count(self, request: GenerateRequest) -> int:
+        """Return how many tokens a prompt has, also where it is longer than the context."""
+        limit = PromptLimit(AGENT_TOKENS_MAX, None)
+        text = await self.encoders.run(lambda: self.render(request, limit))
+        raw = request.prompt is not None
+        encoded = await self.encoders.run(
+            lambda: self.tokenizer.encode(text, special_prefix=raw, limit=limit), len(text)
+        )
+        return len(encoded.ids)
 
     def check_plan(self, request: GenerateRequest, made: PromptPlan) -> None:
         """Raise RejectedError where the prompt cannot be computed here."""

@@ -1,7 +1,7 @@
 """What one API's adapter does: its requests become turns, and turns become its answers."""
 
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from fabric.ids import AgentId, OperationId, TenantId
@@ -24,6 +24,7 @@ class Asked:
     stream: bool
     priority: Priority
     prefetch: tuple[AgentId, ...]  # whose turns are expected next
+    ignored: tuple[str, ...] = field(default=(), kw_only=True)  # what has no effect here
 
     def turn(self, operation: OperationId, tenant: TenantId) -> TurnRequest:
         return TurnRequest(
@@ -45,6 +46,7 @@ class ApiAdapter(ErrorDialect, Protocol[A]):
     """One route's dialect, both ways; `error` says in it what went wrong."""
 
     path: str
+    idle: bytes  # a frame that means nothing, for while nothing is said
 
     def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> A:
         """Check a request; raise RejectedError naming the first parameter that is wrong."""

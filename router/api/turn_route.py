@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,6 +16,8 @@ from router.http.json_body import read_parsed
 from router.http.sse import EventStream
 from router.turns.answer import cache_headers, gather
 from router.turns.turns import Turns
+
+IGNORED_HEADER: Final = "x-macfabric-ignored"
 
 
 def turn_routes(adapters: Sequence[ApiAdapter[Any]], turns: Turns) -> list[Route]:
@@ -32,9 +34,11 @@ async def answer_turn(adapter: ApiAdapter[Any], turns: Turns, request: Request) 
     turn = asked.turn(fresh_operation(), tenant_of(request))
     opened = await unless_gone(request, turns.open(turn))
     headers = cache_headers(opened.admitted)
+    if asked.ignored:
+        headers[IGNORED_HEADER] = ", ".join(asked.ignored)
     if asked.stream:
         frames = adapter.frames(asked, opened.admitted, opened.events())
-        return EventStream(frames, headers, opened.close, adapter)
+        return EventStream(frames, headers, opened.close, adapter, adapter.idle)
     try:
         answer = await unless_gone(request, gather(opened))
     finally:

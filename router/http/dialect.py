@@ -1,8 +1,11 @@
-"""How an API tells what went wrong, also where no route was reached: by path."""
+"""How an API tells what went wrong, also where no route was reached: by path, or by a header."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from fabric.errors import FabricError
 
@@ -13,6 +16,7 @@ class ErrorBody:
 
     body: Any
     event: str | None = None  # the event's name, in dialects that name them
+    status: int | None = None  # where the dialect has one of its own
 
 
 class ErrorDialect(Protocol):
@@ -23,15 +27,23 @@ class ErrorDialect(Protocol):
 
 
 class Dialects:
-    """Whose clients ask for a path: the dialect of what it begins with, or else the default."""
+    """Whose clients ask: by what the path begins with, by a header of theirs, or the default."""
 
-    def __init__(self, default: ErrorDialect, by_prefix: Mapping[str, ErrorDialect]) -> None:
+    def __init__(
+        self,
+        default: ErrorDialect,
+        by_prefix: Mapping[str, ErrorDialect],
+        by_header: Mapping[str, ErrorDialect],
+    ) -> None:
         self._default = default
         self._by_prefix = by_prefix
+        self._by_header = by_header
 
-    def of(self, path: str) -> ErrorDialect:
-        """Return the dialect for a path, which may lead nowhere."""
+    def of(self, scope: Scope) -> ErrorDialect:
+        """Return the dialect for a request, whose path may lead nowhere."""
+        path, headers = scope["path"], Headers(scope=scope)
         for prefix, dialect in self._by_prefix.items():
             if path == prefix or path.startswith(f"{prefix}/"):
                 return dialect
-        return self._default
+        found = (dialect for name, dialect in self._by_header.items() if name in headers)
+        return next(found, self._default)

@@ -16,7 +16,10 @@ from router.http.dialect import Dialects, ErrorDialect
 
 _LOG = logging.getLogger("macfabric.router.http")
 
-REQUEST_ID_HEADER = b"x-request-id"
+REQUEST_ID_HEADERS = (
+    b"x-request-id",
+    b"request-id",
+)  # OpenAI's clients read one, Anthropic's the other
 _RETRY_AFTER_S = 1.0
 _HTTP_CODES = {
     HTTPStatus.NOT_FOUND: "unknown_url",
@@ -39,7 +42,8 @@ def error_response(error: FabricError, dialect: ErrorDialect) -> JSONResponse:
         wait_s = error.retry_after_s
     if wait_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(wait_s)))
-    return JSONResponse(dialect.error(error).body, status_of(error), headers)
+    told = dialect.error(error)
+    return JSONResponse(told.body, told.status or status_of(error), headers)
 
 
 def unknown_error(error: Exception) -> FabricError:
@@ -58,13 +62,13 @@ def error_handlers(dialects: Dialects) -> dict[type[Exception], ExceptionHandler
 
     async def on_fabric_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, FabricError), "registered for FabricError alone"
-        return error_response(error, dialects.of(request.url.path))
+        return error_response(error, dialects.of(request.scope))
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for HTTPException alone"
         refused = _refused(error, request)
-        body = dialects.of(request.url.path).error(refused).body
-        return JSONResponse(body, refused.status, error.headers)
+        told = dialects.of(request.scope).error(refused)
+        return JSONResponse(told.body, told.status or refused.status, error.headers)
 
     return {FabricError: on_fabric_error, HTTPException: on_http_error}
 
@@ -90,14 +94,15 @@ class ErrorBoundary:
             await self._app(scope, receive, send)
             return
         name = fresh_name("req_").encode()
-        dialect = self._dialects.of(scope["path"])
+        dialect = self._dialects.of(scope)
         has_started = False
 
         async def named(message: Message) -> None:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                message["headers"] = [*message.get("headers", []), (REQUEST_ID_HEADER, name)]
+                named_by = [(header, name) for header in REQUEST_ID_HEADERS]
+                message["headers"] = [*message.get("headers", []), *named_by]
             await send(message)
 
         try:

@@ -4,15 +4,18 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from fabric.errors import FabricError
 from fabric.http_guard.guarded_connection import is_closing
+from fabric.limits import STREAM_SILENCE_S
 from router.http.dialect import ErrorDialect
 from router.http.errors import unknown_error
+
+COMMENT: Final = b": keep-alive\n\n"
 
 
 def frame(value: Any, event: str | None = None) -> bytes:
@@ -49,7 +52,10 @@ class EventStream(StreamingResponse):
         headers: Mapping[str, str],
         close: Callable[[], Awaitable[None]],
         dialect: ErrorDialect,
+        idle: bytes = COMMENT,
     ) -> None:
+        """Send `idle` whenever nothing else was sent for a while."""
+        self._idle = idle
         self._frames = guarded(frames, dialect)
         self._close = close
         super().__init__(
@@ -67,9 +73,51 @@ class EventStream(StreamingResponse):
             else:
                 await send(message)
 
+        silence = _Silence(send_on, self._idle)
         try:
-            await super().__call__(scope, receive, send_on)
+            await super().__call__(scope, receive, silence.send)
         finally:
+            silence.end()
             await self._frames.aclose()
             # A generator that was never started has nothing to close by itself.
             await self._close()
+
+
+class _Silence:
+    """Breaks a stream's silences, so that neither clients nor proxies take it for dead."""
+
+    def __init__(self, send: Send, idle: bytes) -> None:
+        self._send = send
+        self._idle: Message = {"type": "http.response.body", "body": idle, "more_body": True}
+        self._loop = asyncio.get_running_loop()
+        self._last_s = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._breaking: asyncio.Task[None] | None = None
+        self._has_ended = False
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on; the watch begins with the first and ends with the last."""
+        self._last_s = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(STREAM_SILENCE_S, self._look)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.end()
+        await self._send(message)
+
+    def end(self) -> None:
+        """Say nothing any more."""
+        self._has_ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        left_s = self._last_s + STREAM_SILENCE_S - self._loop.time()
+        # A reader that takes nothing needs no second word; it is dropped elsewhere.
+        if left_s <= 0 and (self._breaking is None or self._breaking.done()):
+            self._breaking = self._loop.create_task(self._say())
+        self._timer = self._loop.call_later(max(left_s, 0) or STREAM_SILENCE_S, self._look)
+
+    async def _say(self) -> None:
+        if not self._has_ended:
+            self._last_s = self._loop.time()
+            await self._send(self._idle)

@@ -7,7 +7,7 @@ from typing import Any
 from fabric.ports import Clock
 from fabric.turn.generation import Admitted, Delta, TokenLogprob, ToolCall, ToolCalls
 from router.fresh_ids import fresh_name
-from router.http.sse import frame
+from router.http.sse import COMMENT, frame
 from router.openai.chat_request import parse_chat
 from router.openai.errors import OpenAiErrors
 from router.openai.request import OpenAiRequest
@@ -20,6 +20,7 @@ class ChatAdapter(OpenAiErrors):
     """Chat completions as OpenAI spells them."""
 
     path = "/v1/chat/completions"
+    idle = COMMENT
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

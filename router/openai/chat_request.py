@@ -4,32 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fabric.limits import COMPLETION_TOKENS_DEFAULT, TOOLS_MAX, TOP_LOGPROBS_MAX
+from router.api.template_options import template_options
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
 from router.http.turn_headers import expected_next
 from router.openai.chat_messages import parse_messages
 from router.openai.request import OpenAiRequest, parse_identity, parse_priority, parse_stream
 from router.openai.sampling import parse_sampling, tokens_limit
 from router.prompt import chat_prompt
-
-# These would replace what the node itself passes to the template.
-_RESERVED_OPTIONS = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
 
 
 def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiRequest:
@@ -108,10 +89,7 @@ def _refuse_unsupported(fields: Fields) -> None:
 
 
 def _template_options(fields: Fields) -> dict[str, Any]:
-    options = dict(fields.object("chat_template_kwargs") or {})
-    for name in options:
-        if name in _RESERVED_OPTIONS:
-            refuse(f"chat_template_kwargs.{name}", "it belongs to the server")
+    options = template_options(fields)
     effort = fields.text("reasoning_effort", 32)
     if effort is not None:
         options.setdefault("reasoning_effort", effort)

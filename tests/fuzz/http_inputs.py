@@ -55,6 +55,45 @@ CHAT = {
     "metadata": {"user_id": "u"},
     "chat_template_kwargs": {"x": 1},
 }
+MESSAGES = {
+    "model": "recall",
+    "max_tokens": 1,
+    "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": "hello"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "x"},
+                {"type": "text", "text": "so"},
+                {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "1", "content": "x", "is_error": True},
+                {"type": "text", "text": "go on"},
+            ],
+        },
+        {"role": "system", "content": "now"},
+    ],
+    "tools": [{"name": "f", "input_schema": {"type": "object"}, "type": "custom"}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 5},
+    "output_config": {"effort": "low"},
+    "stop_sequences": ["a"],
+    "metadata": {"user_id": '{"session_id": "s"}'},
+    "temperature": 0.5,
+    "top_k": 3,
+    "stream": True,
+    "context_management": {"edits": []},
+}
+TURNS = {
+    "/v1/chat/completions": CHAT,
+    "/v1/messages": MESSAGES,
+    "/v1/messages/count_tokens": MESSAGES,
+}
 VERB = {
     "to": "only",
     "as": "y",
@@ -120,9 +159,10 @@ def _request(rng: random.Random, key: str) -> _Request:
     def one_of(usual: Any, *others: Any) -> Any:
         return rng.choice((usual, *others)) if is_odd else usual
 
-    body = _body(rng)
-    paths = [*PATHS, *(f"/v1/agents/x/{verb}" for verb in VERBS), *["/v1/chat/completions"] * 12]
-    path = rng.choice(paths) + one_of("", *[""] * 40, "?" + "y" * URL_BYTES_MAX)
+    paths = [*PATHS, *(f"/v1/agents/x/{verb}" for verb in VERBS), *[*TURNS] * 4]
+    path = rng.choice(paths)
+    body = _body(rng, TURNS.get(path, CHAT))
+    path += one_of("", *[""] * 40, "?" + "y" * URL_BYTES_MAX)
     method = "POST" if body else rng.choice(METHODS)
     version = one_of(*["HTTP/1.1"] * 8, "HTTP/1.0", "HTTP/9.9", "x")
     lines = [f"{method} {path} {version}", "host: 127.0.0.1"]
@@ -145,20 +185,20 @@ def _request(rng: random.Random, key: str) -> _Request:
     return _Request(head + body, is_over and end == "\r\n")
 
 
-def _body(rng: random.Random) -> bytes:
+def _body(rng: random.Random, turn: dict[str, Any]) -> bytes:
     kind = rng.random()
     if kind < 0.2:
         return b""
     if kind < 0.5:
-        return json.dumps(CHAT).encode()
+        return json.dumps(turn).encode()
     if kind < 0.58:
-        return json.dumps(mutate_tree(rng, CHAT), default=str).encode("utf-8", "surrogatepass")
+        return json.dumps(mutate_tree(rng, turn), default=str).encode("utf-8", "surrogatepass")
     if kind < 0.66:
         return json.dumps(mutate_tree(rng, VERB), default=str).encode("utf-8", "surrogatepass")
     if kind < 0.74:
-        return mutate_bytes(rng, json.dumps(CHAT).encode(), [b"[]", b'{"a":'])
+        return mutate_bytes(rng, json.dumps(turn).encode(), [b"[]", b'{"a":'])
     if kind < 0.78:
-        return json.dumps(CHAT).encode(rng.choice(("utf-16", "utf-32", "utf-8-sig", "utf-7")))
+        return json.dumps(turn).encode(rng.choice(("utf-16", "utf-32", "utf-8-sig", "utf-7")))
     fill = rng.choice((b"[", b"[],", b'{"":0},', b'"",', b"9", b" ", b"\\", b'"', b"\xff", b"1e9,"))
     return rng.choice((b"", b'{"x":', b"[")) + fill * (rng.choice((10, 1000, 300_000)) // len(fill))
 

@@ -23,7 +23,7 @@ INPUTS = 200
 NIGHTLY_INPUTS, SHARDS = 20_000, 5
 ANSWER_S = 0.3  # for an answer, before the connection is left behind
 LEFT_MAX = 200  # of them at a time
-WORDS_OF_BUSY_SERVERS = {503, 507}
+WORDS_OF_BUSY_SERVERS = {503, 507, 529}
 HEAD_STATUSES = {414, 431}
 
 

@@ -6,6 +6,7 @@ import ssl
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import anthropic
 import httpx2
 import openai
 import uvicorn
@@ -60,6 +61,18 @@ class Rig:
     def openai(self, key="unused", **options):
         client = openai.AsyncOpenAI(
             base_url=f"{self.url}/v1",
+            api_key=key,
+            max_retries=0,
+            timeout=60,
+            http_client=httpx2.AsyncClient(verify=_NO_TLS, timeout=60),
+            **options,
+        )
+        self._clients.append(client)
+        return client
+
+    def anthropic(self, key="unused", **options):
+        client = anthropic.AsyncAnthropic(
+            base_url=self.url,
             api_key=key,
             max_retries=0,
             timeout=60,

@@ -23,7 +23,7 @@ from fabric.turn.generation import (
 from router.api.adapter import Asked
 from router.http.dialect import ErrorBody
 from router.http.fields import Fields, require_text
-from router.http.sse import frame
+from router.http.sse import COMMENT, frame
 from router.prompt import raw_prompt
 from tests.router.fake_node import MODEL
 from tests.router.rig import KEY, rig, until
@@ -36,6 +36,7 @@ STOPPED = (Delta(0, "on"), Delta(1, "ce"), Finished(FinishReason.STOP, 2, stop_s
 
 class Tales:
     path = PATH
+    idle = COMMENT
 
     def parse(self, headers, body):
         fields = Fields(body)

@@ -1,0 +1,1 @@
+"""The Anthropic dialect: requests, answers, streams, token counts."""

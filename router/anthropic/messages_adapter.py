@@ -1,0 +1,72 @@
+"""POST /v1/messages, streaming and not."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from fabric.turn.generation import Admitted, Delta, Finished, FinishReason, ToolCalls
+from router.anthropic.errors import AnthropicErrors
+from router.anthropic.request import AnthropicRequest, parse_request
+from router.anthropic.shape import (
+    MessageShape,
+    arguments_of,
+    text_block,
+    thinking_block,
+    tool_use_block,
+)
+from router.anthropic.stream import BlockStream, named
+from router.turns.answer import WholeAnswer
+from router.turns.open_turn import Answered
+
+
+class MessagesAdapter(AnthropicErrors):
+    """Messages as Anthropic spells them."""
+
+    path = "/v1/messages"
+    idle = named({"type": "ping"})
+
+    def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> AnthropicRequest:
+        return parse_request(headers, body)
+
+    def whole(
+        self, asked: AnthropicRequest, admitted: Admitted, answer: WholeAnswer
+    ) -> dict[str, Any]:
+        shape = MessageShape(asked, admitted)
+        if asked.only_warms:
+            return shape.message([], Finished(FinishReason.LENGTH, 0))
+        content = []
+        if answer.reasoning and asked.shows_thoughts:
+            content.append(thinking_block(answer.reasoning))
+        # A block of blanks alone is refused where it is sent back.
+        if answer.text.strip() or not answer.calls:
+            content.append(text_block(answer.text))
+        calls = answer.calls[:1] if asked.one_call else answer.calls
+        content += [tool_use_block(call, arguments_of(call)) for call in calls]
+        return shape.message(content, answer.finished)
+
+    async def frames(
+        self, asked: AnthropicRequest, admitted: Admitted, events: AsyncGenerator[Answered, None]
+    ) -> AsyncGenerator[bytes, None]:
+        shape = MessageShape(asked, admitted)
+        blocks = BlockStream(shows_thoughts=asked.shows_thoughts)
+        calls_count = 0
+        async with aclosing(events):
+            yield named({"type": "message_start", "message": shape.message([], None)})
+            yield self.idle
+            async for event in events:
+                if isinstance(event, Delta):
+                    for each in blocks.say(event):
+                        yield each
+                elif isinstance(event, ToolCalls):
+                    for call in event.calls:
+                        calls_count += 1
+                        if calls_count > 1 and asked.one_call:
+                            break
+                        for each in blocks.call(call):
+                            yield each
+                else:
+                    for each in blocks.end():
+                        yield each
+                    ended = {"delta": shape.ending(event), "usage": shape.usage(event)}
+                    yield named({"type": "message_delta", **ended})
+                    yield named({"type": "message_stop"})

@@ -1,0 +1,175 @@
+"""The body of POST /v1/messages: unknown fields are ignored, known ones are checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fabric.codec import parse_json
+from fabric.errors import RejectedError
+from fabric.limits import (
+    COMPLETION_TOKENS_MAX,
+    KEY_CHARS_MAX,
+    STOP_STRING_CHARS_MAX,
+    STOP_STRINGS_MAX,
+)
+from fabric.turn.generation import Identity, Priority, Sampling
+from router.anthropic.content import Notes, note_cache_control
+from router.anthropic.messages import parse_conversation
+from router.anthropic.tools import parse_choice, parse_tools
+from router.api.adapter import Asked
+from router.api.template_options import template_options
+from router.http.fields import Fields, refuse, require_text, unsupported
+from router.http.turn_headers import expected_next, identify, priority_of
+from router.prompt import Prompt, chat_prompt
+
+_TOP_P_MIN: Final = 1e-6
+_THINKING: Final = ("enabled", "adaptive", "disabled")
+# What templates know of the efforts that Anthropic has.
+_EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+_TIERS: Final = ("auto", "standard_only")
+_ELSEWHERE: Final = ("mcp_servers", "container", "fallbacks")  # run by Anthropic
+_WITHOUT_EFFECT: Final = ("context_management", "diagnostics", "speed", "inference_geo")
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicRequest(Asked):
+    """A checked request, and what its answer depends on."""
+
+    shows_thoughts: bool
+    one_call: bool  # at most, in one answer
+    only_warms: bool  # nothing is to be said: the prompt's cache is wanted, for later
+    marks_cache: bool  # so what is computed counts as written to the cache
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPrompt:
+    """What both routes read: everything that becomes tokens."""
+
+    model: str
+    prompt: Prompt
+    shows_thoughts: bool
+    one_call: bool
+
+
+def parse_prompt(fields: Fields, notes: Notes) -> AskedPrompt:
+    """Check what becomes tokens; raise RejectedError naming the first wrong parameter."""
+    model = require_text(fields.require("model"), "model")
+    messages = parse_conversation(fields, notes)
+    tools = parse_tools(fields, notes)
+    may_call, one_call = parse_choice(fields)
+    for name in _ELSEWHERE:
+        if fields.raw(name):
+            unsupported(name, "nothing is run here but the model")
+    _refuse_formats(fields)
+    for name in _WITHOUT_EFFECT:
+        if fields.raw(name) is not None:
+            notes.ignore(name)
+    note_cache_control(fields, notes)
+    shows_thoughts = _thinking(fields, notes)
+    options = template_options(fields)
+    effort = _effort(fields)
+    if effort is not None:
+        options.setdefault("reasoning_effort", effort)
+    for name in ("enable_thinking", "thinking"):  # templates have either
+        options.setdefault(name, shows_thoughts)
+    prompt = chat_prompt(messages, tools if tools and may_call else None, options)
+    return AskedPrompt(model, prompt, shows_thoughts, one_call)
+
+
+def parse_request(headers: Mapping[str, str], body: dict[str, Any]) -> AnthropicRequest:
+    """Check a body; raise RejectedError naming the first parameter that is wrong."""
+    fields, notes = Fields(body), Notes()
+    said = parse_prompt(fields, notes)
+    stream, only_warms = fields.flag("stream"), fields.raw("max_tokens") == 0
+    if stream and only_warms:
+        refuse("max_tokens", "nothing can be streamed of an answer without tokens")
+    sampling = _sampling(fields)
+    if fields.raw("service_tier") not in (None, *_TIERS):
+        refuse("service_tier", f"expected one of {', '.join(_TIERS)}")
+    return AnthropicRequest(
+        model=said.model,
+        identity=_identity(headers, fields),
+        prompt=said.prompt,
+        sampling=sampling,
+        stream=stream,
+        priority=priority_of(headers, Priority.INTERACTIVE),
+        prefetch=expected_next(headers),
+        shows_thoughts=said.shows_thoughts,
+        one_call=said.one_call,
+        only_warms=only_warms,
+        marks_cache=notes.marks_cache,
+        ignored=tuple(notes.ignored),
+    )
+
+
+def _sampling(fields: Fields) -> Sampling:
+    fields.require("max_tokens")
+    max_tokens = fields.integer("max_tokens", 0, COMPLETION_TOKENS_MAX)
+    temperature = fields.number("temperature", 0.0, 1.0)
+    top_p = fields.number("top_p", 0.0, 1.0)
+    assert max_tokens is not None, "required"
+    return Sampling(
+        max_tokens=max(1, max_tokens),
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else max(_TOP_P_MIN, top_p),
+        top_k=fields.integer("top_k", 0, 1 << 31) or 0,
+        stop=_stop(fields),
+    )
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    items = fields.items("stop_sequences", STOP_STRINGS_MAX) or []
+    texts = tuple(require_text(item, "stop_sequences") for item in items)
+    for text in texts:
+        if not 1 <= len(text) <= STOP_STRING_CHARS_MAX:
+            refuse("stop_sequences", f"each has between 1 and {STOP_STRING_CHARS_MAX} characters")
+    return texts
+
+
+def _thinking(fields: Fields, notes: Notes) -> bool:
+    """Say whether the model is to think aloud; without a word of the client it is not."""
+    thinking = fields.object("thinking")
+    if thinking is None:
+        return False
+    inner = Fields(thinking, "thinking.")
+    kind = require_text(inner.require("type"), inner.param("type"))
+    if kind not in _THINKING:
+        refuse(inner.param("type"), f"expected one of {', '.join(_THINKING)}")
+    if kind == "enabled":
+        inner.require("budget_tokens")
+    if inner.integer("budget_tokens", 1, COMPLETION_TOKENS_MAX) is not None:
+        notes.ignore("thinking.budget_tokens")
+    return kind != "disabled"
+
+
+def _effort(fields: Fields) -> str | None:
+    config = Fields(fields.object("output_config") or {}, "output_config.")
+    effort = config.text("effort")
+    if effort is not None and effort not in _EFFORTS:
+        refuse(config.param("effort"), f"expected one of {', '.join(_EFFORTS)}")
+    return None if effort is None else _EFFORTS[effort]
+
+
+def _refuse_formats(fields: Fields) -> None:
+    config = Fields(fields.object("output_config") or {}, "output_config.")
+    for section, name in ((config, "format"), (fields, "output_format")):
+        if section.raw(name) is not None:
+            unsupported(section.param(name), "structured output cannot be enforced yet")
+
+
+def _identity(headers: Mapping[str, str], fields: Fields) -> Identity:
+    metadata = Fields(fields.object("metadata") or {}, "metadata.")
+    user = metadata.text("user_id", KEY_CHARS_MAX)
+    return identify(headers, [metadata.text("agent_id", KEY_CHARS_MAX), _session_of(user), user])
+
+
+def _session_of(user: str | None) -> str | None:
+    """Find the session that coding agents name in a user's id, which is JSON with them."""
+    if user is None or not user.startswith("{"):
+        return None
+    try:
+        told = parse_json(user)
+    except RejectedError:
+        return None
+    session = told.get("session_id") if isinstance(told, dict) else None
+    return session if isinstance(session, str) else None

@@ -1,0 +1,53 @@
+"""Anthropic's tools and tool_choice, as chat templates expect tools."""
+
+from typing import Any, Final
+
+from fabric.limits import TOOLS_MAX
+from router.anthropic.content import Notes, note_cache_control
+from router.http.fields import Fields, refuse, require_object, require_text, unsupported
+
+_CHOICES: Final = ("auto", "any", "tool", "none")
+
+
+def parse_tools(fields: Fields, notes: Notes) -> list[Any]:
+    """Check `tools` and spell them as functions."""
+    found = []
+    for index, item in enumerate(fields.items("tools", TOOLS_MAX) or []):
+        param = f"{fields.param('tools')}[{index}]"
+        found.append(_tool(Fields(require_object(item, param), f"{param}."), notes))
+    return found
+
+
+def _tool(fields: Fields, notes: Notes) -> dict[str, Any]:
+    kind = fields.text("type")
+    if kind not in (None, "custom"):
+        why = f"{kind[:64]!r} runs at Anthropic; define a tool of your own with an input_schema"
+        unsupported(fields.param("type"), why)
+    name = require_text(fields.require("name"), fields.param("name"))
+    if not name:
+        refuse(fields.param("name"), "it is empty")
+    note_cache_control(fields, notes)
+    if fields.flag("strict"):
+        notes.ignore("strict")
+    function: dict[str, Any] = {"name": name}
+    description = fields.text("description")
+    if description is not None:
+        function["description"] = description
+    schema = require_object(fields.require("input_schema"), fields.param("input_schema"))
+    function["parameters"] = schema
+    return {"type": "function", "function": function}
+
+
+def parse_choice(fields: Fields) -> tuple[bool, bool]:
+    """Read `tool_choice`: whether tools may be called, and whether only one at a time."""
+    choice = fields.object("tool_choice")
+    if choice is None:
+        return True, False
+    inner = Fields(choice, fields.param("tool_choice."))
+    kind = require_text(inner.require("type"), inner.param("type"))
+    if kind not in _CHOICES:
+        refuse(inner.param("type"), f"expected one of {', '.join(_CHOICES)}")
+    if kind in ("any", "tool"):
+        why = "a call cannot be enforced yet (structured output is to come); use auto or none"
+        unsupported(inner.param("type"), why)
+    return kind != "none", inner.flag("disable_parallel_tool_use")

@@ -1,0 +1,271 @@
+import asyncio
+import json
+
+import anthropic
+import pytest
+
+from fabric.errors import OverloadedError, RejectedError, RetryLaterError
+from fabric.settings import RouterSettings
+from fabric.turn.generation import Delta, Failed, Finished, FinishReason, ToolCall, ToolCalls
+from tests.router.fake_node import MODEL
+from tests.router.rig import KEY, rig, until
+
+pytestmark = pytest.mark.anyio
+USER = [{"role": "user", "content": "say one two three"}]
+BODY = {"model": MODEL, "max_tokens": 99, "messages": USER}
+PATH = "/v1/messages"
+TOOLS = [{"name": "look", "input_schema": {"type": "object"}}]
+THOUGHT = [
+    Delta(0, "h", reasoning=True),
+    Delta(1, "m", reasoning=True),
+    Delta(2, "\n\n"),
+    Delta(3, "Let me "),
+    Delta(4, "see."),
+    ToolCalls((ToolCall("look", '{"at": "sky"}'), ToolCall("look", "{}"))),
+    Finished(FinishReason.TOOL_CALLS, 9),
+]
+THINKING = {"type": "enabled", "budget_tokens": 1024}
+
+
+def events_of(answer):
+    """Read a stream as (name, data) pairs."""
+    found = []
+    for part in answer.text.split("\n\n")[:-1]:
+        name, data = part.split("\n")
+        found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+async def test_answers_whole():
+    async with rig("a") as made:
+        done = await made.anthropic().messages.create(**BODY)
+
+    assert (done.type, done.role, done.model) == ("message", "assistant", MODEL)
+    assert done.id.startswith("msg_")
+    assert [(block.type, block.text) for block in done.content] == [
+        ("text", "<user>say one two three ")
+    ]
+    assert (done.stop_reason, done.stop_sequence) == ("end_turn", None)
+    assert done.usage.input_tokens == len("<user>say one two three")
+    assert done.usage.output_tokens == 4
+    assert done.usage.cache_read_input_tokens == 0
+    assert done.usage.cache_creation_input_tokens == 0
+    assert done._request_id.startswith("req_")
+
+
+async def test_the_events_of_a_stream_come_in_their_order():
+    async with rig("a") as made:
+        made["node-a"].does.events = THOUGHT
+        body = {**BODY, "stream": True, "thinking": THINKING, "tools": TOOLS}
+        answer = await made.http().post(PATH, json=body)
+
+    events = events_of(answer)
+    assert all(name == data["type"] for name, data in events)
+    assert [name for name, _ in events] == [
+        *("message_start", "ping"),
+        *("content_block_start", "content_block_delta", "content_block_delta"),
+        *("content_block_delta", "content_block_stop"),
+        *("content_block_start", "content_block_delta", "content_block_delta"),
+        "content_block_stop",
+        *("content_block_start", "content_block_delta", "content_block_stop"),
+        *("content_block_start", "content_block_delta", "content_block_stop"),
+        *("message_delta", "message_stop"),
+    ]
+    started = [data for name, data in events if name == "content_block_start"]
+    assert [each["index"] for each in started] == [0, 1, 2, 3]
+    deltas = [data["delta"] for name, data in events if name == "content_block_delta"]
+    assert [delta["type"] for delta in deltas] == [
+        *("thinking_delta", "thinking_delta", "signature_delta"),
+        *("text_delta", "text_delta", "input_json_delta", "input_json_delta"),
+    ]
+    assert events[-2][1]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert events[-2][1]["usage"]["output_tokens"] == 9
+    assert events[0][1]["message"]["content"] == []
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+async def test_the_sdk_reads_the_same_whole_and_streamed(thinks):
+    options = {"thinking": THINKING} if thinks else {}
+    async with rig("a") as made:
+        made["node-a"].does.events = THOUGHT
+        client = made.anthropic()
+        whole = await client.messages.create(**BODY, tools=TOOLS, **options)
+        async with client.messages.stream(**BODY, tools=TOOLS, **options) as stream:
+            streamed = await stream.get_final_message()
+        asked = made["node-a"].requests[0]
+
+    assert asked.template_options["enable_thinking"] is thinks
+    for done in (whole, streamed):
+        kinds = [block.type for block in done.content]
+        assert kinds == [*(["thinking"] if thinks else []), "text", "tool_use", "tool_use"]
+        assert done.content[-2].input == {"at": "sky"}
+        assert done.content[-1].input == {}
+        assert len({block.id for block in done.content[-2:]}) == 2
+        assert done.content[-3].text.strip() == "Let me see."
+        assert done.stop_reason == "tool_use"
+        assert done.usage.output_tokens == 9
+    if thinks:
+        assert whole.content[0].thinking == streamed.content[0].thinking == "hm"
+        assert whole.content[0].signature == streamed.content[0].signature != ""
+
+
+async def test_an_answer_of_blanks_beside_calls_has_no_block_of_them():
+    async with rig("a") as made:
+        made["node-a"].does.events = [Delta(0, "\n\n"), *THOUGHT[5:]]
+        client = made.anthropic()
+        whole = await client.messages.create(**BODY, tools=TOOLS)
+        async with client.messages.stream(**BODY, tools=TOOLS) as stream:
+            streamed = await stream.get_final_message()
+
+    for done in (whole, streamed):
+        assert [block.type for block in done.content] == ["tool_use", "tool_use"]
+
+
+async def test_one_call_at_a_time_where_that_is_asked_for():
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    async with rig("a") as made:
+        made["node-a"].does.events = THOUGHT
+        client = made.anthropic()
+        whole = await client.messages.create(**BODY, tools=TOOLS, tool_choice=choice)
+        async with client.messages.stream(**BODY, tools=TOOLS, tool_choice=choice) as stream:
+            streamed = await stream.get_final_message()
+
+    for done in (whole, streamed):
+        assert [block.type for block in done.content] == ["text", "tool_use"]
+
+
+@pytest.mark.parametrize(
+    ("finished", "max_tokens", "reason"),
+    [
+        (Finished(FinishReason.STOP, 1), 9, ("end_turn", None)),
+        (Finished(FinishReason.STOP, 1, stop_string="END"), 9, ("stop_sequence", "END")),
+        (Finished(FinishReason.LENGTH, 9), 9, ("max_tokens", None)),
+        (Finished(FinishReason.LENGTH, 8), 9, ("model_context_window_exceeded", None)),
+    ],
+)
+async def test_why_it_ended(finished, max_tokens, reason):
+    async with rig("a") as made:
+        made["node-a"].does.events = [finished]
+        client = made.anthropic()
+        body = {**BODY, "max_tokens": max_tokens, "stop_sequences": ["END"]}
+        whole = await client.messages.create(**body)
+        async with client.messages.stream(**body) as stream:
+            streamed = await stream.get_final_message()
+
+    for done in (whole, streamed):
+        assert (done.stop_reason, done.stop_sequence) == reason
+        assert [(block.type, block.text) for block in done.content] == [("text", "")]
+
+
+async def test_counts_add_up_and_breakpoints_count_what_is_computed_as_written():
+    marked = [{"type": "text", "text": "say", "cache_control": {"type": "ephemeral"}}]
+    async with rig("a") as made:
+        client = made.anthropic()
+        first = await client.messages.create(**BODY)
+        grown = [*USER, {"role": "assistant", "content": "x"}, {"role": "user", "content": marked}]
+        raw = await client.messages.with_raw_response.create(**{**BODY, "messages": grown})
+        second = await raw.parse()
+    total = len("<user>say one two three<assistant>x<user>say")
+
+    assert raw.headers["x-macfabric-ignored"] == "cache_control"
+    assert raw.headers["x-macfabric-match"] == "extend"
+    assert second.usage.cache_read_input_tokens == first.usage.input_tokens
+    assert second.usage.cache_creation_input_tokens == total - first.usage.input_tokens
+    assert second.usage.input_tokens == 0
+
+
+async def test_no_tokens_at_all_warms_the_cache_for_later():
+    async with rig("a") as made:
+        client = made.anthropic()
+        warmed = await client.messages.create(**{**BODY, "max_tokens": 0})
+        done = await client.messages.create(**BODY)
+        asked = made["node-a"].requests[0]
+
+    assert (warmed.content, warmed.stop_reason) == ([], "max_tokens")
+    assert warmed.usage.output_tokens == 0
+    assert asked.sampling.max_tokens == 1
+    assert done.usage.cache_read_input_tokens == warmed.usage.input_tokens - 1
+
+
+ERRORS = [
+    (RejectedError("no", code="template_refused"), 400, "invalid_request_error"),
+    (OverloadedError("no", retry_after_s=7.2), 429, "rate_limit_error"),
+    (RetryLaterError("no", retry_after_s=3.0), 529, "overloaded_error"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "kind"), ERRORS, ids=str)
+async def test_a_nodes_refusal_has_its_type_and_status(error, status, kind):
+    async with rig("a") as made:
+        made["node-a"].does.refuse = error
+        with pytest.raises(anthropic.APIStatusError) as told:
+            await made.anthropic().messages.create(**BODY)
+
+    assert told.value.status_code == status
+    assert told.value.body == {"type": "error", "error": {"type": kind, "message": "no"}}
+    if status != 400:
+        assert int(told.value.response.headers["retry-after"]) >= 3
+
+
+async def test_the_routers_own_refusals_have_the_shape():
+    settings = RouterSettings(api_keys={"one": KEY}, loopback_without_key=False)
+    async with rig("a", settings=settings, tended=False) as made:
+        http, keyless = made.http(KEY), made.http(operates=False)
+        answers = [
+            await keyless.post(PATH, json=BODY),
+            await keyless.post(PATH, json=BODY, headers={"x-api-key": "wrong"}),
+            await http.post(PATH, content=b"{"),
+            await http.post(PATH, json={**BODY, "model": "gpt"}),
+            await http.get(PATH),
+            await http.post(f"{PATH}/batches", json={}),
+            await http.post("/v1/complete", json={}, headers={"anthropic-version": "2023-06-01"}),
+            await http.post(PATH, content=b" " * ((32 << 20) + 1)),
+        ]
+        good = await keyless.post(PATH, json=BODY, headers={"x-api-key": KEY})
+
+    assert [(a.status_code, a.json()["type"], a.json()["error"]["type"]) for a in answers] == [
+        (401, "error", "authentication_error"),
+        (401, "error", "authentication_error"),
+        (400, "error", "invalid_request_error"),
+        (404, "error", "not_found_error"),
+        (405, "error", "invalid_request_error"),
+        (404, "error", "not_found_error"),
+        (404, "error", "not_found_error"),
+        (413, "error", "request_too_large"),
+    ]
+    assert good.status_code == 200
+
+
+async def test_a_prompt_that_is_too_long_is_told_in_the_words_clients_look_for():
+    async with rig("a") as made:
+        refusal = RejectedError("it has 9 tokens", code="context_length_exceeded")
+        made["node-a"].does.refuse = refusal
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: it has 9 tokens"):
+            await made.anthropic().messages.create(**BODY)
+
+
+async def test_an_error_in_mid_stream_is_an_event_that_the_sdk_raises():
+    async with rig("a") as made:
+        made["node-a"].does.events = [Delta(0, "on"), Failed(500, "engine_failed", "it broke")]
+        with pytest.raises(anthropic.APIStatusError, match="it broke"):
+            async with made.anthropic().messages.stream(**BODY) as stream:
+                await stream.get_final_message()
+
+
+async def test_a_client_that_leaves_stops_its_node():
+    async with rig("a") as made:
+        node = made["node-a"]
+        node.does.events = [Delta(i, "word ") for i in range(500)]
+        node.does.delay_s = 0.01
+        async with made.anthropic().messages.stream(**BODY) as stream:
+            async for _ in stream:
+                break
+        await until(lambda: node.cancelled == 1)
+        await asyncio.sleep(0)
+
+
+async def test_head_of_nothing_is_answered():
+    async with rig("a") as made:
+        answer = await made.http().head("/")
+
+    assert (answer.status_code, answer.content) == (200, b"")

@@ -1,0 +1,281 @@
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.errors import RejectedError
+from fabric.turn.generation import Identity, IdentityKind
+from router.anthropic.request import parse_request
+from tests.support.conversations import as_templates_get_it
+
+SMALLEST = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"name": "look", "description": "see", "input_schema": {"type": "object"}}
+
+
+def parse(headers=None, **fields):
+    return parse_request(headers or {}, {**SMALLEST, **fields})
+
+
+def messages(*given_messages, **fields):
+    return as_templates_get_it(parse(messages=list(given_messages), **fields).prompt)
+
+
+def user(*blocks):
+    return {"role": "user", "content": list(blocks)}
+
+
+def assistant(*blocks):
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def text(said, **more):
+    return {"type": "text", "text": said, **more}
+
+
+def test_smallest_request():
+    asked = parse()
+
+    assert (asked.model, asked.sampling.max_tokens) == ("m", 9)
+    assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.top_k) == (1, 1, 0)
+    assert asked.identity == Identity(IdentityKind.CONTENT)
+    assert not asked.stream
+    assert not asked.shows_thoughts
+    assert asked.prompt.tools is None
+    assert asked.prompt.template_options == {"enable_thinking": False, "thinking": False}
+    assert asked.ignored == ()
+
+
+def test_all_known_fields():
+    asked = parse(
+        system=[text("be brief", cache_control={"type": "ephemeral", "ttl": "1h"})],
+        temperature=0.5,
+        top_p=0.9,
+        top_k=4,
+        stop_sequences=["a", "b"],
+        stream=True,
+        tools=[{**TOOL, "cache_control": {"type": "ephemeral"}}],
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+        thinking={"type": "enabled", "budget_tokens": 2000},
+        output_config={"effort": "max"},
+        metadata={"user_id": "ada"},
+        service_tier="auto",
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        chat_template_kwargs={"a": 1},
+        some_beta_field={"x": [1]},
+    )
+
+    sampling = asked.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 4)
+    assert sampling.stop == ("a", "b")
+    assert asked.stream
+    assert asked.one_call
+    assert asked.shows_thoughts
+    assert asked.marks_cache
+    assert asked.identity == Identity(IdentityKind.GROUP, "ada")
+    assert asked.prompt.template_options == {
+        "a": 1,
+        "enable_thinking": True,
+        "reasoning_effort": "high",
+        "thinking": True,
+    }
+    assert asked.prompt.tools == [
+        {
+            "type": "function",
+            "function": {"name": "look", "description": "see", "parameters": {"type": "object"}},
+        }
+    ]
+    assert asked.ignored == ("cache_control", "context_management", "thinking.budget_tokens")
+
+
+def test_a_tool_round_becomes_calls_and_results():
+    found = messages(
+        user(text("go")),
+        assistant(
+            {"type": "thinking", "thinking": "hm", "signature": "s"},
+            {"type": "redacted_thinking", "data": "xyz"},
+            text("Let me see."),
+            {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "sky"}},
+            {"type": "tool_use", "id": "toolu_2", "name": "look", "input": {}},
+        ),
+        user(
+            {"type": "tool_result", "tool_use_id": "toolu_1", "content": "blue", "is_error": False},
+            {"type": "tool_result", "tool_use_id": "toolu_2", "content": [text("a"), text("b")]},
+            {"type": "tool_result", "tool_use_id": "toolu_3"},
+            text("and now?"),
+        ),
+    )
+
+    call = {"type": "function", "id": "toolu_1"}
+    assert found == [
+        {"role": "user", "content": "go"},
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {**call, "function": {"name": "look", "arguments": {"at": "sky"}}},
+                {**call, "id": "toolu_2", "function": {"name": "look", "arguments": {}}},
+            ],
+        },
+        {"role": "tool", "content": "blue", "tool_call_id": "toolu_1"},
+        {"role": "tool", "content": "a\nb", "tool_call_id": "toolu_2"},
+        {"role": "tool", "content": "", "tool_call_id": "toolu_3"},
+        {"role": "user", "content": "and now?"},
+    ]
+
+
+def test_neighbours_of_one_role_are_one_message_and_results_are_not():
+    found = messages(
+        user(text("a"), text("b")),
+        {"role": "user", "content": "c"},
+        assistant(text("d"), text("e")),
+        user({"type": "tool_result", "tool_use_id": "1"}),
+        user({"type": "tool_result", "tool_use_id": "2"}),
+    )
+
+    assert [(m["role"], m["content"]) for m in found] == [
+        ("user", "a\nb\nc"),
+        ("assistant", "de"),
+        ("tool", ""),
+        ("tool", ""),
+    ]
+
+
+def test_the_billing_line_is_dropped_and_told_and_nothing_else_is():
+    billing = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli"
+    asked = parse(system=[text(billing), text("You help."), text("Really.")])
+    beside = parse(system=f"{billing}\nYou help.")
+    alone = parse(system=billing)
+    said = parse(system="", messages=[{"role": "user", "content": f"{billing}\nwhat is it?"}])
+
+    assert as_templates_get_it(asked.prompt)[0]["content"] == "You help.\nReally."
+    assert as_templates_get_it(beside.prompt)[0]["content"] == "You help."
+    assert [m["role"] for m in as_templates_get_it(alone.prompt)] == ["user"]
+    assert asked.ignored == alone.ignored == ("x-anthropic-billing-header",)
+    assert as_templates_get_it(said.prompt)[0]["content"].startswith("x-anthropic-billing-header")
+    assert said.ignored == ()
+
+
+def test_a_system_message_in_mid_conversation_stays_where_it_is():
+    found = messages(user(text("a")), {"role": "system", "content": "b"}, system="s")
+
+    assert [m["role"] for m in found] == ["system", "user", "system"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "agent"),
+    [
+        ({"user_id": "ada"}, "ada"),
+        ({"agent_id": "mira", "user_id": "ada"}, "mira"),
+        ({"user_id": json.dumps({"device_id": "d", "session_id": "s-1"})}, "s-1"),
+        ({"user_id": ""}, None),
+    ],
+)
+def test_who_speaks(metadata, agent):
+    kind = IdentityKind.CONTENT if agent is None else IdentityKind.GROUP
+    assert parse(metadata=metadata).identity == Identity(kind, agent)
+
+
+def test_a_users_id_that_only_looks_like_json_names_a_group():
+    for odd in ("{", '{"session_id": 5}', '{"session_id": ""}'):
+        assert parse(metadata={"user_id": odd}).identity.kind is IdentityKind.GROUP
+
+
+def test_none_means_no_tools():
+    assert parse(tools=[TOOL], tool_choice={"type": "none"}).prompt.tools is None
+
+
+REFUSED = [
+    ({"model": None}, "model"),
+    ({"max_tokens": None}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 0, "stream": True}, "max_tokens"),
+    ({"max_tokens": "1"}, "max_tokens"),
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": [{"role": "system", "content": ""}]}, "messages"),
+    ({"messages": [{"role": "wizard", "content": ""}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": ["x"]}, "messages[0]"),
+    ({"messages": [user("x")]}, "messages[0].content[0]"),
+    ({"messages": [user({"text": "x"})]}, "messages[0].content[0].type"),
+    ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text"),
+    ({"messages": [user({"type": "image", "source": {}})]}, "messages[0].content[0].type"),
+    ({"messages": [user({"type": "tool_use"})]}, "messages[0].content[0].type"),
+    ({"messages": [user({"type": "tool_result"})]}, "messages[0].content[0].tool_use_id"),
+    (
+        {
+            "messages": [
+                user({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]})
+            ]
+        },
+        "messages[0].content[0].content[0].type",
+    ),
+    (
+        {"messages": [assistant({"type": "tool_use", "id": "1", "name": "n", "input": "x"})]},
+        "messages[0].content[0].input",
+    ),
+    (
+        {"messages": [assistant({"type": "tool_use", "name": "n", "input": {}})]},
+        "messages[0].content[0].id",
+    ),
+    ({"messages": [assistant(text("begun"))]}, "messages"),
+    ({"messages": [user(text("x", cache_control={"type": "y"}))]}, None),
+    ({"messages": [user(text("x", cache_control={"type": "ephemeral", "ttl": "9d"}))]}, None),
+    ({"system": 5}, "system"),
+    ({"system": [{"type": "image"}]}, "system[0].type"),
+    ({"temperature": 1.1}, "temperature"),
+    ({"top_p": -1}, "top_p"),
+    ({"top_k": -1}, "top_k"),
+    ({"stop_sequences": "x"}, "stop_sequences"),
+    ({"stop_sequences": [""]}, "stop_sequences"),
+    ({"stream": 1}, "stream"),
+    ({"tools": [{"name": "look"}]}, "tools[0].input_schema"),
+    ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice.type"),
+    ({"tool_choice": {"type": "tool", "name": "look"}}, "tool_choice.type"),
+    ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
+    ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+    ({"thinking": {"type": "loud"}}, "thinking.type"),
+    ({"output_config": {"effort": "huge"}}, "output_config.effort"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+    ({"output_format": {"type": "json_schema"}}, "output_format"),
+    ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+    ({"metadata": "x"}, "metadata"),
+    ({"metadata": {"user_id": 5}}, "metadata.user_id"),
+    ({"service_tier": "fast"}, "service_tier"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda x: str(x)[:50])
+def test_what_is_wrong_is_refused_by_name(fields, param):
+    with pytest.raises(RejectedError) as refused:
+        parse(**fields)
+
+    assert refused.value.status == 400
+    named = param or "messages[0].content[0].cache_control"
+    assert refused.value.param.startswith(named)
+    assert refused.value.param in refused.value.message
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+NAMES = [
+    *("messages", "system", "tools", "tool_choice", "thinking", "metadata", "output_config"),
+    *("stop_sequences", "max_tokens", "temperature", "top_k", "cache_control", "stream"),
+]
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), ANYTHING, max_size=4))
+def test_whatever_comes_is_read_or_refused(fields):
+    with suppress(RejectedError):  # and nothing else
+        parse(**fields)
