@@ -14,8 +14,10 @@ from fabric.ids import SELF_TEST_TENANT, TenantId, parse_node_name, parse_tenant
 from fabric.keys.api_keys import key_digest
 from fabric.limits import (
     ACTIVE_SEQUENCES_MAX,
+    COMPLETION_TOKENS_MAX,
     GIB,
     MIB,
+    MODEL_ALIASES_MAX,
     NODES_MAX,
     PIN_SHARE_MAX,
     REPLICAS_MAX,
@@ -86,6 +88,9 @@ class RouterSettings:
     operator_keys: dict[str, str] = field(default_factory=dict, repr=False)  # name: key, likewise
     operator_keys_file: str = ""
     loopback_without_key: bool = True
+    # A name that clients ask for: the model that serves it. `*` ends the beginning of many names.
+    model_aliases: dict[str, str] = field(default_factory=dict)
+    completion_tokens_max: int = COMPLETION_TOKENS_MAX  # of one answer, whatever a client asks for
     takeover_after_s: float = 2.0  # how long a turn waits for a silent owner
     replicas: int = 0  # copies of each agent on other nodes, refreshed behind its turns
     # How many nodes there are, once all have come: until then, for two minutes at most, what the
@@ -194,6 +199,18 @@ def _check_ranges(settings: FabricSettings) -> None:
         (
             0 <= router.nodes_expected <= NODES_MAX,
             f"router.nodes_expected must be 0-{NODES_MAX}",
+        ),
+        (
+            1 <= router.completion_tokens_max <= COMPLETION_TOKENS_MAX,
+            f"router.completion_tokens_max must be 1-{COMPLETION_TOKENS_MAX}",
+        ),
+        (
+            len(router.model_aliases) <= MODEL_ALIASES_MAX,
+            f"router.model_aliases are at most {MODEL_ALIASES_MAX}",
+        ),
+        (
+            all(router.model_aliases) and all(router.model_aliases.values()),
+            "router.model_aliases have names on both sides",
         ),
         (router.takeover_after_s > 0, "router.takeover_after_s must be positive"),
         (0 <= router.replicas <= REPLICAS_MAX, f"router.replicas must be 0-{REPLICAS_MAX}"),

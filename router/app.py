@@ -1,7 +1,7 @@
 """The router's ASGI application: routes behind the error boundary, the keys and the limits."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -20,19 +20,25 @@ from router.admin.waiting import waiting
 from router.anthropic.count_tokens_api import COUNT_TOKENS_PATH, CountTokensApi
 from router.anthropic.errors import AnthropicErrors
 from router.anthropic.messages_adapter import MessagesAdapter
+from router.anthropic.models import AnthropicModels
 from router.api.adapter import ApiAdapter
+from router.api.model_names import ModelNames
+from router.api.models_api import ModelsApi
 from router.api.presence import presence_routes
-from router.api.turn_route import turn_routes
+from router.api.turn_route import Desk, turn_routes
 from router.http.auth import Auth
 from router.http.body_limit import BodyLimit
 from router.http.dialect import Dialects
 from router.http.errors import ErrorBoundary, error_handlers
 from router.moves.hibernations import Hibernations
+from router.openai.absent_api import absent_routes
 from router.openai.chat_adapter import ChatAdapter
 from router.openai.completion_adapter import CompletionAdapter
 from router.openai.errors import OpenAiErrors
-from router.openai.models_api import ModelsApi
+from router.openai.models import OpenAiModels
 from router.services import Services
+
+_ANTHROPIC: Final = "anthropic-version"  # a header that its clients send
 
 
 def adapters_of(clock: Clock) -> list[ApiAdapter[Any]]:
@@ -40,9 +46,13 @@ def adapters_of(clock: Clock) -> list[ApiAdapter[Any]]:
     return [ChatAdapter(clock), CompletionAdapter(clock), MessagesAdapter()]
 
 
-def routes_of(services: Services, adapters: Sequence[ApiAdapter[Any]]) -> list[BaseRoute]:
+def routes_of(
+    settings: RouterSettings, services: Services, adapters: Sequence[ApiAdapter[Any]]
+) -> list[BaseRoute]:
     """Collect the routes of all APIs."""
     fleet = services.fleet
+    names = ModelNames(fleet, settings.model_aliases)
+    desk = Desk(services.turns, names, settings.completion_tokens_max)
     named = [  # these name agents or nodes
         *AgentsApi(fleet, services.migrations, services.erasures).routes(),
         *HibernationApi(Hibernations(fleet, services.migrations)).routes(),
@@ -53,9 +63,10 @@ def routes_of(services: Services, adapters: Sequence[ApiAdapter[Any]]) -> list[B
     return [
         *HealthApi(fleet).routes(),
         *presence_routes(),
-        *turn_routes(adapters, services.turns),
-        *CountTokensApi(fleet).routes(),
-        *ModelsApi(fleet).routes(),
+        *turn_routes(adapters, desk),
+        *CountTokensApi(fleet, names).routes(),
+        *ModelsApi(fleet, names, OpenAiModels(), {_ANTHROPIC: AnthropicModels()}).routes(),
+        *absent_routes(),
         *waiting(named, fleet.meeting),
         *MetricsApi(fleet, services.telemetry).routes(),
     ]
@@ -65,9 +76,9 @@ def build_app(settings: RouterSettings, services: Services) -> Starlette:
     """Build the application; whoever owns `services` runs their background work."""
     adapters = adapters_of(services.fleet.clock)
     by_path = {adapter.path: adapter for adapter in adapters}
-    dialects = Dialects(OpenAiErrors(), by_path, {"anthropic-version": AnthropicErrors()})
+    dialects = Dialects(OpenAiErrors(), by_path, {_ANTHROPIC: AnthropicErrors()})
     app = Starlette(
-        routes=routes_of(services, adapters),
+        routes=routes_of(settings, services, adapters),
         middleware=[
             Middleware(ErrorBoundary, dialects=dialects),
             Middleware(Auth, settings=settings),

@@ -10,7 +10,7 @@ from typing import Any
 
 from fabric.codec import dump_json, from_plain, on_wire, parse_json
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
-from fabric.limits import COMPLETION_TOKENS_DEFAULT
+from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.turn.messages import Message
 from fabric.turn.output_format import OutputFormat
 
@@ -64,7 +64,7 @@ class Identity:
 class Sampling:
     """How to choose tokens; temperature 0 is greedy."""
 
-    max_tokens: int = COMPLETION_TOKENS_DEFAULT
+    max_tokens: int = COMPLETION_TOKENS_MAX  # or what the context holds
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0

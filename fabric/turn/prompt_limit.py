@@ -53,7 +53,7 @@ class PromptLimit:
 
     def _refuse(self, what: str) -> NoReturn:
         message = (
-            f"the prompt {what} and the context holds {self.tokens_max} tokens: "
-            "shorten the conversation"
+            f"this model's maximum context length is {self.tokens_max} tokens, but the prompt "
+            f"{what}: shorten the conversation"
         )
         raise RejectedError(message, code="context_length_exceeded", param="messages")

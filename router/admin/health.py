@@ -1,4 +1,4 @@
-"""GET /healthz: the one route without a key; strangers learn the status only."""
+"""GET /healthz, also called /health: without a key; strangers learn the status only."""
 
 from http import HTTPStatus
 
@@ -18,7 +18,10 @@ class HealthApi:
         self._fleet = fleet
 
     def routes(self) -> list[Route]:
-        return [Route("/healthz", self.check, methods=["GET"])]
+        return [
+            Route("/healthz", self.check, methods=["GET"]),
+            Route("/health", self.check, methods=["GET"]),  # as other model servers have it
+        ]
 
     async def check(self, request: Request) -> Response:
         """Answer 200 while at least one node serves; only operators read more than how it is."""

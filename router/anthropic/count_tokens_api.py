@@ -9,6 +9,7 @@ from starlette.routing import Route
 from fabric.turn.generation import Identity, IdentityKind, Sampling
 from router.anthropic.content import Notes
 from router.anthropic.request import AskedPrompt, parse_prompt
+from router.api.model_names import ModelNames
 from router.fleet.fleet import Fleet
 from router.fleet.token_counts import TokenCounts
 from router.fresh_ids import fresh_operation
@@ -25,7 +26,8 @@ COUNT_TOKENS_PATH: Final = "/v1/messages/count_tokens"
 class CountTokensApi:
     """Counts what would be sent; nothing is computed."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, names: ModelNames) -> None:
+        self._names = names
         self._models = ModelCheck(fleet)
         self._counts = TokenCounts(fleet)
 
@@ -37,7 +39,7 @@ class CountTokensApi:
         turn = TurnRequest(
             operation=fresh_operation(),
             tenant=tenant_of(request),
-            model=said.model,
+            model=await self._names.resolve(said.model),
             identity=Identity(IdentityKind.CONTENT),
             sampling=Sampling(),
             prompt=said.prompt,

@@ -1,6 +1,7 @@
 """One route for every dialect: a request is parsed, opened as a turn, and answered."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -8,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from router.api.adapter import ApiAdapter
+from router.api.adapter import ApiAdapter, Asked
+from router.api.model_names import ModelNames
 from router.fresh_ids import fresh_operation
 from router.http.auth import tenant_of
 from router.http.disconnect import unless_gone
@@ -20,18 +22,30 @@ from router.turns.turns import Turns
 IGNORED_HEADER: Final = "x-macfabric-ignored"
 
 
-def turn_routes(adapters: Sequence[ApiAdapter[Any]], turns: Turns) -> list[Route]:
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What all dialects' requests are answered with."""
+
+    turns: Turns
+    names: ModelNames
+    completion_tokens_max: int
+
+
+def turn_routes(adapters: Sequence[ApiAdapter[Any]], desk: Desk) -> list[Route]:
     """Make a route of each adapter."""
     return [
-        Route(adapter.path, partial(answer_turn, adapter, turns), methods=["POST"])
+        Route(adapter.path, partial(answer_turn, adapter, desk), methods=["POST"])
         for adapter in adapters
     ]
 
 
-async def answer_turn(adapter: ApiAdapter[Any], turns: Turns, request: Request) -> Response:
+async def answer_turn(adapter: ApiAdapter[Any], desk: Desk, request: Request) -> Response:
     """Answer one request, whole or as its events come."""
-    asked = await read_parsed(request, partial(adapter.parse, request.headers))
+    asked: Asked = await read_parsed(request, partial(adapter.parse, request.headers))
+    limit = min(asked.sampling.max_tokens, desk.completion_tokens_max)
+    asked = replace(asked, sampling=replace(asked.sampling, max_tokens=limit))
     turn = asked.turn(fresh_operation(), tenant_of(request))
+    turn, turns = replace(turn, model=await desk.names.resolve(turn.model)), desk.turns
     opened = await unless_gone(request, turns.open(turn))
     headers = cache_headers(opened.admitted)
     if asked.ignored:

@@ -17,7 +17,7 @@ from fabric.keys.api_keys import OPERATOR_HEADER, key_digest, name_of
 from fabric.settings import RouterSettings
 from router.http.local_peer import is_local
 
-OPEN_PATHS = frozenset({"/healthz"})
+OPEN_PATHS = frozenset({"/health", "/healthz"})
 _SCOPE = "macfabric.caller"
 
 

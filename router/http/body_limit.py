@@ -67,8 +67,9 @@ class _Gauge:
         assert self.text_bytes_max is not None, "only prompts are measured"
         if text_bytes > self.text_bytes_max:
             message = (
-                f"the prompt has at least {text_bytes} bytes, and no context here holds more than "
-                f"{self.text_bytes_max}: shorten the conversation"
+                "this model's maximum context length is exceeded: the prompt has at least "
+                f"{text_bytes} bytes, and no context here holds more than {self.text_bytes_max}: "
+                "shorten the conversation"
             )
             raise RejectedError(message, code="context_length_exceeded", param="messages")
 

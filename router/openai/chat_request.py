@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fabric.limits import COMPLETION_TOKENS_DEFAULT, TOOLS_MAX, TOP_LOGPROBS_MAX
+from fabric.limits import COMPLETION_TOKENS_MAX, TOOLS_MAX, TOP_LOGPROBS_MAX
 from router.api.template_options import template_options
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
 from router.http.turn_headers import expected_next
@@ -23,7 +23,7 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiReques
     stream, include_usage = parse_stream(fields)
     limit = tokens_limit(fields, "max_completion_tokens") or tokens_limit(fields, "max_tokens")
     sampling = parse_sampling(
-        fields, max_tokens=limit or COMPLETION_TOKENS_DEFAULT, logprobs=_logprobs(fields)
+        fields, max_tokens=limit or COMPLETION_TOKENS_MAX, logprobs=_logprobs(fields)
     )
     return OpenAiRequest(
         model=model,

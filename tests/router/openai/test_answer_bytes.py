@@ -98,7 +98,7 @@ CASES = {
     "no key": ("POST", CHAT, SAID, None),
     "no such agent": ("GET", "/v1/agents/nobody", None, None),
 }
-_HEADERS_OF_THE_MOMENT = ("date", "x-request-id")
+_HEADERS_OF_THE_MOMENT = ("date", "request-id", "x-request-id")
 
 
 def settled(text):

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.errors import FabricError, RejectedError
-from fabric.limits import COMPLETION_TOKENS_DEFAULT
+from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.turn.generation import Identity, IdentityKind, Priority
 from fabric.turn.messages import Message, MessageRole
 from router.openai.chat_request import parse_chat
@@ -26,7 +26,7 @@ def test_smallest_request_has_openai_defaults():
     assert chat.model == "m"
     assert chat.sampling.temperature == 1.0
     assert chat.sampling.top_p == 1.0
-    assert chat.sampling.max_tokens == COMPLETION_TOKENS_DEFAULT
+    assert chat.sampling.max_tokens == COMPLETION_TOKENS_MAX
     assert chat.sampling.stop == ()
     assert chat.sampling.logprobs is None
     assert chat.identity == Identity(IdentityKind.CONTENT)

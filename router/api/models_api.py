@@ -1,0 +1,61 @@
+"""GET /v1/models: what the nodes serve, and aliases of it, as the client's dialect lists them."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from router.api.model_names import ModelNames
+from router.fleet.fleet import Fleet
+from router.turns.model_check import ModelCheck
+
+
+class ModelsDialect(Protocol):
+    """How one API spells models."""
+
+    def model(self, name: str, created_s: int) -> dict[str, Any]:
+        """Spell one model."""
+
+    def listing(self, models: list[dict[str, Any]]) -> dict[str, Any]:
+        """Spell all of them."""
+
+
+class ModelsApi:
+    """Models by name; a header of a dialect's clients asks for its shape."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        names: ModelNames,
+        default: ModelsDialect,
+        by_header: Mapping[str, ModelsDialect],
+    ) -> None:
+        self._models = ModelCheck(fleet)
+        self._names = names
+        self._default = default
+        self._by_header = by_header
+        self._created_s = int(fleet.clock.wall_s())
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/models", self.index, methods=["GET"]),
+            # A model's name may be a path or hold slashes.
+            Route("/v1/models/{model:path}", self.show, methods=["GET"]),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        dialect, served = self._dialect(request), await self._models.names()
+        names = [*served, *(name for name in self._names.listed if name not in served)]
+        models = [dialect.model(name, self._created_s) for name in names]
+        return JSONResponse(dialect.listing(models))
+
+    async def show(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        await self._models.require(await self._names.resolve(name))
+        return JSONResponse(self._dialect(request).model(name, self._created_s))
+
+    def _dialect(self, request: Request) -> ModelsDialect:
+        found = (d for name, d in self._by_header.items() if name in request.headers)
+        return next(found, self._default)
