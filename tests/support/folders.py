@@ -44,7 +44,7 @@ class Stored:
         """Where an agent's record lies."""
         with opened(self.root) as disk:
             names = ManifestStore(disk, CLUSTER_KEY)
-            return self.root / names._name(self.records[agent].tenant, AgentId(agent))
+            return self.root / names._name(self.records[agent].key)
 
 
 @contextmanager
