@@ -18,6 +18,7 @@ from router.cli.doctor.import_check import require_own_names
 from router.cli.errors import FAILED, MISUSED, CommandError
 from router.cli.fsck import add_fsck
 from router.cli.hibernate import add_hibernation
+from router.cli.launch.launch import add_launch, split_off
 from router.cli.moves import add_moves
 from router.cli.queries import add_queries
 from router.cli.serve import add_serve
@@ -33,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"macfabric {fabric.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for declare in (add_up, add_down, add_serve, add_queries, add_verbs, add_moves):
+    for declare in (add_up, add_down, add_serve, add_launch, add_queries, add_verbs, add_moves):
         declare(commands)
     add_hibernation(commands)
     for declare in (add_doctor, add_fsck, add_config, add_certs, add_demo, add_bench):
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not __debug__:
         print("macfabric: assertions guard stored caches; do not use python -O", file=sys.stderr)
         return MISUSED
-    arguments = build_parser().parse_args(argv)
+    own, further = split_off(list(sys.argv[1:] if argv is None else argv))
+    arguments = build_parser().parse_args(own, argparse.Namespace(further=further))
     try:
         require_own_names()
         return int(arguments.run(arguments))

@@ -1,0 +1,1 @@
+"""`macfabric launch`: agent programs, pointed at the fabric and started."""

@@ -1,0 +1,127 @@
+"""Command `launch`: start an agent program so that it uses the fabric."""
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from router.cli.endpoint import KEY_VARIABLE, Endpoint
+from router.cli.errors import MISUSED, CommandError
+from router.cli.launch.programs import PROGRAMS, AgentProgram, LaunchTarget, ProgramStart
+from router.cli.output import print_json
+from router.cli.queries import add_common, endpoint_of, rows_of
+
+_NO_KEY = "macfabric"  # programs refuse to start without one; a fabric without keys takes any
+
+
+def add_launch(commands: Any) -> None:
+    """Declare the command."""
+    names = ", ".join(f"{name} ({client.title})" for name, client in PROGRAMS.items())
+    launch = commands.add_parser(
+        "launch",
+        help="start an agent program on the fabric: claude, codex, opencode, aider, qwen or any",
+        description=f"Start an agent program so that it uses the fabric. CLIENT is one of: {names}."
+        " Nothing is written to the program's own configuration.",
+        epilog="Everything behind -- goes to the program: macfabric launch claude -- -p 'hello'",
+    )
+    launch.add_argument("client", metavar="CLIENT", choices=sorted(PROGRAMS))
+    launch.add_argument("--model", metavar="NAME", help="which model, where several are served")
+    launch.add_argument(
+        "--print", action="store_true", dest="prints", help="print what it needs, start nothing"
+    )
+    launch.set_defaults(run=run_launch)
+    add_common(launch)
+
+
+def split_off(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Split a command line into what is ours and what goes to the program, which is behind `--`.
+
+    argparse would take options between the two for the end of both.
+    """
+    if argv[:1] != ["launch"] or "--" not in argv:
+        return argv, ()
+    end = argv.index("--")
+    return argv[:end], argv[end + 1 :]
+
+
+def run_launch(arguments: argparse.Namespace) -> int:
+    """Become the program, or say what it needs; raise CommandError where it is not installed."""
+    client = PROGRAMS[arguments.client]
+    endpoint = endpoint_of(arguments)
+    model = _chosen_model(endpoint, arguments.model)
+    program, *further = _command_line(client, arguments.further)
+    is_printed = arguments.prints or arguments.json
+    key = endpoint.key or _NO_KEY
+    if endpoint.key and is_printed:  # terminals keep what they show
+        key = f"${KEY_VARIABLE}"
+        if KEY_VARIABLE not in os.environ:
+            print(f"note: put the key into {KEY_VARIABLE} first", file=sys.stderr)
+    launch = client.configure(LaunchTarget(endpoint.url, model, key, _authority(endpoint)))
+    command = [program, *launch.arguments, *further]
+    if arguments.json:
+        print_json({"command": command, "environment": dict(launch.environment), "model": model})
+        return 0
+    if is_printed:
+        print("\n".join(_shell_lines(command, launch.environment)))
+        return 0
+    found = shutil.which(program)
+    if found is None:
+        how = f"Install it ({client.install}), or see" if client.install else "See"
+        message = f"{program} is not installed here. {how} what it needs with --print."
+        raise CommandError(message)
+    os.execvpe(found, command, _environment(launch))  # noqa: S606 - it is what was asked for
+    return 0  # only where a test keeps this process
+
+
+def _chosen_model(endpoint: Endpoint, wanted: str | None) -> str:
+    """Return the model to use: the wanted one, or the only one."""
+    served = sorted(str(row.get("id")) for row in rows_of(endpoint.get("/v1/models")))
+    if not served:
+        message = f"no node of {endpoint.url} serves a model yet"
+        raise CommandError(message)
+    if wanted is None and len(served) > 1:
+        message = f"choose a model with --model: {', '.join(served)}"
+        raise CommandError(message, MISUSED)
+    if wanted is not None and wanted not in served:
+        message = f"no node serves {wanted!r}; there is: {', '.join(served)}"
+        raise CommandError(message, MISUSED)
+    return wanted or served[0]
+
+
+def _command_line(client: AgentProgram, arguments: Sequence[str]) -> list[str]:
+    if client.program is not None:
+        return [client.program, *arguments]
+    if not arguments:
+        message = "name the program: macfabric launch any -- python agent.py"
+        raise CommandError(message, MISUSED)
+    return list(arguments)
+
+
+def _authority(endpoint: Endpoint) -> str | None:
+    """Return the certificate that the program has to trust, if it may not know it."""
+    if not endpoint.url.startswith("https:"):
+        return None
+    return next((str(path) for path in endpoint.trusted), None)
+
+
+def _environment(launch: ProgramStart) -> dict[str, str]:
+    unset = {name for name, value in launch.environment.items() if not value}
+    merged = {**os.environ, **launch.environment}
+    return {name: value for name, value in merged.items() if name not in unset}
+
+
+def _shell_lines(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    own_key = f"${KEY_VARIABLE}"
+    lines = []
+    for name, value in environment.items():
+        if value == own_key:
+            if name != KEY_VARIABLE:
+                lines.append(f'export {name}="{own_key}"')
+        elif value:
+            lines.append(f"export {name}={shlex.quote(value)}")
+        else:
+            lines.append(f"unset {name}")
+    return [*lines, shlex.join(command)]
