@@ -220,6 +220,14 @@ SKETCH_PIECE_BYTES: Final = 512
 SKETCH_PIECES_MAX: Final = 8_192
 SKETCH_AGENTS_MAX: Final = 100_000
 
+# The fleet's events, as dashboards follow them
+FLEET_FOLLOWERS_MAX: Final = 64  # at once; one tenant: half
+FLEET_EVENTS_MAX: Final = 512  # kept for each, and for who comes back; some 300 bytes each
+FLEET_SNAPSHOT_AGENTS_MAX: Final = 1_000  # shown in one, those used last; some 700 bytes each
+FLEET_SNAPSHOT_EVERY_S: Final = 5.0  # for one follower that does not keep up
+FLEET_SILENCE_S: Final = 10.0  # then a comment: proxies close what is silent for 15 s
+LINK_RATE_NEWS: Final = 0.1  # share by which a link's rate differs from the one told last
+
 # Hibernation: one agent as one file
 HIBERNATION_BYTES_MAX: Final = 64 * GIB  # a million tokens of an 8B model are 38 GB
 HIBERNATION_FRAME_BYTES_MAX: Final = 1 * MIB  # what is held before its signature is checked

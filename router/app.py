@@ -12,10 +12,12 @@ from fabric.settings import RouterSettings
 from router.admin.agents import AgentsApi
 from router.admin.copies import CopiesApi
 from router.admin.drain import DrainApi
+from router.admin.events import EventsApi
 from router.admin.health import HealthApi
 from router.admin.hibernation import HibernationApi
 from router.admin.metrics import MetricsApi
 from router.admin.nodes import NodesApi
+from router.admin.views.events import Snapshots
 from router.admin.waiting import waiting
 from router.anthropic.count_tokens_api import COUNT_TOKENS_PATH, CountTokensApi
 from router.anthropic.errors import AnthropicErrors
@@ -53,12 +55,14 @@ def routes_of(
     fleet = services.fleet
     names = ModelNames(fleet, settings.model_aliases)
     desk = Desk(services.turns, names, settings.completion_tokens_max)
+    snapshots = Snapshots(fleet, services.drains, services.migrations)
     named = [  # these name agents or nodes
         *AgentsApi(fleet, services.migrations, services.erasures).routes(),
         *HibernationApi(Hibernations(fleet, services.migrations)).routes(),
         *CopiesApi(services.forks, services.replicas, services.prefetches).routes(),
         *NodesApi(fleet, services.drains).routes(),
         *DrainApi(fleet, services.drains).routes(),
+        *EventsApi(fleet.events, snapshots, OpenAiErrors()).routes(),
     ]
     return [
         *HealthApi(fleet).routes(),

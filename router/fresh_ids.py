@@ -24,6 +24,11 @@ def fresh_leap() -> int:
     return EPOCH_LEAP + secrets.randbits(EPOCH_LEAP_BITS)
 
 
+def fresh_event_key() -> bytes:
+    """Draw the key under which one router names the fleet's events."""
+    return secrets.token_bytes(32)
+
+
 def fresh_name(prefix: str) -> str:
     """Name a completion, a tool call or a request for clients."""
     return f"{prefix}{secrets.token_hex(12)}"

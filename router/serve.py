@@ -124,7 +124,7 @@ async def serve_roster(
 
         fleet = Fleet(roster, link, SystemClock())
         services = assemble(fleet, settings, cluster_key, placement)
-        server = _Server(http_config(build_app(settings, services), tls=tls))
+        server = _Server(http_config(build_app(settings, services), tls=tls), fleet.events.close)
         (signals or StopSignals()).stop(server)
         url = url_of(listener, "http" if tls is None else "https")
         await _run(server, services, listener, url, on_ready)
@@ -179,6 +179,15 @@ async def _tell_when_ready(
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop, but first end what has no end of its own: requests get a moment to end."""
+        self._on_stop()
+        await super().shutdown(sockets)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, with a longer line than is let in at a time."""
         await super().startup(sockets)

@@ -20,6 +20,14 @@ from fabric.control.node_calls import AgentList, AgentView
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.limits import EPOCHS_ISSUED_MAX
 from fabric.record.manifest import OwnerState
+from router.events.bus import Publish
+from router.events.fleet_event import (
+    AgentCreated,
+    AgentErased,
+    AgentEvicted,
+    AgentFound,
+    AgentMoved,
+)
 from router.fleet.given_epochs import GivenEpochs
 
 
@@ -47,7 +55,8 @@ class StartReservation:
 class Directory:
     """Holdings of all agents, and reservations of agents that are being started."""
 
-    def __init__(self) -> None:
+    def __init__(self, publish: Publish = lambda _: None) -> None:
+        self._publish = publish
         self._holdings: dict[AgentKey, dict[NodeName, Holding]] = {}
         self._by_node: dict[NodeName, set[AgentKey]] = {}
         self._groups: dict[tuple[TenantId, str], set[AgentKey]] = {}
@@ -60,6 +69,7 @@ class Directory:
         self._in_doubt: set[AgentKey] = set()
         self._places: dict[AgentKey, NodeName] = {}  # where each agent lives, or is being started
         self._agents_at: Counter[NodeName] = Counter()
+        self._told: dict[AgentKey, NodeName] = {}  # the owner that was published last
         # Up to which epoch an agent was erased, whoever knows: nodes refuse epochs below.
         self.floor: Callable[[AgentKey], int] = lambda _: 0
 
@@ -84,6 +94,7 @@ class Directory:
             self._put(
                 key,
                 Holding(agents.node, view.epoch, view.state, asked_s, view.group, view),
+                is_first_list=known is None,
             )
         here = self._by_node.get(agents.node, set())
         away = {(name.tenant, name.agent) for name in agents.gone} & here
@@ -129,6 +140,8 @@ class Directory:
         self._unheard.get(node, set()).discard(key)
         if dropped is not None:
             self.promise(key, dropped.epoch)  # evicted, perhaps: no later agent goes back below
+            if dropped.epoch > self.floor(key):
+                self._publish(AgentEvicted(key, node, dropped.state is OwnerState.REPLICA))
             if dropped.group is not None:
                 self._leave_group(key, dropped.group)
         if not nodes:
@@ -137,6 +150,8 @@ class Directory:
 
     def note_erased(self, key: AgentKey) -> None:
         """Look again at what is known of an agent, below whose new floor nothing counts."""
+        if self._told.pop(key, None) is not None:
+            self._publish(AgentErased(key))
         self._judge(key)
 
     def owner(self, key: AgentKey) -> Holding | None:
@@ -257,7 +272,7 @@ class Directory:
             del self._reserved[key]
             self._note_place(key)
 
-    def _put(self, key: AgentKey, holding: Holding) -> None:
+    def _put(self, key: AgentKey, holding: Holding, *, is_first_list: bool = False) -> None:
         nodes = self._holdings.setdefault(key, {})
         old = nodes.get(holding.node)
         nodes[holding.node] = holding
@@ -268,7 +283,7 @@ class Directory:
             self._groups.setdefault((key[0], holding.group), set()).add(key)
         if old and old.group is not None and old.group != holding.group:
             self._leave_group(key, old.group)
-        self._judge(key)
+        self._judge(key, is_first_list=is_first_list)
 
     def _leave_group(self, key: AgentKey, group: str) -> None:
         if any(h.group == group for h in self.holdings(key)):
@@ -291,8 +306,23 @@ class Directory:
             self._places[key] = node
             self._agents_at[node] += 1
 
-    def _judge(self, key: AgentKey) -> None:
+    def _tell(self, key: AgentKey, *, is_first_list: bool) -> None:
+        """Publish who owns an agent, where that is news; the only place that does."""
+        owner, told = self.owner(key), self._told.get(key)
+        if owner is None:
+            if key not in self._holdings:
+                self._told.pop(key, None)
+            return
+        if told is None:
+            known = AgentFound if is_first_list else AgentCreated
+            self._publish(known(key, owner.node, owner.epoch))
+        elif told != owner.node:
+            self._publish(AgentMoved(key, told, owner.node, owner.epoch))
+        self._told[key] = owner.node
+
+    def _judge(self, key: AgentKey, *, is_first_list: bool = False) -> None:
         self._note_place(key)
+        self._tell(key, is_first_list=is_first_list)
         claims = [h for h in self.living(key) if h.state is not OwnerState.REPLICA]
         if len(claims) > 1:
             self._fence_below(key, max(claim.epoch for claim in claims))

@@ -8,10 +8,12 @@ from fabric.ids import AgentKey, NodeName
 from fabric.limits import BODY_BYTES_MAX, HEARTBEAT_S
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
+from router.events.bus import FleetEvents
 from router.fleet.directory import Directory, Holding
 from router.fleet.meeting import Meeting
 from router.fleet.membership import LinkFactory, Membership, Roster
 from router.fleet.node_client import NodeLink, NodeLostError
+from router.fleet.node_watch import NodeWatch
 from router.fresh_ids import fresh_leap
 from router.placement.load_ledger import Ledger
 from router.placement.sketch_index import SketchIndex
@@ -30,10 +32,12 @@ class Fleet:
         self.clock = clock
         # What logs call an agent: they outlive an erasure, and names may be addresses of people.
         self.alias: Callable[[AgentKey], str] = lambda _: "?"
-        self.directory = Directory()
+        self.events = FleetEvents(clock)
+        self.directory = Directory(self.events.publish)
         self.sketches = SketchIndex()
         self.ledger = Ledger()
         self.membership = Membership(roster, connect, clock, self, heartbeat_s)
+        self.membership.watch = NodeWatch(self.membership, self.events.publish).look
         self.meeting = Meeting(self.membership, clock)
 
     def on_list(self, agents: AgentList, asked_s: float) -> None:

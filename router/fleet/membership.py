@@ -108,6 +108,7 @@ class Membership:
     ) -> None:
         self.heartbeat_s = heartbeat_s
         self.on_join: CatchUp | None = None
+        self.watch: Callable[[Member], None] = lambda _: None  # looks at who may have changed
         self.expired_count = 0  # leases that ran out
         self._ticked_s: float | None = None  # when `run` last came by; None: it does not run
         self._roster = roster
@@ -276,6 +277,7 @@ class Membership:
                 self.expired_count += 1
                 _LOG.warning("the lease of %s ran out", member.name)
             member.was_expired = is_expired
+            self.watch(member)
 
     def _expiry_of(self, name: NodeName) -> Callable[[], bool]:
         return lambda: not self.is_up(name)
@@ -320,6 +322,7 @@ class Membership:
             if restarted:
                 _LOG.info("node %s restarted", member.name)
                 self._observer.on_restart(member.name)
+            self.watch(member)
         return True
 
     def _has_news(self, member: Member) -> bool:

@@ -18,10 +18,19 @@ from router.http.errors import unknown_error
 COMMENT: Final = b": keep-alive\n\n"
 
 
-def frame(value: Any, event: str | None = None) -> bytes:
-    """Encode one event, named or not; escaped, so that half a surrogate pair stays valid JSON."""
+def frame(value: Any, event: str | None = None, number: str | None = None) -> bytes:
+    """Encode one event, named or not; escaped, so that half a surrogate pair stays valid JSON.
+
+    A client that connects again says the `number` of the last one that it has seen.
+    """
     name = b"" if event is None else b"event: " + event.encode() + b"\n"
-    return name + b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+    seen = b"" if number is None else b"id: " + number.encode() + b"\n"
+    return name + seen + b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """Encode what clients pass over: a sign of life, where there is nothing to tell."""
+    return b": " + text.encode() + b"\n\n"
 
 
 async def guarded(

@@ -25,6 +25,7 @@ from fabric.limits import (
     DRAIN_ROUND_REST_S,
     DRAIN_ROUNDS_MAX,
 )
+from router.events.fleet_event import DrainChanged
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Member
@@ -138,6 +139,7 @@ class Drains:
         if not is_over and (drain.task is None or drain.task.done()):
             drain.state, drain.ended_s = DrainState.DRAINING, None
             drain.left_count = len(self._left(node))
+            self._tell_progress(drain)
             drain.task = asyncio.create_task(self._run(drain))
         return drain
 
@@ -145,6 +147,10 @@ class Drains:
         drain = self._drains.pop(node, None)
         if drain is not None and drain.task is not None:
             drain.task.cancel()  # moves under way have tasks of their own
+
+    def _tell_progress(self, drain: Drain) -> None:
+        counts = drain.moved_count, drain.left_count, drain.sent_bytes
+        self._fleet.events.publish(DrainChanged(drain.node, drain.state, *counts))
 
     def _left(self, node: NodeName) -> list[AgentKey]:
         return self._fleet.directory.living_on(node)
@@ -169,6 +175,7 @@ class Drains:
         finally:
             drain.state, drain.ended_s = state, self._fleet.clock.monotonic_s()
             self._count(drain)
+            self._tell_progress(drain)
         _LOG.info("node %s: %s, %d agents moved", drain.node, state, drain.moved_count)
 
     def _count(self, drain: Drain) -> None:
@@ -219,5 +226,6 @@ class Drains:
             drain.sent_bytes += receipt.bytes_sent
             drain.left_count = max(0, drain.left_count - 1)
             drain.stuck.pop(key, None)
+            self._tell_progress(drain)
         finally:
             self._sites.coming_bytes[site.name] -= site.missing_bytes

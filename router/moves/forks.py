@@ -6,6 +6,7 @@ from fabric.control.copy_calls import KeepFork
 from fabric.errors import ConflictError, FabricError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, NodeName, OperationId
 from fabric.record.manifest import OwnerState
+from router.events.fleet_event import AgentForked
 from router.fleet.fleet import Fleet
 from router.moves.copier import CopyReceipt, copy_agent
 from router.moves.migrations import Migrations
@@ -57,6 +58,7 @@ class Forks:
             self._fleet.directory.release(new, reservation)
         self._telemetry.copied("fork", receipt.bytes_sent, ok=True)
         self._note(new, receipt)
+        self._fleet.events.publish(AgentForked(new, key[1], receipt.target))
         return receipt
 
     def _repeated(self, new: AgentKey, operation: OperationId) -> CopyReceipt | None:

@@ -35,6 +35,7 @@ from fabric.ids import AgentKey, NodeName
 from fabric.limits import FRAME_BYTES_MAX, NAME_CHARS_TOLD
 from fabric.record.hibernation_file import HibernationHeader
 from fabric.record.manifest import OwnerState
+from router.events.fleet_event import AgentHibernated, AgentResumed
 from router.fleet.directory import Holding, StartReservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
@@ -138,7 +139,9 @@ class Hibernations:
         self._migrations.refuse_moving(key)
         call = Hibernate(*key, owner.epoch, signing_key, salt)
         headers = {CALL_HEADER: encode_beside(call)}
-        return owner.node, await self._fleet.link(owner.node).post(HIBERNATE_PATH, b"", headers)
+        answer = await self._fleet.link(owner.node).post(HIBERNATE_PATH, b"", headers)
+        self._fleet.events.publish(AgentHibernated(key, owner.node))
+        return owner.node, answer
 
     def _check_free(self, wanted: Wanted) -> Holding | None:
         """Return who would be replaced, if anybody; raise ConflictError if nobody may be."""
@@ -196,6 +199,7 @@ class Hibernations:
         """Tell the directory, and whoever owned the name before."""
         others = [h for h in self._fleet.directory.living(key) if h.node != node]
         self._fleet.note_holding(key, node, epoch, OwnerState.OWNED)
+        self._fleet.events.publish(AgentResumed(key, node))
         for other in others:
             call = ReleaseAgent(*key, epoch, fresh_migration(), node)
             # If this is lost, the recovery round finds two claims and repeats it.

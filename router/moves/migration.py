@@ -35,6 +35,7 @@ from fabric.errors import (
 )
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName
 from fabric.record.manifest import OwnerState
+from router.events.fleet_event import MoveChanged, MoveState
 from router.fleet.agent_lists import read_list
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
@@ -107,7 +108,9 @@ class Migration:
         known = max(held.epoch for held in (holding, *fleet.directory.holdings(key)))
         self._epoch = max(known, given, fleet.directory.promised(key)) + 1
         self._verify = verify
+        self._started_s = fleet.clock.monotonic_s()
         self._sealed_s = 0.0
+        self.progress = MoveChanged(key, name, holding.node, target, MoveState.COPYING)
         self._is_live = False  # a turn runs while it is copied
         self.is_committed = False  # once the gate is open again
         self.commit_sent = asyncio.Event()  # or never will be
@@ -115,14 +118,15 @@ class Migration:
 
     async def run(self) -> MigrationReceipt:
         """Move the agent; raise a FabricError after putting everything back."""
-        started_s = self._fleet.clock.monotonic_s()
+        self._tell(MoveState.COPYING)
         try:
             first = await self._copy_ahead()
             if self._is_live:
                 await self._make_ready()
             tail = await self._commit(await self._seal())
-        except BaseException:
+        except BaseException as error:
             await asyncio.shield(self._abort())
+            self._tell(MoveState.FAILED, code=getattr(error, "code", "cancelled"))
             raise
         else:
             self.is_committed = True
@@ -131,6 +135,7 @@ class Migration:
             self.gate.set()
         committed_s = self._fleet.clock.monotonic_s()
         self._note_owner()
+        self._tell(MoveState.COMMITTED, tail)
         await self._release(self._target.name)
         return MigrationReceipt(
             agent=self._key[1],
@@ -141,7 +146,7 @@ class Migration:
             # The tail's offer names every block: those of the first copy are no reuse.
             blocks_reused=max(0, tail.blocks_reused - first.blocks_sent),
             bytes_sent=first.bytes_sent + tail.bytes_sent,
-            seconds=committed_s - started_s,
+            seconds=committed_s - self._started_s,
             pause_seconds=committed_s - self._sealed_s,
         )
 
@@ -151,6 +156,20 @@ class Migration:
         if self.gate.is_set():
             return None
         return HandoverTarget(self._name, self._target.name, self._epoch)
+
+    def _tell(
+        self, state: MoveState, copied: Copied = NOTHING_COPIED, code: str | None = None
+    ) -> None:
+        """Publish how far this is; the only place that does."""
+        self.progress = replace(
+            self.progress,
+            state=state,
+            blocks_sent=self.progress.blocks_sent + copied.blocks_sent,
+            bytes_sent=self.progress.bytes_sent + copied.bytes_sent,
+            seconds=self._fleet.clock.monotonic_s() - self._started_s,
+            code=code,
+        )
+        self._fleet.events.publish(self.progress)
 
     async def _offer(self) -> Offer:
         call = OfferMigration(
@@ -194,7 +213,9 @@ class Migration:
 
     async def _copy(self, offer: Offer) -> Copied:
         call = CopyBlocks(self._name, self._source.name, offer)
-        return await self._target.call(call, Copied)
+        copied = await self._target.call(call, Copied)
+        self._tell(MoveState.COPYING, copied)
+        return copied
 
     async def _seal(self) -> Offer:
         call = SealAgent(*self._key, self._holding.epoch, self._name, self._target.name)
@@ -203,13 +224,16 @@ class Migration:
         while True:
             self._sealed_s = self._fleet.clock.monotonic_s()
             try:
-                return await self._source.call(call, Offer)
+                final = await self._source.call(call, Offer)
             except RetryLaterError as busy:
                 # A turn there has not come to its next token yet. Another move is not waited for.
                 is_over = self._fleet.clock.monotonic_s() >= deadline_s
                 if is_over or busy.code == MOVING:
                     raise
                 await asyncio.sleep(min(busy.retry_after_s, SEAL_RETRY_S))
+            else:
+                self._tell(MoveState.SEALED)
+                return final
 
     async def _commit(self, final: Offer) -> Copied:
         """Have the target copy the tail and own the agent; return what it copied, if known."""

@@ -11,6 +11,7 @@ from fabric.errors import (
 )
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.record.manifest import OwnerState
+from router.events.fleet_event import MoveChanged
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fresh_ids import fresh_migration
@@ -34,6 +35,10 @@ class Migrations:
 
     def is_moving(self, key: AgentKey) -> bool:
         return key in self._running
+
+    def under_way(self) -> tuple[MoveChanged, ...]:
+        """Say how far each move is that has begun."""
+        return tuple(move.progress for move in self._running.values() if move is not None)
 
     async def handover_target(self, key: AgentKey) -> HandoverTarget | None:
         """Say where a sealed agent goes on, unless its move comes to nothing.

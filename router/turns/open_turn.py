@@ -38,7 +38,7 @@ class OpenTurn:
         clock: Clock,
         telemetry: Telemetry,
         on_first: Callable[[], None],
-        on_end: Callable[[], None],
+        on_end: Callable[[str, int, float], None],
         follow: Callable[[HandedOver], Awaitable[AsyncGenerator[Event, None]]],
         is_current: Callable[[], bool],
         alias: str,
@@ -103,7 +103,7 @@ class OpenTurn:
             return
         self._is_closed = True
         self._telemetry.ended(outcome, completion_tokens)
-        self._on_end()
+        self._on_end(outcome, completion_tokens, self._clock.monotonic_s() - self._started_s)
         await self._source.aclose()
 
     def _check_current(self) -> None:

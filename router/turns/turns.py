@@ -20,6 +20,7 @@ from fabric.errors import (
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import Admitted, Event, Failed, HandedOver, Identity, IdentityKind
+from router.events.fleet_event import TurnBegan, TurnEnded
 from router.fleet.directory import Directory, StartReservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
@@ -109,10 +110,15 @@ class Turns:
     async def _open(self, turn: TurnRequest) -> OpenTurn:
         started_s = self._now_s()
         placed = await self._admitted(turn)
+        key, publish = (turn.tenant, placed.first.agent), self._fleet.events.publish
+        publish(TurnBegan.of(turn.tenant, placed.first))
+
+        def end(outcome: str, completion_tokens: int, seconds: float) -> None:
+            placed.end()  # of the node it runs on by then
+            publish(TurnEnded(key, placed.first.node, outcome, completion_tokens, seconds))
 
         async def follow(handed: HandedOver) -> AsyncGenerator[Event, None]:
             nonlocal placed
-            key = (turn.tenant, placed.first.agent)
             placed.end()
             identity = Identity(IdentityKind.AGENT, key[1])
             further = replace(turn, identity=identity, resume=handed.resume, was_admitted=True)
@@ -133,9 +139,9 @@ class Turns:
             clock=self._fleet.clock,
             telemetry=self._telemetry,
             on_first=lambda: self._fleet.ledger.prefilled(placed.entry),
-            on_end=lambda: placed.end(),  # noqa: PLW0108 - of the node it runs on by then
+            on_end=end,
             follow=follow,
-            alias=self._fleet.alias((turn.tenant, placed.first.agent)),
+            alias=self._fleet.alias(key),
             is_current=lambda: self._is_current(turn, placed),
         )
 

@@ -15,11 +15,13 @@ import openai
 import pytest
 
 from fabric.errors import FatalError
+from fabric.keys.api_keys import OPERATOR_HEADER
 from fabric.settings import RouterSettings
 from router.listener import listen, url_of
 from router.serve import serve_roster
 from tests.router.fake_node import CLUSTER_KEY, MODEL, FakeNode
-from tests.router.rig import until
+from tests.router.rig import OPERATOR_KEY, until
+from tests.router.sse_reader import following
 from tests.support.keys import make_keys
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,7 +39,7 @@ async def test_serves_from_the_first_ready_node_until_a_signal():
     listener = listen("127.0.0.1", 0)
     serving = asyncio.create_task(
         serve_roster(
-            RouterSettings(),
+            RouterSettings(operator_keys={"ops": OPERATOR_KEY}),
             CLUSTER_KEY,
             roster,
             listener,
@@ -61,15 +63,21 @@ async def test_serves_from_the_first_ready_node_until_a_signal():
         chat = {"model": MODEL, "messages": [{"role": "user", "content": "x " * 30}]}
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=chat))
         await until(lambda: node.running)
-        os.kill(os.getpid(), signal.SIGTERM)
+        operator = {OPERATOR_HEADER: OPERATOR_KEY}
+        async with following(http, **operator) as stream:
+            first = await stream.next()
+            os.kill(os.getpid(), signal.SIGTERM)
+            while await stream.next() is not None:
+                pass
         answer = await asking
-        await asyncio.wait_for(serving, 5)
+        await asyncio.wait_for(serving, 5)  # less than requests get to end
     await node.stop()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
 
     assert ready == [(url, ["node-a"])]
+    assert first.name == "snapshot"
     assert answer.status_code == 200, "what was running was finished"
 
 

@@ -22,6 +22,7 @@ from fabric.limits import BODY_BYTES_MAX
 from fabric.record.hibernation_file import MAGIC, HibernationHeader, SignedWith, encode_file, key_id
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
+from router.events.fleet_event import AgentHibernated
 from tests.router.fake_memory import Memory
 from tests.router.fake_node import FakeNode
 from tests.router.rig import KEY, OTHER_KEY, rig, until
@@ -104,7 +105,9 @@ async def test_hibernate_asks_the_owner_and_passes_its_file_on():
         got = await http.post("/v1/agents/alice/hibernate", headers=headers)
         missing = await http.post("/v1/agents/bob/hibernate")
         call = made[owner].asked[0]
+        told = [e.event for e in made.fleet.events._kept if isinstance(e.event, AgentHibernated)]
 
+    assert told == [AgentHibernated(("default", "alice"), owner)]
     assert (got.status_code, got.content) == (200, b"the file")
     assert got.headers["content-length"] == "8"
     assert got.headers["x-macfabric-epoch"] == "1"

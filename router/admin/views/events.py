@@ -1,0 +1,86 @@
+"""The fleet's events as JSON, and the snapshot that a follower's picture of it begins with."""
+
+import asyncio
+from dataclasses import dataclass, fields
+from heapq import nlargest
+from typing import Any
+
+from fabric.ids import AgentKey
+from fabric.limits import FLEET_SNAPSHOT_AGENTS_MAX
+from router.admin.views.agents import agent_row
+from router.admin.views.health import health_row
+from router.admin.views.nodes import node_rows
+from router.admin.views.row import Row
+from router.events.bus import Published
+from router.events.fleet_event import FleetEvent
+from router.fleet.fleet import Fleet
+from router.http.auth import Principal
+from router.moves.drains import Drains
+from router.moves.migrations import Migrations
+
+AGENTS_AT_ONCE = 50  # shown between two looks at what else is to be done: a millisecond's work
+_NAMES = {"source": "from", "target": "to"}
+
+
+def event_row(published: Published, caller: Principal) -> Row:
+    """Show one event, and when it happened."""
+    return {"at_s": round(published.at_s, 3)} | _plain(published.event, caller)
+
+
+def _plain(event: FleetEvent, caller: Principal) -> Row:
+    row: Row = {}
+    for field in fields(event):
+        value: Any = getattr(event, field.name)
+        if field.name == "key":
+            row |= _agent_name(value, caller)
+        else:
+            row[_NAMES.get(field.name, field.name)] = value
+    return row
+
+
+def _agent_name(key: AgentKey, caller: Principal) -> Row:
+    """Name an agent; to operators with its tenant, since they see those of all."""
+    return {"id": key[1]} if caller.operator is None else {"tenant": key[0], "id": key[1]}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """Shows all that a caller may see of the fleet."""
+
+    fleet: Fleet
+    drains: Drains
+    migrations: Migrations
+
+    async def show(self, caller: Principal) -> Row:
+        """Show health, nodes, moves and agents; of those, no more than the ones used last.
+
+        It takes a moment, in which others are served: events of that moment come behind it.
+        """
+        keys = [key for key in self.fleet.directory.all_keys() if _sees(caller, key)]
+        shown = nlargest(FLEET_SNAPSHOT_AGENTS_MAX, keys, key=self._used_s)
+        moves = self.migrations.under_way()
+        agents: list[Row] = []
+        row: Row = {
+            "health": health_row(self.fleet, caller),
+            "nodes": node_rows(self.fleet, self.drains, caller),
+            "moves": [_plain(move, caller) for move in moves if _sees(caller, move.key)],
+            "agents": agents,
+            "agents_left_out": len(keys) - len(shown),
+        }
+        for begin in range(0, len(shown), AGENTS_AT_ONCE):
+            agents += (
+                agent_row(self.fleet, key) | _agent_name(key, caller)
+                for key in shown[begin : begin + AGENTS_AT_ONCE]
+                if self.fleet.directory.holdings(key)  # still
+            )
+            await asyncio.sleep(0)
+        return row
+
+    def _used_s(self, key: AgentKey) -> float:
+        holdings = self.fleet.directory.holdings(key)
+        views = (holding.view for holding in holdings)
+        return max((view.used_s for view in views if view), default=0.0)
+
+
+def _sees(caller: Principal, key: AgentKey) -> bool:
+    return caller.operator is not None or key[0] == caller.tenant

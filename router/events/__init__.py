@@ -1,0 +1,1 @@
+"""What happens in the fleet, as it happens: typed events, and the bus that brings them."""

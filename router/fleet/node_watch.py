@@ -1,0 +1,41 @@
+"""Publishes what changes about nodes and links: their states, and the rates that were measured."""
+
+from fabric.ids import NodeName
+from fabric.limits import LINK_RATE_NEWS
+from fabric.net.links import LinkKind
+from router.events.bus import Publish
+from router.events.fleet_event import LinkMeasured, NodeChanged
+from router.fleet.membership import Member, Membership
+from router.placement.link_rates import best_by_kind
+
+
+class NodeWatch:
+    """Looks at a node whenever it answers, and now and then: its lease runs out in silence."""
+
+    def __init__(self, membership: Membership, publish: Publish) -> None:
+        self._membership = membership
+        self._publish = publish
+        self._states: dict[NodeName, str] = {}
+        self._rates: dict[NodeName, dict[tuple[NodeName, LinkKind], float]] = {}
+
+    def look(self, member: Member) -> None:
+        """Publish what is not as it was at the last look."""
+        state, before = self._membership.state_of(member), self._states.get(member.name)
+        if state != before:
+            self._states[member.name] = state
+            self._publish(NodeChanged(member.name, state, before))
+        if member.view is not None:
+            self._look_at_links(member)
+
+    def _look_at_links(self, member: Member) -> None:
+        assert member.view is not None, "it has been heard"
+        told, rates = self._rates.get(member.name, {}), dict[tuple[NodeName, LinkKind], float]()
+        for (peer, kind), link in best_by_kind(member.view.links).items():
+            rate, last = link.bytes_per_s, told.get((peer, kind))
+            if rate is None:
+                continue
+            is_news = last is None or abs(rate - last) > LINK_RATE_NEWS * last
+            rates[peer, kind] = rate if is_news or last is None else last
+            if is_news:
+                self._publish(LinkMeasured(member.name, peer, kind, rate, link.rtt_s))
+        self._rates[member.name] = rates

@@ -1,0 +1,50 @@
+import pytest
+
+from router.events.fleet_event import LinkMeasured
+from tests.router.rig import rig, until
+from tests.router.test_links import CABLE, LAN, B, link
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_rate_is_told_when_it_is_measured_and_when_it_has_changed():
+    async with rig("ab", tended=False) as made:
+        fleet = made.fleet
+
+        async def measured(*links):
+            made["node-a"].view_changes = {"links": links}
+            seen = fleet.events._count
+            await fleet.membership.refresh()
+            new = [each.event for each in fleet.events._kept if each.number > seen]
+            return [event for event in new if isinstance(event, LinkMeasured)]
+
+        first = await measured(
+            link(B, LAN, reachable=True, bytes_per_s=1e8),
+            link(B, CABLE, reachable=True, bytes_per_s=1e9, rtt_s=0.001),
+        )
+        alike = await measured(
+            link(B, LAN, reachable=True, bytes_per_s=1.05e8),
+            link(B, CABLE, reachable=True, bytes_per_s=0.95e9),
+        )
+        slower = await measured(link(B, LAN, reachable=True, bytes_per_s=0.8e8))
+        unmeasured = await measured(link(B, LAN, reachable=True), link(B, CABLE, reachable=False))
+        again = await measured(link(B, LAN, reachable=True, bytes_per_s=0.8e8))
+
+    assert first == [
+        LinkMeasured("node-a", B, LAN.kind, 1e8, None),
+        LinkMeasured("node-a", B, CABLE.kind, 1e9, 0.001),
+    ]
+    assert alike == unmeasured == []
+    assert [event.bytes_per_s for event in slower] == [0.8e8]
+    assert again == slower
+
+
+async def test_each_state_is_told_once():
+    async with rig("a") as made:
+        await until(lambda: made.fleet.events._count > 0)
+        for _ in range(5):
+            await made.fleet.membership.refresh()
+        told = [each.event for each in made.fleet.events._kept if each.event.name == "node.state"]
+
+    assert [event.state for event in told][-1] == "ready"
+    assert len({event.state for event in told}) == len(told)
