@@ -24,6 +24,7 @@ from fabric.ids import Fingerprint, TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.limits import BLOCK_TOKENS
+from fabric.record.piece_table import PieceTable
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
 from node.store.available_blocks import AvailableBlocks
@@ -68,7 +69,7 @@ class Library:
 
     def drop(self, blocks_count: int) -> None:
         """Ask the system to forget the files' pages."""
-        for ref in self.available.full[:blocks_count]:
+        for ref in self.available.full.blocks[:blocks_count]:
             file = self.opened(ref)
             os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             file.close()
@@ -79,7 +80,7 @@ class Library:
             return False
         self.drop(PROBED_FILES)
         cached = 0
-        for ref in self.available.full[:PROBED_FILES]:
+        for ref in self.available.full.blocks[:PROBED_FILES]:
             file = self.opened(ref)
             cached += _is_cached(file.descriptor, file.start + file.length // 2)
             file.close()
@@ -139,11 +140,11 @@ def write_library(folder: Path, spec: ModelCacheSpec, tokens_count: int) -> Libr
     store = AgentStore(blocks, ManifestStore(disk, KEY), KEY, FINGERPRINT, spec)
     rng = np.random.default_rng(0)
     ids: list[int] = rng.integers(0, 1 << 17, tokens_count).tolist()
-    available = AvailableBlocks()
+    refs = []
     for span in store.spans(TENANT, ids):
         kv = rng.bytes(spec.kv_bytes(BLOCK_TOKENS))
-        available.full.append(store.save_block(span, ids, memoryview(kv)))
-    return Library(store, spec, ids, available)
+        refs.append(store.save_block(span, ids, memoryview(kv)))
+    return Library(store, spec, ids, AvailableBlocks(PieceTable().append(refs)))
 
 
 def measure(library: Library, tokens_count: int, rounds: int, *, cold: bool) -> list[Pair]:
@@ -166,7 +167,7 @@ def raw_read(library: Library, buffer: Place) -> None:
     """Read the payloads of as many files as fill `buffer`, each by one system call."""
     size = library.kv_bytes(BLOCK_TOKENS)
     for index in range(buffer.nbytes // size):
-        file = library.opened(library.available.full[index])
+        file = library.opened(library.available.full[index].block)
         into = buffer[index * size : (index + 1) * size]
         count = os.preadv(file.descriptor, [into.data], file.start)
         file.close()
@@ -177,7 +178,7 @@ def restore(library: Library, cache: ResidentCache) -> None:
     """Bring the beginning of the context into `cache` as a node does before it decodes."""
     count = cache.leaves[0].capacity_tokens
     cache.rewind(0)
-    available = AvailableBlocks(list(library.available.full[: count // BLOCK_TOKENS]))
+    available = AvailableBlocks(library.available.full.unedited(count))
     ids: Sequence[int] = library.ids[:count]
     loaded = load_blocks(library.store, TENANT, ids, available, count, cache)
     assert loaded == count, "every block is sound"

@@ -72,7 +72,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if _spells_itself(kind):
-        return value.to_wire()
+        return to_plain(value.to_wire())
     if isinstance(value, (tuple, list)):
         return [to_plain(item) for item in value]
     if isinstance(value, dict):
@@ -218,7 +218,11 @@ def _of_class(kind: type, value: Any, where: str) -> Any:
     if kind is U32s:
         return _u32s(value, where)
     if _spells_itself(kind):
-        return kind.from_wire(from_plain(wire_kind(kind), value, where))  # type: ignore[attr-defined]
+        spelled = from_plain(wire_kind(kind), value, where)
+        try:
+            return kind.from_wire(spelled)  # type: ignore[attr-defined]
+        except CorruptDataError as error:
+            raise _refuse(where, error.message) from None
     if issubclass(kind, Enum):
         with suppress(ValueError):
             member = kind(value)

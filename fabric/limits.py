@@ -14,6 +14,7 @@ HEADER_BYTES_MAX: Final = 1 * MIB  # 192 tensors need 20 KiB
 BLOCK_BYTES_MAX: Final = 1 * GIB  # the state of Nemotron-H 56B is 864 MiB
 MANIFEST_BYTES_MAX: Final = 64 * MIB
 AGENT_TOKENS_MAX: Final = 1 << 20
+PIECES_MAX: Final = 1 << 14  # of one cache: four times those of the longest unedited one
 PACKED_PIECES_MAX: Final = 1 << 14  # remembered in their packed form, 8 MB; 4M tokens' worth
 AGENTS_PER_NODE_MAX: Final = 10_000
 LAYERS_MAX: Final = 512

@@ -36,6 +36,7 @@ from fabric.limits import (
     PACKED_PIECES_MAX,
 )
 from fabric.record.envelope import Envelope
+from fabric.record.piece_table import Piece, PieceTable
 from fabric.record.provenance import Provenance
 from fabric.u32s import U32s
 
@@ -48,21 +49,6 @@ class OwnerState(StrEnum):
     OWNED = "owned"  # serves its turns
     SEALED = "sealed"  # a migration holds the final record; serves nothing until it is decided
     REPLICA = "replica"  # another node owns a later epoch; kept until evicted
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Tokens `start:end` of one block, their positions shifted by `delta`."""
-
-    block: BlockRef
-    start: int
-    end: int
-    delta: int = 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Say whether it is a whole block in its own place."""
-        return (self.start, self.end, self.delta) == (0, self.block.tokens_count, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +79,7 @@ class Manifest:
     token_ids: U32s
     token_ends: U32s  # byte offset in utf-8 `text` where each token's text ends
     prompt_tokens_count: int  # tokens of the last rendered prompt; the rest was generated
-    pieces: tuple[Piece, ...]
+    pieces: PieceTable
     windows: tuple[Placed, ...] = ()
     states: tuple[Placed, ...] = ()
     group: str | None = None  # weak identity (prompt_cache_key, user) shared by conversations
@@ -135,7 +121,7 @@ class Manifest:
     def refs(self) -> list[BlockRef]:
         """All blocks this manifest refers to, in order, repeated as it repeats them."""
         placed = (*self.windows, *self.states)
-        return [piece.block for piece in self.pieces] + [place.block for place in placed]
+        return self.pieces.blocks + [place.block for place in placed]
 
     @property
     def stored_bytes(self) -> int:
@@ -191,12 +177,7 @@ def _tokens_problem(manifest: Manifest) -> str | None:
 
 
 def _pieces_problem(manifest: Manifest) -> str | None:
-    covered, count = 0, manifest.tokens_count
-    for piece in manifest.pieces:
-        block = piece.block
-        if not 0 <= piece.start < piece.end <= block.tokens_count:
-            return "a piece lies outside its block"
-        covered += piece.end - piece.start
+    covered, count = manifest.pieces.tokens_count, manifest.tokens_count
     return None if covered == count else f"pieces cover {covered} of {count} tokens"
 
 

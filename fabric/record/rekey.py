@@ -16,7 +16,8 @@ from fabric.kvcache.block_file import payload_bytes
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.limits import BLOCK_TOKENS, SKETCH_PIECES_MAX
 from fabric.record.hibernation_file import HibernationHeader, require_sound
-from fabric.record.manifest import Manifest, OwnerState, Piece, Placed
+from fabric.record.manifest import Manifest, OwnerState, Placed
+from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
 from fabric.record.restore_plan import essential
 
@@ -36,7 +37,7 @@ def portable(record: Manifest, window_tokens: int) -> Manifest:
 
     Raises ConflictError for a cache made of parts of blocks, which no file can hold yet.
     """
-    if not all(piece.is_whole for piece in record.pieces):
+    if record.pieces.is_edited:
         message = "the agent's KV cache was edited; it can be hibernated after its next turn"
         raise ConflictError(message, code="cannot_hibernate")
     return replace(
@@ -84,7 +85,7 @@ def rekeyed(
     first, second = len(spans), len(spans) + windows
     made = replace(
         record,
-        pieces=tuple(Piece(ref, 0, ref.tokens_count) for ref in named[:first]),
+        pieces=PieceTable().append(named[:first]),
         windows=_placed(record.windows, named[first:second]),
         states=_placed(record.states, named[second : second + states]),
     )
@@ -132,9 +133,9 @@ def _check_plain(record: Manifest, header: HibernationHeader, vocabulary_size: i
             _require(holds=False)
 
 
-def _whole(pieces: Sequence[Piece], spans: Sequence[BlockSpan]) -> Sequence[Piece]:
+def _whole(pieces: PieceTable, spans: Sequence[BlockSpan]) -> PieceTable:
     """Return `pieces` if they are exactly the blocks of the tokens."""
-    _require(len(pieces) == len(spans) and all(piece.is_whole for piece in pieces))
+    _require(len(pieces) == len(spans) and not pieces.is_edited)
     return pieces
 
 

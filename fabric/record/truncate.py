@@ -10,7 +10,7 @@ from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan, block_spans, span_ending
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS
-from fabric.record.manifest import Manifest, Piece, Placed
+from fabric.record.manifest import Manifest, Placed
 from fabric.record.provenance import TruncatedBy
 
 
@@ -42,25 +42,14 @@ def _misplaced_others(record: Manifest, salt: bytes, spans: tuple[BlockSpan, ...
     return wrong
 
 
-def usable_tokens(record: Manifest, unusable: AbstractSet[BlockRef]) -> int:
-    """Count the record's tokens before the first piece of an unusable block."""
-    count = 0
-    for piece in record.pieces:
-        if piece.block in unusable:
-            break
-        count += piece.end - piece.start
-    return count
-
-
 def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manifest:
     """Leave out everything that needs an unusable block; owner, epoch and revision stay.
 
     The result may have no tokens. It is marked, so that only its own id finds it: it begins
     like more conversations than the whole record did.
     """
-    count = usable_tokens(record, unusable)
+    count = record.pieces.tokens_before(unusable)
     is_whole = count == record.tokens_count
-    kept = [piece for piece, end in _ends(record) if end <= count]
     text = record.text.encode("utf-8", "surrogatepass")[
         : record.token_ends[count - 1] if count else 0
     ]
@@ -71,7 +60,7 @@ def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manife
         token_ids=record.token_ids[:count],
         token_ends=record.token_ends[:count],
         prompt_tokens_count=min(record.prompt_tokens_count, count),
-        pieces=tuple(kept),
+        pieces=record.pieces.slice(0, count),
         windows=_within(record.windows, count, unusable),
         states=_within(record.states, count, unusable),
         sketch=record.sketch if is_whole else (),
@@ -79,15 +68,6 @@ def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manife
         if is_whole
         else replace(record.provenance, truncated_by=TruncatedBy.FSCK),
     )
-
-
-def _ends(record: Manifest) -> list[tuple[Piece, int]]:
-    """Pair every piece with the tokens up to its end."""
-    ends, count = [], 0
-    for piece in record.pieces:
-        count += piece.end - piece.start
-        ends.append((piece, count))
-    return ends
 
 
 def _within(

@@ -10,6 +10,7 @@ from fabric.ids import AgentId, AgentKey, Fingerprint, NodeName, TenantId
 from fabric.limits import AGENTS_PER_NODE_MAX, GONE_AGENTS_MAX
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest, OwnerState
+from fabric.record.piece_table import PieceTable
 from fabric.retention.policy import Candidate, Rules, choose
 from fabric.turn.generation import Identity, IdentityKind
 from fabric.u32s import U32s
@@ -151,7 +152,7 @@ class AgentTable:
             token_ids=U32s(),
             token_ends=U32s(),
             prompt_tokens_count=0,
-            pieces=(),
+            pieces=PieceTable(),
             group=group,
             created_s=now_s,
             used_s=now_s,

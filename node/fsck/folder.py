@@ -17,7 +17,7 @@ from fabric.kvcache.hashing import agent_digest, tenant_salt
 from fabric.limits import MANIFEST_BYTES_MAX
 from fabric.record.manifest import Manifest, decode_manifest, encode_manifest
 from fabric.record.spec_file import SpecRecord
-from fabric.record.truncate import misplaced_refs, truncate_record, usable_tokens
+from fabric.record.truncate import misplaced_refs, truncate_record
 from node.fsck.block import BlockCheck
 from node.fsck.report import FolderReport, Kind
 from node.fsck.scan import Entry, make_private, scan_folder
@@ -238,7 +238,7 @@ class FolderCheck:
         whole = self._read_record(record.name)
         if whole is None:
             return None
-        count = usable_tokens(whole, lost)
+        count = whole.pieces.tokens_before(lost)
         cut = truncate_record(whole, lost)
 
         def repair(name: str) -> None:

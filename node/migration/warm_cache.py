@@ -3,7 +3,8 @@
 import threading
 from dataclasses import dataclass, field
 
-from fabric.kvcache.block import BlockRef
+from fabric.record.manifest import Manifest
+from fabric.record.piece_table import PieceTable
 from node.engine.memory_budget import Reservation
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.one_loop import of_one_loop
@@ -21,7 +22,7 @@ class WarmCache:
     reservation: Reservation
     cache: ResidentCache | None = None
     room_tokens: int = 0
-    refs: list[BlockRef] = field(default_factory=list)  # the full blocks in it, in order
+    full: PieceTable = field(default_factory=PieceTable)  # the full blocks in it
     tokens_count: int = 0  # once all of the final record is in it
     kept_as: int = 0  # the count of caches kept so far: the lowest is the oldest
     cancel: threading.Event = field(default_factory=threading.Event)
@@ -31,6 +32,6 @@ class WarmCache:
         """Memory held."""
         return self.cache.size_bytes if self.cache is not None else 0
 
-    def begins(self, refs: list[BlockRef]) -> bool:
-        """Say whether its blocks are the first of `refs`."""
-        return refs[: len(self.refs)] == self.refs
+    def begins(self, record: Manifest) -> bool:
+        """Say whether its blocks are the first of the record's."""
+        return record.pieces.tokens_in_common(self.full) == self.full.tokens_count

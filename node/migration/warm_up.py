@@ -64,7 +64,7 @@ class WarmUp:
             return
         known = self._moves.get(name)
         warm = known.warm if known is not None else None
-        if warm is None or not warm.begins(available_blocks(record).full):
+        if warm is None or not warm.begins(record):
             self.drop(name)
             warm = WarmCache(Reservation(self._engine.budget))
         move = self._moves.of(name)
@@ -157,7 +157,7 @@ class WarmUp:
             warm.cache,
             warm.cancel,
         )
-        ids, tenant, loaded = record.token_ids, record.tenant, len(warm.refs)
+        ids, tenant, loaded = record.token_ids, record.tenant, warm.full.tokens_count
         assert cache is not None, "made where there is room"
         if record.state is OwnerState.SEALED:
             count = record.tokens_count
@@ -171,11 +171,11 @@ class WarmUp:
                 warm.tokens_count = count
             # Less is good than should be, or wanted: then the turn restores, and says so.
             return point == count and not cancel.is_set()
-        available.full = [ref for ref in available.full if ref.tokens_count == BLOCK_TOKENS]
+        available.full = available.full.unedited(len(ids) // BLOCK_TOKENS * BLOCK_TOKENS)
         loaded = await self._workers.run(
             lambda: load_full_blocks(store, tenant, ids, available, cache, loaded, cancel=cancel)
         )
-        warm.refs = available.full[:loaded]
+        warm.full = available.full.slice(0, loaded)
         return not cancel.is_set()
 
     def _keep(self, move: IncomingMove, warm: WarmCache) -> None:

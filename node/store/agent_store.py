@@ -16,6 +16,7 @@ from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.kvcache.hashing import tenant_salt
 from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import Manifest
+from fabric.record.piece_table import PieceTable
 from fabric.record.restore_plan import restore_point
 from node.store.available_blocks import AvailableBlocks
 from node.store.block_store import BlockStore
@@ -130,11 +131,12 @@ class AgentStore:
     def shared_blocks(self, tenant: TenantId, ids: Sequence[int]) -> AvailableBlocks:
         """List stored full blocks of any conversation of `tenant` that begin `ids`."""
         available, salt, groups = AvailableBlocks(), self.salt(tenant), self.spec.groups
+        full = []
         for span in self.spans(tenant, ids):
             ref = self.blocks.find(span.block_hash) if span.is_full else None
             if ref is None:
                 break
-            available.full.append(ref)
+            full.append(ref)
             if CacheGroup.WINDOW in groups:
                 found = self.blocks.find(span.in_group(salt, CacheGroup.WINDOW).block_hash)
                 if found is not None:
@@ -143,6 +145,7 @@ class AgentStore:
                 found = self.blocks.find(span.in_group(salt, CacheGroup.STATE).block_hash)
                 if found is not None:
                     available.states[span.end] = found
+        available.full = PieceTable().append(full)
         return available
 
     def restore_point(self, available: AvailableBlocks, ids: Sequence[int], limit: int) -> int:

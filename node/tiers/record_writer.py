@@ -15,7 +15,8 @@ from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS
-from fabric.record.manifest import Manifest, Piece, Placed
+from fabric.record.manifest import Manifest, Placed
+from fabric.record.piece_table import PieceTable
 from fabric.record.state_points import kept_states
 from node.agents.agent import Agent
 from node.engine.engine_thread import EngineThread
@@ -183,7 +184,7 @@ class RecordWriter:
             states = await self._publish_states(ids)
             manifest = replace(
                 manifest,
-                pieces=tuple(Piece(ref, 0, ref.tokens_count) for ref in refs),
+                pieces=PieceTable().append(refs),
                 windows=windows,
                 states=states,
             )

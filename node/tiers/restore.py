@@ -27,17 +27,17 @@ def load_blocks(
     available: AvailableBlocks,
     limit: int,
     cache: ResidentCache,
-    loaded_count: int = 0,
+    loaded_tokens: int = 0,
     *,
     cancel: threading.Event | None = None,
 ) -> int:
     """Read blocks straight into an unused `cache`; return how many leading tokens are good.
 
     `ids` are the tokens that the blocks claim to hold. A block that is missing or fails
-    any check is taken out of `available`, and less is restored. The first `loaded_count` full
-    blocks are in the cache already. Where `cancel` is set, nothing more is read.
+    any check is taken out of `available`, and less is restored. The first `loaded_tokens` are in
+    the cache already, in full blocks. Where `cancel` is set, nothing more is read.
     """
-    return _Loading(store, tenant, ids, available, cache, loaded_count, cancel).run(limit)
+    return _Loading(store, tenant, ids, available, cache, loaded_tokens, cancel).run(limit)
 
 
 def load_full_blocks(
@@ -46,12 +46,12 @@ def load_full_blocks(
     ids: Sequence[int],
     available: AvailableBlocks,
     cache: ResidentCache,
-    loaded_count: int = 0,
+    loaded_tokens: int = 0,
     *,
     cancel: threading.Event | None = None,
 ) -> int:
-    """Read the full blocks of `available` alone, which nothing can run on yet; count the good."""
-    return _Loading(store, tenant, ids, available, cache, loaded_count, cancel).run_full()
+    """Read the full blocks of `available` alone, which nothing can run on yet; count tokens."""
+    return _Loading(store, tenant, ids, available, cache, loaded_tokens, cancel).run_full()
 
 
 class _Loading:
@@ -64,7 +64,7 @@ class _Loading:
         ids: Sequence[int],
         available: AvailableBlocks,
         cache: ResidentCache,
-        loaded_count: int,
+        loaded_tokens: int,
         cancel: threading.Event | None = None,
     ) -> None:
         self._store = store
@@ -75,7 +75,7 @@ class _Loading:
         self._cache = cache
         self._salt = store.salt(tenant)
         self._spans = store.spans(tenant, ids)
-        self._full_count = loaded_count  # blocks read already
+        self._full_end = loaded_tokens  # of the full blocks read already
         self._is_suspect = False  # one was damaged
 
     def run(self, limit: int) -> int:
@@ -88,18 +88,19 @@ class _Loading:
         return 0
 
     def run_full(self) -> int:
-        self._load_full(len(self._available.full) * BLOCK_TOKENS)
-        return self._full_count
+        self._load_full(self._available.full.tokens_count)
+        return self._full_end
 
     def _load_full(self, point: int) -> bool:
         rows = self._cache.rows()
-        for index in range(self._full_count, -(-point // BLOCK_TOKENS)):
-            span = self._spans[index]
+        while self._full_end < point:
+            span = self._spans[self._full_end // BLOCK_TOKENS]
+            place = self._available.full.resolve(span.start)
             views = [row[:, span.start : span.end] for row in rows]
-            if not self._read(self._available.full[index], span, views):
-                del self._available.full[index:]
+            if not self._read(place.block, span, views):
+                self._available.full = self._available.full.slice(0, span.start)
                 return False
-            self._full_count = index + 1
+            self._full_end = span.end
         return True
 
     def _load_windows(self, point: int) -> bool:

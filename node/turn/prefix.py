@@ -22,7 +22,7 @@ from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import AvailableBlocks, available_blocks, tokens_in_common
+from node.store.available_blocks import AvailableBlocks, available_blocks
 from node.tiers.prefetch import Prefetches
 from node.tiers.restore import load_blocks
 
@@ -122,7 +122,8 @@ class Prefixes:
         source, tenant = prepared.source, agent.manifest.tenant
         assert source is not None, "only what is stored is restored"
         cached = await self.workers.run(lambda: self._load(tenant, source, cache, cancel))
-        agent.stored_tokens = tokens_in_common(agent.saved, source.available, cached)
+        same = available_blocks(agent.saved, cached).full
+        agent.stored_tokens = same.tokens_in_common(source.available.full)
         cache.assume(cached)
         tier = source.tier if cached else CacheTier.COLD
         return replace(prepared, cache=cache, cached=cached, tier=tier, source=None)
@@ -171,8 +172,7 @@ class Prefixes:
             available.states = {
                 end: ref for end, ref in available.states.items() if end % BLOCK_TOKENS == 0
             }
-        count = -(-limit // BLOCK_TOKENS)
-        available.full = available.full[:count]
+        available.full = available.full.unedited(-(-limit // BLOCK_TOKENS) * BLOCK_TOKENS)
         limit = self.identity.usable_prefix(limit)
         return CachedPrefix(available, ids, self.store.restore_point(available, ids, limit), tier)
 

@@ -19,7 +19,8 @@ from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS, UNSAVED_BYTES_MAX
 from fabric.ports import Clock
-from fabric.record.manifest import Manifest, OwnerState, Piece
+from fabric.record.manifest import Manifest, OwnerState
+from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.u32s import U32s
@@ -155,7 +156,7 @@ class Saver:
             token_ids=U32s(ids[:count]),
             token_ends=U32s([0] * count),
             prompt_tokens_count=0,
-            pieces=tuple(Piece(ref, 0, ref.tokens_count) for ref in refs),
+            pieces=PieceTable().append(refs),
             windows=(),
             states=(),
         )
@@ -239,7 +240,7 @@ class Saver:
             token_ids=ids + ended.answer_ids,
             token_ends=ends + [len(text) + end for end in ended.answer_ends],
             prompt_tokens_count=count,
-            pieces=(),
+            pieces=PieceTable(),
             windows=(),
             states=(),
             sketch=self._request.sketch or old.sketch,

@@ -31,7 +31,8 @@ from fabric.kvcache.hashing import (
     token_bytes,
 )
 from fabric.limits import BLOCK_TOKENS
-from fabric.record.manifest import Manifest, Piece, Placed
+from fabric.record.manifest import Manifest, Placed
+from fabric.record.piece_table import PieceTable
 from fabric.record.restore_plan import essential
 from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
@@ -95,7 +96,7 @@ def make_context(agent: str, tokens: tuple[int, ...], revision: int, epoch: int 
         end = start + len(cut)
         blocks = make_blocks(cut, parent)
         full, window, state = (blocks[group] for group in GROUPS)
-        pieces.append(Piece(full.ref, 0, len(cut)))
+        pieces.append(full.ref)
         windows.append(Placed(window.ref, end))
         used += [full, window]
         if end == len(tokens):
@@ -108,7 +109,7 @@ def make_context(agent: str, tokens: tuple[int, ...], revision: int, epoch: int 
         token_ids=tokens,
         token_ends=tuple(range(1, len(tokens) + 1)),
         prompt_tokens_count=len(tokens),
-        pieces=tuple(pieces),
+        pieces=PieceTable().append(pieces),
         windows=tuple(windows),
         states=tuple(states),
     )

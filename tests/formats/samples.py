@@ -31,11 +31,11 @@ from fabric.record.hibernation_file import HibernationHeader, SignedWith
 from fabric.record.manifest import (
     Manifest,
     OwnerState,
-    Piece,
     Placed,
     decode_manifest,
     encode_manifest,
 )
+from fabric.record.piece_table import Piece, PieceTable
 from fabric.record.provenance import LastServed, Provenance
 from fabric.record.spec_file import SpecRecord, decode_spec, encode_spec
 from fabric.record.tombstone import Tombstone, decode_tombstone, encode_tombstone
@@ -100,9 +100,11 @@ MANIFEST = Manifest(
     token_ids=U32s((1, 2, 70_000)),
     token_ends=U32s((1, 4, 7)),
     prompt_tokens_count=2,
-    pieces=(
-        Piece(_ref(b"a", 2, CacheGroup.FULL), 0, 2),
-        Piece(_ref(b"b", 3, CacheGroup.FULL), 1, 2, delta=-1),
+    pieces=PieceTable(
+        (
+            Piece(_ref(b"a", 2, CacheGroup.FULL), 0, 2),
+            Piece(_ref(b"b", 3, CacheGroup.FULL), 1, 2, delta=-1),
+        )
     ),
     windows=(Placed(_ref(b"c", 3, CacheGroup.WINDOW), 3),),
     states=(Placed(_ref(b"d", 3, CacheGroup.STATE), 3),),

@@ -116,8 +116,10 @@ def rebuilt_block(rng: Rng, seed: bytes) -> bytes:
 
 
 def parse_record(raw: bytes) -> object:
-    """Decode, and do what an offline check does with a record that decodes."""
+    """Decode, find every token, and do what an offline check does with a record that decodes."""
     record = decode_manifest(raw)
+    places = map(record.pieces.resolve, range(record.tokens_count))
+    assert all(0 <= place.offset < place.block.tokens_count for place in places)
     lost = misplaced_refs(record, SALT)
     lost.update(record.refs[len(record.refs) // 2 :])
     cut = truncate_record(record, lost)

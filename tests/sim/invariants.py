@@ -129,7 +129,7 @@ class Invariants:
             span.block_hash
             for span in block_spans(salt, node.identity.fingerprint, saved.token_ids)
         ]
-        if names != [piece.block.block_hash for piece in saved.pieces]:
+        if names != [ref.block_hash for ref in saved.pieces.blocks]:
             self._fail(f"{where}: its blocks are not named by its tenant and its tokens")
         count = saved.tokens_count
         cache, available = SimCache(count, self._world.kind), available_blocks(saved)

@@ -21,7 +21,8 @@ from fabric.kvcache.hashing import (
     tenant_salt,
     token_bytes,
 )
-from fabric.record.manifest import Manifest, OwnerState, Piece
+from fabric.record.manifest import Manifest, OwnerState
+from fabric.record.piece_table import PieceTable
 from node.store.block_store import BlockStore
 from tests.support.layers import attention_layer
 
@@ -121,9 +122,9 @@ def make_manifest(blocks: list[Block], revision: int = 1, epoch: int = 1, agent=
         token_ids=tokens,
         token_ends=tuple(range(1, len(tokens) + 1)),
         prompt_tokens_count=len(tokens),
-        pieces=tuple(Piece(block.ref, 0, block.ref.tokens_count) for block in blocks),
+        pieces=PieceTable().append(block.ref for block in blocks),
     )
 
 
 def refs_of(manifest: Manifest) -> list[BlockRef]:
-    return [piece.block for piece in manifest.pieces]
+    return manifest.pieces.blocks

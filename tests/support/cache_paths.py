@@ -69,7 +69,8 @@ class Shelf:
         spans = self.store.spans(TENANT, ids)
         for span in spans:
             kv = cache.gather(span.start, span.end)
-            available.full.append(self.store.save_block(span, ids, kv))
+            ref = self.store.save_block(span, ids, kv)
+            available.full = available.full.append([ref])
             window = span.in_group(salt, CacheGroup.WINDOW)
             if CacheGroup.WINDOW in cache.spec.groups:
                 kv = cache.slid.get(span.start)

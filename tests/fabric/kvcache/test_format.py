@@ -133,6 +133,7 @@ def test_constants_are_the_codes():
         f"for 1 to {limits.BLOCK_TOKENS} tokens that begin at a multiple of {limits.BLOCK_TOKENS}",
         f"multiple of {limits.FILE_ALIGN_BYTES:,} bytes",
         f"at most {limits.MANIFEST_BYTES_MAX // limits.MIB} MiB. It is a piece table",
+        f"cover all tokens in order, at most {limits.PIECES_MAX:,};",
         f"at most {limits.SPEC_BYTES_MAX // limits.MIB} MiB. Nodes never read it",
         f"JSON part of at most {limits.HEADER_BYTES_MAX // limits.MIB} MiB",
         f"at most {DIMS_MAX} dimensions of at most 2^31 - 1",

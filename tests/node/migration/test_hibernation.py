@@ -23,6 +23,7 @@ from fabric.record.hibernation_file import (
     peek_header,
 )
 from fabric.record.manifest import OwnerState, Placed, decode_manifest, encode_manifest
+from fabric.record.piece_table import PieceTable
 from fabric.turn.generation import CacheTier, Delta
 from node.runtime.identity import NodeIdentity
 from tests.support.architectures import ARCHITECTURES
@@ -239,7 +240,7 @@ def _of(record, payloads):
         replace(piece, block=replace(piece.block, checksum=payload_checksum([payload])))
         for piece, payload in zip(record.pieces, payloads, strict=True)
     ]
-    return replace(record, pieces=tuple(pieces))
+    return replace(record, pieces=PieceTable(tuple(pieces)))
 
 
 def forged(
@@ -269,7 +270,7 @@ def forged(
 def _first_ref(record, **change):
     first = record.pieces[0]
     piece = replace(first, block=replace(first.block, **change))
-    return replace(record, pieces=(piece, *record.pieces[1:]))
+    return replace(record, pieces=PieceTable((piece, *record.pieces.items[1:])))
 
 
 def _with_state(record):

@@ -10,6 +10,7 @@ from fabric.control.node_calls import Done, Flush
 from fabric.ids import AgentId, MigrationId
 from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import OwnerState
+from fabric.record.piece_table import PieceTable
 from fabric.u32s import U32s
 from node.engine.memory_budget import Reservation
 from node.migration import warm_up
@@ -64,7 +65,7 @@ def beginning(record):
         record,
         token_ids=record.token_ids[:BLOCK_TOKENS],
         token_ends=record.token_ends[:BLOCK_TOKENS],
-        pieces=record.pieces[:1],
+        pieces=record.pieces.slice(0, BLOCK_TOKENS),
     )
 
 
@@ -129,7 +130,7 @@ def test_what_is_read_into_is_reserved_until_it_is_kept(
 @pytest.mark.parametrize("is_last", [False, True], ids=["full blocks", "all"])
 def test_a_record_of_no_tokens_is_no_failure(node, move, record, is_last):
     """A first turn that moves before its first block is full."""
-    empty = replace(record, token_ids=U32s(), token_ends=U32s(), pieces=(), text="")
+    empty = replace(record, token_ids=U32s(), token_ends=U32s(), pieces=PieceTable(), text="")
     extend(node, move, sealed(empty) if is_last else empty).result(HANG_S)
     extend(node, move, record).result(HANG_S)
     assert node.node.warm_up.size_bytes > 0

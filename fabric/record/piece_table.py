@@ -1,0 +1,194 @@
+"""A KV cache as pieces of immutable blocks: what a record stores of it, and how it is edited.
+
+    position   0 ........ 256 ........ 512 .... n
+    computed   [ block 0   )[ block 1   )[ tail  )   whole blocks, each in its own place
+    edited     [ block 0 )[ new )[ 1    )[ tail  )   the rest is `delta` away from its own place
+
+An edit moves pieces and never bytes: every token of a table knows the place at which it was
+computed, and no operation changes that.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from itertools import chain, takewhile
+from operator import eq
+
+from fabric.errors import require
+from fabric.kvcache.block import BlockRef
+from fabric.limits import AGENT_TOKENS_MAX, PIECES_MAX
+from fabric.u32s import U32s
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens `start:end` of one block, `delta` positions behind those they were computed at."""
+
+    block: BlockRef
+    start: int
+    end: int
+    delta: int = 0
+
+    @property
+    def tokens_count(self) -> int:
+        """How many tokens of the block it has."""
+        return self.end - self.start
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether it is a whole block in its own place."""
+        return (self.start, self.end, self.delta) == (0, self.block.tokens_count, 0)
+
+    def continues(self, before: "Piece") -> bool:
+        """Say whether it and `before` are one part of one block."""
+        return (self.block, self.start, self.delta) == (before.block, before.end, before.delta)
+
+    def moved(self, by: int) -> "Piece":
+        """Return it `by` positions further on."""
+        return replace(self, delta=self.delta + by) if by else self
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPlace:
+    """One token: number `offset` of a block, `delta` positions behind where it was computed."""
+
+    block: BlockRef
+    offset: int
+    delta: int
+
+
+@dataclass(frozen=True, slots=True)
+class PieceTable:
+    """Pieces one behind the other, from position 0 on; raises CorruptDataError for what is none."""
+
+    items: tuple[Piece, ...] = ()
+    _ends: U32s = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check every piece; note where each ends."""
+        require(len(self.items) <= PIECES_MAX, "a cache of too many pieces")
+        end, ends = 0, []
+        for piece in self.items:
+            block = piece.block
+            require(
+                0 <= piece.start < piece.end <= block.tokens_count, "a piece lies outside its block"
+            )
+            block_start = end - piece.start - piece.delta  # where it was computed
+            require(
+                0 <= block_start <= AGENT_TOKENS_MAX - block.tokens_count,
+                "a piece was computed where no token is",
+            )
+            end += piece.tokens_count
+            ends.append(end)
+        require(end <= AGENT_TOKENS_MAX, "pieces of too many tokens")
+        object.__setattr__(self, "_ends", U32s(ends))
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(self.items)
+
+    def __getitem__(self, index: int) -> Piece:
+        return self.items[index]
+
+    def to_wire(self) -> tuple[Piece, ...]:
+        """Spell it for a record's bytes."""
+        return self.items
+
+    @classmethod
+    def from_wire(cls, items: tuple[Piece, ...]) -> "PieceTable":
+        """Read what `to_wire` wrote; raise CorruptDataError for what is no table."""
+        return cls(items)
+
+    # --- what is where -----------------------------------------------------------------------
+
+    @property
+    def tokens_count(self) -> int:
+        """Tokens in all pieces."""
+        return self._ends[-1] if self.items else 0
+
+    @property
+    def blocks(self) -> list[BlockRef]:
+        """The block of every piece, in order, repeated as the pieces repeat it."""
+        return [piece.block for piece in self.items]
+
+    @property
+    def is_edited(self) -> bool:
+        """Say whether any piece is a part of a block, or away from its own place."""
+        return not all(piece.is_whole for piece in self.items)
+
+    def resolve(self, position: int) -> TokenPlace:
+        """Return where the token at `position` is."""
+        assert 0 <= position < self.tokens_count, "the position is one of a token"
+        index = bisect_right(self._ends, position)
+        piece = self.items[index]
+        return TokenPlace(piece.block, piece.end - (self._ends[index] - position), piece.delta)
+
+    def unedited(self, tokens_max: int) -> "PieceTable":
+        """Return the leading whole blocks in their own places that end within `tokens_max`."""
+        count = 0
+        for piece, end in zip(self.items, self._ends, strict=True):
+            if not piece.is_whole or end > tokens_max:
+                break
+            count += 1
+        return self if count == len(self.items) else PieceTable(self.items[:count])
+
+    def tokens_before(self, unusable: AbstractSet[BlockRef]) -> int:
+        """Count the tokens before the first piece of an unusable block."""
+        return self._tokens_while(piece.block not in unusable for piece in self.items)
+
+    def tokens_in_common(self, other: "PieceTable") -> int:
+        """Count the leading tokens that lie in the same pieces of both."""
+        return self._tokens_while(map(eq, self.items, other.items))
+
+    def _tokens_while(self, holds: Iterable[bool]) -> int:
+        count = sum(1 for _ in takewhile(bool, holds))
+        return self._ends[count - 1] if count else 0
+
+    # --- other tables ------------------------------------------------------------------------
+
+    def append(self, blocks: Iterable[BlockRef]) -> "PieceTable":
+        """Return it with whole blocks behind it, computed right there."""
+        return PieceTable((*self.items, *(Piece(ref, 0, ref.tokens_count) for ref in blocks)))
+
+    def slice(self, start: int, end: int) -> "PieceTable":
+        """Return the tokens `start:end` as a table of their own, which begins at position 0."""
+        return PieceTable(tuple(part.moved(-start) for part in self._parts(start, end)))
+
+    def splice(self, start: int, end: int, inserted: "PieceTable") -> "PieceTable":
+        """Return it with `inserted` in the place of the tokens `start:end`; what is behind moves.
+
+        Pieces that fit together again are joined: putting back what was taken out undoes it.
+        """
+        shift = inserted.tokens_count - (end - start)
+        before, behind = self._parts(0, start), self._parts(end, self.tokens_count)
+        moved = (piece.moved(start) for piece in inserted), (part.moved(shift) for part in behind)
+        return PieceTable(tuple(_joined(chain(before, *moved))))
+
+    def _parts(self, start: int, end: int) -> Iterator[Piece]:
+        """Yield what there is of the tokens `start:end`, as far from its own place as before."""
+        assert 0 <= start <= end <= self.tokens_count, "the range lies within the tokens"
+        for piece, piece_end in zip(self.items, self._ends, strict=True):
+            # Of the block's tokens: the first one is that much before position 0.
+            before = piece_end - piece.end
+            part = max(piece.start, start - before), min(piece.end, end - before)
+            if part == (piece.start, piece.end):
+                yield piece
+            elif part[0] < part[1]:
+                yield Piece(piece.block, *part, piece.delta)
+
+
+def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Join neighbours that are one part of one block."""
+    last: Piece | None = None
+    for piece in pieces:
+        if last is not None and piece.continues(last):
+            last = replace(last, end=piece.end)
+            continue
+        if last is not None:
+            yield last
+        last = piece
+    if last is not None:
+        yield last

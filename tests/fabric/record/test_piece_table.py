@@ -1,0 +1,179 @@
+"""A piece table does what a list of tokens does, each of which knows where it was computed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.errors import CorruptDataError
+from fabric.kvcache.block import BlockRef
+from fabric.limits import AGENT_TOKENS_MAX, PIECES_MAX
+from fabric.record.piece_table import Piece, PieceTable, TokenPlace
+
+Token = tuple[BlockRef, int, int]  # its block, its number there, the position it was computed at
+
+
+def _ref(number: int, tokens_count: int) -> BlockRef:
+    return BlockRef(number.to_bytes(32, "big"), number.to_bytes(16, "big"), tokens_count, 100)
+
+
+def _computed(sizes: list[int], first: int = 0, start: int = 0) -> tuple[PieceTable, list[Token]]:
+    """Make blocks as if computed from position `start` on, and the naive list of their tokens."""
+    refs = [_ref(first + i, size) for i, size in enumerate(sizes)]
+    items = tuple(Piece(ref, 0, ref.tokens_count, -start) for ref in refs)
+    cells = [(ref, offset) for ref in refs for offset in range(ref.tokens_count)]
+    tokens = [(ref, offset, start + at) for at, (ref, offset) in enumerate(cells)]
+    return PieceTable(items), tokens
+
+
+def _tokens(table: PieceTable) -> list[Token]:
+    """Ask a table for every token."""
+    found = map(table.resolve, range(table.tokens_count))
+    return [(place.block, place.offset, at - place.delta) for at, place in enumerate(found)]
+
+
+def _by_hand(table: PieceTable) -> list[Token]:
+    """Read a table's tokens off its pieces, without asking it."""
+    tokens: list[Token] = []
+    for piece in table:
+        for offset in range(piece.start, piece.end):
+            tokens.append((piece.block, offset, len(tokens) - piece.delta))
+    return tokens
+
+
+_SIZES = st.lists(st.integers(1, 9), max_size=6)
+
+
+@st.composite
+def _edited(draw: st.DrawFn) -> tuple[PieceTable, list[Token]]:
+    """Edit blocks a few times, as a table and as a list."""
+    table, tokens = _computed(draw(_SIZES))
+    for number in range(draw(st.integers(0, 5))):
+        start, end = _range(draw, tokens)
+        inserted, new = _computed(draw(_SIZES), 100 * (number + 1), start)
+        table = table.splice(start, end, inserted)
+        tokens[start:end] = new
+    return table, tokens
+
+
+def _range(draw: st.DrawFn, tokens: list[Token]) -> tuple[int, int]:
+    start = draw(st.integers(0, len(tokens)))
+    return start, draw(st.integers(start, len(tokens)))
+
+
+@given(_edited())
+def test_every_position_resolves_to_its_token(case: tuple[PieceTable, list[Token]]) -> None:
+    """Whatever was cut out and put in, and however often."""
+    table, tokens = case
+    assert _tokens(table) == _by_hand(table) == tokens
+    assert table.tokens_count == len(tokens)
+    assert table.blocks == [piece.block for piece in table]
+
+
+@given(_edited(), st.data())
+def test_a_slice_is_a_slice(case: tuple[PieceTable, list[Token]], data: st.DataObject) -> None:
+    """And begins at position 0."""
+    table, tokens = case
+    start, end = _range(data.draw, tokens)
+    assert _tokens(table.slice(start, end)) == tokens[start:end]
+
+
+@given(_edited(), st.data())
+def test_putting_back_what_was_taken_out_undoes_an_edit(
+    case: tuple[PieceTable, list[Token]], data: st.DataObject
+) -> None:
+    """To the very same pieces, so that names and references are those of before."""
+    table, tokens = case
+    start, end = _range(data.draw, tokens)
+    inserted, _ = _computed(data.draw(_SIZES), 1_000, start)
+    edited = table.splice(start, end, inserted)
+    taken = table.slice(start, end)
+    assert edited.splice(start, start + inserted.tokens_count, taken) == table
+
+
+@given(_edited(), _SIZES)
+def test_blocks_are_appended_where_they_were_computed(
+    case: tuple[PieceTable, list[Token]], sizes: list[int]
+) -> None:
+    """What a turn adds behind an edited cache is in its own place."""
+    table, tokens = case
+    behind, new = _computed(sizes, 1_000, len(tokens))
+    assert _tokens(table.append(behind.blocks)) == tokens + new
+
+
+@given(_edited(), st.data())
+def test_the_unedited_beginning_is_whole_blocks_in_their_own_places(
+    case: tuple[PieceTable, list[Token]], data: st.DataObject
+) -> None:
+    """As far as asked for, and no further than the first piece that is none."""
+    table, tokens = case
+    most = data.draw(st.integers(0, len(tokens) + 1))
+    found = table.unedited(most)
+    assert list(found) == list(table)[: len(found)]
+    assert found.tokens_count <= most
+    assert not found.is_edited
+    assert [place for _, _, place in _tokens(found)] == list(range(found.tokens_count))
+    if len(found) < len(table):
+        following = table[len(found)]
+        assert not following.is_whole or found.tokens_count + following.tokens_count > most
+    assert table.is_edited == (len(table.unedited(len(tokens))) < len(table))
+
+
+@given(_edited(), st.sets(st.integers(0, 10)))
+def test_what_lies_before_an_unusable_block_is_counted(
+    case: tuple[PieceTable, list[Token]], numbers: set[int]
+) -> None:
+    """Every token before the first one of such a block."""
+    table, tokens = case
+    lost = {ref for ref, *_ in tokens if int.from_bytes(ref.block_hash) in numbers}
+    first = next((at for at, (ref, *_) in enumerate(tokens) if ref in lost), len(tokens))
+    assert table.tokens_before(lost) == first
+
+
+def test_what_two_tables_begin_with() -> None:
+    """The same parts of the same blocks, just as far from their places."""
+    table, _ = _computed([4, 4, 4])
+    other = table.splice(9, 10, PieceTable())
+    assert table.tokens_in_common(other) == other.tokens_in_common(table) == 8
+    assert table.tokens_in_common(table) == 12
+    assert table.tokens_in_common(PieceTable()) == 0
+
+
+def test_an_edit_in_figures() -> None:
+    """Two tokens of three blocks give way to three others."""
+    table, _ = _computed([4, 4, 4])
+    (a, b, c), new = table.blocks, _ref(9, 3)
+    edited = table.splice(3, 5, PieceTable((Piece(new, 0, 3, -3),)))
+    assert list(edited) == [Piece(a, 0, 3), Piece(new, 0, 3), Piece(b, 1, 4, 1), Piece(c, 0, 4, 1)]
+    assert edited.resolve(6) == TokenPlace(b, 1, 1)
+    assert edited.resolve(12) == TokenPlace(c, 3, 1)
+
+
+_BLOCK = _ref(1, 4)
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [Piece(_BLOCK, 0, 5)],
+        [Piece(_BLOCK, 2, 2)],
+        [Piece(_BLOCK, 3, 2)],
+        [Piece(_BLOCK, -1, 2)],
+        [Piece(_BLOCK, 1, 4)],  # the block's first token would be at position -1
+        [Piece(_BLOCK, 0, 4, 1)],
+        [Piece(_BLOCK, 0, 4, -AGENT_TOKENS_MAX)],
+        [Piece(_BLOCK, 0, 1, at) for at in range(PIECES_MAX + 1)],
+    ],
+)
+def test_what_is_no_table_is_refused(items: list[Piece]) -> None:
+    """Outside of a block, before all tokens or behind them, or too many."""
+    with pytest.raises(CorruptDataError):
+        PieceTable(tuple(items))
+
+
+@pytest.mark.parametrize("position", [-1, 4])
+def test_a_position_of_no_token_is_nowhere(position: int) -> None:
+    """Nor is it counted from the end."""
+    with pytest.raises(AssertionError):
+        PieceTable().append([_BLOCK]).resolve(position)
+    with pytest.raises(AssertionError):
+        PieceTable().append([_BLOCK]).slice(position, 5)
