@@ -20,6 +20,7 @@ from fabric.limits import BLOCK_TOKENS
 from fabric.u32s import U32s
 
 ROOT_PARENT = BlockHash(bytes(32))
+LINEAGE_BYTES = 32
 
 
 def tenant_salt(cluster_key: bytes, tenant: TenantId) -> bytes:
@@ -48,6 +49,13 @@ def block_hash(
     digest.update(fingerprint)
     digest.update(len(tokens).to_bytes(4, "little"))
     digest.update(token_bytes(tokens))
+    return BlockHash(digest.digest())
+
+
+def edited_parent(salt: bytes, parent: BlockHash, lineage: bytes) -> BlockHash:
+    """Name what a block behind edits follows on: never the `parent` of what was not edited."""
+    assert len(lineage) == LINEAGE_BYTES, "a lineage is a digest"
+    digest = blake2b(parent + lineage, digest_size=32, key=salt, person=b"mf-edited-v1")
     return BlockHash(digest.digest())
 
 

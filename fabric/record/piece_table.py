@@ -70,15 +70,11 @@ class PieceTable:
         require(len(self.items) <= PIECES_MAX, "a cache of too many pieces")
         end, ends = 0, []
         for piece in self.items:
-            block = piece.block
-            require(
-                0 <= piece.start < piece.end <= block.tokens_count, "a piece lies outside its block"
-            )
+            size = piece.block.tokens_count
+            require(0 <= piece.start < piece.end <= size, "a piece lies outside its block")
             block_start = end - piece.start - piece.delta  # where it was computed
-            require(
-                0 <= block_start <= AGENT_TOKENS_MAX - block.tokens_count,
-                "a piece was computed where no token is",
-            )
+            is_in_place = 0 <= block_start <= AGENT_TOKENS_MAX - size
+            require(is_in_place, "a piece was computed where no token is")
             end += piece.tokens_count
             ends.append(end)
         require(end <= AGENT_TOKENS_MAX, "pieces of too many tokens")
@@ -171,9 +167,8 @@ class PieceTable:
         """Yield what there is of the tokens `start:end`, as far from its own place as before."""
         assert 0 <= start <= end <= self.tokens_count, "the range lies within the tokens"
         for piece, piece_end in zip(self.items, self._ends, strict=True):
-            # Of the block's tokens: the first one is that much before position 0.
-            before = piece_end - piece.end
-            part = max(piece.start, start - before), min(piece.end, end - before)
+            block_start = piece_end - piece.end  # where its block's first token would be
+            part = max(piece.start, start - block_start), min(piece.end, end - block_start)
             if part == (piece.start, piece.end):
                 yield piece
             elif part[0] < part[1]:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from fabric.errors import ConflictError, RejectedError
 from fabric.ids import AgentKey, NodeName, parse_agent_id
 from fabric.kvcache.block import BlockRef
-from fabric.kvcache.block_chain import BlockSpan, block_spans, span_ending
+from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.block_file import payload_bytes
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
-from fabric.limits import BLOCK_TOKENS, SKETCH_PIECES_MAX
+from fabric.limits import SKETCH_PIECES_MAX
 from fabric.record.hibernation_file import HibernationHeader, require_sound
 from fabric.record.manifest import Manifest, OwnerState, Placed
+from fabric.record.named_blocks import named_blocks
 from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
 from fabric.record.restore_plan import essential
@@ -62,32 +63,22 @@ def rekeyed(
     The lengths of all blocks are checked against the model's: they may be allocated.
     """
     _check_plain(record, header, vocabulary_size)
-    ids = record.token_ids
-    spans = block_spans(salt, record.fingerprint, ids)
-    places: list[tuple[BlockRef, BlockSpan]] = [
-        (_renamed(piece.block, span), span)
-        for piece, span in zip(_whole(record.pieces, spans), spans, strict=True)
-    ]
-    windows, states = len(record.windows), len(record.states)
-    for place in record.windows:
-        span = spans[(place.end - 1) // BLOCK_TOKENS].in_group(salt, CacheGroup.WINDOW)
-        _require(span.end == place.end)
-        places.append((_renamed(place.block, span), span))
-    for place in record.states:
-        span = span_ending(salt, record.fingerprint, ids, spans, place.end)
-        span = span.in_group(salt, CacheGroup.STATE)
-        places.append((_renamed(place.block, span), span))
+    places = [(_renamed(ref, span), span) for ref, span in named_blocks(record, salt)]
+    _require(len(places) == len(record.refs))
+    ends = {span.end for ref, span in places if ref.group is CacheGroup.FULL}
+    _require(all(place.end in ends for place in record.windows))
     for ref, span in places:
         _check_size(ref, span, spec)
     _require(len(places) == header.blocks_count)
     _require(sum(ref.payload_bytes for ref, _ in places) == header.payload_bytes)
     named = [ref for ref, _ in places]
-    first, second = len(spans), len(spans) + windows
+    first = len(record.pieces)
+    second = first + len(record.windows)
     made = replace(
         record,
         pieces=PieceTable().append(named[:first]),
         windows=_placed(record.windows, named[first:second]),
-        states=_placed(record.states, named[second : second + states]),
+        states=_placed(record.states, named[second:]),
     )
     return RekeyedRecord(made, tuple(places))
 
@@ -131,12 +122,6 @@ def _check_plain(record: Manifest, header: HibernationHeader, vocabulary_size: i
             parse_agent_id(record.group)
         except RejectedError:
             _require(holds=False)
-
-
-def _whole(pieces: PieceTable, spans: Sequence[BlockSpan]) -> PieceTable:
-    """Return `pieces` if they are exactly the blocks of the tokens."""
-    _require(len(pieces) == len(spans) and not pieces.is_edited)
-    return pieces
 
 
 def _renamed(ref: BlockRef, span: BlockSpan) -> BlockRef:

@@ -7,39 +7,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from fabric.kvcache.block import BlockRef
-from fabric.kvcache.block_chain import BlockSpan, block_spans, span_ending
-from fabric.kvcache.cache_spec import CacheGroup
-from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import Manifest, Placed
+from fabric.record.named_blocks import named_blocks
 from fabric.record.provenance import TruncatedBy
 
 
 def misplaced_refs(record: Manifest, salt: bytes) -> set[BlockRef]:
-    """List blocks whose names do not follow from the record's tokens under `salt`.
-
-    Behind a piece that is not a whole block in its own place nothing can be said.
-    """
-    ids = record.token_ids
-    spans = block_spans(salt, record.fingerprint, ids)
-    wrong, at = set(), 0
-    for piece in record.pieces:
-        span = spans[at // BLOCK_TOKENS]
-        if not piece.is_whole or piece.end != span.end - span.start:
-            break
-        if (piece.block.block_hash, piece.block.group) != (span.block_hash, CacheGroup.FULL):
-            wrong.add(piece.block)
-        at += piece.end
-    return wrong | _misplaced_others(record, salt, spans)
-
-
-def _misplaced_others(record: Manifest, salt: bytes, spans: tuple[BlockSpan, ...]) -> set[BlockRef]:
-    wrong = set()
-    for place in (*record.windows, *record.states):
-        ids, group = record.token_ids, place.block.group
-        span = span_ending(salt, record.fingerprint, ids, spans, place.end)
-        if place.block.block_hash != span.in_group(salt, group).block_hash:
-            wrong.add(place.block)
-    return wrong
+    """List blocks whose names do not follow from the record's tokens under `salt`."""
+    return {ref for ref, span in named_blocks(record, salt) if not span.names(ref)}
 
 
 def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manifest:

@@ -14,8 +14,8 @@ from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan, block_spans, span_ending
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.kvcache.hashing import tenant_salt
-from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import Manifest
+from fabric.record.named_blocks import named_blocks
 from fabric.record.piece_table import PieceTable
 from fabric.record.restore_plan import restore_point
 from node.store.available_blocks import AvailableBlocks
@@ -110,18 +110,9 @@ class AgentStore:
 
         Names are made anew from the tokens under this cluster's key: nobody else's are believed.
         """
-        ids, salt = record.token_ids, self.salt(record.tenant)
-        spans = self.spans(record.tenant, ids)
-        named = [(piece.block, span) for piece, span in zip(record.pieces, spans, strict=False)]
-        for place in record.windows:
-            span = spans[place.start // BLOCK_TOKENS].in_group(salt, CacheGroup.WINDOW)
-            named.append((place.block, span))
-        named += [
-            (place.block, self.state_span(record.tenant, ids, spans, place.end))
-            for place in record.states
-        ]
-        is_whole = len(record.pieces) == len(spans)
-        if not is_whole or any(ref.block_hash != span.block_hash for ref, span in named):
+        named = named_blocks(record, self.salt(record.tenant))
+        is_whole = len(named) == len(record.refs) and record.fingerprint == self._fingerprint
+        if not is_whole or not all(span.names(ref) for ref, span in named):
             message = "the record's blocks are not those of its tokens"
             raise CorruptDataError(message)
         return named

@@ -128,7 +128,7 @@ class _Loading:
 
     def _read(self, ref: BlockRef, span: BlockSpan, views: Sequence[Place | memoryview]) -> bool:
         """Read one block, which must be the very one that its place asks for."""
-        if (ref.block_hash, ref.group) != (span.block_hash, span.group):
+        if not span.names(ref):
             return False
         if self._cancel is not None and self._cancel.is_set():
             return False

@@ -14,6 +14,7 @@ from fabric import limits
 from fabric.codec import wire_name
 from fabric.keys.key_files import CLUSTER_KEY as CLUSTER_KEY_FILE
 from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import EditLineage, block_spans
 from fabric.kvcache.block_file import VERSION, payload_tensors, render_block_header
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.hashing import agent_digest, payload_checksum
@@ -122,7 +123,11 @@ def test_digests_are_made_as_written():
     agent = blake2b(b"7:defaultalice", digest_size=16, key=CLUSTER_KEY, person=b"mf-agent")
     assert agent.hexdigest() == agent_digest(CLUSTER_KEY, TENANT, "alice")
     assert payload_checksum([b"x"]) == xxh3_128(b"x").digest()
-    for person in ("mf-tenant", "mf-block-v1", "mf-agent"):
+    lineage = EditLineage(2, b"e" * 32)
+    [edited] = block_spans(SALT, FINGERPRINT, block.tokens, lineage=lineage)
+    parent = blake2b(bytes(32) + b"e" * 32, digest_size=32, key=salt, person=b"mf-edited-v1")
+    assert edited.parent == parent.digest()
+    for person in ("mf-tenant", "mf-block-v1", "mf-edited-v1", "mf-agent"):
         assert f"`{person}`" in TEXT
 
 

@@ -1,0 +1,65 @@
+"""Blocks are named by all that their contents follow from: tokens, and edits before them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.kvcache.block_chain import UNEDITED, BlockSpan, EditLineage, block_spans, span_ending
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.limits import BLOCK_TOKENS
+from tests.support.blocks import FINGERPRINT, SALT
+
+TOKENS = list(range(5 * BLOCK_TOKENS - 7))
+ENDS = st.integers(1, len(TOKENS))
+
+
+def _lineage(start: int, letter: bytes = b"e") -> EditLineage:
+    return EditLineage(start, letter * 32)
+
+
+def _spans(lineage: EditLineage = UNEDITED, count: int = len(TOKENS)) -> tuple[BlockSpan, ...]:
+    return block_spans(SALT, FINGERPRINT, TOKENS[:count], lineage=lineage)
+
+
+def _names(spans: tuple[BlockSpan, ...]) -> list[bytes]:
+    groups = [span.in_group(SALT, group) for span in spans for group in CacheGroup]
+    return [span.block_hash for span in groups]
+
+
+@given(st.integers(0, len(TOKENS) - 1))
+def test_the_same_tokens_behind_an_edit_have_other_names(start: int) -> None:
+    """In every group; and what was computed before the edit keeps its own."""
+    plain, edited = _spans(), _spans(_lineage(start))
+    before = start // BLOCK_TOKENS
+    assert edited[:before] == plain[:before]
+    assert not set(_names(edited[before:])) & set(_names(plain))
+    assert not {span.parent for span in edited[before:]} & {span.parent for span in plain}
+
+
+def test_names_follow_from_what_the_edits_did() -> None:
+    """Two histories of edits that leave the same tokens share nothing behind them."""
+    one, other = _spans(_lineage(300)), _spans(_lineage(300, b"o"))
+    assert _names(one[:1]) == _names(other[:1])
+    assert not set(_names(one[1:])) & set(_names(other[1:]))
+    assert one == _spans(_lineage(300))
+
+
+@given(ENDS, st.integers(0, len(TOKENS)), st.booleans())
+def test_a_block_cut_short_is_named_as_the_last_of_fewer_tokens(
+    end: int, start: int, is_edited: bool
+) -> None:
+    """A state within a block is the same one, whether or not more tokens follow."""
+    lineage = _lineage(start) if is_edited else UNEDITED
+    found = span_ending(SALT, FINGERPRINT, TOKENS, _spans(lineage), end, lineage)
+    assert found == _spans(lineage, end)[-1]
+
+
+@pytest.mark.parametrize("known", [UNEDITED, _lineage(0), _lineage(300), _lineage(300, b"o")])
+@pytest.mark.parametrize("lineage", [UNEDITED, _lineage(300)])
+def test_known_names_of_other_edits_are_not_taken_over(
+    known: EditLineage, lineage: EditLineage
+) -> None:
+    """However many tokens they have in common."""
+    count = len(TOKENS)
+    found = block_spans(SALT, FINGERPRINT, TOKENS, _spans(known), count, lineage)
+    assert found == _spans(lineage)

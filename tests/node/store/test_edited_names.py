@@ -1,0 +1,60 @@
+"""Edited memory is found neither for an unedited prompt of the same tokens, nor the other way."""
+
+import random
+
+import pytest
+
+from fabric.kvcache.block_chain import UNEDITED, EditLineage, block_spans
+from fabric.limits import BLOCK_TOKENS
+from fabric.record.piece_table import PieceTable
+from node.fsck.block import BlockCheck
+from node.mlx.resident_cache import ResidentCache
+from node.store.agent_store import AgentStore
+from node.store.available_blocks import AvailableBlocks
+from node.store.block_files import file_name
+from node.store.block_store import BlockStore
+from node.store.manifest_store import ManifestStore
+from node.tiers.restore import load_blocks
+from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, SALT, SPEC, TENANT
+
+EDITED = EditLineage(BLOCK_TOKENS + 9, b"e" * 32)  # behind the first block
+TOKENS = random.Random(0).choices(range(1 << 16), k=3 * BLOCK_TOKENS)
+
+
+@pytest.fixture
+def store(disk):
+    blocks = BlockStore(disk, SPEC, FINGERPRINT)
+    return AgentStore(blocks, ManifestStore(disk, CLUSTER_KEY), CLUSTER_KEY, FINGERPRINT, SPEC)
+
+
+def save(store, lineage):
+    """Store random blocks under the names of a history of edits."""
+    kv = memoryview(random.Random(lineage.start).randbytes(SPEC.kv_bytes(BLOCK_TOKENS)))
+    spans = block_spans(SALT, FINGERPRINT, TOKENS, lineage=lineage)
+    return [store.save_block(span, TOKENS, kv) for span in spans]
+
+
+def test_the_prefix_index_knows_edited_blocks_for_no_prompt(store):
+    refs = save(store, EDITED)
+    assert store.shared_blocks(TENANT, TOKENS).full.blocks == refs[:1]  # before the edit
+
+
+def test_names_behind_an_edit_find_no_unedited_block(store):
+    refs = save(store, UNEDITED)
+    spans = block_spans(SALT, FINGERPRINT, TOKENS, lineage=EDITED)
+    assert [store.blocks.find(span.block_hash) for span in spans] == [refs[0], None, None]
+    assert store.shared_blocks(TENANT, TOKENS).full.blocks == refs
+
+
+def test_edited_blocks_are_read_back_into_no_unedited_cache(store):
+    """Even where a table names them."""
+    available = AvailableBlocks(PieceTable().append(save(store, EDITED)))
+    cache = ResidentCache(SPEC, len(TOKENS))
+    assert load_blocks(store, TENANT, TOKENS, available, len(TOKENS), cache) == BLOCK_TOKENS
+
+
+def test_names_behind_an_edit_follow_from_what_their_files_hold(store, disk):
+    """So that an offline check, which knows of no edits, finds nothing wrong."""
+    check = BlockCheck(disk, FINGERPRINT.hex()[:16], None)
+    for ref in save(store, EDITED):
+        assert check.check(file_name(ref).partition("/")[2], SALT) == ref
