@@ -114,10 +114,19 @@ class Fleet:
 
         Where a node has not told its agents yet, it leaps over what an owner there may claim.
         """
-        epoch = self.directory.next_epoch(key)
-        if self.directory.owner(key) is None and not self.meeting.has_heard_all():
-            epoch += fresh_leap()
-        return epoch
+        return self.directory.next_epoch(key) + self.leap(key)
+
+    def leap(self, key: AgentKey) -> int:
+        """Return how far above what is known of an agent a later owner, unheard of, may be.
+
+        0 where there can be none: every node has told, or it was this router that gave out the
+        owner's epoch.
+        """
+        owner, directory = self.directory.owner(key), self.directory
+        given = max(directory.issued(key), directory.promised(key))
+        if self.meeting.has_heard_all() or (owner is not None and given >= owner.epoch):
+            return 0
+        return fresh_leap()
 
     def is_alive(self, name: NodeName) -> bool:
         """Say whether a node was heard in its last moments."""

@@ -106,7 +106,7 @@ class Migration:
         is_given = fleet.directory.reservation(key) is not None
         given = 0 if is_given else fleet.directory.issued(key)
         known = max(held.epoch for held in (holding, *fleet.directory.holdings(key)))
-        self._epoch = max(known, given, fleet.directory.promised(key)) + 1
+        self._epoch = max(known, given, fleet.directory.promised(key)) + 1 + fleet.leap(key)
         self._verify = verify
         self._started_s = fleet.clock.monotonic_s()
         self._sealed_s = 0.0

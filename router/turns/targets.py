@@ -61,15 +61,15 @@ class Targets:
         return recompute_s(facts, snapshots.of_turn(self._fleet, turn))
 
     def _staying(self, key: AgentKey, node: NodeName) -> Target:
-        """Go to the owner; above an epoch that was given to another node, which never came of it.
+        """Go to the owner; above an epoch of another node that may come back and fence its turn.
 
-        That node may still claim it and fence a turn of the old one; so may whom it gave way to.
+        It was given one that never came of it, or it may own the agent and was not heard yet.
         """
         directory = self._fleet.directory
         started, owner = directory.starting(key), directory.owner(key)
         if started is not None and started.node == node:
             return Target(node, started.epoch, waits=True, reservation=started)
-        if owner is not None and directory.issued(key) <= owner.epoch:
+        if owner and directory.issued(key) <= owner.epoch and not self._fleet.leap(key):
             return Target(node, owner.epoch, waits=True)
         epoch = self._fleet.begin_epoch(key)
         return Target(node, epoch, waits=True, reservation=directory.reserve(key, node, epoch))

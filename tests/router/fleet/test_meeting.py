@@ -10,6 +10,7 @@ from router.fleet.given_epochs import GivenEpochs
 from tests.router.fake_memory import Memory, block_names
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, until
+from tests.support.moves import migrate
 
 pytestmark = pytest.mark.anyio
 KEY = ("default", "alice")
@@ -194,6 +195,31 @@ async def test_a_name_given_to_a_fork_leaps_over_an_owner_that_was_not_heard_yet
 
     assert forked.status_code == 200, forked.text
     assert forked.json()["epoch"] > 1_024
+
+
+@pytest.mark.parametrize("how", ["served", "moved"])
+async def test_an_owner_leaps_once_over_a_later_one_that_was_not_heard_yet(how):
+    """Else what it remembers from then on is fenced away when the other comes back."""
+    nodes = [FakeNode("node-a"), FakeNode("node-b"), FakeNode("node-c")]
+    for node, epoch in zip(nodes, (2, 1), strict=False):
+        node.memory["default", "alice"] = Memory("default", "alice", epoch=epoch, text="y" * 300)
+        node.blocks |= block_names("y" * 300)
+    async with rig(nodes=nodes, scale=8.0, started=False) as made:
+        await nodes[0].stop()
+        await until(made.fleet.membership.settled)
+        if how == "moved":
+            moved = await migrate(made, "node-c")
+            assert moved.json()["epoch"] > 1_024, moved.text
+        turns = [await made.chat("hi", agent="alice") for _ in range(2)]
+        await nodes[0].start()
+        await until(made.fleet.membership.has_heard_all)
+        turns.append(await made.chat("hi", agent="alice"))
+
+    served = "node-b" if how == "served" else "node-c"
+    assert {turn.headers["x-macfabric-node"] for turn in turns} == {served}
+    epochs = {int(turn.headers["x-macfabric-epoch"]) for turn in turns}
+    assert len(epochs) == 1
+    assert min(epochs) > 1_024
 
 
 def test_one_tenants_many_epochs_push_out_nobody_elses():
