@@ -35,9 +35,9 @@ from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.assembly import Ground, assemble
 from node.clock import SystemClock
+from node.dialect.shown import Shown
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Ended
-from node.mlx.answer import Shown
 from node.mlx.resident_cache import ResidentCache
 from node.node import Node
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel

@@ -22,6 +22,7 @@ class Prompt:
     text: str | None = field(default=None, repr=False)
     tools: list[Any] | None = field(default=None, repr=False)
     template_options: dict[str, Any] = field(default_factory=dict, repr=False)
+    reads_calls: bool = True  # False: tools are shown to the model, and none is called
     sketch: tuple[int, ...] = field(default=(), repr=False)
     opening: int = 0  # stays the same while a conversation grows
     bytes_count: int = 0

@@ -54,6 +54,7 @@ class TurnRequest:
             prompt=prompt.text,
             tools=prompt.tools,
             template_options=prompt.template_options,
+            reads_calls=prompt.reads_calls,
             sketch=prompt.sketch,
             epoch=epoch,
             priority=self.priority,

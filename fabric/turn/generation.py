@@ -111,6 +111,7 @@ class GenerateRequest:
     resume: Resumption | None = None
     after: MigrationId | None = None  # the move that makes the node the agent's owner, if not yet
     erased_epoch: int = 0  # up to which the agent was erased, which the node may not have heard yet
+    reads_calls: bool = True  # False: the prompt has the tools, and the answer is text
     was_admitted: bool = False  # a node took it and handed it over: no queue is too full for it
 
 
@@ -155,6 +156,7 @@ class ToolCall:
 
     name: str
     arguments: str
+    id: str = ""  # the model's own, or made of the operation's: the same wherever it is read
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from typing import TypeVar
 
 _STRIDE = 1 << 16
 
-Items = TypeVar("Items", bytes, list[int])
+Items = TypeVar("Items", str, bytes, list[int])
 
 
 def common_prefix(a: Items, b: Items) -> int:
-    """Count the leading bytes, or tokens, that `a` and `b` share."""
+    """Count the leading characters, bytes or tokens that `a` and `b` share."""
     limit = min(len(a), len(b))
     if a[:limit] == b[:limit]:
         return limit

@@ -6,8 +6,8 @@ from typing import Any
 
 from fabric.errors import FabricError
 from fabric.turn.generation import FinishReason, TokenLogprob
+from node.dialect.shown import Shown
 from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
-from node.mlx.answer import Shown
 from node.mlx.engine import SampledToken
 
 _log = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ from threading import Event
 
 from fabric.errors import FabricError
 from fabric.turn.generation import FinishReason, Priority, Resumption, Sampling, TokenLogprob
+from node.dialect.shown import Shown
 from node.engine.memory_budget import Reservation
-from node.mlx.answer import Answer, Shown
+from node.mlx.answer import Answer
 from node.mlx.engine import DecodeSlot, SampledToken
 from node.mlx.resident_cache import ResidentCache
 

@@ -5,18 +5,24 @@ merging, so tokens before the cut plus a fresh encoding after it equal a fresh e
 the whole. That is provable for special tokens and false almost everywhere else.
 """
 
+from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Final
 
-from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from fabric.errors import FatalError, RejectedError
 from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import Encoded
+from node.dialect.families import Told, family_of
+from node.dialect.family import PLAIN, Family
+from node.dialect.reader import MarkedReader, Reader
+from node.dialect.spelling import respelled, spelled
+from node.mlx.chat_template import ChatTemplate
 from node.mlx.text_pieces import TextPieces
 from node.mlx.token_reach import token_reach_bytes
+from node.mlx.upstream_formats import upstream_formats
 
 _SLICE_CHARS: Final = 1 << 14  # each is encoded in a few milliseconds, and then forgotten
 _SLICED_TOKENS_SHARE: Final = 1.25  # of the whole's tokens; slices have fewer
@@ -25,8 +31,11 @@ _SLICED_TOKENS_SHARE: Final = 1.25  # of the whole's tokens; slices have fewer
 class ChatTokenizer:
     """A model's tokenizer and chat template."""
 
-    def __init__(self, wrapper: TokenizerWrapper) -> None:
+    def __init__(self, wrapper: TokenizerWrapper, told: Told | None = None) -> None:
+        """Read answers as the operator told, or as the template shows."""
         self.wrapper = wrapper
+        self.template = ChatTemplate(wrapper)
+        self._told = told or Told()
         self._tokenizer = wrapper._tokenizer  # noqa: SLF001 - offsets are not offered otherwise
         if not getattr(self._tokenizer, "is_fast", False):
             message = "the tokenizer gives no offsets: a tokenizer.json is needed"
@@ -49,20 +58,43 @@ class ChatTokenizer:
             and not any(t != token.content and t.startswith(token.content) for t in texts)
         }
 
+    @cached_property
+    def special_texts(self) -> dict[int, str]:
+        """Texts of all special tokens, also of those that strip what is beside them."""
+        return {i: token.content for i, token in self._tokenizer.added_tokens_decoder.items()}
+
+    @cached_property
+    def family(self) -> Family:
+        """What the model writes around thoughts and calls."""
+        vocabulary = self._tokenizer.get_vocab()
+        fallback = upstream_formats(self.wrapper)
+        return family_of(self.template.source, vocabulary, self._told, fallback)
+
+    def reader(
+        self, prompt: str, stop: tuple[str, ...], tools: list[Any] | None, call_seed: str
+    ) -> Reader:
+        """Return what reads the answer to a prompt, which may have begun it."""
+        family = self.family
+        made = MarkedReader(family, stop, tools, call_seed)
+        made.begin(
+            self.template.behind_header(prompt, family.thought.start if family.thought else None)
+        )
+        return made
+
+    def plain_reader(self, stop: tuple[str, ...]) -> Reader:
+        """Return what reads an answer that is text and nothing else."""
+        return MarkedReader(PLAIN, stop, None, "")
+
     def render(self, messages: list[Any], tools: list[Any] | None, options: dict[str, Any]) -> str:
         """Render a conversation up to where the model answers; RejectedError if refused."""
-        if not self.wrapper.has_chat_template:
-            return "\n".join(str(message.get("content") or "") for message in messages)
+        messages = spelled(messages, self.template.traits)
         try:
-            text = self.wrapper.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=True, **options
-            )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            # Only a template's own raise_exception text is known to hold no prompt text.
-            detail = error.message if isinstance(error, TemplateError) else type(error).__name__
-            message = f"the model's chat template does not accept these messages: {detail}"
-            raise RejectedError(message, code="template_refused", param="messages") from None
-        return str(text)
+            return self.template.render(messages, tools, options)
+        except RejectedError as refusal:
+            for other in respelled(messages):
+                with suppress(RejectedError):
+                    return self.template.render(other, tools, options)
+            raise refusal from None
 
     def encode(
         self, text: str, *, special_prefix: bool = False, limit: PromptLimit | None = None

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,9 @@ def load_model(model: str, context_tokens_max: int = 0, bits: KvBits | None = No
     folder = model_folder(model)
     loaded, tokenizer, config = _load(folder)
     engine, problem = _fit(loaded, bits or KvBits())
+    # Rows that pad the vocabulary have no text: none is sampled.
+    known = min(engine.limits.vocabulary_size, max(tokenizer.get_vocab().values()) + 1)
+    engine.limits = replace(engine.limits, vocabulary_size=known)
     context = context_tokens(config, getattr(loaded, "args", None))
     context = min(context, engine.limits.positions_max, context_tokens_max or context)
     print_of = fingerprint(folder, engine.spec)

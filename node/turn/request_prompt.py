@@ -66,7 +66,7 @@ class Prompts:
     ) -> PromptPlan:
         """Encode the prompt and match it with the agent's record; raise RejectedError."""
         stored = agent.transcript()
-        raw = request.prompt is not None
+        raw = request.prompt is not None or not self.tokenizer.template.exists
         made = plan_prompt(self.tokenizer, text, stored, raw=raw, limit=limit)
         share = self.identity.settings.diverge_ratio_min
         if (

@@ -30,10 +30,11 @@ from fabric.turn.generation import (
 from fabric.turn.prompt_limit import PromptLimit
 from node.agents.agent import Agent, HandedOn
 from node.agents.outgoing import OutgoingMove
+from node.dialect.shown import Shown
 from node.engine.delivery import finish_reason, produced
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent, Started
-from node.mlx.answer import Answer, Shown
+from node.mlx.answer import Answer
 from node.mlx.engine import SampledToken
 from node.runtime.health import Health
 from node.runtime.live_turns import LiveTurns

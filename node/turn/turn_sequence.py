@@ -35,7 +35,14 @@ class Sequences:
 
     def begin_answer(self, request: GenerateRequest, text: str) -> Answer:
         """Return the answer to the prompt `text`, fed with what was produced elsewhere."""
-        answer = Answer(self.tokenizer, text, request.sampling.stop, request.tools)
+        answer = Answer(
+            self.tokenizer,
+            text,
+            request.sampling.stop,
+            request.tools if request.reads_calls else None,
+            is_chat=request.messages is not None,
+            call_seed=request.operation,
+        )
         if request.resume is not None:
             for token in request.resume.answer_ids:
                 answer.push(token)

@@ -127,7 +127,7 @@ class _ChatShape(Shape):
 
 def _call(call: ToolCall) -> dict[str, Any]:
     return {
-        "id": fresh_name("call_"),
+        "id": call.id or fresh_name("call_"),
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
     }

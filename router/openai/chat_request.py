@@ -1,6 +1,7 @@
 """The body of POST /v1/chat/completions: unknown fields are ignored, known ones are checked."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fabric.limits import COMPLETION_TOKENS_MAX, TOOLS_MAX, TOP_LOGPROBS_MAX
@@ -28,7 +29,10 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiReques
     return OpenAiRequest(
         model=model,
         identity=parse_identity(headers, fields),
-        prompt=chat_prompt(messages, tools, _template_options(fields)),
+        prompt=replace(
+            chat_prompt(messages, tools, _template_options(fields)),
+            reads_calls=_tools_allowed(fields),
+        ),
         sampling=sampling,
         stream=stream,
         include_usage=include_usage,
@@ -59,8 +63,6 @@ def _tools(fields: Fields) -> list[Any] | None:
             refuse(inner.param("name"), "it is empty")
         inner.text("description")
         inner.object("parameters")
-    if not _tools_allowed(fields):
-        return None
     return tools or None
 
 

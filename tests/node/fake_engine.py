@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from fabric.limits import PREFILL_CHUNK_TOKENS_MAX
 from fabric.turn.generation import Sampling
+from node.dialect.shown import Shown
 from node.engine.memory_budget import MemoryBudget
 from node.engine.scheduler import Scheduler
 from node.engine.sequence import Broke, Ended, Produced, Sequence
-from node.mlx.answer import Shown
 from node.mlx.engine import SampledToken
 
 TOKEN_BYTES = 10

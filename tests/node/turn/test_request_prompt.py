@@ -55,11 +55,22 @@ def test_a_bias_for_no_token_is_refused(service, token):
 
 
 def test_every_token_of_the_model_may_have_a_bias(service):
-    """The last one, too: a bias for it alone makes it the answer."""
-    bias = {str(VOCABULARY - 1): 100.0}
-    reply = ask(service, WORDS, max_tokens=2, ignore_eos=True, logit_bias=bias)
+    """The last one that the tokenizer knows, too: a bias for it alone makes it the answer."""
+    last = service.node.identity.model.vocabulary_size - 1
+    reply = ask(service, WORDS, max_tokens=2, ignore_eos=True, logit_bias={str(last): 100.0})
 
-    assert reply.text == "!!"  # what mlx-lm shows for a token without a text
+    assert last < VOCABULARY - 1
+    assert reply.text == 2 * service.node.tokenizer.token_text(last)
+
+
+def test_rows_that_no_token_has_are_never_sampled(service):
+    """Models pad their vocabularies; the text of such an id would be anything, or an error."""
+    known = service.node.identity.model.vocabulary_size
+    bias = {str(token): -100.0 for token in range(known)}
+    reply = ask(service, WORDS, max_tokens=8, ignore_eos=True, logit_bias=bias)
+
+    assert known == max(service.node.tokenizer.wrapper.get_vocab().values()) + 1 < VOCABULARY
+    assert "!" not in reply.text
 
 
 def test_a_prompt_token_that_the_model_lacks_is_refused(tmp_path):

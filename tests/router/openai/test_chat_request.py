@@ -213,7 +213,7 @@ def test_tool_turns():
     assert answered == {"role": "tool", "content": "42", "tool_call_id": "c1"}
 
 
-@pytest.mark.parametrize("broken", ['{"a":', "[1]", '"x"', '{"a":1,"a":2}', "NaN", ""])
+@pytest.mark.parametrize("broken", ['{"a":', "[1]", '"x"', '{"a":1,"a":2}', "NaN"])
 def test_arguments_that_are_no_object_stay_text(broken):
     call = {"function": {"name": "f", "arguments": broken}}
     (message,) = messages({"role": "assistant", "tool_calls": [call]})
@@ -221,11 +221,22 @@ def test_arguments_that_are_no_object_stay_text(broken):
     assert message["tool_calls"][0]["function"]["arguments"] == broken
 
 
-def test_tool_choice_none_drops_the_tools():
+def test_arguments_that_say_nothing_are_none():
+    """What clients send for functions without parameters."""
+    call = {"function": {"name": "f", "arguments": " "}}
+    (message,) = messages({"role": "assistant", "tool_calls": [call]})
+
+    assert message["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_tool_choice_none_only_stops_the_reading_of_calls():
     tools = [{"type": "function", "function": {"name": "f"}}]
 
     assert parse(tools=tools).prompt.tools == tools
-    assert parse(tools=tools, tool_choice="none").prompt.tools is None
+    assert parse(tools=tools).prompt.reads_calls
+    without = parse(tools=tools, tool_choice="none").prompt
+    assert (without.tools, without.reads_calls) == (tools, False)
+    assert without.sketch == parse(tools=tools).prompt.sketch
     assert parse(tools=[]).prompt.tools is None
 
 

@@ -1,0 +1,138 @@
+"""Every format of calls and thoughts that is read here, by name; mlx-lm's names are known, too."""
+
+import re
+from typing import Any
+
+from node.dialect.bare_calls import BareCalls
+from node.dialect.call_body import CallBody
+from node.dialect.family import CallFormat, MakeBody, ThoughtFormat
+from node.dialect.headed_calls import HeadedCalls
+from node.dialect.json_calls import JsonCalls
+from node.dialect.tag_calls import TagCalls, Tags
+
+_NAME = r"(?P<name>[\w.\-]+)"
+_MISTRAL = re.compile(
+    rf"\s*(?:\[TOOL_CALLS\])?\s*{_NAME}\s*(?:\[CALL_ID\](?P<id>[^\[\]]*))?\[ARGS\]\s*(?={{)"
+)
+_KIMI = re.compile(
+    r"\s*(?:<\|tool_call_end\|>)?\s*<\|tool_call_begin\|>\s*"
+    r"(?P<id>(?:functions\.)?(?P<name>[\w.\-]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>\s*(?=\{)"
+)
+_DEEPSEEK = re.compile(
+    r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁call▁begin｜>(?:"
+    rf"function<｜tool▁sep｜>{_NAME}\s*```(?:json)?\s*|(?!function<)(?P<other_name>[\w.\-]+)<｜tool▁sep｜>\s*"
+    r")(?=\{)"
+)
+_SPACE = re.compile(r"\s*")
+_KIMI_TAIL = re.compile(r"\s*(?:<\|tool_call_end\|>)?\s*")
+_DEEPSEEK_TAIL = re.compile(r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*")
+_QWEN = Tags(
+    call=re.compile(r"<function=(?P<name>[^>\s]+)>"),
+    argument=re.compile(r"<parameter=(?P<key>[^>]+)>"),
+    argument_end="</parameter>",
+    call_end="</function>",
+)
+_GLM = Tags(
+    call=re.compile(r"\s*(?P<name>[^\s<]+)(?=[\s<])"),
+    argument=re.compile(r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>"),
+    argument_end="</arg_value>",
+    has_lines=False,
+    guesses=True,
+)
+_MINIMAX = Tags(
+    call=re.compile(r"<invoke name=[\"']?(?P<name>[^>\"']+)[\"']?>"),
+    argument=re.compile(r"<parameter name=[\"']?(?P<key>[^>\"']+)[\"']?>"),
+    argument_end="</parameter>",
+    call_end="</invoke>",
+    guesses=True,
+)
+_DSML = Tags(
+    call=re.compile(r"<｜DSML｜invoke name=\"(?P<name>[^\"]+)\">"),
+    argument=re.compile(
+        r"<｜DSML｜parameter name=\"(?P<key>[^\"]+)\"(?: string=\"(?P<is_text>true|false)\")?>"
+    ),
+    argument_end="</｜DSML｜parameter>",
+    call_end="</｜DSML｜invoke>",
+    has_lines=False,
+    guesses=True,
+)
+
+
+def _headed(header: re.Pattern[str], tail: re.Pattern[str]) -> MakeBody:
+    def make(tools: list[Any] | None) -> CallBody:
+        return HeadedCalls(tools, header, tail)
+
+    return make
+
+
+def _tagged(tags: Tags) -> MakeBody:
+    def make(tools: list[Any] | None) -> CallBody:
+        return TagCalls(tools, tags)
+
+    return make
+
+
+def _mistral(tools: list[Any] | None) -> CallBody:
+    return BareCalls(tools, HeadedCalls(tools, _MISTRAL, _SPACE), is_marked=True)
+
+
+def _llama(tools: list[Any] | None) -> CallBody:
+    return BareCalls(tools)
+
+
+def _json(*starts: str, end: str, name: str) -> CallFormat:
+    return CallFormat(name, starts, end, JsonCalls)
+
+
+_FORMATS = (
+    _json("<tool_call>", end="</tool_call>", name="json"),
+    _json("<|tool_call|>", end="<|/tool_call|>", name="phi4"),
+    _json("<|tool_call|>", end="", name="granite"),
+    _json("<|START_ACTION|>", end="<|END_ACTION|>", name="command"),
+    _json("Action: ```json", end="```", name="command_r"),
+    _json("<TOOLCALL>", end="</TOOLCALL>", name="nemotron"),
+    _json("<tool_calls>", end="</tool_calls>", name="hunyuan"),
+    CallFormat(
+        "qwen3_coder",
+        ("<tool_call>", "<function="),
+        "</tool_call>",
+        _tagged(_QWEN),
+        inner_starts=("<function=",),
+    ),
+    CallFormat("seed_oss", ("<seed:tool_call>",), "</seed:tool_call>", _tagged(_QWEN)),
+    CallFormat("glm", ("<tool_call>",), "</tool_call>", _tagged(_GLM)),
+    CallFormat("minimax_m2", ("<minimax:tool_call>",), "</minimax:tool_call>", _tagged(_MINIMAX)),
+    CallFormat(
+        "deepseek_v32", ("<｜DSML｜function_calls>",), "</｜DSML｜function_calls>", _tagged(_DSML)
+    ),
+    CallFormat(
+        "kimi_k2",
+        ("<|tool_calls_section_begin|>",),
+        "<|tool_calls_section_end|>",
+        _headed(_KIMI, _KIMI_TAIL),
+    ),
+    CallFormat(
+        "deepseek",
+        ("<｜tool▁calls▁begin｜>",),
+        "<｜tool▁calls▁end｜>",
+        _headed(_DEEPSEEK, _DEEPSEEK_TAIL),
+    ),
+    CallFormat("mistral", ("[TOOL_CALLS]",), "", _mistral),
+    CallFormat("llama", ("<|python_tag|>",), "<|eom_id|>", _llama, bare=_llama),
+    CallFormat("llama4", ("<|python_start|>",), "<|python_end|>", _llama, bare=_llama),
+    CallFormat("gemma", ("```tool_code",), "```", _llama, bare=_llama),
+)
+CALL_FORMATS = {each.name: each for each in _FORMATS}
+CALL_ALIASES = {"json_tools": "json", "glm47": "glm", "hermes": "json"}
+THOUGHT_FORMATS = {
+    each.name: each
+    for each in (
+        ThoughtFormat("think", "<think>", "</think>"),
+        ThoughtFormat("seed", "<seed:think>", "</seed:think>"),
+        ThoughtFormat("mistral", "[THINK]", "[/THINK]"),
+        ThoughtFormat("command", "<|START_THINKING|>", "<|END_THINKING|>"),
+        ThoughtFormat("gemma4", "<|channel>thought", "<channel|>"),
+        ThoughtFormat("longcat", "<longcat_think>", "</longcat_think>"),
+        ThoughtFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
+    )
+}

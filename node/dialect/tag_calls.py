@@ -1,0 +1,176 @@
+"""Calls whose arguments stand between tags, one by one, each as plain text."""
+
+import ast
+import re
+from dataclasses import dataclass
+from json import JSONDecodeError, dumps, loads
+from typing import Any
+
+from node.dialect.call_body import HEADER_CHARS_MAX, CallBody
+from node.dialect.marks import held_chars
+
+_LITERAL_CHARS_MAX = 1 << 16  # Python's own parser takes much memory for each
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """How a format spells them; patterns name groups `name` and `key`."""
+
+    call: re.Pattern[str]
+    argument: re.Pattern[str]
+    argument_end: str
+    call_end: str = ""  # "": where the section ends
+    has_lines: bool = True  # a value stands on lines of its own
+    guesses: bool = False  # what kind of value it is, where the tool does not say
+
+
+class TagCalls(CallBody):
+    """Texts are handed on as they come; other values when their end tag is there."""
+
+    def __init__(self, tools: list[Any] | None, tags: Tags) -> None:
+        super().__init__(tools)
+        self._tags = tags
+        self._name = ""
+        self._key: str | None = None  # of the argument that is being read
+        self._is_text = False
+        self._is_first = True
+        self._is_fresh = False  # nothing of the value was read
+        self._value = ""  # so far, where it is no text
+        ends = (f"\n{tags.argument_end}", tags.argument_end)
+        self._ends = ends if tags.has_lines else (tags.argument_end,)
+
+    @property
+    def is_in_value(self) -> bool:
+        return self._key is not None
+
+    def _read(self) -> None:
+        while self._left and not self.has_failed:
+            before = len(self._left)
+            if self._key is not None:
+                self._read_value()
+            elif self._arguments is not None:
+                self._read_inside()
+            else:
+                self._read_call()
+            if len(self._left) == before:
+                return
+
+    @property
+    def is_whole(self) -> bool:
+        return super().is_whole and not self._left.strip()
+
+    def _finish(self, *, is_cut: bool) -> None:
+        if self._tags.call_end or is_cut:
+            return
+        if self._arguments is None:
+            self._left += "\n"  # a name without arguments ends with the section
+            self._read()
+        if self._arguments is not None and self._key is None:
+            self._close_call()
+            self._take(len(self._left))
+
+    def _read_call(self) -> None:
+        found = self._tags.call.search(self._left)
+        if found is None:
+            self.has_failed = self.calls_count == 0 and len(self._left) > HEADER_CHARS_MAX
+            return
+        self._take(found.end())
+        self._name, self._is_first = found["name"], True
+        self._begin(self._name)
+
+    def _read_inside(self) -> None:
+        found = self._tags.argument.search(self._left)
+        end = self._left.find(self._tags.call_end) if self._tags.call_end else -1
+        if end >= 0 and (found is None or end < found.start()):
+            self._take(end + len(self._tags.call_end))
+            self._close_call()
+        elif found is not None:
+            self._take(found.end())
+            self._begin_argument(found["key"], found.groupdict().get("is_text"))
+        else:
+            self.has_failed = len(self._left) > HEADER_CHARS_MAX
+
+    def _begin_argument(self, key: str, is_text: str | None) -> None:
+        self._key, self._value = key, ""
+        kinds = self._kinds(key)
+        self._is_text = kinds == {"string"} if is_text is None else is_text == "true"
+        if not kinds and is_text is None:
+            self._is_text = not self._tags.guesses
+        self._write(("{" if self._is_first else ", ") + dumps(key, ensure_ascii=False) + ": ")
+        if self._is_text:
+            self._write('"')
+        self._is_first = False
+        self._is_fresh = True
+
+    def _read_value(self) -> None:
+        if self._tags.has_lines and self._is_fresh:
+            self._is_fresh = False
+            self._take(self._left.startswith("\n"))
+        at = self._left.find(self._tags.argument_end)
+        if at < 0:
+            longest = max(map(len, self._ends))
+            self._add(self._take(len(self._left) - held_chars(self._left, self._ends, longest)))
+            return
+        value = self._take(at)
+        self._take(len(self._tags.argument_end))
+        self._add(value.removesuffix("\n") if self._tags.has_lines else value)
+        self._write('"' if self._is_text else self._converted())
+        self._key = None
+
+    def _add(self, text: str) -> None:
+        if self._is_text:
+            self._write(dumps(text, ensure_ascii=False)[1:-1])
+        else:
+            self._value += text
+
+    def _close_call(self) -> None:
+        self._write("{}" if self._is_first else "}")
+        self._end()
+
+    def _converted(self) -> str:
+        """Spell a value in JSON: as JSON or Python has it, or else as text."""
+        assert self._key is not None, "inside of an argument"
+        kinds, text = self._kinds(self._key), self._value.strip()
+        try:
+            value = loads(text, strict=False)
+        except (JSONDecodeError, RecursionError):
+            value = _literal(text, self._value)
+        is_null = value is None and "null" in kinds
+        if "string" in kinds and not isinstance(value, str) and not is_null:
+            value = self._value  # a number in a text is a text
+        return dumps(value, ensure_ascii=False)
+
+    def _kinds(self, key: str) -> set[str]:
+        """Return the types that the tool gives an argument; none if it does not say."""
+        for tool in self.tools or ():
+            function = tool.get("function", tool) if isinstance(tool, dict) else {}
+            if isinstance(function, dict) and function.get("name") == self._name:
+                parameters = function.get("parameters")
+                properties = parameters.get("properties") if isinstance(parameters, dict) else None
+                return _types(properties.get(key) if isinstance(properties, dict) else None)
+        return set()
+
+
+def _types(schema: Any) -> set[str]:
+    if not isinstance(schema, dict):
+        return set()
+    said = schema.get("type")
+    kinds = {said} if isinstance(said, str) else set(said if isinstance(said, list) else ())
+    for name in ("anyOf", "oneOf"):
+        options = schema.get(name)
+        for option in options if isinstance(options, list) else ():
+            kinds |= _types(option)
+    if not kinds and isinstance(schema.get("enum"), list):
+        kinds = {"string"} if all(isinstance(v, str) for v in schema["enum"]) else set()
+    return {kind for kind in kinds if isinstance(kind, str)}
+
+
+def _literal(text: str, otherwise: str) -> Any:
+    if len(text) > _LITERAL_CHARS_MAX:
+        return otherwise
+    try:
+        value = ast.literal_eval(text)
+        dumps(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return otherwise
+    return value

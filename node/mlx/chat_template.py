@@ -1,0 +1,121 @@
+"""A model's chat template: rendered, and tried once for what it writes and takes."""
+
+import inspect
+import re
+from functools import cached_property
+from typing import Any, Final
+
+from jinja2 import TemplateError
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from fabric.errors import RejectedError
+from fabric.turn.text_match import common_prefix
+from node.dialect.spelling import TemplateTraits
+
+# Where templates look for a thought, beside `reasoning_content`.
+_THOUGHT_KEYS: Final = ("thinking", "tool_plan", "reasoning")
+_READ_KEY: Final = r"""\b\w*(?:message|msg)\w*(?:\.|\.get\(['"]|\[['"])%s\b"""
+_USER: Final = {"role": "user", "content": "x"}
+
+
+class ChatTemplate:
+    """Renders conversations up to where the model answers."""
+
+    def __init__(self, wrapper: TokenizerWrapper) -> None:
+        self._wrapper = wrapper
+        self._prompts: dict[str, str] = {}
+
+    @property
+    def exists(self) -> bool:
+        return bool(self._wrapper.has_chat_template)
+
+    @cached_property
+    def source(self) -> str:
+        """All that it may write, and more: its own text, or that of a renderer in Python."""
+        custom = self._wrapper._chat_template  # noqa: SLF001 - how it was found is not offered
+        if custom is not None:
+            return inspect.getsource(inspect.getmodule(custom) or custom)
+        template = self._wrapper.chat_template
+        return "\n".join(template.values()) if isinstance(template, dict) else str(template or "")
+
+    def render(
+        self,
+        messages: list[Any],
+        tools: list[Any] | None,
+        options: dict[str, Any],
+        *,
+        is_answered: bool = True,
+    ) -> str:
+        """Render a conversation; RejectedError if the template refuses it."""
+        if not self.exists:
+            return "\n".join(str(message.get("content") or "") for message in messages)
+        try:
+            text = self._apply(messages, tools, {"add_generation_prompt": is_answered, **options})
+        except Exception as error:  # noqa: BLE001 - a template may raise whatever Python does
+            # Only a template's own raise_exception text is known to hold no prompt text.
+            detail = error.message if isinstance(error, TemplateError) else type(error).__name__
+            message = f"the model's chat template does not accept these messages: {detail}"
+            raise RejectedError(message, code="template_refused", param="messages") from None
+        return str(text)
+
+    def _apply(self, messages: list[Any], tools: list[Any] | None, options: dict[str, Any]) -> str:
+        wrapper = self._wrapper
+        has_null = any("content" in each and each["content"] is None for each in messages)
+        if not has_null or wrapper._chat_template is not None:  # noqa: SLF001 - as in `source`
+            return str(
+                wrapper.apply_chat_template(messages, tools=tools, tokenize=False, **options)
+            )
+        # The same without what drops every null, of which some templates make something.
+        known = {**wrapper.special_tokens_map, "enable_thinking": wrapper.has_thinking, **options}
+        template = wrapper.get_chat_template(None, tools)
+        (text,), _ = render_jinja_template([messages], tools, chat_template=template, **known)
+        return str(text)
+
+    def behind_header(self, prompt: str, thought_start: str | None) -> str:
+        """Return a prompt's end, from where the model's own message begins.
+
+        What the client wrote lies in front of it, whatever marks it may hold.
+        """
+        header = self._opened
+        for mark in (thought_start, "</think>"):
+            header = header.split(mark)[0] if mark else header
+        at = prompt.rfind(header) if header.strip() else -1
+        return prompt[at + len(header) :] if at >= 0 else ""
+
+    @cached_property
+    def _opened(self) -> str:
+        """What the template writes in front of an answer, with the default options."""
+        try:
+            answered = self.render([_USER], None, {})
+            plain = self.render([_USER], None, {}, is_answered=False)
+        except RejectedError:
+            return ""
+        return answered[common_prefix(answered, plain) :]
+
+    @cached_property
+    def traits(self) -> TemplateTraits:
+        """How it wants calls spelled: tried with one."""
+
+        def tried(content: str | None, arguments: Any) -> str | None:
+            call = {"name": "f", "arguments": arguments}
+            use = {"type": "function", "id": "abcdefghi", "function": call}
+            said = {"role": "assistant", "content": content, "tool_calls": [use]}
+            result = {"role": "tool", "content": "r", "name": "f", "tool_call_id": "abcdefghi"}
+            try:
+                return self.render([_USER, said, result], None, {})
+            except RejectedError:
+                return None
+
+        as_object, as_text = {"q": "v"}, '{"q": "v"}'
+        empty, null = tried("", as_object), tried(None, as_object)
+        null_text = tried(None, as_text) if null is None else null
+        said = empty or tried("", as_text) or ""
+        takes_null = null_text is not None and null_text.count("None") <= said.count("None")
+        best, other = (null, null_text) if takes_null else (empty, said)
+        keys = (key for key in _THOUGHT_KEYS if re.search(_READ_KEY % key, self.source))
+        return TemplateTraits(
+            takes_null=takes_null,
+            text_arguments=bool(other) if best is None else "{'q'" in best,
+            thought_keys=tuple(keys),
+        )

@@ -1,0 +1,73 @@
+"""Read an answer's text as a family writes it, whole or in pieces."""
+
+import json
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from node.dialect.families import Fallback, Told, family_of
+from node.dialect.reader import MarkedReader
+from node.dialect.shown import Shown
+
+
+def tool(name, **properties):
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [
+    tool("look", at={"type": "string"}),
+    tool("bash", command={"type": "string"}, timeout={"type": "integer"}),
+    tool("now"),
+]
+
+
+@dataclass
+class Read:
+    """All that a client was shown."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list = field(default_factory=list)  # of names and arguments
+    ids: list = field(default_factory=list)
+    parts: dict = field(default_factory=dict)  # what was streamed of each call, by its id
+    broken: int = 0
+    stopped_by: str | None = None
+
+
+def marked(calls="auto", thoughts="auto", template="", vocabulary=()):
+    return family_of(template, vocabulary, Told(calls, thoughts), Fallback())
+
+
+def marked_reader(family, tail="", stop=(), tools=TOOLS):
+    reader = MarkedReader(family, stop, tools, "operation-1")
+    reader.begin(tail)
+    return reader
+
+
+def read(reader, pieces):
+    made = Read()
+    for piece in pieces:
+        add(made, reader.feed(piece))
+    if made.stopped_by is None:
+        add(made, reader.finish())
+    made.broken = reader.broken_calls
+    assert reader.has_calls == bool(made.calls)
+    return made
+
+
+def add(made: Read, shown: Shown) -> None:
+    made.text += shown.text
+    made.reasoning += shown.reasoning
+    for part in shown.parts:
+        name, arguments = made.parts.get(part.id, ("", ""))
+        made.parts[part.id] = (name + part.name, arguments + part.arguments)
+    for call in shown.calls:
+        made.calls.append((call.name, json.loads(call.arguments)))
+        made.ids.append(call.id)
+        assert made.parts[call.id] == (call.name, call.arguments), "streamed as it is in whole"
+    made.stopped_by = shown.stopped_by or made.stopped_by
+
+
+def cut(text, places):
+    edges = [0, *sorted({place % (len(text) + 1) for place in places}), len(text)]
+    return [text[a:b] for a, b in pairwise(edges)]
