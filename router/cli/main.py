@@ -16,6 +16,7 @@ from router.cli.doctor.config_check import add_config
 from router.cli.doctor.doctor import add_doctor
 from router.cli.doctor.import_check import require_own_names
 from router.cli.errors import FAILED, MISUSED, CommandError
+from router.cli.events import add_events
 from router.cli.fsck import add_fsck
 from router.cli.hibernate import add_hibernation
 from router.cli.launch.launch import add_launch, split_off
@@ -34,9 +35,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"macfabric {fabric.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for declare in (add_up, add_down, add_serve, add_launch, add_queries, add_verbs, add_moves):
+    for declare in (add_up, add_down, add_serve, add_launch, add_queries, add_events):
         declare(commands)
-    add_hibernation(commands)
+    for declare in (add_verbs, add_moves, add_hibernation):
+        declare(commands)
     for declare in (add_doctor, add_fsck, add_config, add_certs, add_demo, add_bench):
         declare(commands)
     return parser

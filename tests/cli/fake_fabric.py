@@ -119,6 +119,7 @@ ANSWERS = {
     ("GET", "/healthz"): {"status": "degraded"},
     ("GET", "/v1/models"): {"object": "list", "data": [{"id": "recall", "object": "model"}]},
     ("GET", "/v1/nodes"): {"object": "list", "data": NODES},
+    ("GET", "/v1/fleet/events"): {"object": "none"},
     ("GET", "/v1/agents"): {"object": "list", "data": [AGENT, {"id": "new", "state": "owned"}]},
     ("GET", "/v1/agents/mira"): AGENT,
     ("POST", "/v1/agents/mira/migrate"): MOVED,
@@ -146,6 +147,7 @@ class FakeFabric:
         self.asked: list[tuple[str, str, object]] = []
         self.key: str | None = None
         self.page: bytes | None = None
+        self.media_type = "application/json"
         fabric = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -178,6 +180,7 @@ class FakeFabric:
             status, answer = 401, {"error": {"message": "the key is unknown"}}
         raw = self.page if self.page is not None else json.dumps(answer).encode()
         request.send_response(status)
+        request.send_header("content-type", self.media_type)
         request.send_header("content-length", str(len(raw)))
         request.end_headers()
         request.wfile.write(raw)

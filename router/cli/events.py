@@ -1,0 +1,119 @@
+"""`macfabric events`: what happens in a fabric, one line per event, until Ctrl-C."""
+
+import argparse
+import http.client
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any
+
+from fabric.limits import FLEET_SILENCE_S, MIB
+from router.cli.endpoint import Endpoint
+from router.cli.errors import CommandError
+from router.cli.output import human_bytes, human_count
+from router.cli.queries import add_common, endpoint_of
+
+PATH = "/v1/fleet/events"
+SILENT_S = 3 * FLEET_SILENCE_S  # even a quiet fabric says something before
+LINE_BYTES_MAX = 64 * MIB  # a snapshot is one line
+MEDIA_TYPE = "text/event-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    name: str
+    id: str | None
+    data: dict[str, Any]
+
+
+def add_events(commands: Any) -> None:
+    """Declare the command."""
+    events = commands.add_parser(
+        "events",
+        help="follow what happens to agents, moves, nodes and links",
+        description="Print what happens in a fabric as it happens, after a summary of how it is, "
+        "until Ctrl-C. A tenant's key shows its own agents, an operator's key everything. With "
+        "--json, one JSON object per line: event, id and data (see docs/http-api.md, Events).",
+    )
+    add_common(events)
+    events.set_defaults(run=run_events)
+
+
+def run_events(arguments: argparse.Namespace) -> int:
+    """Follow until Ctrl-C; exit status 1 where the fabric ends it."""
+    endpoint = endpoint_of(arguments)
+    try:
+        for told in _follow(endpoint):
+            print(_as_json(told) if arguments.json else _as_line(told), flush=True)
+    except KeyboardInterrupt:
+        return 0
+    message = f"the router at {endpoint.url} has stopped"
+    raise CommandError(message)
+
+
+def _follow(endpoint: Endpoint) -> Iterator[_Told]:
+    with endpoint.asking("GET", PATH, SILENT_S) as connection:
+        connection.request("GET", endpoint.path_of(PATH), headers=endpoint.headers({}))
+        response = connection.getresponse()
+        if response.status != HTTPStatus.OK:
+            endpoint.read(response.status, response.read())
+        if response.headers.get_content_type() != MEDIA_TYPE:
+            message = f"{endpoint.url} has no events to follow; is this a fabric of this version?"
+            raise CommandError(message)
+        try:
+            yield from _events(response)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            message = f"{endpoint.url} broke off ({error or type(error).__name__})"
+            raise CommandError(message) from None
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[_Told]:
+    fields: dict[str, str] = {}
+    while line := response.readline(LINE_BYTES_MAX):
+        name, _, value = line.decode().rstrip("\n").partition(": ")
+        if name:  # a comment has none
+            fields[name] = value
+        elif "data" in fields and line == b"\n":
+            data = json.loads(fields["data"])
+            yield _Told(fields.get("event", "message"), fields.get("id"), data)
+            fields = {}
+
+
+def _as_json(told: _Told) -> str:
+    row = {"event": told.name, "id": told.id, "data": told.data}
+    return json.dumps(row, ensure_ascii=False)
+
+
+def _as_line(told: _Told) -> str:
+    """Spell an event for people: when, what, who, and everything else by its name."""
+    data = dict(told.data)
+    at = datetime.fromtimestamp(data.pop("at_s"), UTC).astimezone() if "at_s" in data else None
+    time = at.strftime("%H:%M:%S") if at else "now"
+    if told.name == "snapshot":
+        return f"{time:8}  {told.name:16}  {_summary(data)}"
+    tenant = data.pop("tenant", None)
+    who = data.pop("id", None) or data.pop("node", "")
+    rest = ", ".join(f"{name} {_value(name, value)}" for name, value in data.items())
+    owner = f" of {tenant}" if tenant else ""
+    return f"{time:8}  {told.name:16}  {who}{owner}  {rest}".rstrip()
+
+
+def _summary(data: dict[str, Any]) -> str:
+    nodes, agents = data.get("nodes") or [], len(data.get("agents") or [])
+    ready = sum(node.get("state") == "ready" for node in nodes)
+    agents += data.get("agents_left_out") or 0
+    moves = len(data.get("moves") or [])
+    health = (data.get("health") or {}).get("status")
+    return f"{health}: {ready} of {len(nodes)} nodes ready, {agents} agents, {moves} moves"
+
+
+def _value(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name in {"bytes_sent", "bytes_per_s"}:
+        return human_bytes(value)
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return human_count(value) if isinstance(value, int) and value is not True else str(value)

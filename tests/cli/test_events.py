@@ -1,0 +1,100 @@
+"""`macfabric events`: a stream as lines for people or for programs, and how it ends."""
+
+import json
+
+import pytest
+
+from router.cli import events
+
+SNAPSHOT = {
+    "health": {"status": "ok"},
+    "nodes": [{"name": "node-a", "state": "ready"}, {"name": "node-b", "state": "suspect"}],
+    "moves": [],
+    "agents": [{"id": "mira"}],
+    "agents_left_out": 2,
+}
+MOVED = {"at_s": 1.5, "tenant": "default", "id": "mira", "from": "node-a", "to": "node-b"}
+STATE = {"at_s": 2.5, "node": "node-b", "state": "ready", "before": None}
+SENT = {"at_s": 3.5, "id": "mira", "state": "copying", "bytes_sent": 2048, "seconds": 0.25}
+
+
+def frame(name, data, number="x1"):
+    return f"event: {name}\nid: {number}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+@pytest.fixture
+def stream(fabric):
+    fabric.media_type = "text/event-stream"
+    fabric.page = b"".join(
+        [
+            frame("snapshot", SNAPSHOT),
+            b": nothing new\n\n",
+            frame("agent.moved", MOVED, "x2"),
+            frame("node.state", STATE),
+            frame("move.state", SENT),
+        ]
+    )
+    return fabric
+
+
+def test_people_read_one_line_per_event(run, stream):
+    status, out, err = run("events", "--url", stream.url)
+    lines = out.splitlines()
+
+    assert len(lines) == 4
+    assert "ok: 1 of 2 nodes ready, 3 agents, 0 moves" in lines[0]
+    assert "agent.moved" in lines[1]
+    assert "mira of default  from node-a, to node-b" in lines[1]
+    assert "node-b  state ready, before -" in lines[2]
+    assert "bytes_sent 2.0 KiB, seconds 0.250" in lines[3]
+    assert (status, err) == (1, f"macfabric: the router at {stream.url} has stopped\n")
+
+
+def test_programs_read_one_object_per_line(run, stream):
+    _, out, _ = run("events", "--json", "--url", stream.url)
+    told = [json.loads(line) for line in out.splitlines()]
+
+    assert told[0] == {"event": "snapshot", "id": "x1", "data": SNAPSHOT}
+    assert told[1] == {"event": "agent.moved", "id": "x2", "data": MOVED}
+
+
+def test_ctrl_c_ends_it_well(run, stream, monkeypatch):
+    def interrupted(told):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(events, "_as_line", interrupted)
+    assert run("events", "--url", stream.url) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("page", "why"),
+    [
+        (b"event: x\ndata: {\n\n", "broke off"),
+        (b"event: x\ndata: \xff\n\n", "broke off"),
+        (b"event: x\ndata: {}", "has stopped"),
+    ],
+)
+def test_a_stream_that_breaks_is_told(run, stream, page, why):
+    stream.page = page
+    status, out, err = run("events", "--url", stream.url)
+    assert (status, out) == (1, "")
+    assert why in err
+
+
+def test_what_is_no_stream_is_told(run, fabric):
+    status, _, err = run("events", "--url", fabric.url)
+    assert status == 1
+    assert "has no events to follow" in err
+
+
+def test_what_the_fabric_refuses_is_told(run, fabric):
+    fabric.key = "secret"
+    status, _, err = run("events", "--url", fabric.url)
+    assert status == 1
+    assert "refuses the key" in err
+
+
+def test_help_says_how_it_ends(run):
+    status, out, _ = run("events", "--help")
+    assert status == 0
+    assert "Ctrl-C" in out
