@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from unittest import mock
 
+from fabric.ids import SELF_TEST_TENANT
 from fabric.limits import FLUSH_IDLE_S, RECLAIM_EVERY_S
 from fabric.settings import NodeSettings
 from node import drain_flag
@@ -34,6 +35,7 @@ LIMIT_S = 600.0  # of simulated time until all is quiet; who needs longer hangs
 QUIET_S = FLUSH_IDLE_S + 5.0
 IDLE_S = 3  # without a move or copy: no other one is due
 SAVE_POLLS = 20  # of a tenth of a second: no save takes that long
+SELF_TEST_POLLS = 100
 KIB, MIB = 1 << 10, 1 << 20
 CROWD_ODDS, CROWD = 0.1, 14  # all at once, where the memory holds two or three of them
 FRAIL_ODDS = 0.1  # disks fail while agents move
@@ -173,11 +175,18 @@ class World:
         for _ in range(SAVE_POLLS):  # what a full disk refused is being tried again at times
             if any(+host.node.budget.pending for host in self.nodes.values()):
                 await asyncio.sleep(0.1)
+        for _ in range(SELF_TEST_POLLS):  # as soon as the disk is well again, for one
+            if any(_tests_itself(host.node) for host in self.nodes.values()):
+                await asyncio.sleep(0.1)
 
     def _is_moving(self):
         services = self.router.services
         is_draining = any(drain.ended_s is None for drain in services.drains._drains.values())
         return is_draining or services.replicas._copying or not services.migrations.is_idle
+
+
+def _tests_itself(node):
+    return any(turn._request.tenant == SELF_TEST_TENANT for turn in node.live_turns)
 
 
 class _Ears(logging.Handler):
