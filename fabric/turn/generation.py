@@ -167,6 +167,21 @@ class ToolCalls:
     event: str = "tool_calls"
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCallPart:
+    """More of a call that is being written: its name comes first, its arguments in parts.
+
+    The whole call follows in `ToolCalls`, by the same id, where it turns out to be one; where it
+    does not, its text follows, as it was written.
+    """
+
+    index: int  # as a delta's
+    id: str
+    name: str = ""
+    arguments: str = ""
+    event: str = "tool_call_part"
+
+
 class FinishReason(StrEnum):
     """Why a stream ended."""
 
@@ -183,6 +198,7 @@ class Finished:
     completion_tokens: int
     stop_string: str | None = None
     durable: bool = True  # False: the disk refused; the agent lives in memory only
+    broken_calls: int = 0  # cut or malformed, and in the text as they were written
     event: str = "finished"
 
 
@@ -214,11 +230,12 @@ class TokenCount:
     tokens: int
 
 
-Event = Admitted | Delta | ToolCalls | Finished | HandedOver | Failed
+Event = Admitted | Delta | ToolCallPart | ToolCalls | Finished | HandedOver | Failed
 
 _EVENTS: dict[str, type[Event]] = {
     "admitted": Admitted,
     "delta": Delta,
+    "tool_call_part": ToolCallPart,
     "tool_calls": ToolCalls,
     "finished": Finished,
     "handed_over": HandedOver,

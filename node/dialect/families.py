@@ -42,7 +42,8 @@ _THOUGHT_SIGNS = (
     (("</think>",), "think"),
 )
 _DROPPED = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
-AUTO, NONE = "auto", "none"
+AUTO, NONE, HARMONY = "auto", "none", "harmony"
+_HARMONY_SIGNS = ("<|channel|>analysis<|message|>", "<|start|>assistant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,9 @@ class Fallback:
 
 def family_of(template: str, vocabulary: Collection[str], told: Told, fallback: Fallback) -> Family:
     """Choose thoughts and calls; raise FatalError for a name that nobody knows."""
+    by_template = told == Told() and all(sign in template for sign in _HARMONY_SIGNS)
+    if by_template or HARMONY in (told.calls, told.thoughts):
+        return Family(is_harmony=True)
     return Family(
         thought=_thought(template, vocabulary, told.thoughts, fallback),
         calls=_calls(template, told.calls, fallback),

@@ -47,6 +47,7 @@ class Family:
     thought: ThoughtFormat | None = None
     calls: CallFormat | None = None
     dropped: tuple[str, ...] = ()  # marks that say nothing to a client
+    is_harmony: bool = False  # an answer is several messages with headers
 
     def marks(self, section: Section, *, reads_calls: bool) -> tuple[str, ...]:
         """List what ends a section or begins another."""

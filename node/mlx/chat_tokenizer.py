@@ -17,6 +17,7 @@ from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import Encoded
 from node.dialect.families import Told, family_of
 from node.dialect.family import PLAIN, Family
+from node.dialect.harmony import HarmonyReader
 from node.dialect.reader import MarkedReader, Reader
 from node.dialect.spelling import respelled, spelled
 from node.mlx.chat_template import ChatTemplate
@@ -75,7 +76,11 @@ class ChatTokenizer:
     ) -> Reader:
         """Return what reads the answer to a prompt, which may have begun it."""
         family = self.family
-        made = MarkedReader(family, stop, tools, call_seed)
+        made: Reader
+        if family.is_harmony:
+            made = HarmonyReader(stop, tools, call_seed)
+        else:
+            made = MarkedReader(family, stop, tools, call_seed)
         made.begin(
             self.template.behind_header(prompt, family.thought.start if family.thought else None)
         )

@@ -25,6 +25,7 @@ from fabric.turn.generation import (
     GenerateRequest,
     HandedOver,
     Resumption,
+    ToolCallPart,
     ToolCalls,
 )
 from fabric.turn.prompt_limit import PromptLimit
@@ -270,7 +271,8 @@ class Turn:
             self._cancelled()
             return None
         reason = FinishReason.TOOL_CALLS if sequence.answer.has_calls else ended.reason
-        return Finished(reason, len(ended.answer_ids), ended.stop_string, durable)
+        broken = sequence.answer.broken_calls
+        return Finished(reason, len(ended.answer_ids), ended.stop_string, durable, broken)
 
     async def _begun(
         self,
@@ -370,5 +372,7 @@ class Turn:
         logprobs = event.logprobs if event is not None else ()
         if shown.text or logprobs:
             self._emit(Delta(index, shown.text, logprobs=logprobs))
+        for part in shown.parts:
+            self._emit(ToolCallPart(index, part.id, part.name, part.arguments))
         if shown.calls:
             self._emit(ToolCalls(tuple(shown.calls)))

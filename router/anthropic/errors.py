@@ -23,6 +23,8 @@ _TOO_LONG: Final = "context_length_exceeded"
 class AnthropicErrors:
     """One shape for every error; its type says what the client should do."""
 
+    streams_calls = False
+
     def error(self, error: FabricError) -> ErrorBody:
         status = status_of(error)
         if status == HTTPStatus.SERVICE_UNAVAILABLE:

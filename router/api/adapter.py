@@ -46,6 +46,7 @@ class ApiAdapter(ErrorDialect, Protocol[A]):
     """One route's dialect, both ways; `error` says in it what went wrong."""
 
     path: str
+    streams_calls: bool  # its frames are made of calls while they are written, too
     idle: bytes  # a frame that means nothing, for while nothing is said
 
     def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> A:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -51,7 +51,8 @@ async def answer_turn(adapter: ApiAdapter[Any], desk: Desk, request: Request) ->
     if asked.ignored:
         headers[IGNORED_HEADER] = ", ".join(asked.ignored)
     if asked.stream:
-        frames = adapter.frames(asked, opened.admitted, opened.events())
+        events = opened.parts() if adapter.streams_calls else opened.events()
+        frames = adapter.frames(asked, opened.admitted, cast("Any", events))
         return EventStream(frames, headers, opened.close, adapter, adapter.idle)
     try:
         answer = await unless_gone(request, gather(opened))

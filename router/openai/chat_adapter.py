@@ -1,11 +1,19 @@
 """POST /v1/chat/completions, streaming and not."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from fabric.ports import Clock
-from fabric.turn.generation import Admitted, Delta, TokenLogprob, ToolCall, ToolCalls
+from fabric.turn.generation import (
+    Admitted,
+    Delta,
+    Finished,
+    TokenLogprob,
+    ToolCall,
+    ToolCallPart,
+    ToolCalls,
+)
 from router.fresh_ids import fresh_name
 from router.http.sse import COMMENT, frame
 from router.openai.chat_request import parse_chat
@@ -21,6 +29,7 @@ class ChatAdapter(OpenAiErrors):
 
     path = "/v1/chat/completions"
     idle = COMMENT
+    streams_calls = True
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -34,10 +43,12 @@ class ChatAdapter(OpenAiErrors):
         return self._shape(asked, admitted).completion(answer)
 
     async def frames(
-        self, asked: OpenAiRequest, admitted: Admitted, events: AsyncGenerator[Answered, None]
+        self,
+        asked: OpenAiRequest,
+        admitted: Admitted,
+        events: AsyncGenerator[Answered | ToolCallPart, None],
     ) -> AsyncGenerator[bytes, None]:
-        shape = self._shape(asked, admitted)
-        calls_count = 0
+        shape, calls = self._shape(asked, admitted), _CallStream()
         is_first = True
         async with aclosing(events):
             async for event in events:
@@ -48,19 +59,42 @@ class ChatAdapter(OpenAiErrors):
                 if isinstance(event, Delta):
                     if event.text or event.logprobs:
                         yield frame(shape.delta(event))
+                elif isinstance(event, ToolCallPart):
+                    yield frame(shape.chunk({"tool_calls": [calls.part(event)]}))
                 elif isinstance(event, ToolCalls):
-                    for call in event.calls:
-                        indexed = {"index": calls_count, **_call(call)}
+                    for indexed in calls.whole(event):
                         yield frame(shape.chunk({"tool_calls": [indexed]}))
-                        calls_count += 1
                 else:
-                    yield frame(shape.chunk({}, finish_reason=event.reason.value))
+                    ended = shape.chunk({}, finish_reason=event.reason.value)
+                    ended["choices"][0] |= _broken(event)
+                    yield frame(ended)
                     for each in shape.ending(event):
                         yield each
 
     def _shape(self, asked: OpenAiRequest, admitted: Admitted) -> "_ChatShape":
         name, created_s = fresh_name("chatcmpl-"), int(self._clock.wall_s())
         return _ChatShape(asked, admitted, name, "chat.completion.chunk", created_s)
+
+
+class _CallStream:
+    """Numbers calls as they begin, and tells those in whole that were not told in parts."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def part(self, part: ToolCallPart) -> dict[str, Any]:
+        number = self._numbers.get(part.id)
+        if number is not None:
+            return {"index": number, "function": {"arguments": part.arguments}}
+        self._numbers[part.id] = number = len(self._numbers)
+        return {"index": number, **_call(ToolCall(part.name, part.arguments, part.id))}
+
+    def whole(self, event: ToolCalls) -> Iterator[dict[str, Any]]:
+        for call in event.calls:
+            if not call.id or call.id not in self._numbers:
+                number = len(self._numbers)
+                self._numbers[call.id or f"unnamed {number}"] = number
+                yield {"index": number, **_call(call)}
 
 
 class _ChatShape(Shape):
@@ -82,6 +116,7 @@ class _ChatShape(Shape):
             "message": message,
             "logprobs": self._logprobs(answer.logprobs),
             "finish_reason": answer.finished.reason.value,
+            **_broken(answer.finished),
         }
         return {
             **self.head,
@@ -131,6 +166,12 @@ def _call(call: ToolCall) -> dict[str, Any]:
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
     }
+
+
+def _broken(finished: Finished) -> dict[str, Any]:
+    """Say, in a field of our own, that the text has calls that were cut or malformed."""
+    count = finished.broken_calls
+    return {"macfabric": {"broken_tool_calls": count}} if count else {}
 
 
 def _logprob(token: str, logprob: float) -> dict[str, Any]:

@@ -12,6 +12,8 @@ _CLIENT_ERRORS = range(400, 500)
 class OpenAiErrors:
     """One shape for every error of every route."""
 
+    streams_calls = False
+
     def error(self, error: FabricError) -> ErrorBody:
         status = status_of(error)
         kind = "invalid_request_error" if status in _CLIENT_ERRORS else "server_error"

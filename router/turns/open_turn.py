@@ -5,6 +5,7 @@ A turn whose agent is moved goes on where the agent goes; who reads the events s
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 
 from fabric.errors import FabricError, RetryLaterError
 from fabric.ports import Clock
@@ -15,6 +16,7 @@ from fabric.turn.generation import (
     Failed,
     Finished,
     HandedOver,
+    ToolCallPart,
     ToolCalls,
 )
 from router.fleet.node_client import NodeLostError
@@ -57,7 +59,14 @@ class OpenTurn:
         telemetry.admitted(admitted)
 
     async def events(self) -> AsyncGenerator[Answered, None]:
-        """Yield what the node produces; raise a FabricError where it breaks off."""
+        """Yield what the node produces, calls in whole; raise a FabricError where it breaks off."""
+        async with aclosing(self.parts()) as parts:
+            async for part in parts:
+                if not isinstance(part, ToolCallPart):
+                    yield part
+
+    async def parts(self) -> AsyncGenerator[Answered | ToolCallPart, None]:
+        """Yield the same, and calls while they are written, too."""
         is_first = True
         try:
             async for event in self._spliced():
@@ -118,7 +127,7 @@ class OpenTurn:
         self._on_first()
 
 
-def _answered(event: Event) -> Answered:
+def _answered(event: Event) -> Answered | ToolCallPart:
     assert not isinstance(event, HandedOver), "followed before"
     if isinstance(event, Failed):
         raise remote_error(event.status, event.code, event.message)

@@ -130,3 +130,30 @@ R1 = (
     "{{ message.content }}<｜tool▁outputs▁end｜>{% endif %}{% endfor %}"
     "{%- if add_generation_prompt %}<｜Assistant｜><think>\n{% endif %}"
 )
+# Shaped as gpt-oss's: channels, and one place for what is thought or said beside a call.
+HARMONY = (
+    "<|start|>system<|message|>Channels: analysis, commentary, final<|end|>"
+    "{%- set ns = namespace(last=none) %}{% for message in messages %}"
+    "{%- if message.role == 'assistant' %}{% if message.content is defined and "
+    "('<|channel|>analysis<|message|>' in message.content or "
+    "'<|channel|>final<|message|>' in message.content) %}"
+    "{{ raise_exception('You have passed a message containing <|channel|> tags') }}{% endif %}"
+    "{%- if message.tool_calls %}{% set ns.last = message.tool_calls[0].function.name %}"
+    "{%- if message.content and message.thinking %}"
+    "{{ raise_exception('Cannot pass both content and thinking with tool calls!') }}"
+    "{%- elif message.content or message.thinking %}<|start|>assistant<|channel|>analysis"
+    "<|message|>"
+    "{{ message.content or message.thinking }}<|end|>{% endif %}"
+    "<|start|>assistant to=functions.{{ ns.last }}<|channel|>commentary json<|message|>"
+    "{{ message.tool_calls[0].function.arguments | tojson }}<|call|>"
+    "{%- else %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>"
+    "{% endif %}{% elif message.role == 'tool' %}{% if ns.last is none %}"
+    "{{ raise_exception('Message has tool role, but there was no previous call!') }}{% endif %}"
+    "<|start|>functions.{{ ns.last }} to=assistant<|channel|>commentary<|message|>"
+    "{{ message.content | tojson }}<|end|>"
+    "{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}"
+    "{%- endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+HARMONY_SPECIALS = (
+    "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"
+)  # fmt: skip

@@ -8,6 +8,8 @@ from fabric.errors import RejectedError
 from node.mlx.answer import Answer
 from tests.support.chat_models import (
     CODER,
+    HARMONY,
+    HARMONY_SPECIALS,
     MISTRAL,
     MISTRAL_SPECIALS,
     OPENED,
@@ -154,3 +156,35 @@ def test_templates_in_a_list_are_looked_at_for_calls(tmp_path):
 
     assert model.family.calls is not None
     assert model.family.calls.name == "json"
+
+
+def test_channels_are_read_and_taken_back(tmp_path):
+    oss = chat_tokenizer(tmp_path, HARMONY, HARMONY_SPECIALS, end="<|return|>")
+    says = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+        "There.<|return|>"
+    )
+    text, thought, _ = answer(oss, [USER], says, TOOLS)
+    back = {"role": "assistant", "content": text, "reasoning_content": thought}
+
+    assert (text, thought) == ("There.", "Hm.")
+    assert "<|channel|>final<|message|>There.<|end|>" in oss.render([USER, back, USER], TOOLS, {})
+
+
+@pytest.mark.parametrize("content", ["", "I look."])
+def test_a_thought_beside_a_call_is_taken_back(tmp_path, content):
+    oss = chat_tokenizer(tmp_path, HARMONY, HARMONY_SPECIALS, end="<|return|>")
+    says = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.bash<|channel|>"
+        'commentary json<|message|>{"command": "ls"}<|call|>'
+    )
+    _, thought, (call,) = answer(oss, [USER], says, TOOLS)
+    said = calling(json.loads(call.arguments), content, call.id)
+    told = [USER, {**said, "reasoning_content": thought}, {**RESULT, "tool_call_id": call.id}]
+    text = oss.render(told, TOOLS, {})
+
+    assert "Hm." in text
+    assert content in text
+    if not content:
+        assert text.startswith(oss.render([USER], TOOLS, {}).removesuffix("<|start|>assistant"))
+        assert f"<|start|>assistant{says}" in text

@@ -37,6 +37,7 @@ STOPPED = (Delta(0, "on"), Delta(1, "ce"), Finished(FinishReason.STOP, 2, stop_s
 class Tales:
     path = PATH
     idle = COMMENT
+    streams_calls = False
 
     def parse(self, headers, body):
         fields = Fields(body)

@@ -11,6 +11,7 @@ from fabric.turn.generation import (
     FinishReason,
     TokenLogprob,
     ToolCall,
+    ToolCallPart,
     ToolCalls,
 )
 from tests.router.fake_node import MODEL
@@ -115,6 +116,59 @@ async def test_tool_calls_whole_and_streamed():
         assert [call.function.name for call in choice.message.tool_calls] == ["look", "look"]
         assert choice.message.tool_calls[0].function.arguments == '{"at": "sky"}'
         assert len({call.id for call in choice.message.tool_calls}) == 2
+
+
+async def test_calls_are_streamed_while_they_are_written():
+    """Who asks for the whole answer, or for the events of whole calls, is told each once."""
+    parts = [("first", "look", ""), ("first", "", '{"at": '), ("first", "", '"sky"}')]
+    events = [
+        Delta(0, "Let me see. "),
+        *(ToolCallPart(i, *part) for i, part in enumerate(parts)),
+        ToolCalls((ToolCall("look", '{"at": "sky"}', "first"),)),
+        ToolCallPart(3, "second", "look", "{"),
+        ToolCallPart(4, "second", "", "}"),
+        ToolCalls((ToolCall("look", "{}", "second"),)),
+        Finished(FinishReason.TOOL_CALLS, 9),
+    ]
+    async with rig("a") as made:
+        made["node-a"].does.events = events
+        client = made.openai()
+        whole = await client.chat.completions.create(model=MODEL, messages=USER)
+        async with client.chat.completions.stream(model=MODEL, messages=USER) as stream:
+            streamed = await stream.get_final_completion()
+        chunks = await client.chat.completions.create(model=MODEL, messages=USER, stream=True)
+        deltas = [c.choices[0].delta.tool_calls async for c in chunks if c.choices]
+
+    for done in (whole, streamed):
+        calls = done.choices[0].message.tool_calls
+        assert [(c.id, c.function.name, c.function.arguments) for c in calls] == [
+            ("first", "look", '{"at": "sky"}'),
+            ("second", "look", "{}"),
+        ]
+    told = [call for delta in deltas for call in delta or ()]
+    assert [(c.index, c.id, c.function.arguments) for c in told] == [
+        (0, "first", ""), (0, None, '{"at": '), (0, None, '"sky"}'),
+        (1, "second", "{"), (1, None, "}"),
+    ]  # fmt: skip
+
+
+async def test_a_call_that_was_cut_is_said_to_be_one():
+    async with rig("a") as made:
+        made["node-a"].does.events = [
+            ToolCallPart(0, "first", "look", '{"at": '),
+            Delta(1, '<tool_call>{"name": "look", "arguments": {"at": '),
+            Finished(FinishReason.LENGTH, 3, broken_calls=1),
+        ]
+        client = made.openai()
+        done = await client.chat.completions.create(model=MODEL, messages=USER)
+        stream = await client.chat.completions.create(model=MODEL, messages=USER, stream=True)
+        last = [chunk.choices[0] async for chunk in stream if chunk.choices][-1]
+
+    choice = done.choices[0]
+    assert choice.message.tool_calls is None
+    assert choice.message.content.startswith("<tool_call>")
+    for each in (choice, last):
+        assert (each.finish_reason, each.macfabric) == ("length", {"broken_tool_calls": 1})
 
 
 async def test_content_is_null_beside_calls_alone():

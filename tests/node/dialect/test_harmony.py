@@ -1,0 +1,97 @@
+"""gpt-oss's channels: analysis is reasoning, final is text, commentary to a function is a call."""
+
+import random
+from copy import deepcopy
+
+import pytest
+
+from node.dialect.harmony import HarmonyReader
+from tests.node.dialect.reading import TOOLS, Read, add, cut, read
+
+THOUGHT = "<|channel|>analysis<|message|>Hm.\nSo.<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>Hi\n.<|return|>"
+CALL = (
+    "<|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json<|message|>"
+    '{"at": "the sky"}<|call|>'
+)
+LOOK = ("look", {"at": "the sky"})
+CASES = {
+    "thought and text": (THOUGHT + FINAL, Read("Hi\n.", "Hm.\nSo.")),
+    "text": ("<|channel|>final<|message|>Hi<|return|>", Read("Hi")),
+    "no end": ("<|channel|>final<|message|>Hi", Read("Hi")),
+    "cut thought": ("<|channel|>analysis<|message|>Hm", Read("", "Hm")),
+    "cut header": (f"{THOUGHT}<|start|>assistant<|channel|>fin", Read("", "Hm.\nSo.")),
+    "no header": ("Hello there", Read("Hello there")),
+    "call": (THOUGHT + CALL, Read("", "Hm.\nSo.", [LOOK])),
+    "call, without its end": (THOUGHT + CALL[:-8], Read("", "Hm.\nSo.", [LOOK])),
+    "recipient in front": (
+        " to=functions.look<|channel|>commentary json<|message|>" + '{"at": "the sky"}',
+        Read("", "", [LOOK]),
+    ),
+    "preamble": (
+        f"<|channel|>commentary<|message|>I look.<|end|>{CALL}",
+        Read("I look.", "", [LOOK]),
+    ),
+    "nothing to say": (
+        "<|channel|>commentary to=functions.now<|message|><|call|>",
+        Read("", "", [("now", {})]),
+    ),
+    "two thoughts": (
+        f"{THOUGHT}<|start|>assistant{THOUGHT}{FINAL}",
+        Read("Hi\n.", "Hm.\nSo.\n\nHm.\nSo."),
+    ),
+    "cut call": (
+        '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": ',
+        Read(
+            '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": ', broken=1
+        ),
+    ),
+    "cut name": (
+        "<|channel|>commentary to=functions.lo",
+        Read("<|channel|>commentary to=functions.lo", broken=1),
+    ),
+    "stop": (
+        THOUGHT.replace("Hm", "STOP") + FINAL.replace("Hi", "Hi STOP you"),
+        Read("Hi ", "STOP.\nSo.", stopped_by="STOP"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_channels_are_read_the_same_however_they_come(name):
+    says, wanted = CASES[name]
+    rng = random.Random(name)
+    ways = [[says], list(says)]
+    ways += [cut(says, [rng.randrange(999) for _ in range(n)]) for n in (1, 2, 3, 5, 8, 13)]
+    seen = [read(HarmonyReader(("STOP",), TOOLS, "o"), pieces) for pieces in ways]
+
+    first = seen[0]
+    assert (first.text, first.reasoning, first.calls) == (
+        wanted.text, wanted.reasoning, wanted.calls
+    )  # fmt: skip
+    assert (first.broken, first.stopped_by) == (wanted.broken, wanted.stopped_by)
+    assert all(each == first for each in seen[1:])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_copy_goes_on_by_itself(name):
+    says, _ = CASES[name]
+    reader = HarmonyReader(("STOP",), TOOLS, "o")
+    for char in says:
+        ahead = deepcopy(reader, {id(TOOLS): TOOLS}).feed(char)
+        assert ahead == reader.feed(char)
+
+
+def test_arguments_are_streamed_before_their_end():
+    reader, seen = HarmonyReader((), TOOLS, "o"), Read()
+    for char in CALL[: CALL.index("the sky") + 5]:
+        add(seen, reader.feed(char))
+
+    assert list(seen.parts.values()) == [("look", '{"at": "the s')]
+
+
+def test_without_tools_a_call_is_text():
+    seen = read(HarmonyReader((), None, "o"), list(CALL))
+
+    assert seen.calls == []
+    assert '{"at": "the sky"}' in seen.text
