@@ -23,6 +23,12 @@ SPEC_BYTES_MAX: Final = 4 * MIB  # a cache spec; 512 layers with all frequencies
 STATE_EVERY_TOKENS: Final = 4_096  # 77 MB for a large hybrid model, as much as 10k of its tokens
 STATES_PER_AGENT_MAX: Final = 8
 UNSAVED_BYTES_MAX: Final = 128 * MIB  # of one prompt, before it waits for the disk
+STATES_HOT_MAX: Final = 3  # of one agent: behind its answer's beginning, its prompt, its turn
+QUARANTINE_FILES_MAX: Final = 32  # enough to inspect; a failing drive must not fill itself
+QUARANTINE_REASON_CHARS_MAX: Final = 40  # of a file's name there
+DRAIN_FLAG_BYTES_MAX: Final = 64
+INCARNATION_BYTES_MAX: Final = 32
+SERVED_FILE_BYTES_MAX: Final = 64 * KIB
 
 # Saving again what a turn could not
 FLUSH_IDLE_S: Final = 15.0  # how long an agent may be in memory only before it is tried again
@@ -82,6 +88,10 @@ BODY_GRACE_S: Final = 10.0  # for a body's first bytes; then
 BODY_BYTES_PER_S_MIN: Final = 32 * KIB  # of waiting for it
 STREAM_SILENCE_S: Final = 4.0  # before a stream says that it lives: clients give up after 5
 REQUESTS_MAX: Final = 2_048  # being served at once; one tenant: half
+TURN_BODY_BYTES_MAX: Final = BODY_BYTES_MAX + 2 * MIB  # the client's, and what the router adds
+TOKEN_DIGITS_MAX: Final = 10  # of a token's id in a logit bias
+MESSAGE_NAME_CHARS_MAX: Final = 256  # of a name or an id within a message
+MATCH_REASON_CHARS_MAX: Final = 200  # in an answer's header
 
 # HTTP connections, of the router and of a node
 HEAD_BYTES_MAX: Final = 64 * KIB  # a request's headers; a hibernation's call takes 8 KiB of them
@@ -144,6 +154,10 @@ FETCHES_WAITING_MAX: Final = 32  # and those that wait; each holds a control cal
 LOW_LATENCY_WORKERS: Final = 2  # threads for what a silent stream waits for, of either kind
 WARM_UPS_MAX: Final = 8  # moves whose memory is read back while they copy
 BLOCKED_POLL_S: Final = 0.02  # how often a loop with nothing runnable looks around
+PENALTY_TOKENS_MAX: Final = 4_096  # what penalties look back on
+CALL_HEADER_CHARS_MAX: Final = 4_096  # between two parts of a tool call; more is no call
+CALL_CODE_CHARS_MAX: Final = 1 << 16  # Python's own parser takes much memory for each
+CALL_ID_CHARS_MAX: Final = 64  # that a model gave a tool call by itself
 
 # Scheduling
 PAUSED_SEQUENCES_MAX: Final = 32  # each one keeps its cache
@@ -165,6 +179,11 @@ SUSPECT_S: Final = 3.0
 LEASE_S: Final = 6.0
 EPOCH_LEAP: Final = 1_024  # more moves and takeovers than an agent sees between two restarts
 EPOCH_LEAP_BITS: Final = 20  # of chance on top of it
+CONTROL_CALLS_MAX: Final = 64  # long copies among them; heartbeats must not wait for those
+START_REASON_CHARS_MAX: Final = 200  # of why a node did not start
+LOG_BYTES_MAX: Final = 16 * MIB  # of one file; there are two per process
+CHILD_LINE_BYTES_MAX: Final = 1 * MIB  # of what the supervisor tells the keeper
+STOPS_AT_ONCE_MAX: Final = 16  # Macs on which Ray is stopped at a time
 
 # Erasures
 TOMBSTONES_MAX: Final = 16_384  # 3 MB in memory and 1.6 MB on their way to a node that was away
@@ -172,6 +191,9 @@ ERASED_S_MAX: Final = float(1 << 53)  # beyond every calendar
 ERASURE_EPOCHS: Final = 1 << 24  # above what is known: claims unheard of, sixteen leaps among them
 EPOCH_ERASED_MAX: Final = (1 << 53) - 1  # exact in JSON; 2^28 erasures of one name above EPOCH_MAX
 EPOCHS_ISSUED_MAX: Final = 100_000  # agents whose last claim nobody has confirmed yet
+TOMBSTONE_BYTES_MAX: Final = 4 * KIB  # of one file
+ERASE_CALLS_MAX: Final = 1_024  # answered alike when one comes twice
+ERASURE_DIGESTS_MAX: Final = 1 << 16  # of agents that lists name, remembered by the router
 
 # Data plane
 FRAME_BYTES_MAX: Final = 1 * MIB
@@ -191,6 +213,9 @@ TRANSFER_IDLE_MAX: Final = 16  # of those
 TRANSFER_TIMEOUT_S: Final = 30.0
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 OFFER_LIFE_MAX_S: Final = 4 * 3600.0  # of an offer that is fetched from all the time
+TRANSFER_WAKES_MAX: Final = 64
+TRANSFER_WRONG_MAX: Final = 2  # a block that arrives wrong is fetched once more, from its start
+OFFERS_MAX: Final = 1_024
 
 # Copies of agents
 COPY_TIMEOUT_S: Final = 3_600.0  # one agent's; 50 GB over Wi-Fi take half of it
@@ -209,12 +234,16 @@ PREFETCHES_MAX: Final = 2  # per node, at once: they compete with turns for the 
 PREFETCH_TIMEOUT_S: Final = 120.0
 PREFETCH_HINTS_MAX: Final = 4  # agents that one request may name
 PREFETCH_TASKS_MAX: Final = 32  # hints under way in the router; more are dropped
+ABORTED_MOVES_MAX: Final = 1_024  # remembered; the epoch catches a commit of one that is not
+COPY_ROUNDS_MAX: Final = 8  # of a move, before it seals
 
 # Links
 PEERS_MAX: Final = 64  # a node measures; fabrics have two to eight
 ADDRESSES_MAX: Final = 16  # of one node
 LINKS_TOLD_MAX: Final = 128  # in one heartbeat
 PROBE_BYTES_MAX: Final = 8 * MIB
+LISTENERS_MAX: Final = 32  # addresses at which a node listens for others
+DEVICES_TRIED_MAX: Final = 3  # each takes its time
 
 # Router
 SKETCH_PIECE_BYTES: Final = 512
@@ -227,6 +256,7 @@ FLEET_EVENTS_MAX: Final = 512  # kept for each, and for who comes back; some 300
 FLEET_SNAPSHOT_AGENTS_MAX: Final = 1_000  # shown in one, those used last; some 700 bytes each
 FLEET_SNAPSHOT_EVERY_S: Final = 5.0  # for one follower that does not keep up
 FLEET_SILENCE_S: Final = 10.0  # then a comment: proxies close what is silent for 15 s
+FLEET_LINE_BYTES_MAX: Final = 64 * MIB  # of what the command line reads; a snapshot is one line
 LINK_RATE_NEWS: Final = 0.1  # share by which a link's rate differs from the one told last
 
 # Hibernation: one agent as one file

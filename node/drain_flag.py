@@ -13,12 +13,12 @@ from typing import Final
 from fabric.control.copy_calls import DrainNode
 from fabric.control.node_calls import Done
 from fabric.errors import FabricError
+from fabric.limits import DRAIN_FLAG_BYTES_MAX
 from node.runtime.health import Health
 from node.runtime.workers import Workers
 from node.store.posix_disk import PosixDisk
 
 FILE: Final = "draining"
-_BYTES_MAX: Final = 64
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def is_noted(folder: Path) -> bool:
     disk = PosixDisk(folder)
     try:
         with contextlib.suppress(FileNotFoundError, FabricError):
-            disk.read(FILE, _BYTES_MAX)
+            disk.read(FILE, DRAIN_FLAG_BYTES_MAX)
             return True
         return False
     finally:

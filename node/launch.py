@@ -23,6 +23,7 @@ from fabric.control.calls import ErrorReply, decode_reply, encode_call
 from fabric.control.node_calls import Describe, Flush, NodeView, Stop
 from fabric.errors import FatalError, RejectedError, StartFailedError
 from fabric.ids import NodeName, parse_node_name
+from fabric.limits import CONTROL_CALLS_MAX, START_REASON_CHARS_MAX
 from fabric.settings import FabricSettings, parse_settings
 
 RESOURCE = "mlx"
@@ -35,7 +36,6 @@ READY_POLL_S = 2.0
 DEAD_PAUSES_S = (0.0, 0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
 LASTING_S = 60.0
 RETOLD_S = 2.5  # a failure's next try that moves by more is that of another failure
-REASON_CHARS_MAX = 200
 TICK_S = 0.1
 _CONNECT_POLL_S = 0.1
 EXIT_TIMEOUT_S = 20.0
@@ -132,7 +132,6 @@ class Launch:
         import ray
 
         from node.ray_actor import (
-            CONTROL_CALLS_MAX,
             NAMESPACE,
             SERVICE_MODULE,
             NodeActor,
@@ -227,7 +226,7 @@ class Launch:
         deaths.again_at_s = now_s + pause_s
         _log.warning("%s: its actor is gone, a new one in %g s", node.name, pause_s)
         if pause_s:
-            reason = (error.strip().splitlines() or ["?"])[-1].strip()[:REASON_CHARS_MAX]
+            reason = (error.strip().splitlines() or ["?"])[-1].strip()[:START_REASON_CHARS_MAX]
             yield failed_event(node, f"its actor is dead: {reason}", pause_s)
 
     def _on_reply(

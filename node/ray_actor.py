@@ -28,19 +28,18 @@ from fabric.control.calls import ErrorReply, encode_reply, is_call
 from fabric.control.node_calls import Stop
 from fabric.errors import FabricError, FatalError, StartFailedError
 from fabric.ids import parse_node_name
+from fabric.limits import INCARNATION_BYTES_MAX
 from fabric.settings import NodeSettings
 from fabric.short_pauses import keep_pauses_short
 from node.back_off import BackOff
 from node.keys import Keys, read_keys
 
 NAMESPACE = "macfabric"
-CONTROL_CALLS_MAX = 64  # long copies among them; heartbeats must not wait for those
 LOADING = "loading"
 STOPPING = "stopping"
 SERVICE_MODULE = "node.service"
 _RETRY_AFTER_S = 0.5
 _INCARNATION = "incarnation"
-_INCARNATION_BYTES_MAX = 32
 # The first of a data folder is random, so that a wiped folder does not repeat old numbers;
 # JSON keeps integers exact up to 2**53.
 _FIRST_INCARNATION_BITS = 48
@@ -199,7 +198,7 @@ def next_incarnation(folder: Path) -> int:
     try:
         last = 0
         with contextlib.suppress(FileNotFoundError, ValueError, FabricError):
-            last = int(disk.read(_INCARNATION, _INCARNATION_BYTES_MAX))
+            last = int(disk.read(_INCARNATION, INCARNATION_BYTES_MAX))
         count = last + 1 if last > 0 else 1 + secrets.randbits(_FIRST_INCARNATION_BITS)
         try:
             disk.publish(_INCARNATION, [str(count).encode()])

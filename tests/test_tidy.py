@@ -47,6 +47,12 @@ RETIRED = {
     "thin": "trim",
     "tired": "starved",
 }
+# Facts of systems and formats, and thresholds: nothing is refused or cut at them.
+NO_LIMITS = {
+    *("IOVECS_MAX", "SOCKET_PATH_BYTES_MAX", "_CHAR_BYTES_MAX", "_MEMORY_BYTES_MAX", "_BIAS_MAX"),
+    *("CPU_TOKENS_MAX", "WASTE_MAX", "PACKED_QUERIES_MAX", "ZSTD_REST_MAX", "RETURN_WAIT_S_MAX"),
+    *("TRIAL_RUNS_MAX", "STEPS_MAX", "_FAR_TOKENS_MAX", "_WINDOW_TOKENS_MAX", "ANSWER_TOKENS_MAX"),
+}
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 KEPT_IN_BYTES = re.compile(r'on_wire\("\w+"\)')
 WRITING_MODE = re.compile(r"(?=.*[wax+])[rwaxbt+]{1,4}")
@@ -200,6 +206,18 @@ def retired_word(source: Source) -> Iterator[str]:
                 yield f"{source.path}:{number}: {word!r}; the field says {better}"
 
 
+def limit_elsewhere(source: Source) -> Iterator[str]:
+    """What bounds a queue, a body, a header or a loop is named in fabric/limits.py."""
+    for node in source.tree.body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            name = ast.unparse(target)
+            numbers = (n for n in ast.walk(node.value) if isinstance(n, ast.Constant))
+            if name.endswith("_MAX") and name not in NO_LIMITS and any(numbers):
+                yield source.at(node, f"{name} belongs into fabric/limits.py")
+
+
 RULES = {
     long_file: EVERYTHING,
     long_function: EVERYTHING,
@@ -210,6 +228,7 @@ RULES = {
     no_docstring: PRODUCT,
     loose_end: EVERYTHING,
     retired_word: PRODUCT,
+    limit_elsewhere: ("node", "router"),
 }
 
 DOC = '"""Doc."""\n'
@@ -237,6 +256,8 @@ BREAKS = [
     (retired_word, "node/x.py", "room.seats = 1"),
     (retired_word, "router/x.py", "x = 1  # where the agent's landing is awaited"),
     (retired_word, "router/x.py", "log.debug('no beat from %s', name)"),
+    (limit_elsewhere, "node/x.py", "QUEUE_MAX = 1_024"),
+    (limit_elsewhere, "router/x.py", "_BODY_BYTES_MAX: Final = 2 * MIB"),
 ]
 
 KEEPS = [
@@ -253,6 +274,7 @@ KEEPS = [
     (no_docstring, "fabric/x.py", DOC),
     (loose_end, "fabric/x.py", "x = 'methods to do'"),
     (retired_word, "fabric/x.py", "arrivals = HEARTBEAT_S  # of things that think, outstanding"),
+    (limit_elsewhere, "node/x.py", "LINKS_MAX: Final = PEERS_MAX * ADDRESSES_MAX\nWAIT_S = 3.0"),
     (retired_word, "fabric/x.py", 'sampled: int = field(metadata=on_wire("drawn"))'),
 ]
 

@@ -5,13 +5,13 @@ import re
 from json import dumps
 from typing import Any
 
-from node.dialect.call_body import HEADER_CHARS_MAX, CallBody, Part
+from fabric.limits import CALL_CODE_CHARS_MAX, CALL_HEADER_CHARS_MAX
+from node.dialect.call_body import CallBody, Part
 from node.dialect.json_calls import JsonCalls
 
 _CALL = re.compile(r"[\[\s]*([A-Za-z_][\w.]*)\s*\(")
 _MAYBE_CALL = re.compile(r"[\[\s]*(?:[A-Za-z_][\w.]*)?\s*\(?")
 _WORDS = {"true": True, "false": False, "null": None}
-_CODE_CHARS_MAX = 1 << 16  # Python's own parser takes much memory for each
 
 
 class BareCalls(CallBody):
@@ -73,7 +73,7 @@ class PythonCalls(CallBody):
     def _read(self) -> None:
         if self._allowed is None:
             return
-        found = _CALL.match(self._left[:HEADER_CHARS_MAX])
+        found = _CALL.match(self._left[:CALL_HEADER_CHARS_MAX])
         if found is not None:
             name = found[1].removesuffix(".call")
             self.has_failed = name not in self._allowed
@@ -83,7 +83,7 @@ class PythonCalls(CallBody):
 
     def _finish(self, *, is_cut: bool) -> None:
         text = self._left.strip()
-        if len(text) > _CODE_CHARS_MAX:
+        if len(text) > CALL_CODE_CHARS_MAX:
             self.has_failed = True
             return
         try:

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from json import JSONDecodeError, loads
 from typing import Any
 
-HEADER_CHARS_MAX = 4_096  # between two parts of a call; more is no call
-
 
 @dataclass(frozen=True, slots=True)
 class Begun:

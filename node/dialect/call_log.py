@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from hashlib import blake2b
 
+from fabric.limits import CALL_ID_CHARS_MAX
 from fabric.turn.generation import ToolCall
 from node.dialect.call_body import Begun, Closed, Part, Written
 from node.dialect.shown import CallPart, Shown
 
 _ID_CHARS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ID_SIZE = 9  # what Mistral's templates insist on, and no other minds
-_OWN_ID_CHARS_MAX = 64
 
 
 def call_id(seed: str, number: int) -> str:
@@ -43,7 +43,7 @@ class CallLog:
                 shown.calls.append(ToolCall(self._name, self._arguments, self._id))
 
     def _begin(self, begun: Begun, shown: Shown) -> None:
-        own = begun.id if begun.id and len(begun.id) <= _OWN_ID_CHARS_MAX else None
+        own = begun.id if begun.id and len(begun.id) <= CALL_ID_CHARS_MAX else None
         self._id = own if own and own.isprintable() else call_id(self._seed, self._count)
         self._name, self._arguments = begun.name, ""
         shown.parts.append(CallPart(self._count, self._id, begun.name))

@@ -3,7 +3,8 @@
 import re
 from typing import Any
 
-from node.dialect.call_body import HEADER_CHARS_MAX, CallBody
+from fabric.limits import CALL_HEADER_CHARS_MAX
+from node.dialect.call_body import CallBody
 from node.dialect.json_value import JsonValue
 
 
@@ -34,7 +35,7 @@ class HeadedCalls(CallBody):
             if self._value is None:
                 found = self._header.match(self._left)
                 if found is None:
-                    self.has_failed = len(self._left) > HEADER_CHARS_MAX
+                    self.has_failed = len(self._left) > CALL_HEADER_CHARS_MAX
                     return
                 self._take(found.end())
                 named = found.groupdict()

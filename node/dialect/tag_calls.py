@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from json import JSONDecodeError, dumps, loads
 from typing import Any
 
-from node.dialect.call_body import HEADER_CHARS_MAX, CallBody
+from fabric.limits import CALL_CODE_CHARS_MAX, CALL_HEADER_CHARS_MAX
+from node.dialect.call_body import CallBody
 from node.dialect.marks import held_chars
-
-_LITERAL_CHARS_MAX = 1 << 16  # Python's own parser takes much memory for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class TagCalls(CallBody):
     def _read_call(self) -> None:
         found = self._tags.call.search(self._left)
         if found is None:
-            self.has_failed = self.calls_count == 0 and len(self._left) > HEADER_CHARS_MAX
+            self.has_failed = self.calls_count == 0 and len(self._left) > CALL_HEADER_CHARS_MAX
             return
         self._take(found.end())
         self._name, self._is_first = found["name"], True
@@ -88,7 +87,7 @@ class TagCalls(CallBody):
             self._take(found.end())
             self._begin_argument(found["key"], found.groupdict().get("is_text"))
         else:
-            self.has_failed = len(self._left) > HEADER_CHARS_MAX
+            self.has_failed = len(self._left) > CALL_HEADER_CHARS_MAX
 
     def _begin_argument(self, key: str, is_text: str | None) -> None:
         self._key, self._value = key, ""
@@ -166,7 +165,7 @@ def _types(schema: Any) -> set[str]:
 
 
 def _literal(text: str, otherwise: str) -> Any:
-    if len(text) > _LITERAL_CHARS_MAX:
+    if len(text) > CALL_CODE_CHARS_MAX:
         return otherwise
     try:
         value = ast.literal_eval(text)

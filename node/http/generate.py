@@ -25,7 +25,7 @@ from fabric.http_guard.connection_table import Places
 from fabric.http_guard.guarded_connection import admit
 from fabric.http_guard.http_options import bounded_options
 from fabric.keys.cluster_secret import http_secret
-from fabric.limits import BODY_BYTES_MAX, KIB, MIB, TURN_ITEMS_MAX
+from fabric.limits import KIB, TURN_BODY_BYTES_MAX, TURN_ITEMS_MAX
 from fabric.turn.generation import (
     CLUSTER_HEADER,
     GENERATE_PATH,
@@ -38,7 +38,6 @@ LARGE_BYTES = 64 * KIB
 BACKLOG = 512  # connections that wait to be accepted
 # Few strangers: only the router has business here, and mlx-lm lowers the limit of open files.
 PLACES = Places(strangers=384, strangers_per_source=384, admitted=768)
-REQUEST_BYTES_MAX = BODY_BYTES_MAX + 2 * MIB  # the client's body and what the router adds
 
 Serve = Callable[[GenerateRequest], AsyncIterator[Event]]
 
@@ -110,7 +109,7 @@ def authorize(request: Request, secret: str) -> None:
     admit(request.scope, "the router")
 
 
-async def read_body(request: Request, limit_bytes: int = REQUEST_BYTES_MAX) -> bytes:
+async def read_body(request: Request, limit_bytes: int = TURN_BODY_BYTES_MAX) -> bytes:
     """Return the whole body; raise TooLargeError over the limit."""
     parts: list[bytes] = []
     size_bytes = 0

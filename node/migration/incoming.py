@@ -18,11 +18,11 @@ from weakref import WeakValueDictionary
 from fabric.errors import RetryElsewhereError
 from fabric.ids import AgentKey, MigrationId
 from fabric.kvcache.block import BlockRef
+from fabric.limits import ABORTED_MOVES_MAX
 from fabric.ports import Clock
 from node.migration.warm_cache import WarmCache
 from node.runtime.one_loop import of_one_loop, on_its_loop
 
-ABORTED_MAX: Final = 1_024  # remembered; a later commit of one forgotten is caught by its epoch
 HANDOVER_WAIT_S: Final = 30.0
 
 
@@ -106,7 +106,7 @@ class IncomingMoves:
             move.state = IncomingState.ABORTED
             self._moves[name] = self._moves.pop(name)  # the latest comes last
         aborted = [move for move in self if move.state is IncomingState.ABORTED]
-        for move in aborted[:-ABORTED_MAX]:
+        for move in aborted[:-ABORTED_MOVES_MAX]:
             if move.is_empty:
                 del self._moves[move.name]
 

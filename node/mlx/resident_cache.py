@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 
 from fabric.kvcache.cache_spec import CacheGroup, LayerKind, LayerSpec, ModelCacheSpec
-from fabric.limits import BLOCK_TOKENS
+from fabric.limits import BLOCK_TOKENS, STATES_HOT_MAX
 from node.mlx.recurrent_layer import Mark, RecurrentLayer, Snapshot
 from node.mlx.resident_layer import ResidentLayer
 from node.mlx.token_store import DTYPES, GROWTH_TOKENS
@@ -29,7 +29,6 @@ from node.mlx.window_layer import ChunkLayer, WindowLayer
 from node.store.staging import Place
 
 Leaf = ResidentLayer | RecurrentLayer
-STATES_HOT_MAX = 3  # behind the last prompt's beginning of the answer, the prompt and the turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logi
 from xxhash import xxh3_64
 
 from fabric.errors import RejectedError
+from fabric.limits import PENALTY_TOKENS_MAX
 from fabric.turn.generation import Sampling
 
-_HISTORY_TOKENS_MAX = 4_096  # what penalties look back on
 _PENALTY_CONTEXT_TOKENS = 1_024
 
 
@@ -50,7 +50,7 @@ class Sampler:
         token = self._sample(logprobs)
         self.sampled_count += 1
         if self.history is not None:
-            self.history = mx.concatenate([self.history, token])[-_HISTORY_TOKENS_MAX:]
+            self.history = mx.concatenate([self.history, token])[-PENALTY_TOKENS_MAX:]
         return token, (logprobs if self.sampling.logprobs is not None else None)
 
     def _sample(self, logprobs: mx.array) -> mx.array:
@@ -80,7 +80,7 @@ def make_sampler(sampling: Sampling, seed: int, prompt: list[int], vocabulary_si
     if any(not 0 <= token < vocabulary_size for token in biases):
         message = f"logit_bias names a token that is not one of the model's {vocabulary_size}"
         raise RejectedError(message, code="token_out_of_range", param="logit_bias")
-    seen = prompt[-_HISTORY_TOKENS_MAX:]
+    seen = prompt[-PENALTY_TOKENS_MAX:]
     if any(not 0 <= token < vocabulary_size for token in seen):
         message = f"the prompt has a token that is not one of the model's {vocabulary_size}"
         raise RejectedError(message, code="token_out_of_range")

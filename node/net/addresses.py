@@ -14,12 +14,11 @@ from ipaddress import ip_address
 from typing import Final
 
 from fabric.errors import RejectedError
-from fabric.limits import ADDRESSES_MAX
+from fabric.limits import ADDRESSES_MAX, DEVICES_TRIED_MAX
 from fabric.net.interfaces import Interface, leading_to
 from fabric.net.links import LIKELY_ORDER, Address, LinkKind, scope_of
 from node.net.interfaces import MACHINE
 
-DEVICES_TRIED_MAX: Final = 3  # each takes its time
 _DEVICE_NAME_BYTES: Final = 16  # Linux
 _IP_BOUND_IF: Final = 25  # macOS; Python has no name for it
 

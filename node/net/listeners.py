@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from fabric.limits import LISTENERS_MAX
 from fabric.net.interfaces import Interface
 from fabric.net.links import LinkKind
 from node.net.addresses import bind_to_device
 
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - asked for by name; strangers stop at the handshake
-PLACES_MAX: Final = 32
 _LOG = logging.getLogger(__name__)
 _Place = tuple[str, str]  # device and address
 
@@ -57,7 +57,7 @@ class Listeners:
             for i in interfaces
             if i.kind is not LinkKind.LOOPBACK
         ]
-        places = list(dict.fromkeys(found))[:PLACES_MAX]
+        places = list(dict.fromkeys(found))[:LISTENERS_MAX]
         for place in [place for place in self._by_place if place not in places]:
             self._by_place.pop(place).close()
         for place in places:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from fabric.errors import CorruptDataError, FabricError, RejectedError
+from fabric.limits import QUARANTINE_FILES_MAX, QUARANTINE_REASON_CHARS_MAX
 from node.store.descriptors import (
     DURABILITIES,
     OPEN_DIRECTORY,
@@ -38,8 +39,6 @@ from node.store.lent_payload import OpenPayload, Payload
 
 Part = bytes | bytearray | memoryview
 QUARANTINE: Final = "quarantine"
-QUARANTINE_FILES_MAX: Final = 32  # enough to inspect; a failing drive must not fill itself
-REASON_CHARS_MAX: Final = 40
 _CLOSED: Final = -1
 TEMPORARY: Final = ".tmp-"
 _PART: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,199}", re.ASCII)
@@ -244,7 +243,7 @@ class PosixDisk:
     def quarantine(self, name: str, reason: str) -> None:
         """Move a damaged file out of the way, keeping it for inspection."""
         directory, leaf = _split(name)
-        slug = re.sub(r"[^a-z0-9]+", "-", reason.lower())[:REASON_CHARS_MAX].strip("-")
+        slug = re.sub(r"[^a-z0-9]+", "-", reason.lower())[:QUARANTINE_REASON_CHARS_MAX].strip("-")
         _log.error("quarantined %s: %s", name, reason)
         with _disk_errors(f"quarantine {name}"):
             at = self._directory(directory)

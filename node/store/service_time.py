@@ -14,14 +14,13 @@ from typing import Final
 from fabric.codec import pack, unpack
 from fabric.errors import FabricError
 from fabric.ids import NodeName
-from fabric.limits import KIB
+from fabric.limits import SERVED_FILE_BYTES_MAX
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest
 from fabric.record.provenance import LastServed
 from node.store.posix_disk import PosixDisk
 
 FILE: Final = "served"
-_FILE_BYTES_MAX: Final = 64 * KIB
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ class ServiceTime:
             return Served(0.0)
         disk = PosixDisk(self._folder)
         try:
-            return unpack(Served, disk.read(FILE, _FILE_BYTES_MAX))
+            return unpack(Served, disk.read(FILE, SERVED_FILE_BYTES_MAX))
         except FileNotFoundError:
             return Served(0.0)
         except FabricError as error:

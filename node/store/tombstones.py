@@ -13,7 +13,7 @@ from typing import Final
 from fabric.errors import CorruptDataError, StaleEpochError
 from fabric.ids import AgentId, TenantId
 from fabric.kvcache.hashing import agent_digest
-from fabric.limits import KIB
+from fabric.limits import TOMBSTONE_BYTES_MAX
 from fabric.record.tombstone import (
     Tombstone,
     Tombstones,
@@ -24,7 +24,6 @@ from node.store.posix_disk import DiskError, PosixDisk
 
 DIRECTORY: Final = "erased"
 _AGENTS: Final = "agents"
-_FILE_BYTES_MAX: Final = 4 * KIB
 
 _log = logging.getLogger(__name__)
 
@@ -156,7 +155,7 @@ class TombstoneStore:
 
     def _load(self, leaf: str) -> None:
         try:
-            item = decode_tombstone(self._disk.read(f"{_AGENTS}/{leaf}", _FILE_BYTES_MAX))
+            item = decode_tombstone(self._disk.read(f"{_AGENTS}/{leaf}", TOMBSTONE_BYTES_MAX))
         except (CorruptDataError, DiskError, FileNotFoundError) as error:
             # Other nodes have it, too: the router tells it again.
             _log.warning("a tombstone is damaged: %s", type(error).__name__)

@@ -13,7 +13,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from fabric.control.erasure_calls import (
     EraseAgent,
@@ -24,7 +24,7 @@ from fabric.control.erasure_calls import (
 )
 from fabric.errors import FabricError, TooLargeError
 from fabric.ids import AgentKey, OperationId
-from fabric.limits import TOMBSTONES_MAX
+from fabric.limits import ERASE_CALLS_MAX, TOMBSTONES_MAX
 from fabric.record.tombstone import Tombstone, tombstone
 from node.agents.agent_table import AgentTable
 from node.runtime.health import Health
@@ -36,7 +36,6 @@ from node.tiers.agent_removal import AgentRemoval
 from node.tiers.erased_folders import ErasedFolders
 
 T = TypeVar("T")
-OPERATIONS_MAX: Final = 1_024  # answered alike when a call comes twice
 
 _log = logging.getLogger(__name__)
 Operation = tuple[OperationId, AgentKey]
@@ -88,7 +87,7 @@ class Erasing:
             # its erasure, which then leaves it.
             self._erased.announce([self._tombstone(call)])
             task = self._operations[name] = asyncio.create_task(self._erase(call))
-            while len(self._operations) > OPERATIONS_MAX:
+            while len(self._operations) > ERASE_CALLS_MAX:
                 self._operations.popitem(last=False)
         try:
             return await asyncio.shield(task)

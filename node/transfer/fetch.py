@@ -13,14 +13,14 @@ from typing import Final, Protocol
 
 from fabric.errors import CorruptDataError, FabricError, RetryLaterError
 from fabric.kvcache.block import BlockRef
-from fabric.limits import TRANSFER_RANGE_BYTES_MIN, TRANSFER_REQUEST_BYTES
+from fabric.limits import TRANSFER_RANGE_BYTES_MIN, TRANSFER_REQUEST_BYTES, TRANSFER_WRONG_MAX
 from fabric.net.wire import FETCH_PARTS_MAX, PayloadHead, Urgency
 from node.net.channel import Channel
 from node.net.connections import Connection, Connections
 from node.net.frame_mac import TamperedError
 from node.net.peer import Peer
 from node.transfer.fetch_links import PROGRESS_BYTES, FetchLink, FetchLinks
-from node.transfer.work_queue import WRONG_MAX, Allocate, Done, FetchSlice, FetchWork, PendingBlock
+from node.transfer.work_queue import Allocate, Done, FetchSlice, FetchWork, PendingBlock
 
 WATCH_S: Final = 0.05
 IDLE_S: Final = 0.01  # how often a stream without work looks for a straggler
@@ -187,7 +187,7 @@ class Fetch:
         """Note that a proven peer sent what was not asked for; forgiven once."""
         self.connections.count("corrupt")
         self._lies += 1
-        if self._lies >= WRONG_MAX:
+        if self._lies >= TRANSFER_WRONG_MAX:
             self.fail(error)
 
     # --- a stream's work ------------------------------------------------------------------------

@@ -27,7 +27,12 @@ from fabric.errors import (
 )
 from fabric.ids import Fingerprint, NodeName
 from fabric.kvcache.block import BlockRef
-from fabric.limits import HANDSHAKE_TIMEOUT_S, TRANSFER_CONNECTIONS_MAX, TRANSFER_TIMEOUT_S
+from fabric.limits import (
+    HANDSHAKE_TIMEOUT_S,
+    TRANSFER_CONNECTIONS_MAX,
+    TRANSFER_TIMEOUT_S,
+    TRANSFER_WAKES_MAX,
+)
 from fabric.net.handshake import HandshakeRole, check_proof, prove, session_keys
 from fabric.net.interfaces import Interface
 from fabric.net.links import Address
@@ -57,7 +62,6 @@ from node.transfer.payload import Compressor, send_range
 from node.transfer.urgency_gate import Sender, UrgencyGate
 
 WATCH_S: Final = 0.1
-WAKES_MAX: Final = 64
 _LOG = logging.getLogger(__name__)
 
 
@@ -157,7 +161,7 @@ class TransferServer:
                 listening = _watch(selector, listening, set(self._listeners.sockets))
                 for key, _ in selector.select(WATCH_S if self._connections else None):
                     if key.fileobj is self._waker:
-                        self._waker.recv(WAKES_MAX)
+                        self._waker.recv(TRANSFER_WAKES_MAX)
                     else:
                         assert isinstance(key.fileobj, socket.socket), "all that is watched"
                         self._accept_one(key.fileobj)

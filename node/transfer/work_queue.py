@@ -11,12 +11,10 @@ from threading import Lock
 from fabric.errors import CorruptDataError, RejectedError
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.hashing import PayloadHash
-from fabric.limits import BLOCK_BYTES_MAX, TICKET_BLOCKS_MAX
+from fabric.limits import BLOCK_BYTES_MAX, TICKET_BLOCKS_MAX, TRANSFER_WRONG_MAX
 
 Allocate = Callable[[BlockRef], memoryview]
 Done = Callable[[BlockRef, memoryview], None]
-
-WRONG_MAX = 2  # a block that arrives wrong is fetched once more, from its start
 
 
 class PendingBlock:
@@ -119,7 +117,7 @@ class FetchWork:
     def restart(self, block: PendingBlock) -> bool:
         """Trust none of a complete block's bytes; False if that has happened too often."""
         block.wrong_count += 1
-        if block.wrong_count >= WRONG_MAX:
+        if block.wrong_count >= TRANSFER_WRONG_MAX:
             return False
         block.start_over()
         self.missing_bytes += block.missing_bytes

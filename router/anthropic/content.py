@@ -4,13 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fabric.errors import RejectedError
-from fabric.limits import KEY_CHARS_MAX
+from fabric.limits import KEY_CHARS_MAX, MESSAGE_NAME_CHARS_MAX
 from fabric.turn.messages import ToolUse
 from router.http.fields import Fields, refuse, require_object, require_text
 
 BILLING_HEADER: Final = "x-anthropic-billing-header"
 _TTLS: Final = ("5m", "1h")
-_NAME_CHARS_MAX: Final = 256
 
 
 @dataclass(slots=True)
@@ -78,8 +77,8 @@ def tool_use(fields: Fields, notes: Notes) -> ToolUse:
     name = require_text(fields.require("name"), fields.param("name"))
     arguments = require_object(fields.require("input"), fields.param("input"))
     call_id = require_text(fields.require("id"), fields.param("id"))
-    if len(call_id) > _NAME_CHARS_MAX:
-        refuse(fields.param("id"), f"longer than {_NAME_CHARS_MAX} characters")
+    if len(call_id) > MESSAGE_NAME_CHARS_MAX:
+        refuse(fields.param("id"), f"longer than {MESSAGE_NAME_CHARS_MAX} characters")
     return ToolUse(name, arguments, call_id)
 
 

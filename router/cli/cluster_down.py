@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fabric.errors import FabricError
+from fabric.limits import STOPS_AT_ONCE_MAX
 from fabric.settings import parse_settings
 from router.cli.config_file import our_section, read_cluster_file
 from router.cli.errors import FAILED, MISUSED, CommandError
@@ -22,7 +23,6 @@ from router.cli.output import Steps, print_json, print_table
 PROGRAMS = "~/macfabric/venv/bin"
 CONNECT_TIMEOUT_S = 10
 STOP_TIMEOUT_S = 120.0
-AT_ONCE_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def stop_cluster(path: Path, *, as_json: bool) -> int:
     saved = cluster.run(cluster.head, down)
     steps.say("stopping Ray on every Mac")
     hosts = [cluster.head, *cluster.workers]
-    with ThreadPoolExecutor(min(AT_ONCE_MAX, len(hosts))) as pool:
+    with ThreadPoolExecutor(min(STOPS_AT_ONCE_MAX, len(hosts))) as pool:
         rows = list(pool.map(lambda host: cluster.run(host, f"{PROGRAMS}/ray stop"), hosts))
     if not saved.ok and rows[0].ok:
         rows[0] = Stopped(cluster.head, ok=False, detail=f"its router did not stop: {saved.detail}")

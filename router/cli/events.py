@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
-from fabric.limits import FLEET_SILENCE_S, MIB
+from fabric.limits import FLEET_LINE_BYTES_MAX, FLEET_SILENCE_S
 from router.cli.endpoint import Endpoint
 from router.cli.errors import CommandError
 from router.cli.output import human_bytes, human_count
@@ -17,7 +17,6 @@ from router.cli.queries import add_common, endpoint_of
 
 PATH = "/v1/fleet/events"
 SILENT_S = 3 * FLEET_SILENCE_S  # even a quiet fabric says something before
-LINE_BYTES_MAX = 64 * MIB  # a snapshot is one line
 MEDIA_TYPE = "text/event-stream"
 
 
@@ -71,7 +70,7 @@ def _follow(endpoint: Endpoint) -> Iterator[_Told]:
 
 def _events(response: http.client.HTTPResponse) -> Iterator[_Told]:
     fields: dict[str, str] = {}
-    while line := response.readline(LINE_BYTES_MAX):
+    while line := response.readline(FLEET_LINE_BYTES_MAX):
         name, _, value = line.decode().rstrip("\n").partition(": ")
         if name:  # a comment has none
             fields[name] = value

@@ -17,7 +17,7 @@ from fabric.control.node_calls import NodeView
 from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.kvcache.hashing import agent_digest
-from fabric.limits import ERASURE_EPOCHS, SUSPECT_S
+from fabric.limits import ERASURE_DIGESTS_MAX, ERASURE_EPOCHS, SUSPECT_S
 from fabric.record.tombstone import Tombstones, tombstone
 from router.fleet.fleet import Fleet
 from router.fleet.meeting import no_such_agent
@@ -28,7 +28,6 @@ from router.moves.replicas import Replicas
 from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.erasures")
-DIGESTS_MAX = 1 << 16
 HEARD_POLL_S = 0.02
 HEARD_WAIT_S = 0.5  # below a heartbeat, which repeats it
 
@@ -56,7 +55,9 @@ class Erasures:
         self.known = Tombstones()
         self._cluster_key = cluster_key
         # Asked of every agent that a list names.
-        self._digest = lru_cache(maxsize=DIGESTS_MAX)(lambda key: agent_digest(cluster_key, *key))
+        self._digest = lru_cache(maxsize=ERASURE_DIGESTS_MAX)(
+            lambda key: agent_digest(cluster_key, *key)
+        )
         self._fleet = fleet
         self._migrations = migrations
         self._replicas = replicas

@@ -34,6 +34,7 @@ from fabric.errors import (
     StaleEpochError,
 )
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName
+from fabric.limits import COPY_ROUNDS_MAX
 from fabric.record.manifest import OwnerState
 from router.events.fleet_event import MoveChanged, MoveState
 from router.fleet.agent_lists import read_list
@@ -52,7 +53,6 @@ SEAL_WAIT_S = 300.0  # a turn is handed over between two steps, and a step may b
 SEAL_RETRY_S = 0.1
 ASK_AGAIN_S = 0.25
 TAIL_BLOCKS = 1  # what a round of copying may send to be the last before the seal
-COPY_ROUNDS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)

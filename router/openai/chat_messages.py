@@ -5,7 +5,7 @@ from typing import Any
 from fabric.codec import parse_json
 from fabric.errors import RejectedError
 from fabric.json_items import ItemCount
-from fabric.limits import JSON_ITEMS_MAX, MESSAGES_MAX, TOOLS_MAX
+from fabric.limits import JSON_ITEMS_MAX, MESSAGE_NAME_CHARS_MAX, MESSAGES_MAX, TOOLS_MAX
 from fabric.turn.messages import Message, MessageRole, ToolUse
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
 
@@ -18,7 +18,6 @@ _ROLES = {
     "tool": MessageRole.TOOL,
 }
 _TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
-_NAME_CHARS_MAX = 256
 
 
 def parse_messages(fields: Fields) -> list[Message]:
@@ -48,9 +47,9 @@ def _message(raw: dict[str, Any], param: str, inner: ItemCount) -> Message:
         role=role,
         uses=_tool_calls(fields, inner) if is_answer else (),
         texts=_content(fields, role),
-        name=fields.text("name", _NAME_CHARS_MAX),
+        name=fields.text("name", MESSAGE_NAME_CHARS_MAX),
         reasoning=fields.text("reasoning_content") if is_answer else None,
-        result_of=fields.text("tool_call_id", _NAME_CHARS_MAX) if is_result else None,
+        result_of=fields.text("tool_call_id", MESSAGE_NAME_CHARS_MAX) if is_result else None,
     )
 
 
@@ -90,7 +89,7 @@ def _tool_calls(fields: Fields, inner: ItemCount) -> tuple[ToolUse, ...]:
         function = require_object(call.require("function"), call.param("function"))
         called = Fields(function, f"{param}.function.")
         name = require_text(called.require("name"), called.param("name"))
-        call_id = call.text("id", _NAME_CHARS_MAX)
+        call_id = call.text("id", MESSAGE_NAME_CHARS_MAX)
         uses.append(ToolUse(name, _arguments(called, inner), call_id))
     return tuple(uses)
 

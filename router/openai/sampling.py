@@ -7,6 +7,7 @@ from fabric.limits import (
     LOGIT_BIAS_MAX,
     STOP_STRING_CHARS_MAX,
     STOP_STRINGS_MAX,
+    TOKEN_DIGITS_MAX,
 )
 from fabric.turn.generation import Sampling
 from router.http.fields import Fields, refuse, require_text
@@ -14,7 +15,6 @@ from router.http.fields import Fields, refuse, require_text
 _SEED_MIN, _SEED_MAX = -(1 << 63), (1 << 64) - 1
 _BIAS_MAX = 100.0
 _TOP_P_MIN = 1e-6  # OpenAI allows 0, which keeps the likeliest token alone
-_TOKEN_DIGITS_MAX = 10
 
 
 def parse_sampling(fields: Fields, *, max_tokens: int, logprobs: int | None) -> Sampling:
@@ -75,7 +75,7 @@ def _logit_bias(fields: Fields) -> dict[str, float]:
     entries = Fields(bias, f"{param}.")
     values: dict[str, float] = {}
     for token in bias:
-        if not (token.isascii() and token.isdigit() and len(token) <= _TOKEN_DIGITS_MAX):
+        if not (token.isascii() and token.isdigit() and len(token) <= TOKEN_DIGITS_MAX):
             refuse(param, "its keys are token ids")
         values[token] = _or(entries.number(token, -_BIAS_MAX, _BIAS_MAX), 0.0)
     return values

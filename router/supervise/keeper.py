@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from router.supervise.log_file import LOG_BYTES_MAX, bound, open_log
+from fabric.limits import CHILD_LINE_BYTES_MAX, LOG_BYTES_MAX
+from router.supervise.log_file import bound, open_log
 from router.supervise.processes import (
     KILL_WAIT_S,
     POLL_S,
@@ -37,7 +38,6 @@ from router.supervise.processes import (
 
 KEEPER = "keeper"
 LAST_GRACE_S = 8.0
-LINE_BYTES_MAX = 1 << 20
 LOGS_EVERY_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -65,7 +65,7 @@ class _Lines:
         """Return the whole lines that arrived, and whether more may come."""
         chunk = os.read(self.descriptor, 65536)
         *lines, self._pending = (self._pending + chunk).split(b"\n")
-        if len(self._pending) > LINE_BYTES_MAX:
+        if len(self._pending) > CHILD_LINE_BYTES_MAX:
             self._pending = b""
         return lines, bool(chunk)
 

@@ -8,9 +8,8 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
-from typing import Final
 
-LOG_BYTES_MAX: Final = 16 * 1024 * 1024  # of one file; there are two per process
+from fabric.limits import LOG_BYTES_MAX
 
 
 def open_log(path: Path) -> int:

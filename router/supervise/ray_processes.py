@@ -20,9 +20,9 @@ from typing import Any
 
 from fabric.ids import NodeName
 from fabric.keys.key_files import AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY, RAY_TOKEN
+from fabric.limits import LOG_BYTES_MAX
 from router.private_files import close_to_others, write_private
 from router.supervise.keeper import Keeper
-from router.supervise.log_file import LOG_BYTES_MAX
 
 OBJECT_STORE_BYTES = (
     80_000_000  # Ray carries control messages, never KV blocks; 75 MiB is its least

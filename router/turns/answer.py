@@ -3,10 +3,9 @@
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from fabric.limits import MATCH_REASON_CHARS_MAX
 from fabric.turn.generation import Admitted, Delta, Finished, TokenLogprob, ToolCall, ToolCalls
 from router.turns.open_turn import OpenTurn
-
-_REASON_CHARS_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,6 @@ def cache_headers(admitted: Admitted) -> dict[str, str]:
         "x-macfabric-epoch": str(admitted.epoch),
         "x-macfabric-cache": admitted.cache.value,
         "x-macfabric-match": admitted.match.value,
-        "x-macfabric-match-reason": printable[:_REASON_CHARS_MAX].strip(),
+        "x-macfabric-match-reason": printable[:MATCH_REASON_CHARS_MAX].strip(),
         "x-macfabric-cached-tokens": str(admitted.cached_tokens),
     }

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fabric.limits import LOG_BYTES_MAX
 from router.supervise.keeper import KEEPER, Keeper
-from router.supervise.log_file import LOG_BYTES_MAX
 from router.supervise.processes import descendants, identify, is_alive, wait_gone
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,9 +20,8 @@ from fabric.kvcache.cache_spec import (
     SlotSpec,
     TensorSpec,
 )
-from fabric.limits import BLOCK_TOKENS, PREFILL_CHUNK_TOKENS_MIN
+from fabric.limits import BLOCK_TOKENS, PREFILL_CHUNK_TOKENS_MIN, STATES_HOT_MAX
 from node.mlx.engine import SampledToken
-from node.mlx.resident_cache import STATES_HOT_MAX
 
 ENTRY_BYTES = 8
 WINDOW_ENTRY_BYTES = 4

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from fabric.kvcache.cache_spec import CacheGroup
+from fabric.limits import STATES_HOT_MAX
 from fabric.settings import KvBits
 from node.mlx.engine import Engine
 from node.mlx.probe.probe import fit_engine
-from node.mlx.resident_cache import STATES_HOT_MAX, ResidentCache
+from node.mlx.resident_cache import ResidentCache
 from tests.support.architectures import ARCHITECTURES
 from tests.support.cache_paths import logits_after, prompt_of
 from tests.support.tiny_models import build_model
