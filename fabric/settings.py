@@ -49,7 +49,6 @@ class NodeSettings:
     tenants: dict[str, TenantShare] = field(default_factory=dict)  # parts of both budgets
     pin_share: float = PIN_SHARE_MAX  # of a tenant's floor that its pins may fill
     exact_chunks: bool = False  # prefill on a fixed grid: warm is bit-equal to cold, slower
-    diverge_ratio_min: float = 0.5  # below this share of common text, an agent starts afresh
     active_max: int = ACTIVE_SEQUENCES_MAX
     waiting_max: int = WAITING_REQUESTS_MAX
     context_tokens_max: int = 0  # 0: what the model's config says
@@ -178,7 +177,6 @@ def _check_ranges(settings: FabricSettings) -> None:
         (node.disk_bytes > 0, "node.disk_bytes must be positive"),
         (node.disk_ttl_s > 0, "node.disk_ttl_s must be positive"),
         (0 <= node.pin_share <= PIN_SHARE_MAX, f"node.pin_share must be 0-{PIN_SHARE_MAX}"),
-        (0 <= node.diverge_ratio_min <= 1, "node.diverge_ratio_min must be between 0 and 1"),
         (1 <= node.active_max <= ACTIVE_SEQUENCES_MAX, "node.active_max must be 1-32"),
         (1 <= node.waiting_max <= WAITING_REQUESTS_MAX, "node.waiting_max must be 1-256"),
         (node.context_tokens_max >= 0, "node.context_tokens_max must not be negative"),

@@ -58,6 +58,7 @@ from node.transfer.client import TransferReport, fetch_blocks
 from node.transfer.server import TransferServer
 from node.turn.claim import Claims
 from node.turn.encoders import Encoders
+from node.turn.landmarks import Landmarks
 from node.turn.prefix import Prefixes
 from node.turn.request_prompt import Prompts
 from node.turn.saver import Savers
@@ -258,9 +259,9 @@ def _turns(
 ) -> TurnServer:
     identity, engine, tokenizer = ground.identity, ground.engine, ground.tokenizer
     table, store, hot = ground.table, ground.store, tiers.hot
-    prompts = Prompts(identity, tokenizer, Encoders(), engine.budget)
+    prompts = Prompts(identity, tokenizer, Encoders(), engine.budget, Landmarks(tokenizer))
     claims = Claims(table, tiers.budget, ground.erased, moves.moves, engine.moving, hot, health)
-    prefixes = Prefixes(identity, store, ground.workers, engine, tiers.prefetches, health)
+    prefixes = Prefixes(identity, store, ground.workers, engine, tiers.prefetches, health, table)
     sequences = Sequences(identity, tokenizer, prefixes, engine, hot, health)
     savers = Savers(ground.clock, table, tiers.writers, tiers.unsaved, ground.service_time, health)
     return TurnServer(prompts, claims, prefixes, sequences, savers, engine, live_turns, health)

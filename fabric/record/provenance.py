@@ -9,8 +9,10 @@ from enum import StrEnum
 
 from fabric.errors import RejectedError
 from fabric.ids import NodeName, parse_node_name
+from fabric.turn.prompt_marks import NO_MARKS, PromptMarks
 
 _SERVED, _COPIED, _KEPT, _FORK, _TRUNCATED = "served", "copied", "kept", "fork", "cut"
+_HEAD, _ASKED, _CONVERSATION = "head", "asked", "conversation"
 _YES = "yes"
 _DIGITS_MAX = 18
 
@@ -42,6 +44,7 @@ class Provenance:
     truncated_by: TruncatedBy | None = (
         None  # its text begins like conversations of others: likewise
     )
+    marks: PromptMarks = NO_MARKS  # of its last prompt
 
     def to_wire(self) -> dict[str, str]:
         """Spell it for a record's bytes."""
@@ -53,6 +56,9 @@ class Provenance:
             _KEPT: _YES if self.is_kept else None,
             _FORK: _YES if self.is_fork else None,
             _TRUNCATED: self.truncated_by.value if self.truncated_by else None,
+            _HEAD: str(self.marks.head) if self.marks.head else None,
+            _ASKED: str(self.marks.asked) if self.marks.asked else None,
+            _CONVERSATION: str(self.marks.conversation) if self.marks.conversation else None,
         }
         return {name: text for name, text in notes.items() if text is not None}
 
@@ -65,6 +71,11 @@ class Provenance:
             is_kept=_KEPT in notes,
             is_fork=_FORK in notes,
             truncated_by=_truncated_by(notes[_TRUNCATED]) if _TRUNCATED in notes else None,
+            marks=PromptMarks(
+                head=_count(notes.get(_HEAD, "")) or 0,
+                asked=_count(notes.get(_ASKED, "")) or 0,
+                conversation=_count(notes.get(_CONVERSATION, "")) or 0,
+            ),
         )
 
 

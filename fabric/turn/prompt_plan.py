@@ -16,6 +16,7 @@ from typing import Protocol
 
 from fabric.turn.generation import MatchKind
 from fabric.turn.prompt_limit import PromptLimit
+from fabric.turn.prompt_marks import NO_MARKS, PromptMarks
 from fabric.turn.text_match import common_prefix
 
 
@@ -73,6 +74,7 @@ class PromptPlan:
     match: MatchKind
     reason: str
     taken_tokens: int = 0  # leading ids and ends that are the record's own
+    marks: PromptMarks = NO_MARKS
 
 
 def plan_prompt(

@@ -129,9 +129,14 @@ class Agent:
         return self.cache.size_bytes if self.cache is not None else 0
 
     @property
-    def prompt_bytes(self) -> bytes:
-        """Text of the last prompt, without the answer that followed."""
-        record, count = self.manifest, self.manifest.prompt_tokens_count
+    def conversation_bytes(self) -> bytes:
+        """Text of the last prompt, without the opening of its answer and all that followed.
+
+        A later prompt may repeat that opening, or open a thought where this one has none.
+        """
+        record = self.manifest
+        count = record.provenance.marks.conversation or record.prompt_tokens_count
+        count = min(count, record.prompt_tokens_count)
         return record.text.encode()[: record.token_ends[count - 1]] if count else b""
 
     def transcript(self) -> Transcript:

@@ -2,12 +2,13 @@
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from fabric.errors import NotFoundError, OverloadedError
 from fabric.ids import AgentId, AgentKey, Fingerprint, NodeName, TenantId
-from fabric.limits import AGENTS_PER_NODE_MAX, GONE_AGENTS_MAX
+from fabric.kvcache.block import BlockRef
+from fabric.limits import AGENTS_PER_NODE_MAX, ALIKE_AGENTS_MAX, GONE_AGENTS_MAX
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
@@ -112,7 +113,7 @@ class AgentTable:
         self.note_change(agent.key)
         self.use.note(agent.manifest)
         if agent.manifest.state is OwnerState.OWNED and agent.manifest.token_ids:
-            self._index.put(agent.key, agent.prompt_bytes)
+            self._index.put(agent.key, agent.conversation_bytes, agent.manifest.sketch)
         else:
             self._index.remove(agent.key)
 
@@ -161,23 +162,51 @@ class AgentTable:
         self.put(made)
         return made
 
-    def recognise(self, tenant: TenantId, identity: Identity, prompt: bytes) -> Agent | None:
+    def recognise(
+        self, tenant: TenantId, identity: Identity, prompt: bytes, sketch: Sequence[int] = ()
+    ) -> Agent | None:
         """Find the idle conversation that `prompt` continues or repeats.
 
-        It must begin with all of that conversation's last prompt: only the answer, which no
-        later prompt has confirmed, may differ. Anything else becomes an agent of its own.
+        It must begin with all messages of that conversation's last request, as the client sent
+        them (`sketch`) or as the template printed them: only the answer, which no later prompt
+        has confirmed, may differ. Anything else becomes an agent of its own.
         """
-        for key in self._index.candidates(tenant, prompt):
+        said = next(self._open(self._index.said(tenant, sketch), identity), None)
+        for agent in self._open(self._index.candidates(tenant, prompt), identity):
+            if prompt.startswith(agent.conversation_bytes):
+                known_tokens = said.manifest.prompt_tokens_count if said is not None else 0
+                return agent if agent.manifest.prompt_tokens_count > known_tokens else said
+        return said
+
+    def _open(self, keys: Iterable[AgentKey], identity: Identity) -> Iterator[Agent]:
+        """Yield those of these agents that are idle, and for anybody with this identity."""
+        for key in keys:
             agent = self._agents[key]
-            if (
-                agent.is_busy
-                or not agent.manifest.is_found_by_content
-                or (identity.kind is IdentityKind.GROUP and agent.manifest.group != identity.agent)
-            ):
+            is_of_group = identity.kind is IdentityKind.GROUP
+            if is_of_group and agent.manifest.group != identity.agent:
                 continue
-            if prompt.startswith(agent.prompt_bytes):
-                return agent
-        return None
+            if not agent.is_busy and agent.manifest.is_found_by_content:
+                yield agent
+
+    @on_its_loop
+    def alike(self, agent: Agent, block: BlockRef, number: int) -> list[Manifest]:
+        """List records of the tenant's other agents whose block of this number is `block`.
+
+        They begin like a prompt that it is known of, and may have more in common with it than
+        whole blocks. Those of the last turns come first.
+        """
+        tenant, place = agent.key[0], number - 1
+        found = [
+            other.saved
+            for key, other in self._agents.items()
+            if key[0] == tenant
+            and other is not agent
+            and other.saved is not None
+            and len(other.saved.pieces) > place
+            and other.saved.pieces[place].block == block
+        ]
+        found.sort(key=lambda record: record.used_s, reverse=True)
+        return found[:ALIKE_AGENTS_MAX]
 
     def name_new(self, tenant: TenantId, identity: Identity) -> AgentId:
         """Choose an unused id for a conversation without one."""

@@ -1,16 +1,20 @@
 """Find the stored conversation that a prompt without an agent id continues.
 
-Each agent is indexed under the chained hash of its last prompt's 512-byte pieces, so the
+Each agent is indexed twice by its last request: under the chained hash of its messages as the
+client sent them, whatever the template makes of them, and under that of the 512-byte pieces of
+the text that came of them, whatever the client has changed that the template leaves out. So the
 agents whose last prompt may begin this one are found in one lookup per piece.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fabric.ids import AgentKey, TenantId
+from fabric.limits import SKETCH_PIECES_MAX
 from fabric.turn.sketch import sketch_text
 
-_Slot = tuple[TenantId, int]
+_Slot = tuple[TenantId, str, int]
+_SAID, _TEXT = "said", "text"
 
 
 class ConversationIndex:
@@ -18,19 +22,21 @@ class ConversationIndex:
 
     def __init__(self) -> None:
         self._agents: dict[_Slot, set[AgentKey]] = defaultdict(set)
-        self._slots: dict[AgentKey, _Slot] = {}
+        self._slots: dict[AgentKey, list[_Slot]] = {}
 
-    def put(self, key: AgentKey, prompt: bytes) -> None:
-        """Index or re-index an agent by its last prompt's text."""
+    def put(self, key: AgentKey, text: bytes, sketch: Sequence[int] = ()) -> None:
+        """Index or re-index an agent by its last prompt's text and messages."""
         self.remove(key)
-        sketch = sketch_text(prompt)
-        slot = (key[0], sketch[-1] if sketch else 0)
-        self._slots[key] = slot
-        self._agents[slot].add(key)
+        pieces = sketch_text(text)
+        slots: list[_Slot] = [(key[0], _TEXT, pieces[-1] if pieces else 0)]
+        if _is_whole(sketch):
+            slots.append((key[0], _SAID, sketch[-1]))
+        self._slots[key] = slots
+        for slot in slots:
+            self._agents[slot].add(key)
 
     def remove(self, key: AgentKey) -> None:
-        slot = self._slots.pop(key, None)
-        if slot is not None:
+        for slot in self._slots.pop(key, ()):
             self._agents[slot].discard(key)
             if not self._agents[slot]:
                 del self._agents[slot]
@@ -38,4 +44,14 @@ class ConversationIndex:
     def candidates(self, tenant: TenantId, prompt: bytes) -> Iterable[AgentKey]:
         """Yield agents whose last prompt may be a prefix of `prompt`, longest first."""
         for piece in (*reversed(sketch_text(prompt)), 0):
-            yield from sorted(self._agents.get((tenant, piece), ()))
+            yield from sorted(self._agents.get((tenant, _TEXT, piece), ()))
+
+    def said(self, tenant: TenantId, sketch: Sequence[int]) -> Iterable[AgentKey]:
+        """Yield agents whose last request's messages begin these ones, most of them first."""
+        for piece in reversed(sketch) if _is_whole(sketch) else ():
+            yield from sorted(self._agents.get((tenant, _SAID, piece), ()))
+
+
+def _is_whole(sketch: Sequence[int]) -> bool:
+    """Say whether a sketch is of all messages: pieces end with them, and so many are kept."""
+    return 0 < len(sketch) < SKETCH_PIECES_MAX

@@ -90,15 +90,22 @@ class ChatTokenizer:
         """Return what reads an answer that is text and nothing else."""
         return MarkedReader(PLAIN, stop, None, "")
 
-    def render(self, messages: list[Any], tools: list[Any] | None, options: dict[str, Any]) -> str:
+    def render(
+        self,
+        messages: list[Any],
+        tools: list[Any] | None,
+        options: dict[str, Any],
+        *,
+        opens_answer: bool = True,
+    ) -> str:
         """Render a conversation up to where the model answers; RejectedError if refused."""
         messages = spelled(messages, self.template.traits)
         try:
-            return self.template.render(messages, tools, options)
+            return self.template.render(messages, tools, options, is_answered=opens_answer)
         except RejectedError as refusal:
             for other in respelled(messages):
                 with suppress(RejectedError):
-                    return self.template.render(other, tools, options)
+                    return self.template.render(other, tools, options, is_answered=opens_answer)
             raise refusal from None
 
     def encode(

@@ -90,6 +90,15 @@ class ResidentCache:
             if isinstance(leaf, ResidentLayer) and not isinstance(leaf, WindowLayer):
                 leaf.reserve(tokens_count)
 
+    def give_back_room(self, tokens_count: int) -> None:
+        """Free what is not needed for `tokens_count` tokens in total, where it is the most.
+
+        A long context may be cut back to its head, and a short one go on from there.
+        """
+        for leaf in self.leaves:
+            if isinstance(leaf, ResidentLayer) and not isinstance(leaf, WindowLayer):
+                leaf.give_back_room(tokens_count)
+
     # --- steps -------------------------------------------------------------------------------
 
     def settle(self) -> None:

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
 from fabric.kvcache.cache_spec import LayerSpec, SlotSpec
-from node.mlx.token_store import TokenStore, dense
+from node.mlx.token_store import TokenStore, dense, round_up
 
 PACKED_QUERIES_MAX = 16
 
@@ -51,6 +51,13 @@ class ResidentLayer:
         """Make room for `tokens_count` tokens in total."""
         for store in self._stores:
             store.reserve(tokens_count - self.base)
+
+    def give_back_room(self, tokens_count: int) -> None:
+        """Free what is not needed for `tokens_count` tokens, where it is the most."""
+        for store in self._stores:
+            if store.capacity_tokens > 2 * round_up(tokens_count):
+                store.keep(0, self.offset, tokens_count)
+                mx.eval(store.arrays)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append `[1, kv_heads, n, width]` and return what attention sees."""

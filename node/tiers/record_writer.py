@@ -18,6 +18,7 @@ from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import Manifest, Placed
 from fabric.record.piece_table import PieceTable
 from fabric.record.state_points import kept_states
+from fabric.turn.prompt_marks import PromptMarks
 from node.agents.agent import Agent
 from node.engine.engine_thread import EngineThread
 from node.mlx.resident_cache import ResidentCache
@@ -181,7 +182,7 @@ class RecordWriter:
             known = zip(spans, self.stored_all(spans), strict=True)
             refs = [ref or await self.save(span, ids) for span, ref in known]
             windows = await self._publish_windows(spans, ids)
-            states = await self._publish_states(ids)
+            states = await self._publish_states(ids, manifest.provenance.marks)
             manifest = replace(
                 manifest,
                 pieces=PieceTable().append(refs),
@@ -220,7 +221,7 @@ class RecordWriter:
                 places.append(Placed(ref, span.end))
         return tuple(places)
 
-    async def _publish_states(self, ids: Sequence[int]) -> tuple[Placed, ...]:
+    async def _publish_states(self, ids: Sequence[int], marks: PromptMarks) -> tuple[Placed, ...]:
         """Save the state of now, and list it with the earlier ones that still hold."""
         if CacheGroup.STATE not in self._store.spec.groups:
             return ()
@@ -229,4 +230,4 @@ class RecordWriter:
         has = self._store.blocks.has
         kept = {end: ref for end, ref in self._kept_states.items() if has(ref)}
         kept |= self._states
-        return kept_states([Placed(ref, end) for end, ref in sorted(kept.items())])
+        return kept_states([Placed(ref, end) for end, ref in sorted(kept.items())], marks)

@@ -109,7 +109,9 @@ class Claims:
                 epoch = self.erased.claim_epoch(request.tenant, identity.agent, request.epoch)
                 known = table.create(request.tenant, identity.agent, None, epoch)
             return known
-        recognised = table.recognise(request.tenant, identity, text.encode())
+        # A raw prompt's last piece is not in its sketch.
+        said = request.sketch if request.messages is not None else ()
+        recognised = table.recognise(request.tenant, identity, text.encode(), said)
         if recognised is not None and not self._is_erased(recognised):
             return recognised
         self.health.refuse_new()

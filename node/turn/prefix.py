@@ -12,10 +12,12 @@ from typing import cast
 from fabric.control.node_calls import LastMatch
 from fabric.ids import TenantId
 from fabric.limits import BLOCK_TOKENS, ROOM_TOKENS
+from fabric.record.manifest import Manifest
 from fabric.turn.generation import Admitted, CacheTier, MatchKind
 from fabric.turn.prompt_plan import PromptPlan
 from fabric.turn.text_match import common_prefix
 from node.agents.agent import Agent
+from node.agents.agent_table import AgentTable
 from node.engine.engine_thread import EngineThread
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.health import Health
@@ -71,6 +73,7 @@ class Prefixes:
     engine: EngineThread
     prefetches: Prefetches
     health: Health
+    table: AgentTable
 
     def begin(self, prepared: Prepared) -> ResidentCache:
         """Return its cache, with room for prompt and answer; runs on the engine thread."""
@@ -79,6 +82,7 @@ class Prefixes:
             made.keeps_slid = self.health.reuses
             return made
         prepared.cache.rewind(prepared.cached)
+        prepared.cache.give_back_room(prepared.room_tokens)
         prepared.cache.reserve(prepared.room_tokens)
         return prepared.cache
 
@@ -91,10 +95,16 @@ class Prefixes:
         hot = resident.rewind_point(usable) if resident is not None else 0
         hot = hot if self.identity.usable_prefix(hot) == hot else 0
         source = None
-        # Of a recurrent model an earlier state may be in memory, and a later one on disk.
-        if not hot or hot < usable:
-            source = await self.workers.run(lambda: self._best_prefix(agent, plan, usable))
-        if hot and resident is not None and (source is None or source.point <= hot):
+        # Of a recurrent model an earlier state may be in memory, and a later one on disk; and
+        # another conversation may have begun as this one now does.
+        if not hot or hot < usable or len(plan.ids) - hot > BLOCK_TOKENS:
+            source = await self._best_prefix(agent, plan, usable)
+        # To read a block takes about as long as to compute a token.
+        if (
+            hot
+            and resident is not None
+            and (source is None or source.point - hot <= hot // BLOCK_TOKENS)
+        ):
             available = available_blocks(agent.saved, agent.stored_tokens)
             return Prepared(plan, resident, hot, CacheTier.HOT, available, room)
         assert source is not None, "what is not hot comes from elsewhere"
@@ -148,22 +158,35 @@ class Prefixes:
             match_reason=reason,
         )
 
-    def _best_prefix(self, agent: Agent, plan: PromptPlan, usable: int) -> CachedPrefix:
-        """Choose between the agent's own record and full blocks that others stored."""
+    async def _best_prefix(self, agent: Agent, plan: PromptPlan, usable: int) -> CachedPrefix:
+        """Choose between the agent's own record and what others stored that begins alike."""
         if not self.health.reuses:
             return CachedPrefix(AvailableBlocks(), (), 0, CacheTier.COLD)
-        known = plan.ids[: len(plan.ids) - 1]
-        shared = self.store.shared_blocks(agent.manifest.tenant, known)
-        others = self._prefix(shared, known, len(known), CacheTier.DISK)
-        if agent.saved is None:
-            return others
-        ids = list(agent.saved.token_ids)
-        limit = min(usable, common_prefix(plan.ids, ids))
+        known, tenant = plan.ids[: len(plan.ids) - 1], agent.manifest.tenant
+        shared = await self.workers.run(lambda: self.store.shared_blocks(tenant, known))
+        alike = (
+            self.table.alike(agent, shared.full[-1].block, len(shared.full)) if shared.full else []
+        )
+        tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
+
+        def choose() -> CachedPrefix:
+            found = [] if agent.saved is None else [self._of(agent.saved, plan, usable, tier)]
+            found.append(self._prefix(shared, known, len(known), CacheTier.DISK))
+            best = max(found, key=lambda prefix: prefix.point)
+            for record in alike if best.point < len(known) else ():
+                other = self._of(record, plan, len(known), CacheTier.DISK)
+                best = max(best, other, key=lambda prefix: prefix.point)
+            return best
+
+        return await self.workers.run(choose)
+
+    def _of(self, record: Manifest, plan: PromptPlan, limit: int, tier: CacheTier) -> CachedPrefix:
+        """Say how far a record's own blocks serve; its last one need not be full."""
+        ids = list(record.token_ids[: len(plan.ids) + BLOCK_TOKENS])
+        limit = min(limit, common_prefix(plan.ids, ids))
         # The block that holds the cut is read whole: its hash covers all its tokens.
         ids = ids[: -(-limit // BLOCK_TOKENS) * BLOCK_TOKENS]
-        tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
-        own = self._prefix(available_blocks(agent.saved), ids, limit, tier)
-        return own if own.point >= others.point else others
+        return self._prefix(available_blocks(record), ids, limit, tier)
 
     def _prefix(
         self, available: AvailableBlocks, ids: Sequence[int], limit: int, tier: CacheTier

@@ -4,16 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fabric.errors import RejectedError
+from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import AGENT_TOKENS_MAX
-from fabric.turn.generation import GenerateRequest, IdentityKind, MatchKind, Sampling
+from fabric.turn.generation import GenerateRequest, Sampling
 from fabric.turn.messages import template_form
 from fabric.turn.prompt_limit import PromptLimit
-from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, PromptPlan, plan_prompt
+from fabric.turn.prompt_plan import PromptPlan, plan_prompt
 from node.agents.agent import Agent
 from node.engine.memory_budget import MemoryBudget
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.runtime.identity import NodeIdentity
 from node.turn.encoders import Encoders
+from node.turn.landmarks import Landmarks
 
 _INVALID = "invalid_request_error"
 
@@ -26,6 +28,7 @@ class Prompts:
     tokenizer: ChatTokenizer
     encoders: Encoders
     memory: MemoryBudget
+    landmarks: Landmarks
 
     def limit(self, is_unwanted: Callable[[], bool]) -> PromptLimit:
         """Say how long a prompt may be, for as long as somebody wants it."""
@@ -68,16 +71,8 @@ class Prompts:
         stored = agent.transcript()
         raw = request.prompt is not None or not self.tokenizer.template.exists
         made = plan_prompt(self.tokenizer, text, stored, raw=raw, limit=limit)
-        share = self.identity.settings.diverge_ratio_min
-        if (
-            request.identity.kind is IdentityKind.AGENT
-            and made.match is MatchKind.DIVERGE
-            and made.kept_tokens < share * len(stored.ids)
-        ):
-            reason = f"{made.reason}: under {share:.0%} in common, the agent starts afresh"
-            fresh = plan_prompt(self.tokenizer, text, EMPTY_TRANSCRIPT, raw=raw, limit=limit)
-            made = replace(fresh, reason=reason)
-        return made
+        has_states = CacheGroup.STATE in self.identity.spec.groups
+        return replace(made, marks=self.landmarks.find(request, made, has_states=has_states))
 
     async def count(self, request: GenerateRequest) -> int:
         """Return how many tokens a prompt has, also where it is longer than the context."""

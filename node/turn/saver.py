@@ -226,7 +226,9 @@ class Saver:
         text, taken = plan.text, min(plan.taken_tokens, count)
         ids = old.token_ids[:taken] + plan.ids[taken:count]
         ends = old.token_ends[:taken] + plan.ends[taken:count]
-        truncated_by = None
+        truncated_by, marks = None, plan.marks
+        if self._request.resume is not None:  # another node found them
+            marks = old.provenance.marks
         if count < len(plan.ids):
             text = text[: ends[-1] if ends else 0]
             # Whoever shares its system prompt would go on in the context of another's agent.
@@ -248,6 +250,8 @@ class Saver:
             migration=None,
             sealed_to=None,
             provenance=Provenance(
-                served=self._parts.service_time.stamp(), truncated_by=truncated_by
+                served=self._parts.service_time.stamp(),
+                truncated_by=truncated_by,
+                marks=marks.within(count),
             ),
         )

@@ -52,8 +52,8 @@ class Sequences:
         """Say where the prompt's computing pauses so that a recurrent state can be kept."""
         if not self.health.reuses or CacheGroup.STATE not in self.identity.spec.groups:
             return ()
-        special_ids, on_grid = self.tokenizer.cut_texts.keys(), self.identity.settings.exact_chunks
-        return state_points(prepared.plan.ids, special_ids, prepared.cached, on_grid=on_grid)
+        plan, on_grid = prepared.plan, self.identity.settings.exact_chunks
+        return state_points(len(plan.ids), plan.marks, prepared.cached, on_grid=on_grid)
 
     def make(
         self,

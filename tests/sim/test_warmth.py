@@ -23,7 +23,7 @@ class Case:
         host = {"is_serving": True, "platter": platter, "incarnation": 1}
         self.nodes = {f"node-{letter}": Part(**host) for letter in "abc"}
         self.router = Part(is_serving=True, incarnation=1)
-        self.kind, self.settings = FULL, Part(diverge_ratio_min=0.5)
+        self.kind = FULL
         self.chaos = Part(was_network_bad=False)
         self.platters = Part(records=lambda _: {}, moved=set())
         self.watch, self.warmth = Watch(self), Warmth(self)

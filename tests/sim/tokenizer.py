@@ -12,10 +12,10 @@ _END = chr(END)
 CUT_TEXTS = {ord(text): text.encode() for text in (*ROLES.values(), _END)}
 
 
-def render(messages):
+def render(messages, *, opens_answer=True):
     """Spell a conversation up to where the model answers."""
     said = "".join(f"{ROLES[m['role']]}{m['content']}{_END}" for m in messages)
-    return said + ROLES["assistant"]
+    return said + ROLES["assistant"] * opens_answer
 
 
 class _Detokenizer:
@@ -53,8 +53,8 @@ class SimTokenizer:
     cut_texts = CUT_TEXTS
     reach_bytes = 4
 
-    def render(self, messages, tools, options):
-        return render(messages)
+    def render(self, messages, tools, options, *, opens_answer=True):
+        return render(messages, opens_answer=opens_answer)
 
     def encode(self, text, *, special_prefix=False, limit=None):
         if limit is not None:

@@ -69,12 +69,9 @@ class Warmth:
         if self._world.kind is not FULL:
             # Elsewhere than at its end a context can be taken up where that was worth keeping.
             return need if need == len(stored) and not attempts else None
-        longest = len(stored)
         for attempt in attempts:  # each may have been answered, on no disk
             need = min(need, _common(attempt, prompt))
-            longest = max(longest, len(attempt) + ANSWER_TOKENS_MAX)
-        share = self._world.settings.diverge_ratio_min
-        return need if need > 0 and need >= share * (longest + 1) else None
+        return need or None
 
     def _is_excused(self, talk, node):
         world, acked = self._world, talk.acked

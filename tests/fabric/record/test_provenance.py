@@ -8,6 +8,7 @@ from fabric.ids import NodeName
 from fabric.record.envelope import Envelope
 from fabric.record.manifest import MAGIC, Manifest, decode_manifest, encode_manifest
 from fabric.record.provenance import LastServed, Provenance, TruncatedBy
+from fabric.turn.prompt_marks import PromptMarks
 from tests.support.blocks import make_block, make_manifest
 
 SERVED = LastServed(NodeName("node-a"), 17)
@@ -20,6 +21,10 @@ NOTES = [
     ({"fork": "yes", "served": "node-a:17"}, Provenance(SERVED, is_fork=True)),
     ({"cut": "fsck"}, Provenance(truncated_by=TruncatedBy.FSCK)),
     ({"cut": "hibernated"}, Provenance(truncated_by=TruncatedBy.HIBERNATED)),
+    (
+        {"head": "7", "asked": "9", "conversation": "12"},
+        Provenance(marks=PromptMarks(head=7, asked=9, conversation=12)),
+    ),
     ({"cut": "cancelled"}, Provenance(truncated_by=TruncatedBy.CANCELLED)),
 ]
 RECORD = make_manifest([make_block(1, 3)])
@@ -42,10 +47,20 @@ def test_it_is_written_as_it_always_was_and_read_back(notes, provenance):
         ({"copied": "-1", "served": "node-a:x"}, Provenance()),
         ({"copied": "\u0663", "served": "Not a name:5"}, Provenance()),
         ({"copied": "9" * 5_000, "served": "node-a:" + "9" * 5_000}, Provenance()),
+        ({"head": "x", "asked": "", "conversation": "-1"}, Provenance()),
         ({"cut": "by somebody"}, Provenance(truncated_by=TruncatedBy.FSCK)),
         ({"cut": "", "fork": "", "kept": ""}, Provenance(None, None, True, True, TruncatedBy.FSCK)),
     ],
-    ids=["unknown", "empty", "no numbers", "other digits", "endless", "unknown cut", "no words"],
+    ids=[
+        "unknown",
+        "empty",
+        "no numbers",
+        "other digits",
+        "endless",
+        "no marks",
+        "unknown cut",
+        "no words",
+    ],
 )
 def test_what_says_nothing_is_passed_over_but_a_cut_record_stays_cut(notes, provenance):
     plain = unpack_plain(encode_manifest(RECORD)[LEAD:]) | {"extras": notes}

@@ -2,49 +2,72 @@
 
 import pytest
 
-from fabric.limits import BLOCK_TOKENS, STATE_EVERY_TOKENS
-from fabric.record.state_points import state_points
-
-START, END, THINK = 1, 2, 3
-SPECIAL = {START, END, THINK}
-SYSTEM = [START, *[10] * 300, END, 11]
-USER = [START, *[12] * 20, END, 11]
-ANSWER = [START, 13, 11]  # where the template has the answer begin
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.limits import BLOCK_TOKENS, STATE_EVERY_TOKENS, STATES_PER_AGENT_MAX
+from fabric.record.manifest import Placed
+from fabric.record.state_points import kept_states, state_points
+from fabric.turn.prompt_marks import NO_MARKS, PromptMarks
+from tests.support.blocks import make_block
 
 
-def test_an_answer_that_the_template_begins_gets_a_state_before_its_beginning() -> None:
-    """A thought that is opened for the model is gone when its answer comes back."""
-    plain = [*SYSTEM, *USER, *ANSWER]
-    opened = [*plain, THINK, 11]
-    start = len(plain) - len(ANSWER)
-
-    assert state_points(plain, SPECIAL, 0) == (BLOCK_TOKENS, len(plain) - 1)
-    assert state_points(opened, SPECIAL, 0) == (BLOCK_TOKENS, start, len(opened) - 1)
+def test_states_are_kept_wherever_later_prompts_go_other_ways():
+    marks = PromptMarks(head=300, asked=400, conversation=900, opens_more=True)
+    assert state_points(905, marks, 0) == (BLOCK_TOKENS, 300, 400, 900, 904)
 
 
-def test_on_a_grid_all_points_are_block_boundaries() -> None:
+def test_an_opening_that_comes_back_as_it_is_gets_no_state_of_its_own():
+    """A name is repeated before the answer; a thought that is opened is not."""
+    assert state_points(905, PromptMarks(conversation=900), 0) == (904,)
+    assert state_points(905, PromptMarks(conversation=900, opens_more=True), 0) == (900, 904)
+
+
+def test_on_a_grid_all_points_are_block_boundaries():
     """Where reuse is cut down to blocks, no other state serves."""
-    ids = [*SYSTEM, *USER * 20, *ANSWER, THINK, 11]
-    points = state_points(ids, SPECIAL, 0, on_grid=True)
-    assert points
-    assert all(point % BLOCK_TOKENS == 0 for point in points)
+    marks = PromptMarks(head=300, asked=700, conversation=900, opens_more=True)
+    points = state_points(1_100, marks, 0, on_grid=True)
+    assert points == (256, 512, 768, 1_024)
 
 
-def test_what_is_done_needs_no_state_again() -> None:
+def test_what_is_done_needs_no_state_again():
     """Only points that the prompt still comes by are listed."""
-    ids = [*SYSTEM, *USER, *ANSWER, THINK, 11]
-    assert state_points(ids, SPECIAL, len(ids) - 3) == (len(ids) - 1,)
-    assert state_points(ids, SPECIAL, len(ids) - 1) == ()
+    marks = PromptMarks(head=300, asked=400, conversation=900, opens_more=True)
+    assert state_points(905, marks, 400) == (900, 904)
+    assert state_points(905, marks, 904) == ()
 
 
-@pytest.mark.parametrize("ids", [[], [5], [START], [START, 5, 6], [5] * 300])
-def test_prompts_without_messages_have_their_end_only(ids: list[int]) -> None:
-    """Nothing repeats, so nothing marks a message."""
-    assert state_points(ids, SPECIAL, 0) == ((len(ids) - 1,) if len(ids) > 1 else ())
+@pytest.mark.parametrize("count", [0, 1, 2, 300])
+def test_prompts_without_messages_have_their_end_only(count):
+    assert state_points(count, NO_MARKS, 0) == ((count - 1,) if count > 1 else ())
 
 
-def test_long_prompts_have_states_on_the_way() -> None:
+def test_long_prompts_have_states_on_the_way():
     """An edit in the middle costs so many tokens at most."""
-    ids = [5] * (2 * STATE_EVERY_TOKENS + 2)
+    count = 2 * STATE_EVERY_TOKENS + 2
     points = (STATE_EVERY_TOKENS, 2 * STATE_EVERY_TOKENS, 2 * STATE_EVERY_TOKENS + 1)
-    assert state_points(ids, SPECIAL, 0) == points
+    assert state_points(count, NO_MARKS, 0) == points
+
+
+def placed(*ends):
+    block = make_block(1, 3, group=CacheGroup.STATE).ref
+    return [Placed(block, end) for end in ends]
+
+
+def test_the_newest_states_stay_with_those_that_are_come_back_to():
+    """Fourteen calls of a tool later, the next question may begin behind the last one."""
+    ends = [256, 300, 400, *range(500, 1_500, 50)]
+    marks = PromptMarks(head=300, asked=390, conversation=1_440)
+    kept = [state.end for state in kept_states(placed(*ends), marks)]
+
+    assert len(kept) == STATES_PER_AGENT_MAX
+    assert kept == [256, 300, 400, *ends[3 - STATES_PER_AGENT_MAX :]]
+
+
+def test_without_marks_the_first_that_others_find_stays():
+    ends = [10, 256, *range(500, 1_500, 50)]
+    kept = [state.end for state in kept_states(placed(*ends))]
+    assert kept == [256, *ends[1 - STATES_PER_AGENT_MAX :]]
+
+
+def test_few_states_all_stay():
+    few = placed(5, 10)
+    assert kept_states(few, PromptMarks(head=1_000, asked=9)) == tuple(few)

@@ -1,0 +1,85 @@
+"""Find where a prompt's parts end, by rendering less of the conversation and comparing.
+
+No token has to be known for it, and a user who writes one misleads nobody. The fed tokens never
+depend on it: what is found says where states are kept and by what a conversation is known again.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fabric.errors import RejectedError
+from fabric.limits import ANSWER_OPENINGS_MAX, BLOCK_TOKENS
+from fabric.turn.generation import GenerateRequest
+from fabric.turn.messages import Message, MessageRole, template_form
+from fabric.turn.prompt_marks import PromptMarks
+from fabric.turn.prompt_plan import PromptPlan
+from fabric.turn.text_match import common_prefix
+from node.mlx.chat_tokenizer import ChatTokenizer
+
+_OTHER = Message(MessageRole.USER, ("\N{REPLACEMENT CHARACTER}",))  # begins like no message
+
+Render = Callable[[Sequence[Message]], bytes]
+
+
+@dataclass(slots=True, eq=False)
+class Landmarks:
+    """Knows one model's template, and how it was seen to open answers."""
+
+    tokenizer: ChatTokenizer
+    _openings: tuple[bytes, ...] = ()  # the longest first; replaced whole, as threads read it
+
+    def find(self, request: GenerateRequest, plan: PromptPlan, *, has_states: bool) -> PromptMarks:
+        """Return the marks of a chat's prompt; without recurrent states fewer are needed."""
+        messages = request.messages
+        if not messages:
+            return PromptMarks()
+
+        def render(some: Sequence[Message]) -> bytes:
+            spelled = [template_form(message) for message in some]
+            try:
+                text = self.tokenizer.render(
+                    spelled, request.tools, request.template_options, opens_answer=False
+                )
+            except RejectedError:  # a template may refuse a part of what it takes as a whole
+                return b""
+            return text.encode()
+
+        conversation = self._conversation(messages, plan, render)
+        behind = plan.ids[conversation + 1 :] if conversation else ()
+        opens_more = any(token in self.tokenizer.cut_texts for token in behind)
+        marks = PromptMarks(conversation=conversation, opens_more=opens_more)
+        if not has_states:
+            return marks
+        users = [at for at, said in enumerate(messages) if said.role is MessageRole.USER]
+        if not users:
+            return marks
+        asked = 0
+        if users[-1] < len(messages) - 1:
+            asked = _tokens(plan, common_prefix(render(messages[: users[-1] + 1]), plan.text))
+        head = 0
+        if len(plan.ids) > BLOCK_TOKENS and (users[0] or request.tools):
+            others = render([*messages[: users[0]], _OTHER])
+            head = _tokens(plan, common_prefix(others, plan.text))
+        return replace(marks, head=head, asked=asked)
+
+    def _conversation(self, messages: Sequence[Message], plan: PromptPlan, render: Render) -> int:
+        """Count the tokens before the opening of the answer, where a special one opens it.
+
+        Elsewhere there are none: a text that ends there may go on in the middle of a message.
+        """
+        text = plan.text
+        for opening in self._openings:
+            if text.endswith(opening):
+                return _tokens(plan, len(text) - len(opening))
+        count = _tokens(plan, common_prefix(render(messages), text))
+        if not 0 < count < len(plan.ids) or plan.ids[count] not in self.tokenizer.cut_texts:
+            return 0
+        known = {*self._openings, text[plan.ends[count - 1] :]}
+        self._openings = tuple(sorted(known, key=len, reverse=True)[:ANSWER_OPENINGS_MAX])
+        return count
+
+
+def _tokens(plan: PromptPlan, size_bytes: int) -> int:
+    """Count the tokens that lie within the first bytes of the text."""
+    return bisect_right(plan.ends, size_bytes)

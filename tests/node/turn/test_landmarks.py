@@ -1,0 +1,101 @@
+"""Where a prompt's parts end, whatever a template makes of them and whatever users write."""
+
+import pytest
+from mlx_lm.tokenizer_utils import load
+
+from fabric.ids import OperationId, TenantId
+from fabric.limits import ANSWER_OPENINGS_MAX
+from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
+from fabric.turn.messages import template_form
+from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, plan_prompt
+from node.mlx.chat_tokenizer import ChatTokenizer
+from node.turn.landmarks import Landmarks
+from tests.support.agent_traffic import TOOLS, corpus, words
+from tests.support.conversations import said
+from tests.support.template_shapes import SHAPES, write_tokenizer
+
+SYSTEM = {"role": "system", "content": words(1, 300)}
+USER = {"role": "user", "content": "Is <tool_call> or <think> or <|im_start|> a word?"}
+CALL = {
+    "role": "assistant",
+    "content": "I look.",
+    "reasoning_content": "Where?",
+    "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "read", "arguments": '{"path": "x"}'}}
+    ],
+}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": "It says nothing."}
+
+
+def found(tmp_path, name, messages, tools=None, landmarks=None):
+    """Return a prompt's text in four parts, and who found them."""
+    if landmarks is None:
+        write_tokenizer(tmp_path, SHAPES[name], corpus())
+        landmarks = Landmarks(ChatTokenizer(load(tmp_path)))
+    tokenizer, spoken = landmarks.tokenizer, said(messages)
+    request = GenerateRequest(
+        OperationId("operation-1"),
+        TenantId("t"),
+        Identity(IdentityKind.CONTENT),
+        Sampling(),
+        spoken,
+        tools=tools,
+    )
+    text = tokenizer.render([template_form(message) for message in spoken], tools, {})
+    plan = plan_prompt(tokenizer, text, EMPTY_TRANSCRIPT, raw=False)
+    marks = landmarks.find(request, plan, has_states=True)
+    at = [plan.ends[count - 1] if count else 0 for count in (marks.head, marks.asked)]
+    opened = plan.ends[marks.conversation - 1] if marks.conversation else len(plan.text)
+    parts = [plan.text[: at[0]], plan.text[: at[1]], plan.text[:opened], plan.text[opened:]]
+    return [part.decode() for part in parts], marks, landmarks
+
+
+OPENINGS = {
+    "chatml": ("<|im_start|>assistant\n", False),
+    "thought_opened": ("<|im_start|>assistant\n<think>\n", True),
+    "thought_closed": ("<|im_start|>assistant\n<think>\n\n</think>\n\n", True),
+    "role_tokens": ("<|assistant|><think>", True),
+    "stripped_by_template": ("<|Assistant|><think>\n", True),
+    "headers": ("<|head|>assistant<|/head|>\n\n", True),
+    "folded_system": ("<start_of_turn>model\n", False),
+    "head_at_last_question": ("", False),  # the question's own end is all
+    "no_tokens": ("", False),  # a text that ends there might go on within the message
+}
+
+
+@pytest.mark.parametrize("name", OPENINGS)
+def test_an_opening_is_found_whoever_writes_what(tmp_path, name):
+    (_, _, _, opening), marks, landmarks = found(tmp_path, name, [SYSTEM, USER])
+    assert (opening, marks.opens_more) == OPENINGS[name]
+
+    again = found(tmp_path, name, [SYSTEM, USER, CALL, RESULT, USER], landmarks=landmarks)
+    assert again[0][3] == opening
+
+
+@pytest.mark.parametrize("name", ["thought_opened", "role_tokens"])
+def test_the_head_ends_where_the_first_question_begins(tmp_path, name):
+    (head, asked, _, _), _, _ = found(tmp_path, name, [SYSTEM, USER], TOOLS)
+    assert head.rstrip().endswith(("user", "<|user|>"))
+    assert '"list"' in head
+    assert asked == ""
+
+
+@pytest.mark.parametrize("name", ["thought_opened", "role_tokens"])
+def test_within_a_loop_the_last_question_is_known(tmp_path, name):
+    (_, asked, conversation, _), _, _ = found(
+        tmp_path, name, [SYSTEM, USER, CALL, RESULT, CALL, RESULT], TOOLS
+    )
+    assert "a word?" in asked
+    assert "I look" not in asked
+    assert conversation.count("It says nothing.") == 2
+
+
+def test_few_openings_are_remembered(tmp_path):
+    _, _, landmarks = found(tmp_path, "chatml", [USER])
+    landmarks._openings += tuple(b"<|im_start|>%d" % number for number in range(40))
+    landmarks.tokenizer._tokenizer.chat_template += "{# other #}"
+    found(tmp_path, "chatml", [USER], landmarks=landmarks)
+    template = landmarks.tokenizer._tokenizer.chat_template
+    landmarks.tokenizer._tokenizer.chat_template = template.replace("assistant\n{%", "model\n{%")
+    found(tmp_path, "chatml", [USER], landmarks=landmarks)
+    assert len(landmarks._openings) <= ANSWER_OPENINGS_MAX

@@ -1,0 +1,81 @@
+"""Conversations of agent programs over the families' templates: what each turn reuses.
+
+At least 97 % of what an exact match with anything computed before could reuse, and one agent for
+each conversation, whether the client names it or not. `make test` tries a core of the matrix.
+"""
+
+from itertools import product
+
+import pytest
+
+from fabric.ids import TenantId
+from tests.support.agent_traffic import SCENARIOS, Driver, corpus
+from tests.support.scripted_answers import scripted
+from tests.support.services import running
+from tests.support.template_shapes import SHAPES, WEIGHTS, write_shape
+
+SHARE_MIN = 0.97
+AGENTS = {"sub_agents": 3, "date_at_the_end": 3, "interleaved": 2}  # conversations in each
+# Where the client goes back or leaves out something, what it sends is another conversation.
+FORKS = {"edit_last", "edit_early", "compact", "slide"}
+CORE = {
+    ("full", "thought_opened"): ("chat", "tools_kept", "sub_agents"),
+    ("full", "role_tokens"): ("chat_kept",),
+    ("full", "head_at_last_question"): ("chat",),
+    ("recurrent", "thought_opened"): ("chat", "long_loop", "interleaved"),
+}
+# Of a prompt whose head is at its end nothing comes again; a state cannot be cut anywhere.
+HARD = {("full", "head_at_last_question"), ("recurrent", "head_at_last_question")}
+CUT_IN_THE_MIDDLE = {("recurrent", "date_at_the_end")}
+
+
+def converse(tmp_path, weights, shape, scenarios, *, has_ids):
+    """Play the scenarios on one node, each as a tenant of its own; return who was asked."""
+    model = write_shape(tmp_path / "model", SHAPES[shape], weights, corpus())
+    drivers = {}
+    with scripted() as script, running(tmp_path, str(model)) as service:
+        for number, name in enumerate(scenarios):
+            tenant = TenantId(f"tenant-{number}")
+            drivers[name] = Driver(service, SHAPES[shape], script, has_ids, tenant)
+            SCENARIOS[name](drivers[name])
+    return drivers
+
+
+def judge(weights, shape, drivers):
+    found = []
+    for name, driver in drivers.items():
+        turns = [(turn.prompt, turn.cached, turn.possible) for turn in driver.turns]
+        agents = len({turn.agent for turn in driver.turns})
+        if agents != AGENTS.get(name, 1) and not (name in FORKS and not driver.has_ids):
+            found.append(f"{name}: {agents} agents")
+        is_hard = (weights, shape) in HARD or (weights, name) in CUT_IN_THE_MIDDLE
+        if driver.share < SHARE_MIN and not is_hard:
+            found.append(f"{name}: {driver.share:.0%} of {turns}")
+    assert not found, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("weights", "shape"), CORE, ids=" ".join)
+def test_a_second_turn_is_warm_without_an_id(tmp_path, weights, shape):
+    scenarios = CORE[weights, shape]
+    judge(weights, shape, converse(tmp_path, weights, shape, scenarios, has_ids=False))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("has_ids", [False, True], ids=["no ids", "ids"])
+@pytest.mark.parametrize(("weights", "shape"), list(product(WEIGHTS, SHAPES)), ids=str)
+def test_every_scenario_over_every_template(tmp_path, weights, shape, has_ids):
+    judge(weights, shape, converse(tmp_path, weights, shape, SCENARIOS, has_ids=has_ids))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_ids", [False, True], ids=["no ids", "ids"])
+def test_a_recurrent_models_turn_computes_its_new_text(tmp_path, has_ids):
+    """With a thought that is taken out of the history: the answer, the question, some tokens."""
+    drivers = converse(
+        tmp_path, "recurrent", "thought_opened", ["chat", "tools_kept"], has_ids=has_ids
+    )
+    for driver in drivers.values():
+        for turn in driver.turns[1:]:
+            assert turn.prompt - turn.cached <= turn.prompt - turn.possible + 512
+            assert turn.possible - turn.cached < 16
