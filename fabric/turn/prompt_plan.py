@@ -135,8 +135,8 @@ def _last_cut(
     for index in range(bisect_right(stored.ends, common) - 1, 0, -1):
         special = cut_texts.get(stored.ids[index])
         if special is not None:
-            start = stored.ends[index] - len(special)
-            if prompt[start : stored.ends[index]] == special:
+            start = stored.ends[index - 1]  # it may reach beyond its text, over white space
+            if prompt.startswith(special, start):
                 return index, start
     return None
 

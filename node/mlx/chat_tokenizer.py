@@ -25,6 +25,7 @@ from node.mlx.text_pieces import TextPieces
 from node.mlx.token_reach import token_reach_bytes
 from node.mlx.upstream_formats import upstream_formats
 
+_BEFORE, _BEHIND = "x\n", "x"  # around a token that is tried
 _SLICE_CHARS: Final = 1 << 14  # each is encoded in a few milliseconds, and then forgotten
 _SLICED_TOKENS_SHARE: Final = 1.25  # of the whole's tokens; slices have fewer
 
@@ -49,15 +50,26 @@ class ChatTokenizer:
 
     @cached_property
     def cut_texts(self) -> dict[int, bytes]:
-        """Special tokens that always stand alone, with their text: the places to cut at."""
+        """Special tokens that always stand alone, with their text: the places to cut at.
+
+        Each is tried: tokenizers may find one at the start of a text that they pass over within
+        it. White space runs into what stands before it; what a token eats behind it does no harm.
+        """
         added = self._tokenizer.added_tokens_decoder
         texts = [token.content for token in added.values()]
+        before = self.encode(_BEFORE).ids
         return {
             index: token.content.encode()
             for index, token in added.items()
-            if not (token.lstrip or token.rstrip or token.single_word)
+            if not (token.lstrip or token.single_word or token.content.isspace())
             and not any(t != token.content and t.startswith(token.content) for t in texts)
+            and self._stands_alone(index, token.content, before)
         }
+
+    def _stands_alone(self, index: int, text: str, before: list[int]) -> bool:
+        behind = self.encode(text + _BEHIND).ids
+        whole = self.encode(_BEFORE + text + _BEHIND).ids
+        return behind[:1] == [index] and whole == before + behind
 
     @cached_property
     def special_texts(self) -> dict[int, str]:

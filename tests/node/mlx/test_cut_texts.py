@@ -1,0 +1,77 @@
+"""Where a prompt may be cut: only before tokens that are found wherever their text stands."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.tokenizer_utils import load
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from fabric.turn.prompt_plan import Transcript, plan_prompt
+from node.mlx.chat_tokenizer import ChatTokenizer
+
+NEWLINES = 6
+
+
+def made(folder, tokens, normalizer=None):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({text: at for at, text in enumerate(alphabet)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    if normalizer is not None:
+        inner.normalizer = normalizer
+    inner.add_tokens(tokens)
+    folder.mkdir(exist_ok=True)
+    inner.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return ChatTokenizer(load(folder))
+
+
+def special(text, **options):
+    return AddedToken(text, **{"special": True, "normalized": False, **options})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return a tokenizer with tokens for runs of line ends, as Gemma's has."""
+    tokens = [special("<end>"), special("<eats>", rstrip=True)]
+    tokens += [AddedToken("\n" * size, normalized=False) for size in range(2, NEWLINES + 1)]
+    return made(tmp_path_factory.mktemp("runs") / "t", tokens)
+
+
+def test_runs_of_white_space_are_no_places_to_cut_at(runs):
+    assert sorted(runs.cut_texts.values()) == [b"<eats>", b"<end>"]
+
+
+def test_a_token_that_is_found_at_the_start_only_is_none(tmp_path):
+    """Its text is looked for after something was put before the whole."""
+    tokens = [special("</s>", normalized=True), special("<end>")]
+    tokenizer = made(tmp_path / "u", tokens, normalizers.Replace("\n</s", "\n_"))
+
+    assert list(tokenizer.cut_texts.values()) == [b"<end>"]
+
+
+PIECES = st.sampled_from(["a", "b c", "\n", "\n\n", "\n\n\n\n", " ", "<end>", "<eats>", "é"])
+TEXTS = st.lists(PIECES, max_size=10).map("".join)
+
+
+@given(head=TEXTS, old=TEXTS, new=TEXTS, cut=st.integers(0, 60))
+@settings(max_examples=400, deadline=None)
+def test_fed_tokens_are_those_of_a_fresh_encoding(runs, head, old, new, cut):
+    encoded = runs.encode(head + old)
+    stored = Transcript((head + old).encode(), encoded.ids, encoded.ends, len(encoded.ids))
+    prompt = (head + old)[:cut] + new
+    plan = plan_prompt(runs, prompt, stored, raw=False)
+
+    assert plan.ids == runs.encode(prompt).ids
+    assert plan.ends == sorted(plan.ends)
+
+
+def test_what_eats_white_space_behind_it_is_cut_at(runs):
+    """Only what follows the last such token is encoded again."""
+    text = "<eats>\nabc<eats>\nde"
+    encoded = runs.encode(text)
+    stored = Transcript(text.encode(), encoded.ids, encoded.ends, len(encoded.ids))
+    plan = plan_prompt(runs, text + "f", stored, raw=False)
+
+    assert plan.taken_tokens == encoded.ids.index(runs.encode("<eats>").ids[0], 1)
+    assert plan.ids == runs.encode(text + "f").ids
