@@ -259,7 +259,7 @@ def test_prompt_over_the_context_is_refused_and_harmless(model: str, tmp_path: P
     """Too long a prompt is the client's error; the agent keeps what it had."""
     with running(tmp_path, model, context_tokens_max=600) as small:
         first = ask(small, [user("alpha")], agent="agent")
-        with pytest.raises(FabricError, match="context holds 600") as caught:
+        with pytest.raises(FabricError, match="maximum context length is 600") as caught:
             ask(small, [SYSTEM, SYSTEM, user("alpha")], agent="agent")
         again = ask(small, [user("alpha")], agent="agent")
 
