@@ -257,7 +257,6 @@ FLEET_FOLLOWERS_MAX: Final = 64  # at once; one tenant: half
 FLEET_EVENTS_MAX: Final = 512  # kept for each, and for who comes back; some 300 bytes each
 FLEET_SNAPSHOT_AGENTS_MAX: Final = 1_000  # shown in one, those used last; some 700 bytes each
 FLEET_SNAPSHOT_EVERY_S: Final = 5.0  # for one follower that does not keep up
-FLEET_SILENCE_S: Final = 10.0  # then a comment: proxies close what is silent for 15 s
 FLEET_LINE_BYTES_MAX: Final = 64 * MIB  # of what the command line reads; a snapshot is one line
 LINK_RATE_NEWS: Final = 0.1  # share by which a link's rate differs from the one told last
 

@@ -1,6 +1,6 @@
 """GET /v1/fleet/events: what happens in the fleet, as server-sent events.
 
-    snapshot ──▶ event ──▶ event ──▶ (silence: a comment) ──▶ event
+    snapshot ──▶ event ──▶ event ──▶ event
                    └──▶ too slow: missed ──▶ snapshot ──▶ event
 
 Operators see everything, a tenant its own agents and what GET /v1/nodes tells it of nodes.
@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fabric.limits import FLEET_SILENCE_S, FLEET_SNAPSHOT_EVERY_S
+from fabric.limits import FLEET_SNAPSHOT_EVERY_S
 from router.admin.views.events import Snapshots, event_row
 from router.events.bus import FleetEvents, Subscription
 from router.http.auth import Principal, caller_of, tenant_of
 from router.http.dialect import ErrorDialect
-from router.http.sse import EventStream, comment, frame
+from router.http.sse import COMMENT, EventStream, frame
 
 LAST_ID_HEADER = "last-event-id"
 SNAPSHOT = "snapshot"
@@ -51,20 +51,18 @@ class EventsApi:
     async def _frames(
         self, subscription: Subscription, caller: Principal, *, goes_on: bool
     ) -> AsyncGenerator[bytes, None]:
-        yield comment("going on") if goes_on else await self._snapshot(caller)
+        yield COMMENT if goes_on else await self._snapshot(caller)
         while not subscription.is_closed:
-            events = await subscription.take(FLEET_SILENCE_S)
+            events = await subscription.take()
             if subscription.missed_count:
                 # Who is too slow for events must not get snapshots all the time instead.
                 await subscription.rest(FLEET_SNAPSHOT_EVERY_S)
                 missed = frame({"count": subscription.start_anew()}, MISSED)
                 yield missed + await self._snapshot(caller)
-            elif events:
+            else:
                 told = ((event_row(e, caller), e.event.name, e.number) for e in events)
                 ids = self._events.id_of
                 yield b"".join(frame(row, name, ids(number)) for row, name, number in told)
-            else:
-                yield comment("nothing new")
 
     async def _snapshot(self, caller: Principal) -> bytes:
         name = self._events.last_id  # what happens from here on comes behind it

@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
-from fabric.limits import FLEET_LINE_BYTES_MAX, FLEET_SILENCE_S
+from fabric.limits import FLEET_LINE_BYTES_MAX
 from router.cli.endpoint import Endpoint
 from router.cli.errors import CommandError
 from router.cli.output import human_bytes, human_count
 from router.cli.queries import add_common, endpoint_of
 
 PATH = "/v1/fleet/events"
-SILENT_S = 3 * FLEET_SILENCE_S  # even a quiet fabric says something before
+SILENT_S = 30.0  # a quiet fabric says every few seconds that it lives
 MEDIA_TYPE = "text/event-stream"
 
 

@@ -59,11 +59,9 @@ class Subscription:
             self._waiting.clear()
         self._news.set()
 
-    async def take(self, timeout_s: float) -> list[Published]:
-        """Wait for events, but no longer than that; none where some were missed."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._news.wait()
+    async def take(self) -> list[Published]:
+        """Wait for events; none where some were missed, or this was closed."""
+        await self._news.wait()
         self._news.clear()
         taken = list(self._waiting)
         self._waiting.clear()

@@ -28,11 +28,6 @@ def frame(value: Any, event: str | None = None, number: str | None = None) -> by
     return name + seen + b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
-def comment(text: str) -> bytes:
-    """Encode what clients pass over: a sign of life, where there is nothing to tell."""
-    return b": " + text.encode() + b"\n\n"
-
-
 async def guarded(
     frames: AsyncGenerator[bytes, None], dialect: ErrorDialect
 ) -> AsyncGenerator[bytes, None]:

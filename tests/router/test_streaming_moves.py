@@ -8,6 +8,7 @@ import pytest
 from fabric.control.node_calls import CommitMigration
 from fabric.errors import CorruptDataError
 from fabric.turn.generation import HandedOver
+from router.events.fleet_event import TurnEnded
 from tests.router.rig import rig, shorten, until
 from tests.support.moves import LONG, begun, migrate, owners
 
@@ -46,7 +47,10 @@ async def test_a_stream_waits_on_the_target_while_the_move_is_committed():
             assert target.requests[0].after is not None
 
         source, target, text, moved = await streaming_move(made, during)
+        events = [each.event for each in made.fleet.events._kept]
+        ended = [event for event in events if isinstance(event, TurnEnded)]
 
+    assert (ended[-1].node, ended[-1].outcome) == (target.name, "ok")
     assert moved.status_code == 200
     assert said(text) == WORDS.split()[-40:]
     assert [len(source.requests), len(target.requests)] == [2, 1]

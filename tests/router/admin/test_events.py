@@ -200,16 +200,6 @@ async def test_a_client_that_reads_nothing_holds_up_neither_turns_nor_events():
     assert answer.status_code == 200
 
 
-async def test_silence_is_told_by_comments(monkeypatch):
-    monkeypatch.setattr(module, "FLEET_SILENCE_S", 0.02)
-    async with rig("a") as made, following(made.http()) as stream:
-        await stream.next()
-        await asyncio.sleep(0.3)
-        await made.chat("hello", agent="alice")
-        await stream.until("turn.ended")
-        assert len(stream.comments) > 1
-
-
 async def test_a_client_that_goes_leaves_nothing():
     async with rig("a") as made:
         async with following(made.http()) as stream:
