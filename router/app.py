@@ -38,18 +38,29 @@ from router.openai.chat_adapter import ChatAdapter
 from router.openai.completion_adapter import CompletionAdapter
 from router.openai.errors import OpenAiErrors
 from router.openai.models import OpenAiModels
+from router.openai.responses.adapter import ResponsesAdapter
+from router.openai.responses.store import ResponseStore
+from router.openai.responses.stored_api import StoredApi
 from router.services import Services
 
 _ANTHROPIC: Final = "anthropic-version"  # a header that its clients send
 
 
-def adapters_of(clock: Clock) -> list[ApiAdapter[Any]]:
+def adapters_of(clock: Clock, stored: ResponseStore) -> list[ApiAdapter[Any]]:
     """List the APIs that ask for turns."""
-    return [ChatAdapter(clock), CompletionAdapter(clock), MessagesAdapter()]
+    return [
+        ChatAdapter(clock),
+        CompletionAdapter(clock),
+        MessagesAdapter(),
+        ResponsesAdapter(clock, stored),
+    ]
 
 
 def routes_of(
-    settings: RouterSettings, services: Services, adapters: Sequence[ApiAdapter[Any]]
+    settings: RouterSettings,
+    services: Services,
+    adapters: Sequence[ApiAdapter[Any]],
+    stored: ResponseStore,
 ) -> list[BaseRoute]:
     """Collect the routes of all APIs."""
     fleet = services.fleet
@@ -70,6 +81,7 @@ def routes_of(
         *turn_routes(adapters, desk),
         *CountTokensApi(fleet, names).routes(),
         *ModelsApi(fleet, names, OpenAiModels(), {_ANTHROPIC: AnthropicModels()}).routes(),
+        *StoredApi(stored).routes(),
         *absent_routes(),
         *waiting(named, fleet.meeting),
         *MetricsApi(fleet, services.telemetry).routes(),
@@ -78,11 +90,13 @@ def routes_of(
 
 def build_app(settings: RouterSettings, services: Services) -> Starlette:
     """Build the application; whoever owns `services` runs their background work."""
-    adapters = adapters_of(services.fleet.clock)
+    stored = ResponseStore(services.erasures.floor)
+    services.erasures.on_erased = stored.forget
+    adapters = adapters_of(services.fleet.clock, stored)
     by_path = {adapter.path: adapter for adapter in adapters}
     dialects = Dialects(OpenAiErrors(), by_path, {_ANTHROPIC: AnthropicErrors()})
     app = Starlette(
-        routes=routes_of(settings, services, adapters),
+        routes=routes_of(settings, services, adapters, stored),
         middleware=[
             Middleware(ErrorBoundary, dialects=dialects),
             Middleware(Auth, settings=settings),

@@ -14,6 +14,7 @@ from fabric.settings import FabricSettings
 from router.app import adapters_of
 from router.cli.main import build_parser
 from router.clock import SystemClock
+from router.openai.responses.store import ResponseStore
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGURATION, HTTP_API, CLI = (
@@ -54,7 +55,9 @@ def routes() -> set[tuple[str, str]]:
         if keyword.arg == "methods"
         for method in ast.literal_eval(keyword.value)
     }
-    return told | {("POST", adapter.path) for adapter in adapters_of(SystemClock())}
+    return told | {
+        ("POST", adapter.path) for adapter in adapters_of(SystemClock(), ResponseStore(lambda _: 0))
+    }
 
 
 def test_every_setting_is_described():

@@ -1,6 +1,5 @@
 """Anthropic's `system` and `messages` as a conversation; neighbours of one role are one message."""
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 from fabric.limits import BLOCKS_PER_MESSAGE_MAX, MESSAGES_MAX
@@ -17,6 +16,7 @@ from router.anthropic.content import (
     tool_use,
     without_billing_line,
 )
+from router.api.joined_messages import JoinedMessages
 from router.http.fields import Fields, refuse, require_object, require_text
 
 _ROLES = {
@@ -26,7 +26,7 @@ _ROLES = {
 
 def parse_conversation(fields: Fields, notes: Notes) -> list[Message]:
     """Check `system` and `messages`; raise RejectedError naming the first that is wrong."""
-    said = _Conversation([])
+    said = JoinedMessages(between="\n")
     system = fields.raw("system")
     if system is not None:
         said.add(_system(system, fields.param("system"), notes))
@@ -44,29 +44,6 @@ def parse_conversation(fields: Fields, notes: Notes) -> list[Message]:
         why = "an answer that is begun cannot be continued: end with a message of the user"
         refuse(fields.param("messages"), why, "prefill_unsupported")
     return said.messages
-
-
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    messages: list[Message]
-
-    def add(self, message: Message) -> None:
-        """Append a message, or add it to the one before of the same role."""
-        last = self.messages[-1] if self.messages else None
-        is_empty = not (any(message.texts) or message.uses or message.reasoning)
-        if message.role is MessageRole.SYSTEM and is_empty:
-            return  # nothing but a billing line
-        if last is None or last.role is not message.role or message.role is MessageRole.TOOL:
-            self.messages.append(message)
-            return
-        thoughts = [each for each in (last.reasoning, message.reasoning) if each]
-        text = joined([*last.texts, *message.texts])
-        self.messages[-1] = replace(
-            last,
-            texts=(text,) if text else (),
-            uses=last.uses + message.uses,
-            reasoning="".join(thoughts) or None,
-        )
 
 
 def _system(content: Any, param: str, notes: Notes) -> Message:

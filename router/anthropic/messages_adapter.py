@@ -15,11 +15,12 @@ from router.anthropic.shape import (
     tool_use_block,
 )
 from router.anthropic.stream import BlockStream, named
+from router.api.adapter import ApiAdapter
 from router.turns.answer import WholeAnswer
 from router.turns.open_turn import Answered
 
 
-class MessagesAdapter(AnthropicErrors):
+class MessagesAdapter(AnthropicErrors, ApiAdapter[AnthropicRequest]):
     """Messages as Anthropic spells them."""
 
     path = "/v1/messages"

@@ -17,15 +17,14 @@ from router.anthropic.content import Notes, note_cache_control
 from router.anthropic.messages import parse_conversation
 from router.anthropic.tools import parse_choice, parse_tools
 from router.api.adapter import Asked
-from router.api.template_options import template_options
+from router.api.template_options import THINKING_SWITCHES, template_options, with_effort
 from router.http.fields import Fields, refuse, require_text, unsupported
 from router.http.turn_headers import expected_next, identify, priority_of
 from router.prompt import Prompt, chat_prompt
 
 _TOP_P_MIN: Final = 1e-6
 _THINKING: Final = ("enabled", "adaptive", "disabled")
-# What templates know of the efforts that Anthropic has.
-_EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+_EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 _TIERS: Final = ("auto", "standard_only")
 _ELSEWHERE: Final = ("mcp_servers", "container", "fallbacks")  # run by Anthropic
 _WITHOUT_EFFECT: Final = ("context_management", "diagnostics", "speed", "inference_geo")
@@ -69,8 +68,8 @@ def parse_prompt(fields: Fields, notes: Notes) -> AskedPrompt:
     options = template_options(fields)
     effort = _effort(fields)
     if effort is not None:
-        options.setdefault("reasoning_effort", effort)
-    for name in ("enable_thinking", "thinking"):  # templates have either
+        with_effort(options, effort)
+    for name in THINKING_SWITCHES:
         options.setdefault(name, shows_thoughts)
     prompt = chat_prompt(messages, tools if tools and may_call else None, options)
     return AskedPrompt(model, prompt, shows_thoughts, one_call)
@@ -147,7 +146,7 @@ def _effort(fields: Fields) -> str | None:
     effort = config.text("effort")
     if effort is not None and effort not in _EFFORTS:
         refuse(config.param("effort"), f"expected one of {', '.join(_EFFORTS)}")
-    return None if effort is None else _EFFORTS[effort]
+    return effort
 
 
 def _refuse_formats(fields: Fields) -> None:

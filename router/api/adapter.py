@@ -52,6 +52,10 @@ class ApiAdapter(ErrorDialect, Protocol[A]):
     def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> A:
         """Check a request; raise RejectedError naming the first parameter that is wrong."""
 
+    async def recalled(self, tenant: TenantId, asked: A) -> A:
+        """Complete a request by what was said before; in most dialects it brings all of it."""
+        return asked
+
     def whole(self, asked: A, admitted: Admitted, answer: WholeAnswer) -> Any:
         """Spell a finished answer as JSON."""
 

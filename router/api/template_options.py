@@ -1,6 +1,6 @@
 """What clients may pass to a model's chat template, in any dialect."""
 
-from typing import Any
+from typing import Any, Final
 
 from router.http.fields import Fields, refuse
 
@@ -23,6 +23,18 @@ _RESERVED = frozenset(
         "truncation",
     }
 )
+
+# Templates have either; and of efforts they know three.
+THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
+_EFFORTS: Final = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+
+
+def with_effort(options: dict[str, Any], effort: str) -> None:
+    """Add an effort, in words that templates know, to options that do not say otherwise."""
+    options.setdefault("reasoning_effort", _EFFORTS.get(effort, effort))
+    if effort == "none":
+        for name in THINKING_SWITCHES:
+            options.setdefault(name, False)
 
 
 def template_options(fields: Fields) -> dict[str, Any]:

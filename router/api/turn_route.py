@@ -41,7 +41,8 @@ def turn_routes(adapters: Sequence[ApiAdapter[Any]], desk: Desk) -> list[Route]:
 
 async def answer_turn(adapter: ApiAdapter[Any], desk: Desk, request: Request) -> Response:
     """Answer one request, whole or as its events come."""
-    asked: Asked = await read_parsed(request, partial(adapter.parse, request.headers))
+    parsed = await read_parsed(request, partial(adapter.parse, request.headers))
+    asked: Asked = await adapter.recalled(tenant_of(request), parsed)
     limit = min(asked.sampling.max_tokens, desk.completion_tokens_max)
     asked = replace(asked, sampling=replace(asked.sampling, max_tokens=limit))
     turn = asked.turn(fresh_operation(), tenant_of(request))

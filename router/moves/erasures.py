@@ -9,6 +9,7 @@ not be confirmed is named: a node that did not answer may hold anything of the a
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -62,6 +63,8 @@ class Erasures:
         self._migrations = migrations
         self._replicas = replicas
         self._telemetry = telemetry
+        # Whoever else keeps something of agents forgets it.
+        self.on_erased: Callable[[AgentKey], None] = lambda _: None
         self._heard: set[NodeName] = set()
         self._shared: dict[NodeName, int] = {}  # fingerprint of what a node knows
         self._since_s = fleet.clock.monotonic_s()
@@ -94,6 +97,7 @@ class Erasures:
         # erasure, and lift above it what it is about to remove.
         self.known.merge([made])
         directory.note_erased(key)
+        self.on_erased(key)
         nodes = [member.name for member in self._fleet.membership.members]
         up = [node for node in nodes if self._fleet.is_up(node)]
         asked = await asyncio.gather(*(self._erase_on(node, call) for node in up))

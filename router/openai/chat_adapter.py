@@ -14,17 +14,19 @@ from fabric.turn.generation import (
     ToolCallPart,
     ToolCalls,
 )
+from router.api.adapter import ApiAdapter
 from router.fresh_ids import fresh_name
 from router.http.sse import COMMENT, frame
 from router.openai.chat_request import parse_chat
 from router.openai.errors import OpenAiErrors
+from router.openai.logprobs import logprob_form
 from router.openai.request import OpenAiRequest
 from router.openai.shape import Shape
 from router.turns.answer import WholeAnswer
 from router.turns.open_turn import Answered
 
 
-class ChatAdapter(OpenAiErrors):
+class ChatAdapter(OpenAiErrors, ApiAdapter[OpenAiRequest]):
     """Chat completions as OpenAI spells them."""
 
     path = "/v1/chat/completions"
@@ -150,14 +152,7 @@ class _ChatShape(Shape):
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if self.asked.sampling.logprobs is None:
             return None
-        content = [
-            {
-                **_logprob(token.token, token.logprob),
-                "top_logprobs": [_logprob(*alternative) for alternative in token.alternatives],
-            }
-            for token in tokens
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": [logprob_form(token) for token in tokens], "refusal": None}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
@@ -172,11 +167,3 @@ def _broken(finished: Finished) -> dict[str, Any]:
     """Say, in a field of our own, that the text has calls that were cut or malformed."""
     count = finished.broken_calls
     return {"macfabric": {"broken_tool_calls": count}} if count else {}
-
-
-def _logprob(token: str, logprob: float) -> dict[str, Any]:
-    return {
-        "token": token,
-        "logprob": logprob,
-        "bytes": list(token.encode("utf-8", "surrogatepass")),
-    }

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fabric.limits import COMPLETION_TOKENS_MAX, TOOLS_MAX, TOP_LOGPROBS_MAX
-from router.api.template_options import template_options
+from router.api.template_options import template_options, with_effort
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
 from router.http.turn_headers import expected_next
 from router.openai.chat_messages import parse_messages
@@ -94,5 +94,5 @@ def _template_options(fields: Fields) -> dict[str, Any]:
     options = template_options(fields)
     effort = fields.text("reasoning_effort", 32)
     if effort is not None:
-        options.setdefault("reasoning_effort", effort)
+        with_effort(options, effort)
     return options

@@ -6,6 +6,7 @@ from typing import Any
 
 from fabric.ports import Clock
 from fabric.turn.generation import Admitted, Delta, Finished, TokenLogprob
+from router.api.adapter import ApiAdapter
 from router.fresh_ids import fresh_name
 from router.http.sse import COMMENT, frame
 from router.openai.completion_request import parse_completion
@@ -16,7 +17,7 @@ from router.turns.answer import WholeAnswer
 from router.turns.open_turn import Answered
 
 
-class CompletionAdapter(OpenAiErrors):
+class CompletionAdapter(OpenAiErrors, ApiAdapter[OpenAiRequest]):
     """Raw completions as OpenAI spells them."""
 
     path = "/v1/completions"

@@ -16,6 +16,7 @@ class WholeAnswer:
     reasoning: str
     calls: tuple[ToolCall, ...]
     logprobs: tuple[TokenLogprob, ...]
+    reasoning_tokens: int
     finished: Finished  # why, after how many tokens, at which stop string
 
 
@@ -25,18 +26,27 @@ async def gather(opened: OpenTurn) -> WholeAnswer:
     thoughts: list[str] = []
     calls: list[ToolCall] = []
     logprobs: list[TokenLogprob] = []
+    reasoning_tokens = 0
     finished: Finished | None = None
     async with aclosing(opened.events()) as events:
         async for event in events:
             if isinstance(event, Delta):
                 (thoughts if event.reasoning else texts).append(event.text)
                 logprobs.extend(event.logprobs)
+                reasoning_tokens = event.index + 1 if event.reasoning else reasoning_tokens
             elif isinstance(event, ToolCalls):
                 calls.extend(event.calls)
             else:
                 finished = event
     assert finished is not None, "a stream without a last event raises"
-    return WholeAnswer("".join(texts), "".join(thoughts), tuple(calls), tuple(logprobs), finished)
+    return WholeAnswer(
+        "".join(texts),
+        "".join(thoughts),
+        tuple(calls),
+        tuple(logprobs),
+        reasoning_tokens,
+        finished,
+    )
 
 
 def cache_headers(admitted: Admitted) -> dict[str, str]:

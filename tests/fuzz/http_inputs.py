@@ -12,6 +12,7 @@ from tests.fuzz.mutation import mutate_bytes, mutate_tree
 PATHS = [
     *("/healthz", "/metrics", "/v1/models", "/v1/models/recall", "/v1/nodes", "/v1/agents"),
     *("/v1/agents/x", "/v1/agents/%00", "/v1/agents/a%2Fb", "/v1/nodes/only/flush", "/v1/none"),
+    *("/v1/responses/resp_1", "/v1/responses/resp_1/input_items", "/v1/embeddings", "/health", "/"),
     *("/internal/generate", "/internal/control", "/internal/hibernate", "/internal/resume", "*"),
     *("//", "/v1/../healthz", "http://elsewhere/v1/models", "/v1/agents/x?replace=maybe&node=%ff"),
 ]
@@ -89,7 +90,32 @@ MESSAGES = {
     "stream": True,
     "context_management": {"edits": []},
 }
+RESPONSES = {
+    "model": "recall",
+    "max_output_tokens": 1,
+    "instructions": "be brief",
+    "input": [
+        {"role": "developer", "content": "hello"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]},
+        {"type": "reasoning", "summary": [], "encrypted_content": "eA=="},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "x"},
+    ],
+    "tools": [
+        {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False},
+        {"type": "custom", "name": "c", "format": {"type": "text"}},
+        {"type": "namespace", "name": "n", "description": "", "tools": []},
+        {"type": "web_search"},
+    ],
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "include": ["reasoning.encrypted_content"],
+    "text": {"verbosity": "low"},
+    "store": True,
+    "stream": True,
+    "prompt_cache_key": "s",
+}
 TURNS = {
+    "/v1/responses": RESPONSES,
     "/v1/chat/completions": CHAT,
     "/v1/messages": MESSAGES,
     "/v1/messages/count_tokens": MESSAGES,

@@ -20,7 +20,7 @@ from fabric.turn.generation import (
     Priority,
     Sampling,
 )
-from router.api.adapter import Asked
+from router.api.adapter import ApiAdapter, Asked
 from router.http.dialect import ErrorBody
 from router.http.fields import Fields, require_text
 from router.http.sse import COMMENT, frame
@@ -34,7 +34,7 @@ TALE = {"model": MODEL, "begin": "once upon"}
 STOPPED = (Delta(0, "on"), Delta(1, "ce"), Finished(FinishReason.STOP, 2, stop_string=" upon"))
 
 
-class Tales:
+class Tales(ApiAdapter[Asked]):
     path = PATH
     idle = COMMENT
     streams_calls = False
@@ -69,7 +69,7 @@ class Tales:
 @pytest.fixture(autouse=True)
 def _tales(monkeypatch):
     known = router.app.adapters_of
-    monkeypatch.setattr(router.app, "adapters_of", lambda clock: [*known(clock), Tales()])
+    monkeypatch.setattr(router.app, "adapters_of", lambda *parts: [*known(*parts), Tales()])
 
 
 async def test_a_dialect_answers_in_its_own_words():

@@ -1,0 +1,115 @@
+"""What whole and streamed answers of the Responses API share: response, items, counts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fabric.errors import FabricError
+from fabric.turn.generation import Admitted, Finished, FinishReason, TokenLogprob, ToolCall
+from router.fresh_ids import fresh_name
+from router.openai.logprobs import logprob_form
+from router.openai.responses.items import carried
+from router.openai.responses.request import ResponsesRequest
+from router.openai.responses.tools import custom_text
+
+
+class ResponseShape:
+    """One answer's response."""
+
+    def __init__(self, asked: ResponsesRequest, admitted: Admitted, created_s: int) -> None:
+        self.asked = asked
+        self.admitted = admitted
+        self.name = fresh_name("resp_")
+        self._created_s = created_s
+
+    def begun(self) -> dict[str, Any]:
+        """Spell a response that is under way."""
+        return self._response("in_progress", [])
+
+    def ended(self, output: list[Any], finished: Finished, reasoning_tokens: int) -> dict[str, Any]:
+        """Spell a response that has ended well, or where its tokens did."""
+        is_cut = finished.reason is FinishReason.LENGTH
+        response = self._response("incomplete" if is_cut else "completed", output)
+        if is_cut:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        return {**response, "usage": self._usage(finished, reasoning_tokens)}
+
+    def failed(self, output: list[Any], error: FabricError) -> dict[str, Any]:
+        """Spell a response that broke off."""
+        told = {"code": error.code, "message": error.message}
+        return {**self._response("failed", output), "error": told}
+
+    def reasoning(self, name: str, thought: str) -> dict[str, Any]:
+        """Spell a thought as an item."""
+        content = [{"type": "reasoning_text", "text": thought}]
+        item = {"id": name, "type": "reasoning", "summary": [], "content": content}
+        if self.asked.carries_thoughts:
+            item["encrypted_content"] = carried(thought)
+        return item
+
+    def message(
+        self, name: str, text: str, logprobs: Sequence[TokenLogprob], status: str
+    ) -> dict[str, Any]:
+        """Spell a text as an item."""
+        content = [self.text_part(text, logprobs)]
+        return {
+            "id": name,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
+
+    def text_part(self, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Spell a text as part of a message."""
+        told = self.logprobs(logprobs)
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": told}
+
+    def logprobs(self, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+        """Spell log probabilities, where they were asked for."""
+        if self.asked.sampling.logprobs is None:
+            return []
+        return [logprob_form(token) for token in tokens]
+
+    def call(self, call: ToolCall) -> dict[str, Any]:
+        """Spell a call as an item, by the name that the client has for its tool."""
+        tool = self.asked.tools.name_of(call)
+        kind, argument = "function_call", {"arguments": call.arguments}
+        if tool.is_custom:
+            kind, argument = "custom_tool_call", {"input": custom_text(call)}
+        item = {
+            "id": fresh_name("ctc_" if tool.is_custom else "fc_"),
+            "type": kind,
+            "status": "completed",
+            "call_id": fresh_name("call_"),
+            "name": tool.name,
+            **argument,
+        }
+        if tool.namespace is not None:
+            item["namespace"] = tool.namespace
+        return item
+
+    def _response(self, status: str, output: list[Any]) -> dict[str, Any]:
+        return {
+            "id": self.name,
+            "object": "response",
+            "created_at": self._created_s,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "model": self.asked.model,
+            "output": output,
+            **self.asked.echoed,
+            "usage": None,
+        }
+
+    def _usage(self, finished: Finished, reasoning_tokens: int) -> dict[str, Any]:
+        prompt_tokens, cached = self.admitted.prompt_tokens, self.admitted.cached_tokens
+        read = {"cached_tokens": cached, "cache_write_tokens": prompt_tokens - cached}
+        return {
+            "input_tokens": prompt_tokens,
+            "input_tokens_details": read,
+            "output_tokens": finished.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+            "total_tokens": prompt_tokens + finished.completion_tokens,
+        }

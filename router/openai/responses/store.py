@@ -1,0 +1,86 @@
+"""Responses that may be asked for again or continued, in the router's memory, for a while.
+
+They hold what was said in clear text, as long as there is room: the oldest of the tenant with most
+go first. An erased agent's go with it. A restart of the router forgets all.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fabric.ids import AgentId, AgentKey, TenantId
+from fabric.limits import RESPONSES_BYTES_MAX, RESPONSES_STORED_MAX
+from fabric.turn.messages import Message
+from router.large_work import weigh
+
+
+@dataclass(slots=True, eq=False)
+class StoredResponse:
+    """One answer with all that was said before it."""
+
+    body: dict[str, Any] = field(repr=False)  # as it was answered
+    given: list[Any] = field(repr=False)  # the items of its request
+    messages: tuple[Message, ...] = field(repr=False)  # the answer's at the end
+    items: dict[str, Message] = field(repr=False)  # of the answer, by their ids
+    agent: AgentId
+    epoch: int
+    is_continued: bool = False  # the agent has gone on from here
+    size_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        return str(self.body["id"])
+
+
+class ResponseStore:
+    """Stored responses of all tenants, who see their own alone."""
+
+    def __init__(self, erased_epoch: Callable[[AgentKey], int]) -> None:
+        """Learn from `erased_epoch` up to which epoch an agent was erased."""
+        self._erased_epoch = erased_epoch
+        self._by_tenant: dict[TenantId, dict[str, StoredResponse]] = {}
+        self._items: dict[tuple[TenantId, str], Message] = {}
+        self._sizes: dict[TenantId, int] = {}
+        self._count = 0
+
+    def put(self, tenant: TenantId, stored: StoredResponse) -> None:
+        """Keep a response, and drop old ones where there is no more room."""
+        if stored.epoch <= self._erased_epoch((tenant, stored.agent)):
+            return
+        told = [stored.body, stored.given, stored.messages]
+        stored.size_bytes = weigh(told, RESPONSES_BYTES_MAX)
+        self._by_tenant.setdefault(tenant, {})[stored.name] = stored
+        self._items |= {(tenant, name): message for name, message in stored.items.items()}
+        self._sizes[tenant] = self._sizes.get(tenant, 0) + stored.size_bytes
+        self._count += 1
+        while self._count > RESPONSES_STORED_MAX or sum(self._sizes.values()) > RESPONSES_BYTES_MAX:
+            largest = max(self._sizes, key=lambda each: self._sizes[each])
+            self.delete(largest, next(iter(self._by_tenant[largest])))
+
+    def get(self, tenant: TenantId, name: str) -> StoredResponse | None:
+        """Return one of the tenant's own."""
+        return self._by_tenant.get(tenant, {}).get(name)
+
+    def item(self, tenant: TenantId, name: str) -> Message | None:
+        """Return what an item of an answer said."""
+        return self._items.get((tenant, name))
+
+    def delete(self, tenant: TenantId, name: str) -> bool:
+        """Forget one; say whether there was one."""
+        stored = self._by_tenant.get(tenant, {}).pop(name, None)
+        if stored is None:
+            return False
+        for item in stored.items:
+            self._items.pop((tenant, item), None)
+        self._count -= 1
+        self._sizes[tenant] -= stored.size_bytes
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant], self._sizes[tenant]
+        return True
+
+    def forget(self, key: AgentKey) -> None:
+        """Forget all that an agent answered."""
+        tenant, agent = key
+        own = self._by_tenant.get(tenant, {})
+        for name in [name for name, stored in own.items() if stored.agent == agent]:
+            self.delete(tenant, name)

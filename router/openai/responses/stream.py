@@ -1,0 +1,133 @@
+"""A streamed response: item after item is added, filled and done, and every event numbered."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fabric.turn.generation import Delta, TokenLogprob, ToolCall
+from router.fresh_ids import fresh_name
+from router.http.sse import frame
+from router.openai.responses.shape import ResponseShape
+
+
+@dataclass(slots=True)
+class _Open:
+    """The item that is being filled."""
+
+    kind: str
+    name: str
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+class ItemStream:
+    """Turns deltas and calls into events; `output` has the items that are done."""
+
+    def __init__(self, shape: ResponseShape) -> None:
+        self.output: list[Any] = []
+        self.reasoning_tokens = 0
+        self._shape = shape
+        self._count = 0
+        self._open: _Open | None = None
+        self._blank = ""  # in front of a text that may not come
+        self._calls_count = 0
+
+    def event(self, kind: str, **more: Any) -> bytes:
+        """Frame an event, numbered."""
+        told = {"type": kind, "sequence_number": self._count, **more}
+        self._count += 1
+        return frame(told, kind)
+
+    def say(self, delta: Delta) -> Iterator[bytes]:
+        """Frame a piece of text or thought."""
+        if delta.reasoning:
+            self.reasoning_tokens = delta.index + 1
+            if delta.text:
+                yield from self._fill("reasoning", delta.text, ())
+            return
+        text = self._blank + delta.text
+        is_open = self._open is not None and self._open.kind == "message"
+        if not is_open and not text.strip() and not delta.logprobs:
+            self._blank = text  # no item of blanks alone
+            return
+        yield from self._fill("message", text, delta.logprobs)
+
+    def call(self, call: ToolCall) -> Iterator[bytes]:
+        """Frame one call, which comes whole."""
+        self._calls_count += 1
+        if self._shape.asked.one_call and self._calls_count > 1:
+            return
+        yield from self.close()
+        item = self._shape.call(call)
+        index, name = len(self.output), item["id"]
+        key = "input" if item["type"] == "custom_tool_call" else "arguments"
+        kind = "custom_tool_call_input" if key == "input" else "function_call_arguments"
+        begun = {**item, key: "", "status": "in_progress"}
+        yield self.event("response.output_item.added", output_index=index, item=begun)
+        where = {"item_id": name, "output_index": index}
+        yield self.event(f"response.{kind}.delta", **where, delta=item[key])
+        yield self.event(f"response.{kind}.done", **where, **{key: item[key]})
+        yield self._done(item)
+
+    def end(self, *, is_cut: bool) -> Iterator[bytes]:
+        """Close the last item; an answer without a text or call has an empty one."""
+        has_some = any(item["type"] != "reasoning" for item in self.output)
+        if not has_some and (self._open is None or self._open.kind != "message"):
+            yield from self._begin("message")
+        yield from self.close(is_cut=is_cut)
+
+    def close(self, *, is_cut: bool = False) -> Iterator[bytes]:
+        """Close the open item, if there is one."""
+        self._blank = ""
+        if self._open is None:
+            return
+        done, self._open = self._open, None
+        text, where = "".join(done.texts), self._where(done)
+        if done.kind == "reasoning":
+            yield self.event("response.reasoning_text.done", **where, text=text)
+            part: dict[str, Any] = {"type": "reasoning_text", "text": text}
+            item = self._shape.reasoning(done.name, text)
+        else:
+            logprobs = self._shape.logprobs(done.logprobs)
+            yield self.event("response.output_text.done", **where, text=text, logprobs=logprobs)
+            part = self._shape.text_part(text, done.logprobs)
+            status = "incomplete" if is_cut else "completed"
+            item = self._shape.message(done.name, text, done.logprobs, status)
+        yield self.event("response.content_part.done", **where, part=part)
+        yield self._done(item)
+
+    def _fill(self, kind: str, text: str, logprobs: tuple[TokenLogprob, ...]) -> Iterator[bytes]:
+        if self._open is None or self._open.kind != kind:
+            yield from self._begin(kind)
+        assert self._open is not None, "just begun"
+        self._blank = ""
+        self._open.texts.append(text)
+        self._open.logprobs.extend(logprobs)
+        where = self._where(self._open)
+        if kind == "reasoning":
+            yield self.event("response.reasoning_text.delta", **where, delta=text)
+        else:
+            told = self._shape.logprobs(logprobs)
+            yield self.event("response.output_text.delta", **where, delta=text, logprobs=told)
+
+    def _begin(self, kind: str) -> Iterator[bytes]:
+        yield from self.close()
+        is_thought = kind == "reasoning"
+        self._open = opened = _Open(kind, fresh_name("rs_" if is_thought else "msg_"))
+        index = len(self.output)
+        item: dict[str, Any] = {"id": opened.name, "type": kind, "content": []}
+        more: dict[str, Any] = {"status": "in_progress", "role": "assistant"}
+        item |= {"summary": []} if is_thought else more
+        yield self.event("response.output_item.added", output_index=index, item=item)
+        part = {"type": "reasoning_text", "text": ""}
+        if not is_thought:
+            part = self._shape.text_part("", ())
+        yield self.event("response.content_part.added", **self._where(opened), part=part)
+
+    def _where(self, opened: _Open) -> dict[str, Any]:
+        return {"item_id": opened.name, "output_index": len(self.output), "content_index": 0}
+
+    def _done(self, item: dict[str, Any]) -> bytes:
+        self.output.append(item)
+        index = len(self.output) - 1
+        return self.event("response.output_item.done", output_index=index, item=item)

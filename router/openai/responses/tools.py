@@ -1,0 +1,135 @@
+"""Tools of the Responses API, as chat templates expect them, and how their calls are named back.
+
+A custom tool takes a text instead of arguments: a model sees a function with one. Tools of a
+namespace get its name in front of theirs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fabric.codec import parse_json
+from fabric.errors import RejectedError
+from fabric.limits import TOOLS_MAX
+from fabric.turn.generation import ToolCall
+from router.http.fields import Fields, refuse, require_object, require_text, unsupported
+
+CUSTOM_INPUT: Final = "input"
+_SEPARATOR: Final = "__"
+# Run by OpenAI and offered by every coding agent: the model is not told of them.
+_HOSTED: Final = ("web_search", "image_generation", "tool_search")
+_CUSTOM_SCHEMA: Final = {
+    "type": "object",
+    "properties": {CUSTOM_INPUT: {"type": "string"}},
+    "required": [CUSTOM_INPUT],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolName:
+    """What a client calls a tool."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """All of one request: as given, as templates get them, and by the name they get there."""
+
+    given: list[Any] = field(default_factory=list)
+    functions: list[Any] = field(default_factory=list)
+    names: Mapping[str, ToolName] = field(default_factory=dict)
+    hosted: tuple[str, ...] = ()
+
+    def name_of(self, call: ToolCall) -> ToolName:
+        """Return what the client calls the tool that a model called."""
+        return self.names.get(call.name, ToolName(call.name))
+
+
+def template_name(name: str, namespace: str | None) -> str:
+    """Name a tool as a template does."""
+    return name if namespace is None else f"{namespace}{_SEPARATOR}{name}"
+
+
+def custom_text(call: ToolCall) -> str:
+    """Return the text in the one argument of a custom tool's call, or whatever the model wrote."""
+    try:
+        found = parse_json(call.arguments)
+    except RejectedError:
+        return call.arguments
+    text = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
+    return text if isinstance(text, str) else call.arguments
+
+
+def parse_tools(fields: Fields) -> Tools:
+    """Check `tools`."""
+    given = fields.items("tools", TOOLS_MAX) or []
+    functions: list[Any] = []
+    names: dict[str, ToolName] = {}
+    hosted: dict[str, None] = {}
+    for index, item in enumerate(given):
+        inner = Fields(require_object(item, f"tools[{index}]"), f"tools[{index}].")
+        kind = require_text(inner.require("type"), inner.param("type"))
+        if kind.startswith(_HOSTED):
+            hosted[kind[:64]] = None
+            continue
+        for name, function in _tools(kind, inner):
+            key = template_name(name.name, name.namespace)
+            names[key] = name
+            functions.append({"type": "function", "function": {"name": key, **function}})
+    if len(functions) > TOOLS_MAX:
+        refuse("tools", f"more than {TOOLS_MAX} items in all namespaces")
+    return Tools(given, functions, names, tuple(hosted))
+
+
+def _tools(kind: str, fields: Fields) -> Iterator[tuple[ToolName, dict[str, Any]]]:
+    if kind != "namespace":
+        yield _tool(kind, fields, None)
+        return
+    namespace = _name(fields)
+    fields.text("description")
+    param = fields.param("tools")
+    for index, item in enumerate(fields.items("tools", TOOLS_MAX) or []):
+        inner = Fields(require_object(item, f"{param}[{index}]"), f"{param}[{index}].")
+        inner_kind = require_text(inner.require("type"), inner.param("type"))
+        yield _tool(inner_kind, inner, namespace)
+
+
+def _tool(kind: str, fields: Fields, namespace: str | None) -> tuple[ToolName, dict[str, Any]]:
+    if kind not in ("function", "custom"):
+        why = f"{kind[:64]!r} is not run here; functions and custom tools are"
+        unsupported(fields.param("type"), why)
+    name = _name(fields)
+    spelled: dict[str, Any] = {}
+    description = fields.text("description")
+    if kind == "custom":
+        description = _with_grammar(fields, description)
+    if description is not None:
+        spelled["description"] = description
+    parameters = _CUSTOM_SCHEMA if kind == "custom" else fields.object("parameters")
+    if parameters is not None:
+        spelled["parameters"] = parameters
+    return ToolName(name, namespace, kind == "custom"), spelled
+
+
+def _name(fields: Fields) -> str:
+    name = require_text(fields.require("name"), fields.param("name"))
+    if not name:
+        refuse(fields.param("name"), "it is empty")
+    return name
+
+
+def _with_grammar(fields: Fields, description: str | None) -> str | None:
+    """Tell the model the grammar of a custom tool's text, which nothing enforces yet."""
+    form = fields.object("format")
+    if form is None:
+        return description
+    inner = Fields(form, fields.param("format."))
+    if require_text(inner.require("type"), inner.param("type")) != "grammar":
+        return description
+    definition = require_text(inner.require("definition"), inner.param("definition"))
+    syntax = require_text(inner.require("syntax"), inner.param("syntax"))
+    told = f"The input follows this {syntax} grammar:\n{definition}"
+    return told if description is None else f"{description}\n\n{told}"

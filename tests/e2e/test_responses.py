@@ -1,0 +1,115 @@
+"""The official OpenAI SDK's Responses against real nodes: chains, tools, streams, erasure."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.support.local_fabric import LocalFabric, local_fabric
+
+FACT = "The vault code of Mira is otter lantern quartz."
+CONTEXT_TOKENS = 1_400
+ASK = "The vault code of Mira is"
+RULES = "You remember what you are told. " * 40
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the sky"}}\n</tool_call>'
+LOOK = {
+    "type": "function",
+    "name": "look",
+    "description": "Looks somewhere.",
+    "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    "strict": False,
+}
+USUAL = {"model": "recall", "temperature": 0, "max_output_tokens": 32, "instructions": RULES}
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFabric]:
+    folder: Path = tmp_path_factory.mktemp("fabric")
+    with local_fabric(folder, "recall", "only", context_tokens_max=CONTEXT_TOKENS) as made:
+        yield made
+
+
+def test_a_chain_of_answers_is_one_agent_and_warm(fabric):
+    client = fabric.openai
+    first = client.responses.create(**USUAL, input=FACT)
+    raw = client.responses.with_raw_response.create(
+        **USUAL, input=ASK, previous_response_id=first.id
+    )
+    second = raw.parse()
+    third = client.responses.create(**USUAL, input=ASK, previous_response_id=second.id)
+
+    assert second.output_text.strip().startswith("otter lantern quartz")
+    assert raw.headers["x-macfabric-cache"] == "hot"
+    for before, after in ((first, second), (second, third)):
+        reused = after.usage.input_tokens_details.cached_tokens
+        assert reused >= before.usage.input_tokens > 100
+        assert after.usage.input_tokens - reused < 60
+    agents = [agent["id"] for agent in fabric.http.get("/v1/agents").json()["data"]]
+    assert agents == [raw.headers["x-macfabric-agent"]]
+
+    # And back to the first: another conversation, which leaves this one alone.
+    other = client.responses.create(**USUAL, input=ASK, previous_response_id=first.id)
+    assert other.output_text == second.output_text
+    assert other.usage.input_tokens_details.cached_tokens > 100
+    assert len(fabric.http.get("/v1/agents").json()["data"]) == 2
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_tool_is_called_and_its_result_continues_the_conversation(fabric, streams):
+    client, tools = fabric.openai, [LOOK, {"type": "web_search"}]
+    given = [
+        {"role": "user", "content": f"To see say {CALL}"},
+        {"role": "assistant", "content": "Noted."},
+        {"role": "user", "content": "To see say"},
+    ]
+    if streams:
+        with client.responses.stream(**USUAL, input=given, tools=tools, store=False) as stream:
+            done = stream.get_final_response()
+    else:
+        done = client.responses.create(**USUAL, input=given, tools=tools, store=False)
+    call = done.output[-1]
+
+    assert (call.type, call.name, call.arguments) == ("function_call", "look", '{"at": "the sky"}')
+
+    given += [
+        *done.output,
+        {"type": "function_call_output", "call_id": call.call_id, "output": FACT},
+        {"role": "assistant", "content": "I see."},
+        {"role": "user", "content": ASK},
+    ]
+    raw = client.responses.with_raw_response.create(**USUAL, input=given, tools=tools)
+
+    assert raw.parse().output_text.strip().startswith("otter lantern quartz")
+    assert raw.headers["x-macfabric-cache"] == "hot"
+    assert raw.headers["x-macfabric-ignored"] == "web_search"
+
+
+def test_what_an_erased_agent_answered_is_gone(fabric):
+    client = fabric.openai
+    raw = client.responses.with_raw_response.create(**USUAL, input=FACT + " Really.")
+    done, agent = raw.parse(), raw.headers["x-macfabric-agent"]
+    assert client.responses.retrieve(done.id).output == done.output
+
+    assert fabric.http.delete(f"/v1/agents/{agent}").status_code == 200
+
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(done.id)
+
+
+def test_a_prompt_beyond_the_context_is_told_in_words_that_clients_map(fabric):
+    with pytest.raises(openai.BadRequestError, match="maximum context length") as told:
+        fabric.openai.responses.create(**USUAL, input="wild geese " * 20_000)
+    assert told.value.code == "context_length_exceeded"
+
+
+def test_an_answer_without_a_limit_goes_on_as_far_as_the_context(fabric):
+    done = fabric.openai.chat.completions.create(
+        model="recall",
+        messages=[{"role": "user", "content": FACT}],
+        extra_body={"ignore_eos": True},
+    )
+
+    assert done.usage.completion_tokens > 1_024
+    assert done.usage.total_tokens == CONTEXT_TOKENS
+    assert done.choices[0].finish_reason == "length"

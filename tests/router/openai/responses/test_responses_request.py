@@ -1,0 +1,179 @@
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.errors import RejectedError
+from fabric.turn.generation import Identity, IdentityKind
+from router.openai.responses.request import parse_responses
+from tests.support.conversations import as_templates_get_it
+
+SMALLEST = {"model": "m", "input": "hi"}
+
+
+def parse(headers=None, **fields):
+    return parse_responses(headers or {}, {**SMALLEST, **fields})
+
+
+def messages(*items, **fields):
+    return as_templates_get_it(parse(input=list(items), **fields).prompt)
+
+
+def test_what_a_coding_agent_sends_first():
+    def said(role, text):
+        return {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
+
+    asked = parse(
+        input=[
+            said("developer", "a"),
+            said("developer", "b"),
+            said("user", "c"),
+            said("user", "d"),
+        ],
+        tools=[
+            {"type": "function", "name": "shell", "parameters": {}, "strict": False},
+            {"type": "namespace", "name": "mcp", "description": "", "tools": []},
+            {"type": "web_search", "external_web_access": False},
+        ],
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        reasoning={"effort": "medium", "summary": "auto"},
+        store=False,
+        stream=True,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="session-1",
+        text={"verbosity": "low"},
+        client_metadata={"x": "y"},
+    )
+
+    assert asked.identity == Identity(IdentityKind.GROUP, "session-1")
+    assert [(m["role"], m["content"]) for m in as_templates_get_it(asked.prompt)] == [
+        ("system", "a\n\nb"),
+        ("user", "c\n\nd"),
+    ]
+    assert [tool["function"]["name"] for tool in asked.prompt.tools] == ["shell"]
+    assert asked.prompt.template_options == {"reasoning_effort": "medium"}
+    assert asked.ignored == ("web_search",)
+    assert (asked.stream, asked.keeps, asked.one_call) == (True, False, True)
+    assert asked.carries_thoughts
+
+
+def test_instructions_come_first_and_join_what_developers_say():
+    found = messages(
+        {"role": "developer", "content": "b"},
+        {"role": "user", "content": [{"type": "input_text", "text": "c"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "d"}]},
+        instructions="a",
+    )
+
+    assert [(m["role"], m["content"]) for m in found] == [
+        ("system", "a\n\nb"),
+        ("user", "c"),
+        ("assistant", "d"),
+    ]
+
+
+def test_a_grammar_is_told_with_its_tool():
+    form = {"type": "grammar", "syntax": "lark", "definition": "start: X"}
+    tools = parse(tools=[{"type": "custom", "name": "p", "format": form}]).prompt.tools
+
+    assert tools[0]["function"]["description"] == "The input follows this lark grammar:\nstart: X"
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "xhigh"])
+def test_efforts_become_words_that_templates_know(effort):
+    options = parse(reasoning={"effort": effort}).prompt.template_options
+    known = {"none": "low", "minimal": "low", "low": "low", "xhigh": "high"}
+
+    assert options["reasoning_effort"] == known[effort]
+    assert options.get("enable_thinking") is (False if effort == "none" else None)
+
+
+def test_a_thought_sealed_elsewhere_is_left_out_and_a_summary_is_better_than_nothing():
+    for sealed in ("gAAAA", "%%%", "", "é"):
+        item = {"type": "reasoning", "summary": [], "encrypted_content": sealed}
+        assert "reasoning_content" not in messages(item, {"role": "user", "content": "x"})[0]
+    summed = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}
+    assert messages(summed, {"role": "user", "content": "x"})[0]["reasoning_content"] == "s"
+
+
+CALL = {"type": "function_call", "call_id": "1", "name": "n"}
+REFUSED = [
+    ({"model": None}, "model"),
+    ({"input": None}, "input"),
+    ({"input": []}, "input"),
+    ({"input": 5}, "input"),
+    ({"input": ["x"]}, "input[0]"),
+    ({"input": [{"content": "x"}]}, "input[0].role"),
+    ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
+    ({"input": [{"role": "user"}]}, "input[0].content"),
+    ({"input": [{"role": "user", "content": {}}]}, "input[0].content"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        "input[0].content[0].type",
+    ),
+    ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+    ({"input": [{"type": "item_reference"}]}, "input[0].id"),
+    ({"input": [CALL]}, "input[0].arguments"),
+    ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments"),
+    ({"input": [{**CALL, "arguments": "{}", "name": "x" * 999}]}, "input[0].name"),
+    ({"input": [{"type": "custom_tool_call", "call_id": "1", "name": "n"}]}, "input[0].input"),
+    ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+    ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input[0].output"),
+    ({"instructions": 5}, "instructions"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"temperature": 3}, "temperature"),
+    ({"top_logprobs": 99}, "top_logprobs"),
+    ({"stream": "yes"}, "stream"),
+    ({"store": "yes"}, "store"),
+    ({"background": True}, "background"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"prompt": {"id": "x"}}, "prompt"),
+    ({"previous_response_id": 5}, "previous_response_id"),
+    ({"include": "x"}, "include"),
+    ({"include": [5]}, "include"),
+    ({"reasoning": "high"}, "reasoning"),
+    ({"reasoning": {"effort": 5}}, "reasoning.effort"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+    ({"truncation": "some"}, "truncation"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "name": "n"}}, "tool_choice"),
+    ({"tool_choice": "some"}, "tool_choice"),
+    ({"tools": "x"}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "name": "n", "parameters": []}]}, "tools[0].parameters"),
+    ({"tools": [{"type": "namespace", "name": "n", "tools": [{}]}]}, "tools[0].tools[0].type"),
+    ({"tools": [{"type": "custom", "name": "n", "format": "x"}]}, "tools[0].format"),
+    ({"metadata": "x"}, "metadata"),
+    ({"service_tier": "fast"}, "service_tier"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda x: str(x)[:50])
+def test_what_is_wrong_is_refused_by_name(fields, param):
+    with pytest.raises(RejectedError) as refused:
+        parse(**fields)
+
+    assert refused.value.status == 400
+    assert refused.value.param == param
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+NAMES = [
+    *("input", "instructions", "tools", "tool_choice", "reasoning", "metadata", "text", "include"),
+    *("max_output_tokens", "temperature", "store", "stream", "stop", "user", "top_logprobs"),
+]
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), ANYTHING, max_size=4))
+def test_whatever_comes_is_read_or_refused(fields):
+    with suppress(RejectedError):  # and nothing else
+        parse(**fields)
