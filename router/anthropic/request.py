@@ -1,7 +1,7 @@
 """The body of POST /v1/messages: unknown fields are ignored, known ones are checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fabric.codec import parse_json
@@ -71,7 +71,7 @@ def parse_prompt(fields: Fields, notes: Notes) -> AskedPrompt:
         with_effort(options, effort)
     for name in THINKING_SWITCHES:
         options.setdefault(name, shows_thoughts)
-    prompt = chat_prompt(messages, tools if tools and may_call else None, options)
+    prompt = replace(chat_prompt(messages, tools or None, options), reads_calls=may_call)
     return AskedPrompt(model, prompt, shows_thoughts, one_call)
 
 

@@ -76,8 +76,9 @@ def text_block(text: str) -> dict[str, Any]:
 
 
 def tool_use_block(call: ToolCall, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Spell a call, under an id of its own."""
-    return {"type": "tool_use", "id": fresh_name("toolu_"), "name": call.name, "input": arguments}
+    """Spell a call, under the id that the model knows it by."""
+    call_id = call.id or fresh_name("toolu_")
+    return {"type": "tool_use", "id": call_id, "name": call.name, "input": arguments}
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:

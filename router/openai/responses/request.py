@@ -64,10 +64,9 @@ class ResponsesRequest(Asked):
 
     def full_prompt(self) -> Prompt:
         """Make the prompt of all that is said."""
-        tools = self.tools.functions if self.may_call else None
-        return chat_prompt(
-            conversation(self.instructions, self.said()), tools or None, self.options
-        )
+        said = conversation(self.instructions, self.said())
+        prompt = chat_prompt(said, self.tools.functions or None, self.options)
+        return replace(prompt, reads_calls=self.may_call)
 
 
 def parse_responses(headers: Mapping[str, str], body: dict[str, Any]) -> ResponsesRequest:

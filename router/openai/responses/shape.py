@@ -80,7 +80,7 @@ class ResponseShape:
             "id": fresh_name("ctc_" if tool.is_custom else "fc_"),
             "type": kind,
             "status": "completed",
-            "call_id": fresh_name("call_"),
+            "call_id": call.id or fresh_name("call_"),
             "name": tool.name,
             **argument,
         }

@@ -21,7 +21,7 @@ THOUGHT = [
     Delta(2, "\n\n"),
     Delta(3, "Let me "),
     Delta(4, "see."),
-    ToolCalls((ToolCall("look", '{"at": "sky"}'), ToolCall("look", "{}"))),
+    ToolCalls((ToolCall("look", '{"at": "sky"}', "abcdefgh1"), ToolCall("look", "{}"))),
     Finished(FinishReason.TOOL_CALLS, 9),
 ]
 THINKING = {"type": "enabled", "budget_tokens": 1024}
@@ -100,7 +100,8 @@ async def test_the_sdk_reads_the_same_whole_and_streamed(thinks):
         assert kinds == [*(["thinking"] if thinks else []), "text", "tool_use", "tool_use"]
         assert done.content[-2].input == {"at": "sky"}
         assert done.content[-1].input == {}
-        assert len({block.id for block in done.content[-2:]}) == 2
+        assert done.content[-2].id == "abcdefgh1", "the model's own"
+        assert done.content[-1].id.startswith("toolu_")
         assert done.content[-3].text.strip() == "Let me see."
         assert done.stop_reason == "tool_use"
         assert done.usage.output_tokens == 9

@@ -183,8 +183,12 @@ def test_a_users_id_that_only_looks_like_json_names_a_group():
         assert parse(metadata={"user_id": odd}).identity.kind is IdentityKind.GROUP
 
 
-def test_none_means_no_tools():
-    assert parse(tools=[TOOL], tool_choice={"type": "none"}).prompt.tools is None
+def test_none_leaves_the_tools_in_the_prompt_and_reads_no_calls():
+    none = parse(tools=[TOOL], tool_choice={"type": "none"}).prompt
+    auto = parse(tools=[TOOL], tool_choice={"type": "auto"}).prompt
+
+    assert none.tools == auto.tools
+    assert (none.reads_calls, auto.reads_calls) == (False, True)
 
 
 REFUSED = [

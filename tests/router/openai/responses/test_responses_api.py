@@ -34,7 +34,7 @@ THOUGHT = [
     Delta(4, "see."),
     ToolCalls(
         (
-            ToolCall("look", '{"at": "sky"}'),
+            ToolCall("look", '{"at": "sky"}', "abcdefgh1"),
             ToolCall("patch", '{"input": "*** Begin"}'),
             ToolCall("git__log", "{}"),
         )
@@ -131,6 +131,7 @@ async def test_the_sdk_reads_thoughts_texts_and_calls(streams):
     assert (look.type, look.name, look.arguments) == ("function_call", "look", '{"at": "sky"}')
     assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "patch", "*** Begin")
     assert (log.name, log.namespace, log.arguments) == ("log", "git", "{}")
+    assert look.call_id == "abcdefgh1", "the model's own"
     assert len({look.call_id, patch.call_id, log.call_id}) == 3
     assert done.usage.output_tokens_details.reasoning_tokens == 2
     names = [tool["function"]["name"] for tool in asked.tools]

@@ -74,6 +74,15 @@ def test_instructions_come_first_and_join_what_developers_say():
     ]
 
 
+def test_none_leaves_the_tools_in_the_prompt_and_reads_no_calls():
+    tools = [{"type": "function", "name": "look", "parameters": {}}]
+    none = parse(tools=tools, tool_choice="none").prompt
+    auto = parse(tools=tools).prompt
+
+    assert none.tools == auto.tools
+    assert (none.reads_calls, auto.reads_calls) == (False, True)
+
+
 def test_a_grammar_is_told_with_its_tool():
     form = {"type": "grammar", "syntax": "lark", "definition": "start: X"}
     tools = parse(tools=[{"type": "custom", "name": "p", "format": form}]).prompt.tools
