@@ -84,6 +84,7 @@ TOP_LOGPROBS_MAX: Final = 20
 LOGIT_BIAS_MAX: Final = 1_024
 KEY_CHARS_MAX: Final = 512  # prompt_cache_key, user
 MODEL_ALIASES_MAX: Final = 256
+INCLUDED_MAX: Final = 64  # of what an answer may bring beside itself
 RESPONSES_STORED_MAX: Final = 4_096  # of all tenants, in the router's memory
 RESPONSES_BYTES_MAX: Final = 128 * MIB  # they take together; each holds its whole conversation
 BODIES_BYTES_MAX: Final = 16 * BODY_BYTES_MAX  # of all requests being served; one tenant: half

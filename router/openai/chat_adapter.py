@@ -102,7 +102,10 @@ class _CallStream:
 class _ChatShape(Shape):
     """The choices of a chat's answer."""
 
+    reasoning_tokens = 0
+
     def completion(self, answer: WholeAnswer) -> dict[str, Any]:
+        self.reasoning_tokens = answer.reasoning_tokens
         has_text = bool(answer.text) or not answer.calls
         message: dict[str, Any] = {
             "role": "assistant",
@@ -129,6 +132,8 @@ class _ChatShape(Shape):
 
     def delta(self, event: Delta) -> dict[str, Any]:
         name = "reasoning_content" if event.reasoning else "content"
+        if event.reasoning:
+            self.reasoning_tokens = event.index + 1
         return self.chunk({name: event.text}, logprobs=self._logprobs(event.logprobs))
 
     def chunk(

@@ -48,9 +48,15 @@ def _message(raw: dict[str, Any], param: str, inner: ItemCount) -> Message:
         uses=_tool_calls(fields, inner) if is_answer else (),
         texts=_content(fields, role),
         name=fields.text("name", MESSAGE_NAME_CHARS_MAX),
-        reasoning=fields.text("reasoning_content") if is_answer else None,
+        reasoning=_reasoning(fields) if is_answer else None,
         result_of=fields.text("tool_call_id", MESSAGE_NAME_CHARS_MAX) if is_result else None,
     )
+
+
+def _reasoning(fields: Fields) -> str | None:
+    """Read a thought by either of the names that servers of local models give it."""
+    thought, named = fields.text("reasoning_content"), fields.raw("reasoning")
+    return named if thought is None and isinstance(named, str) else thought
 
 
 def _content(fields: Fields, role: MessageRole) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from fabric.codec import parse_json
 from fabric.errors import RejectedError
 from fabric.json_items import ItemCount
-from fabric.limits import JSON_ITEMS_MAX, MESSAGES_MAX
+from fabric.limits import JSON_ITEMS_MAX, MESSAGE_NAME_CHARS_MAX, MESSAGES_MAX
 from fabric.turn.messages import Message, MessageRole, ToolUse
 from router.api.joined_messages import JoinedMessages
 from router.http.fields import Fields, refuse, require_object, require_text
@@ -29,7 +29,6 @@ _TEXTS: Final = {
     "refusal": "refusal",
 }
 _BETWEEN: Final = "\n\n"
-_NAME_CHARS_MAX: Final = 256
 _CARRIED: Final = b"macfabric:"
 
 
@@ -142,7 +141,7 @@ def _uncarried(sealed: str) -> str:
 
 def _call(kind: str, fields: Fields, inner: ItemCount) -> ToolUse:
     call_id, name = _short(fields, "call_id"), _short(fields, "name")
-    name = template_name(name, fields.text("namespace", _NAME_CHARS_MAX) or None)
+    name = template_name(name, fields.text("namespace", MESSAGE_NAME_CHARS_MAX) or None)
     if kind == "custom_tool_call":
         text = require_text(fields.require("input"), fields.param("input"))
         return ToolUse(name, {CUSTOM_INPUT: text}, call_id)
@@ -157,6 +156,6 @@ def _call(kind: str, fields: Fields, inner: ItemCount) -> ToolUse:
 
 def _short(fields: Fields, name: str) -> str:
     text = require_text(fields.require(name), fields.param(name))
-    if len(text) > _NAME_CHARS_MAX:
-        refuse(fields.param(name), f"longer than {_NAME_CHARS_MAX} characters")
+    if len(text) > MESSAGE_NAME_CHARS_MAX:
+        refuse(fields.param(name), f"longer than {MESSAGE_NAME_CHARS_MAX} characters")
     return text

@@ -5,7 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from fabric.ids import TenantId
-from fabric.limits import COMPLETION_TOKENS_MAX, TOP_LOGPROBS_MAX
+from fabric.limits import (
+    COMPLETION_TOKENS_MAX,
+    INCLUDED_MAX,
+    MESSAGE_NAME_CHARS_MAX,
+    TOP_LOGPROBS_MAX,
+)
 from fabric.turn.messages import Message
 from router.api.adapter import Asked
 from router.api.template_options import template_options, with_effort
@@ -17,9 +22,6 @@ from router.openai.responses.tools import Tools, parse_tools
 from router.openai.sampling import parse_sampling, tokens_limit
 from router.prompt import Prompt, chat_prompt
 
-_ITEMS_INCLUDED_MAX: Final = 64
-_ID_CHARS_MAX: Final = 256
-_EFFORT_CHARS_MAX: Final = 32
 _LOGPROBS: Final = "message.output_text.logprobs"
 _SEALED: Final = "reasoning.encrypted_content"
 _ELSEWHERE: Final = ("conversation", "prompt")  # kept at OpenAI
@@ -97,7 +99,7 @@ def parse_responses(headers: Mapping[str, str], body: dict[str, Any]) -> Respons
         given=given if isinstance(given, list) else [_user_item(given)],
         tools=tools,
         options=options,
-        previous=fields.text("previous_response_id", _ID_CHARS_MAX),
+        previous=fields.text("previous_response_id", MESSAGE_NAME_CHARS_MAX),
         is_named=AGENT_HEADER in headers,
         may_call=_may_call(fields),
         one_call=fields.raw("parallel_tool_calls") is not None
@@ -121,14 +123,14 @@ def _user_item(text: str) -> dict[str, Any]:
 
 
 def _included(fields: Fields) -> list[str]:
-    items = fields.items("include", _ITEMS_INCLUDED_MAX) or []
+    items = fields.items("include", INCLUDED_MAX) or []
     return [require_text(item, "include") for item in items]
 
 
 def _effort(fields: Fields) -> str | None:
     reasoning = Fields(fields.object("reasoning") or {}, "reasoning.")
     reasoning.text("summary")
-    return reasoning.text("effort", _EFFORT_CHARS_MAX)
+    return reasoning.text("effort", MESSAGE_NAME_CHARS_MAX)
 
 
 def _may_call(fields: Fields) -> bool:

@@ -194,6 +194,7 @@ async def test_reasoning_is_apart_from_content():
         stream = await client.chat.completions.create(model=MODEL, messages=USER, stream=True)
         deltas = [chunk.choices[0].delta async for chunk in stream]
 
+    assert whole.usage.completion_tokens_details.reasoning_tokens == 1
     assert whole.choices[0].message.reasoning_content == "hm"
     assert whole.choices[0].message.content == "yes"
     assert whole.choices[0].finish_reason == "length"

@@ -34,6 +34,17 @@ def test_smallest_request_has_openai_defaults():
     assert chat.prompt.tools is None
 
 
+def test_a_thought_comes_back_by_either_name():
+    said = {"role": "assistant", "content": "x"}
+    for thought in (
+        {"reasoning_content": "hm"},
+        {"reasoning": "hm"},
+        {"reasoning_content": "hm", "reasoning": "other"},
+    ):
+        assert messages({**said, **thought})[0]["reasoning_content"] == "hm"
+    assert "reasoning_content" not in messages({**said, "reasoning": {"effort": "low"}})[0]
+
+
 def test_all_known_fields():
     chat = parse(
         temperature=0,
