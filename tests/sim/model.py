@@ -108,6 +108,11 @@ class SimCache:
         size_bytes = -(-tokens_count // GROWTH_TOKENS) * GROWTH_TOKENS * ENTRY_BYTES
         self._entries = _grown(self._entries, size_bytes)
 
+    def give_back_room(self, tokens_count):
+        size_bytes = -(-tokens_count // GROWTH_TOKENS) * GROWTH_TOKENS * ENTRY_BYTES
+        if len(self._entries) > 2 * size_bytes:
+            self._entries = self._entries[:size_bytes].copy()
+
     @property
     def held(self):
         return self._entries[: self.tokens_count * ENTRY_BYTES]

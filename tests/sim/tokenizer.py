@@ -4,7 +4,11 @@ Roles and ends are single characters that never occur in a message, and the only
 prompt may be cut.
 """
 
+from types import SimpleNamespace
+
 from fabric.turn.prompt_plan import Encoded
+from node.dialect.family import PLAIN
+from node.dialect.reader import MarkedReader
 from tests.sim.model import END
 
 ROLES = {"system": "\x01", "user": "\x02", "assistant": "\x03"}
@@ -33,13 +37,6 @@ class _Detokenizer:
 class _Wrapper:
     """What `Answer` asks of mlx-lm's tokenizer."""
 
-    tool_parser = None
-    has_thinking = False
-    has_tool_calling = False
-    structural_markers = ()
-    response_initial_state = "normal"
-    response_transitions = {}  # noqa: RUF012 - a constant
-
     @property
     def detokenizer(self):
         return _Detokenizer()
@@ -51,10 +48,18 @@ class SimTokenizer:
     wrapper = _Wrapper()
     eos_ids = frozenset({END})
     cut_texts = CUT_TEXTS
+    special_texts = {token: text.decode() for token, text in CUT_TEXTS.items()}  # noqa: RUF012
+    template = SimpleNamespace(exists=True)
     reach_bytes = 4
 
     def render(self, messages, tools, options, *, opens_answer=True):
         return render(messages, opens_answer=opens_answer)
+
+    def reader(self, prompt, stop, tools, call_seed):
+        return self.plain_reader(stop)
+
+    def plain_reader(self, stop):
+        return MarkedReader(PLAIN, stop, None, "")
 
     def encode(self, text, *, special_prefix=False, limit=None):
         if limit is not None:
