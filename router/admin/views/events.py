@@ -1,6 +1,7 @@
 """The fleet's events as JSON, and the snapshot that a follower's picture of it begins with."""
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, fields
 from heapq import nlargest
 from typing import Any
@@ -57,7 +58,10 @@ class Snapshots:
         It takes a moment, in which others are served: events of that moment come behind it.
         """
         keys = [key for key in self.fleet.directory.all_keys() if _sees(caller, key)]
-        shown = nlargest(FLEET_SNAPSHOT_AGENTS_MAX, keys, key=self._used_s)
+        used: list[tuple[float, AgentKey]] = []
+        async for part in _in_parts(keys):
+            used += ((self._used_s(key), key) for key in part)
+        shown = [key for _, key in nlargest(FLEET_SNAPSHOT_AGENTS_MAX, used)]
         moves = self.migrations.under_way()
         agents: list[Row] = []
         row: Row = {
@@ -67,19 +71,25 @@ class Snapshots:
             "agents": agents,
             "agents_left_out": len(keys) - len(shown),
         }
-        for begin in range(0, len(shown), AGENTS_AT_ONCE):
+        async for part in _in_parts(shown):
             agents += (
                 agent_row(self.fleet, key) | _agent_name(key, caller)
-                for key in shown[begin : begin + AGENTS_AT_ONCE]
+                for key in part
                 if self.fleet.directory.holdings(key)  # still
             )
-            await asyncio.sleep(0)
         return row
 
     def _used_s(self, key: AgentKey) -> float:
         holdings = self.fleet.directory.holdings(key)
         views = (holding.view for holding in holdings)
         return max((view.used_s for view in views if view), default=0.0)
+
+
+async def _in_parts(keys: Sequence[AgentKey]) -> AsyncIterator[Sequence[AgentKey]]:
+    """Give what can be looked at before others are served."""
+    for begin in range(0, len(keys), AGENTS_AT_ONCE):
+        yield keys[begin : begin + AGENTS_AT_ONCE]
+        await asyncio.sleep(0)
 
 
 def _sees(caller: Principal, key: AgentKey) -> bool:
