@@ -17,6 +17,7 @@ AGENT_TOKENS_MAX: Final = 1 << 20
 PIECES_MAX: Final = 1 << 14  # of one cache: four times those of the longest unedited one
 PACKED_PIECES_MAX: Final = 1 << 14  # remembered in their packed form, 8 MB; 4M tokens' worth
 AGENTS_PER_NODE_MAX: Final = 10_000
+THOUGHTS_BYTES_MAX: Final = 128 * KIB  # of one agent, remembered for clients that drop them
 ALIKE_AGENTS_MAX: Final = 16  # compared with a new prompt, token by token
 LAYERS_MAX: Final = 512
 BLOCK_TENSORS_MAX: Final = 4_096  # 512 layers of eight; their header stays under its limit

@@ -171,12 +171,16 @@ class AgentTable:
         them (`sketch`) or as the template printed them: only the answer, which no later prompt
         has confirmed, may differ. Anything else becomes an agent of its own.
         """
-        said = next(self._open(self._index.said(tenant, sketch), identity), None)
+        said = self.said_by(tenant, identity, sketch)
         for agent in self._open(self._index.candidates(tenant, prompt), identity):
             if prompt.startswith(agent.conversation_bytes):
                 known_tokens = said.manifest.prompt_tokens_count if said is not None else 0
                 return agent if agent.manifest.prompt_tokens_count > known_tokens else said
         return said
+
+    def said_by(self, tenant: TenantId, identity: Identity, sketch: Sequence[int]) -> Agent | None:
+        """Find the idle conversation whose last request's messages begin these ones."""
+        return next(self._open(self._index.said(tenant, sketch), identity), None)
 
     def _open(self, keys: Iterable[AgentKey], identity: Identity) -> Iterator[Agent]:
         """Yield those of these agents that are idle, and for anybody with this identity."""

@@ -99,6 +99,13 @@ class Claims:
         message = f"{AGENT_TURNS_WAITING_MAX} turns already wait for this agent"
         raise OverloadedError(message)
 
+    def known(self, request: GenerateRequest) -> Agent | None:
+        """Return whom a chat is with, as far as that is known before its prompt is rendered."""
+        identity, agent = request.identity, request.identity.agent
+        if identity.kind is IdentityKind.AGENT and agent is not None:
+            return self.table.get((request.tenant, agent))
+        return self.table.said_by(request.tenant, identity, request.sketch)
+
     def _resolve(self, request: GenerateRequest, text: str) -> Agent:
         table, identity = self.table, request.identity
         if identity.kind is IdentityKind.AGENT:

@@ -44,6 +44,7 @@ from node.turn.prefix import Prefixes, Prepared
 from node.turn.request_prompt import Prompts
 from node.turn.resumption import plan_resumption, resumption, without_answer
 from node.turn.saver import Saver, Savers
+from node.turn.thoughts import NO_THOUGHTS, ShownAnswer, put_back
 from node.turn.turn_sequence import Sequences, end_of, is_unchanged
 
 _log = logging.getLogger(__name__)
@@ -83,6 +84,8 @@ class Turn:
         self._is_saving = False
         self.saved = asyncio.Event()  # its record is published, or nothing more comes of it
         self._saver: Saver | None = None
+        self._shown = ShownAnswer()
+        self._restored = ""  # what was put back into the messages, in words
         self.task = asyncio.create_task(self._run())
         parts.live.add(self)
 
@@ -174,6 +177,10 @@ class Turn:
         if parts.health.stopping is not None or self._unwanted.is_set():
             raise HungUpError
         self._is_waiting = True
+        known = parts.claims.known(request) if request.messages else None
+        restored = put_back(request, known.thoughts if known is not None else NO_THOUGHTS)
+        self._request = request = restored.request
+        self._restored = restored.note
         parts.prompts.check_sampling(request.sampling)
         if not request.was_admitted:
             self._engine.check_waiting(request.tenant, request.priority)
@@ -205,6 +212,7 @@ class Turn:
             made = await parts.prompts.encoders.run(
                 lambda: parts.prompts.plan(request, agent, text, limit), len(text)
             )
+            made = replace(made, reason=made.reason + self._restored)
         parts.prompts.check_plan(request, made)
         prepared = await parts.prefixes.prepare(agent, made, request.sampling.max_tokens)
         events: asyncio.Queue[SequenceEvent] = asyncio.Queue()
@@ -270,6 +278,7 @@ class Turn:
         if ended.reason is None:
             self._cancelled()
             return None
+        agent.thoughts = self._shown.remembered(self._request, agent.thoughts)
         reason = FinishReason.TOOL_CALLS if sequence.answer.has_calls else ended.reason
         broken = sequence.answer.broken_calls
         return Finished(reason, len(ended.answer_ids), ended.stop_string, durable, broken)
@@ -367,6 +376,7 @@ class Turn:
                 return event
 
     def _show(self, index: int, shown: Shown, event: Produced | None) -> None:
+        self._shown.add(shown)
         if shown.reasoning:
             self._emit(Delta(index, shown.reasoning, reasoning=True))
         logprobs = event.logprobs if event is not None else ()

@@ -106,7 +106,7 @@ _CALLS = """{%- for tool_call in m.tool_calls or [] %}{% if m.content or not loo
 {"name": "{{ tool_call.name }}", "arguments": {{ tool_call.arguments | tojson }}}
 </tool_call>{% endfor %}"""
 
-_RESULTS = """{%- elif m.role == 'tool' %}<|im_start|>user
+_RESULTS = """{% elif m.role == 'tool' %}<|im_start|>user
 <tool_response>
 {{ m.content }}
 </tool_response><|im_end|>
@@ -124,7 +124,7 @@ def _chatml(assistant: str, opening: str) -> str:
         + _CALLS
         + "<|im_end|>\n"
         + _RESULTS
-        + """{%- else %}<|im_start|>{{ m.role }}
+        + """{% else %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 """
@@ -133,17 +133,17 @@ def _chatml(assistant: str, opening: str) -> str:
     )
 
 
-_SINCE_QUESTION = """{%- if loop.index0 > ns.last %}<think>
+_SINCE_QUESTION = """{% if loop.index0 > ns.last %}<think>
 {{ (m.reasoning_content or '').strip('\\n') }}
 </think>
 
 {% endif %}{{ (m.content or '').strip('\\n') }}"""
-_SENT_BACK = """{%- if m.reasoning_content and loop.index0 > ns.last %}<think>
+_SENT_BACK = """{% if m.reasoning_content and loop.index0 > ns.last %}<think>
 {{ m.reasoning_content.strip('\\n') }}
 </think>
 
 {% endif %}{{ (m.content or '').strip('\\n') }}"""
-_KEEPS = """{%- if (preserve_thinking or loop.index0 > ns.last) and m.reasoning_content %}<think>
+_KEEPS = """{% if (preserve_thinking or loop.index0 > ns.last) and m.reasoning_content %}<think>
 {{ m.reasoning_content.strip('\\n') }}
 </think>
 
