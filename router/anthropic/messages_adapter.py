@@ -2,9 +2,17 @@
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from itertools import chain
 from typing import Any
 
-from fabric.turn.generation import Admitted, Delta, Finished, FinishReason, ToolCalls
+from fabric.turn.generation import (
+    Admitted,
+    Delta,
+    Finished,
+    FinishReason,
+    ToolCallPart,
+    ToolCalls,
+)
 from router.anthropic.errors import AnthropicErrors
 from router.anthropic.request import AnthropicRequest, parse_request
 from router.anthropic.shape import (
@@ -24,6 +32,7 @@ class MessagesAdapter(AnthropicErrors, ApiAdapter[AnthropicRequest]):
     """Messages as Anthropic spells them."""
 
     path = "/v1/messages"
+    streams_calls = True
     idle = named({"type": "ping"})
 
     def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> AnthropicRequest:
@@ -46,11 +55,13 @@ class MessagesAdapter(AnthropicErrors, ApiAdapter[AnthropicRequest]):
         return shape.message(content, answer.finished)
 
     async def frames(
-        self, asked: AnthropicRequest, admitted: Admitted, events: AsyncGenerator[Answered, None]
+        self,
+        asked: AnthropicRequest,
+        admitted: Admitted,
+        events: AsyncGenerator[Answered | ToolCallPart, None],
     ) -> AsyncGenerator[bytes, None]:
         shape = MessageShape(asked, admitted)
-        blocks = BlockStream(shows_thoughts=asked.shows_thoughts)
-        calls_count = 0
+        blocks = BlockStream(shows_thoughts=asked.shows_thoughts, one_call=asked.one_call)
         async with aclosing(events):
             yield named({"type": "message_start", "message": shape.message([], None)})
             yield self.idle
@@ -58,13 +69,12 @@ class MessagesAdapter(AnthropicErrors, ApiAdapter[AnthropicRequest]):
                 if isinstance(event, Delta):
                     for each in blocks.say(event):
                         yield each
+                elif isinstance(event, ToolCallPart):
+                    for each in blocks.part(event):
+                        yield each
                 elif isinstance(event, ToolCalls):
-                    for call in event.calls:
-                        calls_count += 1
-                        if calls_count > 1 and asked.one_call:
-                            break
-                        for each in blocks.call(call):
-                            yield each
+                    for each in chain.from_iterable(map(blocks.call, event.calls)):
+                        yield each
                 else:
                     for each in blocks.end():
                         yield each

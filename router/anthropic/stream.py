@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from fabric.turn.generation import Delta, ToolCall
+from fabric.turn.generation import Delta, ToolCall, ToolCallPart
 from router.anthropic.shape import arguments_of, signature, text_block, tool_use_block
 from router.http.sse import frame
 
@@ -12,8 +12,10 @@ from router.http.sse import frame
 class BlockStream:
     """Turns deltas and calls into the events of content blocks."""
 
-    def __init__(self, *, shows_thoughts: bool) -> None:
+    def __init__(self, *, shows_thoughts: bool, one_call: bool) -> None:
         self._shows_thoughts = shows_thoughts
+        self._calls_left = 1 if one_call else None
+        self._told: set[str] = set()  # calls that came in parts, by their ids
         self._index = -1
         self._open: str | None = None
         self._blank = ""  # in front of a text that may not come
@@ -43,13 +45,35 @@ class BlockStream:
         self._thoughts.append(text)
         yield self._delta({"type": "thinking_delta", "thinking": text})
 
+    def part(self, part: ToolCallPart) -> Iterator[bytes]:
+        """Frame more of a call that is being written."""
+        if part.name:
+            if not self._may_call():
+                return
+            self._told.add(part.id)
+            block = tool_use_block(ToolCall(part.name, "", part.id), {})
+            yield from self._begin("tool_use", block)
+        if part.arguments and part.id in self._told:
+            yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+
     def call(self, call: ToolCall) -> Iterator[bytes]:
-        """Frame one call, which comes whole."""
+        """Frame one call, unless it came in parts."""
+        if call.id in self._told:
+            yield from self.close()
+            return
+        if not self._may_call():
+            return
         arguments = arguments_of(call)
         yield from self._begin("tool_use", tool_use_block(call, {}))
         spelled = json.dumps(arguments, ensure_ascii=False)
         yield self._delta({"type": "input_json_delta", "partial_json": spelled})
         yield from self.close()
+
+    def _may_call(self) -> bool:
+        if self._calls_left is None:
+            return True
+        self._calls_left -= 1
+        return self._calls_left >= 0
 
     def end(self) -> Iterator[bytes]:
         """Close the last block; an answer without any has an empty one."""

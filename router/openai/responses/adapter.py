@@ -17,6 +17,7 @@ from fabric.turn.generation import (
     FinishReason,
     Identity,
     IdentityKind,
+    ToolCallPart,
     ToolCalls,
 )
 from fabric.turn.messages import Message
@@ -43,6 +44,7 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
     """Responses as OpenAI spells them."""
 
     path = "/v1/responses"
+    streams_calls = True
     idle = COMMENT
 
     def __init__(self, clock: Clock, store: ResponseStore) -> None:
@@ -107,7 +109,10 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
         return response
 
     async def frames(
-        self, asked: ResponsesRequest, admitted: Admitted, events: AsyncGenerator[Answered, None]
+        self,
+        asked: ResponsesRequest,
+        admitted: Admitted,
+        events: AsyncGenerator[Answered | ToolCallPart, None],
     ) -> AsyncGenerator[bytes, None]:
         shape = self._shape(asked, admitted)
         items = ItemStream(shape)
@@ -122,9 +127,13 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
                 failed = shape.failed(items.output, error)
                 yield items.event("response.failed", response=failed)
 
-    def _framed(self, shape: ResponseShape, items: ItemStream, event: Answered) -> Sequence[bytes]:
+    def _framed(
+        self, shape: ResponseShape, items: ItemStream, event: Answered | ToolCallPart
+    ) -> Sequence[bytes]:
         if isinstance(event, Delta):
             return list(items.say(event))
+        if isinstance(event, ToolCallPart):
+            return list(items.part(event))
         if isinstance(event, ToolCalls):
             return [each for call in event.calls for each in items.call(call)]
         is_cut = event.reason is FinishReason.LENGTH

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fabric.turn.generation import Delta, TokenLogprob, ToolCall
+from fabric.turn.generation import Delta, TokenLogprob, ToolCall, ToolCallPart
 from router.fresh_ids import fresh_name
 from router.http.sse import frame
 from router.openai.responses.shape import ResponseShape
@@ -20,6 +20,20 @@ class _Open:
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _OpenCall:
+    """The call that is being written."""
+
+    id: str
+    key: str  # of what it says
+    item: dict[str, Any]
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        return "custom_tool_call_input" if self.key == "input" else "function_call_arguments"
+
+
 class ItemStream:
     """Turns deltas and calls into events; `output` has the items that are done."""
 
@@ -29,8 +43,10 @@ class ItemStream:
         self._shape = shape
         self._count = 0
         self._open: _Open | None = None
+        self._told: set[str] = set()  # calls, by their ids
         self._blank = ""  # in front of a text that may not come
-        self._calls_count = 0
+        self._calls_left = 1 if shape.asked.one_call else None
+        self._call: _OpenCall | None = None
 
     def event(self, kind: str, **more: Any) -> bytes:
         """Frame an event, numbered."""
@@ -52,22 +68,53 @@ class ItemStream:
             return
         yield from self._fill("message", text, delta.logprobs)
 
+    def part(self, part: ToolCallPart) -> Iterator[bytes]:
+        """Frame more of a call that is being written; a custom tool's comes whole."""
+        if part.name:
+            call = ToolCall(part.name, "", part.id)
+            if self._shape.asked.tools.name_of(call).is_custom or not self._may_call():
+                return
+            self._told.add(part.id)
+            yield from self._begin_call(call)
+        if self._call is not None and self._call.id == part.id and part.arguments:
+            yield self._argue(self._call, part.arguments)
+
     def call(self, call: ToolCall) -> Iterator[bytes]:
-        """Frame one call, which comes whole."""
-        self._calls_count += 1
-        if self._shape.asked.one_call and self._calls_count > 1:
-            return
+        """Frame the rest of a call, or all of it."""
+        if self._call is None or self._call.id != call.id:
+            if (call.id and call.id in self._told) or not self._may_call():
+                return
+            yield from self._begin_call(call)
+            assert self._call is not None, "just begun"
+            yield self._argue(self._call, self._shape.call(call)[self._call.key])
+        yield from self._end_call("completed")
+
+    def _may_call(self) -> bool:
+        if self._calls_left is None:
+            return True
+        self._calls_left -= 1
+        return self._calls_left >= 0
+
+    def _begin_call(self, call: ToolCall) -> Iterator[bytes]:
         yield from self.close()
         item = self._shape.call(call)
-        index, name = len(self.output), item["id"]
         key = "input" if item["type"] == "custom_tool_call" else "arguments"
-        kind = "custom_tool_call_input" if key == "input" else "function_call_arguments"
-        begun = {**item, key: "", "status": "in_progress"}
-        yield self.event("response.output_item.added", output_index=index, item=begun)
-        where = {"item_id": name, "output_index": index}
-        yield self.event(f"response.{kind}.delta", **where, delta=item[key])
-        yield self.event(f"response.{kind}.done", **where, **{key: item[key]})
-        yield self._done(item)
+        self._call = _OpenCall(call.id, key, {**item, key: "", "status": "in_progress"})
+        index = len(self.output)
+        yield self.event("response.output_item.added", output_index=index, item=self._call.item)
+
+    def _argue(self, call: "_OpenCall", text: str) -> bytes:
+        call.texts.append(text)
+        where = {"item_id": call.item["id"], "output_index": len(self.output)}
+        return self.event(f"response.{call.kind}.delta", **where, delta=text)
+
+    def _end_call(self, status: str) -> Iterator[bytes]:
+        assert self._call is not None, "one is open"
+        call, self._call = self._call, None
+        told = {call.key: "".join(call.texts)}
+        where = {"item_id": call.item["id"], "output_index": len(self.output)}
+        yield self.event(f"response.{call.kind}.done", **where, **told)
+        yield self._done({**call.item, **told, "status": status})
 
     def end(self, *, is_cut: bool) -> Iterator[bytes]:
         """Close the last item; an answer without a text or call has an empty one."""
@@ -79,6 +126,8 @@ class ItemStream:
     def close(self, *, is_cut: bool = False) -> Iterator[bytes]:
         """Close the open item, if there is one."""
         self._blank = ""
+        if self._call is not None:  # it was cut, or is none after all
+            yield from self._end_call("incomplete")
         if self._open is None:
             return
         done, self._open = self._open, None

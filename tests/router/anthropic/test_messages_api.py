@@ -6,7 +6,15 @@ import pytest
 
 from fabric.errors import OverloadedError, RejectedError, RetryLaterError
 from fabric.settings import RouterSettings
-from fabric.turn.generation import Delta, Failed, Finished, FinishReason, ToolCall, ToolCalls
+from fabric.turn.generation import (
+    Delta,
+    Failed,
+    Finished,
+    FinishReason,
+    ToolCall,
+    ToolCallPart,
+    ToolCalls,
+)
 from tests.router.fake_node import MODEL
 from tests.router.rig import KEY, rig, until
 
@@ -108,6 +116,55 @@ async def test_the_sdk_reads_the_same_whole_and_streamed(thinks):
     if thinks:
         assert whole.content[0].thinking == streamed.content[0].thinking == "hm"
         assert whole.content[0].signature == streamed.content[0].signature != ""
+
+
+PARTS = [
+    Delta(0, "Let me see."),
+    ToolCallPart(1, "first", "look"),
+    ToolCallPart(2, "first", "", '{"at": '),
+    ToolCallPart(3, "first", "", '"sky"}'),
+    ToolCalls((ToolCall("look", '{"at": "sky"}', "first"),)),
+    ToolCallPart(4, "second", "look", "{}"),
+    ToolCalls((ToolCall("look", "{}", "second"),)),
+    ToolCalls((ToolCall("look", "{}"), ToolCall("look", "{}"))),
+    Finished(FinishReason.TOOL_CALLS, 9),
+]
+
+
+@pytest.mark.parametrize("choice", [None, {"type": "auto", "disable_parallel_tool_use": True}])
+async def test_calls_are_streamed_while_they_are_written(choice):
+    async with rig("a") as made:
+        made["node-a"].does.events = PARTS
+        body = {**BODY, "stream": True, "tools": TOOLS, "tool_choice": choice}
+        events = events_of(await made.http().post(PATH, json=body))
+
+    deltas = [data["delta"] for name, data in events if name == "content_block_delta"]
+    told = [delta["partial_json"] for delta in deltas if "partial_json" in delta]
+    starts = [data["content_block"] for name, data in events if name == "content_block_start"]
+    stops = [data["index"] for name, data in events if name == "content_block_stop"]
+    ids = [block.get("id") for block in starts]
+    if choice is None:
+        assert told == ['{"at": ', '"sky"}', "{}", "{}", "{}"]
+        assert ids[:3] == [None, "first", "second"]
+        assert stops == [0, 1, 2, 3, 4]
+    else:
+        assert told == ['{"at": ', '"sky"}']
+        assert (ids, stops) == ([None, "first"], [0, 1])
+
+
+async def test_a_call_that_is_cut_is_closed_before_its_text_follows():
+    cut = [
+        *PARTS[:3],
+        Delta(3, '<tool_call>{"at": '),
+        Finished(FinishReason.LENGTH, 99, broken_calls=1),
+    ]
+    async with rig("a") as made:
+        made["node-a"].does.events = cut
+        async with made.anthropic().messages.stream(**BODY, tools=TOOLS) as stream:
+            done = await stream.get_final_message()
+
+    assert [block.type for block in done.content] == ["text", "tool_use", "text"]
+    assert done.stop_reason == "max_tokens"
 
 
 async def test_an_answer_of_blanks_beside_calls_has_no_block_of_them():

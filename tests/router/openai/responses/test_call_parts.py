@@ -1,0 +1,76 @@
+import json
+
+import pytest
+
+from fabric.turn.generation import (
+    Delta,
+    Finished,
+    FinishReason,
+    ToolCall,
+    ToolCallPart,
+    ToolCalls,
+)
+from tests.router.fake_node import MODEL
+from tests.router.rig import rig
+
+pytestmark = pytest.mark.anyio
+BODY = {
+    "model": MODEL,
+    "input": "say one two",
+    "stream": True,
+    "tools": [
+        {"type": "function", "name": "look", "parameters": {"type": "object"}},
+        {"type": "custom", "name": "patch"},
+    ],
+}
+PARTS = [
+    Delta(0, "Let me see."),
+    ToolCallPart(1, "first", "look"),
+    ToolCallPart(2, "first", "", '{"at": '),
+    ToolCallPart(3, "first", "", '"sky"}'),
+    ToolCalls((ToolCall("look", '{"at": "sky"}', "first"),)),
+    ToolCallPart(4, "second", "patch", '{"input": '),
+    ToolCallPart(5, "second", "", '"x"}'),
+    ToolCalls((ToolCall("patch", '{"input": "x"}', "second"),)),
+    ToolCalls((ToolCall("look", "{}"), ToolCall("look", "{}"))),
+    Finished(FinishReason.TOOL_CALLS, 9),
+]
+
+
+async def events(made, told, **more):
+    made["node-a"].does.events = told
+    answer = await made.http().post("/v1/responses", json={**BODY, **more})
+    return [json.loads(part.split("data: ")[1]) for part in answer.text.split("\n\n")[:-1]]
+
+
+async def test_calls_are_streamed_while_they_are_written():
+    async with rig("a") as made:
+        found = await events(made, PARTS)
+        few = await events(made, PARTS, parallel_tool_calls=False)
+
+    deltas = [each["delta"] for each in found if each["type"].endswith("arguments.delta")]
+    inputs = [each["delta"] for each in found if each["type"].endswith("input.delta")]
+    output = found[-1]["response"]["output"]
+    assert (deltas, inputs) == (['{"at": ', '"sky"}', "{}", "{}"], ["x"])
+    assert [item.get("call_id") for item in output][:3] == [None, "first", "second"]
+    assert (output[1]["arguments"], output[2]["input"]) == ('{"at": "sky"}', "x")
+    assert {item["status"] for item in output} == {"completed"}
+    assert len(output) == len({item["id"] for item in output}) == 5
+    assert output == [each["item"] for each in found if each["type"].endswith("item.done")]
+    assert [each["sequence_number"] for each in found] == list(range(len(found)))
+    assert [item.get("call_id") for item in few[-1]["response"]["output"]] == [None, "first"]
+
+
+async def test_a_call_that_is_cut_is_incomplete():
+    cut = [
+        *PARTS[:3],
+        Delta(3, '<tool_call>{"at": '),
+        Finished(FinishReason.LENGTH, 4, broken_calls=1),
+    ]
+    async with rig("a") as made:
+        found = await events(made, cut)
+
+    output = found[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["message", "function_call", "message"]
+    assert (output[1]["arguments"], output[1]["status"]) == ('{"at": ', "incomplete")
+    assert found[-1]["type"] == "response.incomplete"
