@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any, Final
 
 from fabric.ids import TenantId
@@ -109,12 +110,27 @@ def parse_responses(headers: Mapping[str, str], body: dict[str, Any]) -> Respons
         echoed={name: fields.raw(name) for name in _ECHOED} | _echoed(fields, tools, limit),
         ignored=tools.hosted + _ignored(fields),
     )
+    for name in ("input", "metadata", "reasoning", "text", "tools"):
+        _require_finite(body.get(name), name)
     return with_prompt(asked) if asked.is_whole else asked
 
 
 def with_prompt(asked: ResponsesRequest) -> ResponsesRequest:
     """Complete a request of which all is known."""
     return replace(asked, prompt=asked.full_prompt())
+
+
+def _require_finite(value: Any, param: str) -> None:
+    """Refuse numbers such as 1e999: what is sent back must be JSON."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, float) and not isfinite(item):
+            refuse(param, "it holds a number that is too large")
+        if isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
 
 
 def _user_item(text: str) -> dict[str, Any]:

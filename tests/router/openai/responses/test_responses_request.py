@@ -157,6 +157,8 @@ REFUSED = [
     ({"tools": [{"type": "namespace", "name": "n", "tools": [{}]}]}, "tools[0].tools[0].type"),
     ({"tools": [{"type": "custom", "name": "n", "format": "x"}]}, "tools[0].format"),
     ({"metadata": "x"}, "metadata"),
+    ({"metadata": {"x": [float("inf")]}}, "metadata"),
+    ({"input": [{"role": "user", "content": "x", "more": float("-inf")}]}, "input"),
     ({"service_tier": "fast"}, "service_tier"),
     ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
 ]
