@@ -8,11 +8,12 @@ from itertools import product
 
 import pytest
 
-from fabric.ids import TenantId
-from tests.support.agent_traffic import SCENARIOS, Driver, corpus
+from fabric.ids import AgentId, TenantId
+from tests.support.agent_traffic import SCENARIOS, Driver, corpus, words
 from tests.support.scripted_answers import scripted
-from tests.support.services import running
+from tests.support.services import TENANT, ask, running
 from tests.support.template_shapes import SHAPES, WEIGHTS, write_shape
+from tests.support.tiny_models import LLAMA, write_model
 
 SHARE_MIN = 0.97
 AGENTS = {"sub_agents": 3, "date_at_the_end": 3, "interleaved": 2}  # conversations in each
@@ -79,3 +80,24 @@ def test_a_recurrent_models_turn_computes_its_new_text(tmp_path, has_ids):
         for turn in driver.turns[1:]:
             assert turn.prompt - turn.cached <= turn.prompt - turn.possible + 512
             assert turn.possible - turn.cached < 16
+
+
+def test_a_named_agent_keeps_the_little_that_it_has_in_common(tmp_path):
+    """Its id was given to another conversation: the exact cut stays, the room for the rest goes."""
+    model = str(write_model(tmp_path / "llama", LLAMA))
+    system = {"role": "system", "content": words(1, 30)}
+    with running(tmp_path, model) as service:
+        long = ask(service, [system, {"role": "user", "content": words(2, 600)}], agent="a")
+        agent = service.node.table.get((TENANT, AgentId("a")))
+        held_bytes = agent.hot_bytes
+        other = ask(service, [system, {"role": "user", "content": words(9, 5)}], agent="a")
+        kept = other.admitted.cached_tokens
+
+        assert 30 < kept < long.admitted.prompt_tokens // 4
+        assert other.admitted.cache == "hot"
+        assert f"differs after token {kept} of" in other.admitted.match_reason
+        assert agent.hot_bytes < held_bytes // 2
+        cold = ask(
+            service, [system, {"role": "user", "content": words(9, 5)}], tenant=TenantId("b")
+        )
+        assert cold.text == other.text
