@@ -53,6 +53,11 @@ class NodeSettings:
     waiting_max: int = WAITING_REQUESTS_MAX
     context_tokens_max: int = 0  # 0: what the model's config says
     kv_bits: KvBits = field(default_factory=KvBits)
+    chat_template: str = ""  # a file with a Jinja template in place of the model's own
+    template_options: dict[str, Any] = field(default_factory=dict)  # unless a request has its own
+    strict_template: bool = False  # what a template refuses is refused, not folded
+    tool_parser: str = AUTO  # of the model's calls: a format's name, "auto" or "none"
+    reasoning_parser: str = AUTO  # of its thoughts, likewise
     encrypt_at_rest: bool = False  # with a key derived from the cluster key; costs a copy per read
     encrypt_links: str = AUTO  # between nodes: "always", "never", or "auto": not over Thunderbolt
     durability: str = "full"  # "full", "barrier" or "none": what a publish waits for

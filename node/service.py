@@ -31,7 +31,7 @@ from node.http.control import ControlHttp
 from node.http.count import CountHttp
 from node.http.generate import HttpServer, build_app, error_reply, http_config
 from node.http.hibernation import HibernationHttp
-from node.mlx.chat_tokenizer import ChatTokenizer
+from node.mlx.chat_tokenizer import ChatTokenizer, told_of
 from node.mlx.engine import Engine
 from node.mlx.loaded_model import LoadedModel, load_model
 from node.net.listeners import EVERYWHERE
@@ -198,7 +198,7 @@ class NodeService:
                 identity=NodeIdentity(config, model),
                 clock=clock,
                 engine=engine,
-                tokenizer=ChatTokenizer(loaded.tokenizer),
+                tokenizer=ChatTokenizer(loaded.tokenizer, told_of(config.settings)),
                 store=store,
                 table=table,
                 erased=erased,

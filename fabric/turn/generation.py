@@ -127,6 +127,7 @@ class Admitted:
     prompt_tokens: int
     cached_tokens: int
     match_reason: str  # where and why the match ended, in words without prompt text
+    template: tuple[str, ...] = ()  # what was done to the messages for the model's template
     event: str = "admitted"
 
 

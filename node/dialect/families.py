@@ -1,7 +1,8 @@
 """Which family a model is of: by what its chat template writes, or by what it was told."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from fabric.errors import FatalError
 from node.dialect.family import CallFormat, Family, ThoughtFormat
@@ -52,6 +53,9 @@ class Told:
 
     calls: str = AUTO
     thoughts: str = AUTO
+    template: str = ""  # in place of the model's own
+    options: dict[str, Any] = field(default_factory=dict)  # of the template, unless a request says
+    is_strict: bool = False  # what the template refuses is not folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ class Fallback:
 
 def family_of(template: str, vocabulary: Collection[str], told: Told, fallback: Fallback) -> Family:
     """Choose thoughts and calls; raise FatalError for a name that nobody knows."""
-    by_template = told == Told() and all(sign in template for sign in _HARMONY_SIGNS)
+    is_told = (told.calls, told.thoughts) != (AUTO, AUTO)
+    by_template = not is_told and all(sign in template for sign in _HARMONY_SIGNS)
     if by_template or HARMONY in (told.calls, told.thoughts):
         return Family(is_harmony=True)
     return Family(

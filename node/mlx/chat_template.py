@@ -22,9 +22,13 @@ _USER: Final = {"role": "user", "content": "x"}
 class ChatTemplate:
     """Renders conversations up to where the model answers."""
 
-    def __init__(self, wrapper: TokenizerWrapper) -> None:
+    def __init__(self, wrapper: TokenizerWrapper, override: str = "") -> None:
+        """Take the operator's own template, if there is one."""
         self._wrapper = wrapper
-        self._prompts: dict[str, str] = {}
+        if override:
+            wrapper.chat_template = override
+            wrapper.has_chat_template = True
+            wrapper._chat_template = None  # noqa: SLF001 - of the renderer in Python
 
     @property
     def exists(self) -> bool:
@@ -45,13 +49,13 @@ class ChatTemplate:
         tools: list[Any] | None,
         options: dict[str, Any],
         *,
-        is_answered: bool = True,
+        opens_answer: bool = True,
     ) -> str:
         """Render a conversation; RejectedError if the template refuses it."""
         if not self.exists:
             return "\n".join(str(message.get("content") or "") for message in messages)
         try:
-            text = self._apply(messages, tools, {"add_generation_prompt": is_answered, **options})
+            text = self._apply(messages, tools, {"add_generation_prompt": opens_answer, **options})
         except Exception as error:  # noqa: BLE001 - a template may raise whatever Python does
             # Only a template's own raise_exception text is known to hold no prompt text.
             detail = error.message if isinstance(error, TemplateError) else type(error).__name__
@@ -88,7 +92,7 @@ class ChatTemplate:
         """What the template writes in front of an answer, with the default options."""
         try:
             answered = self.render([_USER], None, {})
-            plain = self.render([_USER], None, {}, is_answered=False)
+            plain = self.render([_USER], None, {}, opens_answer=False)
         except RejectedError:
             return ""
         return answered[common_prefix(answered, plain) :]

@@ -5,21 +5,23 @@ merging, so tokens before the cut plus a fresh encoding after it equal a fresh e
 the whole. That is provable for special tokens and false almost everywhere else.
 """
 
-from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, Final
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from fabric.errors import FatalError, RejectedError
+from fabric.errors import FatalError
+from fabric.settings import NodeSettings
 from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import Encoded
 from node.dialect.families import Told, family_of
-from node.dialect.family import PLAIN, Family
-from node.dialect.harmony import HarmonyReader
+from node.dialect.family import PLAIN
+from node.dialect.folding import Rendered, render_folded
+from node.dialect.harmony import HARMONY_EFFORTS, HarmonyReader
 from node.dialect.reader import MarkedReader, Reader
-from node.dialect.spelling import respelled, spelled
+from node.dialect.spelling import Messages, spelled
 from node.mlx.chat_template import ChatTemplate
 from node.mlx.text_pieces import TextPieces
 from node.mlx.token_reach import token_reach_bytes
@@ -30,19 +32,40 @@ _SLICE_CHARS: Final = 1 << 14  # each is encoded in a few milliseconds, and then
 _SLICED_TOKENS_SHARE: Final = 1.25  # of the whole's tokens; slices have fewer
 
 
+def told_of(settings: NodeSettings) -> Told:
+    """Read what the operator says of the model; FatalError if a template cannot be read."""
+    template = ""
+    if settings.chat_template:
+        try:
+            template = Path(settings.chat_template).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"node.chat_template cannot be read ({type(error).__name__})"
+            raise FatalError(message, code="invalid_settings") from None
+    return Told(
+        calls=settings.tool_parser,
+        thoughts=settings.reasoning_parser,
+        template=template,
+        options=settings.template_options,
+        is_strict=settings.strict_template,
+    )
+
+
 class ChatTokenizer:
     """A model's tokenizer and chat template."""
 
     def __init__(self, wrapper: TokenizerWrapper, told: Told | None = None) -> None:
         """Read answers as the operator told, or as the template shows."""
         self.wrapper = wrapper
-        self.template = ChatTemplate(wrapper)
-        self._told = told or Told()
+        self._told = told = told or Told()
+        self.template = ChatTemplate(wrapper, told.template)
         self._tokenizer = wrapper._tokenizer  # noqa: SLF001 - offsets are not offered otherwise
         if not getattr(self._tokenizer, "is_fast", False):
             message = "the tokenizer gives no offsets: a tokenizer.json is needed"
             raise FatalError(message, code="unsupported_model")
         self.reach_bytes = token_reach_bytes(self._tokenizer)
+        self.family = family_of(
+            self.template.source, self._tokenizer.get_vocab(), told, upstream_formats(wrapper)
+        )
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -76,13 +99,6 @@ class ChatTokenizer:
         """Texts of all special tokens, also of those that strip what is beside them."""
         return {i: token.content for i, token in self._tokenizer.added_tokens_decoder.items()}
 
-    @cached_property
-    def family(self) -> Family:
-        """What the model writes around thoughts and calls."""
-        vocabulary = self._tokenizer.get_vocab()
-        fallback = upstream_formats(self.wrapper)
-        return family_of(self.template.source, vocabulary, self._told, fallback)
-
     def reader(
         self, prompt: str, stop: tuple[str, ...], tools: list[Any] | None, call_seed: str
     ) -> Reader:
@@ -111,14 +127,34 @@ class ChatTokenizer:
         opens_answer: bool = True,
     ) -> str:
         """Render a conversation up to where the model answers; RejectedError if refused."""
-        messages = spelled(messages, self.template.traits)
-        try:
-            return self.template.render(messages, tools, options, is_answered=opens_answer)
-        except RejectedError as refusal:
-            for other in respelled(messages):
-                with suppress(RejectedError):
-                    return self.template.render(other, tools, options, is_answered=opens_answer)
-            raise refusal from None
+        return self.rendered(messages, tools, options, opens_answer=opens_answer).text
+
+    def rendered(
+        self,
+        messages: list[Any],
+        tools: list[Any] | None,
+        options: dict[str, Any],
+        *,
+        opens_answer: bool = True,
+    ) -> Rendered:
+        """Render, and say what was folded for a template that refuses or drops a message."""
+        options = self._options(options)
+
+        def attempt(tried: Messages) -> str:
+            return self.template.render(tried, tools, options, opens_answer=opens_answer)
+
+        made = spelled(messages, self.template.traits)
+        return render_folded(made, attempt, is_strict=self._told.is_strict)
+
+    def _options(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Put what was asked for upon what the operator says."""
+        options = {**self._told.options, **asked}
+        effort = options.get("reasoning_effort")
+        if self.family.is_harmony and effort in HARMONY_EFFORTS:
+            options["reasoning_effort"] = HARMONY_EFFORTS[effort]
+        elif effort == "none":
+            options = {"enable_thinking": False, "thinking": False, **options}
+        return options
 
     def encode(
         self, text: str, *, special_prefix: bool = False, limit: PromptLimit | None = None

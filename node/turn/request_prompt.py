@@ -11,6 +11,7 @@ from fabric.turn.messages import template_form
 from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import PromptPlan, plan_prompt
 from node.agents.agent import Agent
+from node.dialect.folding import Rendered
 from node.engine.memory_budget import MemoryBudget
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.runtime.identity import NodeIdentity
@@ -46,23 +47,28 @@ class Prompts:
                 message = f"the model has the tokens 0 to {self.identity.model.vocabulary_size - 1}"
                 raise RejectedError(message, code=_INVALID, param="logit_bias")
 
-    def render(self, request: GenerateRequest, limit: PromptLimit) -> str:
-        """Return the prompt as text; raise RejectedError if it is none, or far too long."""
+    def render(self, request: GenerateRequest, limit: PromptLimit) -> Rendered:
+        """Return the prompt as text, and what was folded for it.
+
+        Raise RejectedError if it is none, or far too long.
+        """
         if (request.messages is None) == (request.prompt is None):
             message = "send either messages or a prompt"
             raise RejectedError(message)
         if request.prompt is not None:
-            text = request.prompt
+            rendered = Rendered(request.prompt)
         else:
             messages = [template_form(message) for message in request.messages or ()]
-            text = self.tokenizer.render(messages, request.tools, request.template_options)
+            options = request.template_options
+            rendered = self.tokenizer.rendered(messages, request.tools, options)
+        text = rendered.text
         try:
             size_bytes = len(text) if text.isascii() else len(text.encode())
         except UnicodeEncodeError:
             message = "the prompt contains half of a surrogate pair, which is not text"
             raise RejectedError(message, code="invalid_text", param="messages") from None
         limit.check_bytes(size_bytes)
-        return text
+        return rendered
 
     def plan(
         self, request: GenerateRequest, agent: Agent, text: str, limit: PromptLimit
@@ -77,8 +83,8 @@ class Prompts:
     async def count(self, request: GenerateRequest) -> int:
         """Return how many tokens a prompt has, also where it is longer than the context."""
         limit = PromptLimit(AGENT_TOKENS_MAX, None)
-        text = await self.encoders.run(lambda: self.render(request, limit))
-        raw = request.prompt is not None
+        text = (await self.encoders.run(lambda: self.render(request, limit))).text
+        raw = request.prompt is not None or not self.tokenizer.template.exists
         encoded = await self.encoders.run(
             lambda: self.tokenizer.encode(text, special_prefix=raw, limit=limit), len(text)
         )

@@ -31,6 +31,7 @@ from fabric.turn.generation import (
 from fabric.turn.prompt_limit import PromptLimit
 from node.agents.agent import Agent, HandedOn
 from node.agents.outgoing import OutgoingMove
+from node.dialect.folding import Rendered
 from node.dialect.shown import Shown
 from node.engine.delivery import finish_reason, produced
 from node.engine.engine_thread import EngineThread
@@ -78,6 +79,7 @@ class Turn:
         self._queue: asyncio.Queue[Event | FabricError | None] = asyncio.Queue()
         self._sequence: Sequence | None = None
         self._unwanted = threading.Event()  # nobody listens any more
+        self._folds: tuple[str, ...] = ()  # what was done to the messages for the template
         self._is_waiting = False  # for its prompt's tokens or its agent
         self._is_behind = False  # the reader: what it has not read was dropped
         self._outgoing: OutgoingMove | None = None  # its agent's, once it has it
@@ -137,6 +139,9 @@ class Turn:
         else:
             self._outgoing.stop_asking()
 
+    def _admit(self, agent: Agent, prepared: Prepared) -> None:
+        self._emit(replace(self._parts.prefixes.admitted(agent, prepared), template=self._folds))
+
     def _emit(self, event: Event) -> None:
         is_last = isinstance(event, Finished | HandedOver)
         if self._queue.qsize() >= STREAM_EVENTS_MAX and not is_last:
@@ -186,11 +191,12 @@ class Turn:
             self._engine.check_waiting(request.tenant, request.priority)
         limit = parts.prompts.limit(self._unwanted.is_set)
 
-        def begin() -> tuple[str, Answer]:
-            text = parts.prompts.render(request, limit)
-            return text, parts.sequences.begin_answer(request, text)
+        def begin() -> tuple[Rendered, Answer]:
+            rendered = parts.prompts.render(request, limit)
+            return rendered, parts.sequences.begin_answer(request, rendered.text)
 
-        text, answer = await parts.prompts.encoders.run(begin)
+        rendered, answer = await parts.prompts.encoders.run(begin)
+        text, self._folds = rendered.text, rendered.notes
         async with parts.claims.hold(request, text) as agent:
             self._is_waiting = False
             agent.turn, self._outgoing = self, agent.outgoing
@@ -296,7 +302,7 @@ class Turn:
         """
         parts = self._parts
         if prepared.source is None:  # how much is reused is known already
-            self._emit(parts.prefixes.admitted(agent, prepared))
+            self._admit(agent, prepared)
         if sequence.awaited_tokens is not None:
             granted = await events.get()
             if isinstance(granted, Ended | Broke):
@@ -315,7 +321,7 @@ class Turn:
         sequence.stops = parts.sequences.stops_of(prepared)
         sequence.awaited_tokens = None
         self._engine.wake()
-        self._emit(parts.prefixes.admitted(agent, prepared))
+        self._admit(agent, prepared)
         return prepared
 
     def _unbegun(
@@ -331,7 +337,7 @@ class Turn:
             agent.cache = prepared.cache
         if ended.is_handover:
             if prepared.source is not None:  # it was to be told once it is restored
-                self._emit(self._parts.prefixes.admitted(agent, prepared))
+                self._admit(agent, prepared)
             return HandedOver(resumption(sequence, ended))
         self._cancelled()
         return None

@@ -53,7 +53,9 @@ def cache_headers(admitted: Admitted) -> dict[str, str]:
     """Tell whose KV cache served the turn, where, and how much of it was used."""
     reason = admitted.match_reason.encode("ascii", "replace").decode()
     printable = "".join(c if c.isprintable() else " " for c in reason)
+    folds = {"x-macfabric-template": "; ".join(admitted.template)} if admitted.template else {}
     return {
+        **folds,
         "x-macfabric-agent": admitted.agent,
         "x-macfabric-node": admitted.node,
         "x-macfabric-epoch": str(admitted.epoch),

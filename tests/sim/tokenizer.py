@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from fabric.turn.prompt_plan import Encoded
 from node.dialect.family import PLAIN
+from node.dialect.folding import Rendered
 from node.dialect.reader import MarkedReader
 from tests.sim.model import END
 
@@ -54,6 +55,9 @@ class SimTokenizer:
 
     def render(self, messages, tools, options, *, opens_answer=True):
         return render(messages, opens_answer=opens_answer)
+
+    def rendered(self, messages, tools, options):
+        return Rendered(render(messages))
 
     def reader(self, prompt, stop, tools, call_seed):
         return self.plain_reader(stop)

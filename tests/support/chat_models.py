@@ -13,7 +13,7 @@ from node.mlx.chat_tokenizer import ChatTokenizer
 
 def chat_tokenizer(
     folder: Path,
-    template: str | None,
+    template: str | list[dict[str, str]] | None,
     specials: tuple[str, ...],
     *,
     end: str = "<|im_end|>",
@@ -157,3 +157,13 @@ HARMONY = (
 HARMONY_SPECIALS = (
     "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"
 )  # fmt: skip
+# Shaped as Gemma 2's: no system, users and models in turn.
+GEMMA2 = (
+    "{%- for m in messages %}{% if m.role == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
+    "{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
+    "{% endif %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+    "{%- if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)

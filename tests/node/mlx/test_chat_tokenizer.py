@@ -4,10 +4,12 @@ import json
 
 import pytest
 
-from fabric.errors import RejectedError
+from fabric.errors import FatalError, RejectedError
+from node.dialect.families import Told
 from node.mlx.answer import Answer
 from tests.support.chat_models import (
     CODER,
+    GEMMA2,
     HARMONY,
     HARMONY_SPECIALS,
     MISTRAL,
@@ -151,8 +153,7 @@ def test_whatever_a_template_raises_is_a_refusal(tmp_path, fault):
 
 def test_templates_in_a_list_are_looked_at_for_calls(tmp_path):
     listed = [{"name": "default", "template": OPENED}, {"name": "tool_use", "template": QWEN3}]
-    model = chat_tokenizer(tmp_path, None, QWEN_SPECIALS)
-    model.wrapper._tokenizer.chat_template = {each["name"]: each["template"] for each in listed}
+    model = chat_tokenizer(tmp_path, listed, QWEN_SPECIALS)
 
     assert model.family.calls is not None
     assert model.family.calls.name == "json"
@@ -188,3 +189,93 @@ def test_a_thought_beside_a_call_is_taken_back(tmp_path, content):
     if not content:
         assert text.startswith(oss.render([USER], TOOLS, {}).removesuffix("<|start|>assistant"))
         assert f"<|start|>assistant{says}" in text
+
+
+def roles(*pairs):
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+def test_a_later_system_message_is_folded_and_said_to_be(tmp_path):
+    mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>")
+    early = roles(("system", "s"), ("user", "a"), ("system", "t"))
+    made = mistral.rendered(early, None, {})
+    more = [*early, *roles(("assistant", "b"), ("user", "c"), ("system", "u"), ("user", "d"))]
+    later = mistral.rendered(more, None, {})
+
+    assert made.text == "[SYSTEM]s[INST]a\n\nt[/INST]"
+    assert made.notes == ("folded later system messages into the user's",)
+    assert later.text.startswith(f"{made.text}b</s>")
+    assert later.notes == (*made.notes, "merged messages of the user")
+
+
+def test_users_in_a_row_become_one(tmp_path):
+    mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>")
+    made = mistral.rendered(roles(("user", "a"), ("user", "b")), None, {})
+
+    assert (made.text, made.notes) == ("[INST]a\n\nb[/INST]", ("merged messages of the user",))
+
+
+def test_strictly_what_is_refused_is_refused(tmp_path):
+    told = Told(is_strict=True)
+    mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>", told=told)
+    with pytest.raises(RejectedError) as caught:
+        mistral.rendered(roles(("user", "a"), ("user", "b")), None, {})
+
+    assert caught.value.code == "template_refused"
+
+
+def test_a_template_without_system_gets_it_with_the_user(tmp_path):
+    gemma = chat_tokenizer(tmp_path, GEMMA2, ("<start_of_turn>",), end="<end_of_turn>")
+    made = gemma.rendered(roles(("system", "s"), ("user", "a")), None, {})
+
+    assert made.text == "<start_of_turn>user\ns\n\na<end_of_turn>\n<start_of_turn>model\n"
+    assert made.notes == ("folded the system message into the user's",)
+
+
+def test_a_system_message_is_not_dropped_without_a_word(tmp_path):
+    dropping = (
+        "{% for m in messages %}{% if m.role != 'system' or loop.first %}[{{ m.role }}]"
+        "{{ m.content }}{% endif %}{% endfor %}"
+    )
+    model = chat_tokenizer(tmp_path, dropping, ())
+    made = model.rendered(roles(("system", "s"), ("user", "a"), ("system", "late")), None, {})
+
+    assert "late" in made.text
+    assert made.notes
+
+
+def test_options_of_the_operator_hold_until_a_request_has_its_own(tmp_path):
+    told = Told(options={"enable_thinking": False})
+    model = chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=told)
+
+    assert "<think>" in model.render([USER], None, {})
+    assert "<think>" not in model.render([USER], None, {"enable_thinking": True})
+
+
+def test_no_effort_is_no_thought(qwen):
+    assert "<think>\n\n</think>" in qwen.render([USER], None, {"reasoning_effort": "none"})
+    assert "<think>" not in qwen.render([USER], None, {"reasoning_effort": "high"})
+
+
+def test_an_operator_says_how_calls_are_read(tmp_path):
+    told = Told(calls="qwen3_coder", thoughts="none", template=CODER)
+    model = chat_tokenizer(tmp_path, None, QWEN_SPECIALS, told=told)
+    says = (
+        "<think><tool_call><function=bash><parameter=command>ls</parameter></function></tool_call>"
+    )
+    text, thought, calls = answer(model, [USER], says, TOOLS)
+
+    assert model.render([USER], None, {}).startswith("<|im_start|>user\n")
+    assert (text, thought, calls[0].name) == ("<think>", "", "bash")
+
+
+@pytest.mark.parametrize("told", [Told(calls="nonsense"), Told(thoughts="nonsense")])
+def test_a_format_that_nobody_knows_ends_the_start(tmp_path, told):
+    with pytest.raises(FatalError, match="nonsense"):
+        chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=told)
+
+
+def test_mlx_lms_parsers_can_be_named(tmp_path):
+    model = chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=Told(calls="pythonic"))
+
+    assert model.family.calls.starts == ("<|tool_call_start|>",)

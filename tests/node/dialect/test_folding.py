@@ -1,0 +1,74 @@
+"""What is tried with a template that refuses messages: each fold alone, the least change first."""
+
+from node.dialect.folding import folded
+
+
+def said(*pairs):
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+def tries(*pairs):
+    return {
+        each.notes: [(m["role"], m["content"]) for m in each.messages]
+        for each in folded(said(*pairs))
+    }
+
+
+LATE = "folded later system messages into the user's"
+FIRST = "folded the system message into the user's"
+
+
+def test_a_plain_conversation_has_nothing_to_fold():
+    assert not tries(("user", "a"), ("assistant", "b"), ("user", "c"))
+
+
+def test_a_later_system_message_goes_to_the_user_beside_it():
+    ahead = tries(
+        ("system", "s"), ("user", "a"), ("assistant", "b"), ("system", "t"), ("user", "c")
+    )
+    behind = tries(("system", "s"), ("user", "a"), ("system", "t"), ("assistant", "b"))
+    alone = tries(("system", "s"), ("user", "a"), ("assistant", "b"), ("system", "t"))
+
+    assert ahead[LATE,] == [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "t\n\nc")]
+    assert behind[LATE,] == [("system", "s"), ("user", "a\n\nt"), ("assistant", "b")]
+    assert alone[LATE,] == [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "t")]
+
+
+def test_messages_in_a_row_become_one():
+    made = tries(("system", "s"), ("system", "t"), ("user", "a"), ("user", "b"))
+
+    assert made["merged system messages",][0] == ("system", "s\n\nt")
+    assert made["merged messages of the user",][-1] == ("user", "a\n\nb")
+    both = made["merged system messages", "merged messages of the user"]
+    assert both == [("system", "s\n\nt"), ("user", "a\n\nb")]
+
+
+def test_the_first_system_message_goes_to_the_first_user():
+    made = tries(("system", "s"), ("user", "a"), ("assistant", "b"))
+
+    assert made[FIRST,] == [("user", "s\n\na"), ("assistant", "b")]
+
+
+def test_parallel_calls_become_one_after_the_other():
+    uses = [{"id": name, "function": {"name": name, "arguments": {}}} for name in "xy"]
+    results = [{"role": "tool", "content": name, "tool_call_id": name} for name in "yx"]
+    messages = [{"role": "assistant", "content": "Hm", "tool_calls": uses}, *results]
+    (made,) = folded(messages)
+
+    told = [(m["role"], m["content"], len(m.get("tool_calls", ()))) for m in made.messages]
+    assert told == [
+        ("assistant", "Hm", 1),
+        ("tool", "x", 0),
+        ("assistant", "", 1),
+        ("tool", "y", 0),
+    ]
+    assert made.notes == ("gave each tool call a message of its own",)
+
+
+def test_what_comes_later_changes_nothing_of_what_was():
+    """Otherwise each turn would be computed anew."""
+    early = (("system", "s"), ("user", "a"), ("system", "t"), ("user", "b"))
+    before = tries(*early)[LATE,]
+    after = tries(*early, ("assistant", "c"), ("system", "u"), ("user", "d"))[LATE,]
+
+    assert after[: len(before)] == before

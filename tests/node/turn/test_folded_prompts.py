@@ -1,0 +1,52 @@
+"""A node told of another template: what it refuses is folded, and whoever asks is told."""
+
+import pytest
+
+from fabric.errors import RejectedError
+from fabric.ids import AgentId, NodeName
+from fabric.turn.generation import Admitted, CacheTier, MatchKind
+from router.turns.answer import cache_headers
+from tests.support.chat_models import GEMMA2
+from tests.support.services import ask, running
+from tests.support.tiny_models import LLAMA, write_model
+
+MESSAGES = [{"role": "system", "content": "the cat"}, {"role": "user", "content": "the dog"}]
+
+
+@pytest.fixture
+def settings(tmp_path):
+    template = tmp_path / "own.jinja"
+    template.write_text(f"{{{{ greeting }}}}{GEMMA2}")
+    return {"chat_template": str(template), "template_options": {"greeting": "sat on "}}
+
+
+def test_what_is_folded_is_told(tmp_path, settings):
+    model = str(write_model(tmp_path / "llama", LLAMA))
+    with running(tmp_path, model, **settings) as service:
+        folded = ask(service, MESSAGES, max_tokens=2).admitted
+        plain = ask(service, MESSAGES[1:], max_tokens=2).admitted
+        text = service.node.tokenizer.render(MESSAGES[1:], None, {})
+
+    assert folded.template == ("folded the system message into the user's",)
+    assert plain.template == ()
+    assert text.startswith("sat on <start_of_turn>user\n")
+
+
+def test_strictly_it_is_refused(tmp_path, settings):
+    model = str(write_model(tmp_path / "llama", LLAMA))
+    with (
+        running(tmp_path, model, **settings, strict_template=True) as service,
+        pytest.raises(RejectedError) as caught,
+    ):
+        ask(service, MESSAGES, max_tokens=2)
+
+    assert caught.value.code == "template_refused"
+
+
+def test_clients_read_it_in_a_header():
+    names = AgentId("a"), NodeName("n")
+    admitted = Admitted(*names, 1, CacheTier.COLD, MatchKind.NONE, 9, 0, "because")
+    told = Admitted(*names, 1, CacheTier.COLD, MatchKind.NONE, 9, 0, "because", ("one", "two"))
+
+    assert cache_headers(told)["x-macfabric-template"] == "one; two"
+    assert "x-macfabric-template" not in cache_headers(admitted)
