@@ -67,6 +67,19 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
+def name_rows(folder: Path, count: int) -> None:
+    """Give each row of a model a text: rows that have none are never sampled.
+
+    No encoding comes to use them.
+    """
+    path = folder / "tokenizer.json"
+    plain = json.loads(path.read_text())
+    known = plain["model"]["vocab"]
+    top = max(*known.values(), *(each["id"] for each in plain["added_tokens"]))
+    known |= {f"\u0120row{row}": row for row in range(top + 1, count)}
+    path.write_text(json.dumps(plain))
+
+
 def build_model(config: dict[str, Any], seed: int = 0) -> Any:
     """Build a model with random float32 weights."""
     mx.random.seed(seed)
@@ -83,6 +96,7 @@ def write_model(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
     """Write config, weights and tokenizer; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder)
+    name_rows(folder, config["vocab_size"])
     weights = dict(tree_flatten(build_model(config, seed).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 2}))

@@ -96,6 +96,12 @@ CASES = {
         '<tool_call>{"name": "look", "arguments": {"at": }}</tool_call> Hm',
         broken=1,
     ),
+    "one good, one cut, in a list": Case(
+        '<tool_call>[{"name": "now", "arguments": {}}, {"na',
+        '<tool_call>, {"na',
+        calls=(NOW,),
+        broken=1,
+    ),
     "no json": Case("<tool_call>look</tool_call>", "<tool_call>look</tool_call>", broken=1),
     "nothing": Case("<tool_call></tool_call>", "<tool_call></tool_call>", broken=1),
     "one good, one cut": Case(

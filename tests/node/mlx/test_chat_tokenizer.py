@@ -279,3 +279,14 @@ def test_mlx_lms_parsers_can_be_named(tmp_path):
     model = chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=Told(calls="pythonic"))
 
     assert model.family.calls.starts == ("<|tool_call_start|>",)
+
+
+def test_what_is_no_chat_is_shown_as_it_is(qwen):
+    """Raw completions: tags stay in the text, so that it can be sent back."""
+    says = '<think>\nHm\n</think>\n\n<tool_call>\n{"name": "bash"}</tool_call>\n<|im_end|>'
+    made = Answer(qwen, "Once <think>", (), TOOLS, is_chat=False)
+    shown = [made.push(token) for token in qwen.encode(says).ids]
+    shown.append(made.finish(stopped=False))
+
+    assert "".join(each.text for each in shown) == says.removesuffix("<|im_end|>")
+    assert not any(each.reasoning or each.calls for each in shown)
