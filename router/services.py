@@ -11,7 +11,6 @@ from router.moves.drains import Drains
 from router.moves.erasures import Erasures
 from router.moves.forks import Forks
 from router.moves.migrations import Migrations
-from router.moves.move_candidates import Sites
 from router.moves.prefetches import PrefetchRequests
 from router.moves.recovery import Recovery
 from router.moves.replicas import Replicas
@@ -70,8 +69,7 @@ def assemble(
     telemetry = Telemetry()
     migrations = Migrations(fleet, telemetry)
     recovery = Recovery(fleet, migrations, telemetry)
-    sites = Sites(fleet)
-    replicas = Replicas(fleet, migrations, sites, telemetry, settings.replicas)
+    replicas = Replicas(fleet, migrations, telemetry, settings.replicas)
     prefetches = PrefetchRequests(fleet, migrations, replicas, telemetry)
     erasures = Erasures(fleet, migrations, replicas, telemetry, cluster_key)
     fleet.membership.on_join = erasures
@@ -84,8 +82,8 @@ def assemble(
         migrations=migrations,
         recovery=recovery,
         erasures=erasures,
-        drains=Drains(fleet, migrations, sites),
-        forks=Forks(fleet, migrations, sites, telemetry),
+        drains=Drains(fleet, migrations),
+        forks=Forks(fleet, migrations, telemetry),
         replicas=replicas,
         prefetches=prefetches,
         peer_exchange=PeerExchange(fleet),

@@ -42,6 +42,15 @@ class Holding:
     group: str | None = None
     view: AgentView | None = None
 
+    def is_current(self, owner: "Holding") -> bool:
+        """Say whether a node's copy holds what the owner has saved last.
+
+        Revisions do not tell: an owner that was lost and its successor count on from the same one.
+        """
+        if self.view is None or owner.view is None:
+            return False
+        return self.view.tail == owner.view.tail != ""
+
 
 @dataclass(slots=True)
 class StartReservation:

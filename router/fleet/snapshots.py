@@ -67,6 +67,7 @@ def _node(fleet: Fleet, member: Member) -> NodeSnapshot | None:
         agents=fleet.directory.agents_count(name),
         turn_order=ledger.turn_order(name),
         cold_order=ledger.cold_order(name),
+        coming_bytes=ledger.coming_bytes(name),
     )
 
 

@@ -12,6 +12,7 @@ it, whoever began: there is nothing here that could get lost.
 
 import asyncio
 import logging
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -26,13 +27,13 @@ from fabric.limits import (
     DRAIN_ROUNDS_MAX,
 )
 from router.events.fleet_event import DrainChanged
-from router.fleet.directory import Holding
+from router.fleet import snapshots
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Member
 from router.moves.attempts import as_retry
 from router.moves.migrations import Migrations
-from router.moves.move_candidates import Sites
-from router.placement.destination import Site, choose_site, travel_s
+from router.placement.decision import Ship
+from router.placement.destination import destination
 
 _LOG = logging.getLogger("macfabric.router.drains")
 
@@ -67,10 +68,9 @@ class Drain:
 class Drains:
     """The drains that this router carries out."""
 
-    def __init__(self, fleet: Fleet, migrations: Migrations, sites: Sites) -> None:
+    def __init__(self, fleet: Fleet, migrations: Migrations) -> None:
         self._fleet = fleet
         self._migrations = migrations
-        self._sites = sites
         self._drains: dict[NodeName, Drain] = {}
 
     def find(self, node: NodeName) -> Drain | None:
@@ -194,13 +194,11 @@ class Drains:
         await asyncio.gather(*(move(key) for key in sorted(left, key=self._journey_s)))
 
     def _journey_s(self, key: AgentKey) -> float:
-        owner = self._fleet.directory.owner(key)
-        site = self._choose(key, owner) if owner is not None else None
-        return travel_s(site) if site is not None else float("inf")
+        ship = self._ship(key)
+        return ship.travel_s if ship is not None else math.inf
 
-    def _choose(self, key: AgentKey, owner: Holding) -> Site | None:
-        size_bytes = max(owner.view.bytes.hot, owner.view.bytes.disk) if owner.view else 0
-        return choose_site(self._sites.of(key, owner), size_bytes)
+    def _ship(self, key: AgentKey) -> Ship | None:
+        return destination(snapshots.of_agent(self._fleet, key))
 
     async def _move(self, drain: Drain, key: AgentKey) -> None:
         try:
@@ -210,13 +208,13 @@ class Drains:
             return
         if owner.node != drain.node:
             return
-        site = self._choose(key, owner)
-        if site is None:
+        ship = self._ship(key)
+        if ship is None:
             drain.stuck[key] = NOWHERE
             return
-        self._sites.coming_bytes[site.name] += site.missing_bytes
         try:
-            receipt = await self._migrations.migrate(*key, site.name)
+            with self._fleet.ledger.shipping(ship):
+                receipt = await self._migrations.migrate(*key, ship.target)
         except FabricError as error:
             alias = self._fleet.alias(key)
             _LOG.info("agent %s stays on %s for now: %s", alias, drain.node, error.code)
@@ -227,5 +225,3 @@ class Drains:
             drain.left_count = max(0, drain.left_count - 1)
             drain.stuck.pop(key, None)
             self._tell_progress(drain)
-        finally:
-            self._sites.coming_bytes[site.name] -= site.missing_bytes

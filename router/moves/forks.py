@@ -7,11 +7,11 @@ from fabric.errors import ConflictError, FabricError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, NodeName, OperationId
 from fabric.record.manifest import OwnerState
 from router.events.fleet_event import AgentForked
+from router.fleet import snapshots
 from router.fleet.fleet import Fleet
 from router.moves.copier import CopyReceipt, copy_agent
 from router.moves.migrations import Migrations
-from router.moves.move_candidates import Sites
-from router.placement.destination import choose_site
+from router.placement.destination import destination
 from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.forks")
@@ -20,12 +20,9 @@ _LOG = logging.getLogger("macfabric.router.forks")
 class Forks:
     """Chooses where, keeps the name from others meanwhile, and tells the directory."""
 
-    def __init__(
-        self, fleet: Fleet, migrations: Migrations, sites: Sites, telemetry: Telemetry
-    ) -> None:
+    def __init__(self, fleet: Fleet, migrations: Migrations, telemetry: Telemetry) -> None:
         self._fleet = fleet
         self._migrations = migrations
-        self._sites = sites
         self._telemetry = telemetry
 
     async def fork(
@@ -86,12 +83,11 @@ class Forks:
             return self._fleet.require_taking(to)
         if owner.node in takes:
             return owner.node
-        size_bytes = owner.view.bytes.disk if owner.view is not None else 0
-        site = choose_site(self._sites.of(key, owner), size_bytes)
-        if site is None:
+        ship = destination(snapshots.of_agent(self._fleet, key))
+        if ship is None:
             message = f"{owner.node} takes no new agents, and no other node may"
             raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
-        return site.name
+        return ship.target
 
     def _note(self, new: AgentKey, receipt: CopyReceipt) -> None:
         view = receipt.view

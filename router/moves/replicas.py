@@ -13,18 +13,19 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import islice
 
 from fabric.control.copy_calls import KeepReplica
 from fabric.errors import ConflictError
 from fabric.ids import AgentKey, NodeName
 from fabric.limits import REPLICA_AGAIN_S, REPLICA_REST_S, REPLICAS_WAITING_MAX
 from fabric.record.manifest import OwnerState
+from router.fleet import snapshots
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.moves.copier import CopyReceipt, copy_agent
 from router.moves.migrations import Migrations
-from router.moves.move_candidates import Sites, is_current, replicas
-from router.placement.destination import travel_s
+from router.placement.destination import ways
 from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.replicas")
@@ -37,13 +38,11 @@ class Replicas:
         self,
         fleet: Fleet,
         migrations: Migrations,
-        sites: Sites,
         telemetry: Telemetry,
         count: int,
     ) -> None:
         self._fleet = fleet
         self._migrations = migrations
-        self._sites = sites
         self._telemetry = telemetry
         self._count = count
         self._copying: dict[AgentKey, asyncio.Task[CopyReceipt]] = {}
@@ -138,16 +137,16 @@ class Replicas:
     def _due(self, key: AgentKey, owner: Holding) -> Iterator[NodeName]:
         """Name the nodes that are to get a copy: who keeps one, then who lacks least."""
         takes = {view.name for view in self._fleet.ready()}
-        held = [h for h in replicas(self._fleet, key) if h.node in takes]
+        holdings = self._fleet.directory.living(key)
+        held = [h for h in holdings if h.state is OwnerState.REPLICA and h.node in takes]
         kept = [h for h in held if h.view is not None and h.view.kept]
-        yield from (h.node for h in kept if not is_current(h, owner))
-        done = {h.node for h in held if is_current(h, owner) or h in kept}
+        yield from (h.node for h in kept if not h.is_current(owner))
+        done = {h.node for h in held if h.is_current(owner) or h in kept}
         wanted = self._count - len(done)
         if wanted > 0:
             made = {node for node in takes if self._was_made(key, node, owner)}
-            sites = self._sites.of(key, owner, without=done | made)
-            sites.sort(key=lambda site: (travel_s(site), site.held_tokens, site.name))
-            yield from (site.name for site in sites[:wanted])
+            targets = (way.target for way in ways(snapshots.of_agent(self._fleet, key)))
+            yield from islice((node for node in targets if node not in done | made), wanted)
 
     def _was_made(self, key: AgentKey, node: NodeName, owner: Holding) -> bool:
         tail, _ = self._made.get((key, node), ("", 0.0))

@@ -48,4 +48,4 @@ class Ship:
     source: NodeName
     target: NodeName
     missing_bytes: int  # that the target has no copy of
-    seconds: float  # on the way
+    travel_s: float

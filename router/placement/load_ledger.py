@@ -1,12 +1,16 @@
 """What this router has just given to each node and no heartbeat tells yet.
 
-Between two heartbeats many turns arrive; without this they would all go to the same idle node.
+Between two heartbeats many turns arrive; without this they would all go to the same idle node, and
+all agents of a node that drains to the same empty one.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from fabric.ids import NodeName
+from router.placement.decision import Ship
 
 
 @dataclass(slots=True)
@@ -19,11 +23,12 @@ class Booking:
 
 
 class Ledger:
-    """Seconds of prefill promised, turns running, and who was last given one."""
+    """Seconds of prefill promised, turns running, bytes sent, and who was last given a turn."""
 
     def __init__(self) -> None:
         self._prefill_s: dict[NodeName, float] = {}
         self._turns: Counter[NodeName] = Counter()
+        self._coming_bytes: Counter[NodeName] = Counter()
         self._last: dict[NodeName, int] = {}
         self._last_cold: dict[NodeName, int] = {}
         self._count = 0
@@ -49,6 +54,19 @@ class Ledger:
             entry.open = False
             self.prefilled(entry)
             self._turns[entry.node] -= 1
+
+    @contextmanager
+    def shipping(self, ship: Ship) -> Iterator[None]:
+        """Count an agent's bytes with its target while they are on the way."""
+        self._coming_bytes[ship.target] += ship.missing_bytes
+        try:
+            yield
+        finally:
+            self._coming_bytes[ship.target] -= ship.missing_bytes
+
+    def coming_bytes(self, node: NodeName) -> int:
+        """Bytes of agents on their way to the node."""
+        return self._coming_bytes[node]
 
     def prefill_s(self, node: NodeName) -> float:
         """Seconds of prefill given to the node and not finished."""

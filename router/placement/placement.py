@@ -177,7 +177,7 @@ def _candidate(turn: TurnFacts, node: NodeSnapshot, prefix: PrefixHolder | None)
         active=node.turns,
         cached_tokens=cached,
         load_s=from_disk_s,
-        held_tokens=node.view.tokens,
+        held_tokens=node.held_tokens,
         agents=node.agents,
         cold_order=node.cold_order,
         turn_order=node.turn_order,

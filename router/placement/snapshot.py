@@ -10,7 +10,6 @@ from enum import StrEnum
 
 from fabric.control.node_calls import READY, AgentView, NodeView
 from fabric.ids import AgentId, NodeName
-from router.placement import link_rates
 
 
 class HolderRole(StrEnum):
@@ -64,6 +63,11 @@ class NodeSnapshot:
         return self.view.name
 
     @property
+    def held_tokens(self) -> int:
+        """How many tokens of agents it holds, or is about to."""
+        return self.view.tokens + self.coming_bytes // max(1, self.view.bytes_per_token)
+
+    @property
     def is_ready(self) -> bool:
         """Say whether it takes new agents."""
         return self.is_alive and self.view.state == READY
@@ -78,5 +82,6 @@ class FleetSnapshot:
     prefixes: tuple[PrefixHolder, ...] = ()  # the longest first
     group_nodes: tuple[NodeName, ...] = ()  # owners of the group's other conversations
 
-    def link_bytes_per_s(self, source: NodeName, target: NodeName) -> float:
-        return link_rates.rate(self.nodes[source].view, self.nodes[target].view)
+    @property
+    def owner(self) -> AgentHolder | None:
+        return next((each for each in self.holders if each.role is HolderRole.OWNER), None)

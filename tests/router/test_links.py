@@ -7,8 +7,8 @@ import pytest
 from fabric.errors import RejectedError
 from fabric.ids import NodeName
 from fabric.net.links import Address, LinkKind, LinkView
-from router.moves.move_candidates import Sites
-from router.placement.destination import travel_s
+from router.fleet import snapshots
+from router.placement.destination import ways
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, until
 
@@ -103,11 +103,10 @@ async def test_a_move_over_a_measured_link_is_expected_to_take_what_was_measured
         await made.chat("word " * 100_000, agent="alice", http=http)
         await made.fleet.membership.refresh(relist=True)
         key = ("default", "alice")
-        owner = made.fleet.directory.owner(key)
-        [site] = Sites(made.fleet).of(key, owner)
+        [way] = ways(snapshots.of_agent(made.fleet, key))
 
-        assert site.missing_bytes > 100_000
-        assert travel_s(site) == pytest.approx(0.03 + site.missing_bytes / 1e6)
+        assert way.missing_bytes > 100_000
+        assert way.travel_s == pytest.approx(0.03 + way.missing_bytes / 1e6)
 
 
 async def test_what_befell_transfers_is_exported_under_known_names_only():

@@ -8,7 +8,6 @@ from router.admin.views.row import Row
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.moves.erasures import Erasure
-from router.moves.move_candidates import is_current
 
 ERASING = "erasing"  # nobody is served with it; a node that was not reached has bytes of it yet
 
@@ -57,7 +56,7 @@ def _copy_row(holding: Holding, owner: Holding | None) -> Row:
         "epoch": holding.epoch,
         "revision": view.revision if view else 0,
         "tokens": view.tokens if view else 0,
-        "current": owner is not None and is_current(holding, owner),
+        "current": owner is not None and holding.is_current(owner),
         "kept": view.kept if view else False,
         "tiers": list(view.tiers) if view else [],
         "bytes": to_plain(view.bytes) if view else {"hot": 0, "disk": 0},

@@ -10,6 +10,7 @@ from fabric.turn.generation import Identity, IdentityKind, Sampling
 from fabric.turn.messages import Message, MessageRole
 from router.fleet import snapshots
 from router.fleet.membership import LeaseState, Membership
+from router.placement.decision import Ship
 from router.prompt import chat_prompt
 from router.turn_request import TurnRequest
 from tests.router.rig import rig
@@ -69,8 +70,11 @@ async def test_what_nodes_say_and_what_they_were_given_since():
         made.fleet.ledger.begin(A, 2.5, cold=True)
         made.fleet.ledger.begin(B, 0.0, cold=False)
         made.fleet.directory.reserve(KEY, B, 1)
-        nodes = snapshots.of_agent(made.fleet, KEY).nodes
+        with made.fleet.ledger.shipping(Ship(A, B, 5_000, 1.0)):
+            nodes = snapshots.of_agent(made.fleet, KEY).nodes
 
+    assert (nodes[A].coming_bytes, nodes[B].coming_bytes) == (0, 5_000)
+    assert nodes[B].held_tokens > 0
     a, b = nodes[A], nodes[B]
     assert (a.view.prefill_tokens_per_s, a.is_ready, b.is_ready) == (700.0, False, True)
     assert (a.promised_s, a.turns, a.turn_order, a.cold_order, a.agents) == (2.5, 1, 1, 1, 0)

@@ -2,67 +2,106 @@ from dataclasses import replace
 
 import pytest
 
-from fabric.control.node_calls import AgentView, TierBytes
+from fabric.control.node_calls import DRAINING, AgentView, TierBytes
 from fabric.limits import GIB, MIB
+from fabric.net.links import LinkKind, LinkView
 from fabric.record.manifest import OwnerState
-from router.moves.move_candidates import missing_bytes
-from router.placement.destination import Site, choose_site, travel_s
+from router.placement.decision import Ship
+from router.placement.destination import destination, missing_bytes, ways
+from router.placement.load_ledger import Ledger
+from router.placement.snapshot import HolderRole
+from tests.router.placement.snapshots import fleet, holder, node
 
 GIGABIT, THUNDERBOLT = 125e6, 2e9
-PLAIN = Site(
-    name="plain",
-    missing_bytes=2 * GIB,
-    link_bytes_per_s=GIGABIT,
-    prefill_tokens_per_s=300.0,
-    decode_tokens_per_s=30.0,
-    hot_free_bytes=8 * GIB,
-    disk_free_bytes=100 * GIB,
-)
-
-
-def other(**changes):
-    return replace(PLAIN, name="other", **changes)
-
-
-@pytest.mark.parametrize(
-    ("site", "wins"),
-    [
-        (other(missing_bytes=0), True),  # its copy is up to date
-        (
-            other(missing_bytes=0, prefill_tokens_per_s=3.0),
-            False,
-        ),  # but it would be no place to live
-        (other(link_bytes_per_s=THUNDERBOLT), True),
-        (other(prefill_tokens_per_s=900.0, decode_tokens_per_s=90.0), True),
-        (other(prefill_tokens_per_s=0.0, decode_tokens_per_s=0.0), True),  # not measured: as usual
-        (other(queue_s=20.0), False),
-        (other(active=6), False),
-        (other(hot_free_bytes=GIB, held_tokens=5), False),
-        (other(disk_free_bytes=GIB), False),
-        (other(held_tokens=5), False),
-    ],
-)
-def test_the_cheapest_in_seconds_gets_the_agent(site, wins):
-    chosen = choose_site([PLAIN, site], 2 * GIB)
-
-    assert (chosen is site) is wins
-
-
-def test_nobody_has_room():
-    assert choose_site([], GIB) is None
-    assert choose_site([other(disk_free_bytes=MIB)], GIB) is None
-    assert choose_site([other(disk_free_bytes=None, hot_free_bytes=None)], GIB) is not None
-
-
-def test_travel_grows_with_bytes_and_shrinks_with_the_link():
-    assert travel_s(other(missing_bytes=0)) < 0.1
-    assert travel_s(PLAIN) == pytest.approx(0.03 + 2 * GIB / GIGABIT)
-    assert travel_s(other(link_bytes_per_s=THUNDERBOLT)) < travel_s(PLAIN) / 10
+ROOM = TierBytes(hot=8 * GIB, disk=100 * GIB)
 
 
 def agent(tokens, disk, hot=0):
     names = ("t", "alice", None, "a", OwnerState.OWNED, 1, 1)
     return AgentView(*names, tokens, 1, TierBytes(hot, disk), ("disk",), False, 0.0, 0.0)
+
+
+OWNER, HOME = holder("home", HolderRole.OWNER, agent(1000, 2 * GIB)), node("home")
+UP_TO_DATE = holder("other", HolderRole.COPY, agent(1000, 2 * GIB))
+
+
+def link(bytes_per_s):
+    address = ("10.0.0.1", 7, LinkKind.ETHERNET)
+    return (LinkView("home", *address, reachable=True, bytes_per_s=bytes_per_s),)
+
+
+def site(name="other", **changes):
+    plain = {"prefill": 300.0, "decode": 30.0, "free": ROOM, "links": link(GIGABIT)}
+    return node(name, **plain | changes)
+
+
+def room(hot=8 * GIB, disk=100 * GIB):
+    return {"free": TierBytes(hot, disk)}
+
+
+def look(*nodes, holders=(OWNER,)):
+    return fleet(HOME, *nodes, holders=holders)
+
+
+@pytest.mark.parametrize(
+    ("copies", "other", "wins"),
+    [
+        ([UP_TO_DATE], site(), True),
+        ([UP_TO_DATE], site(prefill=3.0), False),  # but it would be no place to live
+        ([], site(links=link(THUNDERBOLT)), True),
+        ([], site(prefill=900.0, decode=90.0), True),
+        ([], site(prefill=0.0, decode=0.0), True),  # not measured: as usual
+        ([], site(known={"promised_s": 20.0}), False),
+        ([], site(known={"turns": 6}), False),
+        ([], site(**room(hot=GIB), tokens=5), False),
+        ([], site(**room(disk=GIB)), False),
+        ([], site(known={"coming_bytes": 99 * GIB}), False),  # sent there just now
+        ([], site(tokens=5), False),
+        ([UP_TO_DATE], site(fingerprint="another model's"), False),
+        ([UP_TO_DATE], site(state=DRAINING), False),
+        ([UP_TO_DATE], site(known={"is_alive": False}), False),
+        ([UP_TO_DATE], site(reuse=False), False),
+        ([UP_TO_DATE], site(degraded="the disk is full"), False),
+    ],
+)
+def test_the_cheapest_in_seconds_gets_the_agent(copies, other, wins):
+    chosen = destination(look(site("plain"), other, holders=(OWNER, *copies)))
+
+    assert chosen.target == ("other" if wins else "plain")
+    assert chosen.missing_bytes == (0 if copies and wins else 2 * GIB)
+
+
+def test_nobody_has_room():
+    assert destination(look()) is None
+    assert destination(look(site(**room(disk=MIB)))) is None
+    assert destination(look(site(free=None))) is not None
+
+
+def test_there_is_no_way_for_what_nobody_owns():
+    gave_it_up = replace(OWNER, role=HolderRole.STEPPED_DOWN)
+
+    assert ways(look(site(), holders=())) == []
+    assert ways(look(site(), holders=(gave_it_up,))) == []
+    assert destination(look(site(), holders=(gave_it_up,))) is None
+
+
+def test_the_quickest_way_comes_first_and_of_equals_the_emptiest_node():
+    nodes = site("a", tokens=9), site("b", links=link(THUNDERBOLT)), site(), site("c")
+    found = ways(look(*nodes, holders=(OWNER, UP_TO_DATE)))
+
+    assert [way.target for way in found] == ["other", "b", "c", "a"]
+    assert [way.missing_bytes for way in found] == [0, *[2 * GIB] * 3]
+    assert found[0].travel_s < 0.1
+    assert found[1].travel_s == pytest.approx(0.03 + 2 * GIB / THUNDERBOLT)
+    assert found[2].travel_s == pytest.approx(0.03 + 2 * GIB / GIGABIT)
+
+
+def test_what_is_on_its_way_counts_where_it_will_arrive():
+    ledger, ship = Ledger(), Ship("home", "other", 5 * GIB, 1.0)
+    with ledger.shipping(ship), ledger.shipping(ship):
+        assert ledger.coming_bytes("other") == 10 * GIB
+        assert ledger.coming_bytes("home") == 0
+    assert ledger.coming_bytes("other") == 0
 
 
 def test_an_older_copy_lacks_what_came_since():
