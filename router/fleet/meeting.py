@@ -17,6 +17,7 @@ from router.fleet.membership import Membership
 
 MEET_WAIT_S = LEASE_S  # after the router's start: by then, a node that is silent has no lease
 MEET_POLL_S = 0.02
+LATE_WAIT_S = 10.0  # for nodes that came later, e.g. still load, where nobody knows an agent
 AGAIN_S = 2.0
 GATHER_S = 120.0  # after the router's start: Macs that `ray up` starts come in a minute or two
 
@@ -44,10 +45,14 @@ class Meeting:
         """Say whether nodes that were never met may still come."""
         return self.unmet > 0 and self._clock.monotonic_s() < self._gathered_s
 
-    async def wait(self, is_known: Callable[[], bool]) -> None:
-        """Return once `is_known`, or as soon as this router is no new one any more."""
+    async def wait(self, is_known: Callable[[], bool], patience_s: float = 0.0) -> None:
+        """Return once `is_known`, or as soon as this router is no new one any more.
+
+        But not before `patience_s` are over.
+        """
+        until_s = max(self._until_s, self._clock.monotonic_s() + patience_s)
         # No event to wait for: a lease also runs out by the clock alone.
-        while not is_known() and self._clock.monotonic_s() < self._until_s:  # noqa: ASYNC110
+        while not is_known() and self._clock.monotonic_s() < until_s:  # noqa: ASYNC110
             await asyncio.sleep(MEET_POLL_S)
 
     async def node(self, name: str) -> None:
@@ -56,9 +61,14 @@ class Meeting:
     async def roster(self) -> None:
         await self.wait(lambda: self._membership.has_roster)
 
-    async def agents(self) -> None:
-        """Wait until every node has told its agents, or has had its time to do so."""
+    async def agents(self, is_known: Callable[[], bool] = lambda: True) -> None:
+        """Wait until every node has told its agents, or has had its time to do so.
+
+        Where nobody knows the agent even then, nodes that came later have theirs.
+        """
         await self.wait(self._membership.settled)
+        if not is_known():
+            await self.wait(self._membership.settled, LATE_WAIT_S)
 
     def _is_member(self, name: str) -> bool:
         return any(member.name == name for member in self._membership.members)

@@ -40,7 +40,6 @@ _LOG = logging.getLogger("macfabric.router.turns")
 RETRY_S = 0.1
 RESUMING_POLL_S = 0.02
 RETURN_WAIT_S_MAX = 30.0
-UNKNOWN_WAIT_S = 10.0  # for nodes that have not told their agents yet, e.g. while loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,17 +203,15 @@ class Turns:
 
     async def _settled(self, turn: TurnRequest, attempt: Attempt) -> None:
         """Wait for whatever is just being decided of a turn's agent, or will be told soon."""
+        key, directory = turn.key, self._fleet.directory
         # Who is told to own an agent may have lost it to a node that has not told its own yet.
-        await self._fleet.meeting.agents()
-        key = turn.key
+        await self._fleet.meeting.agents(lambda: key is None or directory.owner(key) is not None)
         if key is None:
             return
         await self._migrations.settle(key)
         while self._resuming[key] and not attempt.goes_first:  # noqa: ASYNC110 - a moment only
             await asyncio.sleep(RESUMING_POLL_S)  # who was in mid-answer goes first
-        if self._directory.owner(key) is None:
-            await self._await_lists()
-        owner = self._directory.owner(key)
+        owner = directory.owner(key)
         if owner is not None and owner.state is OwnerState.SEALED:
             await self._resolve(key)
 
@@ -285,12 +282,6 @@ class Turns:
         if owner and owner.state is OwnerState.SEALED and self._fleet.is_up(owner.node):
             message = "the agent is being moved to another node"
             raise RetryLaterError(message, retry_after_s=2.0, code="agent_moving")
-
-    async def _await_lists(self) -> None:
-        deadline_s = self._now_s() + UNKNOWN_WAIT_S
-        # No event to wait for: a lease also runs out by the clock alone.
-        while not self._fleet.membership.settled() and self._now_s() < deadline_s:  # noqa: ASYNC110
-            await asyncio.sleep(RETRY_S)
 
     @property
     def _directory(self) -> Directory:

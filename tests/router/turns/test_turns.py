@@ -137,6 +137,26 @@ async def test_nodes_that_have_not_told_their_agents_are_waited_for():
     assert answer.headers["x-macfabric-match"] == "exact"
 
 
+async def test_a_node_that_comes_late_is_waited_for_where_nobody_knows_the_agent():
+    late = FakeNode("node-b")
+    late.memory["default", "alice"] = Memory("default", "alice", epoch=4, text=f"<user>{LONG}")
+    late.does.slow["list_agents"] = 0.5
+    async with rig(nodes=[FakeNode("node-a"), late], started=False) as made:
+        made.listed.pop("node-b")
+        await until(made.fleet.membership.settled)
+        await made.chat("hi", agent="bob")
+        made.fleet.meeting._until_s = 0.0  # this router is no new one
+        made.listed["node-b"] = late
+        await until(lambda: made.fleet.membership.find("node-b"))
+        known, unnamed = await made.chat("hi", agent="bob"), await made.chat("hi")
+        was_told = made.fleet.membership.find("node-b").listed is not None
+        answer = await made.chat(LONG, agent="alice")
+
+    assert {known.status_code, unnamed.status_code, was_told} == {200, False}
+    assert node_of(answer) == "node-b"
+    assert answer.headers["x-macfabric-epoch"] == "4", "it was not begun anew"
+
+
 async def test_an_owner_that_a_new_router_knows_may_not_be_the_last_one():
     """A node that took the agent over may not have told of it yet."""
     before, after = FakeNode("node-a"), FakeNode("node-b")
