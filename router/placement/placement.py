@@ -8,12 +8,10 @@ Pure: what it is told of the fleet is all that it knows.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from xxhash import xxh3_64
 
 from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
-from fabric.control.node_calls import DRAINING
 from fabric.errors import RetryLaterError
 from fabric.ids import NodeName
 from fabric.limits import BLOCK_TOKENS
@@ -45,7 +43,8 @@ class Placement:
         """
         if turn.agent is not None:
             serving = _holder(turn, fleet, SERVING)
-            return Stay(serving) if serving else self._begin(turn, fleet, _copy(turn, fleet))
+            latest_copy = _holder(turn, fleet, (HolderRole.COPY,))
+            return Stay(serving) if serving else self._begin(turn, fleet, latest_copy)
         # The baselines place every unnamed turn.
         continued = _continued(turn, fleet) if self._policy is Policy.SECONDS else None
         return Stay(continued) if continued else self._begin(turn, fleet, _home(turn, fleet))
@@ -65,7 +64,7 @@ class Placement:
         nodes = [
             node
             for node in fleet.nodes.values()
-            if node.is_ready or (node.is_alive and _drains(node) and node.name == kept)
+            if node.is_ready or (node.is_draining and node.name == kept)
             if node.view.model == turn.model and node.name not in turn.given_up | erased
         ]
         if not nodes:
@@ -86,10 +85,6 @@ def recompute_s(turn: TurnFacts, fleet: FleetSnapshot) -> float:
     return prefill_s(turn.prompt_tokens, fastest) if fastest else math.inf
 
 
-def _drains(node: NodeSnapshot) -> bool:
-    return node.view.state == DRAINING
-
-
 def _holder(turn: TurnFacts, fleet: FleetSnapshot, roles: Sequence[HolderRole]) -> NodeName | None:
     """Find the first holder of these roles that is there, or about to be."""
     for holder in fleet.holders:
@@ -98,11 +93,6 @@ def _holder(turn: TurnFacts, fleet: FleetSnapshot, roles: Sequence[HolderRole]) 
         if is_there and holder.role in roles and holder.node not in turn.given_up:
             return holder.node
     return None
-
-
-def _copy(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
-    """Find who keeps the latest copy of an agent's KV cache."""
-    return _holder(turn, fleet, (HolderRole.COPY,))
 
 
 def _continued(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
@@ -151,16 +141,18 @@ def _candidates(
     decode = assumed_rates([view.decode_tokens_per_s for view in views], 0.0)
     prefixes = {each.node: each for each in fleet.prefixes}
     return [
-        replace(
-            _candidate(turn, node, prefixes.get(node.name)),
-            prefill_tokens_per_s=prefill_rate,
-            decode_tokens_per_s=decode_rate,
-        )
-        for node, prefill_rate, decode_rate in zip(nodes, prefill, decode, strict=True)
+        _candidate(turn, node, prefixes.get(node.name), *rates)
+        for node, *rates in zip(nodes, prefill, decode, strict=True)
     ]
 
 
-def _candidate(turn: TurnFacts, node: NodeSnapshot, prefix: PrefixHolder | None) -> NodeCandidate:
+def _candidate(
+    turn: TurnFacts,
+    node: NodeSnapshot,
+    prefix: PrefixHolder | None,
+    prefill_tokens_per_s: float,
+    decode_tokens_per_s: float,
+) -> NodeCandidate:
     cached, from_disk_s = 0, 0.0
     if prefix is not None:
         cached = round(prefix.share * turn.prompt_tokens)
@@ -171,7 +163,8 @@ def _candidate(turn: TurnFacts, node: NodeSnapshot, prefix: PrefixHolder | None)
             from_disk_s = load_s(cached * node.view.bytes_per_token)
     return NodeCandidate(
         name=node.name,
-        prefill_tokens_per_s=node.view.prefill_tokens_per_s,
+        prefill_tokens_per_s=prefill_tokens_per_s,
+        decode_tokens_per_s=decode_tokens_per_s,
         # All turns come through here, and a heartbeat would tell of those ended since.
         queue_s=node.promised_s,
         active=node.turns,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fabric.control.node_calls import READY, AgentView, NodeView
+from fabric.control.node_calls import DRAINING, READY, AgentView, NodeView
 from fabric.ids import AgentId, NodeName
 
 
@@ -71,6 +71,11 @@ class NodeSnapshot:
     def is_ready(self) -> bool:
         """Say whether it takes new agents."""
         return self.is_alive and self.view.state == READY
+
+    @property
+    def is_draining(self) -> bool:
+        """Say whether its own agents leave, and no other comes."""
+        return self.is_alive and self.view.state == DRAINING
 
 
 @dataclass(frozen=True, slots=True)

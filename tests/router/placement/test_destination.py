@@ -55,7 +55,8 @@ def look(*nodes, holders=(OWNER,)):
         ([], site(known={"turns": 6}), False),
         ([], site(**room(hot=GIB), tokens=5), False),
         ([], site(**room(disk=GIB)), False),
-        ([], site(known={"coming_bytes": 99 * GIB}), False),  # sent there just now
+        # Others were sent there just now.
+        ([], site(known={"coming_bytes": 99 * GIB}, links=link(THUNDERBOLT)), False),
         ([], site(tokens=5), False),
         ([UP_TO_DATE], site(fingerprint="another model's"), False),
         ([UP_TO_DATE], site(state=DRAINING), False),

@@ -127,6 +127,13 @@ def test_where_nobody_can_the_answer_is_to_come_again(turn):
         assert caught.value.code == "no_node_ready"
 
 
+def test_what_is_in_memory_is_not_loaded_from_disk():
+    nodes = (node("a", bytes_per_token=1 << 20), node("b", bytes_per_token=1 << 20))
+    prefixes = (prefix("a", 0.9), prefix("b", 0.8, is_resident=True))
+
+    assert Placement().decide(NAMED, of(*nodes, prefixes=prefixes)).node == "b"
+
+
 def test_a_turn_that_gave_its_owner_up_goes_elsewhere():
     snapshot = STAYS["its owner"]
 
@@ -158,7 +165,9 @@ def test_what_has_left_no_trace_comes_back_to_the_same_node():
     assert set(many) == {"a", "b", "c"}
     assert all(now == then for now, then in zip(fewer, many, strict=True) if then != "c")
     assert set(homes(seeds, A, B, turn=GROUPED, group_nodes=("b",))) == {"b"}
-    known = (prefix("a", 0.1, "bob", group="team", is_replica=True),)
+    known = (prefix("a", 0.05, "bob", group="another", is_replica=True),)
+    assert set(homes(seeds, A, B, turn=GROUPED, group_nodes=("b",), prefixes=known)) == {"b"}
+    known = (prefix("a", 0.05, "bob", group="team", is_replica=True),)
     assert set(homes(seeds, A, B, turn=GROUPED, group_nodes=("b",), prefixes=known)) == {"a"}
 
 
