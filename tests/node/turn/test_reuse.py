@@ -1,7 +1,8 @@
 """Conversations of agent programs over the families' templates: what each turn reuses.
 
-At least 97 % of what an exact match with anything computed before could reuse, and one agent for
-each conversation, whether the client names it or not. `make test` tries a core of the matrix.
+At least 97 % (with recurrent layers 89 %) of what an exact match with anything computed before
+could reuse, and one agent for each conversation, whether the client names it or not. `make test`
+tries a core of the matrix.
 """
 
 from itertools import product
@@ -15,7 +16,7 @@ from tests.support.services import TENANT, ask, running
 from tests.support.template_shapes import SHAPES, WEIGHTS, write_shape
 from tests.support.tiny_models import LLAMA, write_model
 
-SHARE_MIN = 0.97
+SHARE_MIN = {"full": 0.97, "recurrent": 0.89}  # a state cannot be cut, and these prompts are short
 AGENTS = {"sub_agents": 3, "date_at_the_end": 3, "interleaved": 2}  # conversations in each
 # Where the client goes back or leaves out something, what it sends is another conversation.
 FORKS = {"edit_last", "edit_early", "compact", "slide"}
@@ -50,7 +51,7 @@ def judge(weights, shape, drivers):
         if agents != AGENTS.get(name, 1) and not (name in FORKS and not driver.has_ids):
             found.append(f"{name}: {agents} agents")
         is_hard = (weights, shape) in HARD or (weights, name) in CUT_IN_THE_MIDDLE
-        if driver.share < SHARE_MIN and not is_hard:
+        if driver.share < SHARE_MIN[weights] and not is_hard:
             found.append(f"{name}: {driver.share:.0%} of {turns}")
     assert not found, found
 
