@@ -12,6 +12,7 @@ from node.agents.agent_table import AgentTable
 from node.agents.owned import OwnedAgents
 from node.drain_flag import DrainFlag
 from node.engine.engine_thread import EngineThread
+from node.grammar.compiler import Compiler, TokenizerFacts
 from node.migration.copy_offers import CopySource
 from node.migration.fetching import Fetching
 from node.migration.forks import ForkTarget
@@ -58,6 +59,7 @@ from node.transfer.client import TransferReport, fetch_blocks
 from node.transfer.server import TransferServer
 from node.turn.claim import Claims
 from node.turn.encoders import Encoders
+from node.turn.grammars import Grammars
 from node.turn.landmarks import Landmarks
 from node.turn.prefix import Prefixes
 from node.turn.request_prompt import Prompts
@@ -260,8 +262,23 @@ def _turns(
     identity, engine, tokenizer = ground.identity, ground.engine, ground.tokenizer
     table, store, hot = ground.table, ground.store, tiers.hot
     prompts = Prompts(identity, tokenizer, Encoders(), engine.budget, Landmarks(tokenizer))
+    grammars = _grammars(identity, tokenizer)
     claims = Claims(table, tiers.budget, ground.erased, moves.moves, engine.moving, hot, health)
     prefixes = Prefixes(identity, store, ground.workers, engine, tiers.prefetches, health, table)
     sequences = Sequences(identity, tokenizer, prefixes, engine, hot, health)
     savers = Savers(ground.clock, table, tiers.writers, tiers.unsaved, ground.service_time, health)
-    return TurnServer(prompts, claims, prefixes, sequences, savers, engine, live_turns, health)
+    return TurnServer(
+        prompts, grammars, claims, prefixes, sequences, savers, engine, live_turns, health
+    )
+
+
+def _grammars(identity: NodeIdentity, tokenizer: ChatTokenizer) -> Grammars:
+    def facts() -> TokenizerFacts:
+        return TokenizerFacts(
+            tokenizer.definition,
+            identity.model.vocabulary_size,
+            tokenizer.eos_ids,
+            frozenset(tokenizer.special_texts.values()),
+        )
+
+    return Grammars(Compiler(facts), tokenizer)

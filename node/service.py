@@ -150,6 +150,7 @@ class NodeService:
         self._node.transfers.stop()
         self._node.connections.close()
         self._node.turns.prompts.encoders.close()
+        self._node.turns.grammars.close()
         self._node.workers.close()
         self._node.erased.close()
         if self._disk is not None:

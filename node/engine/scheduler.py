@@ -212,6 +212,7 @@ class Scheduler:
         sequence.slot = self._ready_engine.start(
             sequence.cache, sequence.prompt, sequence.sampling, sequence.seed
         )
+        sequence.slot.matcher = sequence.matcher
         if sequence.resumed is not None:
             sequence.slot.take_up(len(sequence.answer_ids) + 1)
         self.queue.run(sequence)

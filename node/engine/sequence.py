@@ -9,6 +9,7 @@ from fabric.errors import FabricError
 from fabric.turn.generation import FinishReason, Priority, Resumption, Sampling, TokenLogprob
 from node.dialect.shown import Shown
 from node.engine.memory_budget import Reservation
+from node.grammar.answer_matcher import AnswerMatcher
 from node.mlx.answer import Answer
 from node.mlx.engine import DecodeSlot, SampledToken
 from node.mlx.resident_cache import ResidentCache
@@ -76,6 +77,7 @@ class Sequence:
     `is_blocked`: while true, a prompt is passed over (too much of it waits to be saved).
     `stops`: ascending positions in tokens at which a prefill chunk must end.
     `reached`: called after each prefill chunk with the tokens in the cache.
+    `matcher`: follows an answer whose format is prescribed; it has taken `answer_ids`.
     `resumed`: the answer's beginning, made elsewhere; the prompt ends with the token sampled there.
     `was_admitted`: its client was told that it waits, or read a part of it: it is not refused.
     `yielding`: set to end it between two tokens so that another node can go on.
@@ -103,6 +105,7 @@ class Sequence:
     stops: tuple[int, ...] = ()
     reached: Callable[[int], None] | None = None
     owns_reservation: bool = False
+    matcher: AnswerMatcher | None = None
     resumed: Resumption | None = None
     was_admitted: bool = False
     cancelled: Event = field(default_factory=Event)

@@ -22,6 +22,7 @@ from node.dialect.folding import Rendered, render_folded
 from node.dialect.harmony import HARMONY_EFFORTS, HarmonyReader
 from node.dialect.reader import MarkedReader, Reader
 from node.dialect.spelling import Messages, spelled
+from node.grammar.thought import ThoughtMarks
 from node.mlx.chat_template import ChatTemplate
 from node.mlx.text_pieces import TextPieces
 from node.mlx.token_reach import token_reach_bytes
@@ -109,9 +110,7 @@ class ChatTokenizer:
             made = HarmonyReader(stop, tools, call_seed)
         else:
             made = MarkedReader(family, stop, tools, call_seed)
-        made.begin(
-            self.template.behind_header(prompt, family.thought.start if family.thought else None)
-        )
+        made.begin(self.behind_header(prompt))
         return made
 
     def plain_reader(self, stop: tuple[str, ...]) -> Reader:
@@ -224,6 +223,34 @@ class ChatTokenizer:
             sure_count = int(count / _SLICED_TOKENS_SHARE)
             if sure_count >= limit.left(before):
                 limit.check(before + sure_count)
+
+    @property
+    def definition(self) -> str:
+        """Return the tokenizer as tokenizer.json has it, with all that was added to it."""
+        return str(self._tokenizer.backend_tokenizer.to_str())
+
+    @property
+    def thought_marks(self) -> ThoughtMarks | None:
+        """Return what is around the model's thoughts, if it has any."""
+        thought = self.family.thought
+        if thought is None:
+            return None
+        return ThoughtMarks(thought.start, thought.end, self._added_ids.get(thought.start))
+
+    @property
+    def call_ids(self) -> frozenset[int]:
+        """Tokens that begin a tool's call by themselves."""
+        starts = self.family.calls.starts if self.family.calls is not None else ()
+        return frozenset(self._added_ids[text] for text in starts if text in self._added_ids)
+
+    def behind_header(self, prompt: str) -> str:
+        """Return what of a prompt is the answer's already: a thought that the template opened."""
+        thought = self.family.thought
+        return self.template.behind_header(prompt, thought.start if thought else None)
+
+    @cached_property
+    def _added_ids(self) -> dict[str, int]:
+        return {text: index for index, text in self.special_texts.items()}
 
     def token_text(self, token: int) -> str:
         """Decode one token alone, for log probability listings."""

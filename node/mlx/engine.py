@@ -15,6 +15,7 @@ import mlx.core as mx
 from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.limits import PREFILL_CHUNK_TOKENS_MAX, PREFILL_CHUNK_TOKENS_MIN
 from fabric.turn.generation import Sampling
+from node.grammar.answer_matcher import AnswerMatcher
 from node.mlx import attention, recurrent_layer
 from node.mlx.batch_layers import GroupedLayer, PaddedLayer, RaggedLayer
 from node.mlx.model_limits import ModelLimits, read_limits
@@ -22,7 +23,7 @@ from node.mlx.opaque_cache import OpaqueCache
 from node.mlx.padded_groups import CPU_TOKENS_MAX, WASTE_MAX, padded_groups
 from node.mlx.recurrent_layer import RecurrentLayer
 from node.mlx.resident_cache import ResidentCache, nest
-from node.mlx.sampling import Sampler, make_sampler
+from node.mlx.sampling import Sampler, make_sampler, unpack_mask
 
 
 class Batching(StrEnum):
@@ -60,12 +61,21 @@ class DecodeSlot:
     pending_logprobs: mx.array | None = None
     pending_is_sampled: bool = False  # False: the prompt's last token, known to the host
     pending_is_read: bool = False
+    pending_is_matched: bool = False
+    matcher: AnswerMatcher | None = None  # of an answer whose format is prescribed
     unread: list[tuple[mx.array, mx.array | None]] = field(default_factory=list)
 
     def take_up(self, sampled_count: int) -> None:
         """Take the prompt's last token for the last of `sampled_count` sampled elsewhere."""
         self.pending_is_sampled = True
         self.sampler.sampled_count = sampled_count
+
+    def match(self) -> None:
+        """Tell the matcher the pending token, for which it may wait; once, also where it fails."""
+        if self.matcher is None or not self.pending_is_sampled or self.pending_is_matched:
+            return
+        self.matcher.take(int(self.pending.item()))
+        self.pending_is_matched = True
 
 
 class Engine:
@@ -137,8 +147,15 @@ class Engine:
             cache.make_room()
         marks = [cache.mark() for cache in caches]
         samplers = [slot.sampler.mark() for slot in slots]
+        matched = [slot for slot in slots if slot.matcher is not None]
         try:
-            sampled = _sampled_of(slots, self._forward(caches, [slot.pending for slot in slots]))
+            if self.launch_waits:  # these tokens are known, and the launch takes all the time
+                _match(matched)
+            logits = self._forward(caches, [slot.pending for slot in slots])
+            if matched:
+                mx.async_eval(logits)
+                _match(matched)  # while the device computes
+            sampled = _sampled_of(slots, logits)
         except BaseException:
             for cache, mark in zip(caches, marks, strict=True):
                 cache.undo(mark)
@@ -150,6 +167,7 @@ class Engine:
                 slot.unread.append((slot.pending, slot.pending_logprobs))
             slot.pending, slot.pending_logprobs = token, logprobs
             slot.pending_is_sampled, slot.pending_is_read = True, False
+            slot.pending_is_matched = False
             slot.cache.advance(1)
         loose = [slot.cache.loose_ends() for slot in slots]
         mx.async_eval([slot.pending for slot in slots], loose)
@@ -236,10 +254,23 @@ class Engine:
 def _sampled_of(
     slots: list[DecodeSlot], logits: mx.array
 ) -> list[tuple[mx.array, mx.array | None]]:
-    if all(slot.sampler.is_plain_greedy for slot in slots):
-        tokens = mx.argmax(logits, axis=-1).astype(mx.uint32)
-        return [(tokens[i : i + 1], None) for i in range(len(slots))]
-    return [slot.sampler.sample(logits[i : i + 1]) for i, slot in enumerate(slots)]
+    best = mx.argmax(logits, axis=-1).astype(mx.uint32)
+    return [_sampled(slot, logits[i : i + 1], best[i : i + 1]) for i, slot in enumerate(slots)]
+
+
+def _sampled(
+    slot: DecodeSlot, logits: mx.array, best: mx.array
+) -> tuple[mx.array, mx.array | None]:
+    """Sample one sequence's token; `best` is the likeliest, which costs nothing if not used."""
+    if slot.matcher is not None:
+        allowed = unpack_mask(slot.matcher.mask(), logits.shape[-1])
+        return slot.sampler.sample(logits, allowed, slot.matcher.openings)
+    return (best, None) if slot.sampler.is_plain_greedy else slot.sampler.sample(logits)
+
+
+def _match(slots: list[DecodeSlot]) -> None:
+    for slot in slots:
+        slot.match()
 
 
 def _top(

@@ -14,6 +14,7 @@ from xxhash import xxh3_64
 from fabric.errors import RejectedError
 from fabric.limits import PENALTY_TOKENS_MAX
 from fabric.turn.generation import Sampling
+from node.grammar.compiler import Mask
 
 _PENALTY_CONTEXT_TOKENS = 1_024
 
@@ -42,12 +43,22 @@ class Sampler:
         """Forget what was sampled since: the step failed."""
         self.sampled_count, self.history = mark
 
-    def sample(self, logits: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Pick from `[1, vocab]`; return the token `[1]` and log probabilities if wanted."""
+    def sample(
+        self, logits: mx.array, allowed: mx.array | None = None, openings: tuple[int, ...] = ()
+    ) -> tuple[mx.array, mx.array | None]:
+        """Pick from `[1, vocab]`; return the token `[1]` and log probabilities if wanted.
+
+        These are the model's own: what is not allowed is not picked, and no less probable. Where
+        it would take one of `openings` if all were allowed, it does.
+        """
         for processor in self.processors:
             logits = processor(self.history, logits)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        token = self._sample(logprobs)
+        token = self._sample(logprobs if allowed is None else _only(allowed, logprobs))
+        if openings:
+            free = self._sample(logprobs)
+            opens = mx.any(free == mx.array(openings), keepdims=True)
+            token = mx.where(opens, free, token)
         self.sampled_count += 1
         if self.history is not None:
             self.history = mx.concatenate([self.history, token])[-PENALTY_TOKENS_MAX:]
@@ -65,6 +76,18 @@ class Sampler:
             logprobs = apply_top_k(logprobs, s.top_k)
         key = mx.random.key(_fold(self.seed, self.sampled_count))
         return mx.random.categorical(logprobs / s.temperature, key=key).astype(mx.uint32)
+
+
+def _only(allowed: mx.array, logprobs: mx.array) -> mx.array:
+    """Share the probability out among what is allowed: top_p and its like count in it."""
+    left = mx.where(allowed, logprobs, -mx.inf)
+    return left - mx.logsumexp(left, axis=-1, keepdims=True)
+
+
+def unpack_mask(mask: Mask, vocabulary_size: int) -> mx.array:
+    """Turn a mask's bits into truth values `[1, vocab]`."""
+    bits = (mx.array(mask)[:, None] >> mx.arange(32, dtype=mx.uint32)) & 1
+    return bits.reshape(1, -1)[:, :vocabulary_size].astype(mx.bool_)
 
 
 def _fold(seed: int, index: int) -> int:

@@ -36,11 +36,13 @@ from node.dialect.shown import Shown
 from node.engine.delivery import finish_reason, produced
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent, Started
+from node.grammar.answer_matcher import AnswerMatcher
 from node.mlx.answer import Answer
 from node.mlx.engine import SampledToken
 from node.runtime.health import Health
 from node.runtime.live_turns import LiveTurns
 from node.turn.claim import Claims
+from node.turn.grammars import Grammars
 from node.turn.prefix import Prefixes, Prepared
 from node.turn.request_prompt import Prompts
 from node.turn.resumption import plan_resumption, resumption, without_answer
@@ -56,6 +58,7 @@ class TurnServer:
     """What all turns of a node are served with, step by step."""
 
     prompts: Prompts
+    grammars: Grammars
     claims: Claims
     prefixes: Prefixes
     sequences: Sequences
@@ -78,6 +81,7 @@ class Turn:
         self._request = request
         self._queue: asyncio.Queue[Event | FabricError | None] = asyncio.Queue()
         self._sequence: Sequence | None = None
+        self._matcher: AnswerMatcher | None = None  # of an answer whose format is prescribed
         self._unwanted = threading.Event()  # nobody listens any more
         self._folds: tuple[str, ...] = ()  # what was done to the messages for the template
         self._is_waiting = False  # for its prompt's tokens or its agent
@@ -197,6 +201,7 @@ class Turn:
 
         rendered, answer = await parts.prompts.encoders.run(begin)
         text, self._folds = rendered.text, rendered.notes
+        self._matcher = await parts.grammars.begin(request, text)
         async with parts.claims.hold(request, text) as agent:
             self._is_waiting = False
             agent.turn, self._outgoing = self, agent.outgoing
@@ -228,6 +233,7 @@ class Turn:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         sequence = parts.sequences.make(request, prepared, answer, emit)
+        sequence.matcher = self._matcher
         self._submit(agent, sequence, prepared)
         try:
             return await self._decode(agent, prepared, sequence, events)

@@ -1,11 +1,13 @@
 """A running turn's agent moves: what is copied ahead, sealed in one write, and hot on arrival."""
 
 import asyncio
+import json
 import threading
 import time
 from contextlib import contextmanager
 from functools import partial
 
+import jsonschema
 import pytest
 
 from fabric.control.node_calls import (
@@ -36,12 +38,14 @@ from fabric.turn.generation import (
 from node.agents.outgoing import OutgoingState
 from node.engine.memory_budget import Reservation
 from tests.support.architectures import ARCHITECTURES
+from tests.support.formats import PLACE, schema
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, call, identity_of, running
 from tests.support.tiny_models import write_model
 
 PROMPT = "the cat sat on the mat and the dog sat on the log. " * 90  # more than three blocks
 ANSWER_TOKENS = 340  # more than one more
+PLACES = {"type": "array", "items": PLACE, "minItems": 4, "maxItems": 4}
 
 
 @pytest.fixture(scope="module", params=sample(["llama", "gemma4_text", "qwen3_5"], "llama"))
@@ -60,8 +64,8 @@ def calm(nodes):
 class Stream:
     """A turn that is read as it goes, on the node's own loop."""
 
-    def __init__(self, service, agent, resume=None, epoch=1, after=None):
-        sampling = Sampling(max_tokens=ANSWER_TOKENS, ignore_eos=True)
+    def __init__(self, service, agent, resume=None, epoch=1, after=None, output=None):
+        sampling = Sampling(max_tokens=ANSWER_TOKENS, ignore_eos=output is None, output=output)
         self._request = GenerateRequest(
             OperationId(f"turn-{agent}-{epoch}"), TENANT, identity_of(agent), sampling,
             prompt=PROMPT, epoch=epoch, resume=resume,
@@ -111,9 +115,9 @@ def copy(source, target, offer):
     return call(target, CopyBlocks(move, source.node.name, offer), Copied)
 
 
-def copied_stream(source, target, agent, tokens=1):
+def copied_stream(source, target, agent, tokens=1, **more):
     """Begin an answer, and copy what there is of its agent after so many tokens."""
-    stream = Stream(source, agent)
+    stream = Stream(source, agent, **more)
     stream.wait_for_token(tokens)
     copy(source, target, call(source, move_call(OfferMigration, target, agent), Offer))
     return stream
@@ -168,6 +172,24 @@ def test_a_turn_is_copied_as_it_grows_and_goes_on_hot(nodes, calm):
     finished = on.end()
     assert finished[0].cache is CacheTier.HOT
     assert stream.text + on.text == calm
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_an_answer_moves_in_the_middle_of_an_object_and_fits_its_schema(nodes, tokens):
+    a, b = nodes
+    output, agent = schema(PLACES), f"places-{tokens}"
+    whole = ask(a, PROMPT, agent="calm places", max_tokens=ANSWER_TOKENS, output=output)
+    jsonschema.validate(json.loads(whole.text), PLACES)
+
+    stream = copied_stream(a, b, agent, tokens, output=output)
+    sealed = call(a, move_call(SealAgent, b, agent), Offer)
+    call(b, CommitMigration(move_of(agent), a.node.name, sealed, 2), Committed)
+    handed = stream.end()[-1]
+    assert len(handed.resume.answer_ids) >= tokens
+    assert isinstance(handed, HandedOver)
+    on = Stream(b, agent, handed.resume, epoch=2, output=output)
+    assert isinstance(on.end()[-1], Finished)
+    assert stream.text + on.text == whole.text
 
 
 @one_class

@@ -1,0 +1,116 @@
+"""Follow one answer through its grammar: which tokens may come next, computed beside the model.
+
+A step's mask follows from the token before it, which is known while the model computes the step:
+`take` begins to compute it on another thread, and `mask` waits for it where logits are sampled.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import Executor, Future
+from concurrent.futures import TimeoutError as NotYetError
+from enum import Enum, auto
+
+from fabric.errors import RejectedError
+from fabric.limits import GRAMMAR_MASK_S
+from node.grammar.compiler import Grammar, Mask, compute_mask, refusal
+from node.grammar.thought import Beginning, ThoughtEnd, ThoughtMarks
+
+
+class _Phase(Enum):
+    FIRST = auto()  # nothing is said: a thought may come
+    THOUGHT = auto()
+    TEXT = auto()
+    CALL = auto()  # of a tool, instead of the format
+    OVER = auto()
+
+
+_PHASES = {
+    Beginning.TEXT: _Phase.TEXT,
+    Beginning.THOUGHT: _Phase.THOUGHT,
+    Beginning.EITHER: _Phase.FIRST,
+}
+
+
+class AnswerMatcher:
+    """One answer's; used by one thread at a time."""
+
+    def __init__(
+        self,
+        grammar: Grammar,
+        threads: Executor,
+        marks: ThoughtMarks | None = None,
+        beginning: Beginning = Beginning.TEXT,
+        call_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self._vocabulary = grammar.vocabulary
+        self._threads = threads
+        self._matcher = grammar.begin()
+        self._start_id = marks.start_id if marks is not None else None
+        self._call_ids = call_ids  # the tokens that begin a call, where there are tools to call
+        self._thought = ThoughtEnd(marks) if marks is not None else None
+        self._phase = _PHASES[beginning]
+        self._first: Mask | None = grammar.first_mask  # nothing of the format is said yet
+        self._coming: Future[Mask] | None = None
+
+    def replay(self, tokens: Iterable[int]) -> None:
+        """Take what was answered before; raise RejectedError if it does not fit."""
+        for token in tokens:
+            self._accept(token)
+
+    @property
+    def openings(self) -> tuple[int, ...]:
+        """Return the tokens that begin a thought or a call, as far as the model may sample them.
+
+        Only of its own accord: they are in no mask, as they could become the likeliest of those.
+        Ask for the mask first.
+        """
+        thoughts = (self._start_id,) if self._phase is _Phase.FIRST else ()
+        is_open = self._first is not None and self._phase in {_Phase.FIRST, _Phase.TEXT}
+        calls = sorted(self._call_ids) if is_open else ()
+        return tuple(token for token in (*thoughts, *calls) if token is not None)
+
+    def take(self, token: int) -> None:
+        """Take the next token, and begin to compute what may follow it."""
+        self._coming = self._threads.submit(self._advance, token)
+
+    def mask(self) -> Mask:
+        """Wait for and return what may come next; raise RejectedError if that takes too long."""
+        if self._coming is None:
+            return self._allowed()
+        try:
+            return self._coming.result(GRAMMAR_MASK_S)
+        except NotYetError:
+            message = f"the output format took more than {GRAMMAR_MASK_S:g} s for one token"
+            raise RejectedError(message, code="format_too_complex") from None
+
+    def _advance(self, token: int) -> Mask:
+        self._accept(token)
+        return self._allowed()
+
+    def _accept(self, token: int) -> None:
+        if self._phase is _Phase.FIRST:
+            opens = token == self._start_id
+            self._phase = _Phase.THOUGHT if opens else _Phase.TEXT
+            if opens:
+                return
+        if self._phase is _Phase.TEXT and self._first is not None and token in self._call_ids:
+            self._phase = _Phase.CALL
+        elif self._phase is _Phase.THOUGHT:
+            assert self._thought is not None, "only models with marks think"
+            if self._thought.push(self._vocabulary.tokens.decode_bytes([token])):
+                self._phase = _Phase.TEXT
+        elif token in self._vocabulary.end_ids:
+            self._phase = _Phase.OVER
+        elif self._phase is _Phase.TEXT:
+            self._first = None
+            if not self._matcher.consume_token(token):
+                raise refusal(self._matcher.get_error())
+
+    def _allowed(self) -> Mask:
+        match self._phase:
+            case _Phase.THOUGHT:
+                return self._vocabulary.others_mask
+            case _Phase.CALL:
+                return self._vocabulary.whole_mask
+            case _Phase.OVER:
+                return self._vocabulary.ends_mask
+        return compute_mask(self._matcher) if self._first is None else self._first

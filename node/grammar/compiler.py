@@ -1,0 +1,172 @@
+"""Compile an output format for one tokenizer; any thread may, and others run meanwhile.
+
+The compiler reads the tokens' bytes once, which takes a second or two for a large vocabulary, so
+that happens when the first format is asked for.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fabric.errors import RejectedError
+from fabric.turn.output_format import PARAM, OutputFormat
+from node.grammar.spelling import spell
+
+Mask = NDArray[np.uint32]  # one bit for each token id, the lowest first
+
+_REASON_CHARS_MAX = 400
+
+
+class TokenMatcher(Protocol):
+    """The library's matcher, as far as it is used."""
+
+    def deep_copy(self) -> "TokenMatcher": ...
+    def consume_token(self, sampled_token: int) -> bool: ...
+    def compute_bitmask(self) -> bytes: ...
+    def is_error(self) -> bool: ...
+    def get_error(self) -> str: ...
+
+
+class TokenTexts(Protocol):
+    """The library's tokenizer, as far as it is used."""
+
+    vocab_size: int
+
+    def decode_bytes(self, tokens: list[int]) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What a compiler has to know of a tokenizer."""
+
+    definition: str  # as tokenizer.json has it
+    vocabulary_size: int  # ids that have a logit
+    end_ids: frozenset[int]
+    special_texts: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vocabulary:
+    """A tokenizer as the compiler holds it, and the masks that no grammar is asked for."""
+
+    tokens: TokenTexts
+    end_ids: frozenset[int]
+    special_texts: frozenset[str]
+    ends_mask: Mask
+    others_mask: Mask
+    whole_mask: Mask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grammar:
+    """A compiled format: nothing is ever consumed by its own matcher."""
+
+    vocabulary: Vocabulary
+    first_mask: Mask
+    _matcher: TokenMatcher
+
+    def begin(self) -> TokenMatcher:
+        """Return a matcher for one answer."""
+        return self._matcher.deep_copy()
+
+
+class Compiler:
+    """One model's."""
+
+    def __init__(self, facts: Callable[[], TokenizerFacts]) -> None:
+        self._facts = facts
+        self._reading = Lock()
+        self._vocabulary: Vocabulary | None = None
+
+    def vocabulary(self) -> Vocabulary:
+        """Return the tokenizer's tokens; raise RejectedError where they cannot be read."""
+        with self._reading:
+            if self._vocabulary is None:
+                self._vocabulary = _read(self._facts())
+            return self._vocabulary
+
+    def compile(self, output: OutputFormat) -> Grammar:
+        """Compile a format; raise RejectedError with the reason where that is not possible."""
+        output.check()
+        vocabulary = self.vocabulary()
+        try:
+            grammar = spell(output, vocabulary.special_texts)
+        except (TypeError, ValueError, AssertionError) as error:
+            raise refusal(str(error)) from None
+        matcher = _matcher(vocabulary.tokens, grammar)
+        first = compute_mask(matcher)
+        _try_step(matcher.deep_copy(), first & vocabulary.others_mask)
+        return Grammar(vocabulary, first, matcher)
+
+
+def compute_mask(matcher: TokenMatcher) -> Mask:
+    """Return what may come next; raise RejectedError where nothing may, or it is not known."""
+    if matcher.is_error():
+        raise refusal(matcher.get_error())
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+    if matcher.is_error():
+        raise refusal(matcher.get_error())
+    if not mask.any():
+        reason = "no text fits it"
+        raise refusal(reason)
+    return mask
+
+
+def _try_step(matcher: TokenMatcher, mask: Mask) -> None:
+    """Take one token: what a grammar takes of time and memory is known only then."""
+    words = np.flatnonzero(mask)
+    if not words.size:  # the answer may only be empty
+        return
+    word = int(words[0])
+    lowest = int(mask[word])
+    matcher.consume_token(32 * word + (lowest & -lowest).bit_length() - 1)
+    compute_mask(matcher)
+
+
+def refusal(reason: str) -> RejectedError:
+    """Say why a format is not followed; the reason is in words about the client's own."""
+    short = " ".join(reason.replace("<non-verbose/>", "").split())[:_REASON_CHARS_MAX]
+    message = f"the output format cannot be enforced: {short}"
+    return RejectedError(message, code="invalid_format", param=PARAM)
+
+
+def _read(facts: TokenizerFacts) -> Vocabulary:
+    try:
+        tokens = _tokens(facts)
+    except ValueError as error:
+        reason = f"this model's tokenizer is not supported ({error})"
+        raise refusal(reason) from None
+    words = tokens.vocab_size // 32 + 1  # as the compiler has it
+    ends = np.zeros(words, np.uint32)
+    for token in facts.end_ids:
+        ends |= bit(token, words)
+    return Vocabulary(tokens, facts.end_ids, facts.special_texts, ends, ~ends, ends | ~ends)
+
+
+def _matcher(tokens: Any, grammar: str) -> TokenMatcher:
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(verbose_errors=False)  # its default bounds; no text of the answer
+    matcher: TokenMatcher = LLMatcher(tokens, grammar, log_level=0, limits=limits)
+    return matcher
+
+
+def _tokens(facts: TokenizerFacts) -> TokenTexts:
+    from llguidance import LLTokenizer
+
+    definition, end_ids = facts.definition, sorted(facts.end_ids)
+    tokens: TokenTexts = LLTokenizer(definition, eos_token=end_ids)
+    if tokens.vocab_size < facts.vocabulary_size:
+        tokens = LLTokenizer(definition, n_vocab=facts.vocabulary_size, eos_token=end_ids)
+    return tokens
+
+
+def bit(token: int, words: int) -> Mask:
+    """Return a mask of so many words that lets one token through."""
+    mask = np.zeros(words, np.uint32)
+    mask[token // 32] = np.uint32(1) << np.uint32(token % 32)
+    return mask

@@ -1,0 +1,190 @@
+"""Answers of prescribed formats in a batch where others are free."""
+
+import json
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import jsonschema
+import pytest
+
+from fabric.errors import RejectedError
+from fabric.turn.generation import FinishReason, Sampling
+from node.engine.sequence import Broke, Ended, Produced
+from node.grammar.answer_matcher import AnswerMatcher
+from node.mlx.engine import LOGPROB_MIN
+from tests.node.engine_bench import Bench, ended, prompt_of, wait
+from tests.support.formats import TOO_COMPLEX, compiler_of, random_schema, regex, schema
+from tests.support.tiny_models import LLAMA, VOCABULARY, write_model
+
+SEEDS = 200
+BATCH = 20
+LONG = 60
+STEADY = regex(f"[a-z ]{{{100 * LONG}}}")  # not over before everybody else's answer is
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    bench = Bench(write_model(tmp_path_factory.mktemp("model") / "model", LLAMA), active_max=BATCH)
+    yield bench
+    bench.thread.stop()
+
+
+@pytest.fixture(scope="module")
+def threads():
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
+
+
+@pytest.fixture(scope="module")
+def matcher_of(bench, threads):
+    compiler = compiler_of(bench.tokenizer, VOCABULARY)
+    return lambda output: AnswerMatcher(compiler.compile(output), threads)
+
+
+def together(bench, made):
+    """Submit sequences so that every run forms the same batches; return their events."""
+    gate = threading.Event()
+    bench.thread.call(gate.wait)
+    for sequence, _ in made:
+        bench.thread.submit(sequence)
+    gate.set()
+    return [wait(events) for _, events in made]
+
+
+def watched(sequence):
+    """Return the list of events to come."""
+    emit, seen = sequence.emit, []
+
+    def note(event):
+        seen.append(event)
+        emit(event)
+
+    sequence.emit = note
+    return seen
+
+
+def logprobs_of(events):
+    return [entry for e in events if isinstance(e, Produced) for entry in e.logprobs]
+
+
+@pytest.fixture(params=[False, True], ids=["launch last", "launch first"])
+def order(request, bench):
+    """Masks are computed before the launch where that takes the time, as on a CPU, or behind it."""
+    engine = bench.thread.call(lambda: bench.thread.engine).result()
+    engine.launch_waits, before = not request.param, engine.launch_waits
+    yield
+    engine.launch_waits = before
+
+
+FREE = [
+    Sampling(max_tokens=LONG, ignore_eos=True),
+    Sampling(max_tokens=LONG, ignore_eos=True, temperature=1.0, seed=4, top_p=0.9),
+    Sampling(max_tokens=LONG, ignore_eos=True, logprobs=3, repetition_penalty=1.2),
+]
+
+
+@pytest.mark.usefixtures("order")
+def test_free_answers_do_not_notice_their_neighbours_formats(bench, matcher_of):
+    def run(neighbours):
+        made = [bench.make(prompt_of(30 + n, n), s) for n, s in enumerate(FREE)]
+        beside = [
+            bench.make(prompt_of(40 + n, 9 + n), Sampling(max_tokens=2 * LONG, **more), **hooks)
+            for n, (more, hooks) in enumerate(neighbours)
+        ]
+        # All of the same lengths, so that batches are the same and only what is sampled differs.
+        seen = [watched(sequence) for sequence, _ in made]
+        out = together(bench, [*made, *beside])
+        caches = [bench.bytes_of(sequence.cache) for sequence, _ in made]
+        tops = [logprobs_of(events) for events in seen]
+        assert any(tops)
+        return [one.answer_ids for one in out[: len(made)]], caches, tops, out[len(made) :]
+
+    plain = run([({"ignore_eos": True}, {}), ({"ignore_eos": True}, {})])
+    formatted = run(
+        [
+            ({}, {"matcher": matcher_of(STEADY)}),
+            ({"temperature": 1.0}, {"matcher": matcher_of(STEADY)}),
+        ]
+    )
+    assert plain[:3] == formatted[:3]
+    for one in formatted[3]:
+        assert one.reason is FinishReason.LENGTH
+        assert set(one.answer_text) <= set("abcdefghijklmnopqrstuvwxyz ")
+
+
+def sampling_of(seed):
+    rng = random.Random(seed)
+    return Sampling(
+        max_tokens=160,
+        seed=seed,
+        temperature=rng.choice([0.0, 0.7, 1.0, 2.0]),
+        top_p=rng.choice([1.0, 0.5, 0.01]),
+        top_k=rng.choice([0, 3]),
+        min_p=rng.choice([0.0, 0.2]),
+        repetition_penalty=rng.choice([1.0, 1.3]),
+        logit_bias=rng.choice([{}, {str(rng.randrange(VOCABULARY)): 50.0, "2": 20.0}]),
+        logprobs=rng.choice([None, 2]),
+    )
+
+
+@pytest.mark.slow
+def test_every_answer_that_ends_fits_its_schema(bench, matcher_of):
+    schemas = [random_schema(random.Random(seed)) for seed in range(SEEDS)]
+    stopped = 0
+    for first in range(0, SEEDS, BATCH - 2):
+        batch = range(first, min(SEEDS, first + BATCH - 2))
+        made = [
+            bench.make(
+                prompt_of(12, seed), sampling_of(seed), matcher=matcher_of(schema(schemas[seed]))
+            )
+            for seed in batch
+        ]
+        free = [bench.make(prompt_of(12, seed), Sampling(max_tokens=40)) for seed in (1, 2)]
+        for seed, end in zip(batch, together(bench, [*made, *free]), strict=False):
+            assert isinstance(end, Ended)
+            if end.reason is not FinishReason.STOP:
+                continue
+            stopped += 1
+            assert end.answer_ids[-1] == 2
+            value = json.loads(end.answer_text.removesuffix("<|im_end|>"))
+            jsonschema.validate(value, schemas[seed], jsonschema.Draft202012Validator)
+    assert stopped > 0.9 * SEEDS
+
+
+def test_an_answer_that_is_cut_is_as_long_as_it_may_be(bench, matcher_of):
+    sequence, events = bench.make(
+        prompt_of(12, 3),
+        Sampling(max_tokens=5),
+        matcher=matcher_of(schema({"const": "the cat sat"})),
+    )
+    bench.thread.submit(sequence)
+    end = ended(events)
+    assert (end.reason, len(end.answer_ids)) == (FinishReason.LENGTH, 5)
+    assert '"the cat sat"'.startswith(end.answer_text)
+
+
+def test_log_probabilities_are_the_models_own(bench, matcher_of):
+    """What the format rules out is listed as probable as it is; what it picks may be improbable."""
+    sampling = Sampling(max_tokens=1, logprobs=3)
+    free, free_events = bench.make(prompt_of(12, 5), sampling)
+    bound, bound_events = bench.make(prompt_of(12, 5), sampling, matcher=matcher_of(regex("[xyz]")))
+    seen = [watched(free), watched(bound)]
+    together(bench, [(free, free_events), (bound, bound_events)])
+    (own,), (picked,) = map(logprobs_of, seen)
+    assert own.alternatives == picked.alternatives
+    assert picked.token in "xyz"
+    assert LOGPROB_MIN < picked.logprob < own.logprob
+
+
+def test_a_format_that_becomes_too_much_ends_only_its_own_answer(bench, matcher_of):
+    alone = bench.answer(prompt_of(20, 1), Sampling(max_tokens=LONG, ignore_eos=True))
+    free = bench.make(prompt_of(20, 1), Sampling(max_tokens=LONG, ignore_eos=True))
+    steady = bench.make(prompt_of(20, 2), Sampling(max_tokens=LONG), matcher=matcher_of(STEADY))
+    bad = bench.make(prompt_of(20, 3), Sampling(max_tokens=LONG), matcher=matcher_of(TOO_COMPLEX))
+    first, second, third = together(bench, [free, steady, bad])
+    assert first.answer_ids == alone
+    assert second.reason is FinishReason.LENGTH
+    assert isinstance(third, Broke)
+    assert isinstance(third.error, RejectedError)
+    assert third.error.code == "invalid_format"

@@ -1,0 +1,163 @@
+"""One answer followed through its grammar, behind a thought, and from where it was left."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from fabric.errors import RejectedError
+from fabric.turn.output_format import OutputFormat
+from node.grammar import answer_matcher
+from node.grammar.answer_matcher import AnswerMatcher
+from node.grammar.thought import Beginning
+from tests.support.formats import TOO_COMPLEX, choice, compiler_of, regex, schema, tokenizer_in
+from tests.support.tiny_models import VOCABULARY, write_tokenizer
+
+END = 2  # <|im_end|>
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return tokenizer_in(folder)
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer):
+    return compiler_of(tokenizer, VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def threads():
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
+
+
+@pytest.fixture
+def begin(compiler, tokenizer, threads):
+    def begin(output: OutputFormat, beginning=Beginning.TEXT, call_ids=()):
+        grammar, marks = compiler.compile(output), tokenizer.thought_marks
+        return AnswerMatcher(grammar, threads, marks, beginning, frozenset(call_ids))
+
+    return begin
+
+
+def allowed(matcher):
+    bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits[:VOCABULARY]))
+
+
+def test_each_token_is_let_through_and_the_end_where_the_format_ends(begin, tokenizer):
+    matcher = begin(choice("the dog", "the cat"))
+    for token in tokenizer.encode("the cat").ids:
+        assert token in allowed(matcher)
+        assert END not in allowed(matcher)
+        matcher.take(token)
+    assert allowed(matcher) == {END}
+    matcher.take(END)
+    assert allowed(matcher) == {END}, "the step that is one too many"
+    matcher.take(END)
+    assert allowed(matcher) == {END}
+
+
+def test_a_thought_is_free_and_has_no_end_token(begin, tokenizer):
+    matcher = begin(regex("[a-z]+"), Beginning.THOUGHT)
+    for token in tokenizer.encode("{1} <tool_call> {").ids:
+        assert allowed(matcher) == set(range(VOCABULARY)) - {END}
+        matcher.take(token)
+    (close,) = tokenizer.encode("</think>").ids
+    matcher.take(close)
+    assert allowed(matcher) == allowed(begin(regex("[a-z]+")))
+
+
+def test_what_may_begin_with_a_thought_begins_with_it_or_with_the_format(begin, tokenizer):
+    (start,), (letter, *_) = tokenizer.encode("<think>").ids, tokenizer.encode("a").ids
+    matcher = begin(regex("[a-z]+"), Beginning.EITHER)
+    assert matcher.openings == (start,)
+    assert allowed(matcher) == allowed(begin(regex("[a-z]+")))
+    matcher.take(start)
+    matcher.mask()
+    assert matcher.openings == ()
+    assert END not in allowed(matcher)
+    assert start in allowed(matcher), "a thought is free"
+
+    other = begin(regex("[a-z]+"), Beginning.EITHER)
+    other.take(letter)
+    assert END in allowed(other)
+    assert start not in allowed(other)
+    assert begin(regex("[a-z]+")).openings == ()
+
+
+@pytest.mark.parametrize("thought", ["", "<think>the cat</think>"])
+def test_a_call_comes_instead_of_the_format_or_not_at_all(begin, tokenizer, thought):
+    (call,), letters = tokenizer.encode("<tool_call>").ids, tokenizer.encode("the cat").ids
+    beginning = Beginning.EITHER if thought else Beginning.TEXT
+    free, bound = (begin(regex("[a-z ]+"), beginning, [call]) for _ in range(2))
+    for matcher in (free, bound):
+        matcher.replay(tokenizer.encode(thought).ids)
+        assert call in matcher.openings
+        assert call not in allowed(matcher)
+    free.take(call)
+    assert allowed(free) == set(range(VOCABULARY)), "as the model likes, its end included"
+    free.take(END)
+    assert allowed(free) == {END}
+    for token in letters:
+        bound.take(token)
+        assert call not in allowed(bound)
+        assert bound.openings == ()
+
+
+@pytest.mark.parametrize("beginning", Beginning)
+@pytest.mark.parametrize("count", range(0, 16, 3))
+def test_an_answer_goes_on_from_its_tokens_as_if_it_had_not_stopped(
+    begin, tokenizer, beginning, count
+):
+    thoughts = {Beginning.THOUGHT: "the cat</think>", Beginning.EITHER: "<think>a</think>"}
+    text = thoughts.get(beginning, "") + '{"größe": "the cat"}'
+    output = schema({"properties": {"größe": {"type": "string"}}, "type": "object"})
+    ids = [*tokenizer.encode(text).ids, END]
+    whole, resumed = begin(output, beginning), begin(output, beginning)
+    for token in ids[:count]:
+        whole.take(token)
+        whole.mask()
+    resumed.replay(ids[:count])
+    for token in ids[count:]:
+        assert allowed(resumed) == allowed(whole)
+        whole.take(token)
+        resumed.take(token)
+    assert allowed(resumed) == allowed(whole) == {END}
+
+
+def test_what_does_not_fit_is_refused(begin):
+    matcher = begin(choice("the cat"))
+    with pytest.raises(RejectedError):
+        matcher.replay([100, 200, 300])
+
+
+def test_what_becomes_too_much_fails_and_stays_failed(begin, tokenizer):
+    matcher = begin(TOO_COMPLEX)
+    ids = tokenizer.encode("bcdbcdbca").ids
+
+    def follow():
+        for token in ids:
+            matcher.take(token)
+            matcher.mask()
+
+    with pytest.raises(RejectedError) as caught:
+        follow()
+    assert "bcd" not in caught.value.message
+    with pytest.raises(RejectedError):
+        matcher.mask()
+
+
+def test_a_mask_that_does_not_come_fails_only_this_answer(begin):
+    matcher = begin(choice("the cat"))
+    matcher._coming = Future()
+    with (
+        mock.patch.object(answer_matcher, "GRAMMAR_MASK_S", 0.01),
+        pytest.raises(RejectedError, match="took more than") as caught,
+    ):
+        matcher.mask()
+    assert caught.value.code == "format_too_complex"

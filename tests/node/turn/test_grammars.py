@@ -1,0 +1,152 @@
+"""Grammars of a node's turns: asked for, kept, bounded, and refused before anything is computed."""
+
+import asyncio
+import json
+import threading
+from unittest import mock
+
+import jsonschema
+import pytest
+
+from fabric.errors import OverloadedError, RejectedError
+from fabric.ids import AgentId, OperationId, TenantId
+from fabric.turn.generation import FinishReason, GenerateRequest, Sampling
+from node.grammar import compiler as compiling
+from node.turn import grammars
+from tests.support.formats import HOSTILE, PLACE, TOO_COMPLEX, choice, regex, schema
+from tests.support.services import TENANT, ask, identity_of, running
+
+QUESTION = [{"role": "user", "content": "The vault code of Mira is"}]
+OTHER = TenantId("other")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("node"), "recall") as node:
+        yield node
+
+
+@pytest.fixture
+def compiled(node):
+    """Forget what is kept, and count what is compiled."""
+    parts = node.node.turns.grammars
+    parts._kept.clear()
+    whole = parts.compiler.compile
+    with mock.patch.object(parts.compiler, "compile", side_effect=whole) as compile_:
+        yield compile_
+
+
+def test_an_answer_fits_and_ends(node):
+    reply = ask(node, QUESTION, output=schema(PLACE), max_tokens=200)
+    assert reply.finished.reason is FinishReason.STOP
+    jsonschema.validate(json.loads(reply.text), PLACE)
+    assert ask(node, QUESTION, output=choice("no", "never")).text in {"no", "never"}
+
+
+def test_a_stop_string_ends_it_all_the_same(node):
+    reply = ask(node, QUESTION, output=schema({"const": "one, two"}), stop=(", ",))
+    assert (reply.text, reply.finished.stop_string) == ('"one', ", ")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_refused_is_refused_before_there_is_an_agent(node, name):
+    with pytest.raises(RejectedError) as caught:
+        ask(node, QUESTION, agent="hostile", output=HOSTILE[name])
+    assert (int(caught.value.status), caught.value.param) == (400, "response_format")
+    assert node.node.table.get((TENANT, AgentId("hostile"))) is None
+
+
+def test_what_has_no_end_cannot_be_asked_to_go_on_behind_it(node):
+    with pytest.raises(RejectedError, match="ignore_eos"):
+        ask(node, QUESTION, output=choice("a"), ignore_eos=True)
+
+
+def test_a_format_that_becomes_too_much_fails_the_answer_and_not_the_node(node):
+    reply = ask(node, QUESTION, output=TOO_COMPLEX, max_tokens=60)
+    assert (reply.events[-1].status, reply.events[-1].code) == (400, "invalid_format")
+    assert ask(node, QUESTION, output=choice("yes")).text == "yes"
+
+
+def test_a_known_format_is_not_compiled_again(node, compiled):
+    for _ in range(3):
+        ask(node, QUESTION, output=regex("[a-d]+"), max_tokens=4)
+    assert compiled.call_count == 1
+    ask(node, QUESTION, output=regex("[a-e]+"), max_tokens=4)
+    assert compiled.call_count == 2
+
+
+def test_no_tenant_can_tell_what_another_has_asked_for(node, compiled):
+    for tenant in (TENANT, OTHER, TENANT):
+        ask(node, QUESTION, output=regex("[a-d]+"), max_tokens=4, tenant=tenant)
+    assert compiled.call_count == 2
+
+
+def test_strictness_is_a_part_of_the_format(node):
+    loose = schema(
+        {"type": "array", "items": {"type": "null"}, "uniqueItems": True}, is_strict=False
+    )
+    ask(node, QUESTION, output=loose, max_tokens=4)
+    with pytest.raises(RejectedError):
+        ask(node, QUESTION, output=schema(json.loads(loose.source)), max_tokens=4)
+
+
+def test_only_so_many_are_kept(node, compiled):
+    kept = node.node.turns.grammars._kept
+    with mock.patch.object(grammars, "GRAMMARS_KEPT_MAX", 2):
+        for text in ("a", "b", "a", "c", "a", "b"):
+            ask(node, QUESTION, output=choice(text))
+            assert len(kept) <= 2
+    assert compiled.call_count == 4, "a, b, c, and b again"
+
+
+def test_a_compiler_that_does_not_come_back_holds_up_nobody_for_long(node):
+    parts, gate = node.node.turns.grammars, threading.Event()
+    with (
+        mock.patch.object(grammars, "GRAMMAR_COMPILE_S", 0.05),
+        mock.patch.object(parts.compiler, "compile", side_effect=lambda _: gate.wait(60)),
+        pytest.raises(RejectedError, match="to compile") as caught,
+    ):
+        ask(node, QUESTION, output=choice("never compiled"))
+    gate.set()
+    assert caught.value.code == "invalid_format"
+
+
+def test_only_so_many_wait_for_it(node):
+    with (
+        mock.patch.object(grammars, "GRAMMARS_COMPILING_MAX", 0),
+        pytest.raises(OverloadedError),
+    ):
+        ask(node, QUESTION, output=choice("one too many"))
+
+
+def test_a_hang_up_while_it_compiles_ends_the_wait(node):
+    parts, gate = node.node.turns.grammars, threading.Event()
+    entered = threading.Event()
+
+    def stuck(output):
+        entered.set()
+        gate.wait(60)
+
+    async def hang_up():
+        sampling = Sampling(output=choice("hung up"))
+        operation = OperationId("hang-up")
+        request = GenerateRequest(operation, TENANT, identity_of(None), sampling, prompt="a")
+        stream = node.node.turns.serve(request)
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.get_running_loop().run_in_executor(None, entered.wait)
+        (turn,) = node.node.live_turns
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await stream.aclose()
+        await asyncio.wait([turn.task])
+        assert parts._waiting_count == 0
+
+    with mock.patch.object(parts.compiler, "compile", stuck):
+        asyncio.run_coroutine_threadsafe(hang_up(), node._loop).result(60)
+    gate.set()
+
+
+def test_the_tokenizer_is_read_once(node):
+    with mock.patch.object(compiling, "_read") as read:
+        ask(node, QUESTION, output=choice("read already"))
+    read.assert_not_called()
