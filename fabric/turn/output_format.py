@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fabric.codec import parse_json
+from fabric.codec import dump_json, parse_json
 from fabric.errors import RejectedError
 from fabric.limits import (
     CHOICES_MAX,
@@ -64,6 +64,11 @@ class OutputFormat:
             case OutputKind.REGEX | OutputKind.GRAMMAR:
                 chars = len(self.source)
                 _require(0 < chars <= RULES_CHARS_MAX, f"not 1 to {RULES_CHARS_MAX} characters")
+
+
+def schema_format(schema: Any, *, is_strict: bool) -> OutputFormat:
+    """Return a format of a JSON schema; its objects keep their order."""
+    return OutputFormat(OutputKind.JSON_SCHEMA, dump_json(schema).decode(), is_strict)
 
 
 @dataclass(frozen=True, slots=True)

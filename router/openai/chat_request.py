@@ -83,11 +83,6 @@ def _refuse_unsupported(fields: Fields) -> None:
     if modalities not in (None, ["text"]) or fields.raw("audio") is not None:
         name = "audio" if modalities in (None, ["text"]) else "modalities"
         unsupported(name, "this server answers with text only")
-    form = fields.object("response_format")
-    if form is not None:
-        inner = Fields(form, "response_format.")
-        if require_text(inner.require("type"), inner.param("type")) != "text":
-            unsupported("response_format", "only text is supported")
 
 
 def _template_options(fields: Fields) -> dict[str, Any]:

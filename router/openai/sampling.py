@@ -11,6 +11,7 @@ from fabric.limits import (
 )
 from fabric.turn.generation import Sampling
 from router.http.fields import Fields, refuse, require_text
+from router.openai.response_format import parse_output_format
 
 _SEED_MIN, _SEED_MAX = -(1 << 63), (1 << 64) - 1
 _BIAS_MAX = 100.0
@@ -35,6 +36,7 @@ def parse_sampling(fields: Fields, *, max_tokens: int, logprobs: int | None) -> 
         frequency_penalty=_or(fields.number("frequency_penalty", -2.0, 2.0), 0.0),
         presence_penalty=_or(fields.number("presence_penalty", -2.0, 2.0), 0.0),
         ignore_eos=fields.flag("ignore_eos"),
+        output=parse_output_format(fields),
     )
 
 

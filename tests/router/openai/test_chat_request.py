@@ -159,7 +159,6 @@ REFUSED = [
     ("functions", {"functions": []}, "unsupported_parameter"),
     ("modalities", {"modalities": ["audio"]}, "unsupported_parameter"),
     ("audio", {"audio": {"voice": "x"}}, "unsupported_parameter"),
-    ("response_format", {"response_format": {"type": "json_object"}}, "unsupported_parameter"),
     ("chat_template_kwargs", {"chat_template_kwargs": []}, "invalid_type"),
     (
         "chat_template_kwargs.chat_template",

@@ -1,0 +1,97 @@
+"""Answers of prescribed formats through the official SDK: they fit, whole and streamed."""
+
+import json
+from enum import StrEnum
+
+import jsonschema
+import openai
+import pydantic
+import pytest
+
+from tests.support.formats import PLACE
+from tests.support.local_fabric import local_fabric
+
+USER = [{"role": "user", "content": "The vault code of Mira is otter. The vault code of Mira is"}]
+FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE, "strict": True}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+class Kind(StrEnum):
+    CITY = "city"
+    RIVER = "river"
+
+
+class Place(pydantic.BaseModel):
+    kind: Kind
+    size: int = pydantic.Field(ge=0, le=99)
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory):
+    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "node-a", "node-b") as made:
+        yield made
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("more", [{}, {"temperature": 1.0, "seed": 5}, {"tools": [TOOL]}], ids=str)
+def test_an_answer_fits_its_schema(fabric, stream, more):
+    answer = fabric.chat(USER, stream=stream, response_format=FORMAT, max_tokens=200, **more)
+    assert answer.finish_reason == "stop"
+    jsonschema.validate(json.loads(answer.text), PLACE)
+
+
+def test_the_sdk_parses_it(fabric):
+    parsed = fabric.openai.chat.completions.parse(
+        model="recall", messages=USER, response_format=Place, max_tokens=200
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Place)
+
+
+def test_the_next_turn_goes_on_where_it_was(fabric):
+    first = fabric.chat(USER, "formatted", response_format=FORMAT, max_tokens=200)
+    history = [*USER, {"role": "assistant", "content": first.text}, *USER]
+    second = fabric.chat(history, "formatted", response_format={"type": "json_object"})
+    assert (second.cache, second.match) == ("hot", "extend")
+    assert second.cached_tokens > first.prompt_tokens
+    fabric.migrate("formatted", "node-a" if second.node == "node-b" else "node-b")
+    again = fabric.chat([*history, *USER], "formatted", response_format=FORMAT, max_tokens=200)
+    assert again.node != second.node
+    jsonschema.validate(json.loads(again.text), PLACE)
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_an_answer_that_is_cut_says_so(fabric, limit):
+    answer = fabric.chat(USER, response_format=FORMAT, max_tokens=limit)
+    assert answer.finish_reason == "length"
+
+
+def test_completions_fit_too(fabric):
+    made = fabric.openai.completions.create(
+        model="recall", prompt="The", extra_body={"guided_choice": ["yes", "no"]}
+    )
+    assert made.choices[0].text in {"yes", "no"}
+
+
+BAD = {
+    "unknown keyword": {"type": "object", "not": {"type": "null"}},
+    "no regex": {"type": "string", "pattern": "(a"},
+    "nothing fits": {"type": "integer", "minimum": 3, "maximum": 2},
+    "too many": {"enum": list(range(2_000))},
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_enforced_is_a_bad_request_with_the_reason(fabric, name):
+    before = len(fabric.http.get("/v1/agents").json()["data"])
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": BAD[name], "strict": True},
+    }
+    with pytest.raises(openai.BadRequestError) as caught:
+        fabric.chat(USER, "refused", response_format=form)
+    error = caught.value
+    assert (error.code, error.param, error.type) == (
+        *("invalid_format", "response_format", "invalid_request_error"),
+    )
+    assert len(error.body["message"]) > 40
+    assert len(fabric.http.get("/v1/agents").json()["data"]) == before
