@@ -38,10 +38,9 @@ class Geometry:
         return asdict(self)
 
 
-def build_model(shape: Geometry, seed: int = 0) -> Any:
-    """Build a llama model with random float32 weights."""
-    mx.random.seed(seed)
-    config = {
+def config_of(shape: Geometry) -> dict[str, Any]:
+    """Return a llama model's configuration."""
+    return {
         "model_type": "llama",
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
@@ -54,6 +53,12 @@ def build_model(shape: Geometry, seed: int = 0) -> Any:
         "rope_theta": 500_000.0,
         "tie_word_embeddings": True,
     }
+
+
+def build_model(shape: Geometry, seed: int = 0) -> Any:
+    """Build a llama model with random float32 weights."""
+    mx.random.seed(seed)
+    config = config_of(shape)
     model = llama.Model(llama.ModelArgs.from_dict(config))
     model.eval()
     mx.eval(model.parameters())

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fabric.errors import RejectedError
+from fabric.limits import FORMAT_REASON_CHARS_MAX
 from fabric.turn.output_format import PARAM, OutputFormat
 from node.grammar.spelling import spell
 
 Mask = NDArray[np.uint32]  # one bit for each token id, the lowest first
-
-_REASON_CHARS_MAX = 400
 
 
 class TokenMatcher(Protocol):
@@ -129,7 +128,7 @@ def _try_step(matcher: TokenMatcher, mask: Mask) -> None:
 
 def refusal(reason: str) -> RejectedError:
     """Say why a format is not followed; the reason is in words about the client's own."""
-    short = " ".join(reason.replace("<non-verbose/>", "").split())[:_REASON_CHARS_MAX]
+    short = " ".join(reason.replace("<non-verbose/>", "").split())[:FORMAT_REASON_CHARS_MAX]
     message = f"the output format cannot be enforced: {short}"
     return RejectedError(message, code="invalid_format", param=PARAM)
 

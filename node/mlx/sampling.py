@@ -53,8 +53,11 @@ class Sampler:
         """
         for processor in self.processors:
             logits = processor(self.history, logits)
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        token = self._sample(logprobs if allowed is None else _only(allowed, logprobs))
+        if self.is_plain_greedy:  # the likeliest needs no probabilities
+            logprobs = logits
+        else:
+            logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        token = self._sample(logprobs if allowed is None else self._only(allowed, logprobs))
         if openings:
             free = self._sample(logprobs)
             opens = mx.any(free == mx.array(openings), keepdims=True)
@@ -63,6 +66,13 @@ class Sampler:
         if self.history is not None:
             self.history = mx.concatenate([self.history, token])[-PENALTY_TOKENS_MAX:]
         return token, (logprobs if self.sampling.logprobs is not None else None)
+
+    def _only(self, allowed: mx.array, logprobs: mx.array) -> mx.array:
+        """Share the probability out among what is allowed: top_p and its like count in it."""
+        left = mx.where(allowed, logprobs, -mx.inf)
+        if self.sampling.temperature == 0:
+            return left
+        return left - mx.logsumexp(left, axis=-1, keepdims=True)
 
     def _sample(self, logprobs: mx.array) -> mx.array:
         s = self.sampling
@@ -76,12 +86,6 @@ class Sampler:
             logprobs = apply_top_k(logprobs, s.top_k)
         key = mx.random.key(_fold(self.seed, self.sampled_count))
         return mx.random.categorical(logprobs / s.temperature, key=key).astype(mx.uint32)
-
-
-def _only(allowed: mx.array, logprobs: mx.array) -> mx.array:
-    """Share the probability out among what is allowed: top_p and its like count in it."""
-    left = mx.where(allowed, logprobs, -mx.inf)
-    return left - mx.logsumexp(left, axis=-1, keepdims=True)
 
 
 def unpack_mask(mask: Mask, vocabulary_size: int) -> mx.array:

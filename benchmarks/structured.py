@@ -1,0 +1,154 @@
+"""Answers that a JSON schema prescribes against free ones, one and eight at once, on a real node.
+
+Both are asked of the same random model with a large vocabulary, and take turns. The schema's answer
+has no end within the tokens that are measured, so both are equally long.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from benchmarks.contest import contest, judged_clock, rate_ratios, rates
+from benchmarks.large_model import write_model
+from benchmarks.report import Limit, Report, say
+from benchmarks.workload import Geometry
+from fabric.ids import AgentId, NodeName, OperationId, TenantId
+from fabric.settings import NodeSettings
+from fabric.turn.generation import (
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Identity,
+    IdentityKind,
+    Sampling,
+)
+from fabric.turn.output_format import OutputFormat, schema_format
+from node.service import NodeConfig, NodeService
+
+DESCRIPTION = "tokens per second and first tokens of answers with a JSON schema, against free ones"
+
+MODEL = Geometry(256, 768, 2, 4, 2, 64, 151_936)
+QUICK_MODEL = Geometry(128, 256, 1, 2, 1, 64, 8_192)
+BATCHES = (1, 8)
+TOKENS, QUICK_TOKENS = 32, 8
+ROUNDS = 12
+FIRST_ROUNDS = 30  # of answers of one token
+PROMPT = "the cat sat on the mat and the dog sat on the log. " * 8
+
+RATE_RATIO_MIN = 0.9
+FIRST_RATIO_MIN = 0.95  # a first token may cost no more, but for what the machine does besides
+ITEM = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string"},
+        "kind": {"enum": ["city", "river", "mountain"]},
+        "size": {"type": "integer", "minimum": 0, "maximum": 10_000},
+        "names": {"type": "array", "items": {"type": "string", "minLength": 2}},
+        "place": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^[A-Z][a-z]+$"}]},
+    },
+    "required": ["title", "kind", "size", "names", "place"],
+    "additionalProperties": False,
+}
+SCHEMA = {"type": "array", "items": ITEM, "minItems": 1_000}
+NOTE = "the model is random: what is measured is the step and its mask, not how a schema is met"
+_operations = itertools.count()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare this benchmark's own options."""
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help="of each batch (default: %(default)s)"
+    )
+
+
+class Asker:
+    """Asks a node for answers, several at once."""
+
+    def __init__(self, service: NodeService) -> None:
+        self._service = service
+
+    def ask(self, output: OutputFormat | None, count: int, tokens: int) -> int:
+        """Have so many agents answer; return the tokens made."""
+        work = self._ask_all(output, count, tokens)
+        return asyncio.run_coroutine_threadsafe(work, self._service._loop).result()  # noqa: SLF001
+
+    async def _ask_all(self, output: OutputFormat | None, count: int, tokens: int) -> int:
+        return sum(await asyncio.gather(*(self._one(output, n, tokens) for n in range(count))))
+
+    async def _one(self, output: OutputFormat | None, number: int, tokens: int) -> int:
+        request = GenerateRequest(
+            OperationId(f"benchmark-{next(_operations)}"),
+            TenantId("default"),
+            Identity(IdentityKind.AGENT, AgentId(f"agent-{number}")),
+            Sampling(max_tokens=tokens, ignore_eos=output is None, output=output),
+            prompt=f"{number} {PROMPT}",
+        )
+        events = [event async for event in self._service.node.turns.serve(request)]
+        last = events[-1]
+        assert isinstance(last, Finished), last
+        assert last.reason is FinishReason.LENGTH, "both answer with as many tokens"
+        return last.completion_tokens
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    """Compare them one at a time and in a batch, then their first tokens."""
+    quick = arguments.quick
+    shape, tokens = (QUICK_MODEL, QUICK_TOKENS) if quick else (MODEL, TOKENS)
+    rounds, first_rounds = (1, 1) if quick else (arguments.rounds, FIRST_ROUNDS)
+    output = schema_format(SCHEMA, is_strict=True)
+    figures: dict[str, dict[str, float]] = {}
+    ratios: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        say(f"writing a model of {shape.vocabulary:,} tokens")
+        service = _service(Path(folder), write_model(Path(folder) / "model", shape))
+        service.start()
+        try:
+            asker = Asker(service)
+            loads = {f"batch_{n}": (n, tokens, rounds) for n in BATCHES}
+            for load, (count, length, times) in {**loads, "first": (1, 1, first_rounds)}.items():
+                works: Mapping[str, Callable[[], int]] = {
+                    "schema": partial(asker.ask, output, count, length),
+                    "free": partial(asker.ask, None, count, length),
+                }
+                spent = contest(load, works, times)
+                figures |= {f"{load} {side}": rates(taken) for side, taken in spent.items()}
+                related = rate_ratios(spent["schema"], spent["free"])
+                ratios |= {f"{load}.{name}": value for name, value in related.items()}
+        finally:
+            service.stop()
+    parameters = {
+        "model": shape.as_parameters(),
+        "schema_bytes": len(json.dumps(SCHEMA)),
+        "tokens": tokens,
+        "rounds": rounds,
+        "judged_clock": judged_clock(),
+    }
+    return Report(parameters, {"load": figures}, ratios, limits(ratios), (NOTE,))
+
+
+def limits(ratios: Mapping[str, float]) -> tuple[Limit, ...]:
+    """State what the ratios must keep."""
+    clock = judged_clock()
+    bounds = {
+        **{f"batch_{n}": (f"tokens/s over a free answer's, batch of {n}", RATE_RATIO_MIN)
+           for n in BATCHES},
+        "first": ("first tokens/s over a free answer's, the schema known", FIRST_RATIO_MIN),
+    }  # fmt: skip
+    return tuple(
+        Limit(f"{statement}, {clock} time", ratios[f"{load}.{clock}"], bound, is_least=True)
+        for load, (statement, bound) in bounds.items()
+    )
+
+
+def _service(folder: Path, model: Path) -> NodeService:
+    settings = NodeSettings(durability="none")
+    name = NodeName("structured")
+    config = NodeConfig(
+        name, folder / "data", str(model), bytes(range(32)), settings, "127.0.0.1", 1
+    )
+    return NodeService(config)
