@@ -18,6 +18,7 @@ from node.dialect.stop_strings import StopStrings
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 # Efforts of other families, and the nearest that these know.
 HARMONY_EFFORTS: Final = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+FINAL: Final = (f"{CHANNEL}final", MESSAGE)  # of an answer's last message, the text to its header
 _ENDS: Final = ("<|end|>", "<|return|>", "<|call|>")
 _MARKS: Final = (START, CHANNEL, MESSAGE, CONSTRAIN, *_ENDS)
 _RECIPIENT: Final = re.compile(r"\bto=(\S+)")

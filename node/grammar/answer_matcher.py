@@ -39,13 +39,15 @@ class AnswerMatcher:
         threads: Executor,
         marks: ThoughtMarks | None = None,
         beginning: Beginning = Beginning.TEXT,
-        call_ids: frozenset[int] = frozenset(),
+        call_ids: frozenset[int] | None = None,
     ) -> None:
         self._vocabulary = grammar.vocabulary
         self._threads = threads
         self._matcher = grammar.begin()
         self._start_id = marks.start_id if marks is not None else None
-        self._call_ids = call_ids  # the tokens that begin a call, where there are tools to call
+        # The tokens that begin a call, where there are tools to call.
+        self._call_ids = call_ids or frozenset()
+        self._may_end = call_ids is not None and marks is not None and marks.holds_calls
         self._thought = ThoughtEnd(marks) if marks is not None else None
         self._phase = _PHASES[beginning]
         self._first: Mask | None = grammar.first_mask  # nothing of the format is said yet
@@ -92,7 +94,8 @@ class AnswerMatcher:
             self._phase = _Phase.THOUGHT if opens else _Phase.TEXT
             if opens:
                 return
-        if self._phase is _Phase.TEXT and self._first is not None and token in self._call_ids:
+        is_unsaid = self._phase is _Phase.TEXT and self._first is not None
+        if token in self._call_ids and (is_unsaid or self._phase is _Phase.THOUGHT):
             self._phase = _Phase.CALL
         elif self._phase is _Phase.THOUGHT:
             assert self._thought is not None, "only models with marks think"
@@ -108,7 +111,8 @@ class AnswerMatcher:
     def _allowed(self) -> Mask:
         match self._phase:
             case _Phase.THOUGHT:
-                return self._vocabulary.others_mask
+                vocabulary = self._vocabulary
+                return vocabulary.whole_mask if self._may_end else vocabulary.others_mask
             case _Phase.CALL:
                 return self._vocabulary.whole_mask
             case _Phase.OVER:

@@ -11,8 +11,10 @@ class ThoughtMarks:
     """The texts around a model's thought, and the one token that begins it where there is one."""
 
     start: str
-    end: str
-    start_id: int | None
+    ends: tuple[str, ...]  # all of them, in this order
+    start_id: int | None = None
+    is_always: bool = False  # each answer begins with what counts as one: headers of messages
+    holds_calls: bool = False  # and ends with a call within it
 
 
 class Beginning(Enum):
@@ -27,24 +29,24 @@ def beginning_of(marks: ThoughtMarks | None, begun: str) -> Beginning:
     """Say what comes behind `begun`, which the prompt has of the answer already."""
     if marks is None:
         return Beginning.TEXT
-    if begun.rfind(marks.start) > begun.rfind(marks.end):
+    if marks.is_always or begun.rfind(marks.start) > begun.rfind(marks.ends[-1]):
         return Beginning.THOUGHT
-    is_done = marks.end in begun
+    is_done = marks.ends[-1] in begun
     return Beginning.TEXT if is_done or marks.start_id is None else Beginning.EITHER
 
 
 class ThoughtEnd:
-    """Looks for the text that ends a thought, whatever tokens it comes in."""
+    """Looks for the texts that end a thought, whatever tokens they come in."""
 
     def __init__(self, marks: ThoughtMarks) -> None:
-        self._end = marks.end.encode()
+        self._ends = [end.encode() for end in marks.ends]
         self._tail = b""
-        assert len(self._end) <= THOUGHT_TAIL_CHARS, "a marker is a word or two"
+        assert all(len(end) <= THOUGHT_TAIL_CHARS for end in self._ends), "they are a word or two"
 
     def push(self, text: bytes) -> bool:
         """Take a token's bytes; say whether the thought is over."""
         self._tail += text
-        if self._end in self._tail:
-            return True
+        while self._ends and self._ends[0] in self._tail:
+            self._tail = self._tail.partition(self._ends.pop(0))[2]
         self._tail = self._tail[-THOUGHT_TAIL_CHARS:]
-        return False
+        return not self._ends

@@ -19,7 +19,7 @@ from fabric.turn.prompt_plan import Encoded
 from node.dialect.families import Told, family_of
 from node.dialect.family import PLAIN
 from node.dialect.folding import Rendered, render_folded
-from node.dialect.harmony import HARMONY_EFFORTS, HarmonyReader
+from node.dialect.harmony import FINAL, HARMONY_EFFORTS, HarmonyReader
 from node.dialect.reader import MarkedReader, Reader
 from node.dialect.spelling import Messages, spelled
 from node.grammar.thought import ThoughtMarks
@@ -232,10 +232,12 @@ class ChatTokenizer:
     @property
     def thought_marks(self) -> ThoughtMarks | None:
         """Return what is around the model's thoughts, if it has any."""
+        if self.family.is_harmony:
+            return ThoughtMarks("", FINAL, is_always=True, holds_calls=True)
         thought = self.family.thought
         if thought is None:
             return None
-        return ThoughtMarks(thought.start, thought.end, self._added_ids.get(thought.start))
+        return ThoughtMarks(thought.start, (thought.end,), self._added_ids.get(thought.start))
 
     @property
     def call_ids(self) -> frozenset[int]:

@@ -64,8 +64,8 @@ class Grammars:
         else:
             marks = self.tokenizer.thought_marks
             beginning = beginning_of(marks, self.tokenizer.behind_header(prompt))
-            call_ids = self.tokenizer.call_ids if request.tools and request.reads_calls else ()
-            matcher = AnswerMatcher(grammar, self._masks, marks, beginning, frozenset(call_ids))
+            call_ids = self.tokenizer.call_ids if request.tools and request.reads_calls else None
+            matcher = AnswerMatcher(grammar, self._masks, marks, beginning, call_ids)
         if resume is not None and resume.answer_ids:
             await self._run(lambda: matcher.replay(resume.answer_ids))
         return matcher

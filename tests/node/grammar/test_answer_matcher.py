@@ -10,7 +10,7 @@ from fabric.errors import RejectedError
 from fabric.turn.output_format import OutputFormat
 from node.grammar import answer_matcher
 from node.grammar.answer_matcher import AnswerMatcher
-from node.grammar.thought import Beginning
+from node.grammar.thought import Beginning, ThoughtMarks
 from tests.support.formats import TOO_COMPLEX, choice, compiler_of, regex, schema, tokenizer_in
 from tests.support.tiny_models import VOCABULARY, write_tokenizer
 
@@ -37,9 +37,10 @@ def threads():
 
 @pytest.fixture
 def begin(compiler, tokenizer, threads):
-    def begin(output: OutputFormat, beginning=Beginning.TEXT, call_ids=()):
-        grammar, marks = compiler.compile(output), tokenizer.thought_marks
-        return AnswerMatcher(grammar, threads, marks, beginning, frozenset(call_ids))
+    def begin(output: OutputFormat, beginning=Beginning.TEXT, call_ids=None, marks=None):
+        grammar, marks = compiler.compile(output), marks or tokenizer.thought_marks
+        ids = None if call_ids is None else frozenset(call_ids)
+        return AnswerMatcher(grammar, threads, marks, beginning, ids)
 
     return begin
 
@@ -107,6 +108,24 @@ def test_a_call_comes_instead_of_the_format_or_not_at_all(begin, tokenizer, thou
         bound.take(token)
         assert call not in allowed(bound)
         assert bound.openings == ()
+
+
+def test_a_call_may_come_within_a_thought(begin, tokenizer):
+    (call,) = tokenizer.encode("<tool_call>").ids
+    matcher = begin(regex("[a-z ]+"), Beginning.THOUGHT, [call])
+    matcher.replay(tokenizer.encode("the cat").ids)
+    assert END not in allowed(matcher)
+    matcher.take(call)
+    assert END in allowed(matcher)
+
+
+def test_where_calls_are_messages_beside_thoughts_the_answer_may_end_with_one(begin, tokenizer):
+    marks = ThoughtMarks("", ("cat", "sat"), is_always=True, holds_calls=True)
+    assert END in allowed(begin(choice("a"), Beginning.THOUGHT, [], marks))
+    bound = begin(choice("a"), Beginning.THOUGHT, None, marks)
+    assert END not in allowed(bound)
+    bound.replay(tokenizer.encode("the cat sat").ids)
+    assert allowed(bound) == allowed(begin(choice("a")))
 
 
 @pytest.mark.parametrize("beginning", Beginning)

@@ -4,7 +4,8 @@ import pytest
 
 from node.grammar.thought import Beginning, ThoughtEnd, ThoughtMarks, beginning_of
 
-MARKS = ThoughtMarks("<think>", "</think>", 3)
+MARKS = ThoughtMarks("<think>", ("</think>",), 3)
+HEADERS = ThoughtMarks("", ("<|channel|>final", "<|message|>"), is_always=True)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ def test_the_prompts_end_says_whether_a_thought_comes(begun, expected):
 
 def test_models_without_thoughts_and_without_a_token_for_them_begin_with_text():
     assert beginning_of(None, "<think>") is Beginning.TEXT
-    assert beginning_of(ThoughtMarks("<think>", "</think>", None), "a") is Beginning.TEXT
+    assert beginning_of(ThoughtMarks("<think>", ("</think>",)), "a") is Beginning.TEXT
 
 
 @pytest.mark.parametrize("pieces", [["</think>"], ["a </th", "ink", ">\n"], list("x</think>")])
@@ -31,6 +32,15 @@ def test_the_end_is_found_in_whatever_tokens_it_comes(pieces):
     found = [end.push(piece.encode()) for piece in ["</think", "a", *pieces]]
     assert any(found)
     assert found[: found.index(True)] == [False] * found.index(True)
+
+
+def test_an_answer_of_messages_with_headers_begins_with_one():
+    assert beginning_of(HEADERS, "") is Beginning.THOUGHT
+    text = "<|channel|>analysis<|message|>a final<|message|>b<|end|><|start|>assistant"
+    end = ThoughtEnd(HEADERS)
+    assert not any(end.push(char.encode()) for char in text)
+    found = [end.push(c.encode()) for c in "<|channel|>final <|constrain|>json<|message|>"]
+    assert found.index(True) == len(found) - 1
 
 
 def test_a_long_thought_is_not_kept():
