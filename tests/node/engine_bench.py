@@ -14,7 +14,7 @@ from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.engine import Engine
 from node.mlx.loaded_model import LoadedModel, load_model
 from node.mlx.resident_cache import ResidentCache
-from tests.support.tiny_models import VOCABULARY
+from tests.support.tiny_models import TOKENS
 
 Events = queue.Queue[SequenceEvent]
 GREEDY = Sampling(max_tokens=12, ignore_eos=True)
@@ -114,4 +114,4 @@ def ended(events: Events) -> Ended:
 def prompt_of(count: int, seed: int) -> list[int]:
     """Return random ordinary tokens."""
     rng = random.Random(seed)
-    return [rng.randrange(10, VOCABULARY) for _ in range(count)]
+    return [rng.randrange(10, TOKENS) for _ in range(count)]

@@ -26,7 +26,8 @@ TEMPLATE = (
     "<|im_end|>\n{% endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-VOCABULARY = 512
+VOCABULARY = 512  # rows of the model
+TOKENS = 316  # of the tokenizer: no other row is ever fed or sampled
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": VOCABULARY,

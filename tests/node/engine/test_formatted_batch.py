@@ -15,7 +15,7 @@ from node.grammar.answer_matcher import AnswerMatcher
 from node.mlx.engine import LOGPROB_MIN
 from tests.node.engine_bench import Bench, ended, prompt_of, wait
 from tests.support.formats import TOO_COMPLEX, compiler_of, random_schema, regex, schema
-from tests.support.tiny_models import LLAMA, VOCABULARY, write_model
+from tests.support.tiny_models import LLAMA, TOKENS, write_model
 
 SEEDS = 200
 BATCH = 20
@@ -38,7 +38,7 @@ def threads():
 
 @pytest.fixture(scope="module")
 def matcher_of(bench, threads):
-    compiler = compiler_of(bench.tokenizer, VOCABULARY)
+    compiler = compiler_of(bench.tokenizer, TOKENS)
     return lambda output: AnswerMatcher(compiler.compile(output), threads)
 
 
@@ -123,7 +123,7 @@ def sampling_of(seed):
         top_k=rng.choice([0, 3]),
         min_p=rng.choice([0.0, 0.2]),
         repetition_penalty=rng.choice([1.0, 1.3]),
-        logit_bias=rng.choice([{}, {str(rng.randrange(VOCABULARY)): 50.0, "2": 20.0}]),
+        logit_bias=rng.choice([{}, {str(rng.randrange(TOKENS)): 50.0, "2": 20.0}]),
         logprobs=rng.choice([None, 2]),
     )
 
