@@ -1,4 +1,4 @@
-"""GET /v1/fleet/events: what happens in the fleet, as server-sent events.
+"""GET /v1/events: what happens in the fleet, as server-sent events.
 
     snapshot ──▶ event ──▶ event ──▶ event
                    └──▶ too slow: missed ──▶ snapshot ──▶ event
@@ -33,7 +33,7 @@ class EventsApi:
         self._dialect = dialect
 
     def routes(self) -> list[Route]:
-        return [Route("/v1/fleet/events", self.follow, methods=["GET"])]
+        return [Route("/v1/events", self.follow, methods=["GET"])]
 
     async def follow(self, request: Request) -> Response:
         """Begin with a snapshot, or behind the event that the client has seen last."""

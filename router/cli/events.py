@@ -15,7 +15,7 @@ from router.cli.errors import CommandError
 from router.cli.output import human_bytes, human_count
 from router.cli.queries import add_common, endpoint_of
 
-PATH = "/v1/fleet/events"
+PATH = "/v1/events"
 SILENT_S = 30.0  # a quiet fabric says every few seconds that it lives
 MEDIA_TYPE = "text/event-stream"
 

@@ -119,7 +119,7 @@ ANSWERS = {
     ("GET", "/healthz"): {"status": "degraded"},
     ("GET", "/v1/models"): {"object": "list", "data": [{"id": "recall", "object": "model"}]},
     ("GET", "/v1/nodes"): {"object": "list", "data": NODES},
-    ("GET", "/v1/fleet/events"): {"object": "none"},
+    ("GET", "/v1/events"): {"object": "none"},
     ("GET", "/v1/agents"): {"object": "list", "data": [AGENT, {"id": "new", "state": "owned"}]},
     ("GET", "/v1/agents/mira"): AGENT,
     ("POST", "/v1/agents/mira/migrate"): MOVED,

@@ -48,5 +48,5 @@ class Reader:
 @asynccontextmanager
 async def following(http, after=None, **headers):
     headers |= {"last-event-id": after} if after else {}
-    async with http.stream("GET", "/v1/fleet/events", headers=headers) as response:
+    async with http.stream("GET", "/v1/events", headers=headers) as response:
         yield Reader(response)

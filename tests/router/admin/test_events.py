@@ -140,7 +140,7 @@ async def test_an_operator_without_a_tenant_follows_and_a_stranger_does_not():
     async with rig("a", settings=TENANTS) as made:
         async with following(made.http()) as stream:
             assert (await stream.next()).name == "snapshot"
-        got = await made.http(operates=False).get("/v1/fleet/events")
+        got = await made.http(operates=False).get("/v1/events")
     assert (got.status_code, got.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
@@ -185,7 +185,7 @@ async def test_a_client_that_reads_nothing_holds_up_neither_turns_nor_events():
     async with rig("a") as made:
         reader, writer = await asyncio.open_connection(*made.url.removeprefix("http://").split(":"))
         made.writers.append(writer)
-        writer.write(b"GET /v1/fleet/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        writer.write(b"GET /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await reader.readuntil(b"event: snapshot")
         writer.transport.pause_reading()
         (follower,) = made.fleet.events._followers
@@ -212,7 +212,7 @@ async def test_too_many_followers_are_refused(monkeypatch):
     async with rig("a") as made:
         for _ in range(32):
             made.fleet.events.follow("default", "default")
-        got = await made.http().get("/v1/fleet/events")
+        got = await made.http().get("/v1/events")
     assert (got.status_code, got.json()["error"]["code"]) == (429, "overloaded")
     assert got.headers["retry-after"]
 
