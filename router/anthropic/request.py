@@ -13,10 +13,12 @@ from fabric.limits import (
     STOP_STRINGS_MAX,
 )
 from fabric.turn.generation import Identity, Priority, Sampling
+from fabric.turn.output_format import OutputFormat
 from router.anthropic.content import Notes, note_cache_control
 from router.anthropic.messages import parse_conversation
 from router.anthropic.tools import parse_choice, parse_tools
 from router.api.adapter import Asked
+from router.api.answer_format import answer_format
 from router.api.template_options import THINKING_SWITCHES, template_options, with_effort
 from router.http.fields import Fields, refuse, require_text, unsupported
 from router.http.turn_headers import expected_next, identify, priority_of
@@ -59,7 +61,6 @@ def parse_prompt(fields: Fields, notes: Notes) -> AskedPrompt:
     for name in _ELSEWHERE:
         if fields.raw(name):
             unsupported(name, "nothing is run here but the model")
-    _refuse_formats(fields)
     for name in _WITHOUT_EFFECT:
         if fields.raw(name) is not None:
             notes.ignore(name)
@@ -113,6 +114,7 @@ def _sampling(fields: Fields) -> Sampling:
         top_p=1.0 if top_p is None else max(_TOP_P_MIN, top_p),
         top_k=fields.integer("top_k", 0, 1 << 31) or 0,
         stop=_stop(fields),
+        output=_format(fields),
     )
 
 
@@ -149,11 +151,15 @@ def _effort(fields: Fields) -> str | None:
     return effort
 
 
-def _refuse_formats(fields: Fields) -> None:
+def _format(fields: Fields) -> OutputFormat | None:
+    """Read the answer's format, by its name of today or of the beta."""
     config = Fields(fields.object("output_config") or {}, "output_config.")
     for section, name in ((config, "format"), (fields, "output_format")):
-        if section.raw(name) is not None:
-            unsupported(section.param(name), "structured output cannot be enforced yet")
+        form = section.object(name)
+        if form is not None:
+            inner = Fields(form, section.param(f"{name}."))
+            return answer_format(inner, strict_by_default=True)
+    return None
 
 
 def _identity(headers: Mapping[str, str], fields: Fields) -> Identity:

@@ -1,5 +1,6 @@
 """The official Anthropic SDK against real nodes: answers, streams, tools, counts, errors."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,13 @@ TOOL = {
     "name": "look",
     "description": "Looks somewhere.",
     "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}},
+}
+
+COLOUR = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}},
+    "required": ["colour"],
+    "additionalProperties": False,
 }
 
 
@@ -181,3 +189,11 @@ def test_what_a_coding_agent_sends(client):
     assert raw.headers["x-macfabric-ignored"] == (
         "cache_control, x-anthropic-billing-header, context_management"
     )
+
+
+def test_an_answer_fits_the_schema_that_is_asked_for(client):
+    form = {"type": "json_schema", "schema": COLOUR}
+    done = client.messages.create(**body("Any colour?", output_config={"format": form}))
+
+    assert json.loads(done.content[0].text)["colour"] in ("red", "blue")
+    assert done.stop_reason == "end_turn"

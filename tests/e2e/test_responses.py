@@ -1,5 +1,6 @@
 """The official OpenAI SDK's Responses against real nodes: chains, tools, streams, erasure."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,13 @@ LOOK = {
     "strict": False,
 }
 USUAL = {"model": "recall", "temperature": 0, "max_output_tokens": 32, "instructions": RULES}
+
+COLOUR = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}},
+    "required": ["colour"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +121,13 @@ def test_an_answer_without_a_limit_goes_on_as_far_as_the_context(fabric):
     assert done.usage.completion_tokens > 1_024
     assert done.usage.total_tokens == CONTEXT_TOKENS
     assert done.choices[0].finish_reason == "length"
+
+
+def test_an_answer_fits_the_schema_that_is_asked_for(fabric):
+    form = {"type": "json_schema", "name": "colour", "schema": COLOUR, "strict": True}
+    with fabric.openai.responses.stream(
+        **USUAL, input="Any colour?", text={"format": form}
+    ) as stream:
+        done = stream.get_final_response()
+
+    assert json.loads(done.output_text)["colour"] in ("red", "blue")

@@ -13,7 +13,9 @@ from fabric.limits import (
     TOP_LOGPROBS_MAX,
 )
 from fabric.turn.messages import Message
+from fabric.turn.output_format import OutputFormat
 from router.api.adapter import Asked
+from router.api.answer_format import answer_format
 from router.api.template_options import template_options, with_effort
 from router.http.fields import Fields, refuse, require_text, unsupported
 from router.http.turn_headers import AGENT_HEADER, expected_next
@@ -91,7 +93,9 @@ def parse_responses(headers: Mapping[str, str], body: dict[str, Any]) -> Respons
         model=model,
         identity=parse_identity(headers, fields),
         prompt=Prompt(),
-        sampling=parse_sampling(fields, max_tokens=limit, logprobs=logprobs),
+        sampling=replace(
+            parse_sampling(fields, max_tokens=limit, logprobs=logprobs), output=_format(fields)
+        ),
         stream=fields.flag("stream"),
         priority=parse_priority(headers, fields),
         prefetch=expected_next(headers),
@@ -164,13 +168,16 @@ def _refuse_unsupported(fields: Fields) -> None:
     for name in _ELSEWHERE:
         if fields.raw(name) is not None:
             unsupported(name, "it is kept at OpenAI; send the input itself")
-    text = Fields(fields.object("text") or {}, "text.")
-    form = Fields(text.object("format") or {}, "text.format.")
-    if form.text("type") not in (None, "text"):
-        unsupported("text.format", "structured output cannot be enforced yet")
     if fields.raw("truncation") not in (None, "auto", "disabled"):
         refuse("truncation", "expected auto or disabled")
     fields.object("stream_options")
+
+
+def _format(fields: Fields) -> OutputFormat | None:
+    form = Fields(fields.object("text") or {}, "text.").object("format")
+    if form is None:
+        return None
+    return answer_format(Fields(form, "text.format."), strict_by_default=False)
 
 
 def _ignored(fields: Fields) -> tuple[str, ...]:

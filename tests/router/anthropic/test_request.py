@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fabric.errors import RejectedError
 from fabric.turn.generation import Identity, IdentityKind
+from fabric.turn.output_format import OutputFormat, OutputKind
 from router.anthropic.request import parse_request
 from tests.support.conversations import as_templates_get_it
 
@@ -126,6 +127,16 @@ def test_a_tool_round_becomes_calls_and_results():
     ]
 
 
+@pytest.mark.parametrize("beta", [True, False])
+def test_an_answers_schema_is_strict_by_either_name(beta):
+    form = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {}}}}
+    asked = parse(output_format=form) if beta else parse(output_config={"format": form})
+    source = '{"type":"object","properties":{"a":{}}}'
+
+    assert asked.sampling.output == OutputFormat(OutputKind.JSON_SCHEMA, source)
+    assert parse().sampling.output is None
+
+
 def test_neighbours_of_one_role_are_one_message_and_results_are_not():
     found = messages(
         user(text("a"), text("b")),
@@ -191,6 +202,9 @@ def test_none_leaves_the_tools_in_the_prompt_and_reads_no_calls():
     assert (none.reads_calls, auto.reads_calls) == (False, True)
 
 
+DEEP = {"type": "object"}
+for _ in range(60):
+    DEEP = {"type": "object", "properties": {"a": DEEP}}
 REFUSED = [
     ({"model": None}, "model"),
     ({"max_tokens": None}, "max_tokens"),
@@ -247,8 +261,10 @@ REFUSED = [
     ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
     ({"thinking": {"type": "loud"}}, "thinking.type"),
     ({"output_config": {"effort": "huge"}}, "output_config.effort"),
-    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
-    ({"output_format": {"type": "json_schema"}}, "output_format"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+    ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
+    ({"output_config": {"format": "json"}}, "output_config.format"),
+    ({"output_format": {"type": "json_schema", "schema": DEEP}}, "output_format.schema"),
     ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     ({"metadata": "x"}, "metadata"),
     ({"metadata": {"user_id": 5}}, "metadata.user_id"),

@@ -1,4 +1,5 @@
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 
 from fabric.errors import RejectedError
 from fabric.turn.generation import Identity, IdentityKind
+from fabric.turn.output_format import OutputFormat, OutputKind
 from router.openai.responses.request import parse_responses
 from tests.support.conversations import as_templates_get_it
 
@@ -107,6 +109,25 @@ def test_a_thought_sealed_elsewhere_is_left_out_and_a_summary_is_better_than_not
     assert messages(summed, {"role": "user", "content": "x"})[0]["reasoning_content"] == "s"
 
 
+def test_an_answers_format():
+    schema = {"type": "object"}
+    form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    found = [
+        parse(text={"format": each}).sampling.output
+        for each in (
+            {"type": "text"},
+            {"type": "json_object"},
+            form,
+            {**form, "strict": False},
+            {**form, "strict": None},
+        )
+    ]
+
+    strict = OutputFormat(OutputKind.JSON_SCHEMA, '{"type":"object"}')
+    loose = replace(strict, is_strict=False)
+    assert found == [None, OutputFormat(OutputKind.JSON_OBJECT), strict, loose, loose]
+
+
 CALL = {"type": "function_call", "call_id": "1", "name": "n"}
 REFUSED = [
     ({"model": None}, "model"),
@@ -144,7 +165,8 @@ REFUSED = [
     ({"include": [5]}, "include"),
     ({"reasoning": "high"}, "reasoning"),
     ({"reasoning": {"effort": 5}}, "reasoning.effort"),
-    ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
     ({"truncation": "some"}, "truncation"),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"tool_choice": "required"}, "tool_choice"),
