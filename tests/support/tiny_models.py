@@ -97,7 +97,7 @@ def write_model(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
     """Write config, weights and tokenizer; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder)
-    name_rows(folder, config["vocab_size"])
+    name_rows(folder, config.get("text_config", config)["vocab_size"])
     weights = dict(tree_flatten(build_model(config, seed).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 2}))

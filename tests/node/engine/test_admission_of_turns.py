@@ -100,7 +100,8 @@ def test_memory_that_is_nowhere_else_outlives_a_refusal(service, monkeypatch, ho
     assert cache.tokens_count == count
     again = ask(service, own + first.text + " then", agent=how, **BRIEF)
     assert again.admitted.cache is CacheTier.HOT
-    assert again.admitted.cached_tokens >= again.admitted.prompt_tokens - 10
+    # All but the answer, whose tokens may not be what its text encodes to.
+    assert again.admitted.cached_tokens >= count - BRIEF["max_tokens"]
 
 
 def _refuse(*_):
