@@ -75,8 +75,7 @@ class Prompts:
     ) -> PromptPlan:
         """Encode the prompt and match it with the agent's record; raise RejectedError."""
         stored = agent.transcript()
-        raw = request.prompt is not None or not self.tokenizer.template.exists
-        made = plan_prompt(self.tokenizer, text, stored, raw=raw, limit=limit)
+        made = plan_prompt(self.tokenizer, text, stored, raw=self._is_raw(request), limit=limit)
         has_states = CacheGroup.STATE in self.identity.spec.groups
         return replace(made, marks=self.landmarks.find(request, made, has_states=has_states))
 
@@ -84,11 +83,15 @@ class Prompts:
         """Return how many tokens a prompt has, also where it is longer than the context."""
         limit = PromptLimit(AGENT_TOKENS_MAX, None)
         text = (await self.encoders.run(lambda: self.render(request, limit))).text
-        raw = request.prompt is not None or not self.tokenizer.template.exists
+        raw = self._is_raw(request)
         encoded = await self.encoders.run(
             lambda: self.tokenizer.encode(text, special_prefix=raw, limit=limit), len(text)
         )
         return len(encoded.ids)
+
+    def _is_raw(self, request: GenerateRequest) -> bool:
+        """Say whether a prompt has no template's marks, and gets the tokenizer's own prefix."""
+        return request.prompt is not None or not self.tokenizer.template.exists
 
     def check_plan(self, request: GenerateRequest, made: PromptPlan) -> None:
         """Raise RejectedError where the prompt cannot be computed here."""

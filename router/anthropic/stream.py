@@ -6,6 +6,7 @@ from typing import Any
 
 from fabric.turn.generation import Delta, ToolCall, ToolCallPart
 from router.anthropic.shape import arguments_of, signature, text_block, tool_use_block
+from router.api.call_limit import CallLimit
 from router.http.sse import frame
 
 
@@ -14,7 +15,7 @@ class BlockStream:
 
     def __init__(self, *, shows_thoughts: bool, one_call: bool) -> None:
         self._shows_thoughts = shows_thoughts
-        self._calls_left = 1 if one_call else None
+        self._call_limit = CallLimit(takes_one=one_call)
         self._told: set[str] = set()  # calls that came in parts, by their ids
         self._index = -1
         self._open: str | None = None
@@ -48,7 +49,7 @@ class BlockStream:
     def part(self, part: ToolCallPart) -> Iterator[bytes]:
         """Frame more of a call that is being written."""
         if part.name:
-            if not self._may_call():
+            if not self._call_limit.takes_next():
                 return
             self._told.add(part.id)
             block = tool_use_block(ToolCall(part.name, "", part.id), {})
@@ -61,19 +62,13 @@ class BlockStream:
         if call.id in self._told:
             yield from self.close()
             return
-        if not self._may_call():
+        if not self._call_limit.takes_next():
             return
         arguments = arguments_of(call)
         yield from self._begin("tool_use", tool_use_block(call, {}))
         spelled = json.dumps(arguments, ensure_ascii=False)
         yield self._delta({"type": "input_json_delta", "partial_json": spelled})
         yield from self.close()
-
-    def _may_call(self) -> bool:
-        if self._calls_left is None:
-            return True
-        self._calls_left -= 1
-        return self._calls_left >= 0
 
     def end(self) -> Iterator[bytes]:
         """Close the last block; an answer without any has an empty one."""

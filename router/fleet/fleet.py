@@ -117,16 +117,18 @@ class Fleet:
         return self.directory.next_epoch(key) + self.leap(key)
 
     def leap(self, key: AgentKey) -> int:
-        """Return how far above what is known of an agent a later owner, unheard of, may be.
+        """Return how far above what is known of an agent a later owner, unheard of, may be."""
+        return fresh_leap() if self.may_have_later_owner(key) else 0
 
-        0 where there can be none: every node has told, or it was this router that gave out the
-        owner's epoch.
+    def may_have_later_owner(self, key: AgentKey) -> bool:
+        """Say whether a node that was not heard yet may own an agent above what is known.
+
+        None can once every node has told, nor where this router gave out the owner's epoch.
         """
         owner, directory = self.directory.owner(key), self.directory
         given = max(directory.issued(key), directory.promised(key))
-        if self.meeting.has_heard_all() or (owner is not None and given >= owner.epoch):
-            return 0
-        return fresh_leap()
+        is_ours = owner is not None and given >= owner.epoch
+        return not (is_ours or self.meeting.has_heard_all())
 
     def is_alive(self, name: NodeName) -> bool:
         """Say whether a node was heard in its last moments."""

@@ -9,7 +9,13 @@ from router.api.template_options import template_options, with_effort
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
 from router.http.turn_headers import expected_next
 from router.openai.chat_messages import parse_messages
-from router.openai.request import OpenAiRequest, parse_identity, parse_priority, parse_stream
+from router.openai.request import (
+    OpenAiRequest,
+    parse_identity,
+    parse_may_call,
+    parse_priority,
+    parse_stream,
+)
 from router.openai.sampling import parse_sampling, tokens_limit
 from router.prompt import chat_prompt
 
@@ -31,7 +37,7 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiReques
         identity=parse_identity(headers, fields),
         prompt=replace(
             chat_prompt(messages, tools, _template_options(fields)),
-            reads_calls=_tools_allowed(fields),
+            reads_calls=parse_may_call(fields),
         ),
         sampling=sampling,
         stream=stream,
@@ -64,15 +70,6 @@ def _tools(fields: Fields) -> list[Any] | None:
         inner.text("description")
         inner.object("parameters")
     return tools or None
-
-
-def _tools_allowed(fields: Fields) -> bool:
-    choice = fields.raw("tool_choice")
-    if choice == "required" or isinstance(choice, dict):
-        unsupported("tool_choice", "the model cannot be forced to call; use auto or none")
-    if choice not in (None, "auto", "none"):
-        refuse("tool_choice", "expected none, auto, required or an object")
-    return bool(choice != "none")
 
 
 def _refuse_unsupported(fields: Fields) -> None:

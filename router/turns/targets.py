@@ -69,7 +69,8 @@ class Targets:
         started, owner = directory.starting(key), directory.owner(key)
         if started is not None and started.node == node:
             return Target(node, started.epoch, waits=True, reservation=started)
-        if owner and directory.issued(key) <= owner.epoch and not self._fleet.leap(key):
+        is_latest = not self._fleet.may_have_later_owner(key)
+        if owner and directory.issued(key) <= owner.epoch and is_latest:
             return Target(node, owner.epoch, waits=True)
         epoch = self._fleet.begin_epoch(key)
         return Target(node, epoch, waits=True, reservation=directory.reserve(key, node, epoch))

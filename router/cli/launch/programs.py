@@ -47,10 +47,7 @@ def _claude(served: LaunchTarget) -> ProgramStart:
     tiers = ("OPUS", "SONNET", "HAIKU")
     return ProgramStart(
         environment={
-            "ANTHROPIC_BASE_URL": served.url,
-            "ANTHROPIC_AUTH_TOKEN": served.key,
-            "ANTHROPIC_API_KEY": "",  # it would be sent in place of the token
-            "ANTHROPIC_MODEL": served.model,
+            **_anthropic(served),
             **{f"ANTHROPIC_DEFAULT_{tier}_MODEL": served.model for tier in tiers},
             # Its version and a hash at the head of each prompt: no two sessions would share any.
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
@@ -110,9 +107,7 @@ def _qwen(served: LaunchTarget) -> ProgramStart:
     return ProgramStart(
         ("--auth-type", "openai", "--model", served.model),
         {
-            "OPENAI_BASE_URL": served.v1,
-            "OPENAI_API_KEY": served.key,
-            "OPENAI_MODEL": served.model,
+            **_openai(served),
             **_node_authority(served),
         },
     )
@@ -121,17 +116,29 @@ def _qwen(served: LaunchTarget) -> ProgramStart:
 def _any(served: LaunchTarget) -> ProgramStart:
     return ProgramStart(
         environment={
-            "OPENAI_BASE_URL": served.v1,
-            "OPENAI_API_KEY": served.key,
-            "OPENAI_MODEL": served.model,
-            "ANTHROPIC_BASE_URL": served.url,
-            "ANTHROPIC_AUTH_TOKEN": served.key,
-            "ANTHROPIC_API_KEY": "",
-            "ANTHROPIC_MODEL": served.model,
+            **_openai(served),
+            **_anthropic(served),
             **_node_authority(served),
             **_python_authority(served),
         }
     )
+
+
+def _anthropic(served: LaunchTarget) -> dict[str, str]:
+    return {
+        "ANTHROPIC_BASE_URL": served.url,
+        "ANTHROPIC_AUTH_TOKEN": served.key,
+        "ANTHROPIC_API_KEY": "",  # it would be sent in place of the token
+        "ANTHROPIC_MODEL": served.model,
+    }
+
+
+def _openai(served: LaunchTarget) -> dict[str, str]:
+    return {
+        "OPENAI_BASE_URL": served.v1,
+        "OPENAI_API_KEY": served.key,
+        "OPENAI_MODEL": served.model,
+    }
 
 
 def _node_authority(served: LaunchTarget) -> dict[str, str]:

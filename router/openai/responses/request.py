@@ -19,7 +19,7 @@ from router.api.answer_format import answer_format
 from router.api.template_options import template_options, with_effort
 from router.http.fields import Fields, refuse, require_text, unsupported
 from router.http.turn_headers import AGENT_HEADER, expected_next
-from router.openai.request import parse_identity, parse_priority
+from router.openai.request import parse_identity, parse_may_call, parse_priority
 from router.openai.responses.items import Entry, Reference, conversation, parse_input
 from router.openai.responses.tools import Tools, parse_tools
 from router.openai.sampling import parse_sampling, tokens_limit
@@ -106,7 +106,7 @@ def parse_responses(headers: Mapping[str, str], body: dict[str, Any]) -> Respons
         options=options,
         previous=fields.text("previous_response_id", MESSAGE_NAME_CHARS_MAX),
         is_named=AGENT_HEADER in headers,
-        may_call=_may_call(fields),
+        may_call=parse_may_call(fields),
         one_call=fields.raw("parallel_tool_calls") is not None
         and not fields.flag("parallel_tool_calls"),
         keeps=fields.raw("store") is None or fields.flag("store"),
@@ -151,15 +151,6 @@ def _effort(fields: Fields) -> str | None:
     reasoning = Fields(fields.object("reasoning") or {}, "reasoning.")
     reasoning.text("summary")
     return reasoning.text("effort", MESSAGE_NAME_CHARS_MAX)
-
-
-def _may_call(fields: Fields) -> bool:
-    choice = fields.raw("tool_choice")
-    if choice == "required" or isinstance(choice, dict):
-        unsupported("tool_choice", "the model cannot be forced to call; use auto or none")
-    if choice not in (None, "auto", "none"):
-        refuse("tool_choice", "expected none, auto, required or an object")
-    return bool(choice != "none")
 
 
 def _refuse_unsupported(fields: Fields) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fabric.turn.generation import Delta, TokenLogprob, ToolCall, ToolCallPart
+from router.api.call_limit import CallLimit
 from router.fresh_ids import fresh_name
 from router.http.sse import frame
 from router.openai.responses.shape import ResponseShape
@@ -45,7 +46,7 @@ class ItemStream:
         self._open: _Open | None = None
         self._told: set[str] = set()  # calls, by their ids
         self._blank = ""  # in front of a text that may not come
-        self._calls_left = 1 if shape.asked.one_call else None
+        self._call_limit = CallLimit(takes_one=shape.asked.one_call)
         self._call: _OpenCall | None = None
 
     def event(self, kind: str, **more: Any) -> bytes:
@@ -72,7 +73,7 @@ class ItemStream:
         """Frame more of a call that is being written; a custom tool's comes whole."""
         if part.name:
             call = ToolCall(part.name, "", part.id)
-            if self._shape.asked.tools.name_of(call).is_custom or not self._may_call():
+            if self._shape.asked.tools.name_of(call).is_custom or not self._call_limit.takes_next():
                 return
             self._told.add(part.id)
             yield from self._begin_call(call)
@@ -82,18 +83,12 @@ class ItemStream:
     def call(self, call: ToolCall) -> Iterator[bytes]:
         """Frame the rest of a call, or all of it."""
         if self._call is None or self._call.id != call.id:
-            if (call.id and call.id in self._told) or not self._may_call():
+            if (call.id and call.id in self._told) or not self._call_limit.takes_next():
                 return
             yield from self._begin_call(call)
             assert self._call is not None, "just begun"
             yield self._argue(self._call, self._shape.call(call)[self._call.key])
         yield from self._end_call("completed")
-
-    def _may_call(self) -> bool:
-        if self._calls_left is None:
-            return True
-        self._calls_left -= 1
-        return self._calls_left >= 0
 
     def _begin_call(self, call: ToolCall) -> Iterator[bytes]:
         yield from self.close()

@@ -1,0 +1,9 @@
+"""Small JSON values of every kind, for what is to be read or refused whatever it is."""
+
+from hypothesis import strategies as st
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
