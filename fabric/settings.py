@@ -25,6 +25,7 @@ from fabric.limits import (
     WAITING_REQUESTS_MAX,
 )
 from fabric.retention.policy import Rules, TenantShare
+from fabric.turn.template_options import RESERVED_OPTIONS
 
 KV_BITS = {0, 4, 8}
 AUTO, ALWAYS, NEVER = ENCRYPTION_MODES = ("auto", "always", "never")
@@ -128,6 +129,9 @@ def parse_settings(section: Any) -> FabricSettings:
     check_keys(settings.router)
     _check_ranges(settings)
     _check_tenants(settings.node.tenants)
+    for name in settings.node.template_options.keys() & RESERVED_OPTIONS:
+        message = f"macfabric.node.template_options.{name}: it belongs to the node"
+        raise RejectedError(message, code="invalid_settings")
     return settings
 
 

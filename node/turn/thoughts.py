@@ -15,9 +15,9 @@ from xxhash import xxh3_64
 from fabric.limits import THOUGHTS_BYTES_MAX
 from fabric.turn.generation import GenerateRequest, ToolCall
 from fabric.turn.messages import Message, MessageRole, ToolUse
+from fabric.turn.template_options import RESTORE_OPTION
 from node.dialect.shown import Shown
 
-OPTION = "restore_reasoning"  # of a request's template options; false: the prompt stays as sent
 NO_THOUGHTS: Mapping[int, str] = {}
 
 
@@ -57,8 +57,8 @@ class ShownAnswer:
 
 def put_back(request: GenerateRequest, thoughts: Mapping[int, str]) -> PutBack:
     """Return the request with the known thoughts that its answers came without."""
-    options = {name: value for name, value in request.template_options.items() if name != OPTION}
-    is_wanted = request.template_options.get(OPTION) is not False
+    options = dict(request.template_options)
+    is_wanted = options.pop(RESTORE_OPTION, True) is not False
     request = replace(request, template_options=options)
     messages = request.messages
     if not thoughts or not messages or not is_wanted:

@@ -2,27 +2,8 @@
 
 from typing import Any, Final
 
-from router.http.fields import Fields, refuse
-
-# These would replace what the node itself passes to the template.
-_RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
+from fabric.turn.template_options import RESERVED_OPTIONS, RESTORE_OPTION
+from router.http.fields import Fields, kind_of, refuse
 
 # Templates have either; and of efforts they know three.
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
@@ -41,6 +22,10 @@ def template_options(fields: Fields) -> dict[str, Any]:
     """Read `chat_template_kwargs`, an extension that all servers of local models know."""
     options = dict(fields.object("chat_template_kwargs") or {})
     for name in options:
-        if name in _RESERVED:
+        if name in RESERVED_OPTIONS:
             refuse(f"chat_template_kwargs.{name}", "it belongs to the server")
+    restores = options.get(RESTORE_OPTION, True)
+    if not isinstance(restores, bool):
+        why = f"expected a boolean, got {kind_of(restores)}"
+        refuse(f"chat_template_kwargs.{RESTORE_OPTION}", why, "invalid_type")
     return options

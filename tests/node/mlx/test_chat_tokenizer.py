@@ -1,10 +1,14 @@
 """Conversations that are rendered, and answers that are read, as families' templates want them."""
 
+import inspect
 import json
 
 import pytest
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from fabric.errors import FatalError, RejectedError
+from fabric.turn.template_options import RESERVED_OPTIONS
 from node.dialect.families import Told
 from node.mlx.answer import Answer
 from tests.support.chat_models import (
@@ -290,3 +294,14 @@ def test_what_is_no_chat_is_shown_as_it_is(qwen):
 
     assert "".join(each.text for each in shown) == says.removesuffix("<|im_end|>")
     assert not any(each.reasoning or each.calls for each in shown)
+
+
+def test_no_option_replaces_what_templates_are_applied_with():
+    """A library that takes more names than are reserved would let clients set them."""
+    taken = {
+        name
+        for function in (PreTrainedTokenizerBase.apply_chat_template, render_jinja_template)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    assert taken - {"documents"} <= RESERVED_OPTIONS

@@ -8,7 +8,8 @@ from fabric.ids import OperationId, TenantId
 from fabric.limits import THOUGHTS_BYTES_MAX
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
 from fabric.turn.messages import Message, MessageRole, ToolUse
-from node.turn.thoughts import NO_THOUGHTS, OPTION, put_back, remember
+from fabric.turn.template_options import RESTORE_OPTION
+from node.turn.thoughts import NO_THOUGHTS, put_back, remember
 from tests.support.agent_traffic import TOOLS, Driver, Talk, corpus, drop_thought
 from tests.support.conversations import said
 from tests.support.scripted_answers import scripted
@@ -69,9 +70,9 @@ def test_nothing_else_is_touched(messages):
 
 
 def test_a_request_can_refuse_it_and_templates_never_see_the_option():
-    refused = put_back(asking(sent(), **{OPTION: False, "enable_thinking": True}), THOUGHTS)
+    refused = put_back(asking(sent(), **{RESTORE_OPTION: False, "enable_thinking": True}), THOUGHTS)
     assert refused.request == asking(sent(), enable_thinking=True)
-    assert put_back(asking(sent(), **{OPTION: True}), THOUGHTS).note
+    assert put_back(asking(sent(), **{RESTORE_OPTION: True}), THOUGHTS).note
 
 
 def test_what_is_remembered_is_bounded_and_the_newest():
@@ -96,7 +97,7 @@ def test_a_loop_whose_client_drops_thoughts_extends_what_is_stored(tmp_path, has
     with scripted() as script, running(tmp_path, str(model)) as service:
         for restores in (True, False):
             tenant = TenantId(f"tenant-{restores}".lower())
-            options = {OPTION: restores}
+            options = {RESTORE_OPTION: restores}
             driver = Driver(service, shape, script, has_ids, tenant, options=options)
             Talk(driver, tools=TOOLS, echo=drop_thought).work(3)
             steps = zip(driver.turns, driver.turns[1:], strict=False)

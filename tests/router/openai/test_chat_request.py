@@ -160,6 +160,15 @@ REFUSED = [
     ("modalities", {"modalities": ["audio"]}, "unsupported_parameter"),
     ("audio", {"audio": {"voice": "x"}}, "unsupported_parameter"),
     ("chat_template_kwargs", {"chat_template_kwargs": []}, "invalid_type"),
+    *(
+        (f"chat_template_kwargs.{name}", {"chat_template_kwargs": {name: 1}}, "invalid_value")
+        for name in ("messages", "tools", "add_generation_prompt", "tokenize")
+    ),
+    (
+        "chat_template_kwargs.restore_reasoning",
+        {"chat_template_kwargs": {"restore_reasoning": "no"}},
+        "invalid_type",
+    ),
     (
         "chat_template_kwargs.chat_template",
         {"chat_template_kwargs": {"chat_template": "{% for %}"}},
