@@ -74,6 +74,7 @@ class PromptPlan:
     match: MatchKind
     reason: str
     taken_tokens: int = 0  # leading ids and ends that are the record's own
+    note: str = ""  # what was done to the messages, in words that follow the reason
     marks: PromptMarks = NO_MARKS
 
 

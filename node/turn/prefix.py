@@ -141,10 +141,13 @@ class Prefixes:
     def admitted(self, agent: Agent, prepared: Prepared) -> Admitted:
         """Note and tell how much of the prompt is known already."""
         plan, cached, problem = prepared.plan, prepared.cached, self.health.problem
-        reason = plan.reason if problem is None else f"served without reuse: {problem}"
-        match = plan.match if cached else MatchKind.NONE
-        if cached and match is MatchKind.NONE:
-            match = MatchKind.DIVERGE  # it begins like another conversation
+        match, reason = plan.match if cached else MatchKind.NONE, plan.reason
+        if cached > plan.kept_tokens:
+            match = MatchKind.DIVERGE if match is MatchKind.NONE else match
+            reason = f"begins with {cached} tokens of other conversations"
+        if problem is not None:
+            reason = f"served without reuse: {problem}"
+        reason += plan.note
         agent.last_match = LastMatch(match, cached, len(plan.ids), reason)
         agent.came_from_peer = False
         return Admitted(

@@ -223,7 +223,7 @@ class Turn:
             made = await parts.prompts.encoders.run(
                 lambda: parts.prompts.plan(request, agent, text, limit), len(text)
             )
-            made = replace(made, reason=made.reason + self._restored)
+            made = replace(made, note=self._restored)
         parts.prompts.check_plan(request, made)
         prepared = await parts.prefixes.prepare(agent, made, request.sampling.max_tokens)
         events: asyncio.Queue[SequenceEvent] = asyncio.Queue()

@@ -107,6 +107,8 @@ def test_two_agents_without_ids_share_a_prompt_and_stay_warm(model: str, tmp_pat
         first_b = turn(service, "b")
         assert first_b.match is MatchKind.DIVERGE
         assert first_b.cached_tokens >= 256 * (first_b.prompt_tokens // 256 - 1)
+        told = f"begins with {first_b.cached_tokens} tokens of other conversations"
+        assert first_b.match_reason == told
         for name in "aba":
             again = turn(service, name)
             assert again.match is MatchKind.EXTEND
