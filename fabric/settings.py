@@ -25,7 +25,7 @@ from fabric.limits import (
     WAITING_REQUESTS_MAX,
 )
 from fabric.retention.policy import Rules, TenantShare
-from fabric.turn.template_options import RESERVED_OPTIONS
+from fabric.template_options import RESERVED_OPTIONS
 
 KV_BITS = {0, 4, 8}
 AUTO, ALWAYS, NEVER = ENCRYPTION_MODES = ("auto", "always", "never")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from xxhash import xxh3_64
 
 from fabric.limits import THOUGHTS_BYTES_MAX
+from fabric.template_options import RESTORE_OPTION
 from fabric.turn.generation import GenerateRequest, ToolCall
 from fabric.turn.messages import Message, MessageRole, ToolUse
-from fabric.turn.template_options import RESTORE_OPTION
 from node.dialect.shown import Shown
 
 NO_THOUGHTS: Mapping[int, str] = {}

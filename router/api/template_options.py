@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from fabric.turn.template_options import RESERVED_OPTIONS, RESTORE_OPTION
+from fabric.template_options import RESERVED_OPTIONS, RESTORE_OPTION
 from router.http.fields import Fields, kind_of, refuse
 
 # Templates have either; and of efforts they know three.

@@ -6,9 +6,9 @@ import pytest
 
 from fabric.ids import OperationId, TenantId
 from fabric.limits import THOUGHTS_BYTES_MAX
+from fabric.template_options import RESTORE_OPTION
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
 from fabric.turn.messages import Message, MessageRole, ToolUse
-from fabric.turn.template_options import RESTORE_OPTION
 from node.turn.thoughts import NO_THOUGHTS, put_back, remember
 from tests.support.agent_traffic import TOOLS, Driver, Talk, corpus, drop_thought
 from tests.support.conversations import said
