@@ -2,16 +2,27 @@
 
 A state cannot be cut, so a context can be taken up again only where one was kept: at the end
 of a prompt and of a turn, where the answer is opened (a thought that is opened for the model is
-gone when its answer comes back), behind the system prompt, which other conversations share, and
-now and then on the way. States that others may find lie on block boundaries, whose names follow
-from the tokens alone.
+gone when its answer comes back), behind the system prompt, which other conversations share, where
+other prompts go other ways (before the last question, before the system prompt's date), and now
+and then on the way. States that others may find lie on block boundaries, whose names follow from
+the tokens alone.
 """
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
 
-from fabric.limits import BLOCK_TOKENS, STATE_EVERY_TOKENS, STATES_PER_AGENT_MAX
+from fabric.limits import (
+    BLOCK_TOKENS,
+    STATE_EVERY_TOKENS,
+    STATE_GAP_TOKENS_MIN,
+    STATES_PER_AGENT_MAX,
+)
 from fabric.record.manifest import Placed
 from fabric.turn.prompt_marks import NO_MARKS, PromptMarks
+
+STATES_NEWEST: Final = 4  # before the question, before its answer, at the prompt's end, the turn's
 
 
 def state_points(
@@ -26,27 +37,37 @@ def state_points(
     points = {*range(STATE_EVERY_TOKENS, last, STATE_EVERY_TOKENS), _floor(marks.head)}
     for point in (marks.head, marks.asked, opening, last):
         points.add(_floor(point) if on_grid else point)
-    return tuple(sorted(point for point in points if done < point <= last))
+    points = {point for point in points if done < point <= last}
+    for branch in sorted(marks.branches):
+        point = _floor(branch) if on_grid else branch
+        nearest = max((known for known in (done, *points) if known <= point), default=last)
+        if nearest + STATE_GAP_TOKENS_MIN <= point <= last:
+            points.add(point)
+    return tuple(sorted(points))
 
 
 def kept_states(states: Sequence[Placed], marks: PromptMarks = NO_MARKS) -> tuple[Placed, ...]:
     """Choose which of an agent's states to keep: the newest, and those that are come back to.
 
     These are at the head that others share, and behind the last question: the next one may take
-    the thoughts out of every answer since.
+    the thoughts out of every answer since. Of the others those go without which the fewest tokens
+    are computed again, the earlier ones sooner: clients change the end of what they sent.
     """
-    if len(states) <= STATES_PER_AGENT_MAX:
-        return tuple(states)
     on_grid = [state for state in states if state.end % BLOCK_TOKENS == 0]
     shared = next((state for state in on_grid if state.end == _floor(marks.head)), None)
     wanted = [shared or next(iter(on_grid), None), _behind(states, marks.head)]
-    wanted.append(_behind(states, marks.asked))
-    kept = {state.end: state for state in wanted if state is not None}
-    for state in reversed(states):
-        if len(kept) == STATES_PER_AGENT_MAX:
-            break
-        kept.setdefault(state.end, state)
-    return tuple(kept[end] for end in sorted(kept))
+    wanted += [_behind(states, marks.asked), *states[-STATES_NEWEST:]]
+    fixed = {state.end for state in wanted if state is not None}
+    kept = list(states)
+    while len(kept) > STATES_PER_AGENT_MAX:
+        last = kept[-1].end
+        ends = [0, *(state.end for state in kept)]
+        costs = [
+            (end - before) / (last - end + BLOCK_TOKENS) if end not in fixed else math.inf
+            for before, end in pairwise(ends)
+        ]
+        del kept[costs.index(min(costs))]
+    return tuple(kept)
 
 
 def _behind(states: Sequence[Placed], mark: int) -> Placed | None:

@@ -7,7 +7,7 @@ What the template writes behind `conversation` opens the answer (the generation 
 come back otherwise, or not at all: a thought that was opened for the model is gone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,12 @@ class PromptMarks:
     asked: int = 0  # up to the end of the user's last message, where it is not the last of all
     conversation: int = 0  # all but the opening of the answer
     opens_more: bool = False  # the opening is more than the name of who speaks: a thought, say
+    # Where other prompts go, or went, other ways; found anew for each prompt, no record has them.
+    branches: tuple[int, ...] = ()
+
+    def with_branch(self, tokens_count: int) -> "PromptMarks":
+        """Return them with one more place where others go another way."""
+        return replace(self, branches=(*self.branches, tokens_count))
 
     def within(self, tokens_count: int) -> "PromptMarks":
         """Return those of a prompt of which only so many tokens are there."""

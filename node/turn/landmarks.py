@@ -4,6 +4,7 @@ No token has to be known for it, and a user who writes one misleads nobody. The 
 depend on it: what is found says where states are kept and by what a conversation is known again.
 """
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,10 @@ from fabric.turn.prompt_plan import PromptPlan
 from fabric.turn.text_match import common_prefix
 from node.mlx.chat_tokenizer import ChatTokenizer
 
+_DATE = re.compile(
+    rb"^[^\n]*?\b(?:today(?:'s| is)|(?:current|present) (?:date|day|time)|date(?: and time)?:)",
+    re.IGNORECASE | re.MULTILINE,
+)
 _OTHER = Message(MessageRole.USER, ("\N{REPLACEMENT CHARACTER}",))  # begins like no message
 
 Render = Callable[[Sequence[Message]], bytes]
@@ -54,13 +59,22 @@ class Landmarks:
         users = [at for at, said in enumerate(messages) if said.role is MessageRole.USER]
         if not users:
             return marks
-        asked = 0
+
+        def before(message: int) -> int:
+            """Count the tokens before a message of the user, and what opens it."""
+            others = render([*messages[:message], _OTHER])
+            return _tokens(plan, common_prefix(others, plan.text))
+
+        asked = head = 0
         if users[-1] < len(messages) - 1:
             asked = _tokens(plan, common_prefix(render(messages[: users[-1] + 1]), plan.text))
-        head = 0
+        elif len(users) > 1:  # the question may be put otherwise
+            marks = marks.with_branch(before(users[-1]))
         if len(plan.ids) > BLOCK_TOKENS and (users[0] or request.tools):
-            others = render([*messages[: users[0]], _OTHER])
-            head = _tokens(plan, common_prefix(others, plan.text))
+            head = before(users[0])
+            date = _DATE.search(plan.text[: plan.ends[head - 1]]) if head else None
+            if date is not None:
+                marks = marks.with_branch(_tokens(plan, date.start()))
         return replace(marks, head=head, asked=asked)
 
     def _conversation(self, messages: Sequence[Message], plan: PromptPlan, render: Render) -> int:

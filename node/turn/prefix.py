@@ -44,6 +44,7 @@ class CachedPrefix:
     ids: Sequence[int]
     point: int
     tier: CacheTier
+    common_tokens: int = 0  # of the prompt, with what was computed before; not all may serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ class Prefixes:
         # another conversation may have begun as this one now does.
         if not hot or hot < usable or len(plan.ids) - hot > BLOCK_TOKENS:
             source = await self._best_prefix(agent, plan, usable)
+        common = max(plan.kept_tokens, source.common_tokens if source is not None else 0)
+        plan = replace(plan, marks=plan.marks.with_branch(common))
         # To read a block takes about as long as to compute a token.
         if (
             hot
@@ -175,11 +178,10 @@ class Prefixes:
         def choose() -> CachedPrefix:
             found = [] if agent.saved is None else [self._of(agent.saved, plan, usable, tier)]
             found.append(self._prefix(shared, known, len(known), CacheTier.DISK))
+            if max(prefix.point for prefix in found) < len(known):
+                found += [self._of(each, plan, len(known), CacheTier.DISK) for each in alike]
             best = max(found, key=lambda prefix: prefix.point)
-            for record in alike if best.point < len(known) else ():
-                other = self._of(record, plan, len(known), CacheTier.DISK)
-                best = max(best, other, key=lambda prefix: prefix.point)
-            return best
+            return replace(best, common_tokens=max(prefix.common_tokens for prefix in found))
 
         return await self.workers.run(choose)
 
@@ -199,8 +201,9 @@ class Prefixes:
                 end: ref for end, ref in available.states.items() if end % BLOCK_TOKENS == 0
             }
         available.full = available.full.unedited(-(-limit // BLOCK_TOKENS) * BLOCK_TOKENS)
-        limit = self.identity.usable_prefix(limit)
-        return CachedPrefix(available, ids, self.store.restore_point(available, ids, limit), tier)
+        common = min(limit, available.full.tokens_count)
+        point = self.store.restore_point(available, ids, self.identity.usable_prefix(limit))
+        return CachedPrefix(available, ids, point, tier, common)
 
     def _load(
         self,
