@@ -23,6 +23,7 @@ _DATE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _OTHER = Message(MessageRole.USER, ("\N{REPLACEMENT CHARACTER}",))  # begins like no message
+_ANSWER = replace(_OTHER, role=MessageRole.ASSISTANT)
 
 Render = Callable[[Sequence[Message]], bytes]
 
@@ -65,6 +66,8 @@ class Landmarks:
             others = render([*messages[:message], _OTHER])
             return _tokens(plan, common_prefix(others, plan.text))
 
+        goes_on = render([*messages, _ANSWER, _OTHER])  # its thoughts may go then, its head move
+        marks = marks.with_branch(_tokens(plan, common_prefix(goes_on, plan.text)))
         asked = head = 0
         if users[-1] < len(messages) - 1:
             asked = _tokens(plan, common_prefix(render(messages[: users[-1] + 1]), plan.text))

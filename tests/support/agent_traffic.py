@@ -94,7 +94,8 @@ class Driver:
         """Run one turn; return the message that the client gets."""
         tokenizer = self.service.node.tokenizer
         self.script.tokens.clear()
-        self.script.end = next(iter(tokenizer.eos_ids))
+        end = (answer.call and self.shape.end_of_call) or self.shape.end
+        (self.script.end,) = tokenizer.encode(end).ids
         self.script.tokens.extend(tokenizer.encode(self.shape.say(answer)).ids)
         prompt = chat_prompt(read_messages(messages), tools, {**self.shape.options, **self.options})
         request = GenerateRequest(

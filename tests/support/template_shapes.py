@@ -54,6 +54,7 @@ class Shape:
     specials: tuple[str, ...]
     end: str
     say: Callable[[Said], str]
+    end_of_call: str = ""  # where another token ends an answer that calls
     eats_space_behind: bool = False  # special tokens take the white space that follows them
     options: dict[str, Any] = field(default_factory=dict)
     has_tools: bool = True
@@ -267,6 +268,7 @@ SHAPES = {
             (*_ROLES, *_TAGS),
             "<|user|>",
             lambda said: f"{said.thought}</think>{_plain(said)}",
+            end_of_call="<|observation|>",
         ),
         Shape(
             "stripped_by_template",
@@ -352,7 +354,8 @@ def write_tokenizer(folder: Path, shape: Shape, corpus: list[str]) -> Tokenizer:
 def write_shape(folder: Path, shape: Shape, weights: str, corpus: list[str]) -> Path:
     """Write a model whose tokenizer and template have this shape; return its folder."""
     tokenizer = write_tokenizer(folder, shape, corpus)
-    config = {**WEIGHTS[weights], "eos_token_id": tokenizer.token_to_id(shape.end)}
+    ends = [tokenizer.token_to_id(text) for text in (shape.end, shape.end_of_call) if text]
+    config = {**WEIGHTS[weights], "eos_token_id": ends}
     made = dict(tree_flatten(build_model(config).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), made, {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))

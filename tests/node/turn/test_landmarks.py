@@ -90,6 +90,35 @@ def test_within_a_loop_the_last_question_is_known(tmp_path, name):
     assert conversation.count("It says nothing.") == 2
 
 
+@pytest.mark.parametrize("name", ["thought_opened", "folded_system"])
+def test_other_prompts_branch_off_at_a_date_and_at_the_last_question(tmp_path, name):
+    dated = {**SYSTEM, "content": SYSTEM["content"] + "\nToday is Monday.\nBe brief."}
+    answer = {"role": "assistant", "content": "Yes."}
+    again = {"role": "user", "content": "And a mark?"}
+    _, marks, landmarks = found(tmp_path, name, [dated, USER, answer, again])
+    tokenizer = landmarks.tokenizer
+    text = tokenizer.render(
+        [template_form(m) for m in said([dated, USER, answer, again])], None, {}
+    )
+    ids = tokenizer.encode(text).ids
+    ends = [tokenizer._tokenizer.decode(ids[:count])[-20:] for count in marks.branches]
+
+    assert any(SYSTEM["content"].endswith(end.strip()) for end in ends)
+    assert any("Yes." in end or "user\n" in end for end in ends)
+    assert not any("Monday" in end or "mark" in end for end in ends)
+
+
+def test_a_head_that_moves_is_told_by_what_comes_before_it(tmp_path):
+    answer = {"role": "assistant", "content": "Yes."}
+    messages = [SYSTEM, USER, answer, {"role": "user", "content": "And a mark?"}]
+    _, marks, landmarks = found(tmp_path, "head_at_last_question", messages)
+    spoken = [template_form(message) for message in said(messages)]
+    ids = landmarks.tokenizer.encode(landmarks.tokenizer.render(spoken, None, {})).ids
+    stays = landmarks.tokenizer._tokenizer.decode(ids[: min(marks.branches)])
+    assert "Yes." in stays
+    assert "keep" not in stays
+
+
 def test_few_openings_are_remembered(tmp_path):
     _, _, landmarks = found(tmp_path, "chatml", [USER])
     landmarks._openings += tuple(b"<|im_start|>%d" % number for number in range(40))
