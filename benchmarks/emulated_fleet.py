@@ -4,7 +4,7 @@ Each Mac is a network namespace with a device `en0` on a switch of the fleet's o
 `thunderboltK` per cable to another Mac. `tc tbf` limits what each end sends. Several fleets may
 exist at once; a fleet goes when its owner ends, however that happens.
 
-As a command: `python -m benchmarks.emulated_fleet up` keeps a fleet until it is interrupted; the
+As a command: `python -m benchmarks.fleet_command up` keeps a fleet until it is interrupted; the
 other verbs, from another terminal, work on it.
 """
 
@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -273,9 +272,3 @@ class EmulatedFleet:
 
 def _address(host: str, device: str, mtu: int = ETHERNET_MTU) -> list[str]:
     return [f"addr add {host}/24 dev {device}", f"link set {device} mtu {mtu} up"]
-
-
-if __name__ == "__main__":
-    from benchmarks.fleet_command import main
-
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.emulated_fleet`: emulated Macs to play with."""
+"""`python -m benchmarks.fleet_command`: emulated Macs to play with."""
 
 import argparse
 import json
@@ -23,13 +23,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments))
     except FleetError as error:
-        print(f"emulated_fleet: {error}", file=sys.stderr)
+        print(f"fleet_command: {error}", file=sys.stderr)
         return FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.emulated_fleet",
+        prog="python -m benchmarks.fleet_command",
         description="Macs emulated by network namespaces: en0 on a common switch, thunderboltK on "
         "direct cables between every two. Needs root on Linux.",
     )
@@ -185,3 +185,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     return _done(arguments, {"removed": namespaces.sweep()})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

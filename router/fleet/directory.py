@@ -209,6 +209,16 @@ class Directory:
         given = max(self._issued.last(key), self._promised.last(key), self.floor(key))
         return max(known + unheard, given) + 1 if holdings or given else 0
 
+    def next_move_epoch(self, key: AgentKey, holding: Holding) -> int:
+        """Return an epoch above what is known, given or promised, but not above a turn's.
+
+        A node whose epoch came to nothing may still wake up and claim it. While a turn is on its
+        way to one, the move's commit is refused instead.
+        """
+        given = 0 if self.reservation(key) is not None else self.issued(key)
+        known = max(held.epoch for held in (holding, *self.holdings(key)))
+        return max(known, given, self.promised(key)) + 1
+
     def issued(self, key: AgentKey) -> int:
         """Return the last epoch given out, or erased: a turn of an earlier one is fenced."""
         return max(self._issued.last(key), self.floor(key))

@@ -116,6 +116,10 @@ class Fleet:
         """
         return self.directory.next_epoch(key) + self.leap(key)
 
+    def move_epoch(self, key: AgentKey, holding: Holding) -> int:
+        """Return the epoch at which a move of `holding` makes its target the owner."""
+        return self.directory.next_move_epoch(key, holding) + self.leap(key)
+
     def leap(self, key: AgentKey) -> int:
         """Return how far above what is known of an agent a later owner, unheard of, may be."""
         return fresh_leap() if self.may_have_later_owner(key) else 0

@@ -101,12 +101,7 @@ class Migration:
         self._holding = holding
         self._source = fleet.link(holding.node)
         self._target = fleet.link(target)
-        # Above an epoch given to a node, or promised to a move, that nothing came of: it may wake
-        # up and claim it. While a turn is on its way there, the commit is refused instead.
-        is_given = fleet.directory.reservation(key) is not None
-        given = 0 if is_given else fleet.directory.issued(key)
-        known = max(held.epoch for held in (holding, *fleet.directory.holdings(key)))
-        self._epoch = max(known, given, fleet.directory.promised(key)) + 1 + fleet.leap(key)
+        self._epoch = fleet.move_epoch(key, holding)
         self._verify = verify
         self._started_s = fleet.clock.monotonic_s()
         self._sealed_s = 0.0

@@ -161,7 +161,7 @@ def test_fleets_are_apart_and_leave_nothing(fleet):
 
 
 def test_a_killed_owner_leaves_nothing(tmp_path):
-    up = [sys.executable, "-m", "benchmarks.emulated_fleet", "up", "--macs=1", "--json"]
+    up = [sys.executable, "-m", "benchmarks.fleet_command", "up", "--macs=1", "--json"]
     owner = subprocess.Popen(up, stdout=PIPE, text=True, cwd=ROOT)
     view = json.loads(owner.stdout.readline())
     inside = namespaces.run("ip", "netns", "list")
@@ -178,7 +178,7 @@ def test_a_killed_owner_leaves_nothing(tmp_path):
 
 def command(*argv):
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.emulated_fleet", *argv],
+        [sys.executable, "-m", "benchmarks.fleet_command", *argv],
         capture_output=True,
         text=True,
         check=False,
