@@ -118,6 +118,8 @@ CONNECTIONS_MAX: Final = 4_096  # those that have; idle ones make room
 KEEP_ALIVE_S: Final = 75  # without a request, after which a server closes a connection
 KEPT_IDLE_S: Final = 60.0  # and the router one of its own to a node: before that node does
 KEPT_LIFE_S: Final = 600.0  # of one of those; then certificates are looked at again
+PREFLIGHT_KEPT_S: Final = 600  # by a browser, before it asks again what a page may do
+ALLOWED_HOSTS_MAX: Final = 64  # names in settings, and as many origins
 
 # Prompts
 ENCODERS: Final = 4  # threads of a node that render and encode prompts

@@ -4,6 +4,7 @@ Every key has a default, an unknown key is an error that names it, and nothing e
 file is read here: the rest belongs to Ray.
 """
 
+import re
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
@@ -14,6 +15,7 @@ from fabric.ids import SELF_TEST_TENANT, TenantId, parse_node_name, parse_tenant
 from fabric.keys.api_keys import key_digest
 from fabric.limits import (
     ACTIVE_SEQUENCES_MAX,
+    ALLOWED_HOSTS_MAX,
     COMPLETION_TOKENS_MAX,
     GIB,
     MIB,
@@ -27,6 +29,8 @@ from fabric.limits import (
 from fabric.retention.policy import Rules, TenantShare
 from fabric.template_options import RESERVED_OPTIONS
 
+_HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?", re.ASCII)
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9_.:\[\]-]{1,253}", re.ASCII)
 KV_BITS = {0, 4, 8}
 AUTO, ALWAYS, NEVER = ENCRYPTION_MODES = ("auto", "always", "never")
 
@@ -93,6 +97,9 @@ class RouterSettings:
     operator_keys: dict[str, str] = field(default_factory=dict, repr=False)  # name: key, likewise
     operator_keys_file: str = ""
     loopback_without_key: bool = True
+    # Further names under which programs of this machine reach the router without a key.
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()  # of web pages that may ask, exactly as browsers send them
     # A name that clients ask for: the model that serves it. `*` ends the beginning of many names.
     model_aliases: dict[str, str] = field(default_factory=dict)
     completion_tokens_max: int = COMPLETION_TOKENS_MAX  # of one answer, whatever a client asks for
@@ -127,6 +134,7 @@ def parse_settings(section: Any) -> FabricSettings:
     for name in settings.local_nodes:
         parse_node_name(name)
     check_keys(settings.router)
+    check_doors(settings.router)
     _check_ranges(settings)
     _check_tenants(settings.node.tenants)
     for name in settings.node.template_options.keys() & RESERVED_OPTIONS:
@@ -154,6 +162,22 @@ def check_keys(router: RouterSettings) -> None:
                 message = f"macfabric.router.{where}: this is the key of {owners[digest]}, too"
                 raise RejectedError(message, code="invalid_settings")
             owners[digest] = where
+
+
+def check_doors(router: RouterSettings) -> None:
+    """Raise RejectedError for what is no host's name, or no one page's origin."""
+    rules = (
+        ("allowed_hosts", router.allowed_hosts, _HOST_NAME, "a name without port or wildcard"),
+        ("cors_origins", router.cors_origins, _ORIGIN, "an origin such as https://app.example"),
+    )
+    for setting, names, form, what in rules:
+        wrong = next((name for name in names if form.fullmatch(name) is None), None)
+        if wrong is not None:
+            message = f"macfabric.router.{setting}: '{wrong[:100]}' is not {what}, in lower case"
+            raise RejectedError(message, code="invalid_settings")
+        if len(names) > ALLOWED_HOSTS_MAX:
+            message = f"macfabric.router.{setting}: more than {ALLOWED_HOSTS_MAX}"
+            raise RejectedError(message, code="invalid_settings")
 
 
 def _check_tenant(name: str, where: str) -> None:

@@ -30,6 +30,7 @@ from router.api.presence import presence_routes
 from router.api.turn_route import Desk, turn_routes
 from router.http.auth import Auth
 from router.http.body_limit import BodyLimit
+from router.http.cors import Cors
 from router.http.dialect import Dialects
 from router.http.errors import ErrorBoundary, error_handlers
 from router.moves.hibernations import Hibernations
@@ -98,6 +99,7 @@ def build_app(settings: RouterSettings, services: Services) -> Starlette:
     app = Starlette(
         routes=routes_of(settings, services, adapters, stored),
         middleware=[
+            Middleware(Cors, origins=settings.cors_origins),
             Middleware(ErrorBoundary, dialects=dialects),
             Middleware(Auth, settings=settings),
             Middleware(

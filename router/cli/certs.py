@@ -76,7 +76,7 @@ def run_rotate(arguments: argparse.Namespace) -> int:
         folder.create()
         with folder.claimed():
             keys = folder.keys
-            done = keys.rotate(own_subject(()), now, with_authority=anew)
+            done = keys.rotate(own_subject(), now, with_authority=anew)
     _tell(keys, done, as_json=arguments.json)
     return 0
 
@@ -98,7 +98,8 @@ def cluster_keys(whole: dict[str, Any], path: Path) -> tuple[KeyFolder, Subject]
         message = f"{path}: {error.message}"
         raise CommandError(message, MISUSED) from None
     folder = Path(local).expanduser()
-    names = [*_LOOPBACK, *settings.router.tls.names]
+    router = settings.router
+    names = [*_LOOPBACK, *router.tls.names, *router.allowed_hosts]
     named = [str(host) for host in hosts]
     subject = Subject.of([*names, *named, *(a for host in named for a in _addresses_of(host))])
     return KeyFolder(folder, folder.parent / AUTHORITY_KEY), subject

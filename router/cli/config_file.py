@@ -50,8 +50,8 @@ def with_key_files(settings: FabricSettings) -> FabricSettings:
     router = settings.router
     whole = replace(
         router,
-        api_keys=router.api_keys | _keys_of(router.api_keys_file),
-        operator_keys=router.operator_keys | _keys_of(router.operator_keys_file),
+        api_keys=router.api_keys | _named_in(router.api_keys_file),
+        operator_keys=router.operator_keys | _named_in(router.operator_keys_file),
         api_keys_file="",
         operator_keys_file="",
     )
@@ -59,10 +59,12 @@ def with_key_files(settings: FabricSettings) -> FabricSettings:
     return replace(settings, router=whole)
 
 
-def _keys_of(name: str) -> dict[str, str]:
-    if not name:
-        return {}
-    path = Path(name).expanduser()
+def _named_in(name: str) -> dict[str, str]:
+    return keys_of_file(Path(name).expanduser()) if name else {}
+
+
+def keys_of_file(path: Path) -> dict[str, str]:
+    """Read a file of `NAME: KEY`; raise CommandError for one that others may read."""
     keys = read_cluster_file(path)
     if others_may_read(path):
         message = f"{path} holds keys, and others may read it: chmod 600 {path}"

@@ -81,7 +81,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
         if settings.keys_dir:
             _require_same_key(folder, keys)
         else:
-            for done in folder.keys.create(own_subject(router.tls.names), datetime.now(UTC)):
+            for done in folder.keys.create(own_subject(router), datetime.now(UTC)):
                 steps.say(done)
         keeper = Keeper(folder.log("keeper"))
         stack.callback(folder.forget_run)

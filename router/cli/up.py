@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 from fabric.errors import FabricError
 from fabric.ids import NodeName, parse_node_name
 from fabric.limits import NODES_MAX
-from fabric.settings import FabricSettings, RouterSettings
+from fabric.settings import FabricSettings, RouterSettings, check_doors, is_loopback
+from router.cli.client_key import add_key_options, with_client_keys
 from router.cli.cluster_down import stop_cluster
 from router.cli.config_file import read_settings
 from router.cli.data_folder import DataFolder, default_data_dir
@@ -47,6 +47,15 @@ def add_up(commands: Any) -> None:
     parser.add_argument("--model", metavar="PATH", help="a bundled model's name, or a folder")
     parser.add_argument("--host", help="address of the HTTP API (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="its port; 0 takes a free one (default: 8000)")
+    add_key_options(parser)
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which programs of this machine, containers among them, reach it without "
+        "a key; may be repeated",
+    )
     parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="cluster.yaml to read")
     parser.add_argument("--json", action="store_true", help="say `ready` as one JSON line")
@@ -71,15 +80,15 @@ def add_down(commands: Any) -> None:
 
 def run_up(arguments: argparse.Namespace) -> int:
     """Run a local fabric until told to end."""
-    settings, names = _settings(arguments)
+    steps = Steps()
+    settings, names = _settings(arguments, steps)
     folder = DataFolder((arguments.data or default_data_dir(settings)).expanduser().resolve())
     os.umask(0o077)
     folder.create()
-    steps = Steps()
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.claimed())
         _end_leftovers(folder, steps)
-        for done in folder.keys.create(own_subject(settings.router.tls.names), datetime.now(UTC)):
+        for done in folder.keys.create(own_subject(settings.router), datetime.now(UTC)):
             steps.say(done)
         _require_port(settings.router)
         folder.write_settings(settings)
@@ -156,8 +165,9 @@ def own_certificate(settings: RouterSettings) -> Path | None:
     return Path(chosen).expanduser() if chosen else None
 
 
-def own_subject(more: Sequence[str]) -> Subject:
+def own_subject(router: RouterSettings | None = None) -> Subject:
     """Return whom the certificate of a fabric on this machine is for."""
+    more = (*router.tls.names, *router.allowed_hosts) if router else ()
     return Subject.of([*own_hosts(), *more])
 
 
@@ -184,14 +194,17 @@ def tell_ready(supervisor: Supervisor, model: str, *, as_json: bool) -> None:
         )
 
 
-def _settings(arguments: argparse.Namespace) -> tuple[FabricSettings, list[NodeName]]:
+def _settings(arguments: argparse.Namespace, steps: Steps) -> tuple[FabricSettings, list[NodeName]]:
     try:
         settings = read_settings(arguments.config)
         router = replace(
             settings.router,
             host=settings.router.host if arguments.host is None else arguments.host,
             port=settings.router.port if arguments.port is None else arguments.port,
+            allowed_hosts=(*settings.router.allowed_hosts, *map(str.lower, arguments.allow_host)),
         )
+        check_doors(router)
+        router = with_client_keys(router, arguments, steps.say)
         names = [parse_node_name(name) for name in settings.local_nodes]
     except FabricError as error:
         raise CommandError(error.message, MISUSED) from None
@@ -202,6 +215,8 @@ def _settings(arguments: argparse.Namespace) -> tuple[FabricSettings, list[NodeN
     if not 0 <= router.port <= 65535:
         message = "--port must be 0 to 65535"
         raise CommandError(message, MISUSED)
+    if not (router.api_keys or router.operator_keys or is_loopback(router.host)):
+        steps.say("no API key is set, so other machines are refused: see --api-key-file")
     names += [NodeName(f"node-{chr(ord('a') + i)}") for i in range(len(names), count)]
     if len(set(names[:count])) < count:
         message = "two local nodes have the same name"

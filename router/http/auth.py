@@ -15,7 +15,7 @@ from fabric.http_guard.guarded_connection import admit
 from fabric.ids import DEFAULT_TENANT, AgentKey, TenantId, parse_agent_id
 from fabric.keys.api_keys import OPERATOR_HEADER, key_digest, name_of
 from fabric.settings import RouterSettings
-from router.http.local_peer import is_local
+from router.http.local_peer import LocalPeers
 
 OPEN_PATHS = frozenset({"/health", "/healthz"})
 _SCOPE = "macfabric.caller"
@@ -78,6 +78,9 @@ class Auth:
         self._tenants = {name: key_digest(key) for name, key in settings.api_keys.items()}
         self._operators = {name: key_digest(key) for name, key in settings.operator_keys.items()}
         self._loopback_without_key = settings.loopback_without_key
+        self._local = LocalPeers(
+            frozenset(settings.allowed_hosts), frozenset(settings.cors_origins)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request in with its caller, or raise UnauthorizedError."""
@@ -107,12 +110,17 @@ class Auth:
             # nothing.
             if operator is None and self._tenants:
                 raise _unknown()
-        if self._loopback_without_key and is_local(scope, headers):
+        why = self._why_keyed(scope, headers)
+        if why is None:
             return Principal(DEFAULT_TENANT, operator)
         if operator is not None:
             return Principal(None, operator)
-        message = "send an API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
-        raise UnauthorizedError(message)
+        raise _keyless(why, is_any_known=bool(self._tenants))
+
+    def _why_keyed(self, scope: Scope, headers: Headers) -> str | None:
+        if not self._loopback_without_key:
+            return "router.loopback_without_key is off"
+        return self._local.why_foreign(scope, headers)
 
     def _named_operator(self, headers: Headers) -> str | None:
         given = headers.get(OPERATOR_HEADER)
@@ -126,6 +134,14 @@ class Auth:
 
 def _unknown(kind: str = "API") -> UnauthorizedError:
     message = f"the {kind} key is not known here"
+    return UnauthorizedError(message)
+
+
+def _keyless(why: str, *, is_any_known: bool) -> UnauthorizedError:
+    how = "send an API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+    if not is_any_known:
+        how += " (none is set here: router.api_keys, or `macfabric up --api-key-file FILE`)"
+    message = f"{how}. This request cannot go without one: {why}"
     return UnauthorizedError(message)
 
 

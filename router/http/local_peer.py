@@ -2,43 +2,64 @@
 
 A page elsewhere sends its origin, or its browser says `Sec-Fetch-Site: cross-site`; one that
 rebinds DNS to us sends its own host. What any other page can send without these, a body of
-`text/plain` say, is no danger by itself, so it is taken as `curl -d` sends it.
+`text/plain` say, is no danger by itself, so it is taken as `curl -d` sends it. Names and origins
+that the operator lists are let in like this machine's own.
 """
 
 import re
+from dataclasses import dataclass
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-_HOST = re.compile(r"(?:localhost|(?P<v4>[0-9.]+)|\[(?P<v6>[0-9a-f:.]+)\])(?::[0-9]{1,5})?")
+_HOST = re.compile(
+    r"(?:(?P<v4>[0-9.]+)|\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_.-]{1,253}))(?::[0-9]{1,5})?"
+)
 _ORIGIN_SCHEMES = ("http://", "https://")
 _OWN_SITES = frozenset({"same-origin", "none"})
 # Whoever speaks for somebody else says so in one of these.
 _PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 
-def is_local(scope: Scope, headers: Headers) -> bool:
-    """Say whether the request may go without a key where programs of this machine may."""
-    client = scope.get("client") or None
-    hosts, origins = headers.getlist("host"), headers.getlist("origin")
-    return (
-        client is not None
-        and _is_loopback(client[0])
-        and not any(name in headers for name in _PROXY_HEADERS)
-        and len(hosts) == 1
-        and _is_local_host(hosts[0].lower())
-        and all(_is_origin_of(origin.lower(), hosts[0].lower()) for origin in origins)
-        and _OWN_SITES.issuperset(headers.getlist("sec-fetch-site"))
-    )
+@dataclass(frozen=True, slots=True)
+class LocalPeers:
+    """Who counts as a program on this machine, beside those that ask for it by a loopback name."""
+
+    hosts: frozenset[str] = frozenset()  # further names of this machine, as containers know it
+    origins: frozenset[str] = frozenset()  # of pages that may do what local programs do
+
+    def why_foreign(self, scope: Scope, headers: Headers) -> str | None:
+        """Say what keeps a request from going without a key, and which setting would; or None."""
+        client = scope.get("client") or None
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
+        if client is None or not _is_loopback(client[0]):
+            return "it comes from another machine"
+        if any(name in headers for name in _PROXY_HEADERS):
+            return "it comes through a proxy"
+        if len(hosts) != 1 or (host := _named(hosts[0].lower())) is None:
+            return "its 'Host' header is no host"
+        if not self._is_own(host):
+            return f"its 'Host' is '{host}': to let it in, {_allow(host)}"
+        listed = len(origins) == 1 and origins[0] in self.origins
+        if not listed and not all(_is_origin_of(o.lower(), hosts[0].lower()) for o in origins):
+            return "a web page asks: to let pages in, list their origin in router.cors_origins"
+        if not listed and not _OWN_SITES.issuperset(headers.getlist("sec-fetch-site")):
+            return "a page of another site asks"
+        return None
+
+    def _is_own(self, host: str) -> bool:
+        return host == "localhost" or host in self.hosts or _is_loopback(host)
 
 
-def _is_local_host(host: str) -> bool:
+def _allow(host: str) -> str:
+    return f"list it in router.allowed_hosts or start with `macfabric up --allow-host {host}`"
+
+
+def _named(host: str) -> str | None:
+    """Return a Host header's name or address, without its port."""
     found = _HOST.fullmatch(host)
-    if found is None:
-        return False
-    address = found["v4"] or found["v6"]
-    return address is None or _is_loopback(address)
+    return (found["v4"] or found["v6"] or found["name"]) if found else None
 
 
 def _is_origin_of(origin: str, host: str) -> bool:

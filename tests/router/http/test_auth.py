@@ -17,20 +17,32 @@ HASHED = RouterSettings(
 )
 OPERATED = RouterSettings(operator_keys={"ops": OPERATOR_KEY})
 OPEN = RouterSettings()
+DOORS = RouterSettings(
+    allowed_hosts=("host.docker.internal",), cors_origins=("https://app.example", "app://notes")
+)
 CLOSED = RouterSettings(loopback_without_key=False)
 
 
-def caller(settings, peer="127.0.0.1", host="localhost:8000", more=(), **headers):
+def caller(settings, **asked):
     """Return who was let in: a tenant, "tenant+operator", "+operator", or None."""
-    named = [(name.replace("_", "-"), value) for name, value in headers.items()]
-    listed = [*([("host", host)] if host else []), *named, *more]
-    raw = [(name.encode(), value.encode()) for name, value in listed]
-    scope = {"type": "http", "path": "/v1/models", "client": (peer, 5), "headers": raw}
     try:
-        found = Auth(None, settings)._caller(scope)
+        found = Auth(None, settings)._caller(scope_of(**asked))
     except UnauthorizedError:
         return None
     return (found.tenant or "") + (f"+{found.operator}" if found.operator else "")
+
+
+def refusal(settings, **asked):
+    with pytest.raises(UnauthorizedError) as refused:
+        Auth(None, settings)._caller(scope_of(**asked))
+    return refused.value.message
+
+
+def scope_of(peer="127.0.0.1", host="localhost:8000", more=(), **headers):
+    named = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    listed = [*([("host", host)] if host else []), *named, *more]
+    raw = [(name.encode(), value.encode()) for name, value in listed]
+    return {"type": "http", "path": "/v1/models", "client": (peer, 5), "headers": raw}
 
 
 CASES = [
@@ -94,12 +106,49 @@ CASES = [
     (OPERATED, {"x_macfabric_operator_key": "wrong-operator-key"}, None),
     (CLOSED, {}, None),
     (CLOSED, {"authorization": "Bearer anything"}, None),
+    (OPEN, {"host": "host.docker.internal:8000"}, None),
+    (DOORS, {"host": "host.docker.internal:8000", "x_api_key": "sk-anything"}, "default"),
+    (DOORS, {"host": "HOST.docker.internal"}, "default"),
+    (DOORS, {"host": "host.docker.internal", "peer": "172.17.0.2"}, None),
+    (DOORS, {"host": "host.docker.internal.evil.example"}, None),
+    (DOORS, {"host": "x.host.docker.internal"}, None),
+    (DOORS, {"host": "host.docker.internal", "x_forwarded_for": "10.0.0.1"}, None),
+    (DOORS, {"origin": "https://app.example", "sec_fetch_site": "cross-site"}, "default"),
+    (DOORS, {"origin": "app://notes"}, "default"),
+    (DOORS, {"origin": "https://app.example", "peer": "10.0.0.9"}, None),
+    (DOORS, {"origin": "https://app.example", "host": "evil.example"}, None),
+    (DOORS, {"origin": "http://app.example"}, None),
+    (DOORS, {"origin": "https://app.example:8443"}, None),
+    (DOORS, {"origin": "https://app.example.evil.example"}, None),
+    (DOORS, {"origin": "null"}, None),
+    (DOORS, {"origin": "https://app.example", "more": [("origin", "https://evil.ex")]}, None),
+    (DOORS, {"sec_fetch_site": "cross-site"}, None),
 ]
 
 
 @pytest.mark.parametrize(("settings", "asked", "expected"), CASES)
 def test_who_is_let_in(settings, asked, expected):
     assert caller(settings, **asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "told"),
+    [
+        (OPEN, {"host": "host.docker.internal:8000"}, "--allow-host host.docker.internal"),
+        (OPEN, {"host": "host.docker.internal:8000"}, "router.allowed_hosts"),
+        (OPEN, {"host": "host.docker.internal:8000"}, "--api-key-file"),
+        (OPEN, {"origin": "https://app.example"}, "router.cors_origins"),
+        (OPEN, {"peer": "10.0.0.9"}, "another machine"),
+        (OPEN, {"via": "1.1 proxy"}, "a proxy"),
+        (CLOSED, {}, "router.loopback_without_key"),
+    ],
+)
+def test_a_refusal_says_which_setting_would_let_it_in(settings, asked, told):
+    assert told in refusal(settings, **asked)
+
+
+def test_who_has_set_keys_is_not_told_to():
+    assert "--api-key-file" not in refusal(KEYS, host="host.docker.internal")
 
 
 @pytest.mark.anyio

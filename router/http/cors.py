@@ -1,0 +1,53 @@
+"""Web pages of listed origins may ask from browsers; for all others nothing changes.
+
+Keys travel in headers that a page sets itself, so no credentials of a browser are ever allowed.
+"""
+
+from collections.abc import Collection
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fabric.limits import PREFLIGHT_KEPT_S
+
+METHODS: Final = ("GET", "HEAD", "POST", "DELETE")
+# What a page's program may read of an answer, beside its body.
+EXPOSED: Final = (
+    "retry-after",
+    "request-id",
+    "x-request-id",
+    "x-macfabric-agent",
+    "x-macfabric-cache",
+    "x-macfabric-cached-tokens",
+    "x-macfabric-epoch",
+    "x-macfabric-ignored",
+    "x-macfabric-match",
+    "x-macfabric-match-reason",
+    "x-macfabric-node",
+    "x-macfabric-revision",
+    "x-macfabric-template",
+)
+
+
+class Cors:
+    """Answers browsers' questions before any key is asked for, which they send without one."""
+
+    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+        self._app = app
+        self._origins = frozenset(origins)
+        self._listed = CORSMiddleware(
+            app,
+            allow_origins=self._origins,
+            allow_methods=METHODS,
+            allow_headers=("*",),
+            allow_private_network=True,
+            expose_headers=EXPOSED,
+            max_age=PREFLIGHT_KEPT_S,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the inner application; a listed origin is told that it may read the answer."""
+        listed = scope["type"] == "http" and Headers(scope=scope).get("origin") in self._origins
+        await (self._listed if listed else self._app)(scope, receive, send)
