@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute
 
 from fabric.ports import Clock
 from fabric.settings import RouterSettings
+from router.admin import description as of_admin
 from router.admin.agents import AgentsApi
 from router.admin.copies import CopiesApi
 from router.admin.drain import DrainApi
@@ -19,11 +20,14 @@ from router.admin.metrics import MetricsApi
 from router.admin.nodes import NodesApi
 from router.admin.views.events import Snapshots
 from router.admin.waiting import waiting
+from router.anthropic import description as of_anthropic
 from router.anthropic.count_tokens_api import COUNT_TOKENS_PATH, CountTokensApi
 from router.anthropic.errors import AnthropicErrors
 from router.anthropic.messages_adapter import MessagesAdapter
 from router.anthropic.models import AnthropicModels
+from router.api import openapi
 from router.api.adapter import ApiAdapter
+from router.api.description import ref
 from router.api.model_names import ModelNames
 from router.api.models_api import ModelsApi
 from router.api.presence import presence_routes
@@ -34,17 +38,28 @@ from router.http.cors import Cors
 from router.http.dialect import Dialects
 from router.http.errors import ErrorBoundary, error_handlers
 from router.moves.hibernations import Hibernations
+from router.openai import description as of_openai
 from router.openai.absent_api import absent_routes
 from router.openai.chat_adapter import ChatAdapter
 from router.openai.completion_adapter import CompletionAdapter
 from router.openai.errors import OpenAiErrors
 from router.openai.models import OpenAiModels
+from router.openai.responses import description as of_responses
 from router.openai.responses.adapter import ResponsesAdapter
 from router.openai.responses.store import ResponseStore
 from router.openai.responses.stored_api import StoredApi
 from router.services import Services
 
 _ANTHROPIC: Final = "anthropic-version"  # a header that its clients send
+
+
+def described() -> dict[str, Any]:
+    """Return the OpenAPI document of all routes."""
+    rooms = (of_openai, of_responses, of_anthropic, of_admin)
+    either = {"anyOf": [ref("OpenAiError"), ref("AnthropicError")]}
+    schemas = {name: schema for room in rooms for name, schema in room.SCHEMAS.items()}
+    operations = [each for room in rooms for each in room.DESCRIBED]
+    return openapi.document([*operations, openapi.DESCRIBED], schemas | {"Error": either})
 
 
 def adapters_of(clock: Clock, stored: ResponseStore) -> list[ApiAdapter[Any]]:
@@ -84,6 +99,7 @@ def routes_of(
         *ModelsApi(fleet, names, OpenAiModels(), {_ANTHROPIC: AnthropicModels()}).routes(),
         *StoredApi(stored).routes(),
         *absent_routes(),
+        *openapi.openapi_routes(described()),
         *waiting(named, fleet.meeting),
         *MetricsApi(fleet, services.telemetry).routes(),
     ]

@@ -24,6 +24,7 @@ from router.serve import http_config
 from router.services import assemble
 from tests.router.fake_memory import ScaledClock
 from tests.router.fake_node import CLUSTER_KEY, MODEL, FakeNode
+from tests.support.documented import Documented
 
 KEY = "key-of-tenant-one"
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading certificates takes long
@@ -144,7 +145,8 @@ async def rig(
         services = assemble(fleet, settings, CLUSTER_KEY, placement)
         app = build_app(settings, services)
         listener = socket.create_server(("127.0.0.1", 0))
-        config = http_config(app, places)
+        judged = Documented(app)
+        config = http_config(judged, places)
         config.timeout_graceful_shutdown = 1
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -169,6 +171,7 @@ async def rig(
             await fleet.membership.close()
             for node in nodes:
                 await node.stop()
+        assert not judged.wrong, f"the OpenAPI document says otherwise: {judged.wrong}"
 
 
 async def _stop(server, serving):

@@ -1,0 +1,135 @@
+"""Anthropic's routes as the OpenAPI document describes them."""
+
+from typing import Final
+
+from fabric.limits import (
+    BLOCKS_PER_MESSAGE_MAX,
+    COMPLETION_TOKENS_MAX,
+    KEY_CHARS_MAX,
+    MESSAGES_MAX,
+    STOP_STRING_CHARS_MAX,
+    STOP_STRINGS_MAX,
+    TOOLS_MAX,
+)
+from router.api.description import (
+    ANYTHING,
+    EVENTS,
+    FLAG,
+    JSON,
+    OBJECT,
+    TURN_ANSWER_HEADERS,
+    TURN_HEADERS,
+    WRITES,
+    Described,
+    Schema,
+    answer,
+    array,
+    body,
+    either,
+    integer,
+    nullable,
+    number,
+    one_of,
+    ref,
+    text,
+)
+
+_ERRORS: Final = tuple(status for status in WRITES if status != 503)
+_BLOCKS: Final = either(
+    text(), array(body({"type": text()}, cache_control=OBJECT), BLOCKS_PER_MESSAGE_MAX)
+)
+_MESSAGE: Final = body({"role": one_of("user", "assistant", "system"), "content": _BLOCKS})
+_FORMAT: Final = body({"type": text()}, schema=OBJECT, strict=FLAG)
+_REQUIRED: Final = {"model": text(), "messages": array(_MESSAGE, MESSAGES_MAX, 1)}
+_PROMPT: Final = {
+    "system": _BLOCKS,
+    "tools": array(body({"name": text(minLength=1)}, input_schema=OBJECT), TOOLS_MAX),
+    "tool_choice": body({"type": text()}, disable_parallel_tool_use=FLAG, name=text()),
+    "thinking": body(
+        {"type": one_of("enabled", "adaptive", "disabled")},
+        budget_tokens=integer(1, COMPLETION_TOKENS_MAX),
+    ),
+    "output_config": body(
+        {}, effort=one_of("low", "medium", "high", "xhigh", "max"), format=_FORMAT
+    ),
+    "chat_template_kwargs": OBJECT,
+    "cache_control": OBJECT,
+    "mcp_servers": ANYTHING,
+    "container": ANYTHING,
+    "fallbacks": ANYTHING,
+    "context_management": ANYTHING,
+    "diagnostics": ANYTHING,
+    "speed": ANYTHING,
+    "inference_geo": ANYTHING,
+}
+_ASKED: Final = body(
+    {**_REQUIRED, "max_tokens": integer(0, COMPLETION_TOKENS_MAX)},
+    **_PROMPT,
+    stream=FLAG,
+    temperature=number(0, 1),
+    top_p=number(0, 1),
+    top_k=integer(0, 1 << 31),
+    stop_sequences=array(text(minLength=1, maxLength=STOP_STRING_CHARS_MAX), STOP_STRINGS_MAX),
+    service_tier=one_of("auto", "standard_only"),
+    metadata=body(
+        {}, user_id=text(maxLength=KEY_CHARS_MAX), agent_id=text(maxLength=KEY_CHARS_MAX)
+    ),
+    output_format=_FORMAT,
+)
+_USAGE: Final = answer(
+    input_tokens=integer(),
+    cache_creation_input_tokens=integer(),
+    cache_read_input_tokens=integer(),
+    output_tokens=integer(),
+)
+_SAID: Final = answer(
+    id=text(),
+    type=one_of("message"),
+    role=one_of("assistant"),
+    model=text(),
+    content=array(answer(type=one_of("text", "thinking", "tool_use"))),
+    stop_reason=one_of(
+        "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+    ),
+    stop_sequence=nullable(text()),
+    usage=_USAGE,
+)
+SCHEMAS: Final[dict[str, Schema]] = {
+    "AnthropicError": answer(
+        type=one_of("error"), error=answer(type=text(minLength=1), message=text(minLength=1))
+    ),
+    "AnthropicMessage": _SAID,
+    "AnthropicModel": answer(
+        type=one_of("model"), id=text(), display_name=text(), created_at=text(format="date-time")
+    ),
+    "AnthropicModels": answer(
+        data=array(ref("AnthropicModel")),
+        has_more=FLAG,
+        first_id=nullable(text()),
+        last_id=nullable(text()),
+    ),
+}
+DESCRIBED: Final = (
+    Described(
+        "POST",
+        "/v1/messages",
+        "anthropic",
+        "A turn in Anthropic's dialect, streamed or whole.",
+        {JSON: ref("AnthropicMessage"), EVENTS: text()},
+        _ERRORS,
+        body=_ASKED,
+        parameters=TURN_HEADERS,
+        headers=TURN_ANSWER_HEADERS,
+        error="AnthropicError",
+    ),
+    Described(
+        "POST",
+        "/v1/messages/count_tokens",
+        "anthropic",
+        "The tokens of such a turn, by the model's own tokenizer.",
+        {JSON: answer(input_tokens=integer())},
+        _ERRORS,
+        body=body(_REQUIRED, **_PROMPT),
+        error="AnthropicError",
+    ),
+)

@@ -1,0 +1,134 @@
+"""GET /openapi.json: every route, what it reads, and what it answers; nothing that is not there.
+
+What routes answer is held to the document in all tests of the router (`tests.support.documented`)
+and, with random requests, in tests/e2e/test_openapi_cases.py.
+"""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from router.http.fields import Fields
+from tests.router.fake_node import MODEL
+from tests.router.rig import rig
+from tests.support.documented import DOCUMENT, template, wrong_with
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+# Enough of each body that its parser comes to its end.
+ASKED = {
+    "/v1/chat/completions": {"model": MODEL, "messages": MESSAGES},
+    "/v1/completions": {"model": MODEL, "prompt": "hello"},
+    "/v1/responses": {"model": MODEL, "input": "hello", "store": False},
+    "/v1/messages": {"model": MODEL, "max_tokens": 4, "messages": MESSAGES},
+    "/v1/messages/count_tokens": {"model": MODEL, "messages": MESSAGES},
+    "/v1/agents/{agent}/migrate": {"to": "node-a"},
+    "/v1/agents/{agent}/fork": {"as": "ivan"},
+    "/v1/agents/{agent}/replicate": {"to": "node-a"},
+    "/v1/agents/{agent}/prefetch": {},
+    "/v1/agents/{agent}/pin": {"pinned": True},
+    "/v1/nodes/{node}/flush": {},
+}
+
+
+def bodies() -> Iterator[tuple[str, dict]]:
+    for path, methods in DOCUMENT["paths"].items():
+        asked = methods.get("post", {}).get("requestBody")
+        if asked and "application/json" in asked["content"]:
+            yield path, asked["content"]["application/json"]["schema"]
+
+
+def schemas(value) -> Iterator[dict]:
+    if isinstance(value, dict):
+        if "schema" in value and isinstance(value["schema"], dict):
+            yield value["schema"]
+        for each in value.values():
+            yield from schemas(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from schemas(each)
+
+
+@pytest.mark.anyio
+async def test_it_is_served_and_says_every_route():
+    async with rig("a") as made:
+        served = await made.http().get("/openapi.json")
+        routes = {
+            (method, template(route))
+            for route in made.app.routes
+            for method in route.methods
+            if method != "HEAD" or "GET" not in route.methods
+        }
+    told = {(m.upper(), path) for path, each in DOCUMENT["paths"].items() for m in each}
+
+    assert served.json() == DOCUMENT
+    assert told == routes
+
+
+def test_its_schemas_are_some():
+    components = DOCUMENT["components"]["schemas"]
+    for schema in [*schemas(DOCUMENT["paths"]), *components.values()]:
+        Draft202012Validator.check_schema(schema)
+    named = set(re.findall(r"#/components/schemas/(\w+)", str(DOCUMENT)))
+
+    assert named == set(components) - {name for name in components if name not in named}
+    assert set(components) <= named, "each is used"
+
+
+def test_every_operation_has_a_name_of_its_own_and_its_path_parameters():
+    operations = [(p, o) for p, each in DOCUMENT["paths"].items() for o in each.values()]
+    names = [operation["operationId"] for _, operation in operations]
+
+    assert len(set(names)) == len(names)
+    for path, operation in operations:
+        placed = [p["name"] for p in operation.get("parameters", []) if p["in"] == "path"]
+        assert sorted(placed) == sorted(re.findall(r"\{(\w+)\}", path)), path
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("path", "schema"), list(bodies()))
+async def test_it_names_every_parameter_that_is_read_and_no_other(path, schema, monkeypatch):
+    read = set()
+    for method in (Fields.raw, Fields.require):
+
+        def watched(self, name, *, method=method):
+            read.add(self.param(name))
+            return method(self, name)
+
+        monkeypatch.setattr(Fields, method.__name__, watched)
+    asked = path.replace("{agent}", "mira").replace("{node}", "node-a")
+    async with rig("a") as made:
+        answer = await made.http().post(asked, json=ASKED[path])
+
+    assert answer.status_code in (200, 404), answer.text
+    assert {name for name in read if re.fullmatch(r"\w+", name)} == set(schema["properties"])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "read"),
+    [("/v1/agents/mira/resume", {"node", "replace"}), ("/v1/responses/x", {"stream"})],
+)
+async def test_it_names_every_query(path, read):
+    found = [p for p in DOCUMENT["paths"] if re.fullmatch(re.sub(r"\{\w+\}", r"\\w+", p), path)]
+    operation = next(iter(DOCUMENT["paths"][found[0]].values()))
+
+    assert {p["name"] for p in operation["parameters"] if p["in"] == "query"} == read
+
+
+def test_what_is_not_documented_is_found():
+    models, chats = "/v1/models", "/v1/chat/completions"
+    error = b'{"error": {"message": "m", "type": "server_error", "param": null, "code": "c"}}'
+    cases = [
+        (("GET", models, 401, "application/json", error), None),
+        (("GET", models, 418, "application/json", error), "answers 418"),
+        (("GET", models, 401, "application/json", b'{"message": "m"}'), "is not valid"),
+        (("GET", models, 401, "text/plain", b"no"), "as text/plain"),
+        (("GET", models, 200, "application/json", b'{"object": "list"}'), "is not valid"),
+        (("PUT", models, 200, "application/json", b"{}"), "no operation"),
+        (("POST", chats, 200, "text/event-stream", b"data: x"), None),
+    ]
+    for case, expected in cases:
+        found = wrong_with(*case)
+        assert (expected is None and found is None) or expected in found, (case, found)
