@@ -52,6 +52,7 @@ from node.store.tombstones import DIRECTORY as ERASED
 from node.store.tombstones import TombstoneStore
 from node.transfer.server import TransferServer
 from node.turn.prefix import Prepared
+from node.turn.restored import ShownAnswer
 from node.turn.saver import Saver
 
 DESCRIPTION = "CPU time and bytes to save a 50-token turn at 1k and at 32k tokens"
@@ -235,7 +236,7 @@ async def _take_turn(desk: Desk, talk: Talk, prompt_tokens: int) -> None:
     await asyncio.sleep(NAMING_S)
     talk.cache.rewind(talk.held)
     talk.cache.assume(talk.held + prompt_tokens + ANSWER_TOKENS)
-    durable = await saver.commit(ended)
+    durable = await saver.commit(ended, ShownAnswer())
     talk.cpu_s.append(time.process_time() - before_s)
     talk.written_bytes.append(desk.disk.written_bytes - before_bytes)
     assert durable, desk.node.health.degraded

@@ -4,7 +4,7 @@ In bytes it is a map of text to text, as it was when it had no type. What does n
 from a later version, counts as not said: none of it is needed to go on with an agent.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fabric.errors import RejectedError
@@ -13,6 +13,7 @@ from fabric.turn.prompt_marks import NO_MARKS, PromptMarks
 
 _SERVED, _COPIED, _KEPT, _FORK, _TRUNCATED = "served", "copied", "kept", "fork", "cut"
 _HEAD, _ASKED, _CONVERSATION = "head", "asked", "conversation"
+_ANSWERS = "answers"
 _YES = "yes"
 _DIGITS_MAX = 18
 
@@ -35,7 +36,7 @@ class LastServed:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a record says of itself; all but `served` ends with its agent's next turn."""
+    """What a record says of itself; most of it ends with its agent's next turn."""
 
     served: LastServed | None = None
     copied_revision: int | None = None  # the owner's, that a replica was copied of
@@ -45,6 +46,7 @@ class Provenance:
         None  # its text begins like conversations of others: likewise
     )
     marks: PromptMarks = NO_MARKS  # of its last prompt
+    answers: str = field(default="", repr=False)  # as `fabric/record/answers.py` spells them
 
     def to_wire(self) -> dict[str, str]:
         """Spell it for a record's bytes."""
@@ -59,6 +61,7 @@ class Provenance:
             _HEAD: str(self.marks.head) if self.marks.head else None,
             _ASKED: str(self.marks.asked) if self.marks.asked else None,
             _CONVERSATION: str(self.marks.conversation) if self.marks.conversation else None,
+            _ANSWERS: self.answers or None,
         }
         return {name: text for name, text in notes.items() if text is not None}
 
@@ -76,6 +79,7 @@ class Provenance:
                 asked=_count(notes.get(_ASKED, "")) or 0,
                 conversation=_count(notes.get(_CONVERSATION, "")) or 0,
             ),
+            answers=notes.get(_ANSWERS, ""),
         )
 
 

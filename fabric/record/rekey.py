@@ -47,7 +47,7 @@ def portable(record: Manifest, window_tokens: int) -> Manifest:
         migration=None,
         sealed_to=None,
         pinned=False,
-        provenance=_truncated_only(record),
+        provenance=_of_context(record),
     )
 
 
@@ -99,13 +99,14 @@ def owned_anew(
         migration=None,
         sealed_to=None,
         pinned=False,
-        provenance=_truncated_only(record),
+        provenance=_of_context(record),
     )
 
 
-def _truncated_only(record: Manifest) -> Provenance:
-    """Keep of the provenance only what changes who finds the agent."""
-    return Provenance(truncated_by=TruncatedBy.HIBERNATED if record.is_truncated else None)
+def _of_context(record: Manifest) -> Provenance:
+    """Keep of the provenance what is true of the context, whoever's it is."""
+    by = TruncatedBy.HIBERNATED if record.is_truncated else None
+    return Provenance(truncated_by=by, answers=record.provenance.answers)
 
 
 def _check_plain(record: Manifest, header: HibernationHeader, vocabulary_size: int) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -76,8 +76,6 @@ class Agent:
     turn: LiveTurn | None = None  # the one that runs now
     outgoing: OutgoingMove = field(init=False)
     handed_on: HandedOn | None = None  # its last answer, where that is to go on here
-    # What it thought before its answers, by the answers' places; of this process only.
-    thoughts: Mapping[int, str] = field(default_factory=dict)
     loading: Loading | None = None  # its cache is on its way from the disk, ahead of a turn
 
     def __post_init__(self) -> None:

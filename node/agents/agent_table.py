@@ -4,18 +4,21 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from fabric.errors import NotFoundError, OverloadedError
 from fabric.ids import AgentId, AgentKey, Fingerprint, NodeName, TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.limits import AGENTS_PER_NODE_MAX, ALIKE_AGENTS_MAX, GONE_AGENTS_MAX
 from fabric.ports import Clock
+from fabric.record.answers import Answered, read_answers
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
 from fabric.retention.policy import Candidate, Rules, choose
 from fabric.turn.generation import Identity, IdentityKind
 from fabric.u32s import U32s
 from node.agents.agent import Agent
+from node.agents.answer_index import AnswerIndex
 from node.agents.conversation_index import ConversationIndex
 from node.agents.use_log import UseLog
 from node.runtime.one_loop import on_its_loop
@@ -38,6 +41,7 @@ class AgentTable:
         self._clock = clock
         self._agents: dict[AgentKey, Agent] = {}
         self._index = ConversationIndex()
+        self._answers = AnswerIndex()
         self._rules = rules
         self.use = UseLog(clock)
         self.changes = 0
@@ -114,8 +118,10 @@ class AgentTable:
         self.use.note(agent.manifest)
         if agent.manifest.state is OwnerState.OWNED and agent.manifest.token_ids:
             self._index.put(agent.key, agent.conversation_bytes, agent.manifest.sketch)
+            self._answers.put(agent.key, agent.manifest.provenance.answers)
         else:
             self._index.remove(agent.key)
+            self._answers.remove(agent.key)
 
     @on_its_loop
     def remove(self, key: AgentKey) -> None:
@@ -124,6 +130,7 @@ class AgentTable:
         if gone is not None:
             self.use.forget(gone.manifest)
         self._index.remove(key)
+        self._answers.remove(key)
 
     def forget(self, agent: Agent) -> None:
         """Drop an agent if it is still the one under its key."""
@@ -181,6 +188,16 @@ class AgentTable:
     def said_by(self, tenant: TenantId, identity: Identity, sketch: Sequence[int]) -> Agent | None:
         """Find the idle conversation whose last request's messages begin these ones."""
         return next(self._open(self._index.said(tenant, sketch), identity), None)
+
+    def answered(self, tenant: TenantId, places: Iterable[int]) -> dict[int, Answered]:
+        """Return what the tenant's agents know of the answers at these places."""
+        found: dict[int, Answered] = {}
+        wanted = set(places)
+        holders = dict.fromkeys(self._answers.holders(tenant, sorted(wanted)))
+        for key in islice(holders, ALIKE_AGENTS_MAX):
+            known = read_answers(self._agents[key].manifest.provenance.answers)
+            found |= {place: known[place] for place in wanted & known.keys()}
+        return found
 
     def _open(self, keys: Iterable[AgentKey], identity: Identity) -> Iterator[Agent]:
         """Yield those of these agents that are idle, and for anybody with this identity."""

@@ -10,6 +10,14 @@ from node.dialect.call_log import call_id
 Messages = list[dict[str, Any]]
 
 
+class WrittenArguments(dict[str, Any]):
+    """Arguments of a call, with the text that the model wrote."""
+
+    def __init__(self, text: str, parsed: dict[str, Any]) -> None:
+        super().__init__(parsed)
+        self.text = text
+
+
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
     """What a template makes of messages with calls."""
@@ -72,9 +80,13 @@ def _with_object_arguments(messages: Messages) -> Messages:
 
 
 def _with_text_arguments(messages: Messages) -> Messages:
-    return _with_arguments(
-        messages, lambda a: a if isinstance(a, str) else json.dumps(a, ensure_ascii=False)
-    )
+    def text(arguments: Any) -> str:
+        if isinstance(arguments, WrittenArguments):
+            return arguments.text
+        is_text = isinstance(arguments, str)
+        return arguments if is_text else json.dumps(arguments, ensure_ascii=False)
+
+    return _with_arguments(messages, text)
 
 
 def _with_short_ids(messages: Messages) -> Messages:

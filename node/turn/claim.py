@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from fabric.errors import (
@@ -14,6 +14,7 @@ from fabric.errors import (
 )
 from fabric.ids import AgentKey, MigrationId
 from fabric.limits import AGENT_TURNS_WAITING_MAX
+from fabric.record.answers import Answers, read_answers
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from node.agents.agent import Agent, HandedOn
@@ -99,7 +100,14 @@ class Claims:
         message = f"{AGENT_TURNS_WAITING_MAX} turns already wait for this agent"
         raise OverloadedError(message)
 
-    def known(self, request: GenerateRequest) -> Agent | None:
+    def answers(self, request: GenerateRequest, places: Sequence[int]) -> Answers:
+        """Return what is known of a chat's answers: by whom it is with, and by others."""
+        agent = self._known(request)
+        own = read_answers(agent.manifest.provenance.answers) if agent is not None else {}
+        lacking = [place for place in places if place not in own]
+        return {**self.table.answered(request.tenant, lacking), **own}
+
+    def _known(self, request: GenerateRequest) -> Agent | None:
         """Return whom a chat is with, as far as that is known before its prompt is rendered."""
         identity, agent = request.identity, request.identity.agent
         if identity.kind is IdentityKind.AGENT and agent is not None:

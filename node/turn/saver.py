@@ -19,6 +19,7 @@ from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS, UNSAVED_BYTES_MAX
 from fabric.ports import Clock
+from fabric.record.answers import read_answers, spell_answers
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
@@ -33,6 +34,7 @@ from node.store.service_time import ServiceTime
 from node.tiers.record_writer import RecordWriters
 from node.tiers.unsaved import Unsaved
 from node.turn.prefix import Prepared
+from node.turn.restored import ShownAnswer
 
 _log = logging.getLogger(__name__)
 IDLE_SHARE = 19.0  # saving ahead takes a twentieth of the time, so that decoding is not slowed
@@ -180,21 +182,21 @@ class Saver:
         await self._end_early()
         self._writer.abandon()
 
-    async def commit(self, ended: Ended, seal: SealAgent | None = None) -> bool:
+    async def commit(self, ended: Ended, shown: ShownAnswer, seal: SealAgent | None = None) -> bool:
         """Publish the turn's record and keep its cache hot; say whether it is durable.
 
         With `seal` it is published as the final one of that move: one write instead of two
         while a client waits for its next token.
         """
         if seal is None:
-            return await self._commit(ended, None)
+            return await self._commit(ended, shown, None)
         with low_latency():
-            return await self._commit(ended, seal)
+            return await self._commit(ended, shown, seal)
 
-    async def _commit(self, ended: Ended, seal: SealAgent | None) -> bool:
+    async def _commit(self, ended: Ended, shown: ShownAnswer, seal: SealAgent | None) -> bool:
         await self._end_early()
         cache, agent, parts = self._cache, self._agent, self._parts
-        manifest = self._record(ended)
+        manifest = self._record(ended, shown)
         if cache.tokens_count != manifest.tokens_count:
             await self.abandon()
             message = f"cache holds {cache.tokens_count} tokens, record {manifest.tokens_count}"
@@ -219,7 +221,7 @@ class Saver:
             parts.unsaved.note_success()
         return agent.is_durable
 
-    def _record(self, ended: Ended) -> Manifest:
+    def _record(self, ended: Ended, shown: ShownAnswer) -> Manifest:
         """Describe what the cache holds: a cancelled prompt counts as far as it got."""
         plan, old = self._prepared.plan, self._agent.manifest
         count = min(len(plan.ids), self._cache.tokens_count)
@@ -234,6 +236,10 @@ class Saver:
             # Whoever shares its system prompt would go on in the context of another's agent.
             is_named = self._request.identity.kind is IdentityKind.AGENT
             truncated_by = TruncatedBy.CANCELLED if is_named else None
+        answers = old.provenance.answers
+        if ended.reason is not None:
+            known = shown.remembered(self._request, read_answers(answers))
+            answers = spell_answers(known)
         return replace(
             old,
             revision=old.revision + 1,
@@ -253,5 +259,6 @@ class Saver:
                 served=self._parts.service_time.stamp(),
                 truncated_by=truncated_by,
                 marks=marks.within(count),
+                answers=answers,
             ),
         )

@@ -45,9 +45,9 @@ from node.turn.claim import Claims
 from node.turn.grammars import Grammars
 from node.turn.prefix import Prefixes, Prepared
 from node.turn.request_prompt import Prompts
+from node.turn.restored import ShownAnswer, put_back
 from node.turn.resumption import plan_resumption, resumption, without_answer
 from node.turn.saver import Saver, Savers
-from node.turn.thoughts import NO_THOUGHTS, ShownAnswer, put_back
 from node.turn.turn_sequence import Sequences, end_of, is_unchanged
 
 _log = logging.getLogger(__name__)
@@ -186,8 +186,7 @@ class Turn:
         if parts.health.stopping is not None or self._unwanted.is_set():
             raise HungUpError
         self._is_waiting = True
-        known = parts.claims.known(request) if request.messages else None
-        restored = put_back(request, known.thoughts if known is not None else NO_THOUGHTS)
+        restored = put_back(request, parts.claims.answers)
         self._request = request = restored.request
         self._restored = restored.note
         parts.prompts.check_sampling(request.sampling)
@@ -281,7 +280,7 @@ class Turn:
             await saver.abandon()
             return self._unbegun(agent, prepared, sequence, ended)
         self._is_saving = True
-        durable = await saver.commit(ended, agent.outgoing.begin_sealing())
+        durable = await saver.commit(ended, self._shown, agent.outgoing.begin_sealing())
         self.saved.set()
         if agent.outgoing.fence > epoch and not ended.is_handover:
             raise self._fenced(agent)
@@ -290,7 +289,6 @@ class Turn:
         if ended.reason is None:
             self._cancelled()
             return None
-        agent.thoughts = self._shown.remembered(self._request, agent.thoughts)
         reason = FinishReason.TOOL_CALLS if sequence.answer.has_calls else ended.reason
         broken = sequence.answer.broken_calls
         return Finished(reason, len(ended.answer_ids), ended.stop_string, durable, broken)

@@ -1,6 +1,7 @@
 """One of everything that lies on disk or is signed, with every field set to something."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fabric.codec import pack, unpack
@@ -27,6 +28,7 @@ from fabric.kvcache.rotation import Rotation
 from fabric.net.handshake import HandshakeRole, prove
 from fabric.net.ticket import Ticket, issue_ticket, open_ticket
 from fabric.net.wire import Hello
+from fabric.record.answers import Answered, CallWritten, spell_answers
 from fabric.record.hibernation_file import HibernationHeader, SignedWith
 from fabric.record.manifest import (
     Manifest,
@@ -117,6 +119,8 @@ MANIFEST = Manifest(
     pinned=True,
     provenance=Provenance(served=LastServed(NodeName("node-a"), 17)),
 )
+ANSWERS = spell_answers({7: Answered("Hm.", "\n", " ", (CallWritten('{"a":1}', "call_1"),))})
+ANSWERED = replace(MANIFEST, provenance=Provenance(answers=ANSWERS))
 TOMBSTONE = Tombstone("0a" * 16, "0b" * 16, 7, 1_700_000_000.5)
 HEADER = HibernationHeader(
     signed_with=SignedWith.KEY,
@@ -151,6 +155,7 @@ RECORD = SpecRecord(PRINT, "recall", SPEC)
 # By name: what is encoded, how, and how it is read again.
 CODED: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
     "manifest": (MANIFEST, encode_manifest, decode_manifest),
+    "manifest with answers": (ANSWERED, encode_manifest, decode_manifest),
     "spec": (RECORD, encode_spec, decode_spec),
     "tombstone": (TOMBSTONE, encode_tombstone, decode_tombstone),
     "hibernation header": (HEADER, pack, lambda raw: unpack(HibernationHeader, raw)),

@@ -8,6 +8,7 @@ from fabric.ids import NodeName
 from fabric.record.envelope import Envelope
 from fabric.record.manifest import MAGIC, Manifest, decode_manifest, encode_manifest
 from fabric.record.provenance import LastServed, Provenance, TruncatedBy
+from fabric.record.rekey import owned_anew
 from fabric.turn.prompt_marks import PromptMarks
 from tests.support.blocks import make_block, make_manifest
 
@@ -26,6 +27,7 @@ NOTES = [
         Provenance(marks=PromptMarks(head=7, asked=9, conversation=12)),
     ),
     ({"cut": "cancelled"}, Provenance(truncated_by=TruncatedBy.CANCELLED)),
+    ({"answers": "[]"}, Provenance(answers="[]")),
 ]
 RECORD = make_manifest([make_block(1, 3)])
 LEAD = len(MAGIC) + 16
@@ -85,3 +87,9 @@ def test_only_its_own_id_finds_a_cut_record_and_a_fork():
     assert is_found(served=SERVED, copied_revision=3, is_kept=True)
     assert not is_found(is_fork=True)
     assert not is_found(truncated_by=TruncatedBy.HIBERNATED)
+
+
+def test_what_was_answered_goes_with_the_context_and_the_rest_does_not():
+    own = replace(RECORD, provenance=Provenance(SERVED, answers="[]", is_kept=True))
+    anew = owned_anew(own, own.key, NodeName("node-b"), 7, 1.0)
+    assert anew.provenance == Provenance(answers="[]")

@@ -1,0 +1,78 @@
+"""What an agent answered, as far as clients leave it out of later requests or spell it otherwise.
+
+In a record's bytes it is JSON text: for each answer, the oldest first, an array of its place in the
+conversation (16 hex digits), its reasoning, the white space around its text, and its calls, each an
+array of the arguments as they were written and the id. Later versions may append to each array.
+What does not parse counts as not said.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fabric.limits import ANSWERS_BYTES_MAX
+
+_SPELLED_CHARS_MAX = 8 * ANSWERS_BYTES_MAX  # JSON takes up to six characters for one
+
+
+@dataclass(frozen=True, slots=True)
+class CallWritten:
+    """One call as the model wrote it; its name is what it is known by."""
+
+    arguments: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What of one answer may not come back."""
+
+    reasoning: str = ""
+    before: str = ""  # white space in front of its text, and behind it
+    behind: str = ""
+    calls: tuple[CallWritten, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """What it counts against the limit; UnicodeEncodeError where it is no text."""
+        texts = [self.reasoning, self.before, self.behind]
+        texts += [text for call in self.calls for text in (call.arguments, call.id)]
+        return sum(len(text.encode()) for text in texts)
+
+
+Answers = Mapping[int, Answered]  # by their places: hashes of all messages up to each
+
+
+def spell_answers(answers: Answers) -> str:
+    """Spell them for a record's bytes; nothing where there are none."""
+    rows = [
+        [
+            f"{place:016x}",
+            said.reasoning,
+            said.before,
+            said.behind,
+            [[call.arguments, call.id] for call in said.calls],
+        ]
+        for place, said in answers.items()
+    ]
+    return json.dumps(rows, ensure_ascii=False, separators=(",", ":")) if rows else ""
+
+
+def read_answers(text: str) -> dict[int, Answered]:
+    """Read what this or a later version spelled."""
+    if not text or len(text) > _SPELLED_CHARS_MAX:
+        return {}
+    try:
+        rows = json.loads(text)
+        return {int(row[0], 16): _answered(row) for row in rows}
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return {}
+
+
+def _answered(row: list[Any]) -> Answered:
+    calls = tuple(CallWritten(call[0], call[1]) for call in row[4])
+    texts = [*row[1:4], *(text for call in calls for text in (call.arguments, call.id))]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return Answered(row[1], row[2], row[3], calls)

@@ -1,0 +1,179 @@
+"""Put back what a client left out of an earlier answer, or spelled otherwise.
+
+Most programs send an answer's text and calls, and drop its reasoning; some trim its white space,
+write arguments anew or give calls ids of their own. The prompt then differs from what was computed,
+and from what the model was trained on. An answer is known by its place: by all messages up to it,
+reasoning, white space, ids and the spelling of arguments apart.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from xxhash import xxh3_64
+
+from fabric.limits import ANSWERS_BYTES_MAX
+from fabric.record.answers import Answered, Answers, CallWritten
+from fabric.template_options import RESTORE_OPTION
+from fabric.turn.generation import GenerateRequest, ToolCall
+from fabric.turn.messages import Message, MessageRole, ToolUse
+from node.dialect.shown import Shown
+from node.dialect.spelling import WrittenArguments
+
+Known = Callable[[GenerateRequest, Sequence[int]], Answers]  # of a request, at these places
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """A request with what was left out of it."""
+
+    request: GenerateRequest
+    note: str = ""  # in words that follow a match's reason
+
+
+@dataclass(slots=True, eq=False)
+class ShownAnswer:
+    """What a client is shown of one answer."""
+
+    _thoughts: list[str] = field(default_factory=list)
+    _texts: list[str] = field(default_factory=list)
+    _calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, shown: Shown) -> None:
+        self._thoughts.append(shown.reasoning)
+        self._texts.append(shown.text)
+        self._calls += shown.calls
+
+    def remembered(self, request: GenerateRequest, answers: Answers) -> Answers:
+        """Return the agent's answers with this one; of half an answer nothing is known."""
+        is_plain = not (self._calls or any(self._thoughts)) and _is_trimmed("".join(self._texts))
+        if not request.messages or request.resume is not None or (is_plain and not answers):
+            return answers
+        uses = tuple(ToolUse(call.name, call.arguments, call.id) for call in self._calls)
+        said, thought = ("".join(self._texts),), "".join(self._thoughts)
+        answer = Message(MessageRole.ASSISTANT, said, reasoning=thought or None, uses=uses)
+        return remember(answers, request.messages, answer)
+
+
+def put_back(request: GenerateRequest, known: Known) -> PutBack:
+    """Return the request with its earlier answers as they were, as far as they are known."""
+    options = dict(request.template_options)
+    is_wanted = options.pop(RESTORE_OPTION, True) is not False
+    request = replace(request, template_options=options)
+    messages = request.messages or ()
+    if not is_wanted or all(message.role is not MessageRole.ASSISTANT for message in messages):
+        return PutBack(request)
+    at = list(places(messages))
+    said = zip(messages, at, strict=True)
+    answered = [place for message, place in said if message.role is MessageRole.ASSISTANT]
+    answers = known(request, answered)
+    whole = list(_with_answers(messages, at, answers)) if answers else messages
+    thoughts = sum(a.reasoning != b.reasoning for a, b in zip(messages, whole, strict=True))
+    spellings = sum(_spelling(a) != _spelling(b) for a, b in zip(messages, whole, strict=True))
+    note = f"; restored reasoning: {thoughts}" if thoughts else ""
+    note += f"; restored spelling: {spellings}" if spellings else ""
+    return PutBack(replace(request, messages=tuple(whole)), note) if note else PutBack(request)
+
+
+def _spelling(message: Message) -> Any:
+    if message.role is not MessageRole.ASSISTANT:
+        return None
+    uses = [(use.id, json.dumps(use.arguments)) for use in message.uses]
+    return "".join(message.texts), uses
+
+
+def _with_answers(
+    messages: Sequence[Message], at: Sequence[int], answers: Answers
+) -> Iterator[Message]:
+    renamed: dict[str | None, str] = {}
+    for message, place in zip(messages, at, strict=True):
+        said = answers.get(place)
+        if message.role is MessageRole.ASSISTANT:
+            renamed = _renamed(message, said) if said is not None else {}
+            yield _as_said(message, said, renamed) if said is not None else message
+        elif message.result_of in renamed:
+            yield replace(message, result_of=renamed[message.result_of])
+        else:
+            yield message
+
+
+def _renamed(message: Message, said: Answered) -> dict[str | None, str]:
+    """Say which id of the client's is which of the model's; nothing where that is not clear."""
+    ids = [use.id for use in message.uses]
+    if len(ids) != len(said.calls) or len({*ids}) < len(ids) or not all(ids):
+        return {}
+    return {own: call.id for own, call in zip(ids, said.calls, strict=True)}
+
+
+def _as_said(message: Message, said: Answered, renamed: dict[str | None, str]) -> Message:
+    text = said.before + "".join(message.texts).strip() + said.behind
+    uses = message.uses
+    if len(uses) == len(said.calls):
+        uses = tuple(
+            replace(use, arguments=_arguments(use, call), id=renamed.get(use.id, use.id))
+            for use, call in zip(uses, said.calls, strict=True)
+        )
+    return replace(
+        message,
+        texts=message.texts if text == "".join(message.texts) else (text,),
+        reasoning=message.reasoning or said.reasoning or None,
+        uses=uses,
+    )
+
+
+def _arguments(use: ToolUse, call: CallWritten) -> dict[str, Any] | str:
+    parsed = _parsed(call.arguments)
+    return WrittenArguments(call.arguments, parsed) if isinstance(parsed, dict) else use.arguments
+
+
+def remember(answers: Answers, messages: Sequence[Message], answer: Message) -> Answers:
+    """Return the answers of this conversation and its new one; the oldest go first."""
+    known: dict[int, Answered] = {}
+    left_bytes = ANSWERS_BYTES_MAX
+    at = list(places([*messages, answer]))
+    for place, message in zip(reversed(at), [answer, *reversed(messages)], strict=True):
+        if message.role is not MessageRole.ASSISTANT:
+            continue
+        said = _said(message) if message is answer else answers.get(place, Answered())
+        said = replace(said, reasoning=message.reasoning or said.reasoning)
+        try:
+            left_bytes -= said.size_bytes
+        except UnicodeEncodeError:
+            continue
+        if left_bytes < 0:
+            break
+        if said != Answered():
+            known[place] = said
+    return dict(reversed(known.items()))
+
+
+def _is_trimmed(text: str) -> bool:
+    return text == text.strip()
+
+
+def _said(answer: Message) -> Answered:
+    text = "".join(answer.texts)
+    before = text[: len(text) - len(text.lstrip())]
+    behind = text[len(text.rstrip()) :] if before != text else ""
+    calls = [CallWritten(str(use.arguments), use.id or "") for use in answer.uses]
+    return Answered(answer.reasoning or "", before, behind, tuple(calls))
+
+
+def places(messages: Sequence[Message]) -> Iterator[int]:
+    """Yield the chained hash of all messages up to each."""
+    digest = xxh3_64(seed=2)
+    for message in messages:
+        uses = [
+            (use.name, json.dumps(_parsed(use.arguments), sort_keys=True)) for use in message.uses
+        ]
+        said = [message.role.value, "".join(message.texts).strip(), message.name, uses]
+        digest.update(json.dumps(said).encode() + b"\n")
+        yield digest.intdigest()
+
+
+def _parsed(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments

@@ -1,0 +1,43 @@
+"""Answers in a record's bytes, as this version and later ones spell them."""
+
+import json
+
+import pytest
+
+from fabric.limits import ANSWERS_BYTES_MAX
+from fabric.record.answers import Answered, CallWritten, read_answers, spell_answers
+
+CALL = CallWritten('{"a":1}', "call_1")
+ANSWERS = {1: Answered("Hm, größer.", "\n\n", " ", (CALL,)), 2**64 - 1: Answered("So.")}
+# As they were written by the first version that did.
+SPELLED = (
+    '[["0000000000000001","Hm, größer.","\\n\\n"," ",[["{\\"a\\":1}","call_1"]]],'
+    '["ffffffffffffffff","So.","","",[]]]'
+)
+
+
+def test_they_are_written_as_they_always_were_and_read_back():
+    assert spell_answers(ANSWERS) == SPELLED
+    assert read_answers(SPELLED) == ANSWERS
+    assert spell_answers({}) == ""
+    assert read_answers("") == {}
+
+
+def test_what_later_versions_append_is_passed_over():
+    rows = [[*row, "more"] for row in json.loads(SPELLED)]
+    rows[0][4][0].append("more")
+    assert read_answers(json.dumps(rows)) == ANSWERS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[", "{}x", "5", "null", '["x"]', '[["x","","","",[]]]', '[["1"]]', '[["1","","","",5]]'),
+        *('[["1",5,"","",[]]]', '[["1","","","",[["a"]]]]', '[["1","","","",[["a",null]]]]'),
+        *("[" * 100_000, '[["' + "f" * 5_000 + '","","","",[]]', SPELLED[:-1]),
+        '[["1","' + "x" * 9 * ANSWERS_BYTES_MAX + '","","",[]]]',
+    ],
+    ids=range(15),
+)
+def test_what_does_not_parse_says_nothing(text):
+    assert read_answers(text) == {}

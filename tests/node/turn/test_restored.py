@@ -1,0 +1,180 @@
+"""What clients leave out of earlier answers, or spell otherwise, comes back in its own place."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fabric.ids import OperationId, TenantId
+from fabric.limits import ANSWERS_BYTES_MAX
+from fabric.template_options import RESTORE_OPTION
+from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
+from fabric.turn.messages import Message, MessageRole, ToolUse, template_form
+from node.dialect.spelling import TemplateTraits, spelled
+from node.turn.restored import put_back, remember
+from tests.support.agent_traffic import TOOLS, Driver, Talk, corpus, drop_thought
+from tests.support.conversations import said
+from tests.support.scripted_answers import scripted
+from tests.support.services import running
+from tests.support.template_shapes import SHAPES, write_shape
+
+ASKED = said([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}])
+WRITTEN = '{"what":"y",  "path": "x"}'
+CALL = ToolUse("read", WRITTEN, "call_own")
+ANSWER = Message(MessageRole.ASSISTANT, ("\n\nSo.",), reasoning="Hm.", uses=(CALL,))
+ANSWERS = remember({}, ASKED, ANSWER)
+RESULT = Message(MessageRole.TOOL, ("z",), result_of="call_other")
+
+
+def asking(*messages, **options):
+    return GenerateRequest(
+        OperationId("operation-1"),
+        TenantId("t"),
+        Identity(IdentityKind.CONTENT),
+        Sampling(),
+        (*ASKED, *messages),
+        template_options=options,
+    )
+
+
+def sent(**changes):
+    """Return the answer as a client sends it, which drops its thought."""
+    use = replace(CALL, arguments=json.loads(WRITTEN))
+    return replace(ANSWER, **{"reasoning": None, "uses": (use,), **changes})
+
+
+def restored(request, answers=ANSWERS):
+    return put_back(request, lambda _, places: answers)
+
+
+@pytest.mark.parametrize(
+    ("message", "note"),
+    [
+        (sent(), "; restored reasoning: 1"),
+        (sent(texts=("So.",)), "; restored reasoning: 1; restored spelling: 1"),
+        (
+            sent(uses=(ToolUse("read", {"path": "x", "what": "y"}, "call_other"),)),
+            "; restored reasoning: 1; restored spelling: 1",
+        ),
+        (sent(reasoning="Hm.", texts=("So. ",)), "; restored spelling: 1"),
+    ],
+    ids=["as it was", "trimmed", "spelled otherwise", "its thought sent back"],
+)
+def test_an_answer_comes_back_as_it_was(message, note):
+    made = restored(asking(message))
+    (answer,) = made.request.messages[len(ASKED) :]
+
+    assert (answer.reasoning, answer.texts, answer.uses[0].id) == ("Hm.", ("\n\nSo.",), "call_own")
+    assert list(answer.uses[0].arguments) == ["what", "path"]
+    assert made.note == note
+
+
+def test_templates_that_print_text_are_given_what_the_model_wrote():
+    """Others print the object in their own way, with its keys in the model's order."""
+    (answer,) = restored(asking(sent())).request.messages[len(ASKED) :]
+    for is_text, arguments in ((True, WRITTEN), (False, {"what": "y", "path": "x"})):
+        (said,) = spelled([template_form(answer)], TemplateTraits(text_arguments=is_text))
+        assert said["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+def test_results_follow_their_calls_ids():
+    other = ToolUse("read", json.loads(WRITTEN), "call_other")
+    made = restored(asking(sent(uses=(other,)), RESULT, replace(RESULT, result_of="call_else")))
+    assert [message.result_of for message in made.request.messages[-2:]] == [
+        "call_own",
+        "call_else",
+    ]
+
+
+@pytest.mark.parametrize("ids", [("a", "a"), ("a", None)], ids=["the same twice", "one without"])
+def test_ids_that_may_be_mistaken_stay(ids):
+    answer = replace(ANSWER, uses=(CALL, replace(CALL, id="call_second")))
+    uses = tuple(ToolUse("read", json.loads(WRITTEN), own) for own in ids)
+    made = restored(asking(sent(uses=uses), RESULT), remember({}, ASKED, answer))
+    assert tuple(use.id for use in made.request.messages[-2].uses) == ids
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [sent(texts=("Else.",))],
+        [sent(uses=())],
+        [Message(MessageRole.USER, ("And?",)), sent()],
+    ],
+    ids=["other text", "no call", "another place"],
+)
+def test_nothing_else_is_touched(messages):
+    request = asking(*messages)
+    assert restored(request).request == request
+    assert restored(request).note == ""
+
+
+def test_a_thought_of_the_clients_own_stays():
+    made = restored(asking(sent(reasoning="My own.")))
+    assert made.request.messages[-1].reasoning == "My own."
+
+
+def test_a_request_can_refuse_it_and_templates_never_see_the_option():
+    refused = restored(asking(sent(), **{RESTORE_OPTION: False, "enable_thinking": True}))
+    assert refused.request == asking(sent(), enable_thinking=True)
+    assert restored(asking(sent(), **{RESTORE_OPTION: True})).note
+
+
+def test_what_is_remembered_is_bounded_and_the_newest():
+    answers, messages = {}, list(ASKED)
+    for turn in range(40):
+        answer = Message(MessageRole.ASSISTANT, (f"{turn}",), reasoning=f"{turn:05}" * 1_000)
+        answers = remember(answers, messages, answer)
+        messages += [replace(answer, reasoning=None), Message(MessageRole.USER, ("On.",))]
+    assert sum(said.size_bytes for said in answers.values()) <= ANSWERS_BYTES_MAX
+    assert [said.reasoning[:5] for said in answers.values()][-1] == "00039"
+    made = restored(asking(*messages[2:]), answers)
+    assert made.note == f"; restored reasoning: {ANSWERS_BYTES_MAX // 5_000}"
+
+
+def test_what_is_no_text_is_not_remembered():
+    assert remember({}, ASKED, replace(ANSWER, reasoning="half \ud800")) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_ids", [False, True], ids=["no ids", "ids"])
+def test_an_answer_is_known_after_a_restart_and_to_other_conversations(tmp_path, has_ids):
+    """Its record tells of it; a conversation that was edited behind it is another's."""
+    shape = SHAPES["thought_opened"]
+    model = write_shape(tmp_path / "model", shape, "full", corpus())
+    with scripted() as script:
+        with running(tmp_path, str(model)) as service:
+            driver = Driver(service, shape, script, has_ids)
+            talk = Talk(driver, tools=TOOLS, echo=drop_thought)
+            talk.ask(call=("read", {"path": "x"}))
+        asked = talk.messages
+        script.end = None  # a node tests itself as it starts
+        with running(tmp_path, str(model)) as service:
+            driver.service = service
+            for name, result in (("one", "first"), ("two", "second")):
+                call = asked[-1]["tool_calls"][0]["id"]
+                more = {"role": "tool", "tool_call_id": call, "content": result}
+                Talk(driver, name, tools=TOOLS, messages=[*asked, more]).answer()
+    first, *others = driver.turns
+    assert len({turn.agent for turn in driver.turns}) == 2
+    assert all(turn.cached > first.prompt + 20 for turn in others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_ids", [False, True], ids=["no ids", "ids"])
+def test_a_loop_whose_client_drops_thoughts_extends_what_is_stored(tmp_path, has_ids):
+    """Each step then computes what is new; told not to, it computes its last answer again."""
+    shape = SHAPES["thought_opened"]
+    model = write_shape(tmp_path / "model", shape, "full", corpus())
+    lost = {}
+    with scripted() as script, running(tmp_path, str(model)) as service:
+        for restores in (True, False):
+            tenant = TenantId(f"tenant-{restores}".lower())
+            options = {RESTORE_OPTION: restores}
+            driver = Driver(service, shape, script, has_ids, tenant, options=options)
+            Talk(driver, tools=TOOLS, echo=drop_thought).work(3)
+            steps = zip(driver.turns, driver.turns[1:], strict=False)
+            lost[restores] = [later.cached - earlier.prompt for earlier, later in steps]
+            assert len({turn.agent for turn in driver.turns}) == 1
+    assert all(tokens > 0 for tokens in lost[True])  # the answer, too, was reused
+    assert all(tokens <= 0 for tokens in lost[False])
