@@ -63,6 +63,7 @@ TRIM_ROUNDS_MAX: Final = 8  # records made smaller before agents are evicted aft
 EVICTIONS_MAX: Final = 64  # agents that one step removes; turns of others run in between
 DISK_FREE_MIN_BYTES: Final = 512 * MIB  # left to others of the drive, whatever the budget says
 TENANT_SHARES_MAX: Final = 1_024
+RETAIN_S_MAX: Final = 86_400.0  # for which a client may say that it will come back
 REUSE_TENANTS_MAX: Final = 5_120  # five classes of agents each
 REUSE_COUNTS_MAX: Final = 1_024  # then halved: habits change
 

@@ -29,6 +29,7 @@ class TurnRequest:
     resume: Resumption | None = None
     was_admitted: bool = False  # by a node that handed it over
     after: MigrationId | None = None  # the move that it comes ahead of
+    retain_s: float = 0.0  # in which the client says that it will come back
     prefetch: tuple[AgentId, ...] = ()  # whose turns are expected next
 
     @property
@@ -59,6 +60,7 @@ class TurnRequest:
             epoch=epoch,
             priority=self.priority,
             resume=self.resume,
+            retain_s=self.retain_s,
             was_admitted=self.was_admitted,
             after=self.after,
             erased_epoch=floor(self.key) if self.key is not None else 0,

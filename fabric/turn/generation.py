@@ -112,6 +112,7 @@ class GenerateRequest:
     after: MigrationId | None = None  # the move that makes the node the agent's owner, if not yet
     erased_epoch: int = 0  # up to which the agent was erased, which the node may not have heard yet
     reads_calls: bool = True  # False: the prompt has the tools, and the answer is text
+    retain_s: float = 0.0  # behind its answer, in which the client says that it will come back
     was_admitted: bool = False  # a node took it and handed it over: no queue is too full for it
 
 

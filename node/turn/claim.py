@@ -60,6 +60,8 @@ class Claims:
                 agent.turn_lock.release()
                 if not agent.manifest.token_ids and not agent.is_busy:
                     self.table.forget(agent)  # it never got to remember anything
+                elif self.table.get(agent.key) is agent:
+                    self.table.use.retain(agent.key, request.retain_s)
                 self.hot.cool()
             await _let_go_on(agent, before)
 

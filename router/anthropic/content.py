@@ -9,34 +9,32 @@ from fabric.turn.messages import ToolUse
 from router.http.fields import Fields, refuse, require_object, require_text
 
 BILLING_HEADER: Final = "x-anthropic-billing-header"
-_TTLS: Final = ("5m", "1h")
+_TTLS_S: Final = {None: 300.0, "5m": 300.0, "1h": 3600.0}
 
 
 @dataclass(slots=True)
 class Notes:
-    """What was read and has no effect here, in the order found; answers tell it."""
+    """What was read on the way, beside what becomes tokens."""
 
-    ignored: dict[str, None] = field(default_factory=dict)
+    ignored: dict[str, None] = field(default_factory=dict)  # without effect; answers tell it
+    retain_s: float = 0.0  # the longest of the cache breakpoints
 
     def ignore(self, name: str) -> None:
         self.ignored[name] = None
 
-    @property
-    def marks_cache(self) -> bool:
-        return "cache_control" in self.ignored
-
 
 def note_cache_control(fields: Fields, notes: Notes) -> None:
-    """Check a breakpoint; whatever is computed here is cached, with or without one."""
+    """Read a breakpoint; all that is computed is cached, and this says for how long at least."""
     control = fields.object("cache_control")
     if control is None:
         return
     inner = Fields(control, fields.param("cache_control."))
     if require_text(inner.require("type"), inner.param("type")) != "ephemeral":
         refuse(inner.param("type"), "expected ephemeral")
-    if inner.raw("ttl") not in (None, *_TTLS):
-        refuse(inner.param("ttl"), f"expected one of {', '.join(_TTLS)}")
-    notes.ignore("cache_control")
+    ttl = inner.text("ttl")
+    if ttl not in _TTLS_S:
+        refuse(inner.param("ttl"), "expected 5m or 1h")
+    notes.retain_s = max(notes.retain_s, _TTLS_S[ttl])
 
 
 def blocks(content: Any, param: str, count_max: int) -> list[tuple[str, Fields]]:

@@ -39,7 +39,6 @@ class AnthropicRequest(Asked):
     shows_thoughts: bool
     one_call: bool  # at most, in one answer
     only_warms: bool  # nothing is to be said: the prompt's cache is wanted, for later
-    marks_cache: bool  # so what is computed counts as written to the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ def parse_request(headers: Mapping[str, str], body: dict[str, Any]) -> Anthropic
         shows_thoughts=said.shows_thoughts,
         one_call=said.one_call,
         only_warms=only_warms,
-        marks_cache=notes.marks_cache,
+        retain_s=notes.retain_s,
         ignored=tuple(notes.ignored),
     )
 

@@ -56,7 +56,7 @@ class MessageShape:
         """
         read = self._admitted.cached_tokens
         computed = self._admitted.prompt_tokens - read
-        written = computed if self.asked.marks_cache else 0
+        written = computed if self.asked.retain_s else 0
         return {
             "input_tokens": computed - written,
             "cache_creation_input_tokens": written,

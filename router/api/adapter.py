@@ -24,6 +24,7 @@ class Asked:
     stream: bool
     priority: Priority
     prefetch: tuple[AgentId, ...]  # whose turns are expected next
+    retain_s: float = field(default=0.0, kw_only=True)  # in which the client will come back
     ignored: tuple[str, ...] = field(default=(), kw_only=True)  # what has no effect here
 
     def turn(self, operation: OperationId, tenant: TenantId) -> TurnRequest:
@@ -36,6 +37,7 @@ class Asked:
             prompt=self.prompt,
             priority=self.priority,
             prefetch=self.prefetch,
+            retain_s=self.retain_s,
         )
 
 

@@ -14,6 +14,7 @@ from router.openai.request import (
     parse_identity,
     parse_may_call,
     parse_priority,
+    parse_retention_s,
     parse_stream,
 )
 from router.openai.sampling import parse_sampling, tokens_limit
@@ -43,6 +44,7 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiReques
         stream=stream,
         include_usage=include_usage,
         priority=parse_priority(headers, fields),
+        retain_s=parse_retention_s(fields),
         prefetch=expected_next(headers),
     )
 

@@ -6,7 +6,13 @@ from typing import Any
 from fabric.limits import TOP_LOGPROBS_MAX
 from router.http.fields import Fields, refuse, require_text, unsupported
 from router.http.turn_headers import expected_next
-from router.openai.request import OpenAiRequest, parse_identity, parse_priority, parse_stream
+from router.openai.request import (
+    OpenAiRequest,
+    parse_identity,
+    parse_priority,
+    parse_retention_s,
+    parse_stream,
+)
 from router.openai.sampling import parse_sampling, tokens_limit
 from router.prompt import raw_prompt
 
@@ -35,6 +41,7 @@ def parse_completion(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAi
         stream=stream,
         include_usage=include_usage,
         priority=parse_priority(headers, fields),
+        retain_s=parse_retention_s(fields),
         prefetch=expected_next(headers),
     )
 

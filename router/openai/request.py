@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fabric.limits import KEY_CHARS_MAX
+from fabric.limits import KEY_CHARS_MAX, RETAIN_S_MAX
 from fabric.turn.generation import Identity, Priority
 from router.api.adapter import Asked
 from router.http.fields import Fields, refuse, unsupported
 from router.http.turn_headers import identify, priority_of
 
+_RETENTIONS_S = {None: 0.0, "in_memory": 0.0, "in-memory": 0.0, "24h": RETAIN_S_MAX}
 _TIERS = {
     "auto": Priority.INTERACTIVE,
     "default": Priority.INTERACTIVE,
@@ -43,6 +44,14 @@ def parse_priority(headers: Mapping[str, str], fields: Fields) -> Priority:
     if tier is not None and tier not in _TIERS:
         refuse(fields.param("service_tier"), f"expected one of {', '.join(_TIERS)}")
     return priority_of(headers, Priority.INTERACTIVE if tier is None else _TIERS[tier])
+
+
+def parse_retention_s(fields: Fields) -> float:
+    """Read for how long the client says that it will come back."""
+    said = fields.text("prompt_cache_retention")
+    if said not in _RETENTIONS_S:
+        refuse(fields.param("prompt_cache_retention"), "expected in_memory or 24h")
+    return _RETENTIONS_S[said]
 
 
 def parse_stream(fields: Fields) -> tuple[bool, bool]:

@@ -13,11 +13,10 @@ BRIEF = {"max_tokens": 2, "ignore_eos": True}
 DAY_S = 24 * 3600.0
 
 
-def talk(service, number, tenant=TENANT, name="a"):
+def talk(service, number, tenant=TENANT, name="a", **said):
     """Take a turn that shares nothing with others' beginnings."""
-    return ask(
-        service, f"{name} {number} {WORDS}", agent=f"{name}-{number}", tenant=tenant, **BRIEF
-    )
+    agent, text = f"{name}-{number}", f"{name} {number} {WORDS}"
+    return ask(service, text, agent=agent, tenant=tenant, **BRIEF, **said)
 
 
 def agent_bytes_in(folder, model):

@@ -140,6 +140,7 @@ def ask(
     tools: list[Any] | None = None,
     epoch: int = 0,
     was_admitted: bool = False,
+    retain_s: float = 0.0,
     **sampling: Any,
 ) -> Reply:
     """Run one turn to its end."""
@@ -153,6 +154,7 @@ def ask(
         tools=tools,
         epoch=epoch,
         was_admitted=was_admitted,
+        retain_s=retain_s,
     )
 
     async def drain() -> Reply:

@@ -19,7 +19,7 @@ from router.api.answer_format import answer_format
 from router.api.template_options import template_options, with_effort
 from router.http.fields import Fields, refuse, require_text, unsupported
 from router.http.turn_headers import AGENT_HEADER, expected_next
-from router.openai.request import parse_identity, parse_may_call, parse_priority
+from router.openai.request import parse_identity, parse_may_call, parse_priority, parse_retention_s
 from router.openai.responses.items import Entry, Reference, conversation, parse_input
 from router.openai.responses.tools import Tools, parse_tools
 from router.openai.sampling import parse_sampling, tokens_limit
@@ -98,6 +98,7 @@ def parse_responses(headers: Mapping[str, str], body: dict[str, Any]) -> Respons
         ),
         stream=fields.flag("stream"),
         priority=parse_priority(headers, fields),
+        retain_s=parse_retention_s(fields),
         prefetch=expected_next(headers),
         instructions=fields.text("instructions"),
         entries=tuple(entries),

@@ -69,6 +69,22 @@ def test_what_a_refused_save_had_stored_makes_room_again(model, agent_bytes, tmp
         assert blocks.total_bytes == 0
 
 
+def test_whom_a_client_wants_back_outlives_those_used_since(model, agent_bytes, tmp_path):
+    with running(tmp_path, model, disk_bytes=3 * agent_bytes + agent_bytes // 2) as service:
+        talk(service, 0, retain_s=3600.0)
+        talk(service, 1)
+        for number in range(2, 6):
+            age(service, 60.0)
+            talk(service, number)
+            check(service, 4 * agent_bytes)
+        assert "a-0" in stored(service)
+        assert "a-1" not in stored(service)
+        age(service, 3600.0)
+        service.node.table.use._retained_s.clear()  # as when its time is over
+        talk(service, 6)
+        assert "a-0" not in stored(service)
+
+
 async def refusing(service):
     with pytest.raises(NoRoomError):
         await service.node.budget.make_room(TENANT, 1 << 40)

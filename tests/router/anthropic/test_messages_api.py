@@ -225,7 +225,7 @@ async def test_counts_add_up_and_breakpoints_count_what_is_computed_as_written()
         second = await raw.parse()
     total = len("<user>say one two three<assistant>x<user>say")
 
-    assert raw.headers["x-macfabric-ignored"] == "cache_control"
+    assert "x-macfabric-ignored" not in raw.headers
     assert raw.headers["x-macfabric-match"] == "extend"
     assert second.usage.cache_read_input_tokens == first.usage.input_tokens
     assert second.usage.cache_creation_input_tokens == total - first.usage.input_tokens

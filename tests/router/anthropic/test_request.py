@@ -74,7 +74,7 @@ def test_all_known_fields():
     assert asked.stream
     assert asked.one_call
     assert asked.shows_thoughts
-    assert asked.marks_cache
+    assert asked.retain_s == 3600.0  # the longest of both
     assert asked.identity == Identity(IdentityKind.GROUP, "ada")
     assert asked.prompt.template_options == {
         "a": 1,
@@ -88,7 +88,7 @@ def test_all_known_fields():
             "function": {"name": "look", "description": "see", "parameters": {"type": "object"}},
         }
     ]
-    assert asked.ignored == ("cache_control", "context_management", "thinking.budget_tokens")
+    assert asked.ignored == ("context_management", "thinking.budget_tokens")
 
 
 def test_a_tool_round_becomes_calls_and_results():

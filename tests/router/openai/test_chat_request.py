@@ -181,6 +181,7 @@ REFUSED = [
     ("metadata.agent_id", {"metadata": {"agent_id": 1}}, "invalid_type"),
     ("service_tier", {"service_tier": "batch"}, "invalid_value"),
     ("service_tier", {"service_tier": 1}, "invalid_type"),
+    ("prompt_cache_retention", {"prompt_cache_retention": "9d"}, "invalid_value"),
 ]
 
 
@@ -288,6 +289,11 @@ PRIORITIES = [
 @pytest.mark.parametrize(("headers", "fields", "want"), PRIORITIES)
 def test_priority(headers, fields, want):
     assert parse(headers, **fields).priority is want
+
+
+@pytest.mark.parametrize(("said", "retain_s"), [(None, 0.0), ("in_memory", 0.0), ("24h", 86_400.0)])
+def test_retention(said, retain_s):
+    assert parse({}, prompt_cache_retention=said).retain_s == retain_s
 
 
 @pytest.mark.parametrize("named", ["", "urgent", "background,interactive", "\xff"])
