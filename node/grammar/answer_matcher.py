@@ -9,8 +9,10 @@ from concurrent.futures import Executor, Future
 from concurrent.futures import TimeoutError as NotYetError
 from enum import Enum, auto
 
+import numpy as np
+
 from fabric.errors import RejectedError
-from fabric.limits import GRAMMAR_MASK_S
+from fabric.limits import GRAMMAR_MASK_S, LINE_ENDS_BEHIND_THOUGHT_MAX
 from node.grammar.compiler import Grammar, Mask, compute_mask, refusal
 from node.grammar.thought import Beginning, ThoughtEnd, ThoughtMarks
 
@@ -50,6 +52,7 @@ class AnswerMatcher:
         self._may_end = call_ids is not None and marks is not None and marks.holds_calls
         self._thought = ThoughtEnd(marks) if marks is not None else None
         self._phase = _PHASES[beginning]
+        self._line_ends_left = 0  # that may come between a thought and what follows it
         self._first: Mask | None = grammar.first_mask  # nothing of the format is said yet
         self._coming: Future[Mask] | None = None
 
@@ -60,15 +63,17 @@ class AnswerMatcher:
 
     @property
     def openings(self) -> tuple[int, ...]:
-        """Return the tokens that begin a thought or a call, as far as the model may sample them.
+        """Return the tokens that begin a thought or a call, or come between these, if they may.
 
-        Only of its own accord: they are in no mask, as they could become the likeliest of those.
-        Ask for the mask first.
+        Only of the model's own accord: they are in no mask, as they could become the likeliest of
+        those. Ask for the mask first.
         """
         thoughts = (self._start_id,) if self._phase is _Phase.FIRST else ()
         is_open = self._first is not None and self._phase in {_Phase.FIRST, _Phase.TEXT}
         calls = sorted(self._call_ids) if is_open else ()
-        return tuple(token for token in (*thoughts, *calls) if token is not None)
+        ends = self._vocabulary.line_ends if is_open else {}
+        between = (token for token, count in ends.items() if count <= self._line_ends_left)
+        return tuple(token for token in (*thoughts, *calls, *between) if token is not None)
 
     def take(self, token: int) -> None:
         """Take the next token, and begin to compute what may follow it."""
@@ -100,13 +105,23 @@ class AnswerMatcher:
         elif self._phase is _Phase.THOUGHT:
             assert self._thought is not None, "only models with marks think"
             if self._thought.push(self._vocabulary.tokens.decode_bytes([token])):
-                self._phase = _Phase.TEXT
+                self._phase, self._line_ends_left = _Phase.TEXT, LINE_ENDS_BEHIND_THOUGHT_MAX
         elif token in self._vocabulary.end_ids:
             self._phase = _Phase.OVER
         elif self._phase is _Phase.TEXT:
+            if self._is_between(token):
+                self._line_ends_left -= self._vocabulary.line_ends[token]
+                return
             self._first = None
             if not self._matcher.consume_token(token):
                 raise refusal(self._matcher.get_error())
+
+    def _is_between(self, token: int) -> bool:
+        """Say whether a token is a line end in front of the format, and not the format's own."""
+        if self._first is None or token not in self._vocabulary.line_ends:
+            return False
+        is_formats = bool(self._first[token // 32] >> np.uint32(token % 32) & 1)
+        return not is_formats and self._vocabulary.line_ends[token] <= self._line_ends_left
 
     def _allowed(self) -> Mask:
         match self._phase:

@@ -4,7 +4,7 @@ The compiler reads the tokens' bytes once, which takes a second or two for a lar
 that happens when the first format is asked for.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fabric.errors import RejectedError
-from fabric.limits import FORMAT_REASON_CHARS_MAX
+from fabric.limits import FORMAT_REASON_CHARS_MAX, LINE_ENDS_BEHIND_THOUGHT_MAX
 from fabric.turn.output_format import PARAM, OutputFormat
 from node.grammar.spelling import spell
 
 Mask = NDArray[np.uint32]  # one bit for each token id, the lowest first
+_LINE_ENDS = range(1, LINE_ENDS_BEHIND_THOUGHT_MAX + 1)
 
 
 class TokenMatcher(Protocol):
@@ -36,6 +37,7 @@ class TokenTexts(Protocol):
     vocab_size: int
 
     def decode_bytes(self, tokens: list[int]) -> bytes: ...
+    def tokenize_bytes(self, utf8bytes: bytes) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Vocabulary:
     ends_mask: Mask
     others_mask: Mask
     whole_mask: Mask
+    line_ends: Mapping[int, int]  # tokens that are nothing else, and how many each is
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +146,10 @@ def _read(facts: TokenizerFacts) -> Vocabulary:
     ends = np.zeros(words, np.uint32)
     for token in facts.end_ids:
         ends |= bit(token, words)
-    return Vocabulary(tokens, facts.end_ids, facts.special_texts, ends, ~ends, ends | ~ends)
+    spelled = {count: tokens.tokenize_bytes(b"\n" * count) for count in _LINE_ENDS}
+    line_ends = {ids[0]: count for count, ids in spelled.items() if len(ids) == 1}
+    masks = (ends, ~ends, ends | ~ends)
+    return Vocabulary(tokens, facts.end_ids, facts.special_texts, *masks, line_ends)
 
 
 def _matcher(tokens: Any, grammar: str) -> TokenMatcher:

@@ -110,6 +110,38 @@ def test_a_call_comes_instead_of_the_format_or_not_at_all(begin, tokenizer, thou
         assert bound.openings == ()
 
 
+def test_line_ends_may_stand_between_a_thought_and_what_follows(begin, tokenizer):
+    """Thinking models write two: else none of them would ever call a tool here."""
+    (call,), (line_end,) = (tokenizer.encode(text).ids for text in ("<tool_call>", "\n"))
+    thought, (letter, *_) = tokenizer.encode("the cat</think>").ids, tokenizer.encode("a").ids
+    called, formed = (begin(regex("[a-z]+"), Beginning.THOUGHT, [call]) for _ in range(2))
+    for matcher in (called, formed):
+        matcher.replay(thought)
+        for _ in range(2):
+            assert line_end not in allowed(matcher)
+            assert line_end in matcher.openings
+            matcher.take(line_end)
+        matcher.mask()
+        assert matcher.openings == (call,)
+    called.take(call)
+    assert allowed(called) == set(range(VOCABULARY))
+    formed.take(letter)
+    assert END in allowed(formed)
+    assert formed.openings == ()
+
+    with pytest.raises(RejectedError):
+        begin(regex("[a-z]+"), Beginning.THOUGHT).replay([*thought, *[line_end] * 3])
+    assert line_end not in begin(regex("[a-z]+"), Beginning.TEXT).openings
+
+
+def test_a_line_end_that_the_format_begins_with_is_the_formats(begin, tokenizer):
+    (line_end,) = tokenizer.encode("\n").ids
+    matcher = begin(regex("\n\n[a-z]"), Beginning.THOUGHT)
+    matcher.replay([*tokenizer.encode("</think>").ids, line_end, line_end])
+    assert line_end not in allowed(matcher)
+    assert allowed(matcher) == allowed(begin(regex("[a-z]")))
+
+
 def test_a_call_may_come_within_a_thought(begin, tokenizer):
     (call,) = tokenizer.encode("<tool_call>").ids
     matcher = begin(regex("[a-z ]+"), Beginning.THOUGHT, [call])
