@@ -1,121 +1,125 @@
-"""Coding agents as people run them, headless, against a scripted model behind the real router.
+"""Coding agents as people run them, headless, started by `macfabric launch` on a real fabric.
 
 They come from npm's registry (half a gigabyte), so this runs in `make test-all` only, and is
 skipped where they cannot be had.
 """
 
-import asyncio
-import json
 import os
-import shutil
+import signal
 import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from fabric.settings import RouterSettings
-from fabric.turn.generation import (
-    Delta,
-    Finished,
-    FinishReason,
-    MatchKind,
-    ToolCall,
-    ToolCalls,
-)
-from fabric.turn.messages import MessageRole
-from tests.router.fake_node import MODEL, FakeNode
-from tests.router.rig import rig
+from tests.clients.installed import npm_folder
+from tests.clients.judging import becomes_free
+from tests.clients.obedience import ENDLESS, GREETING, SHELL, obeying
 
-pytestmark = [pytest.mark.anyio, pytest.mark.nightly, pytest.mark.slow]
-INSTALL_S, RUN_S = 600, 180
-COMMAND = "echo fabric-$((40+2))"
-SHELLS = {"Bash": {"command": COMMAND, "description": "says"}, "exec_command": {"cmd": COMMAND}}
-PROVIDER = '{name="fabric",base_url="URL/v1",wire_api="responses",env_key="OPENAI_API_KEY"}'
-AGENTS = {
-    "@anthropic-ai/claude-code@2.1.197": ["claude", "-p", "Run it", "--allowedTools", "Bash"],
-    "@openai/codex@0.169.0": [
-        *("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
-        *("-c", "model=gpt-5", "-c", "model_provider=fabric"),
-        *("-c", f"model_providers.fabric={PROVIDER}", "Run it"),
-    ],
-}
+pytestmark = [pytest.mark.nightly, pytest.mark.slow]
+RUN_S = 300
+REUSED_MIN = 0.8  # of the first prompt of a second session, with the same tools and instructions
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
+@dataclass(frozen=True)
+class CodingAgent:
+    """How people run it without a terminal; the question comes last."""
+
+    group: str
+    client: str
+    arguments: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.group
 
 
-class Scripted(FakeNode):
-    """Thinks, calls a shell, and then says what that said."""
-
-    def _answer(self, asked, text):
-        results = [m for m in asked.messages if m.role is MessageRole.TOOL]
-        if results:
-            said = "".join(results[-1].texts)
-            return [Delta(0, "It says: "), Delta(1, said), Finished(FinishReason.STOP, 2)]
-        names = [tool["function"]["name"] for tool in asked.tools or []]
-        shell = next((name for name in names if name in SHELLS), None)
-        if shell is None:
-            return [Delta(0, "Well."), Finished(FinishReason.STOP, 1)]
-        call = ToolCall(shell, json.dumps(SHELLS[shell]))
-        thought = Delta(0, "A shell knows.", reasoning=True)
-        return [
-            thought,
-            Delta(1, "Let me run it."),
-            ToolCalls((call,)),
-            Finished(FinishReason.TOOL_CALLS, 9),
-        ]
+AGENTS = [
+    CodingAgent("claude-code", "claude", ("--allowedTools", "Bash", "-p")),
+    CodingAgent(
+        "codex",
+        "codex",
+        ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+    ),
+    CodingAgent("opencode", "opencode", ("run",)),
+    CodingAgent("qwen-code", "qwen", ("--yolo", "-p")),
+]
 
 
-@pytest.mark.parametrize("package", AGENTS)
-async def test_it_connects_calls_a_tool_and_goes_on_warm(package, tmp_path):
-    program, *arguments = AGENTS[package]
-    folder = await asyncio.to_thread(installed, package, tmp_path / "npm")
-    settings = RouterSettings(model_aliases={"*": MODEL})
-    async with rig(nodes=[Scripted("node-a")], settings=settings) as made:
-        said = await run(
-            [folder / program, *(each.replace("URL", made.url) for each in arguments)],
-            tmp_path,
-            {"ANTHROPIC_BASE_URL": made.url},
+@pytest.fixture(scope="module")
+def on(tmp_path_factory):
+    with obeying(tmp_path_factory.mktemp("fabric")) as made:
+        yield made
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where one user of a coding agent works."""
+
+    on: object
+    agent: CodingAgent
+    folder: object
+
+    @contextmanager
+    def started(self, question):
+        """Start it as `macfabric launch` does, in a folder and a home of its own."""
+        work = self.folder / "work"
+        work.mkdir(exist_ok=True)
+        programs = npm_folder(self.agent.group) / "node_modules" / ".bin"
+        command = [sys.executable, "-m", "router.cli.main", "launch", self.agent.client]
+        command += ["--url", self.on.fabric.url, "--", *self.agent.arguments, question]
+        process = subprocess.Popen(
+            command,
+            cwd=work,
+            env={
+                "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
+                "HOME": str(self.folder),
+                "PYTHONPATH": str(Path.cwd()),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-        matches = [memory.last_match for memory in made["node-a"].memory.values()]
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
 
+    def ask(self, question):
+        with self.started(question) as process:
+            said, _ = process.communicate(timeout=RUN_S)
+        assert process.returncode == 0, said.decode()[-2_000:]
+        return said.decode()
+
+
+@pytest.fixture(params=AGENTS, ids=str)
+def home(request, on, tmp_path):
+    return Home(on, request.param, tmp_path)
+
+
+def test_it_connects_calls_a_tool_and_its_next_session_is_warm(on, home):
+    said = home.ask(SHELL)
     assert "fabric-42" in said
-    assert MatchKind.EXTEND in [match.kind for match in matches]
+    first = len(on.model.turns)
+    assert GREETING in home.ask("Say hello, please.")
+
+    longest = max(on.model.turns[first:], key=lambda turn: turn.prompt_tokens)
+    assert longest.cached_tokens > REUSED_MIN * longest.prompt_tokens
 
 
-def installed(package, folder):
-    """Install an agent program from the registry; skip the test where that does not go."""
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("npm is not installed")
-    folder.mkdir()
-    install = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), package]
-    try:
-        done = subprocess.run(install, capture_output=True, timeout=INSTALL_S, check=False)
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"the registry gave no {package} in {INSTALL_S} s")
-    if done.returncode:
-        pytest.skip(f"{package} cannot be had: {done.stderr.decode()[-200:]}")
-    return folder / "node_modules" / ".bin"
-
-
-async def run(command, folder, more):
-    """Run it in a folder and home of its own; return what it printed."""
-    work, home = folder / "work", folder / "home"
-    for each in (work, home, home / ".codex"):
-        each.mkdir()
-    keys = {"ANTHROPIC_API_KEY": "any", "OPENAI_API_KEY": "any"}
-    quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1"}
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=work,
-        env={"PATH": os.environ["PATH"], "HOME": str(home), **keys, **quiet, **more},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    async with asyncio.timeout(RUN_S):
-        said, _ = await process.communicate()
-    assert process.returncode == 0, said.decode()[-2_000:]
-    return said.decode()
+def test_who_stops_it_frees_the_node(on, home):
+    before = len(on.model.turns)
+    with home.started(ENDLESS) as process:
+        end_s = time.monotonic() + RUN_S
+        while not any(len(t.sequence.answer_ids) > 50 for t in on.model.turns[before:]):
+            assert process.poll() is None, process.communicate()[0].decode()[-2_000:]
+            assert time.monotonic() < end_s, "it asked nothing"
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(RUN_S)
+    assert becomes_free(on)
+    assert any(turn.sequence.cancelled.is_set() for turn in on.model.turns[before:])

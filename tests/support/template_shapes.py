@@ -324,14 +324,16 @@ SHAPES = {
 }
 
 
-def write_tokenizer(folder: Path, shape: Shape, corpus: list[str]) -> Tokenizer:
+def write_tokenizer(
+    folder: Path, shape: Shape, corpus: list[str], vocabulary: int = VOCABULARY
+) -> Tokenizer:
     """Train a tokenizer with the shape's tokens, and write it with the template."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=[
             AddedToken(text, special=True, normalized=False, rstrip=shape.eats_space_behind)
             for text in shape.specials
@@ -351,11 +353,12 @@ def write_tokenizer(folder: Path, shape: Shape, corpus: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def write_shape(folder: Path, shape: Shape, weights: str, corpus: list[str]) -> Path:
+def write_shape(folder: Path, shape: Shape, weights: str, corpus: list[str], **config: Any) -> Path:
     """Write a model whose tokenizer and template have this shape; return its folder."""
-    tokenizer = write_tokenizer(folder, shape, corpus)
+    config = {**WEIGHTS[weights], **config}
+    tokenizer = write_tokenizer(folder, shape, corpus, config["vocab_size"])
     ends = [tokenizer.token_to_id(text) for text in (shape.end, shape.end_of_call) if text]
-    config = {**WEIGHTS[weights], "eos_token_id": ends}
+    config["eos_token_id"] = ends
     made = dict(tree_flatten(build_model(config).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), made, {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))

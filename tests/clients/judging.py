@@ -1,0 +1,88 @@
+"""What is expected of each feature that a program reports, whichever client it uses."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.clients.obedience import GREETING, Obeying
+from tests.clients.programs import Report
+
+CALLED = "It says: sunny in Paris"
+AGAIN = "Say hello again."
+WARM_MIN = 0.8  # of the second turn's prompt
+FREE_S = 60.0
+NOT_YET = ("Unsupported 'tool_choice", "Invalid 'n'")  # refused until they are built
+
+
+def failures(on: Obeying, report: Report, since: int) -> list[str]:
+    """Say what went wrong: in what the program saw, and in what the fabric did meanwhile."""
+    found = [
+        f"{name}: {error}"
+        for name, error in report.errors.items()
+        if not any(words in error for words in NOT_YET)
+    ]
+    for name, result in report.results.items():
+        if not is_right(name, result):
+            found.append(f"{name}: {json.dumps(result)[:500]}")
+    if not report.results:
+        found.append(report.printed[-3_000:])
+    turns = on.model.turns[since:]
+    second = [turn for turn in turns if _last_text(turn.request) == AGAIN]
+    if "warm" in report.results and not second:
+        found.append("warm: there was no second turn")
+    found += [
+        f"second turn: {turn.cached_tokens} of {turn.prompt_tokens} tokens were reused"
+        for turn in second
+        if turn.cached_tokens < WARM_MIN * turn.prompt_tokens
+    ]
+    if "cancel" in report.results and not any(turn.sequence.cancelled.is_set() for turn in turns):
+        found.append("cancel: no turn was cancelled")
+    if not becomes_free(on):
+        found.append("a turn still runs")
+    return found + on.model.disobeyed
+
+
+def is_right(name: str, result: Any) -> bool:
+    """Judge what a program saw of one feature, by the feature's name."""
+    return all(fits(result) for kind, fits in FITS.items() if name.startswith(kind))
+
+
+def _greets(result: Any) -> bool:
+    return set([result] if isinstance(result, str) else result) == {GREETING}
+
+
+def _reuses(result: Any) -> bool:  # None: the client does not tell its users
+    return result is None or result[1] > WARM_MIN * result[0]
+
+
+FITS: dict[str, Callable[[Any], bool]] = {
+    "plain": _greets,
+    "streamed": lambda parts: "".join(parts) == GREETING,
+    "responses_streamed": lambda parts: "".join(parts) == GREETING,
+    "tool": lambda said: said in (CALLED, ["weather"], {"city": "Paris"}),
+    "responses_tool": lambda said: said == CALLED,
+    "structured": lambda made: made["city"] == "Paris",
+    "responses_structured": lambda made: made["city"] == "Paris",
+    "several": lambda said: len(said) == 2 and _greets(said),
+    "concurrent": lambda said: len(said) == 8 and _greets(said),
+    "batch": lambda said: len(said) == 2 and _greets(said),
+    "error": lambda words: "'nope' is not served here" in words,
+    "too_long": lambda words: "context length" in words or "prompt is too long" in words,
+    "warm": _reuses,
+    "responses_warm": _reuses,
+}
+
+
+def _last_text(request: Any) -> str:
+    return "".join(request.messages[-1].texts).strip() if request.messages else ""
+
+
+def becomes_free(on: Obeying) -> bool:
+    """Wait until no agent is busy."""
+    end_s = time.monotonic() + FREE_S
+    while time.monotonic() < end_s:
+        if not any(agent["busy"] for agent in on.fabric.http.get("/v1/agents").json()["data"]):
+            return True
+        time.sleep(0.05)
+    return False

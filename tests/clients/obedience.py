@@ -1,0 +1,125 @@
+"""What the scripted model answers to the clients' questions, and a fabric that serves it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fabric.turn.generation import GenerateRequest
+from fabric.turn.messages import Message, MessageRole
+from fabric.turn.output_format import OutputKind
+from tests.support.local_fabric import LocalFabric, local_fabric
+from tests.support.obedient_model import ObedientModel, english, obedient
+from tests.support.template_shapes import SHAPES, Said, write_shape
+
+ROOT = Path(__file__).resolve().parents[2]
+ENDLESS = "Count without an end."
+GREETING = "Hello from the fabric, to everybody who came."
+ENDLESS_WORDS = 20_000
+KNOWN = {"city": "Paris", "people": 7, "command": "echo fabric-$((40+2))"}
+KNOWN |= {"cmd": KNOWN["command"], "is_background": False}
+CITY = {"city": "Paris", "people": 7}
+SIMPLE = {"string": "some text", "integer": 7, "number": 7.5, "boolean": True, "null": None}
+SHELL = "What does the shell say?"
+SHELLS = ("Bash", "bash", "shell", "exec_command", "run_shell_command")
+LAST_CALLS = ("final_answer", "final_result")  # tools by which some frameworks are answered
+TOKENS_OF_TEXT = 4_000
+
+
+@dataclass(frozen=True)
+class Obeying:
+    """A fabric, and the model on it."""
+
+    fabric: LocalFabric
+    model: ObedientModel
+
+
+@contextmanager
+def obeying(
+    folder: Path, shape: str = "thought_opened", weights: str = "full"
+) -> Iterator[Obeying]:
+    """Serve a model that answers as `answer` says."""
+    path = write_shape(
+        folder / "scripted",
+        SHAPES[shape],
+        weights,
+        english(ROOT),
+        vocab_size=TOKENS_OF_TEXT,
+        max_position_embeddings=131_072,
+    )
+    with obedient(SHAPES[shape], answer) as model, local_fabric(folder, str(path), "only") as made:
+        yield Obeying(made, model)
+
+
+def answer(request: GenerateRequest) -> Said:
+    """Do what was asked: call the tool, fill in the format, tell what the tool said."""
+    messages = request.messages or ()
+    asked = max((i for i, m in enumerate(messages) if m.role is MessageRole.USER), default=0)
+    question = _text(messages[asked]) if messages else ""
+    results = [_text(m) for m in messages[asked:] if m.role is MessageRole.TOOL]
+    tools = {tool["function"]["name"]: tool["function"] for tool in request.tools or []}
+    last = next((name for name in LAST_CALLS if name in tools), None)
+    wanted = next((name for name in tools if _is_wanted(name, question)), last)
+    if wanted is not None and not results:
+        return Said("", "A tool knows.", (wanted, _arguments(tools[wanted], GREETING)))
+    output = request.sampling.output
+    if output is not None and output.kind is OutputKind.JSON_SCHEMA:
+        return Said(json.dumps(instance(json.loads(output.source))), "The format is clear.")
+    if output is not None and output.kind is OutputKind.JSON_OBJECT:
+        return Said(json.dumps(CITY), "Any object will do.")
+    if results:
+        said = f"It says: {results[-1]}"
+        if last is not None:
+            return Said("", "This is the answer.", (last, _arguments(tools[last], said)))
+        return Said(said, "The tool has answered.")
+    if "Answer in the format." in question:  # which is told in words, to a model that reads them
+        return Said(json.dumps(CITY), "They want JSON.")
+    if ENDLESS in question:
+        return Said(" ".join(map(str, range(ENDLESS_WORDS))), "It does not end.")
+    return Said(GREETING, "Somebody is here.")
+
+
+def _text(message: Message) -> str:
+    return "".join(message.texts)
+
+
+def _is_wanted(name: str, question: str) -> bool:
+    if name in SHELLS:
+        return SHELL in question
+    stem = name.lower().replace("get_", "").split("_")[0]
+    return len(stem) > 3 and stem in question.lower()
+
+
+def _arguments(function: dict[str, Any], said: str) -> dict[str, Any]:
+    schema = function.get("parameters") or {"type": "object"}
+    needed = {name: schema["properties"][name] for name in schema.get("required", ())}
+    made = instance({**schema, "properties": needed})
+    return made | {"answer": said} if "answer" in made else made
+
+
+def instance(schema: Any, name: str = "", root: Any = None) -> Any:
+    """Return a value that fits a schema, with what is known of its name."""
+    root = schema if root is None else root
+    if "$ref" in schema:
+        return instance(_referred(schema["$ref"], root), name, root)
+    for word in ("anyOf", "oneOf", "allOf", "enum"):
+        if word in schema:
+            first = schema[word][0]
+            return first if word == "enum" else instance(first, name, root)
+    if "const" in schema:
+        return schema["const"]
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    if kind == "object":
+        properties = schema.get("properties", {})
+        return {key: instance(value, key, root) for key, value in properties.items()}
+    if kind == "array":
+        return [instance(schema.get("items", {"type": "string"}), name, root)]
+    return KNOWN.get(name, SIMPLE[kind])
+
+
+def _referred(reference: str, root: Any) -> Any:
+    for part in reference.removeprefix("#/").split("/"):
+        root = root[part]
+    return root

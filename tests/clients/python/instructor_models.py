@@ -1,0 +1,50 @@
+"""Instructor: one model of the answer, by each of its modes."""
+
+import instructor
+import openai
+from features import CITY, KEY, MODEL, V1, refused, run
+from instructor import Mode
+from pydantic import BaseModel
+
+client = openai.OpenAI(base_url=V1, api_key=KEY)
+
+
+class City(BaseModel):
+    city: str
+    people: int
+
+
+def asked(mode, model=MODEL, **more):
+    return instructor.from_openai(client, mode=mode).chat.completions.create(
+        model=model, messages=[{"role": "user", "content": CITY}], response_model=City, **more
+    )
+
+
+def structured():
+    return asked(Mode.TOOLS).model_dump()
+
+
+def structured_json():
+    return asked(Mode.JSON).model_dump()
+
+
+def structured_schema():
+    return asked(Mode.JSON_SCHEMA).model_dump()
+
+
+def structured_markdown():
+    return asked(Mode.MD_JSON).model_dump()
+
+
+def structured_partial():
+    made = instructor.from_openai(client).chat.completions.create_partial(
+        model=MODEL, messages=[{"role": "user", "content": CITY}], response_model=City
+    )
+    return list(made)[-1].model_dump()
+
+
+def error():
+    return refused(lambda: asked(Mode.TOOLS, "nope", max_retries=1), Exception)
+
+
+run(structured, structured_json, structured_schema, structured_markdown, structured_partial, error)

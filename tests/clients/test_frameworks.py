@@ -1,0 +1,79 @@
+"""SDKs and agent frameworks, each as it is installed from its registry, against one fabric."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.clients.installed import npm_folder, python_of
+from tests.clients.judging import failures
+from tests.clients.obedience import obeying
+from tests.clients.programs import HERE, run_program
+
+pytestmark = [pytest.mark.nightly, pytest.mark.slow]
+USUAL = frozenset({"plain", "streamed", "tool", "structured", "error", "cancel", "warm"})
+
+
+@dataclass(frozen=True)
+class Program:
+    """A client, the program that uses it, and what that cannot show because the client has none."""
+
+    group: str
+    file: str
+    lacks: frozenset[str] = frozenset()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return " ".join([self.group, *self.environment.values()])
+
+
+def _ai_sdk(provider: str) -> Program:
+    return Program("ai-sdk", "ai_sdk.mjs", environment={"PROVIDER": provider})
+
+
+PROGRAMS = [
+    Program("openai", "openai_sdk.py"),
+    Program("anthropic", "anthropic_sdk.py"),
+    Program("openai-js", "openai_sdk.mjs"),
+    Program("anthropic-js", "anthropic_sdk.mjs"),
+    _ai_sdk("openai"),
+    _ai_sdk("compatible"),
+    _ai_sdk("anthropic"),
+    Program("langchain", "langchain_agents.py"),
+    Program("openai-agents", "openai_agents.py"),
+    Program("pydantic-ai", "pydantic_agents.py"),
+    Program("instructor", "instructor_models.py", USUAL - {"structured", "error"}),
+    Program("smolagents", "smol_agents.py", frozenset({"structured"})),
+    Program("litellm", "litellm_calls.py"),
+    Program("llama-index", "llama_index_llms.py"),
+    Program("crewai", "crews.py", frozenset({"streamed", "cancel"})),
+    Program("autogen", "autogen_agents.py"),
+    Program("agent-framework", "framework_agents.py"),
+    Program("llm", "llm_cli.py", frozenset({"cancel"})),
+]
+
+
+@pytest.fixture(scope="module")
+def on(tmp_path_factory):
+    with obeying(tmp_path_factory.mktemp("fabric")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+def test_it_does_what_its_users_do(on, program, tmp_path):
+    command, environment = _command(program)
+    since = len(on.model.turns)
+    report = run_program(command, on.fabric.url, on.fabric.model_name, tmp_path, **environment)
+
+    tried = {*report.results, *report.errors}
+    assert tried >= USUAL - program.lacks, report.printed[-3_000:]
+    found = failures(on, report, since)
+    assert not found, "\n".join(found)
+
+
+def _command(program: Program) -> tuple[list[str], dict[str, str]]:
+    if program.file.endswith(".py"):
+        return [str(python_of(program.group)), str(HERE / "python" / program.file)], {}
+    folder = npm_folder(program.group)
+    node = folder / "node_modules" / ".bin" / "node"  # of the version that the packages want
+    script = str(HERE / "javascript" / program.file)
+    return [str(node), script], {"CLIENT_FOLDER": str(folder), **program.environment}

@@ -1,0 +1,36 @@
+"""OpenAI's and Anthropic's own SDKs, in programs that use them as their documentation shows."""
+
+import sys
+
+import pytest
+
+from tests.clients.judging import failures
+from tests.clients.obedience import obeying
+from tests.clients.programs import HERE, run_program
+
+CORE = {
+    "openai_sdk.py": (
+        *("plain", "streamed", "tool", "tool_streamed", "structured", "structured_with_tool"),
+        *("error", "cancel", "warm", "responses_streamed", "responses_tool", "responses_warm"),
+    ),
+    "anthropic_sdk.py": (
+        *("plain", "streamed", "tool_runner", "structured", "error", "cancel", "warm", "count"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def on(tmp_path_factory):
+    with obeying(tmp_path_factory.mktemp("fabric")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("program", CORE)
+def test_it_does_what_its_users_do(on, program, tmp_path):
+    since = len(on.model.turns)
+    command = [sys.executable, str(HERE / "python" / program), *CORE[program]]
+    report = run_program(command, on.fabric.url, on.fabric.model_name, tmp_path)
+
+    assert {*report.results, *report.errors} == set(CORE[program]), report.printed[-3_000:]
+    found = failures(on, report, since)
+    assert not found, "\n".join(found)

@@ -1,0 +1,113 @@
+"""A real fabric whose model obeys: it answers each request as a function of the test says.
+
+Router, node, templates, caches, grammars and samplers are the product's, and all is computed; only
+the likeliest token is told. A sampler that may not take that one takes what the format allows.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import mlx.core as mx
+
+from fabric.turn.generation import GenerateRequest
+from node.engine.sequence import Sequence
+from node.mlx import engine
+from node.mlx.sampling import Sampler
+from node.turn.turn_sequence import Sequences
+from tests.support.template_shapes import Said, Shape
+
+Answers = Callable[[GenerateRequest], Said]
+_SURE = 1e4  # a logit beside which all others are nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Obeyed:
+    """One turn that was taken: what was asked, and how much of it was computed before."""
+
+    request: GenerateRequest
+    sequence: Sequence
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass
+class ObedientModel:
+    """Which tokens each sequence says, and who asked."""
+
+    shape: Shape
+    answers: Answers
+    turns: list[Obeyed] = field(default_factory=list)
+    disobeyed: list[str] = field(default_factory=list)  # what a format did not let be said
+    _said: dict[int, tuple[object, list[int]]] = field(default_factory=dict)
+
+    def hear(self, parts: Sequences, request: GenerateRequest, sequence: Sequence) -> None:
+        """Choose the answer; the sampling of a sequence is its own object."""
+        tokenizer = parts.tokenizer
+        said = self.shape.say(self.answers(request)) + self.shape.end
+        tokens = list(tokenizer.encode(said).ids)
+        self._said[id(sequence.sampling)] = (sequence.sampling, tokens)
+
+    def sampler(self, sampler: Sampler) -> Sampler:
+        """Return one that knows what to take; others, of a node that tests itself, stay."""
+        _, tokens = self._said.pop(id(sampler.sampling), (None, None))
+        if tokens is None:
+            return sampler
+        return _ToldSampler(
+            sampler.sampling,
+            sampler.seed,
+            sampler.processors,
+            sampler.history,
+            model=self,
+            tokens=tokens,
+        )
+
+
+@dataclass(slots=True)
+class _ToldSampler(Sampler):
+    model: ObedientModel | None = None
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Let nobody choose past this sampler."""
+        return False
+
+    def sample(self, logits, allowed=None, openings=()):
+        at = min(self.sampled_count, len(self.tokens) - 1)
+        wanted = mx.arange(logits.shape[-1]) == self.tokens[at]
+        told = mx.where(wanted, _SURE, mx.clip(logits, -_SURE / 2, _SURE / 2))
+        # Zero-argument super() does not find the class that slots made.
+        token, logprobs = Sampler.sample(self, told, allowed, openings)
+        if allowed is not None and token.item() != self.tokens[at]:
+            self.model.disobeyed.append(f"token {at}: {self.tokens[at]} was not allowed")
+        return token, logprobs
+
+
+@contextmanager
+def obedient(shape: Shape, answers: Answers) -> Iterator[ObedientModel]:
+    """Let all nodes of this process answer so, for a block of code."""
+    model, make, choose = ObedientModel(shape, answers), Sequences.make, engine.make_sampler
+
+    def made(parts, request, prepared, answer, emit):
+        sequence = make(parts, request, prepared, answer, emit)
+        model.hear(parts, request, sequence)
+        model.turns.append(Obeyed(request, sequence, len(prepared.plan.ids), prepared.cached))
+        return sequence
+
+    def chosen(*arguments):
+        return model.sampler(choose(*arguments))
+
+    with (
+        mock.patch.object(Sequences, "make", made),
+        mock.patch.object(engine, "make_sampler", chosen),
+    ):
+        yield model
+
+
+def english(root: Path) -> list[str]:
+    """Return text on which a tokenizer for prompts of agent programs is trained."""
+    files = [*sorted(root.glob("docs/*.md")), *sorted(root.glob("router/cli/*.py"))]
+    return [path.read_text() for path in files]
