@@ -20,7 +20,7 @@ from tests.clients.judging import becomes_free
 from tests.clients.obedience import ENDLESS, GREETING, SHELL, obeying
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow]
-RUN_S = 300
+RUN_S = 900
 REUSED_MIN = 0.8  # of the first prompt of a second session, with the same tools and instructions
 
 
