@@ -248,6 +248,9 @@ class Scheduler:
         return True
 
     def _compute_chunk(self, sequence: Sequence) -> None:
+        if sequence.prefill_left <= 0:  # what it waited for came since this iteration began
+            self._begin(sequence)
+            return
         engine, cache = self._ready_engine, sequence.cache
         position = cache.tokens_count
         count = prefill_chunk_tokens(

@@ -22,6 +22,7 @@ KNOWN = {"city": "Paris", "people": 7, "command": "echo fabric-$((40+2))"}
 KNOWN |= {"cmd": KNOWN["command"], "is_background": False}
 CITY = {"city": "Paris", "people": 7}
 SIMPLE = {"string": "some text", "integer": 7, "number": 7.5, "boolean": True, "null": None}
+WEATHER = "What is the weather in Paris?"
 SHELL = "What does the shell say?"
 SHELLS = ("Bash", "bash", "shell", "exec_command", "run_shell_command")
 LAST_CALLS = ("final_answer", "final_result")  # tools by which some frameworks are answered
@@ -88,8 +89,9 @@ def _text(message: Message) -> str:
 def _is_wanted(name: str, question: str) -> bool:
     if name in SHELLS:
         return SHELL in question
-    stem = name.lower().replace("get_", "").split("_")[0]
-    return len(stem) > 3 and stem in question.lower()
+    if "weather" in name.lower():
+        return WEATHER in question
+    return name.startswith("transfer_to") and "transfer me" in question
 
 
 def _arguments(function: dict[str, Any], said: str) -> dict[str, Any]:

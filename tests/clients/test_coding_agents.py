@@ -119,7 +119,7 @@ def test_who_stops_it_frees_the_node(on, home):
             assert process.poll() is None, process.communicate()[0].decode()[-2_000:]
             assert time.monotonic() < end_s, "it asked nothing"
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGTERM)
         process.wait(RUN_S)
     assert becomes_free(on)
     assert any(turn.sequence.cancelled.is_set() for turn in on.model.turns[before:])

@@ -141,6 +141,25 @@ def test_a_blocked_prompt_is_passed_over_and_nothing_runnable_is_said():
     assert is_undisturbed(held, held_events)
 
 
+def test_a_prompt_that_is_whole_when_its_beginning_was_read_beside_a_stream_begins():
+    rig = SchedulerRig()
+    stream, stream_events = rig.add(3, answer_tokens=60)
+    rig.run(3)
+    restored, events = rig.add(600, cached=599)
+    restored.awaited_tokens = 599
+    read = rig.engine.launch
+
+    def launch(slots):
+        restored.awaited_tokens = None  # as another thread does, at any time
+        return read(slots)
+
+    rig.engine.launch = launch
+    rig.run()
+
+    assert is_undisturbed(restored, events)
+    assert is_undisturbed(stream, stream_events)
+
+
 def test_chunks_end_at_the_stops_and_say_how_far_they_reached():
     rig = SchedulerRig()
     rig.scheduler.prefill_speed.add(1_000, 1e-3)
