@@ -61,6 +61,7 @@ _PROMPT: Final = {
     "diagnostics": ANYTHING,
     "speed": ANYTHING,
     "inference_geo": ANYTHING,
+    "thread": ANYTHING,
 }
 _ASKED: Final = body(
     {**_REQUIRED, "max_tokens": integer(0, COMPLETION_TOKENS_MAX)},

@@ -1,7 +1,7 @@
 """Errors as Anthropic's clients expect them."""
 
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from fabric.errors import FabricError
 from router.http.dialect import ErrorBody
@@ -17,6 +17,7 @@ _KINDS: Final = {
     HTTPStatus.INSUFFICIENT_STORAGE: "overloaded_error",
     OVERLOADED: "overloaded_error",
 }
+THREAD_UNSUPPORTED: Final = "thread_unsupported_request"  # clients then send conversations whole
 _TOO_LONG: Final = "context_length_exceeded"
 
 
@@ -35,5 +36,7 @@ class AnthropicErrors:
         message = (
             f"prompt is too long: {error.message}" if error.code == _TOO_LONG else error.message
         )
-        told = {"type": "error", "error": {"type": kind, "message": message}}
-        return ErrorBody(told, "error", status)
+        told: dict[str, Any] = {"type": kind, "message": message}
+        if error.code == THREAD_UNSUPPORTED:
+            told["details"] = {"error_code": error.code, "unsupported": ["thread"]}
+        return ErrorBody({"type": "error", "error": told}, "error", status)

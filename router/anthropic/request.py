@@ -15,6 +15,7 @@ from fabric.limits import (
 from fabric.turn.generation import Identity, Priority, Sampling
 from fabric.turn.output_format import OutputFormat
 from router.anthropic.content import Notes, note_cache_control
+from router.anthropic.errors import THREAD_UNSUPPORTED
 from router.anthropic.messages import parse_conversation
 from router.anthropic.tools import parse_choice, parse_tools
 from router.api.adapter import Asked
@@ -60,6 +61,8 @@ def parse_prompt(fields: Fields, notes: Notes) -> AskedPrompt:
     for name in _ELSEWHERE:
         if fields.raw(name):
             unsupported(name, "nothing is run here but the model")
+    if fields.raw("thread") is not None:  # else only what is new would come, and count for all
+        refuse("thread", "no conversation is held here: send all of it", THREAD_UNSUPPORTED)
     for name in _WITHOUT_EFFECT:
         if fields.raw(name) is not None:
             notes.ignore(name)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fabric.turn.messages import MessageRole
 from tests.clients.obedience import GREETING, Obeying
 from tests.clients.programs import Report
 
@@ -28,6 +29,7 @@ def failures(on: Obeying, report: Report, since: int) -> list[str]:
     if not report.results:
         found.append(report.printed[-3_000:])
     turns = on.model.turns[since:]
+    found += ["a result came without its call" for turn in turns if _lacks_call(turn.request)]
     second = [turn for turn in turns if _last_text(turn.request) == AGAIN]
     if "warm" in report.results and not second:
         found.append("warm: there was no second turn")
@@ -72,6 +74,12 @@ FITS: dict[str, Callable[[Any], bool]] = {
     "warm": _reuses,
     "responses_warm": _reuses,
 }
+
+
+def _lacks_call(request: Any) -> bool:
+    """Say whether a client left out what a tool's result answers."""
+    roles = [message.role for message in request.messages or ()]
+    return MessageRole.TOOL in roles and MessageRole.ASSISTANT not in roles
 
 
 def _last_text(request: Any) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 from fabric.turn.generation import GenerateRequest
 from fabric.turn.messages import Message, MessageRole
 from fabric.turn.output_format import OutputKind
+from tests.clients.shapes import FAMILIES
 from tests.support.local_fabric import LocalFabric, local_fabric
 from tests.support.obedient_model import ObedientModel, english, obedient
-from tests.support.template_shapes import SHAPES, Said, write_shape
+from tests.support.template_shapes import Said, write_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDLESS = "Count without an end."
@@ -38,19 +39,18 @@ class Obeying:
 
 
 @contextmanager
-def obeying(
-    folder: Path, shape: str = "thought_opened", weights: str = "full"
-) -> Iterator[Obeying]:
+def obeying(folder: Path, family: str = "a thought that the prompt opens") -> Iterator[Obeying]:
     """Serve a model that answers as `answer` says."""
+    shape, weights = FAMILIES[family]
     path = write_shape(
         folder / "scripted",
-        SHAPES[shape],
+        shape,
         weights,
         english(ROOT),
         vocab_size=TOKENS_OF_TEXT,
         max_position_embeddings=131_072,
     )
-    with obedient(SHAPES[shape], answer) as model, local_fabric(folder, str(path), "only") as made:
+    with obedient(shape, answer) as model, local_fabric(folder, str(path), "only") as made:
         yield Obeying(made, model)
 
 

@@ -7,6 +7,8 @@ import pytest
 from tests.clients.judging import failures
 from tests.clients.obedience import obeying
 from tests.clients.programs import HERE, run_program
+from tests.clients.shapes import FAMILIES
+from tests.support.samples import sample
 
 CORE = {
     "openai_sdk.py": (
@@ -19,9 +21,9 @@ CORE = {
 }
 
 
-@pytest.fixture(scope="module")
-def on(tmp_path_factory):
-    with obeying(tmp_path_factory.mktemp("fabric")) as made:
+@pytest.fixture(scope="module", params=sample(FAMILIES, "a thought that the prompt opens"))
+def on(request, tmp_path_factory):
+    with obeying(tmp_path_factory.mktemp("fabric"), request.param) as made:
         yield made
 
 

@@ -302,6 +302,23 @@ async def test_a_prompt_that_is_too_long_is_told_in_the_words_clients_look_for()
             await made.anthropic().messages.create(**BODY)
 
 
+async def test_a_tool_runner_that_wants_a_thread_held_here_sends_the_whole_conversation():
+    async def weather(city: str) -> str:
+        """Tell the weather."""
+        return f"sunny in {city}"
+
+    async with rig("a") as made:
+        call = ToolCall("weather", '{"city": "Paris"}')
+        made["node-a"].does.events = [ToolCalls((call,)), Finished(FinishReason.TOOL_CALLS, 1)]
+        tool = anthropic.beta_async_tool(weather)
+        runner = made.anthropic().beta.messages.tool_runner(**BODY, tools=[tool], max_iterations=2)
+        await runner.until_done()
+        asked = made["node-a"].requests
+
+    assert [m.role.value for m in asked[-1].messages] == ["user", "assistant", "tool"]
+    assert asked[-1].tools
+
+
 async def test_an_error_in_mid_stream_is_an_event_that_the_sdk_raises():
     async with rig("a") as made:
         made["node-a"].does.events = [Delta(0, "on"), Failed(500, "engine_failed", "it broke")]

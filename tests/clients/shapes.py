@@ -1,0 +1,27 @@
+"""Families whose answers the SDKs are given: how each thinks, calls and ends is read otherwise."""
+
+import json
+
+from tests.support.chat_models import HARMONY, HARMONY_SPECIALS
+from tests.support.template_shapes import SHAPES, Said, Shape
+
+
+def _channels(said: Said) -> str:
+    thought = f"<|channel|>analysis<|message|>{said.thought}<|end|><|start|>assistant"
+    if said.call is None:
+        return f"{thought}<|channel|>final<|message|>{said.text}"
+    name, arguments = said.call
+    head = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+    return f"{thought}{head}{json.dumps(arguments)}<|call|>"
+
+
+GPT_OSS = Shape(
+    "gpt_oss", HARMONY, HARMONY_SPECIALS, "<|return|>", _channels, end_of_call="<|call|>"
+)
+FAMILIES = {
+    "a thought that the prompt opens": (SHAPES["thought_opened"], "full"),
+    "a thought of its own accord": (SHAPES["thinks"], "full"),
+    "recurrent": (SHAPES["thought_opened"], "recurrent"),
+    "tokens for roles": (SHAPES["role_tokens"], "full"),
+    "channels": (GPT_OSS, "full"),
+}
