@@ -24,4 +24,7 @@ RESERVED_OPTIONS: Final = frozenset(
         "truncation",
     }
 )
-RESTORE_OPTION: Final = "restore_reasoning"  # a node's, not a template's: false leaves messages be
+# A node's own, not a template's: whether earlier answers come back as they were, and whether dates
+# leave the system prompt.
+RESTORE_OPTION: Final = "restore_reasoning"
+DATES_OPTION: Final = "move_dates"

@@ -69,6 +69,11 @@ class ChatTokenizer:
         )
 
     @property
+    def told_options(self) -> dict[str, Any]:
+        """Options that the operator sets for requests that do not."""
+        return self._told.options
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         return frozenset(self.wrapper.eos_token_ids)
 

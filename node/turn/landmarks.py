@@ -4,7 +4,6 @@ No token has to be known for it, and a user who writes one misleads nobody. The 
 depend on it: what is found says where states are kept and by what a conversation is known again.
 """
 
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +16,8 @@ from fabric.turn.prompt_marks import PromptMarks
 from fabric.turn.prompt_plan import PromptPlan
 from fabric.turn.text_match import common_prefix
 from node.mlx.chat_tokenizer import ChatTokenizer
+from node.turn.dates import DATE_LINE
 
-_DATE = re.compile(
-    rb"^[^\n]*?\b(?:today(?:'s| is)|(?:current|present) (?:date|day|time)|date(?: and time)?:)",
-    re.IGNORECASE | re.MULTILINE,
-)
 _OTHER = Message(MessageRole.USER, ("\N{REPLACEMENT CHARACTER}",))  # begins like no message
 _ANSWER = replace(_OTHER, role=MessageRole.ASSISTANT)
 
@@ -75,9 +71,11 @@ class Landmarks:
             marks = marks.with_branch(before(users[-1]))
         if len(plan.ids) > BLOCK_TOKENS and (users[0] or request.tools):
             head = before(users[0])
-            date = _DATE.search(plan.text[: plan.ends[head - 1]]) if head else None
+            shared = plan.text[: plan.ends[head - 1]].decode(errors="replace") if head else ""
+            date = DATE_LINE.search(shared)
             if date is not None:
-                marks = marks.with_branch(_tokens(plan, date.start()))
+                size_bytes = len(shared[: date.start()].encode())
+                marks = marks.with_branch(_tokens(plan, size_bytes))
         return replace(marks, head=head, asked=asked)
 
     def _conversation(self, messages: Sequence[Message], plan: PromptPlan, render: Render) -> int:

@@ -17,6 +17,7 @@ from node.mlx.chat_tokenizer import ChatTokenizer
 from node.runtime.identity import NodeIdentity
 from node.turn.encoders import Encoders
 from node.turn.landmarks import Landmarks
+from node.turn.restored import put_back
 
 _INVALID = "invalid_request_error"
 
@@ -82,6 +83,7 @@ class Prompts:
     async def count(self, request: GenerateRequest) -> int:
         """Return how many tokens a prompt has, also where it is longer than the context."""
         limit = PromptLimit(AGENT_TOKENS_MAX, None)
+        request = put_back(request, lambda *_: {}, self.tokenizer.told_options).request
         text = (await self.encoders.run(lambda: self.render(request, limit))).text
         raw = self._is_raw(request)
         encoded = await self.encoders.run(

@@ -7,20 +7,24 @@ reasoning, white space, ids and the spelling of arguments apart.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from xxhash import xxh3_64
 
 from fabric.limits import ANSWERS_BYTES_MAX
 from fabric.record.answers import Answered, Answers, CallWritten
-from fabric.template_options import RESTORE_OPTION
+from fabric.template_options import DATES_OPTION, RESTORE_OPTION
 from fabric.turn.generation import GenerateRequest, ToolCall
 from fabric.turn.messages import Message, MessageRole, ToolUse
 from node.dialect.shown import Shown
 from node.dialect.spelling import WrittenArguments
+from node.turn.dates import with_dates_moved
 
+_OWN: Final = frozenset({RESTORE_OPTION, DATES_OPTION})
+NOTHING_TOLD: Final[Mapping[str, Any]] = MappingProxyType({})
 Known = Callable[[GenerateRequest, Sequence[int]], Answers]  # of a request, at these places
 
 
@@ -56,24 +60,32 @@ class ShownAnswer:
         return remember(answers, request.messages, answer)
 
 
-def put_back(request: GenerateRequest, known: Known) -> PutBack:
-    """Return the request with its earlier answers as they were, as far as they are known."""
-    options = dict(request.template_options)
-    is_wanted = options.pop(RESTORE_OPTION, True) is not False
-    request = replace(request, template_options=options)
+def put_back(
+    request: GenerateRequest, known: Known, told: Mapping[str, Any] = NOTHING_TOLD
+) -> PutBack:
+    """Return the request as the template is to have it, with what the operator `told` of options.
+
+    Its earlier answers are as they were, as far as they are known; its dates move where asked.
+    """
+    options = {**told, **request.template_options}
+    left = {name: each for name, each in request.template_options.items() if name not in _OWN}
+    request, note = replace(request, template_options=left), ""
+    if options.get(DATES_OPTION) is True and request.messages:
+        moved = with_dates_moved(request.messages)
+        note = "; moved dates" if moved is not request.messages else ""
+        request = replace(request, messages=tuple(moved))
     messages = request.messages or ()
-    if not is_wanted or all(message.role is not MessageRole.ASSISTANT for message in messages):
-        return PutBack(request)
+    answers = [at for at, each in enumerate(messages) if each.role is MessageRole.ASSISTANT]
+    if not answers or options.get(RESTORE_OPTION) is False:
+        return PutBack(request, note)
     at = list(places(messages))
-    said = zip(messages, at, strict=True)
-    answered = [place for message, place in said if message.role is MessageRole.ASSISTANT]
-    answers = known(request, answered)
-    whole = list(_with_answers(messages, at, answers)) if answers else messages
+    said = known(request, [at[answer] for answer in answers])
+    whole = list(_with_answers(messages, at, said)) if said else messages
     thoughts = sum(a.reasoning != b.reasoning for a, b in zip(messages, whole, strict=True))
     spellings = sum(_spelling(a) != _spelling(b) for a, b in zip(messages, whole, strict=True))
-    note = f"; restored reasoning: {thoughts}" if thoughts else ""
+    note += f"; restored reasoning: {thoughts}" if thoughts else ""
     note += f"; restored spelling: {spellings}" if spellings else ""
-    return PutBack(replace(request, messages=tuple(whole)), note) if note else PutBack(request)
+    return PutBack(replace(request, messages=tuple(whole)), note)
 
 
 def _spelling(message: Message) -> Any:

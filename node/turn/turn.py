@@ -186,7 +186,8 @@ class Turn:
         if parts.health.stopping is not None or self._unwanted.is_set():
             raise HungUpError
         self._is_waiting = True
-        restored = put_back(request, parts.claims.answers)
+        told = parts.prompts.tokenizer.told_options
+        restored = put_back(request, parts.claims.answers, told)
         self._request = request = restored.request
         self._restored = restored.note
         parts.prompts.check_sampling(request.sampling)

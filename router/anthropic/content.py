@@ -6,9 +6,9 @@ from typing import Any, Final
 from fabric.errors import RejectedError
 from fabric.limits import KEY_CHARS_MAX, MESSAGE_NAME_CHARS_MAX
 from fabric.turn.messages import ToolUse
+from router.api.billing_line import BILLING_HEADER, without_billing_line
 from router.http.fields import Fields, refuse, require_object, require_text
 
-BILLING_HEADER: Final = "x-anthropic-billing-header"
 _TTLS_S: Final = {None: 300.0, "5m": 300.0, "1h": 3600.0}
 
 
@@ -97,15 +97,12 @@ def refuse_block(kind: str, fields: Fields) -> None:
     raise RejectedError(message, code="unsupported_content", param=fields.param("type"))
 
 
-def without_billing_line(text: str, notes: Notes) -> str:
-    """Drop the line with which clients head their system prompt for Anthropic's billing.
-
-    It means nothing to a model, and changes what every conversation begins with.
-    """
-    if not text.startswith(f"{BILLING_HEADER}:"):
-        return text
-    notes.ignore(BILLING_HEADER)
-    return text.partition("\n")[2]
+def unbilled(text: str, notes: Notes) -> str:
+    """Drop the line with which clients head their system prompt for billing."""
+    kept = without_billing_line(text)
+    if kept != text:
+        notes.ignore(BILLING_HEADER)
+    return kept
 
 
 def joined(texts: list[str]) -> str:

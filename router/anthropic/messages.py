@@ -14,7 +14,7 @@ from router.anthropic.content import (
     result_id,
     text_of,
     tool_use,
-    without_billing_line,
+    unbilled,
 )
 from router.api.joined_messages import JoinedMessages
 from router.http.fields import Fields, refuse, require_object, require_text
@@ -48,7 +48,7 @@ def parse_conversation(fields: Fields, notes: Notes) -> list[Message]:
 
 def _system(content: Any, param: str, notes: Notes) -> Message:
     texts = only_texts(content, param, BLOCKS_PER_MESSAGE_MAX, notes)
-    kept = [without_billing_line(text, notes) for text in texts]
+    kept = [unbilled(text, notes) for text in texts]
     return Message(MessageRole.SYSTEM, (joined(kept),))
 
 

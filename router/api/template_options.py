@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from fabric.template_options import RESERVED_OPTIONS, RESTORE_OPTION
+from fabric.template_options import DATES_OPTION, RESERVED_OPTIONS, RESTORE_OPTION
 from router.http.fields import Fields, kind_of, refuse
 
 # Templates have either; and of efforts they know three.
@@ -24,8 +24,9 @@ def template_options(fields: Fields) -> dict[str, Any]:
     for name in options:
         if name in RESERVED_OPTIONS:
             refuse(f"chat_template_kwargs.{name}", "it belongs to the server")
-    restores = options.get(RESTORE_OPTION, True)
-    if not isinstance(restores, bool):
-        why = f"expected a boolean, got {kind_of(restores)}"
-        refuse(f"chat_template_kwargs.{RESTORE_OPTION}", why, "invalid_type")
+    for name in (RESTORE_OPTION, DATES_OPTION):
+        value = options.get(name, True)
+        if not isinstance(value, bool):
+            why = f"expected a boolean, got {kind_of(value)}"
+            refuse(f"chat_template_kwargs.{name}", why, "invalid_type")
     return options

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fabric.limits import COMPLETION_TOKENS_MAX, TOOLS_MAX, TOP_LOGPROBS_MAX
+from router.api.billing_line import ignored_lines, without_billing_lines
 from router.api.template_options import template_options, with_effort
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
 from router.http.turn_headers import expected_next
@@ -37,7 +38,7 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiReques
         model=model,
         identity=parse_identity(headers, fields),
         prompt=replace(
-            chat_prompt(messages, tools, _template_options(fields)),
+            chat_prompt(without_billing_lines(messages), tools, _template_options(fields)),
             reads_calls=parse_may_call(fields),
         ),
         sampling=sampling,
@@ -46,6 +47,7 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiReques
         priority=parse_priority(headers, fields),
         retain_s=parse_retention_s(fields),
         prefetch=expected_next(headers),
+        ignored=ignored_lines(messages),
     )
 
 

@@ -12,10 +12,11 @@ from fabric.limits import (
     MESSAGE_NAME_CHARS_MAX,
     TOP_LOGPROBS_MAX,
 )
-from fabric.turn.messages import Message
+from fabric.turn.messages import Message, MessageRole
 from fabric.turn.output_format import OutputFormat
 from router.api.adapter import Asked
 from router.api.answer_format import answer_format
+from router.api.billing_line import ignored_lines, without_billing_lines
 from router.api.template_options import template_options, with_effort
 from router.http.fields import Fields, refuse, require_text, unsupported
 from router.http.turn_headers import AGENT_HEADER, expected_next
@@ -69,7 +70,7 @@ class ResponsesRequest(Asked):
 
     def full_prompt(self) -> Prompt:
         """Make the prompt of all that is said."""
-        said = conversation(self.instructions, self.said())
+        said = without_billing_lines(conversation(self.instructions, self.said()))
         prompt = chat_prompt(said, self.tools.functions or None, self.options)
         return replace(prompt, reads_calls=self.may_call)
 
@@ -117,6 +118,8 @@ def parse_responses(headers: Mapping[str, str], body: dict[str, Any]) -> Respons
     )
     for name in ("input", "metadata", "reasoning", "text", "tools"):
         _require_finite(body.get(name), name)
+    head = Message(MessageRole.SYSTEM, (asked.instructions or "",))
+    asked = replace(asked, ignored=asked.ignored + ignored_lines([head, *asked.said()]))
     return with_prompt(asked) if asked.is_whole else asked
 
 

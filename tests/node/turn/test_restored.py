@@ -11,7 +11,7 @@ from fabric.template_options import RESTORE_OPTION
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
 from fabric.turn.messages import Message, MessageRole, ToolUse, template_form
 from node.dialect.spelling import TemplateTraits, spelled
-from node.turn.restored import put_back, remember
+from node.turn.restored import NOTHING_TOLD, put_back, remember
 from tests.support.agent_traffic import TOOLS, Driver, Talk, corpus, drop_thought
 from tests.support.conversations import said
 from tests.support.scripted_answers import scripted
@@ -43,8 +43,9 @@ def sent(**changes):
     return replace(ANSWER, **{"reasoning": None, "uses": (use,), **changes})
 
 
-def restored(request, answers=ANSWERS):
-    return put_back(request, lambda _, places: answers)
+def restored(request, answers=ANSWERS, told=NOTHING_TOLD, messages=None):
+    request = replace(request, messages=messages or request.messages)
+    return put_back(request, lambda _, places: answers, told)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,7 @@ def test_a_request_can_refuse_it_and_templates_never_see_the_option():
     refused = restored(asking(sent(), **{RESTORE_OPTION: False, "enable_thinking": True}))
     assert refused.request == asking(sent(), enable_thinking=True)
     assert restored(asking(sent(), **{RESTORE_OPTION: True})).note
+    assert not restored(asking(sent()), told={RESTORE_OPTION: False}).note
 
 
 def test_what_is_remembered_is_bounded_and_the_newest():

@@ -164,10 +164,9 @@ REFUSED = [
         (f"chat_template_kwargs.{name}", {"chat_template_kwargs": {name: 1}}, "invalid_value")
         for name in ("messages", "tools", "add_generation_prompt", "tokenize")
     ),
-    (
-        "chat_template_kwargs.restore_reasoning",
-        {"chat_template_kwargs": {"restore_reasoning": "no"}},
-        "invalid_type",
+    *(
+        (f"chat_template_kwargs.{name}", {"chat_template_kwargs": {name: "no"}}, "invalid_type")
+        for name in ("restore_reasoning", "move_dates")
     ),
     (
         "chat_template_kwargs.chat_template",
@@ -310,6 +309,20 @@ def test_a_key_that_is_no_agent_id_is_digested():
 
     assert identity.kind is IdentityKind.GROUP
     assert identity.agent.startswith("key-")
+
+
+def test_a_billing_line_that_a_proxy_hands_on_is_dropped_and_told():
+    billing = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli"
+    parts = [{"type": "text", "text": text} for text in (billing, "You help.")]
+    user = {"role": "user", "content": f"{billing}\nWhat is it?"}
+    plain = parse(messages=[{"role": "system", "content": "You help."}, user])
+    for content in (parts, f"{billing}\nYou help."):
+        made = parse(messages=[{"role": "system", "content": content}, user])
+        assert made.prompt.messages == plain.prompt.messages
+        assert made.ignored == ("x-anthropic-billing-header",)
+    alone = parse(messages=[{"role": "system", "content": billing}, user])
+    assert [message.texts for message in alone.prompt.messages] == [(user["content"],)]
+    assert plain.ignored == ()
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "ä", "x" * 129, ".hidden"])

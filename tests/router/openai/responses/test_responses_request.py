@@ -62,6 +62,14 @@ def test_what_a_coding_agent_sends_first():
     assert asked.carries_thoughts
 
 
+def test_a_billing_line_that_a_proxy_hands_on_is_dropped_and_told():
+    billing = "x-anthropic-billing-header: cc_version=2.1"
+    asked = parse(input="c", instructions=f"{billing}\na")
+    assert [m["content"] for m in as_templates_get_it(asked.prompt)] == ["a", "c"]
+    assert asked.ignored == ("x-anthropic-billing-header",)
+    assert parse(input=[], previous_response_id="resp_1", instructions="a").ignored == ()
+
+
 def test_instructions_come_first_and_join_what_developers_say():
     found = messages(
         {"role": "developer", "content": "b"},
