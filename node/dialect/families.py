@@ -18,6 +18,7 @@ _CALL_SIGNS = (
     (("<|START_ACTION|>",), "command"),
     (("Action: ```json",), "command_r"),
     (("<TOOLCALL>",), "nemotron"),
+    (("<|tools_prefix|>",), "apertus"),
     (("[TOOL_CALLS]",), "mistral"),
     (("<arg_key>",), "glm"),
     (("<tool_call>", "<function="), "qwen3_coder"),

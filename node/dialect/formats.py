@@ -23,7 +23,9 @@ _DEEPSEEK = re.compile(
     rf"function<｜tool▁sep｜>{_NAME}\s*```(?:json)?\s*|(?!function<)(?P<other_name>[\w.\-]+)<｜tool▁sep｜>\s*"
     r")(?=\{)"
 )
+_APERTUS = re.compile(r'[\s\[,{}]*"(?P<name>[\w.\-]+)"\s*:\s*(?={)')
 _SPACE = re.compile(r"\s*")
+_APERTUS_TAIL = re.compile(r"[\s\]}]*")
 _KIMI_TAIL = re.compile(r"\s*(?:<\|tool_call_end\|>)?\s*")
 _DEEPSEEK_TAIL = re.compile(r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*")
 _QWEN = Tags(
@@ -116,6 +118,9 @@ _FORMATS = (
         ("<｜tool▁calls▁begin｜>",),
         "<｜tool▁calls▁end｜>",
         _headed(_DEEPSEEK, _DEEPSEEK_TAIL),
+    ),
+    CallFormat(
+        "apertus", ("<|tools_prefix|>",), "<|tools_suffix|>", _headed(_APERTUS, _APERTUS_TAIL)
     ),
     CallFormat("mistral", ("[TOOL_CALLS]",), "", _mistral),
     CallFormat("llama", ("<|python_tag|>",), "<|eom_id|>", _llama, bare=_llama),

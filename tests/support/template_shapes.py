@@ -353,9 +353,12 @@ def write_tokenizer(
     return tokenizer
 
 
-def write_shape(folder: Path, shape: Shape, weights: str, corpus: list[str], **config: Any) -> Path:
+def write_shape(
+    folder: Path, shape: Shape, weights: str | dict[str, Any], corpus: list[str], **config: Any
+) -> Path:
     """Write a model whose tokenizer and template have this shape; return its folder."""
-    config = {**WEIGHTS[weights], **config}
+    sizes = WEIGHTS[weights] if isinstance(weights, str) else weights
+    config = {**sizes, **config}
     tokenizer = write_tokenizer(folder, shape, corpus, config["vocab_size"])
     ends = [tokenizer.token_to_id(text) for text in (shape.end, shape.end_of_call) if text]
     config["eos_token_id"] = ends

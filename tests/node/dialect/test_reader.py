@@ -252,6 +252,52 @@ CASES = {
         "command",
         "command",
     ),
+    "command_r": Case(
+        'Plan: I look.\nAction: ```json\n[\n    {\n        "tool_name": "look",\n        '
+        '"parameters": {"at": "the sky"}\n    },\n    {\n        "tool_name": "now",\n        '
+        '"parameters": {}\n    }\n]\n```',
+        "Plan: I look.",
+        calls=(LOOK, NOW),
+        calls_as="command_r",
+    ),
+    "nemotron": Case(
+        "<think>\nHm\n</think>\n\nSo.\n\n<TOOLCALL>["
+        '{"name": "look", "arguments": {"at": "the sky"}}, {"name": "now", "arguments": {}}'
+        "]</TOOLCALL>\n",
+        "So.",
+        "Hm",
+        (LOOK, NOW),
+        "nemotron",
+    ),
+    "nemotron, cut": Case(
+        'So.<TOOLCALL>[{"name": "look", "argu',
+        'So.<TOOLCALL>[{"name": "look", "argu',
+        calls_as="nemotron",
+        broken=1,
+    ),
+    "hunyuan": Case(
+        '<tool_calls>[{"name": "look", "arguments": {"at": "the sky"}}]</tool_calls>',
+        calls=(LOOK,),
+        calls_as="hunyuan",
+    ),
+    "apertus": Case(
+        '<|inner_prefix|>Hm<|inner_suffix|><|tools_prefix|>[{"look": {"at": "the sky"}}, '
+        '{"now": {}}]<|tools_suffix|>',
+        "",
+        "Hm",
+        (LOOK, NOW),
+        "apertus",
+        "apertus",
+    ),
+    "apertus, cut": Case(
+        '<|tools_prefix|>[{"look": {"at": "the',
+        '<|tools_prefix|>[{"look": {"at": "the',
+        calls_as="apertus",
+        broken=1,
+    ),
+    "longcat's thought": Case(
+        "<longcat_think>\nHm\n</longcat_think>\nYes.", "Yes.", "Hm", thoughts_as="longcat"
+    ),
     "llama": Case(
         '{"name": "look", "parameters": {"at": "the sky"}}', calls=(LOOK,), calls_as="llama"
     ),
@@ -315,10 +361,8 @@ def test_an_answer_is_read_the_same_however_it_comes(name):
 
 
 def test_every_format_has_a_case():
-    assert {case.calls_as for case in CASES.values()} >= set(CALL_FORMATS) - {
-        "json", "command_r", "nemotron", "hunyuan"
-    }  # fmt: skip
-    assert set(THOUGHT_FORMATS) >= {case.thoughts_as for case in CASES.values()} - {"auto"}
+    assert {case.calls_as for case in CASES.values()} >= set(CALL_FORMATS) - {"json"}
+    assert {case.thoughts_as for case in CASES.values()} >= set(THOUGHT_FORMATS) - {"think"}
 
 
 @pytest.mark.parametrize("name", CASES)
