@@ -4,7 +4,7 @@ Roles and ends are single characters that never occur in a message, and the only
 prompt may be cut.
 """
 
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 from fabric.turn.prompt_plan import Encoded
 from node.dialect.family import PLAIN
@@ -52,6 +52,7 @@ class SimTokenizer:
     special_texts = {token: text.decode() for token, text in CUT_TEXTS.items()}  # noqa: RUF012
     template = SimpleNamespace(exists=True)
     reach_bytes = 4
+    told_options = MappingProxyType({})
 
     def render(self, messages, tools, options, *, opens_answer=True):
         return render(messages, opens_answer=opens_answer)
