@@ -8,7 +8,6 @@ from itertools import islice
 
 from fabric.errors import NotFoundError, OverloadedError
 from fabric.ids import AgentId, AgentKey, Fingerprint, NodeName, TenantId
-from fabric.kvcache.block import BlockRef
 from fabric.limits import AGENTS_PER_NODE_MAX, ALIKE_AGENTS_MAX, GONE_AGENTS_MAX
 from fabric.ports import Clock
 from fabric.record.answers import Answered, read_answers
@@ -20,6 +19,7 @@ from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.agents.answer_index import AnswerIndex
 from node.agents.conversation_index import ConversationIndex
+from node.agents.first_block_index import FirstBlockIndex
 from node.agents.use_log import UseLog
 from node.runtime.one_loop import on_its_loop
 
@@ -42,6 +42,7 @@ class AgentTable:
         self._agents: dict[AgentKey, Agent] = {}
         self._index = ConversationIndex()
         self._answers = AnswerIndex()
+        self._first_blocks = FirstBlockIndex()
         self._rules = rules
         self.use = UseLog(clock)
         self.changes = 0
@@ -116,6 +117,7 @@ class AgentTable:
         self._agents[agent.key] = agent
         self.note_change(agent.key)
         self.use.note(agent.manifest)
+        self._first_blocks.put(agent.key, agent.saved)
         if agent.manifest.state is OwnerState.OWNED and agent.manifest.token_ids:
             self._index.put(agent.key, agent.conversation_bytes, agent.manifest.sketch)
             self._answers.put(agent.key, agent.manifest.provenance.answers)
@@ -131,6 +133,7 @@ class AgentTable:
             self.use.forget(gone.manifest)
         self._index.remove(key)
         self._answers.remove(key)
+        self._first_blocks.remove(key)
 
     def forget(self, agent: Agent) -> None:
         """Drop an agent if it is still the one under its key."""
@@ -210,24 +213,24 @@ class AgentTable:
                 yield agent
 
     @on_its_loop
-    def alike(self, agent: Agent, block: BlockRef, number: int) -> list[Manifest]:
-        """List records of the tenant's other agents whose block of this number is `block`.
+    def alike(self, agent: Agent, shared: PieceTable) -> list[Manifest]:
+        """List records of the tenant's other agents that begin with all of these blocks.
 
-        They begin like a prompt that it is known of, and may have more in common with it than
-        whole blocks. Those of the last turns come first.
+        They may have more in common with a prompt than whole blocks. Those of the last turns come
+        first.
         """
-        tenant, place = agent.key[0], number - 1
-        found = [
+        if not shared:
+            return []
+        place, block = len(shared) - 1, shared[-1].block
+        others = (
             other.saved
-            for key, other in self._agents.items()
-            if key[0] == tenant
-            and other is not agent
+            for key in self._first_blocks.newest(agent.key[0], shared[0].block.block_hash)
+            if (other := self._agents[key]) is not agent
             and other.saved is not None
             and len(other.saved.pieces) > place
             and other.saved.pieces[place].block == block
-        ]
-        found.sort(key=lambda record: record.used_s, reverse=True)
-        return found[:ALIKE_AGENTS_MAX]
+        )
+        return list(islice(others, ALIKE_AGENTS_MAX))
 
     def name_new(self, tenant: TenantId, identity: Identity) -> AgentId:
         """Choose an unused id for a conversation without one."""

@@ -22,7 +22,7 @@ def recovered_table(
 ) -> AgentTable:
     """Recover the store and return its agents in a table; raise DiskError."""
     table = AgentTable(name, fingerprint, clock, rules)
-    for record in store.recover():
+    for record in sorted(store.recover(), key=lambda record: record.used_s):
         agent = Agent(record, saved=record, is_durable=True)
         if record.owner != name and record.state is OwnerState.OWNED:
             # The folder was copied from another node: its blocks are as good as a replica's.

@@ -170,9 +170,7 @@ class Prefixes:
             return CachedPrefix(AvailableBlocks(), (), 0, CacheTier.COLD)
         known, tenant = plan.ids[: len(plan.ids) - 1], agent.manifest.tenant
         shared = await self.workers.run(lambda: self.store.shared_blocks(tenant, known))
-        alike = (
-            self.table.alike(agent, shared.full[-1].block, len(shared.full)) if shared.full else []
-        )
+        alike = self.table.alike(agent, shared.full)
         tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
 
         def choose() -> CachedPrefix:

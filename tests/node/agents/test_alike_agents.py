@@ -1,0 +1,62 @@
+"""Who begins with the blocks that a prompt begins with: found by the first, newest first."""
+
+from dataclasses import replace
+
+import pytest
+
+from fabric.ids import AgentId, Fingerprint, NodeName, TenantId
+from fabric.limits import ALIKE_AGENTS_MAX, BLOCK_TOKENS
+from fabric.record.piece_table import PieceTable
+from node.agents.agent_table import AgentTable
+from node.clock import SystemClock
+from tests.support.blocks import make_block
+
+TENANT = TenantId("t")
+A, B, C = (make_block(number, BLOCK_TOKENS).ref for number in (1, 2, 3))
+
+
+@pytest.fixture
+def table():
+    return AgentTable(NodeName("a"), Fingerprint(b"f" * 32), SystemClock())
+
+
+def add(table, name, blocks, tenant=TENANT):
+    agent = table.create(tenant, AgentId(name), None, 1)
+    if blocks:
+        agent.saved = replace(agent.manifest, pieces=PieceTable().append(blocks))
+    table.put(agent)
+    return agent
+
+
+def names(table, agent, blocks):
+    return [record.agent for record in table.alike(agent, PieceTable().append(blocks))]
+
+
+def test_those_with_all_of_the_blocks_are_found_and_the_newest_comes_first(table):
+    own = add(table, "own", [A, B])
+    for name, blocks in (("x", [A, B]), ("y", [A, C]), ("z", [A, B, C]), ("none", [])):
+        add(table, name, blocks)
+    add(table, "other", [A, B], TenantId("else"))
+
+    assert names(table, own, [A, B]) == ["z", "x"]
+    assert names(table, own, [A]) == ["z", "y", "x"]
+    assert names(table, own, [C]) == names(table, own, []) == []
+    table.put(table.get((TENANT, AgentId("x"))))
+    assert names(table, own, [A, B]) == ["x", "z"]
+
+
+def test_who_is_gone_or_begins_otherwise_by_now_is_not_found(table):
+    own, gone, changed = (add(table, name, [A]) for name in ("own", "gone", "changed"))
+    table.remove(gone.key)
+    changed.saved = replace(changed.manifest, pieces=PieceTable().append([B]))
+    table.put(changed)
+
+    assert names(table, own, [A]) == []
+    assert names(table, own, [B]) == ["changed"]
+
+
+def test_few_are_compared(table):
+    own = add(table, "own", [A])
+    for number in range(ALIKE_AGENTS_MAX + 5):
+        add(table, f"agent-{number}", [A])
+    assert len(names(table, own, [A])) == ALIKE_AGENTS_MAX
