@@ -24,7 +24,8 @@ CORE = {
     ("full", "thought_opened"): ("chat", "tools_kept", "sub_agents"),
     ("full", "role_tokens"): ("chat_kept",),
     ("full", "head_at_last_question"): ("chat",),
-    ("recurrent", "thought_opened"): ("chat", "long_loop", "interleaved"),
+    ("recurrent", "thought_opened"): ("chat", "interleaved", "edit_last", "date_at_the_end"),
+    ("recurrent", "thoughts_kept"): ("long_loop",),
 }
 # A head that moves with the last question leaves little to be reused.
 HEAD_MOVES = "head_at_last_question"
@@ -64,7 +65,7 @@ def judge(weights, shape, drivers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("weights", "shape"), CORE, ids=" ".join)
+@pytest.mark.parametrize(("weights", "shape"), CORE, ids=str)
 def test_a_second_turn_is_warm_without_an_id(tmp_path, weights, shape):
     scenarios = CORE[weights, shape]
     judge(weights, shape, converse(tmp_path, weights, shape, scenarios, has_ids=False))
