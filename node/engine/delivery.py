@@ -39,7 +39,7 @@ def deliver(sequence: Sequence, sampled: SampledToken) -> Last | None:
     sequence.answer_ids.append(sampled.token)
     shown = sequence.answer.push(sampled.token)
     event = produced(sequence, len(sequence.answer_ids), sampled, shown)
-    tell(sequence, replace(event, shown=Shown(), logprobs=()) if was_delivered else event)
+    tell(sequence, replace(event, logprobs=(), was_delivered=True) if was_delivered else event)
     reason = finish_reason(sequence, len(sequence.answer_ids), sampled.token, shown)
     if reason is None:
         return None

@@ -32,6 +32,7 @@ class Produced:
     index: int
     shown: Shown
     logprobs: tuple[TokenLogprob, ...]
+    was_delivered: bool = False  # where it was sampled: the client has read it
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from node.mlx.chat_tokenizer import ChatTokenizer
 from node.runtime.identity import NodeIdentity
 from node.turn.encoders import Encoders
 from node.turn.landmarks import Landmarks
-from node.turn.restored import put_back
+from node.turn.restored import Known, PutBack, put_back
 
 _INVALID = "invalid_request_error"
 
@@ -47,6 +47,10 @@ class Prompts:
             if not is_number or int(key) >= self.identity.model.vocabulary_size:
                 message = f"the model has the tokens 0 to {self.identity.model.vocabulary_size - 1}"
                 raise RejectedError(message, code=_INVALID, param="logit_bias")
+
+    def put_back(self, request: GenerateRequest, known: Known) -> PutBack:
+        """Return the request as the template is to have it, with its earlier answers as known."""
+        return put_back(request, known, self.tokenizer.told_options)
 
     def render(self, request: GenerateRequest, limit: PromptLimit) -> Rendered:
         """Return the prompt as text, and what was folded for it.
@@ -83,7 +87,7 @@ class Prompts:
     async def count(self, request: GenerateRequest) -> int:
         """Return how many tokens a prompt has, also where it is longer than the context."""
         limit = PromptLimit(AGENT_TOKENS_MAX, None)
-        request = put_back(request, lambda *_: {}, self.tokenizer.told_options).request
+        request = self.put_back(request, lambda *_: {}).request
         text = (await self.encoders.run(lambda: self.render(request, limit))).text
         raw = self._is_raw(request)
         encoded = await self.encoders.run(

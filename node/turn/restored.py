@@ -50,9 +50,9 @@ class ShownAnswer:
         self._calls += shown.calls
 
     def remembered(self, request: GenerateRequest, answers: Answers) -> Answers:
-        """Return the agent's answers with this one; of half an answer nothing is known."""
+        """Return the agent's answers with this one."""
         is_plain = not (self._calls or any(self._thoughts)) and _is_trimmed("".join(self._texts))
-        if not request.messages or request.resume is not None or (is_plain and not answers):
+        if not request.messages or (is_plain and not answers):
             return answers
         uses = tuple(ToolUse(call.name, call.arguments, call.id) for call in self._calls)
         said, thought = ("".join(self._texts),), "".join(self._thoughts)

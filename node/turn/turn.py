@@ -45,7 +45,7 @@ from node.turn.claim import Claims
 from node.turn.grammars import Grammars
 from node.turn.prefix import Prefixes, Prepared
 from node.turn.request_prompt import Prompts
-from node.turn.restored import ShownAnswer, put_back
+from node.turn.restored import ShownAnswer
 from node.turn.resumption import plan_resumption, resumption, without_answer
 from node.turn.saver import Saver, Savers
 from node.turn.turn_sequence import Sequences, end_of, is_unchanged
@@ -186,8 +186,7 @@ class Turn:
         if parts.health.stopping is not None or self._unwanted.is_set():
             raise HungUpError
         self._is_waiting = True
-        told = parts.prompts.tokenizer.told_options
-        restored = put_back(request, parts.claims.answers, told)
+        restored = parts.prompts.put_back(request, parts.claims.answers)
         self._request = request = restored.request
         self._restored = restored.note
         parts.prompts.check_sampling(request.sampling)
@@ -197,7 +196,7 @@ class Turn:
 
         def begin() -> tuple[Rendered, Answer]:
             rendered = parts.prompts.render(request, limit)
-            return rendered, parts.sequences.begin_answer(request, rendered.text)
+            return rendered, parts.sequences.begin_answer(request, rendered.text, self._shown)
 
         rendered, answer = await parts.prompts.encoders.run(begin)
         text, self._folds = rendered.text, rendered.notes
@@ -388,6 +387,8 @@ class Turn:
 
     def _show(self, index: int, shown: Shown, event: Produced | None) -> None:
         self._shown.add(shown)
+        if event is not None and event.was_delivered:
+            return
         if shown.reasoning:
             self._emit(Delta(index, shown.reasoning, reasoning=True))
         logprobs = event.logprobs if event is not None else ()

@@ -20,6 +20,7 @@ from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
 from node.tiers.hot_tier import HotTier
 from node.turn.prefix import Prefixes, Prepared
+from node.turn.restored import ShownAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class Sequences:
     hot: HotTier
     health: Health
 
-    def begin_answer(self, request: GenerateRequest, text: str) -> Answer:
-        """Return the answer to the prompt `text`, fed with what was produced elsewhere."""
+    def begin_answer(self, request: GenerateRequest, text: str, seen: ShownAnswer) -> Answer:
+        """Return the answer to the prompt `text`, fed with what others produced and showed."""
         answer = Answer(
             self.tokenizer,
             text,
@@ -45,7 +46,7 @@ class Sequences:
         )
         if request.resume is not None:
             for token in request.resume.answer_ids:
-                answer.push(token)
+                seen.add(answer.push(token))
         return answer
 
     def stops_of(self, prepared: Prepared) -> tuple[int, ...]:

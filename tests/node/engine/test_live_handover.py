@@ -64,11 +64,13 @@ def calm(nodes):
 class Stream:
     """A turn that is read as it goes, on the node's own loop."""
 
-    def __init__(self, service, agent, resume=None, epoch=1, after=None, output=None):
-        sampling = Sampling(max_tokens=ANSWER_TOKENS, ignore_eos=output is None, output=output)
+    def __init__(self, service, agent, resume=None, epoch=1, after=None, output=None, asked=None):
+        is_endless = output is None and asked is None
+        tokens = ANSWER_TOKENS if asked is None else 10 * ANSWER_TOKENS
+        sampling = Sampling(max_tokens=tokens, ignore_eos=is_endless, output=output)
         self._request = GenerateRequest(
             OperationId(f"turn-{agent}-{epoch}"), TENANT, identity_of(agent), sampling,
-            prompt=PROMPT, epoch=epoch, resume=resume,
+            **(asked or {"prompt": PROMPT}), epoch=epoch, resume=resume,
             was_admitted=resume is not None, after=after,
         )  # fmt: skip
         self.events, self._service, self._seen = [], service, asyncio.Condition()
