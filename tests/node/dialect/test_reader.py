@@ -254,10 +254,9 @@ CASES = {
     ),
     "command_r": Case(
         'Plan: I look.\nAction: ```json\n[\n    {\n        "tool_name": "look",\n        '
-        '"parameters": {"at": "the sky"}\n    },\n    {\n        "tool_name": "now",\n        '
-        '"parameters": {}\n    }\n]\n```',
+        '"parameters": {"at": "the sky"}\n    }\n]\n```',
         "Plan: I look.",
-        calls=(LOOK, NOW),
+        calls=(LOOK,),
         calls_as="command_r",
     ),
     "nemotron": Case(
@@ -268,12 +267,6 @@ CASES = {
         "Hm",
         (LOOK, NOW),
         "nemotron",
-    ),
-    "nemotron, cut": Case(
-        'So.<TOOLCALL>[{"name": "look", "argu',
-        'So.<TOOLCALL>[{"name": "look", "argu',
-        calls_as="nemotron",
-        broken=1,
     ),
     "hunyuan": Case(
         '<tool_calls>[{"name": "look", "arguments": {"at": "the sky"}}]</tool_calls>',
@@ -290,10 +283,7 @@ CASES = {
         "apertus",
     ),
     "apertus, cut": Case(
-        '<|tools_prefix|>[{"look": {"at": "the',
-        '<|tools_prefix|>[{"look": {"at": "the',
-        calls_as="apertus",
-        broken=1,
+        *2 * ('<|tools_prefix|>[{"look": {"at": "the',), calls_as="apertus", broken=1
     ),
     "longcat's thought": Case(
         "<longcat_think>\nHm\n</longcat_think>\nYes.", "Yes.", "Hm", thoughts_as="longcat"
