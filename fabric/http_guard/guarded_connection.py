@@ -214,6 +214,7 @@ class Guard(_Base):  # type: ignore[misc]
                 self.transport.close()
                 return
             self.cycle.disconnected = True  # whoever works on it need not answer
+            self.cycle.waiting_for_100_continue = False  # nor ask for more
             self.cycle.message_event.set()
         self.transport.write(refusal(*self._refusal))
         if self.transport.can_write_eof():

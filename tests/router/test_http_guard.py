@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
@@ -225,6 +226,17 @@ def test_what_follows_or_surrounds_a_body_is_bounded(config, tail):
             sock.sendall(tail)
 
         assert told(sock).startswith(b"HTTP/1.1 431")
+
+
+def test_whose_body_is_refused_is_not_asked_to_go_on_with_it(config, caplog):
+    """The application reads the body after the refusal was written, the last word there."""
+    expecting = head("/echo", "POST", "transfer-encoding: chunked", "expect: 100-continue")
+    with served(config) as server, server.connect(expecting + b"no size\r\n") as sock:
+        answer = told(sock)
+
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"100 Continue" not in answer
+    assert [r.exc_info[0] for r in caplog.records] == [ClientDisconnect]  # no write failed
 
 
 def test_headers_behind_a_body_are_not_believed(config):

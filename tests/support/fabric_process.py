@@ -69,6 +69,7 @@ class Attacked:
     pid: int
     address: tuple[str, int]
     node: tuple[str, int]
+    log: Path | None = None
     turns: int = 0
     pulses: int = 0
     silent_cpu_s: float = 0.0
@@ -124,6 +125,8 @@ class Attacked:
             time.sleep(0.02)
         found = (self.failures[:5], self.silent_cpu_s, self.growth_bytes // MIB)
         assert not self.failures, found
+        logged = self.log.read_text(errors="replace").splitlines() if self.log else []
+        assert [line for line in logged if "unexpected" in line] == []
         assert min(self.turns, self.pulses) > 1, "nobody else was served"
         assert self.silent_cpu_s <= SILENT_CPU_S_MAX, found
         assert self.growth_bytes <= GROWTH_BYTES_MAX, found
@@ -156,18 +159,21 @@ def status_of(answer: bytes) -> int | None:
 def attacked(folder: Path) -> Iterator[Attacked]:
     """Run a fabric of two tenants; one takes turns all the time, and its health is asked."""
     allow_files()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.fabric_process", str(folder)],
-        cwd=ROOT,
-        env=os.environ | THRIFTY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    log = folder / "fabric.log"
+    with log.open("wb") as stderr:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.fabric_process", str(folder)],
+            cwd=ROOT,
+            env=os.environ | THRIFTY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
     try:
         assert child.stdout is not None
         ready = json.loads(child.stdout.readline())
-        fabric = Attacked(child.pid, address_of(ready["url"]), address_of(ready["node"]))
+        fabric = Attacked(child.pid, address_of(ready["url"]), address_of(ready["node"]), log)
         for _ in range(3):
             turn(fabric)
         assert not fabric.failures, fabric.failures
