@@ -25,6 +25,7 @@ SPEC_BYTES_MAX: Final = 4 * MIB  # a cache spec; 512 layers with all frequencies
 STATE_EVERY_TOKENS: Final = 4_096  # 77 MB for a large hybrid model, as much as 10k of its tokens
 STATES_PER_AGENT_MAX: Final = 8
 STATE_GAP_TOKENS_MIN: Final = 16  # fewer are computed sooner than a state is written
+ANSWER_END_CHARS_MAX: Final = 64  # that a template writes behind an answer, and the model as well
 ANSWER_OPENINGS_MAX: Final = 16  # ways of a template to open answers that are remembered
 UNSAVED_BYTES_MAX: Final = 128 * MIB  # of one prompt, before it waits for the disk
 STATES_HOT_MAX: Final = 3  # of one agent: behind its answer's beginning, its prompt, its turn

@@ -27,6 +27,7 @@ from node.control_calls import ControlCalls
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import MemoryBudget
 from node.engine.prefill_trial import measure_prefill, trial_tokens
+from node.http.append import AppendHttp
 from node.http.control import ControlHttp
 from node.http.count import CountHttp
 from node.http.generate import HttpServer, build_app, error_reply, http_config
@@ -52,6 +53,7 @@ from node.store.service_time import ServiceTime
 from node.store.tombstones import DIRECTORY as ERASED
 from node.store.tombstones import TombstoneStore
 from node.transfer.server import TransferServer
+from node.turn.continued import Continued
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -268,7 +270,9 @@ class NodeService:
         control = ControlHttp(node.name, self._config.cluster_key, self._by_http)
         files = HibernationHttp(self._config.cluster_key, node.exports, node.imports)
         counts = CountHttp(self._config.cluster_key, node.turns.prompts.count)
-        more = [*files.routes(), *control.routes(), *counts.routes()]
+        continued = Continued(node.turns.prompts, node.table)
+        appends = AppendHttp(self._config.cluster_key, continued.prompt)
+        more = [*files.routes(), *control.routes(), *counts.routes(), *appends.routes()]
         app = build_app(self._config.cluster_key, node.turns.serve, more)
         server = HttpServer(http_config(app, tls=tls))
         self._server = server

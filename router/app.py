@@ -14,6 +14,7 @@ from router.admin.agents import AgentsApi
 from router.admin.copies import CopiesApi
 from router.admin.drain import DrainApi
 from router.admin.events import EventsApi
+from router.admin.generate import GenerateApi
 from router.admin.health import HealthApi
 from router.admin.hibernation import HibernationApi
 from router.admin.metrics import MetricsApi
@@ -89,6 +90,7 @@ def routes_of(
         *CopiesApi(services.forks, services.replicas, services.prefetches).routes(),
         *NodesApi(fleet, services.drains).routes(),
         *DrainApi(fleet, services.drains).routes(),
+        *GenerateApi(fleet, desk, OpenAiErrors()).routes(),
         *EventsApi(fleet.events, snapshots, OpenAiErrors()).routes(),
     ]
     return [

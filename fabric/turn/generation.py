@@ -16,6 +16,7 @@ from fabric.turn.output_format import OutputFormat
 
 GENERATE_PATH = "/internal/generate"
 COUNT_PATH = "/internal/count"  # takes the same request, and answers with its prompt's tokens
+APPEND_PATH = "/internal/append"  # takes it, too, and answers with the prompt that continues
 CLUSTER_HEADER = "x-macfabric-cluster"
 
 
@@ -114,6 +115,7 @@ class GenerateRequest:
     reads_calls: bool = True  # False: the prompt has the tools, and the answer is text
     retain_s: float = 0.0  # behind its answer, in which the client says that it will come back
     was_admitted: bool = False  # a node took it and handed it over: no queue is too full for it
+    continues: bool = False  # `prompt` begins with all that the agent remembers, marks and all
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,13 @@ class TokenCount:
     """How many tokens a prompt has."""
 
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuedPrompt:
+    """All that an agent remembers, with more behind it; none: it remembers nothing."""
+
+    text: str | None
 
 
 Event = Admitted | Delta | ToolCallPart | ToolCalls | Finished | HandedOver | Failed

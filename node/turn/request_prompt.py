@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fabric.errors import RejectedError
+from fabric.errors import ConflictError, RejectedError
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import AGENT_TOKENS_MAX
 from fabric.turn.generation import GenerateRequest, Sampling
@@ -80,7 +80,13 @@ class Prompts:
     ) -> PromptPlan:
         """Encode the prompt and match it with the agent's record; raise RejectedError."""
         stored = agent.transcript()
-        made = plan_prompt(self.tokenizer, text, stored, raw=self._is_raw(request), limit=limit)
+        raw = self._is_raw(request)
+        if request.continues:
+            if not text.encode().startswith(stored.text):
+                message = "the agent remembers something else by now: ask again"
+                raise ConflictError(message, code="agent_changed")
+            raw = bool(stored.ends) and stored.ends[0] == 0  # it has the tokenizer's own prefix
+        made = plan_prompt(self.tokenizer, text, stored, raw=raw, limit=limit)
         has_states = CacheGroup.STATE in self.identity.spec.groups
         return replace(made, marks=self.landmarks.find(request, made, has_states=has_states))
 

@@ -2,6 +2,12 @@
 
 from typing import Final
 
+from fabric.limits import (
+    COMPLETION_TOKENS_MAX,
+    MESSAGES_MAX,
+    STOP_STRING_CHARS_MAX,
+    STOP_STRINGS_MAX,
+)
 from router.admin.events import LAST_ID_HEADER
 from router.api.description import (
     AGENT_ID,
@@ -10,7 +16,10 @@ from router.api.description import (
     FLAG,
     JSON,
     NAMED,
+    OBJECT,
     TENANTS,
+    TURN_ANSWER_HEADERS,
+    TURN_HEADERS,
     WRITES,
     Described,
     Parameter,
@@ -26,6 +35,7 @@ from router.api.description import (
     ref,
     text,
 )
+from router.http.turn_headers import AGENT_HEADER
 
 _FILE: Final = "application/octet-stream"
 _OPERATORS: Final = (*TENANTS, 404, 409)
@@ -138,7 +148,50 @@ def _verb(
     )
 
 
+_GENERATE: Final = Described(
+    "POST",
+    "/v1/agents/{agent}/generate",
+    "agents",
+    "Puts a text or messages behind what the agent remembers, and lets it answer.",
+    {
+        JSON: answer(
+            id=AGENT_ID,
+            object=one_of("agent.generation"),
+            node=text(),
+            text=text(),
+            reasoning=text(),
+            epoch=integer(1),
+            finish_reason=one_of("stop", "length", "tool_calls"),
+            prompt_tokens=integer(),
+            cached_tokens=integer(),
+            completion_tokens=integer(),
+            durable=FLAG,
+        ),
+        EVENTS: text(),
+    },
+    WRITES,
+    body=body(
+        {},
+        text=text(minLength=1),
+        messages=array(
+            body({"role": one_of("system", "user", "assistant", "tool"), "content": text()}),
+            MESSAGES_MAX,
+            1,
+        ),
+        model=text(),
+        max_tokens=integer(1, COMPLETION_TOKENS_MAX),
+        temperature=number(0, 2),
+        top_p=number(0, 1),
+        seed=integer(-(1 << 63), (1 << 64) - 1),
+        stop=array(text(minLength=1, maxLength=STOP_STRING_CHARS_MAX), STOP_STRINGS_MAX),
+        stream=FLAG,
+        chat_template_kwargs=OBJECT,
+    ),
+    parameters=(_AGENT, *(header for header in TURN_HEADERS if header.name != AGENT_HEADER)),
+    headers=TURN_ANSWER_HEADERS,
+)
 _AGENTS: Final = (
+    _GENERATE,
     Described(
         "GET",
         "/v1/agents",

@@ -23,6 +23,7 @@ ASKED = {
     "/v1/responses": {"model": MODEL, "input": "hello", "store": False},
     "/v1/messages": {"model": MODEL, "max_tokens": 4, "messages": MESSAGES},
     "/v1/messages/count_tokens": {"model": MODEL, "messages": MESSAGES},
+    "/v1/agents/{agent}/generate": {"messages": MESSAGES},
     "/v1/agents/{agent}/migrate": {"to": "node-a"},
     "/v1/agents/{agent}/fork": {"as": "ivan"},
     "/v1/agents/{agent}/replicate": {"to": "node-a"},

@@ -1,0 +1,177 @@
+"""POST generate: more for an agent's memory, and its answer; nothing is sent a second time."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fabric.errors import FabricError
+from fabric.ids import AgentId, TenantId
+from fabric.limits import (
+    COMPLETION_TOKENS_MAX,
+    MESSAGES_MAX,
+    STOP_STRING_CHARS_MAX,
+    STOP_STRINGS_MAX,
+)
+from fabric.turn.generation import (
+    Admitted,
+    Delta,
+    Finished,
+    Identity,
+    IdentityKind,
+    Priority,
+    Sampling,
+)
+from fabric.turn.messages import Message, MessageRole
+from router.api.adapter import ApiAdapter, Asked
+from router.api.template_options import template_options
+from router.api.turn_route import Desk, answer_turn
+from router.fleet.continued_prompts import ContinuedPrompts
+from router.fleet.fleet import Fleet
+from router.fresh_ids import fresh_operation
+from router.http.auth import agent_key
+from router.http.dialect import ErrorBody, ErrorDialect
+from router.http.fields import Fields, refuse, require_object, require_text
+from router.http.sse import COMMENT, frame
+from router.http.turn_headers import expected_next, priority_of
+from router.prompt import Prompt, chat_prompt, raw_prompt
+from router.turns.answer import WholeAnswer
+from router.turns.open_turn import Answered
+
+PATH = "/v1/agents/{agent}/generate"
+_TOP_P_MIN = 1e-6
+
+
+class GenerateApi:
+    """Turns of agents that are named, and need not be told what they know."""
+
+    def __init__(self, fleet: Fleet, desk: Desk, dialect: ErrorDialect) -> None:
+        self._fleet = fleet
+        self._prompts = ContinuedPrompts(fleet)
+        self._desk = desk
+        self._dialect = dialect
+
+    def routes(self) -> list[Route]:
+        return [Route("/v1/agents/{agent}/generate", self.generate, methods=["POST"])]
+
+    async def generate(self, request: Request) -> Response:
+        """Answer whole, or as named events."""
+        adapter = _Generate(agent_key(request)[1], self._prompts, self._fleet, self._dialect)
+        return await answer_turn(adapter, self._desk, request)
+
+
+@dataclass(frozen=True, slots=True)
+class _Generate(ApiAdapter[Asked]):
+    """The agent-native dialect, for one agent."""
+
+    agent: AgentId
+    prompts: ContinuedPrompts
+    fleet: Fleet
+    dialect: ErrorDialect
+    path = PATH
+    idle = COMMENT
+    streams_calls = False
+
+    def error(self, error: FabricError) -> ErrorBody:
+        return self.dialect.error(error)
+
+    def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> Asked:
+        fields = Fields(body)
+        return Asked(
+            model=fields.text("model") or "",
+            identity=Identity(IdentityKind.AGENT, self.agent),
+            prompt=_prompt(fields),
+            sampling=_sampling(fields),
+            stream=fields.flag("stream"),
+            priority=priority_of(headers, Priority.INTERACTIVE),
+            prefetch=expected_next(headers),
+        )
+
+    async def recalled(self, tenant: TenantId, asked: Asked) -> Asked:
+        """Put what is asked behind what the agent remembers; a new agent gets it alone."""
+        turn = asked.turn(fresh_operation(), tenant)
+        found = await self.prompts.of(turn)
+        if found is not None:
+            model, prompt = found
+            return replace(asked, model=model, prompt=prompt)
+        return asked if asked.model else replace(asked, model=self._only_model())
+
+    def whole(self, asked: Asked, admitted: Admitted, answer: WholeAnswer) -> dict[str, Any]:
+        return {
+            "id": admitted.agent,
+            "object": "agent.generation",
+            "node": admitted.node,
+            "text": answer.text,
+            "reasoning": answer.reasoning,
+            **_ended(admitted, answer.finished),
+        }
+
+    async def frames(
+        self, asked: Asked, admitted: Admitted, events: AsyncGenerator[Answered, None]
+    ) -> AsyncGenerator[bytes, None]:
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Delta) and event.text:
+                    name = "reasoning" if event.reasoning else "text"
+                    yield frame({"text": event.text}, name)
+                elif isinstance(event, Finished):
+                    yield frame(_ended(admitted, event), "end")
+
+    def _only_model(self) -> str:
+        models = self.fleet.models()
+        if len(models) != 1:
+            refuse("model", "a new agent needs one of " + ", ".join(sorted(models)))
+        return next(iter(models))
+
+
+def _ended(admitted: Admitted, finished: Finished) -> dict[str, Any]:
+    return {
+        "epoch": admitted.epoch,
+        "finish_reason": finished.reason.value,
+        "prompt_tokens": admitted.prompt_tokens,
+        "cached_tokens": admitted.cached_tokens,
+        "completion_tokens": finished.completion_tokens,
+        "durable": finished.durable,
+    }
+
+
+def _prompt(fields: Fields) -> Prompt:
+    text, items = fields.text("text"), fields.items("messages", MESSAGES_MAX)
+    if (text is None) == (items is None):
+        refuse("text", "send either text or messages")
+    options = template_options(fields)
+    if text is not None:
+        return raw_prompt(text) if text else refuse("text", "it is empty")
+    if not items:
+        refuse("messages", "it is empty")
+    return chat_prompt(
+        [_message(item, f"messages[{i}]") for i, item in enumerate(items)], None, options
+    )
+
+
+def _message(item: object, param: str) -> Message:
+    fields = Fields(require_object(item, param), f"{param}.")
+    role = require_text(fields.require("role"), fields.param("role"))
+    if role not in ("system", "user", "assistant", "tool"):
+        refuse(fields.param("role"), "expected one of system, user, assistant, tool")
+    text = require_text(fields.require("content"), fields.param("content"))
+    return Message(MessageRole(role), (text,))
+
+
+def _sampling(fields: Fields) -> Sampling:
+    temperature, top_p = fields.number("temperature", 0.0, 2.0), fields.number("top_p", 0.0, 1.0)
+    stop = fields.items("stop", STOP_STRINGS_MAX) or []
+    texts = tuple(require_text(item, "stop") for item in stop)
+    if not all(1 <= len(text) <= STOP_STRING_CHARS_MAX for text in texts):
+        refuse("stop", f"each has between 1 and {STOP_STRING_CHARS_MAX} characters")
+    return Sampling(
+        max_tokens=fields.integer("max_tokens", 1, COMPLETION_TOKENS_MAX) or COMPLETION_TOKENS_MAX,
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else max(_TOP_P_MIN, top_p),
+        seed=fields.integer("seed", -(1 << 63), (1 << 64) - 1),
+        stop=texts,
+    )

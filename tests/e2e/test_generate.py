@@ -1,0 +1,169 @@
+"""POST /v1/agents/ID/generate: clients send what is new; the agent knows the rest."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+from tests.support.local_fabric import local_fabric
+
+KEYS = {"one": "key-of-tenant-number-one", "two": "key-of-tenant-number-two"}
+FACT = {"role": "user", "content": "The vault code of Mira is otter lantern quartz."}
+NOTED = {"role": "assistant", "content": "Noted."}
+ASK = {"role": "user", "content": "The vault code of Mira is"}
+CODE = "otter lantern quartz"
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fabric")
+    with local_fabric(folder, "recall", "left", "right", api_keys=KEYS) as made:
+        yield made
+
+
+def generate(fabric, agent, tenant="one", **body):
+    headers = {"authorization": f"Bearer {KEYS[tenant]}"}
+    asked = {"temperature": 0, "max_tokens": 24, **body}
+    url = f"{fabric.url}/v1/agents/{agent}/generate"
+    return httpx2.post(url, json=asked, headers=headers, timeout=120)
+
+
+def chat(fabric, agent, messages):
+    headers = {"authorization": f"Bearer {KEYS['one']}", "x-agent-id": agent}
+    asked = {"model": "recall", "messages": messages, "temperature": 0, "max_tokens": 24}
+    url = f"{fabric.url}/v1/chat/completions"
+    answer = httpx2.post(url, json=asked, headers=headers, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def told(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_an_agent_is_made_and_goes_on_from_what_it_remembers(fabric):
+    first = told(generate(fabric, "mira", messages=[FACT, NOTED, ASK]))
+    second = told(generate(fabric, "mira", messages=[ASK]))
+    owner = second["node"]
+    other = {"left": "right", "right": "left"}[owner]
+    moved = httpx2.post(
+        f"{fabric.url}/v1/agents/mira/migrate",
+        json={"to": other},
+        headers={"authorization": f"Bearer {KEYS['one']}"},
+        timeout=60,
+    )
+    third = told(generate(fabric, "mira", messages=[ASK]))
+
+    assert CODE in first["text"]
+    assert CODE in second["text"]
+    assert CODE in third["text"]
+    assert moved.status_code == 200
+    assert third["node"] == other
+    for before, after in ((first, second), (second, third)):
+        known = before["prompt_tokens"] + before["completion_tokens"]
+        assert after["cached_tokens"] == known, "nothing of it was computed again"
+        assert after["prompt_tokens"] > known
+
+
+def test_it_is_the_conversation_that_a_chat_would_have_sent(fabric):
+    said = [FACT, NOTED, ASK]
+    first = told(generate(fabric, "vera", messages=said))
+    answered = {"role": "assistant", "content": first["text"]}
+    appended = told(generate(fabric, "vera", messages=[ASK]))
+    whole = chat(fabric, "vera-whole", [*said, answered, ASK]).json()
+
+    assert appended["text"] == whole["choices"][0]["message"]["content"]
+    assert appended["prompt_tokens"] == whole["usage"]["prompt_tokens"]
+
+
+def test_a_chats_agent_goes_on_too_and_text_is_put_behind_as_it_is(fabric):
+    chat(fabric, "ivan", [FACT, NOTED, ASK])
+    going = told(generate(fabric, "ivan", text="\n", max_tokens=2))
+    asked = told(generate(fabric, "ivan", messages=[ASK]))
+    raw = told(generate(fabric, "raw", text="otter lantern quartz heron. otter lantern"))
+    more = told(generate(fabric, "raw", text=" heron. otter lantern"))
+
+    assert going["cached_tokens"] > 0
+    assert CODE in asked["text"]
+    assert raw["cached_tokens"] == 0
+    assert more["cached_tokens"] > 0
+
+
+def test_a_stream_has_named_events(fabric):
+    generate(fabric, "sami", messages=[FACT, NOTED, ASK])
+    answer = generate(fabric, "sami", messages=[ASK], stream=True)
+    frames = [frame.split("\n") for frame in answer.text.strip().split("\n\n")]
+    events = [(f[0].removeprefix("event: "), json.loads(f[1][6:])) for f in frames if len(f) == 2]
+
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert CODE in "".join(data["text"] for name, data in events if name == "text")
+    assert events[-1][0] == "end"
+    assert events[-1][1]["finish_reason"] == "stop"
+
+
+def test_a_restarted_node_remembers(fabric):
+    first = told(generate(fabric, "nora", messages=[FACT, NOTED, ASK]))
+    fabric.restart(first["node"])
+    second = told(generate(fabric, "nora", messages=[ASK]))
+
+    assert CODE in second["text"]
+    assert second["cached_tokens"] == first["prompt_tokens"] + first["completion_tokens"]
+
+
+def test_tenants_have_agents_of_their_own(fabric):
+    told(generate(fabric, "olga", messages=[FACT, NOTED, ASK]))
+    foreign = told(generate(fabric, "olga", tenant="two", messages=[ASK]))
+
+    assert CODE not in foreign["text"]
+    assert foreign["cached_tokens"] == 0
+
+
+def test_two_at_once_never_lose_what_one_of_them_said(fabric):
+    told(generate(fabric, "twin", messages=[FACT, NOTED, ASK]))
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(generate, fabric, "twin", messages=[ASK]) for _ in range(4)]
+        answers = [each.result() for each in asked]
+    after = told(generate(fabric, "twin", messages=[ASK]))
+    good = [answer.json() for answer in answers if answer.status_code == 200]
+
+    assert good
+    for answer in answers:
+        if answer.status_code != 200:
+            assert (answer.status_code, answer.json()["error"]["code"]) == (409, "agent_changed")
+    longest = max(each["prompt_tokens"] + each["completion_tokens"] for each in good)
+    assert after["cached_tokens"] == longest
+    assert len({each["prompt_tokens"] for each in good}) == len(good), "each upon the other"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "text"),
+        ({"text": "a", "messages": [ASK]}, "text"),
+        ({"text": ""}, "text"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "owl", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"text": "a", "max_tokens": 0}, "max_tokens"),
+        ({"text": "a", "stop": [""]}, "stop"),
+    ],
+)
+def test_what_is_refused(fabric, body, param):
+    answer = generate(fabric, "nobody", **body)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_an_unknown_model_and_a_wrong_key(fabric):
+    unknown = generate(fabric, "nobody", text="a", model="nonsense")
+    wrong = httpx2.post(
+        f"{fabric.url}/v1/agents/mira/generate",
+        json={"text": "a"},
+        headers={"authorization": "Bearer wrong"},
+    )
+
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    assert wrong.status_code == 401

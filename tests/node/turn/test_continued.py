@@ -1,0 +1,23 @@
+"""What is put behind a remembered text: never twice, and never what a text begins with."""
+
+import pytest
+
+from node.turn.continued import joined
+
+END = "<|im_end|>"
+TAIL = f"{END}\n<|im_start|>user\nhi{END}\n"
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        ("an answer", "an answer" + TAIL),  # cut by a limit
+        ("an answer" + END, "an answer" + TAIL),
+        (f"an answer{END}\n", "an answer" + TAIL),
+        ("an answer\n", "an answer\n" + TAIL),
+        ("an answer<|im", "an answer<|im" + TAIL[4:]),
+        ("hi", "hi" + TAIL),
+    ],
+)
+def test_an_answers_end_is_written_once(stored, expected):
+    assert joined(stored, TAIL) == expected
