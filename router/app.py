@@ -31,12 +31,13 @@ from router.api.adapter import ApiAdapter
 from router.api.description import ref
 from router.api.model_names import ModelNames
 from router.api.models_api import ModelsApi
+from router.api.plain_errors import PlainErrors
 from router.api.presence import presence_routes
 from router.api.turn_route import Desk, turn_routes
 from router.http.auth import Auth
 from router.http.body_limit import BodyLimit
 from router.http.cors import Cors
-from router.http.dialect import Dialects
+from router.http.dialect import Dialects, ErrorDialect
 from router.http.errors import ErrorBoundary, error_handlers
 from router.moves.hibernations import Hibernations
 from router.openai import description as of_openai
@@ -52,6 +53,7 @@ from router.openai.responses.stored_api import StoredApi
 from router.services import Services
 
 _ANTHROPIC: Final = "anthropic-version"  # a header that its clients send
+_OLLAMA: Final = "/api"  # what its clients ask; nothing of it is here
 
 
 def described() -> dict[str, Any]:
@@ -113,7 +115,8 @@ def build_app(settings: RouterSettings, services: Services) -> Starlette:
     services.erasures.on_erased = stored.forget
     adapters = adapters_of(services.fleet.clock, stored)
     by_path = {adapter.path: adapter for adapter in adapters}
-    dialects = Dialects(OpenAiErrors(), by_path, {_ANTHROPIC: AnthropicErrors()})
+    by_prefix: dict[str, ErrorDialect] = {**by_path, _OLLAMA: PlainErrors()}
+    dialects = Dialects(OpenAiErrors(), by_prefix, {_ANTHROPIC: AnthropicErrors()})
     app = Starlette(
         routes=routes_of(settings, services, adapters, stored),
         middleware=[

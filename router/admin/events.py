@@ -37,6 +37,8 @@ class EventsApi:
 
     async def follow(self, request: Request) -> Response:
         """Begin with a snapshot, or behind the event that the client has seen last."""
+        if request.method == "HEAD":  # a stream without a body would have no end
+            return Response(media_type="text/event-stream")
         caller = caller_of(request)
         tenant = tenant_of(request) if caller.operator is None else None
         after = request.headers.get(LAST_ID_HEADER)

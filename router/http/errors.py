@@ -76,9 +76,19 @@ def error_handlers(dialects: Dialects) -> dict[type[Exception], ExceptionHandler
 def _refused(error: HTTPException, request: Request) -> FabricError:
     code = _HTTP_CODES.get(HTTPStatus(error.status_code), "invalid_request")
     message = f"{error.detail}: {request.method} {request.url.path[:200]}"
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        message += _hint(request)
     refused = FabricError(message, code=code)
     refused.status = error.status_code
     return refused
+
+
+def _hint(request: Request) -> str:
+    """Say where else to look: clients of other servers, and of other base URLs, come here, too."""
+    meant = f"/v1{request.url.path}"
+    if any(getattr(route, "path", None) == meant for route in request.app.routes):
+        return f"; it is {meant} here: let the client's base URL end with /v1"
+    return "; OpenAI's API is below /v1, Anthropic's at /v1/messages, and /openapi.json lists all"
 
 
 class ErrorBoundary:

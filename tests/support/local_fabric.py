@@ -16,6 +16,7 @@ import openai
 from fabric.control.node_calls import Done, Flush
 from fabric.ids import NodeName
 from fabric.keys.api_keys import OPERATOR_HEADER
+from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.settings import RouterSettings
 from node.service import NodeService
 from router.fleet.node_client import ControlTransport, NodeLostError
@@ -50,11 +51,15 @@ class LocalFabric:
         model: str,
         names: list[str],
         api_keys: dict[str, str] | None = None,
+        tokens_max: int = COMPLETION_TOKENS_MAX,
         **settings: Any,
     ) -> None:
         self._folder = folder
         self.router_settings = RouterSettings(
-            takeover_after_s=1.0, api_keys=api_keys or {}, operator_keys={"ops": OPERATOR_KEY}
+            takeover_after_s=1.0,
+            api_keys=api_keys or {},
+            operator_keys={"ops": OPERATOR_KEY},
+            completion_tokens_max=tokens_max,
         )
         self._model = model
         self._settings = settings

@@ -1,0 +1,57 @@
+"""Random requests of every route to a real fabric: nothing unforeseen is answered to any."""
+
+import secrets
+
+import httpx2
+import pytest
+
+from tests.support.local_fabric import OPERATOR_KEY, local_fabric
+from tests.support.openapi_cases import OPEN, operations, send_cases
+
+KEY = "key-of-whoever-sends-anything"
+TOKENS_MAX = 4  # of an answer, whatever is asked for
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fabric")
+    with local_fabric(
+        folder, "recall", "left", "right", api_keys={"one": KEY}, tokens_max=TOKENS_MAX
+    ) as made:
+        yield made
+
+
+def judge(fabric, count, seed):
+    judged = send_cases(fabric, KEY, OPERATOR_KEY, count, seed)
+    for (method, path, status), times in sorted(judged.statuses.items()):
+        print(f"{times:6} {method} {path} {status}")
+
+    assert not judged.wrong, "\n\n".join(f"{k}\n{v}" for k, v in judged.wrong.items())
+    assert judged.count >= count * 0.9
+    asked = {(method, path) for method, path, _ in judged.statuses}
+    assert len(asked) >= len(operations())
+
+
+def test_random_requests_are_answered_as_documented(fabric):
+    judge(fabric, 200, seed=1)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_ten_thousand_random_requests_are_answered_as_documented(fabric):
+    seed = secrets.randbits(32)
+    print("seed", seed)
+    judge(fabric, 10_000, seed)
+
+
+def test_every_route_but_health_refuses_a_wrong_key(fabric):
+    for operation in operations():
+        path = operation.path
+        for name in ("agent", "node", "model", "response"):
+            path = path.replace(f"{{{name}}}", "left")
+        answer = httpx2.request(
+            operation.method, fabric.url + path, headers={"authorization": "Bearer wrong"}
+        )
+        allowed = {200, 503} if operation.path in OPEN else {401}
+
+        assert {answer.status_code} <= allowed, (operation.path, answer.status_code)

@@ -1,0 +1,216 @@
+"""Random requests of every operation of the OpenAPI document, sent to a real fabric, and judged.
+
+Most say something that the document allows, the others something that it does not; many are
+about agents and nodes that exist. Each operation gets its part of all cases.
+"""
+
+import random
+from collections import Counter
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+import hypothesis
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import Failure, FailureGroup
+from schemathesis.specs.openapi import checks
+
+from tests.support.documented import DOCUMENT
+
+JUDGES = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+]
+AGENTS, NODES = ["mira", "ivan", "vera"], ["left", "right"]
+OPEN = ("/health", "/healthz")
+ENDLESS = "/v1/events"
+KEPT = ("/v1/nodes/{node}/drain",)  # what would leave nobody to ask
+TIMEOUT_S = 60
+MESSAGES = [{"role": "user", "content": "The vault code of Mira is otter lantern quartz."}]
+REQUIRED = ("model", "messages", "prompt", "input", "max_tokens", "to", "as", "pinned")
+
+
+@dataclass
+class Judged:
+    """What was sent and answered."""
+
+    statuses: Counter = field(default_factory=Counter)  # by method, path and status
+    wrong: dict[str, str] = field(default_factory=dict)  # by what it is: how to repeat it
+
+    @property
+    def count(self) -> int:
+        return self.statuses.total()
+
+
+def operations():
+    """List all operations of the document."""
+    document = deepcopy(DOCUMENT)
+    for path in document["paths"].values():
+        for operation in path.values():
+            del operation["security"]  # keys are ours to choose
+    schema = schemathesis.openapi.from_dict(document)
+    return [result.ok() for result in schema.get_all_operations()]
+
+
+def send_cases(fabric, key, operator_key, count, seed):
+    """Send `count` cases of all operations together, and as many in turn of each."""
+    judged, found = Judged(), operations()
+    with requests.Session() as session:
+        sender = _Sender(fabric.url, fabric.model_name, key, operator_key, session, judged)
+        for index, operation in enumerate(found):
+            share = count // len(found) + (index < count % len(found))
+            _run(operation, sender, share, seed + index)
+    return judged
+
+
+def _run(operation, sender, count, seed):
+    modes = schemathesis.GenerationMode
+    right = max(1, count * 3 // 4)
+    for mode, part in ((modes.POSITIVE, right), (modes.NEGATIVE, count - right)):
+        done = 0
+        while done < part:  # hypothesis ends early where few cases are possible
+            before = sender.judged.count
+            _generate(operation, mode, sender, part - done, seed + done)
+            gone = sender.judged.count - before
+            if not gone:
+                if mode is modes.NEGATIVE:  # nothing to break: send what is right
+                    _generate(operation, modes.POSITIVE, sender, part - done, seed + done)
+                break
+            done += gone
+
+
+def _generate(operation, mode, sender, count, seed):
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(operation.as_strategy(generation_mode=mode))
+    def each(case):
+        sender.send(case)
+
+    try:
+        each()
+    except hypothesis.errors.Unsatisfiable:
+        return
+
+
+@dataclass
+class _Sender:
+    url: str
+    model: str
+    key: str
+    operator_key: str
+    session: requests.Session
+    judged: Judged
+    sent: int = 0
+    made: set[str] = field(default_factory=set)  # agents that are there
+
+    def send(self, case):
+        """Send one case, and now and then with a wrong key as well."""
+        self.sent += 1
+        choose = random.Random(self.sent)
+        self._focus(case, choose)
+        if self.sent % 8 == 0 and case.operation.path not in OPEN:
+            self._refused(case, choose)
+        headers = {"Authorization": f"Bearer {self.key}"}
+        if choose.random() < 0.8:
+            headers["X-Macfabric-Operator-Key"] = self.operator_key
+        self._judge(case, headers)
+
+    def _focus(self, case, choose):
+        """Ask for what exists, more often than chance would."""
+        path, places = case.operation.path, case.path_parameters or {}
+        if "agent" in places and choose.random() < 0.8:
+            places["agent"] = choose.choice(AGENTS)
+        if "node" in places and path not in KEPT and choose.random() < 0.6:
+            places["node"] = choose.choice(NODES)
+        if "model" in places and choose.random() < 0.6:
+            places["model"] = self.model
+        if "response" in places and choose.random() < 0.6:
+            asked = {"model": self.model, "input": "hello", "max_output_tokens": 1}
+            places["response"] = self._post("/v1/responses", json=asked).json()["id"]
+        if path.startswith("/v1/agents/"):
+            self._make(places["agent"])
+        if path.endswith("/resume") and choose.random() < 0.6:
+            self._make(AGENTS[0])
+            case.body = self._post(f"/v1/agents/{AGENTS[0]}/hibernate").content
+        if isinstance(case.body, dict):
+            self._trim(case.body, choose)
+
+    def _make(self, agent):
+        """Let an agent be there, unless it is; what erases it asks for it by name, too."""
+        if agent in AGENTS and agent not in self.made:
+            asked = {"model": self.model, "messages": MESSAGES, "max_tokens": 1}
+            self._post("/v1/chat/completions", json=asked, headers={"X-Agent-ID": agent})
+            self.made.add(agent)
+
+    def _post(self, path, headers=None, **asked):
+        headers = {"Authorization": f"Bearer {self.key}"} | (headers or {})
+        answer = self.session.post(self.url + path, headers=headers, timeout=TIMEOUT_S, **asked)
+        assert answer.ok, answer.text
+        return answer
+
+    def _trim(self, body, choose):
+        """Leave away most of what may be absent: with all of it, next to nothing is taken."""
+        for name in list(body):
+            if name not in REQUIRED and choose.random() < 0.85:
+                del body[name]
+        if "messages" in body and choose.random() < 0.6:
+            body["messages"] = MESSAGES
+        if "model" in body and choose.random() < 0.9:
+            body["model"] = self.model
+        if "to" in body and choose.random() < 0.7:
+            body["to"] = choose.choice(NODES)
+        if "as" in body and choose.random() < 0.5:
+            body["as"] = choose.choice(AGENTS)
+
+    def _refused(self, case, choose):
+        wrong = "".join(choose.choices("abcdefghij", k=24))
+        answer = self._call(case, {"Authorization": f"Bearer {wrong}"})
+        if answer is not None and answer.status_code != 401:
+            self._note(f"{_name(case)} takes a wrong key: {answer.status_code}", case, answer)
+
+    def _judge(self, case, headers):
+        answer = self._call(case, headers)
+        if answer is None:
+            return
+        self.judged.statuses[case.method, case.operation.path, answer.status_code] += 1
+        if case.method == "DELETE" and answer.status_code == 200:
+            self.made.discard(case.path_parameters.get("agent"))
+        try:
+            case.validate_response(answer, checks=JUDGES)
+        except (Failure, FailureGroup) as failure:
+            for each in getattr(failure, "exceptions", [failure]):
+                what = f"{_name(case)} {answer.status_code}: {each.title}"
+                self._note(what, case, answer, str(each.message)[:400])
+
+    def _call(self, case, headers):
+        try:
+            if case.operation.path == ENDLESS:
+                case.method = "HEAD"  # what GET begins with
+            return case.call(
+                base_url=self.url, session=self.session, headers=headers, timeout=TIMEOUT_S
+            )
+        except requests.exceptions.InvalidHeader:
+            return None  # no client could send it
+        except (requests.RequestException, UnicodeError) as error:
+            self._note(f"{_name(case)}: {type(error).__name__}", case, None, str(error)[:400])
+            return None
+
+    def _note(self, what, case, answer, why=""):
+        if what not in self.judged.wrong:
+            told = answer.text[:400] if answer is not None else ""
+            self.judged.wrong[what] = f"{why}\n{told}\n{case.as_curl_command()[:1500]}"
+
+
+def _name(case):
+    return f"{case.operation.method.upper()} {case.operation.path}"
