@@ -11,7 +11,7 @@ import pytest
 
 from fabric.retention.policy import TenantShare
 from fabric.settings import FabricSettings
-from router.app import adapters_of
+from router.app import adapters_of, described
 from router.cli.main import build_parser
 from router.clock import SystemClock
 from router.openai.responses.store import ResponseStore
@@ -75,6 +75,20 @@ def test_every_route_is_described(method, path):
     else:
         spelled = re.sub(r"\{(\w+)(?::path)?\}", "ID", path).replace("/nodes/ID", "/nodes/NODE")
         assert f"`{method} {spelled}`" in HTTP_API
+
+
+def test_every_status_is_described():
+    operations = [each for path in described()["paths"].values() for each in path.values()]
+    statuses = {status for operation in operations for status in operation["responses"]}
+    told = {
+        s
+        for row in re.findall(r"^\| ([45][0-9, ]+) \|", HTTP_API, re.MULTILINE)
+        for s in row.split(", ")
+    }
+
+    # What goes well, and 503 in Anthropic's dialect, are told elsewhere.
+    assert statuses - {"200", "202", "529"} <= told
+    assert "529" in HTTP_API
 
 
 def test_every_command_is_described():
