@@ -11,6 +11,7 @@ from fabric.limits import (
 from router.admin.events import LAST_ID_HEADER
 from router.api.description import (
     AGENT_ID,
+    EVENT,
     EVENTS,
     EVERYWHERE,
     FLAG,
@@ -167,7 +168,7 @@ _GENERATE: Final = Described(
             completion_tokens=integer(),
             durable=FLAG,
         ),
-        EVENTS: text(),
+        EVENTS: EVENT,
     },
     WRITES,
     body=body(
@@ -381,7 +382,7 @@ DESCRIBED: Final = (
         "/v1/events",
         "fabric",
         "What happens to agents, moves, nodes and links, as it happens.",
-        {EVENTS: text()},
+        {EVENTS: EVENT},
         TENANTS,
         parameters=(Parameter(LAST_ID_HEADER, "header", text(), "Goes on behind that event."),),
     ),

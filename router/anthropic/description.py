@@ -13,6 +13,7 @@ from fabric.limits import (
 )
 from router.api.description import (
     ANYTHING,
+    EVENT,
     EVENTS,
     FLAG,
     JSON,
@@ -116,7 +117,7 @@ DESCRIBED: Final = (
         "/v1/messages",
         "anthropic",
         "A turn in Anthropic's dialect, streamed or whole.",
-        {JSON: ref("AnthropicMessage"), EVENTS: text()},
+        {JSON: ref("AnthropicMessage"), EVENTS: EVENT},
         _ERRORS,
         body=_ASKED,
         parameters=TURN_HEADERS,

@@ -87,6 +87,12 @@ def ref(name: str) -> Schema:
 FLAG: Final[Schema] = {"type": "boolean"}
 ANYTHING: Final[Schema] = {}
 OBJECT: Final[Schema] = {"type": "object"}
+# Of a stream: `data` is JSON, or `[DONE]` behind the last of OpenAI's.
+EVENT: Final[Schema] = {
+    "type": "object",
+    "properties": {"data": text(), "event": text(), "id": text()},
+    "required": ["data"],
+}
 
 
 def answer(**properties: Schema) -> Schema:

@@ -15,6 +15,7 @@ from fabric.limits import (
 )
 from router.api.description import (
     ANYTHING,
+    EVENT,
     EVENTS,
     EVERYWHERE,
     FLAG,
@@ -182,7 +183,7 @@ DESCRIBED: Final = (
         "/v1/chat/completions",
         "openai",
         "A chat turn, streamed or whole.",
-        {JSON: ref("ChatCompletion"), EVENTS: text()},
+        {JSON: ref("ChatCompletion"), EVENTS: EVENT},
         WRITES,
         body=_CHAT,
         parameters=TURN_HEADERS,
@@ -193,7 +194,7 @@ DESCRIBED: Final = (
         "/v1/completions",
         "openai",
         "Continues one raw prompt, without a chat template.",
-        {JSON: ref("Completion"), EVENTS: text()},
+        {JSON: ref("Completion"), EVENTS: EVENT},
         WRITES,
         body=_COMPLETION,
         parameters=TURN_HEADERS,

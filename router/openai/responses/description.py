@@ -12,6 +12,7 @@ from fabric.limits import (
 )
 from router.api.description import (
     ANYTHING,
+    EVENT,
     EVENTS,
     FLAG,
     JSON,
@@ -113,7 +114,7 @@ DESCRIBED: Final = (
         "/v1/responses",
         "openai",
         "A turn in OpenAI's newer dialect, streamed or whole.",
-        {JSON: ref("Response"), EVENTS: text()},
+        {JSON: ref("Response"), EVENTS: EVENT},
         WRITES,
         body=_ASKED,
         parameters=TURN_HEADERS,
