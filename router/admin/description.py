@@ -149,6 +149,7 @@ def _verb(
     )
 
 
+_MESSAGE: Final = body({"role": one_of("system", "user", "assistant", "tool"), "content": text()})
 _GENERATE: Final = Described(
     "POST",
     "/v1/agents/{agent}/generate",
@@ -174,11 +175,7 @@ _GENERATE: Final = Described(
     body=body(
         {},
         text=text(minLength=1),
-        messages=array(
-            body({"role": one_of("system", "user", "assistant", "tool"), "content": text()}),
-            MESSAGES_MAX,
-            1,
-        ),
+        messages=array(_MESSAGE, MESSAGES_MAX, 1),
         model=text(),
         max_tokens=integer(1, COMPLETION_TOKENS_MAX),
         temperature=number(0, 2),

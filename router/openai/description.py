@@ -84,6 +84,7 @@ SAMPLING: Final[dict[str, Schema]] = {
 IDENTITY: Final[dict[str, Schema]] = {
     "user": _SHORT,
     "prompt_cache_key": _SHORT,
+    "prompt_cache_retention": one_of("in_memory", "24h"),
     "metadata": body({}, agent_id=_SHORT, user_id=_SHORT),
     "service_tier": one_of("auto", "default", "flex", "priority", "scale"),
 }
