@@ -26,7 +26,7 @@ class Prompt:
     sketch: tuple[int, ...] = field(default=(), repr=False)
     opening: int = 0  # stays the same while a conversation grows
     bytes_count: int = 0
-    continues: bool = False  # the text begins with all that the agent remembers
+    extends: bool = False  # the text begins with all that the agent remembers
 
     @property
     def tokens_estimate(self) -> int:

@@ -62,7 +62,7 @@ class TurnRequest:
             resume=self.resume,
             retain_s=self.retain_s,
             was_admitted=self.was_admitted,
-            continues=prompt.continues,
+            extends=prompt.extends,
             after=self.after,
             erased_epoch=floor(self.key) if self.key is not None else 0,
         )

@@ -115,7 +115,7 @@ class GenerateRequest:
     reads_calls: bool = True  # False: the prompt has the tools, and the answer is text
     retain_s: float = 0.0  # behind its answer, in which the client says that it will come back
     was_admitted: bool = False  # a node took it and handed it over: no queue is too full for it
-    continues: bool = False  # `prompt` begins with all that the agent remembers, marks and all
+    extends: bool = False  # `prompt` begins with all that the agent remembers, marks and all
 
 
 @dataclass(frozen=True, slots=True)

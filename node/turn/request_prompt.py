@@ -81,7 +81,7 @@ class Prompts:
         """Encode the prompt and match it with the agent's record; raise RejectedError."""
         stored = agent.transcript()
         raw = self._is_raw(request)
-        if request.continues:
+        if request.extends:
             if not text.encode().startswith(stored.text):
                 message = "the agent remembers something else by now: ask again"
                 raise ConflictError(message, code="agent_changed")

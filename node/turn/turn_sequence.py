@@ -41,7 +41,7 @@ class Sequences:
             text,
             request.sampling.stop,
             request.tools if request.reads_calls else None,
-            is_chat=request.messages is not None or request.continues,
+            is_chat=request.messages is not None or request.extends,
             call_seed=request.operation,
         )
         if request.resume is not None:

@@ -40,7 +40,7 @@ class ContinuedPrompts:
         member = self._fleet.membership.find(owner)
         if told.text is None or member is None or member.view is None:
             return None
-        return member.view.model, replace(raw_prompt(told.text), continues=True)
+        return member.view.model, replace(raw_prompt(told.text), extends=True)
 
     async def _ask(self, owner: NodeName, turn: TurnRequest) -> ContinuedPrompt:
         link, asked = self._fleet.link(owner), turn.request(epoch=0)
