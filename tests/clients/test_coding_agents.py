@@ -102,8 +102,8 @@ def home(request, on, tmp_path):
 
 
 def test_it_connects_calls_a_tool_and_its_next_session_is_warm(on, home):
-    said = home.ask(SHELL)
-    assert "fabric-42" in said
+    assert "It says: " in home.ask(SHELL)
+    assert (home.folder / "work" / "said").read_text() == "fabric-42\n"
     first = len(on.model.turns)
     assert GREETING in home.ask("Say hello, please.")
 

@@ -44,7 +44,7 @@ def structured_partial():
 
 
 def error():
-    return refused(lambda: asked(Mode.TOOLS, "nope", max_retries=1), Exception)
+    return refused(lambda: asked(Mode.JSON_SCHEMA, "nope", max_retries=1), Exception)
 
 
 run(structured, structured_json, structured_schema, structured_markdown, structured_partial, error)
