@@ -64,6 +64,7 @@ FITS: dict[str, Callable[[Any], bool]] = {
     "responses_streamed": lambda parts: "".join(parts) == GREETING,
     "tool": lambda said: said in (CALLED, ["weather"], {"city": "Paris"}),
     "responses_tool": lambda said: said == CALLED,
+    "handoff": lambda agent: agent == "weather",
     "structured": lambda made: made["city"] == "Paris",
     "responses_structured": lambda made: made["city"] == "Paris",
     "several": lambda said: len(said) == 2 and _greets(said),

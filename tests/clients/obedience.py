@@ -23,6 +23,7 @@ KNOWN = {"city": "Paris", "people": 7, "command": "echo fabric-$((40+2)) | tee s
 KNOWN |= {"cmd": KNOWN["command"], "is_background": False}
 CITY = {"city": "Paris", "people": 7}
 SIMPLE = {"string": "some text", "integer": 7, "number": 7.5, "boolean": True, "null": None}
+OBSERVED = "sunny in Paris"
 WEATHER = "What is the weather in Paris?"
 SHELL = "What does the shell say?"
 SHELLS = ("Bash", "bash", "shell", "exec_command", "run_shell_command")
@@ -60,26 +61,35 @@ def answer(request: GenerateRequest) -> Said:
     asked = max((i for i, m in enumerate(messages) if m.role is MessageRole.USER), default=0)
     question = _text(messages[asked]) if messages else ""
     results = [_text(m) for m in messages[asked:] if m.role is MessageRole.TOOL]
-    tools = {tool["function"]["name"]: tool["function"] for tool in request.tools or []}
-    last = next((name for name in LAST_CALLS if name in tools), None)
-    wanted = next((name for name in tools if _is_wanted(name, question)), last)
-    if wanted is not None and not results:
-        return Said("", "A tool knows.", (wanted, _arguments(tools[wanted], GREETING)))
+    if OBSERVED in question:  # some send results as what the user says
+        results = [OBSERVED]
+    said = f"It says: {results[-1]}" if results else GREETING
+    call = _call(request, question, said, has_results=bool(results))
+    if call is not None:
+        return Said("", "A tool knows.", call)
     output = request.sampling.output
     if output is not None and output.kind is OutputKind.JSON_SCHEMA:
         return Said(json.dumps(instance(json.loads(output.source))), "The format is clear.")
-    if output is not None and output.kind is OutputKind.JSON_OBJECT:
-        return Said(json.dumps(CITY), "Any object will do.")
-    if results:
-        said = f"It says: {results[-1]}"
-        if last is not None:
-            return Said("", "This is the answer.", (last, _arguments(tools[last], said)))
-        return Said(said, "The tool has answered.")
-    if "Answer in the format." in question:  # which is told in words, to a model that reads them
+    if "Answer in the format." in question or output is not None:  # told in words, or any object
         return Said(json.dumps(CITY), "They want JSON.")
     if ENDLESS in question:
         return Said(" ".join(map(str, range(ENDLESS_WORDS))), "It does not end.")
-    return Said(GREETING, "Somebody is here.")
+    return Said(said, "Somebody is here.")
+
+
+def _call(
+    request: GenerateRequest, question: str, said: str, *, has_results: bool
+) -> tuple[str, dict[str, Any]] | None:
+    """Choose the tool that the question or the client wants, if any."""
+    tools = {tool["function"]["name"]: tool["function"] for tool in request.tools or []}
+    last = next((name for name in LAST_CALLS if name in tools), None)
+    wanted = next((name for name in tools if _is_wanted(name, question)), None)
+    name = last if has_results or wanted is None else wanted
+    choice = getattr(request, "calls", None)  # where calls can be enforced
+    if choice is not None and choice.must_call and name is None:
+        names = [each for each in choice.names or tools if each != wanted]
+        name = (names or [wanted])[0]
+    return None if name is None else (name, _arguments(tools[name], said))
 
 
 def _text(message: Message) -> str:
@@ -89,9 +99,9 @@ def _text(message: Message) -> str:
 def _is_wanted(name: str, question: str) -> bool:
     if name in SHELLS:
         return SHELL in question
-    if "weather" in name.lower():
-        return WEATHER in question
-    return name.startswith("transfer_to") and "transfer me" in question
+    if name.startswith("transfer_to"):
+        return "transfer me" in question
+    return "weather" in name.lower() and WEATHER in question
 
 
 def _arguments(function: dict[str, Any], said: str) -> dict[str, Any]:
