@@ -278,7 +278,7 @@ def _grammars(identity: NodeIdentity, tokenizer: ChatTokenizer) -> Grammars:
             tokenizer.definition,
             identity.model.vocabulary_size,
             tokenizer.eos_ids,
-            frozenset(tokenizer.special_texts.values()),
+            tokenizer.added_ids,
         )
 
     return Grammars(Compiler(facts), tokenizer)

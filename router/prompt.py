@@ -6,6 +6,7 @@ from typing import Any
 
 from xxhash import xxh3_64
 
+from fabric.turn.call_choice import ANY_CALLS, CallChoice
 from fabric.turn.messages import Message, MessageRole
 from fabric.turn.sketch import canonical_chunks, sketch_chunks, sketch_text
 
@@ -23,6 +24,7 @@ class Prompt:
     tools: list[Any] | None = field(default=None, repr=False)
     template_options: dict[str, Any] = field(default_factory=dict, repr=False)
     reads_calls: bool = True  # False: tools are shown to the model, and none is called
+    calls: CallChoice = ANY_CALLS
     sketch: tuple[int, ...] = field(default=(), repr=False)
     opening: int = 0  # stays the same while a conversation grows
     bytes_count: int = 0

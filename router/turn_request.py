@@ -56,6 +56,7 @@ class TurnRequest:
             tools=prompt.tools,
             template_options=prompt.template_options,
             reads_calls=prompt.reads_calls,
+            calls=prompt.calls,
             sketch=prompt.sketch,
             epoch=epoch,
             priority=self.priority,

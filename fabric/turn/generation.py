@@ -11,6 +11,7 @@ from typing import Any
 from fabric.codec import dump_json, from_plain, on_wire, parse_json
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
 from fabric.limits import COMPLETION_TOKENS_MAX
+from fabric.turn.call_choice import ANY_CALLS, CallChoice
 from fabric.turn.messages import Message
 from fabric.turn.output_format import OutputFormat
 
@@ -113,6 +114,7 @@ class GenerateRequest:
     after: MigrationId | None = None  # the move that makes the node the agent's owner, if not yet
     erased_epoch: int = 0  # up to which the agent was erased, which the node may not have heard yet
     reads_calls: bool = True  # False: the prompt has the tools, and the answer is text
+    calls: CallChoice = ANY_CALLS
     retain_s: float = 0.0  # behind its answer, in which the client says that it will come back
     was_admitted: bool = False  # a node took it and handed it over: no queue is too full for it
     extends: bool = False  # `prompt` begins with all that the agent remembers, marks and all

@@ -56,7 +56,7 @@ class OutputFormat:
         _require(size_bytes <= GRAMMAR_BYTES_MAX, f"over {GRAMMAR_BYTES_MAX} bytes")
         match self.kind:
             case OutputKind.JSON_SCHEMA:
-                _check_schema(_parsed(self.source))
+                check_schema(_parsed(self.source))
             case OutputKind.CHOICE:
                 choices_of(self)
             case OutputKind.TAGS:
@@ -109,7 +109,7 @@ def _tag(item: Any) -> OutputTag:
     _require(0 < len(item["trigger"]) <= PATTERN_CHARS_MAX, "a tag's trigger is empty or long")
     _require(item["begin"].startswith(item["trigger"]), "a tag does not begin with its trigger")
     _require(isinstance(item["schema"], dict), "a tag's schema is not an object")
-    _check_schema(item["schema"])
+    check_schema(item["schema"])
     return OutputTag(item["trigger"], item["begin"], item["schema"], item["end"])
 
 
@@ -121,7 +121,8 @@ def _parsed(source: str) -> Any:
         raise _refusal(why) from None
 
 
-def _check_schema(schema: Any) -> None:
+def check_schema(schema: Any) -> None:
+    """Raise RejectedError for what is larger or deeper than what is compiled."""
     _require(isinstance(schema, (dict, bool)), "not a JSON schema: an object is expected")
     level = [("", schema)]
     for _ in range(SCHEMA_DEPTH_MAX):

@@ -11,6 +11,7 @@ from node.dialect.json_calls import JsonCalls
 
 _CALL = re.compile(r"[\[\s]*([A-Za-z_][\w.]*)\s*\(")
 _MAYBE_CALL = re.compile(r"[\[\s]*(?:[A-Za-z_][\w.]*)?\s*\(?")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -47,6 +48,7 @@ class BareCalls(CallBody):
             self._inner = JsonCalls(self.tools, self._names, has_id_last=has_id_last)
         else:
             self._inner = self._otherwise or PythonCalls(self.tools, self._names)
+        self._inner.is_enforced, self._inner.names = self.is_enforced, self.names
         left, self._left = self._left, ""
         return self._follow(self._inner.feed(left))
 
@@ -69,6 +71,10 @@ class PythonCalls(CallBody):
     def __init__(self, tools: list[Any] | None, names: frozenset[str] | None) -> None:
         super().__init__(tools)
         self._allowed = names
+
+    @property
+    def is_in_value(self) -> bool:
+        return self.is_enforced and '"' in _QUOTED.sub("", self._left)
 
     def _read(self) -> None:
         if self._allowed is None:

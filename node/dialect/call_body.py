@@ -33,6 +33,8 @@ class CallBody:
 
     def __init__(self, tools: list[Any] | None) -> None:
         self.tools = tools
+        self.is_enforced = False  # written as a grammar has it, so its JSON is JSON
+        self.names: frozenset[str] | None = None  # of what may be called; None: of anything
         self.has_failed = False
         self.calls_count = 0
         self.read_chars = 0  # up to the end of the last complete call
@@ -83,17 +85,22 @@ class CallBody:
         return taken
 
     def _begin(self, name: str, own_id: str | None = None) -> None:
-        self._parts.append(Begun(name, own_id))
         self._arguments = ""
+        if self.names is None or name in self.names:
+            self._parts.append(Begun(name, own_id))
+        else:
+            self.has_failed = True
 
     def _write(self, text: str) -> None:
         assert self._arguments is not None, "begun"
-        if text:
+        if text and not self.has_failed:
             self._arguments += text
             self._parts.append(Written(text))
 
     def _end(self) -> None:
         """Close the open call, if its arguments are an object."""
+        if self.has_failed:
+            return
         try:
             is_object = isinstance(loads(self._arguments or ""), dict)
         except (JSONDecodeError, RecursionError):

@@ -25,14 +25,19 @@ def call_id(seed: str, number: int) -> str:
 class CallLog:
     """Counts calls; the open one's name and arguments are gathered."""
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, seed: str, *, takes_one: bool = False) -> None:
+        """Show all, or with `takes_one` the first alone."""
         self._seed = seed
+        self._takes_one = takes_one
         self._count = 0
+        self._ids: set[str] = set()
         self._id = self._name = self._arguments = ""
         self.ended_count = 0
 
     def show(self, parts: Iterable[Part], shown: Shown) -> None:
         for part in parts:
+            if self._takes_one and self.ended_count:
+                return
             if isinstance(part, Begun):
                 self._begin(part, shown)
             elif isinstance(part, Written):
@@ -44,7 +49,9 @@ class CallLog:
 
     def _begin(self, begun: Begun, shown: Shown) -> None:
         own = begun.id if begun.id and len(begun.id) <= CALL_ID_CHARS_MAX else None
-        self._id = own if own and own.isprintable() else call_id(self._seed, self._count)
+        is_good = own and own.isprintable() and own not in self._ids
+        self._id = own if own and is_good else call_id(self._seed, self._count)
+        self._ids.add(self._id)
         self._name, self._arguments = begun.name, ""
         shown.parts.append(CallPart(self._count, self._id, begun.name))
         self._count += 1

@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Any
 
 from node.dialect.call_body import CallBody
+from node.dialect.writing import Write
+from node.dialect.written_harmony import write_harmony
 
 
 class Section(StrEnum):
@@ -29,6 +31,7 @@ class CallFormat:
     make: MakeBody
     inner_starts: tuple[str, ...] = ()  # of `starts`, those that belong to what they begin
     bare: MakeBody | None = None  # reads an answer that may be a call without any mark
+    write: Write | None = None  # says how they are written, where they must be
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,13 @@ class Family:
     calls: CallFormat | None = None
     dropped: tuple[str, ...] = ()  # marks that say nothing to a client
     is_harmony: bool = False  # an answer is several messages with headers
+
+    @property
+    def write(self) -> Write | None:
+        """How calls are written, where that is known."""
+        if self.is_harmony:
+            return write_harmony
+        return self.calls.write if self.calls is not None else None
 
     def marks(self, section: Section, *, reads_calls: bool) -> tuple[str, ...]:
         """List what ends a section or begins another."""

@@ -1,6 +1,7 @@
 """Every format of calls and thoughts that is read here, by name; mlx-lm's names are known, too."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from node.dialect.bare_calls import BareCalls
@@ -9,6 +10,20 @@ from node.dialect.family import CallFormat, MakeBody, ThoughtFormat
 from node.dialect.headed_calls import HeadedCalls
 from node.dialect.json_calls import JsonCalls
 from node.dialect.tag_calls import TagCalls, Tags
+from node.dialect.writing import Write
+from node.dialect.written_json import (
+    write_apertus,
+    write_bare,
+    write_command,
+    write_command_r,
+    write_deepseek,
+    write_json,
+    write_kimi,
+    write_list,
+    write_mistral,
+)
+from node.dialect.written_python import write_python
+from node.dialect.written_tags import TagWords, write_tags
 
 _NAME = r"(?P<name>[\w.\-]+)"
 _MISTRAL = re.compile(
@@ -82,50 +97,140 @@ def _llama(tools: list[Any] | None) -> CallBody:
     return BareCalls(tools)
 
 
-def _json(*starts: str, end: str, name: str) -> CallFormat:
-    return CallFormat(name, starts, end, JsonCalls)
+def _json(start: str, *, end: str, name: str, write: Write) -> CallFormat:
+    return CallFormat(name, (start,), end, JsonCalls, write=write)
 
 
+_QWEN_WORDS = TagWords(
+    start="<tool_call>",
+    call="<function=NAME>",
+    argument=("<parameter=KEY>\n",),
+    argument_end="\n</parameter>",
+    call_end="</function>",
+    end="</tool_call>",
+)
+_SEED_WORDS = replace(_QWEN_WORDS, start="<seed:tool_call>", end="</seed:tool_call>")
+_GLM_WORDS = TagWords(
+    start="<tool_call>",
+    call="NAME",
+    argument=("<arg_key>KEY</arg_key>", "<arg_value>"),
+    argument_end="</arg_value>",
+    call_end="",
+    end="</tool_call>",
+)
+_MINIMAX_WORDS = TagWords(
+    start="<minimax:tool_call>",
+    call='<invoke name="NAME">',
+    argument=('<parameter name="KEY">',),
+    argument_end="</parameter>",
+    call_end="</invoke>",
+    end="</minimax:tool_call>",
+    shares_section=True,
+)
+_DSML_WORDS = TagWords(
+    start="<｜DSML｜function_calls>",
+    call='<｜DSML｜invoke name="NAME">',
+    argument=('<｜DSML｜parameter name="KEY" string="false">',),
+    argument_end="</｜DSML｜parameter>",
+    call_end="</｜DSML｜invoke>",
+    end="</｜DSML｜function_calls>",
+    text_argument=('<｜DSML｜parameter name="KEY" string="true">',),
+    shares_section=True,
+)
 _FORMATS = (
-    _json("<tool_call>", end="</tool_call>", name="json"),
-    _json("<|tool_call|>", end="<|/tool_call|>", name="phi4"),
-    _json("<|tool_call|>", end="", name="granite"),
-    _json("<|START_ACTION|>", end="<|END_ACTION|>", name="command"),
-    _json("Action: ```json", end="```", name="command_r"),
-    _json("<TOOLCALL>", end="</TOOLCALL>", name="nemotron"),
-    _json("<tool_calls>", end="</tool_calls>", name="hunyuan"),
+    _json(
+        "<tool_call>",
+        end="</tool_call>",
+        name="json",
+        write=write_json("<tool_call>", "</tool_call>"),
+    ),
+    _json(
+        "<|tool_call|>",
+        end="<|/tool_call|>",
+        name="phi4",
+        write=write_list("<|tool_call|>", "<|/tool_call|>"),
+    ),
+    _json("<|tool_call|>", end="", name="granite", write=write_list("<|tool_call|>", "")),
+    _json("<|START_ACTION|>", end="<|END_ACTION|>", name="command", write=write_command),
+    _json("Action: ```json", end="```", name="command_r", write=write_command_r),
+    _json(
+        "<TOOLCALL>",
+        end="</TOOLCALL>",
+        name="nemotron",
+        write=write_list("<TOOLCALL>", "</TOOLCALL>"),
+    ),
+    _json(
+        "<tool_calls>",
+        end="</tool_calls>",
+        name="hunyuan",
+        write=write_list("<tool_calls>", "</tool_calls>"),
+    ),
     CallFormat(
         "qwen3_coder",
         ("<tool_call>", "<function="),
         "</tool_call>",
         _tagged(_QWEN),
         inner_starts=("<function=",),
+        write=write_tags(_QWEN, _QWEN_WORDS),
     ),
-    CallFormat("seed_oss", ("<seed:tool_call>",), "</seed:tool_call>", _tagged(_QWEN)),
-    CallFormat("glm", ("<tool_call>",), "</tool_call>", _tagged(_GLM)),
-    CallFormat("minimax_m2", ("<minimax:tool_call>",), "</minimax:tool_call>", _tagged(_MINIMAX)),
     CallFormat(
-        "deepseek_v32", ("<｜DSML｜function_calls>",), "</｜DSML｜function_calls>", _tagged(_DSML)
+        "seed_oss",
+        ("<seed:tool_call>",),
+        "</seed:tool_call>",
+        _tagged(_QWEN),
+        write=write_tags(_QWEN, _SEED_WORDS),
+    ),
+    CallFormat(
+        "glm", ("<tool_call>",), "</tool_call>", _tagged(_GLM), write=write_tags(_GLM, _GLM_WORDS)
+    ),
+    CallFormat(
+        "minimax_m2",
+        ("<minimax:tool_call>",),
+        "</minimax:tool_call>",
+        _tagged(_MINIMAX),
+        write=write_tags(_MINIMAX, _MINIMAX_WORDS),
+    ),
+    CallFormat(
+        "deepseek_v32",
+        ("<｜DSML｜function_calls>",),
+        "</｜DSML｜function_calls>",
+        _tagged(_DSML),
+        write=write_tags(_DSML, _DSML_WORDS),
     ),
     CallFormat(
         "kimi_k2",
         ("<|tool_calls_section_begin|>",),
         "<|tool_calls_section_end|>",
         _headed(_KIMI, _KIMI_TAIL),
+        write=write_kimi,
     ),
     CallFormat(
         "deepseek",
         ("<｜tool▁calls▁begin｜>",),
         "<｜tool▁calls▁end｜>",
         _headed(_DEEPSEEK, _DEEPSEEK_TAIL),
+        write=write_deepseek,
+    ),
+    CallFormat("mistral", ("[TOOL_CALLS]",), "", _mistral, write=write_mistral),
+    CallFormat("llama", ("<|python_tag|>",), "<|eom_id|>", _llama, bare=_llama, write=write_bare),
+    CallFormat(
+        "llama4", ("<|python_start|>",), "<|python_end|>", _llama, bare=_llama, write=write_bare
     ),
     CallFormat(
-        "apertus", ("<|tools_prefix|>",), "<|tools_suffix|>", _headed(_APERTUS, _APERTUS_TAIL)
+        "gemma",
+        ("```tool_code",),
+        "```",
+        _llama,
+        bare=_llama,
+        write=write_python("```tool_code\n", "\n```", is_list=False),
     ),
-    CallFormat("mistral", ("[TOOL_CALLS]",), "", _mistral),
-    CallFormat("llama", ("<|python_tag|>",), "<|eom_id|>", _llama, bare=_llama),
-    CallFormat("llama4", ("<|python_start|>",), "<|python_end|>", _llama, bare=_llama),
-    CallFormat("gemma", ("```tool_code",), "```", _llama, bare=_llama),
+    CallFormat(
+        "apertus",
+        ("<|tools_prefix|>",),
+        "<|tools_suffix|>",
+        _headed(_APERTUS, _APERTUS_TAIL),
+        write=write_apertus,
+    ),
 )
 CALL_FORMATS = {each.name: each for each in _FORMATS}
 CALL_ALIASES = {"json_tools": "json", "glm47": "glm", "hermes": "json"}

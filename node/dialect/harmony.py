@@ -8,6 +8,7 @@ import re
 from enum import StrEnum
 from typing import Any, Final
 
+from fabric.turn.call_choice import ANY_CALLS, CallChoice
 from node.dialect.call_body import CallBody
 from node.dialect.call_log import CallLog
 from node.dialect.headed_calls import HeadedCalls
@@ -19,8 +20,9 @@ START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", 
 # Efforts of other families, and the nearest that these know.
 HARMONY_EFFORTS: Final = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 FINAL: Final = (f"{CHANNEL}final", MESSAGE)  # of an answer's last message, the text to its header
-_ENDS: Final = ("<|end|>", "<|return|>", "<|call|>")
-_MARKS: Final = (START, CHANNEL, MESSAGE, CONSTRAIN, *_ENDS)
+CALL_END: Final = "<|call|>"
+_ENDS: Final = ("<|end|>", "<|return|>", CALL_END)
+MARKS: Final = (START, CHANNEL, MESSAGE, CONSTRAIN, *_ENDS)
 _RECIPIENT: Final = re.compile(r"\bto=(\S+)")
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _TO: Final = "to="
@@ -38,15 +40,22 @@ class _Part(StrEnum):
 class HarmonyReader:
     """Shows analysis as reasoning, calls of functions as calls, and all else as text."""
 
-    def __init__(self, stop: tuple[str, ...], tools: list[Any] | None, call_seed: str) -> None:
+    def __init__(
+        self,
+        stop: tuple[str, ...],
+        tools: list[Any] | None,
+        call_seed: str,
+        choice: CallChoice = ANY_CALLS,
+    ) -> None:
         self._tools = tools
+        self._names = frozenset(choice.names) or None
         self._part = _Part.HEADER
         self._header = ""
         self._is_named = False  # the header has a mark, or the prompt has begun it
         self._left = ""  # may be the beginning of a mark
         self._raw = ""  # of the message that is a call
         self._body: CallBody | None = None
-        self._log = CallLog(call_seed)
+        self._log = CallLog(call_seed, takes_one=choice.takes_one)
         self._stops = StopStrings(stop)
         self._gaps = dict.fromkeys((_Part.TEXT, _Part.THOUGHT), "")
         self._has_said: set[_Part] = set()
@@ -65,7 +74,7 @@ class HarmonyReader:
         shown = Shown()
         self._left += text
         while self._left and self._stops.found is None:
-            text, mark, self._left = marks_of(_MARKS).split(self._left)
+            text, mark, self._left = marks_of(MARKS).split(self._left)
             if text:
                 self._take(text, shown)
             if mark is not None:
@@ -113,7 +122,9 @@ class HarmonyReader:
             shown.text += self._stops.take(text)
 
     def _cross(self, mark: str, shown: Shown) -> None:
-        if mark == MESSAGE and self._part is _Part.HEADER:
+        if self._body is not None and self._body.is_in_value:
+            self._take(mark, shown)  # a text that speaks of marks
+        elif mark == MESSAGE and self._part is _Part.HEADER:
             self._open_message(shown)
         elif self._part is _Part.HEADER and mark not in _ENDS:
             self._header = mark if mark == START else self._header + mark
@@ -130,6 +141,7 @@ class HarmonyReader:
             assert recipient is not None, "it is a call by its recipient"
             self._part, self._raw = _Part.CALL, header + MESSAGE
             self._body = HeadedCalls(self._tools, _CALL, _SPACE)
+            self._body.names = self._names
             name = recipient[1].split("<|")[0].removeprefix("functions.")
             self._log.show(self._body.feed(f"{name}\n"), shown)
         elif channel is not None and channel[1] == "analysis":

@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+from fabric.turn.call_choice import ANY_CALLS, CallChoice
 from node.dialect.call_body import CallBody
 from node.dialect.call_log import CallLog
 from node.dialect.family import Family, Section
@@ -34,16 +35,24 @@ class MarkedReader:
     """Reads what a family of `Family` writes; calls only where there are tools."""
 
     def __init__(
-        self, family: Family, stop: tuple[str, ...], tools: list[Any] | None, call_seed: str
+        self,
+        family: Family,
+        stop: tuple[str, ...],
+        tools: list[Any] | None,
+        call_seed: str,
+        choice: CallChoice = ANY_CALLS,
     ) -> None:
+        """Read calls as they were chosen: where some must come, a thought has none."""
         self._family = family
+        self._must_call = choice.must_call
+        self._names = frozenset(choice.names) or None
         self._tools = tools
         self._section = Section.TEXT
         self._left = ""  # may be the beginning of a mark
         has_marks = bool(family.marks(Section.TEXT, reads_calls=tools is not None))
         self._said, self._thought = Said(has_marks=has_marks), Said(has_marks=True)
         self._stops = StopStrings(stop)
-        self._log = CallLog(call_seed)
+        self._log = CallLog(call_seed, takes_one=choice.takes_one)
         self._body: CallBody | None = None
         self._start = ""  # the section of calls: what is in front of it
         self._raw = ""  # and in it
@@ -86,6 +95,8 @@ class MarkedReader:
     def _run(self, shown: Shown) -> None:
         while self._left and self._stops.found is None:
             reads_calls = self._tools is not None
+            if self._must_call and self._section is Section.THOUGHT:
+                reads_calls = False
             marks = self._family.marks(self._section, reads_calls=reads_calls)
             text, mark, self._left = marks_of(() if self._is_bare else marks).split(self._left)
             if text:
@@ -160,6 +171,7 @@ class MarkedReader:
 
     def _open_calls(self, start: str, body: CallBody) -> None:
         self._section, self._body, self._start, self._raw = Section.CALLS, body, start, ""
+        body.is_enforced, body.names = self._must_call, self._names
 
     def _read_calls(self, text: str, shown: Shown) -> None:
         assert self._body is not None, "a section of calls has one"

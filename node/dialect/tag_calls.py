@@ -8,7 +8,9 @@ from typing import Any
 
 from fabric.limits import CALL_CODE_CHARS_MAX, CALL_HEADER_CHARS_MAX
 from node.dialect.call_body import CallBody
+from node.dialect.json_value import JsonValue
 from node.dialect.marks import held_chars
+from node.dialect.schema_parts import argument_kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class TagCalls(CallBody):
         if self._tags.has_lines and self._is_fresh:
             self._is_fresh = False
             self._take(self._left.startswith("\n"))
-        at = self._left.find(self._tags.argument_end)
+        at = self._value_end()
         if at < 0:
             longest = max(map(len, self._ends))
             self._add(self._take(len(self._left) - held_chars(self._left, self._ends, longest)))
@@ -115,6 +117,17 @@ class TagCalls(CallBody):
         self._add(value.removesuffix("\n") if self._tags.has_lines else value)
         self._write('"' if self._is_text else self._converted())
         self._key = None
+
+    def _value_end(self) -> int:
+        """Return where the end tag is; within a text of JSON that is enforced it is none."""
+        at = self._left.find(self._tags.argument_end)
+        while at >= 0 and self.is_enforced and not self._is_text:
+            value = JsonValue()
+            value.feed(self._value + self._left[:at])
+            if not value.is_in_string:
+                break
+            at = self._left.find(self._tags.argument_end, at + 1)
+        return at
 
     def _add(self, text: str) -> None:
         if self._is_text:
@@ -130,14 +143,15 @@ class TagCalls(CallBody):
         """Spell a value in JSON: as JSON or Python has it, or else as text."""
         assert self._key is not None, "inside of an argument"
         kinds, text = self._kinds(self._key), self._value.strip()
+        spelled = None
         try:
-            value = loads(text, strict=False)
-        except (JSONDecodeError, RecursionError):
-            value = _literal(text, self._value)
+            value, spelled = loads(text, parse_constant=_no_json), text
+        except (ValueError, RecursionError):
+            value = _loose(text, self._value)
         is_null = value is None and "null" in kinds
         if "string" in kinds and not isinstance(value, str) and not is_null:
-            value = self._value  # a number in a text is a text
-        return dumps(value, ensure_ascii=False)
+            value, spelled = self._value, None  # a number in a text is a text
+        return dumps(value, ensure_ascii=False) if spelled is None else spelled
 
     def _kinds(self, key: str) -> set[str]:
         """Return the types that the tool gives an argument; none if it does not say."""
@@ -145,23 +159,20 @@ class TagCalls(CallBody):
             function = tool.get("function", tool) if isinstance(tool, dict) else {}
             if isinstance(function, dict) and function.get("name") == self._name:
                 parameters = function.get("parameters")
-                properties = parameters.get("properties") if isinstance(parameters, dict) else None
-                return _types(properties.get(key) if isinstance(properties, dict) else None)
+                return argument_kinds(parameters if isinstance(parameters, dict) else {}, key)
         return set()
 
 
-def _types(schema: Any) -> set[str]:
-    if not isinstance(schema, dict):
-        return set()
-    said = schema.get("type")
-    kinds = {said} if isinstance(said, str) else set(said if isinstance(said, list) else ())
-    for name in ("anyOf", "oneOf"):
-        options = schema.get(name)
-        for option in options if isinstance(options, list) else ():
-            kinds |= _types(option)
-    if not kinds and isinstance(schema.get("enum"), list):
-        kinds = {"string"} if all(isinstance(v, str) for v in schema["enum"]) else set()
-    return {kind for kind in kinds if isinstance(kind, str)}
+def _no_json(word: str) -> Any:
+    raise ValueError(word)
+
+
+def _loose(text: str, otherwise: str) -> Any:
+    """Read what is JSON but for its line ends, or Python."""
+    try:
+        return loads(text, strict=False)
+    except (JSONDecodeError, RecursionError):
+        return _literal(text, otherwise)
 
 
 def _literal(text: str, otherwise: str) -> Any:

@@ -7,6 +7,7 @@ A step's mask follows from the token before it, which is known while the model c
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 from concurrent.futures import TimeoutError as NotYetError
+from dataclasses import dataclass
 from enum import Enum, auto
 
 import numpy as np
@@ -20,9 +21,18 @@ from node.grammar.thought import Beginning, ThoughtEnd, ThoughtMarks
 class _Phase(Enum):
     FIRST = auto()  # nothing is said: a thought may come
     THOUGHT = auto()
-    TEXT = auto()
+    TEXT = auto()  # as a grammar has it
+    FREE = auto()  # until a call begins
     CALL = auto()  # of a tool, instead of the format
     OVER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class CallRule:
+    """What there is to say of the tools' calls where the answer is something else."""
+
+    ids: frozenset[int]  # tokens that begin one by themselves
+    grammar: Grammar | None = None  # of all of them; None: as the model likes
 
 
 _PHASES = {
@@ -37,23 +47,31 @@ class AnswerMatcher:
 
     def __init__(
         self,
-        grammar: Grammar,
+        grammar: Grammar | None,
         threads: Executor,
         marks: ThoughtMarks | None = None,
         beginning: Beginning = Beginning.TEXT,
-        call_ids: frozenset[int] | None = None,
+        calls: CallRule | None = None,
+        unthought: frozenset[int] = frozenset(),
     ) -> None:
-        self._vocabulary = grammar.vocabulary
+        """Follow `grammar` behind a thought, which has none of the tokens `unthought`.
+
+        Without a grammar the answer is free, but for its calls.
+        """
+        followed = calls.grammar if grammar is None and calls is not None else grammar
+        assert followed is not None, "there is something to follow"
+        self._vocabulary = followed.vocabulary
         self._threads = threads
-        self._matcher = grammar.begin()
+        self._matcher = followed.begin()
+        self._first: Mask | None = followed.first_mask  # nothing of the format is said yet
         self._start_id = marks.start_id if marks is not None else None
-        # The tokens that begin a call, where there are tools to call.
-        self._call_ids = call_ids or frozenset()
-        self._may_end = call_ids is not None and marks is not None and marks.holds_calls
         self._thought = ThoughtEnd(marks) if marks is not None else None
-        self._phase = _PHASES[beginning]
+        self._thought_mask = self._vocabulary.without(unthought)
+        if calls is not None and marks is not None and marks.holds_calls:
+            self._thought_mask = self._vocabulary.whole_mask
+        self._calls = calls
+        self._phase = _PHASES[beginning] if grammar is not None else _Phase.FREE
         self._line_ends_left = 0  # that may come between a thought and what follows it
-        self._first: Mask | None = grammar.first_mask  # nothing of the format is said yet
         self._coming: Future[Mask] | None = None
 
     def replay(self, tokens: Iterable[int]) -> None:
@@ -74,6 +92,10 @@ class AnswerMatcher:
         ends = self._vocabulary.line_ends if is_open else {}
         between = (token for token, count in ends.items() if count <= self._line_ends_left)
         return tuple(token for token in (*thoughts, *calls, *between) if token is not None)
+
+    @property
+    def _call_ids(self) -> frozenset[int]:
+        return self._calls.ids if self._calls is not None else frozenset()
 
     def take(self, token: int) -> None:
         """Take the next token, and begin to compute what may follow it."""
@@ -100,8 +122,8 @@ class AnswerMatcher:
             if opens:
                 return
         is_unsaid = self._phase is _Phase.TEXT and self._first is not None
-        if token in self._call_ids and (is_unsaid or self._phase is _Phase.THOUGHT):
-            self._phase = _Phase.CALL
+        if token in self._call_ids and (is_unsaid or self._phase in {_Phase.THOUGHT, _Phase.FREE}):
+            self._begin_call(token)
         elif self._phase is _Phase.THOUGHT:
             assert self._thought is not None, "only models with marks think"
             if self._thought.push(self._vocabulary.tokens.decode_bytes([token])):
@@ -111,10 +133,23 @@ class AnswerMatcher:
         elif self._phase is _Phase.TEXT:
             if self._is_between(token):
                 self._line_ends_left -= self._vocabulary.line_ends[token]
-                return
-            self._first = None
-            if not self._matcher.consume_token(token):
-                raise refusal(self._matcher.get_error())
+            else:
+                self._consume(token)
+
+    def _begin_call(self, token: int) -> None:
+        """Go on with calls, and nothing else."""
+        grammar = self._calls.grammar if self._calls is not None else None
+        self._calls = None
+        if grammar is None:
+            self._phase = _Phase.CALL
+            return
+        self._phase, self._matcher = _Phase.TEXT, grammar.begin()
+        self._consume(token)
+
+    def _consume(self, token: int) -> None:
+        self._first = None
+        if not self._matcher.consume_token(token):
+            raise refusal(self._matcher.get_error())
 
     def _is_between(self, token: int) -> bool:
         """Say whether a token is a line end in front of the format, and not the format's own."""
@@ -126,9 +161,8 @@ class AnswerMatcher:
     def _allowed(self) -> Mask:
         match self._phase:
             case _Phase.THOUGHT:
-                vocabulary = self._vocabulary
-                return vocabulary.whole_mask if self._may_end else vocabulary.others_mask
-            case _Phase.CALL:
+                return self._thought_mask
+            case _Phase.CALL | _Phase.FREE:
                 return self._vocabulary.whole_mask
             case _Phase.OVER:
                 return self._vocabulary.ends_mask

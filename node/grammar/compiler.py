@@ -4,7 +4,7 @@ The compiler reads the tokens' bytes once, which takes a second or two for a lar
 that happens when the first format is asked for.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from fabric.errors import RejectedError
 from fabric.limits import FORMAT_REASON_CHARS_MAX, LINE_ENDS_BEHIND_THOUGHT_MAX
 from fabric.turn.output_format import PARAM, OutputFormat
-from node.grammar.spelling import spell
+from node.grammar.expression import Expression
+from node.grammar.lark import lark_of
+from node.grammar.spelling import lark_grammar, spell
 
 Mask = NDArray[np.uint32]  # one bit for each token id, the lowest first
 _LINE_ENDS = range(1, LINE_ENDS_BEHIND_THOUGHT_MAX + 1)
@@ -38,6 +40,7 @@ class TokenTexts(Protocol):
 
     def decode_bytes(self, tokens: list[int]) -> bytes: ...
     def tokenize_bytes(self, utf8bytes: bytes) -> list[int]: ...
+    def is_special_token(self, token: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class TokenizerFacts:
     definition: str  # as tokenizer.json has it
     vocabulary_size: int  # ids that have a logit
     end_ids: frozenset[int]
-    special_texts: frozenset[str]
+    added_ids: Mapping[str, int]  # what was added to what it was trained for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,11 +59,18 @@ class Vocabulary:
 
     tokens: TokenTexts
     end_ids: frozenset[int]
-    special_texts: frozenset[str]
+    special_ids: Mapping[str, int]  # tokens that stand for no text, by what they show
     ends_mask: Mask
     others_mask: Mask
     whole_mask: Mask
     line_ends: Mapping[int, int]  # tokens that are nothing else, and how many each is
+
+    def without(self, tokens: Iterable[int]) -> Mask:
+        """Return a mask of all but these and the end tokens."""
+        mask = self.others_mask
+        for token in tokens:
+            mask = mask & ~bit(token, len(mask))
+        return mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,13 +106,26 @@ class Compiler:
         output.check()
         vocabulary = self.vocabulary()
         try:
-            grammar = spell(output, vocabulary.special_texts)
+            grammar = spell(output, vocabulary.special_ids)
         except (TypeError, ValueError, AssertionError) as error:
             raise refusal(str(error)) from None
-        matcher = _matcher(vocabulary.tokens, grammar)
-        first = compute_mask(matcher)
-        _try_step(matcher.deep_copy(), first & vocabulary.others_mask)
-        return Grammar(vocabulary, first, matcher)
+        return _compiled(vocabulary, grammar)
+
+    def compile_expression(self, expression: Expression) -> Grammar:
+        """Compile what an answer may say; raise RejectedError where that is not possible."""
+        vocabulary = self.vocabulary()
+        try:
+            lark = lark_of(expression, vocabulary.special_ids)
+        except ValueError as error:
+            raise refusal(str(error)) from None
+        return _compiled(vocabulary, lark_grammar(lark))
+
+
+def _compiled(vocabulary: Vocabulary, grammar: str) -> Grammar:
+    matcher = _matcher(vocabulary.tokens, grammar)
+    first = compute_mask(matcher)
+    _try_step(matcher.deep_copy(), first & vocabulary.others_mask)
+    return Grammar(vocabulary, first, matcher)
 
 
 def compute_mask(matcher: TokenMatcher) -> Mask:
@@ -149,7 +172,12 @@ def _read(facts: TokenizerFacts) -> Vocabulary:
     spelled = {count: tokens.tokenize_bytes(b"\n" * count) for count in _LINE_ENDS}
     line_ends = {ids[0]: count for count, ids in spelled.items() if len(ids) == 1}
     masks = (ends, ~ends, ends | ~ends)
-    return Vocabulary(tokens, facts.end_ids, facts.special_texts, *masks, line_ends)
+    special = {text: token for text, token in facts.added_ids.items() if _is_special(tokens, token)}
+    return Vocabulary(tokens, facts.end_ids, special, *masks, line_ends)
+
+
+def _is_special(tokens: TokenTexts, token: int) -> bool:
+    return token < tokens.vocab_size and tokens.is_special_token(token)
 
 
 def _matcher(tokens: Any, grammar: str) -> TokenMatcher:

@@ -1,17 +1,15 @@
 """Spell an output format in the compiler's own notations."""
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from fabric.errors import RejectedError
-from fabric.limits import JSON_INDENT_MAX
 from fabric.turn.output_format import PARAM, OutputFormat, OutputKind, choices_of, tags_of
-
-# As people and models write JSON: in one line, or one part to a line.
-_SPACES = f"( |\\n[ \\t]{{0,{JSON_INDENT_MAX}}})?"
+from node.grammar.json_options import json_options
 
 
-def spell(output: OutputFormat, special_texts: frozenset[str]) -> str:
+def spell(output: OutputFormat, special_texts: Collection[str]) -> str:
     """Return the grammar; raise RejectedError for what is no schema.
 
     `special_texts` are those of the tokens that stand for no text.
@@ -26,27 +24,27 @@ def spell(output: OutputFormat, special_texts: frozenset[str]) -> str:
         case OutputKind.REGEX:
             return str(LLMatcher.grammar_from_regex(output.source))
         case OutputKind.GRAMMAR:
-            return str(LLMatcher.grammar_from_lark(output.source))
+            return lark_grammar(output.source)
         case OutputKind.CHOICE:
             texts = " | ".join(json.dumps(text) for text in choices_of(output))
-            return str(LLMatcher.grammar_from_lark(f"start: {texts}"))
+            return lark_grammar(f"start: {texts}")
         case OutputKind.TAGS:
             return _tags(output, special_texts)
+
+
+def lark_grammar(lark: str) -> str:
+    """Name a grammar in Lark's notation as one."""
+    from llguidance import LLMatcher
+
+    return str(LLMatcher.grammar_from_lark(lark))
 
 
 def _schema(schema: dict[str, Any], *, is_strict: bool) -> str:
     from llguidance import LLMatcher
 
-    return str(LLMatcher.grammar_from_json_schema(schema, overrides=_options(is_strict=is_strict)))
-
-
-def _options(*, is_strict: bool) -> Any:
-    return {
-        "whitespace_pattern": _SPACES,
-        "lenient": not is_strict,
-        # A value that fits two of them is then let through.
-        "coerce_one_of": not is_strict,
-    }
+    return str(
+        LLMatcher.grammar_from_json_schema(schema, overrides=json_options(is_strict=is_strict))
+    )
 
 
 def _object(schema: Any) -> dict[str, Any]:
@@ -57,11 +55,11 @@ def _object(schema: Any) -> dict[str, Any]:
     return {} if schema is True else dict(schema)
 
 
-def _tags(output: OutputFormat, special_texts: frozenset[str]) -> str:
-    from llguidance import LLMatcher, StructTag
+def _tags(output: OutputFormat, special_texts: Collection[str]) -> str:
+    from llguidance import StructTag
 
     tags = tags_of(output)
-    options = _options(is_strict=output.is_strict)
+    options = json_options(is_strict=output.is_strict)
     spelled = [
         StructTag(
             trigger=tag.trigger,
@@ -73,4 +71,4 @@ def _tags(output: OutputFormat, special_texts: frozenset[str]) -> str:
     ]
     is_special = all(tag.trigger in special_texts for tag in tags)
     lark = StructTag.to_grammar(spelled, assume_special=is_special)
-    return str(LLMatcher.grammar_from_lark(lark))
+    return lark_grammar(lark)

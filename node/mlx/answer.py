@@ -8,6 +8,7 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
 
+from fabric.turn.call_choice import ANY_CALLS, CallChoice
 from node.dialect.shown import Shown
 from node.mlx.chat_tokenizer import ChatTokenizer
 
@@ -24,6 +25,7 @@ class Answer:
         *,
         is_chat: bool = True,
         call_seed: str = "",
+        choice: CallChoice = ANY_CALLS,
     ) -> None:
         """Read calls of `tools`, whose ids come of the seed; what is no chat is not read at all."""
         self._eos_ids = tokenizer.eos_ids
@@ -35,7 +37,7 @@ class Answer:
             self._detokenizer.text = "\n"
             self._detokenizer.offset = 1
         if is_chat:
-            self._reader = tokenizer.reader(prompt_text, stop, tools, call_seed)
+            self._reader = tokenizer.reader(prompt_text, stop, tools, call_seed, choice)
         else:
             self._reader = tokenizer.plain_reader(stop)
         self._shared = {id(tools): tools}

@@ -5,6 +5,7 @@ merging, so tokens before the cut plus a fresh encoding after it equal a fresh e
 the whole. That is provable for special tokens and false almost everywhere else.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -12,16 +13,20 @@ from typing import Any, Final
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from fabric.errors import FatalError
+from fabric.errors import FatalError, RejectedError
 from fabric.settings import NodeSettings
+from fabric.turn.call_choice import ANY_CALLS, CallChoice
 from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import Encoded
 from node.dialect.families import Told, family_of
 from node.dialect.family import PLAIN
 from node.dialect.folding import Rendered, render_folded
 from node.dialect.harmony import FINAL, HARMONY_EFFORTS, HarmonyReader
+from node.dialect.offered_tool import OfferedTool
 from node.dialect.reader import MarkedReader, Reader
 from node.dialect.spelling import Messages, spelled
+from node.dialect.writing import Style
+from node.grammar.expression import Expression
 from node.grammar.thought import ThoughtMarks
 from node.mlx.chat_template import ChatTemplate
 from node.mlx.text_pieces import TextPieces
@@ -106,17 +111,33 @@ class ChatTokenizer:
         return {i: token.content for i, token in self._tokenizer.added_tokens_decoder.items()}
 
     def reader(
-        self, prompt: str, stop: tuple[str, ...], tools: list[Any] | None, call_seed: str
+        self,
+        prompt: str,
+        stop: tuple[str, ...],
+        tools: list[Any] | None,
+        call_seed: str,
+        choice: CallChoice = ANY_CALLS,
     ) -> Reader:
         """Return what reads the answer to a prompt, which may have begun it."""
         family = self.family
         made: Reader
         if family.is_harmony:
-            made = HarmonyReader(stop, tools, call_seed)
+            made = HarmonyReader(stop, tools, call_seed, choice)
         else:
-            made = MarkedReader(family, stop, tools, call_seed)
+            made = MarkedReader(family, stop, tools, call_seed, choice)
         made.begin(self.behind_header(prompt))
         return made
+
+    def written_calls(self, tools: Sequence[OfferedTool], *, takes_one: bool) -> Expression:
+        """Say how calls are written; raise RejectedError where that is not known here."""
+        write = self.family.write
+        if write is None:
+            message = "no format of this model's tool calls is known that could be enforced"
+            raise RejectedError(message, code="unsupported_parameter", param="tool_choice")
+        texts = self.special_texts
+        ends = frozenset(texts[index] for index in self.eos_ids if index in texts)
+        style = Style(self.template.source, frozenset(texts.values()), ends, takes_one)
+        return write(tools, style)
 
     def plain_reader(self, stop: tuple[str, ...]) -> Reader:
         """Return what reads an answer that is text and nothing else."""
@@ -242,13 +263,13 @@ class ChatTokenizer:
         thought = self.family.thought
         if thought is None:
             return None
-        return ThoughtMarks(thought.start, (thought.end,), self._added_ids.get(thought.start))
+        return ThoughtMarks(thought.start, (thought.end,), self.added_ids.get(thought.start))
 
     @property
     def call_ids(self) -> frozenset[int]:
         """Tokens that begin a tool's call by themselves."""
         starts = self.family.calls.starts if self.family.calls is not None else ()
-        return frozenset(self._added_ids[text] for text in starts if text in self._added_ids)
+        return frozenset(self.added_ids[text] for text in starts if text in self.added_ids)
 
     def behind_header(self, prompt: str) -> str:
         """Return what of a prompt is the answer's already: a thought that the template opened."""
@@ -256,7 +277,8 @@ class ChatTokenizer:
         return self.template.behind_header(prompt, thought.start if thought else None)
 
     @cached_property
-    def _added_ids(self) -> dict[str, int]:
+    def added_ids(self) -> dict[str, int]:
+        """Special tokens by their text."""
         return {text: index for index, text in self.special_texts.items()}
 
     def token_text(self, token: int) -> str:

@@ -20,12 +20,13 @@ from fabric.limits import (
     GRAMMARS_COMPILING_MAX,
     GRAMMARS_KEPT_MAX,
 )
-from fabric.turn.generation import GenerateRequest
-from fabric.turn.output_format import PARAM, OutputFormat
-from node.grammar.answer_matcher import AnswerMatcher
+from fabric.turn.generation import GenerateRequest, Sampling
+from fabric.turn.output_format import PARAM
+from node.grammar.answer_matcher import AnswerMatcher, CallRule
 from node.grammar.compiler import Compiler, Grammar, refusal
-from node.grammar.thought import beginning_of
+from node.grammar.thought import Beginning, ThoughtMarks, beginning_of
 from node.mlx.chat_tokenizer import ChatTokenizer
+from node.turn.call_grammars import CallGrammars
 
 T = TypeVar("T")
 _Key = tuple[TenantId, bytes]  # how long it took would tell one tenant what others ask for
@@ -44,66 +45,113 @@ class Grammars:
     _compilers: ThreadPoolExecutor = field(default_factory=lambda: _threads("compile"))
     _masks: ThreadPoolExecutor = field(default_factory=lambda: _threads("mask"))
     _kept: OrderedDict[_Key, Grammar] = field(default_factory=OrderedDict)
+    _compiling: dict[_Key, asyncio.Task[Grammar]] = field(default_factory=dict)
     _waiting_count: int = 0
 
     async def begin(self, request: GenerateRequest, prompt: str) -> AnswerMatcher | None:
         """Return a matcher for the answer, which has taken what was answered elsewhere.
 
-        Raise RejectedError where the format cannot be enforced. None: the request names none.
+        Raise RejectedError where it cannot be enforced. None: nothing is asked of the answer.
         """
-        output, resume = request.sampling.output, request.resume
-        if output is None:
-            return None
-        output.check()
-        if request.sampling.ignore_eos:
-            message = "an answer of a prescribed format ends where the format does: not ignore_eos"
-            raise RejectedError(message, code="invalid_format", param=PARAM)
-        grammar = await self._grammar(request.tenant, output)
-        if request.messages is None:  # all of such an answer is text
-            matcher = AnswerMatcher(grammar, self._masks)
-        else:
-            marks = self.tokenizer.thought_marks
-            beginning = beginning_of(marks, self.tokenizer.behind_header(prompt))
-            call_ids = self.tokenizer.call_ids if request.tools and request.reads_calls else None
-            matcher = AnswerMatcher(grammar, self._masks, marks, beginning, call_ids)
-        if resume is not None and resume.answer_ids:
+        matcher, resume = await self._begun(request, prompt), request.resume
+        if matcher is not None and resume is not None and resume.answer_ids:
             await self._run(lambda: matcher.replay(resume.answer_ids))
         return matcher
+
+    async def _begun(self, request: GenerateRequest, prompt: str) -> AnswerMatcher | None:
+        output, choice = request.sampling.output, request.calls
+        may_call = bool(request.tools) and request.reads_calls
+        if choice.must_call:
+            return await self._forced(request, prompt)
+        rule = await self._call_rule(request) if may_call else None
+        if output is None:
+            is_bound = rule is not None and rule.grammar is not None
+            return AnswerMatcher(None, self._masks, calls=rule) if is_bound else None
+        _require_end(request.sampling)
+        output.check()
+        key = f"{output.kind.value} {output.is_strict} {output.source}"
+        grammar = await self._grammar(request.tenant, key, lambda: self.compiler.compile(output))
+        if request.messages is None:  # all of such an answer is text
+            return AnswerMatcher(grammar, self._masks)
+        marks, beginning = self._thought(prompt)
+        return AnswerMatcher(grammar, self._masks, marks, beginning, rule)
+
+    async def _forced(self, request: GenerateRequest, prompt: str) -> AnswerMatcher:
+        """Begin an answer that is calls: of a dialect with headers, all of it has a grammar."""
+        _require_end(request.sampling)
+        grammar = await self._calls(request)
+        if self.tokenizer.family.is_harmony:
+            return AnswerMatcher(grammar, self._masks)
+        marks, beginning = self._thought(prompt)
+        unthought = self.tokenizer.call_ids
+        return AnswerMatcher(grammar, self._masks, marks, beginning, unthought=unthought)
+
+    async def _call_rule(self, request: GenerateRequest) -> CallRule:
+        """Say how an answer may call; grammars are for formats whose calls begin with a token."""
+        choice, ids = request.calls, self.tokenizer.call_ids
+        is_bound = choice.is_bound and bool(ids)
+        return CallRule(ids, await self._calls(request) if is_bound else None)
+
+    def _thought(self, prompt: str) -> tuple[ThoughtMarks | None, Beginning]:
+        marks = self.tokenizer.thought_marks
+        return marks, beginning_of(marks, self.tokenizer.behind_header(prompt))
+
+    async def _calls(self, request: GenerateRequest) -> Grammar:
+        """Return the grammar of the calls that may come."""
+        calls = CallGrammars(self.compiler, self.tokenizer, request.tools, request.calls)
+        return await self._grammar(request.tenant, await self._run(calls.key), calls.compile)
 
     def close(self) -> None:
         self._compilers.shutdown(wait=False, cancel_futures=True)
         self._masks.shutdown(wait=False, cancel_futures=True)
 
-    async def _grammar(self, tenant: TenantId, output: OutputFormat) -> Grammar:
-        key = (tenant, _digest(output))
+    async def _grammar(
+        self, tenant: TenantId, named: str, compile_: Callable[[], Grammar]
+    ) -> Grammar:
+        """Return what is kept by this name, or compile it: once for all who wait for it."""
+        key = (tenant, blake2b(named.encode("utf-8", "replace"), digest_size=32).digest())
         grammar = self._kept.get(key)
         if grammar is None:
-            grammar = await self._compiled(output)
+            grammar = await self._awaited(key, compile_)
             self._kept[key] = grammar
         self._kept.move_to_end(key)
         while len(self._kept) > GRAMMARS_KEPT_MAX:
             self._kept.popitem(last=False)
         return grammar
 
-    async def _compiled(self, output: OutputFormat) -> Grammar:
+    async def _awaited(self, key: _Key, compile_: Callable[[], Grammar]) -> Grammar:
         if self._waiting_count >= GRAMMARS_COMPILING_MAX:
             message = f"{GRAMMARS_COMPILING_MAX} output formats wait to be compiled"
             raise OverloadedError(message)
         self._waiting_count += 1
         try:
-            await self._run(self.compiler.vocabulary)  # takes long once, and is nobody's fault
+            task = self._compiling.get(key)
+            if task is None:
+                task = self._compiling[key] = asyncio.create_task(self._compiled(compile_))
+                task.add_done_callback(lambda done: self._forget(key, done))
+            return await asyncio.shield(task)
+        finally:
+            self._waiting_count -= 1
+
+    def _forget(self, key: _Key, task: asyncio.Task[Grammar]) -> None:
+        del self._compiling[key]
+        if not task.cancelled():
+            task.exception()  # nobody may have waited for it
+
+    async def _compiled(self, compile_: Callable[[], Grammar]) -> Grammar:
+        await self._run(self.compiler.vocabulary)  # takes long once, and is nobody's fault
+        try:
             async with asyncio.timeout(GRAMMAR_COMPILE_S):
-                return await self._run(lambda: self.compiler.compile(output))
+                return await self._run(compile_)
         except TimeoutError:
             reason = f"it takes more than {GRAMMAR_COMPILE_S:g} s to compile"
             raise refusal(reason) from None
-        finally:
-            self._waiting_count -= 1
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._compilers, work)
 
 
-def _digest(output: OutputFormat) -> bytes:
-    spelled = f"{output.kind.value} {output.is_strict} {output.source}"
-    return blake2b(spelled.encode("utf-8", "replace"), digest_size=32).digest()
+def _require_end(sampling: Sampling) -> None:
+    if sampling.ignore_eos:
+        message = "an answer of a prescribed format ends where the format does: not ignore_eos"
+        raise RejectedError(message, code="invalid_format", param=PARAM)

@@ -43,6 +43,7 @@ class Sequences:
             request.tools if request.reads_calls else None,
             is_chat=request.messages is not None or request.extends,
             call_seed=request.operation,
+            choice=request.calls,
         )
         if request.resume is not None:
             for token in request.resume.answer_ids:

@@ -50,8 +50,7 @@ class MessagesAdapter(AnthropicErrors, ApiAdapter[AnthropicRequest]):
         # A block of blanks alone is refused where it is sent back.
         if answer.text.strip() or not answer.calls:
             content.append(text_block(answer.text))
-        calls = answer.calls[:1] if asked.one_call else answer.calls
-        content += [tool_use_block(call, arguments_of(call)) for call in calls]
+        content += [tool_use_block(call, arguments_of(call)) for call in answer.calls]
         return shape.message(content, answer.finished)
 
     async def frames(
@@ -61,7 +60,7 @@ class MessagesAdapter(AnthropicErrors, ApiAdapter[AnthropicRequest]):
         events: AsyncGenerator[Answered | ToolCallPart, None],
     ) -> AsyncGenerator[bytes, None]:
         shape = MessageShape(asked, admitted)
-        blocks = BlockStream(shows_thoughts=asked.shows_thoughts, one_call=asked.one_call)
+        blocks = BlockStream(shows_thoughts=asked.shows_thoughts)
         async with aclosing(events):
             yield named({"type": "message_start", "message": shape.message([], None)})
             yield self.idle

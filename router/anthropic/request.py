@@ -38,7 +38,6 @@ class AnthropicRequest(Asked):
     """A checked request, and what its answer depends on."""
 
     shows_thoughts: bool
-    one_call: bool  # at most, in one answer
     only_warms: bool  # nothing is to be said: the prompt's cache is wanted, for later
 
 
@@ -49,7 +48,6 @@ class AskedPrompt:
     model: str
     prompt: Prompt
     shows_thoughts: bool
-    one_call: bool
 
 
 def parse_prompt(fields: Fields, notes: Notes) -> AskedPrompt:
@@ -57,7 +55,7 @@ def parse_prompt(fields: Fields, notes: Notes) -> AskedPrompt:
     model = require_text(fields.require("model"), "model")
     messages = parse_conversation(fields, notes)
     tools = parse_tools(fields, notes)
-    may_call, one_call = parse_choice(fields)
+    reads_calls, calls = parse_choice(fields, tools)
     for name in _ELSEWHERE:
         if fields.raw(name):
             unsupported(name, "nothing is run here but the model")
@@ -74,8 +72,9 @@ def parse_prompt(fields: Fields, notes: Notes) -> AskedPrompt:
         with_effort(options, effort)
     for name in THINKING_SWITCHES:
         options.setdefault(name, shows_thoughts)
-    prompt = replace(chat_prompt(messages, tools or None, options), reads_calls=may_call)
-    return AskedPrompt(model, prompt, shows_thoughts, one_call)
+    said = chat_prompt(messages, tools or None, options)
+    prompt = replace(said, reads_calls=reads_calls, calls=calls)
+    return AskedPrompt(model, prompt, shows_thoughts)
 
 
 def parse_request(headers: Mapping[str, str], body: dict[str, Any]) -> AnthropicRequest:
@@ -97,7 +96,6 @@ def parse_request(headers: Mapping[str, str], body: dict[str, Any]) -> Anthropic
         priority=priority_of(headers, Priority.INTERACTIVE),
         prefetch=expected_next(headers),
         shows_thoughts=said.shows_thoughts,
-        one_call=said.one_call,
         only_warms=only_warms,
         retain_s=notes.retain_s,
         ignored=tuple(notes.ignored),

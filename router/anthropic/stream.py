@@ -6,16 +6,14 @@ from typing import Any
 
 from fabric.turn.generation import Delta, ToolCall, ToolCallPart
 from router.anthropic.shape import arguments_of, signature, text_block, tool_use_block
-from router.api.call_limit import CallLimit
 from router.http.sse import frame
 
 
 class BlockStream:
     """Turns deltas and calls into the events of content blocks."""
 
-    def __init__(self, *, shows_thoughts: bool, one_call: bool) -> None:
+    def __init__(self, *, shows_thoughts: bool) -> None:
         self._shows_thoughts = shows_thoughts
-        self._call_limit = CallLimit(takes_one=one_call)
         self._told: set[str] = set()  # calls that came in parts, by their ids
         self._index = -1
         self._open: str | None = None
@@ -49,8 +47,6 @@ class BlockStream:
     def part(self, part: ToolCallPart) -> Iterator[bytes]:
         """Frame more of a call that is being written."""
         if part.name:
-            if not self._call_limit.takes_next():
-                return
             self._told.add(part.id)
             block = tool_use_block(ToolCall(part.name, "", part.id), {})
             yield from self._begin("tool_use", block)
@@ -61,8 +57,6 @@ class BlockStream:
         """Frame one call, unless it came in parts."""
         if call.id in self._told:
             yield from self.close()
-            return
-        if not self._call_limit.takes_next():
             return
         arguments = arguments_of(call)
         yield from self._begin("tool_use", tool_use_block(call, {}))

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from fabric.limits import TOOLS_MAX
+from fabric.turn.call_choice import CallChoice
 from router.anthropic.content import Notes, note_cache_control
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
 
@@ -27,8 +28,7 @@ def _tool(fields: Fields, notes: Notes) -> dict[str, Any]:
     if not name:
         refuse(fields.param("name"), "it is empty")
     note_cache_control(fields, notes)
-    if fields.flag("strict"):
-        notes.ignore("strict")
+    fields.flag("strict")
     function: dict[str, Any] = {"name": name}
     description = fields.text("description")
     if description is not None:
@@ -38,16 +38,28 @@ def _tool(fields: Fields, notes: Notes) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def parse_choice(fields: Fields) -> tuple[bool, bool]:
-    """Read `tool_choice`: whether tools may be called, and whether only one at a time."""
+def parse_choice(fields: Fields, tools: list[Any]) -> tuple[bool, CallChoice]:
+    """Say whether calls are read, and which of `tools` may or must come, and how often."""
+    names = [tool["function"]["name"] for tool in tools]
+    given = zip(names, fields.raw("tools") or (), strict=True)
+    strict = tuple(name for name, tool in given if tool.get("strict"))
     choice = fields.object("tool_choice")
     if choice is None:
-        return True, False
+        return True, CallChoice(strict=strict)
     inner = Fields(choice, fields.param("tool_choice."))
     kind = require_text(inner.require("type"), inner.param("type"))
     if kind not in _CHOICES:
         refuse(inner.param("type"), f"expected one of {', '.join(_CHOICES)}")
-    if kind in ("any", "tool"):
-        why = "a call cannot be enforced yet (structured output is to come); use auto or none"
-        unsupported(inner.param("type"), why)
-    return kind != "none", inner.flag("disable_parallel_tool_use")
+    takes_one = inner.flag("disable_parallel_tool_use")
+    if kind == "none":
+        return False, CallChoice()
+    if kind == "auto":
+        return True, CallChoice(strict=strict, takes_one=takes_one)
+    if not names:
+        refuse(inner.param("type"), "it is only allowed with tools")
+    if kind == "any":
+        return True, CallChoice(True, (), strict, takes_one)
+    name = require_text(inner.require("name"), inner.param("name"))
+    if name not in names:
+        refuse(inner.param("name"), f"there is no tool {name[:64]!r} in 'tools'")
+    return True, CallChoice(True, (name,), strict, takes_one)

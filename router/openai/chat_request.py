@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fabric.limits import COMPLETION_TOKENS_MAX, TOOLS_MAX, TOP_LOGPROBS_MAX
+from fabric.turn.call_choice import CallChoice
 from router.api.billing_line import ignored_lines, without_billing_lines
 from router.api.template_options import template_options, with_effort
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
@@ -13,12 +14,12 @@ from router.openai.chat_messages import parse_messages
 from router.openai.request import (
     OpenAiRequest,
     parse_identity,
-    parse_may_call,
     parse_priority,
     parse_retention_s,
     parse_stream,
 )
 from router.openai.sampling import parse_sampling, tokens_limit
+from router.openai.tool_choice import parse_tool_choice
 from router.prompt import chat_prompt
 
 
@@ -28,6 +29,7 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiReques
     model = require_text(fields.require("model"), "model")
     messages = parse_messages(fields)
     tools = _tools(fields)
+    reads_calls, calls = _choice(fields, tools or [])
     _refuse_unsupported(fields)
     stream, include_usage = parse_stream(fields)
     limit = tokens_limit(fields, "max_completion_tokens") or tokens_limit(fields, "max_tokens")
@@ -39,7 +41,8 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiReques
         identity=parse_identity(headers, fields),
         prompt=replace(
             chat_prompt(without_billing_lines(messages), tools, _template_options(fields)),
-            reads_calls=parse_may_call(fields),
+            reads_calls=reads_calls,
+            calls=calls,
         ),
         sampling=sampling,
         stream=stream,
@@ -73,7 +76,14 @@ def _tools(fields: Fields) -> list[Any] | None:
             refuse(inner.param("name"), "it is empty")
         inner.text("description")
         inner.object("parameters")
+        inner.flag("strict")
     return tools or None
+
+
+def _choice(fields: Fields, tools: list[Any]) -> tuple[bool, CallChoice]:
+    functions = [tool["function"] for tool in tools]
+    strict = tuple(each["name"] for each in functions if each.get("strict"))
+    return parse_tool_choice(fields, {each["name"] for each in functions}, strict)
 
 
 def _refuse_unsupported(fields: Fields) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fabric.limits import KEY_CHARS_MAX, RETAIN_S_MAX
 from fabric.turn.generation import Identity, Priority
 from router.api.adapter import Asked
-from router.http.fields import Fields, refuse, unsupported
+from router.http.fields import Fields, refuse
 from router.http.turn_headers import identify, priority_of
 
 _RETENTIONS_S = {None: 0.0, "in_memory": 0.0, "in-memory": 0.0, "24h": RETAIN_S_MAX}
@@ -62,13 +62,3 @@ def parse_stream(fields: Fields) -> tuple[bool, bool]:
     if not stream and fields.raw("stream_options") is not None:
         refuse("stream_options", "it is only allowed with stream")
     return stream, include_usage
-
-
-def parse_may_call(fields: Fields) -> bool:
-    """Say whether the model may call tools; refuse what would force it to."""
-    choice = fields.raw("tool_choice")
-    if choice == "required" or isinstance(choice, dict):
-        unsupported("tool_choice", "the model cannot be forced to call; use auto or none")
-    if choice not in (None, "auto", "none"):
-        refuse("tool_choice", "expected none, auto, required or an object")
-    return bool(choice != "none")

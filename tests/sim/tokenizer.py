@@ -60,7 +60,7 @@ class SimTokenizer:
     def rendered(self, messages, tools, options):
         return Rendered(render(messages))
 
-    def reader(self, prompt, stop, tools, call_seed):
+    def reader(self, prompt, stop, tools, call_seed, choice):
         return self.plain_reader(stop)
 
     def plain_reader(self, stop):

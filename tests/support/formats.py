@@ -52,8 +52,8 @@ def compiler_of(tokenizer: ChatTokenizer, vocabulary_size: int) -> Compiler:
     """Return a compiler for a tokenizer."""
 
     def facts() -> TokenizerFacts:
-        texts = frozenset(tokenizer.special_texts.values())
-        return TokenizerFacts(tokenizer.definition, vocabulary_size, tokenizer.eos_ids, texts)
+        ids = tokenizer.added_ids
+        return TokenizerFacts(tokenizer.definition, vocabulary_size, tokenizer.eos_ids, ids)
 
     return Compiler(facts)
 

@@ -24,6 +24,7 @@ from fabric.control.node_calls import (
 from fabric.errors import FabricError
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
 from fabric.settings import NodeSettings
+from fabric.turn.call_choice import ANY_CALLS, CallChoice
 from fabric.turn.generation import (
     Admitted,
     Delta,
@@ -138,6 +139,7 @@ def ask(
     group: str | None = None,
     tenant: TenantId = TENANT,
     tools: list[Any] | None = None,
+    calls: CallChoice = ANY_CALLS,
     epoch: int = 0,
     was_admitted: bool = False,
     retain_s: float = 0.0,
@@ -152,6 +154,7 @@ def ask(
         messages=None if isinstance(messages, str) else said(messages),
         prompt=messages if isinstance(messages, str) else None,
         tools=tools,
+        calls=calls,
         epoch=epoch,
         was_admitted=was_admitted,
         retain_s=retain_s,

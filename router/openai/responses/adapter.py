@@ -102,8 +102,7 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
             status = "incomplete" if is_cut else "completed"
             name = fresh_name("msg_")
             output.append(shape.message(name, answer.text, answer.logprobs, status))
-        calls = answer.calls[:1] if asked.one_call else answer.calls
-        output += [shape.call(call) for call in calls]
+        output += [shape.call(call) for call in answer.calls]
         response = shape.ended(output, answer.finished, answer.reasoning_tokens)
         self._keep(shape, response)
         return response

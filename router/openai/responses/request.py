@@ -12,6 +12,7 @@ from fabric.limits import (
     MESSAGE_NAME_CHARS_MAX,
     TOP_LOGPROBS_MAX,
 )
+from fabric.turn.call_choice import CallChoice
 from fabric.turn.messages import Message, MessageRole
 from fabric.turn.output_format import OutputFormat
 from router.api.adapter import Asked
@@ -20,10 +21,11 @@ from router.api.billing_line import ignored_lines, without_billing_lines
 from router.api.template_options import template_options, with_effort
 from router.http.fields import Fields, refuse, require_text, unsupported
 from router.http.turn_headers import AGENT_HEADER, expected_next
-from router.openai.request import parse_identity, parse_may_call, parse_priority, parse_retention_s
+from router.openai.request import parse_identity, parse_priority, parse_retention_s
 from router.openai.responses.items import Entry, Reference, conversation, parse_input
 from router.openai.responses.tools import Tools, parse_tools
 from router.openai.sampling import parse_sampling, tokens_limit
+from router.openai.tool_choice import parse_tool_choice
 from router.prompt import Prompt, chat_prompt
 
 _LOGPROBS: Final = "message.output_text.logprobs"
@@ -51,8 +53,8 @@ class ResponsesRequest(Asked):
     options: dict[str, Any] = field(repr=False)  # for the template
     previous: str | None
     is_named: bool  # by a header, which outranks whose answer is continued
-    may_call: bool
-    one_call: bool
+    reads_calls: bool
+    calls: CallChoice
     keeps: bool
     carries_thoughts: bool
     echoed: dict[str, Any] = field(repr=False)  # in the answer, as clients expect
@@ -72,7 +74,7 @@ class ResponsesRequest(Asked):
         """Make the prompt of all that is said."""
         said = without_billing_lines(conversation(self.instructions, self.said()))
         prompt = chat_prompt(said, self.tools.functions or None, self.options)
-        return replace(prompt, reads_calls=self.may_call)
+        return replace(prompt, reads_calls=self.reads_calls, calls=self.calls)
 
 
 def parse_responses(headers: Mapping[str, str], body: dict[str, Any]) -> ResponsesRequest:
@@ -81,6 +83,7 @@ def parse_responses(headers: Mapping[str, str], body: dict[str, Any]) -> Respons
     model = require_text(fields.require("model"), "model")
     entries = parse_input(fields)
     tools = parse_tools(fields)
+    reads_calls, calls = parse_tool_choice(fields, tools.names, tools.strict)
     _refuse_unsupported(fields)
     included, options = _included(fields), template_options(fields)
     effort = _effort(fields)
@@ -108,9 +111,8 @@ def parse_responses(headers: Mapping[str, str], body: dict[str, Any]) -> Respons
         options=options,
         previous=fields.text("previous_response_id", MESSAGE_NAME_CHARS_MAX),
         is_named=AGENT_HEADER in headers,
-        may_call=parse_may_call(fields),
-        one_call=fields.raw("parallel_tool_calls") is not None
-        and not fields.flag("parallel_tool_calls"),
+        reads_calls=reads_calls,
+        calls=calls,
         keeps=fields.raw("store") is None or fields.flag("store"),
         carries_thoughts=_SEALED in included,
         echoed={name: fields.raw(name) for name in _ECHOED} | _echoed(fields, tools, limit),

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fabric.turn.generation import Delta, TokenLogprob, ToolCall, ToolCallPart
-from router.api.call_limit import CallLimit
 from router.fresh_ids import fresh_name
 from router.http.sse import frame
 from router.openai.responses.shape import ResponseShape
@@ -46,7 +45,6 @@ class ItemStream:
         self._open: _Open | None = None
         self._told: set[str] = set()  # calls, by their ids
         self._blank = ""  # in front of a text that may not come
-        self._call_limit = CallLimit(takes_one=shape.asked.one_call)
         self._call: _OpenCall | None = None
 
     def event(self, kind: str, **more: Any) -> bytes:
@@ -73,7 +71,7 @@ class ItemStream:
         """Frame more of a call that is being written; a custom tool's comes whole."""
         if part.name:
             call = ToolCall(part.name, "", part.id)
-            if self._shape.asked.tools.name_of(call).is_custom or not self._call_limit.takes_next():
+            if self._shape.asked.tools.name_of(call).is_custom:
                 return
             self._told.add(part.id)
             yield from self._begin_call(call)
@@ -83,7 +81,7 @@ class ItemStream:
     def call(self, call: ToolCall) -> Iterator[bytes]:
         """Frame the rest of a call, or all of it."""
         if self._call is None or self._call.id != call.id:
-            if (call.id and call.id in self._told) or not self._call_limit.takes_next():
+            if call.id and call.id in self._told:
                 return
             yield from self._begin_call(call)
             assert self._call is not None, "just begun"

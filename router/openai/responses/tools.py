@@ -32,6 +32,7 @@ class ToolName:
     name: str
     namespace: str | None = None
     is_custom: bool = False
+    is_strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Tools:
     given: list[Any] = field(default_factory=list)
     functions: list[Any] = field(default_factory=list)
     names: Mapping[str, ToolName] = field(default_factory=dict)
+    strict: tuple[str, ...] = ()
     hosted: tuple[str, ...] = ()
 
     def name_of(self, call: ToolCall) -> ToolName:
@@ -81,7 +83,8 @@ def parse_tools(fields: Fields) -> Tools:
             functions.append({"type": "function", "function": {"name": key, **function}})
     if len(functions) > TOOLS_MAX:
         refuse("tools", f"more than {TOOLS_MAX} items in all namespaces")
-    return Tools(given, functions, names, tuple(hosted))
+    strict = tuple(key for key, name in names.items() if name.is_strict)
+    return Tools(given, functions, names, strict, tuple(hosted))
 
 
 def _tools(kind: str, fields: Fields) -> Iterator[tuple[ToolName, dict[str, Any]]]:
@@ -111,7 +114,8 @@ def _tool(kind: str, fields: Fields, namespace: str | None) -> tuple[ToolName, d
     parameters = _CUSTOM_SCHEMA if kind == "custom" else fields.object("parameters")
     if parameters is not None:
         spelled["parameters"] = parameters
-    return ToolName(name, namespace, kind == "custom"), spelled
+    is_strict = kind == "function" and fields.flag("strict")
+    return ToolName(name, namespace, kind == "custom", is_strict), spelled
 
 
 def _name(fields: Fields) -> str:

@@ -9,7 +9,8 @@ import pytest
 from fabric.errors import RejectedError
 from fabric.turn.output_format import OutputFormat
 from node.grammar import answer_matcher
-from node.grammar.answer_matcher import AnswerMatcher
+from node.grammar.answer_matcher import AnswerMatcher, CallRule
+from node.grammar.expression import Pattern, row
 from node.grammar.thought import Beginning, ThoughtMarks
 from tests.support.formats import TOO_COMPLEX, choice, compiler_of, regex, schema, tokenizer_in
 from tests.support.tiny_models import VOCABULARY, write_tokenizer
@@ -39,8 +40,8 @@ def threads():
 def begin(compiler, tokenizer, threads):
     def begin(output: OutputFormat, beginning=Beginning.TEXT, call_ids=None, marks=None):
         grammar, marks = compiler.compile(output), marks or tokenizer.thought_marks
-        ids = None if call_ids is None else frozenset(call_ids)
-        return AnswerMatcher(grammar, threads, marks, beginning, ids)
+        rule = None if call_ids is None else CallRule(frozenset(call_ids))
+        return AnswerMatcher(grammar, threads, marks, beginning, rule)
 
     return begin
 
@@ -212,3 +213,42 @@ def test_a_mask_that_does_not_come_fails_only_this_answer(begin):
     ):
         matcher.mask()
     assert caught.value.code == "format_too_complex"
+
+
+def test_a_free_answer_follows_a_grammar_once_a_call_begins(begin, compiler, tokenizer, threads):
+    (call,) = tokenizer.encode("<tool_call>").ids
+    calls = compiler.compile_expression(row("<tool_call>", Pattern("[0-9]{2}")))
+    matcher = AnswerMatcher(None, threads, calls=CallRule(frozenset([call]), calls))
+    assert matcher.openings == ()
+    for token in tokenizer.encode("the {cat} <think>").ids:
+        assert allowed(matcher) == set(range(VOCABULARY)), "as the model likes, its end included"
+        matcher.take(token)
+    matcher.take(call)
+    digits = set(tokenizer.encode("0123456789").ids)
+    assert allowed(matcher) <= digits | {END} - {END}
+    for token in tokenizer.encode("42").ids:
+        matcher.take(token)
+    assert allowed(matcher) == {END}
+    with pytest.raises(RejectedError):
+        matcher.replay(tokenizer.encode("the").ids)
+
+
+def test_a_format_gives_way_to_a_call_that_has_a_grammar(compiler, tokenizer, threads):
+    (call,) = tokenizer.encode("<tool_call>").ids
+    calls = compiler.compile_expression(row("<tool_call>", Pattern("[0-9]")))
+    rule = CallRule(frozenset([call]), calls)
+    matcher = AnswerMatcher(compiler.compile(choice("the cat")), threads, calls=rule)
+    assert call in matcher.openings
+    matcher.take(call)
+    assert allowed(matcher) == set(tokenizer.encode("0123456789").ids)
+    assert matcher.openings == ()
+
+
+def test_a_thought_has_none_of_the_tokens_that_begin_what_follows_it(compiler, tokenizer, threads):
+    (call,), (close,) = (tokenizer.encode(t).ids for t in ("<tool_call>", "</think>"))
+    grammar = compiler.compile_expression(row("<tool_call>", Pattern("[0-9]")))
+    marks = tokenizer.thought_marks
+    matcher = AnswerMatcher(grammar, threads, marks, Beginning.THOUGHT, unthought=frozenset([call]))
+    assert allowed(matcher) == set(range(VOCABULARY)) - {END, call}
+    matcher.take(close)
+    assert allowed(matcher) == {call}

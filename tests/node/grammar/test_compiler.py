@@ -131,6 +131,6 @@ def test_a_schema_does_not_set_the_compilers_options(compiler, tokenizer):
 
 
 def test_a_tokenizer_that_cannot_be_read_is_no_fault_of_the_node():
-    compiler = Compiler(lambda: TokenizerFacts("{}", VOCABULARY, frozenset({2}), frozenset()))
+    compiler = Compiler(lambda: TokenizerFacts("{}", VOCABULARY, frozenset({2}), {}))
     with pytest.raises(RejectedError, match="tokenizer is not supported"):
         compiler.compile(regex("a"))

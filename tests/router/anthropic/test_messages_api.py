@@ -131,11 +131,10 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("choice", [None, {"type": "auto", "disable_parallel_tool_use": True}])
-async def test_calls_are_streamed_while_they_are_written(choice):
+async def test_calls_are_streamed_while_they_are_written():
     async with rig("a") as made:
         made["node-a"].does.events = PARTS
-        body = {**BODY, "stream": True, "tools": TOOLS, "tool_choice": choice}
+        body = {**BODY, "stream": True, "tools": TOOLS}
         events = events_of(await made.http().post(PATH, json=body))
 
     deltas = [data["delta"] for name, data in events if name == "content_block_delta"]
@@ -143,13 +142,9 @@ async def test_calls_are_streamed_while_they_are_written(choice):
     starts = [data["content_block"] for name, data in events if name == "content_block_start"]
     stops = [data["index"] for name, data in events if name == "content_block_stop"]
     ids = [block.get("id") for block in starts]
-    if choice is None:
-        assert told == ['{"at": ', '"sky"}', "{}", "{}", "{}"]
-        assert ids[:3] == [None, "first", "second"]
-        assert stops == [0, 1, 2, 3, 4]
-    else:
-        assert told == ['{"at": ', '"sky"}']
-        assert (ids, stops) == ([None, "first"], [0, 1])
+    assert told == ['{"at": ', '"sky"}', "{}", "{}", "{}"]
+    assert ids[:3] == [None, "first", "second"]
+    assert stops == [0, 1, 2, 3, 4]
 
 
 async def test_a_call_that_is_cut_is_closed_before_its_text_follows():
@@ -177,19 +172,6 @@ async def test_an_answer_of_blanks_beside_calls_has_no_block_of_them():
 
     for done in (whole, streamed):
         assert [block.type for block in done.content] == ["tool_use", "tool_use"]
-
-
-async def test_one_call_at_a_time_where_that_is_asked_for():
-    choice = {"type": "auto", "disable_parallel_tool_use": True}
-    async with rig("a") as made:
-        made["node-a"].does.events = THOUGHT
-        client = made.anthropic()
-        whole = await client.messages.create(**BODY, tools=TOOLS, tool_choice=choice)
-        async with client.messages.stream(**BODY, tools=TOOLS, tool_choice=choice) as stream:
-            streamed = await stream.get_final_message()
-
-    for done in (whole, streamed):
-        assert [block.type for block in done.content] == ["text", "tool_use"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.errors import RejectedError
+from fabric.turn.call_choice import CallChoice
 from fabric.turn.generation import Identity, IdentityKind
 from fabric.turn.output_format import OutputFormat, OutputKind
 from router.anthropic.request import parse_request
@@ -72,7 +73,7 @@ def test_all_known_fields():
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 4)
     assert sampling.stop == ("a", "b")
     assert asked.stream
-    assert asked.one_call
+    assert asked.prompt.calls == CallChoice(takes_one=True)
     assert asked.shows_thoughts
     assert asked.retain_s == 3600.0  # the longest of both
     assert asked.identity == Identity(IdentityKind.GROUP, "ada")
@@ -203,6 +204,27 @@ def test_none_leaves_the_tools_in_the_prompt_and_reads_no_calls():
     assert (none.reads_calls, auto.reads_calls) == (False, True)
 
 
+CHOICES = [
+    (None, CallChoice(strict=("b",))),
+    ({"type": "auto"}, CallChoice(strict=("b",))),
+    ({"type": "any"}, CallChoice(True, (), ("b",))),
+    (
+        {"type": "any", "disable_parallel_tool_use": True},
+        CallChoice(True, (), ("b",), takes_one=True),
+    ),
+    ({"type": "tool", "name": "a"}, CallChoice(True, ("a",), ("b",))),
+    ({"type": "none"}, CallChoice()),
+]
+
+
+@pytest.mark.parametrize(("choice", "expected"), CHOICES, ids=str)
+def test_a_choice_says_what_is_called(choice, expected):
+    tools = [{**TOOL, "name": "a"}, {**TOOL, "name": "b", "strict": True}]
+    prompt = parse(tools=tools, tool_choice=choice).prompt
+    assert prompt.calls == expected
+    assert "strict" not in prompt.tools[1]["function"], "templates print what they get"
+
+
 DEEP = {"type": "object"}
 for _ in range(60):
     DEEP = {"type": "object", "properties": {"a": DEEP}}
@@ -258,6 +280,9 @@ REFUSED = [
     ({"tool_choice": "auto"}, "tool_choice"),
     ({"tool_choice": {"type": "any"}}, "tool_choice.type"),
     ({"tool_choice": {"type": "tool", "name": "look"}}, "tool_choice.type"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
+    ({"tools": [{**TOOL, "strict": "yes"}]}, "tools[0].strict"),
     ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
     ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
     ({"thinking": {"type": "loud"}}, "thinking.type"),

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.errors import RejectedError
+from fabric.turn.call_choice import CallChoice
 from fabric.turn.generation import Identity, IdentityKind
 from fabric.turn.output_format import OutputFormat, OutputKind
 from router.openai.responses.request import parse_responses
@@ -58,7 +59,8 @@ def test_what_a_coding_agent_sends_first():
     assert [tool["function"]["name"] for tool in asked.prompt.tools] == ["shell"]
     assert asked.prompt.template_options == {"reasoning_effort": "medium"}
     assert asked.ignored == ("web_search",)
-    assert (asked.stream, asked.keeps, asked.one_call) == (True, False, True)
+    assert (asked.stream, asked.keeps) == (True, False)
+    assert asked.prompt.calls == CallChoice(takes_one=True)
     assert asked.carries_thoughts
 
 
@@ -92,6 +94,27 @@ def test_none_leaves_the_tools_in_the_prompt_and_reads_no_calls():
 
     assert none.tools == auto.tools
     assert (none.reads_calls, auto.reads_calls) == (False, True)
+
+
+def test_tools_of_every_kind_may_be_chosen_by_name():
+    tools = [
+        {"type": "function", "name": "look", "strict": True},
+        {"type": "custom", "name": "patch"},
+        {"type": "namespace", "name": "files", "tools": [{"type": "function", "name": "read"}]},
+    ]
+    chosen = [
+        ({"type": "function", "name": "look"}, ("look",)),
+        ({"type": "custom", "name": "patch"}, ("patch",)),
+        ({"type": "function", "name": "read", "namespace": "files"}, ("files__read",)),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [tools[0], tools[1]]},
+            ("look", "patch"),
+        ),
+    ]
+    for choice, names in chosen:
+        calls = parse(tools=tools, tool_choice=choice).prompt.calls
+        assert (calls.names, calls.strict) == (names, ("look",))
+        assert calls.must_call == (choice["type"] != "allowed_tools")
 
 
 def test_a_grammar_is_told_with_its_tool():
@@ -179,7 +202,8 @@ REFUSED = [
     ({"truncation": "some"}, "truncation"),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"tool_choice": {"type": "function", "name": "n"}}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "name": "n"}}, "tool_choice.name"),
+    ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
     ({"tool_choice": "some"}, "tool_choice"),
     ({"tools": "x"}, "tools"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),

@@ -1,0 +1,21 @@
+"""Which tools an answer calls, where a client says more of it than that it may."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CallChoice:
+    """What must, and what may be called."""
+
+    must_call: bool = False  # the answer is calls, and nothing else
+    names: tuple[str, ...] = ()  # what may be called; none: every tool of the request
+    strict: tuple[str, ...] = ()  # whose arguments fit their schemas, also where nothing must
+    takes_one: bool = False  # no more than one call
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether a call, once it begins, is not just as the model likes."""
+        return self.must_call or bool(self.names or self.strict)
+
+
+ANY_CALLS = CallChoice()

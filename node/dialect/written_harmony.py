@@ -1,0 +1,29 @@
+"""The grammar of an answer of several messages that ends with a call: gpt-oss's."""
+
+import re
+from collections.abc import Sequence
+
+from node.dialect.harmony import CALL_END, CHANNEL, CONSTRAIN, MARKS, MESSAGE
+from node.dialect.offered_tool import OfferedTool
+from node.dialect.writing import Style, arguments, one_of
+from node.grammar.expression import Expression, Literal, Many, Maybe, OneOf, Until, row
+
+_THOUGHT = row(f"{CHANNEL}analysis{MESSAGE}", Until("<|end|><|start|>assistant", without=MARKS))
+_CODE = Maybe(row(" ", Maybe(Literal(CONSTRAIN)), "json"))
+
+
+def write_harmony(tools: Sequence[OfferedTool], style: Style) -> Expression:
+    """Write thoughts and then one call: an answer ends with it."""
+
+    def to(tool: OfferedTool) -> Expression:
+        if re.fullmatch(r"[^\s<]+", tool.name) is None:
+            tool.refuse("this model's format takes no name with a blank or '<' in it")
+        return Literal(f"to=functions.{tool.name}")
+
+    def call(tool: OfferedTool) -> Expression:
+        behind = row(f"{CHANNEL}commentary ", to(tool), _CODE)
+        before = row(" ", to(tool), f"{CHANNEL}commentary", _CODE)
+        return row(OneOf((behind, before)), MESSAGE, arguments(tool))
+
+    end = () if CALL_END in style.ends else (CALL_END,)
+    return row(Many(_THOUGHT), one_of(tools, call), *end)

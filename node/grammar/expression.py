@@ -1,0 +1,72 @@
+"""What an answer may say, as a tree: how it is written for the compiler is `lark.py`'s business."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """This text; where it has a token of the tokenizer's own, that token."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Json:
+    """A value that fits a schema; if not `is_strict`, keywords that are not known are ignored."""
+
+    schema: dict[str, Any]
+    is_strict: bool = False
+    escapes: str = 'nrbtf\\"u'  # what may follow a backslash
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Text that a regular expression matches in whole."""
+
+    regex: str
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """Text that all of `matching` match, with none of `without` in it, and then `end`."""
+
+    end: str
+    without: tuple[str, ...]
+    matching: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One behind the other."""
+
+    parts: tuple["Expression", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Any one of them."""
+
+    parts: tuple["Expression", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    """It, or nothing."""
+
+    part: "Expression"
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """It, as often as one likes; also never."""
+
+    part: "Expression"
+
+
+Expression = Literal | Json | Pattern | Until | Row | OneOf | Maybe | Many
+
+
+def row(*parts: Expression | str) -> Row:
+    """Return them one behind the other; texts are literals."""
+    return Row(tuple(Literal(p) if isinstance(p, str) else p for p in parts))

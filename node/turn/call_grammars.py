@@ -1,0 +1,85 @@
+"""The grammar of one request's tool calls, in the format of the node's model."""
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fabric.codec import dump_json
+from fabric.errors import RejectedError
+from fabric.limits import CALL_SCHEMAS_BYTES_MAX
+from fabric.turn.call_choice import CallChoice
+from fabric.turn.output_format import check_schema
+from node.dialect.offered_tool import OfferedTool, offered_tools, tool_refusal
+from node.grammar.compiler import Compiler, Grammar
+from node.mlx.chat_tokenizer import ChatTokenizer
+
+# "at 4(5): …" and the number of the line that is quoted next.
+_PLACE = re.compile(r"^at \d+\(\d+\): |\s+\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrammars:
+    """How one is made; any thread may."""
+
+    compiler: Compiler
+    tokenizer: ChatTokenizer
+    tools: list[Any] | None = field(repr=False)
+    choice: CallChoice
+
+    def key(self) -> str:
+        """Return what it depends on; raise RejectedError for tools that cannot be enforced."""
+        spelled = [[each.name, each.parameters, each.is_strict] for each in self._offered()]
+        return f"calls {self.choice.takes_one} {dump_json(spelled).decode()}"
+
+    def compile(self) -> Grammar:
+        """Compile it; raise RejectedError naming the tool whose schema does not."""
+        offered = self._offered()
+        try:
+            return self._compiled(offered)
+        except RejectedError:
+            # One by one: this says whose fault it is, and which may be written all the same.
+            return self._compiled(tuple(self._tried(each) for each in offered))
+
+    def _offered(self) -> tuple[OfferedTool, ...]:
+        offered = offered_tools(self.tools, self.choice)
+        if not offered:
+            message = "a call is asked for, and there is no tool that could be called"
+            raise RejectedError(message, code="invalid_value", param="tool_choice")
+        size_bytes = sum(len(dump_json(each.parameters)) for each in offered)
+        if size_bytes > CALL_SCHEMAS_BYTES_MAX:
+            message = f"the schemas of all tools have more than {CALL_SCHEMAS_BYTES_MAX} bytes"
+            raise RejectedError(message, code="invalid_function_parameters", param="tools")
+        return tuple(self._checked(each) for each in offered)
+
+    def _checked(self, tool: OfferedTool) -> OfferedTool:
+        try:
+            check_schema(tool.parameters)
+        except RejectedError as error:
+            return self._loosened(tool, error)
+        return tool
+
+    def _tried(self, tool: OfferedTool) -> OfferedTool:
+        try:
+            self._compiled((tool,))
+        except RejectedError as error:
+            return self._loosened(tool, error)
+        return tool
+
+    def _loosened(self, tool: OfferedTool, error: RejectedError) -> OfferedTool:
+        """Let any object be given to a tool of which nobody asked more."""
+        if tool.is_strict or self.choice.must_call:
+            if error.param in ("tools", "tool_choice"):
+                raise error
+            raise tool_refusal(tool.name, _reason(error)) from None
+        return replace(tool, parameters={"type": "object"})
+
+    def _compiled(self, offered: tuple[OfferedTool, ...]) -> Grammar:
+        takes_one = self.choice.takes_one
+        expression = self.tokenizer.written_calls(offered, takes_one=takes_one)
+        return self.compiler.compile_expression(expression)
+
+
+def _reason(error: RejectedError) -> str:
+    """Leave out where in our own grammar it is, of which a client knows nothing."""
+    reason = error.message.partition(": ")[2]
+    return _PLACE.sub("", reason.partition(" | ")[0]).strip()

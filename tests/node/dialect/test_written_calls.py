@@ -1,0 +1,233 @@
+"""What a format's grammar lets through is read as calls that fit their tools, and as no text."""
+
+import random
+from dataclasses import dataclass
+
+import jsonschema
+import pytest
+
+from fabric.errors import RejectedError
+from fabric.turn.call_choice import CallChoice
+from node.dialect.family import Family
+from node.dialect.formats import CALL_FORMATS
+from node.dialect.harmony import MARKS, HarmonyReader
+from node.dialect.offered_tool import offered_tools
+from node.dialect.reader import MarkedReader
+from node.dialect.writing import Style
+from tests.node.dialect.reading import cut, marked, read
+from tests.support.random_walk import walker
+
+MARKED = {
+    "json": ("<tool_call>", "</tool_call>"),
+    "phi4": ("<|tool_call|>", "<|/tool_call|>"),
+    "granite": ("<|tool_call|>",),
+    "command": ("<|START_ACTION|>", "<|END_ACTION|>"),
+    "qwen3_coder": ("<tool_call>", "</tool_call>"),
+    "seed_oss": ("<seed:tool_call>", "</seed:tool_call>"),
+    "glm": (
+        *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ),
+    "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
+    "deepseek_v32": ("｜DSML｜",),
+    "kimi_k2": (
+        *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
+        *("<|tool_call_end|>", "<|tool_call_argument_begin|>"),
+    ),
+    "deepseek": (
+        *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
+        *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+    ),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    "llama": ("<|python_tag|>",),
+    "llama4": ("<|python_start|>",),
+    "harmony": MARKS,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A format, as a model with these tokens and this template writes it."""
+
+    name: str
+    specials: tuple[str, ...] = ()
+    template: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} {len(self.specials)} {self.template}".strip()
+
+
+CASES = [
+    *(Case(name, MARKED.get(name, ())) for name in [*CALL_FORMATS, "harmony"]),
+    *(Case(name) for name in MARKED if name not in ("harmony", "llama", "llama4")),
+    Case("mistral", ("[TOOL_CALLS]",)),
+    Case("mistral", MARKED["mistral"], "[CALL_ID]"),
+    Case("deepseek", MARKED["deepseek"], "```json"),
+]
+FLAT = {
+    "type": "object",
+    "properties": {
+        "at": {"type": "string", "maxLength": 24},
+        "days": {"type": "integer", "minimum": 1, "maximum": 30},
+        "unit": {"enum": ["c", "great f"]},
+    },
+    "required": ["at"],
+}
+DEEP = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "pattern": "^[a-z/]{1,6}$"},
+        "when": {"type": "string", "format": "date"},
+        "maybe": {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "null"}]},
+        "both": {"type": ["string", "integer"], "maxLength": 4},
+        "flag": {"type": "boolean"},
+        "mixed": {"enum": ["red", 7, None]},
+        "edits": {
+            "type": "array",
+            "maxItems": 2,
+            "items": {
+                "type": "object",
+                "properties": {"old": {"type": "string", "maxLength": 30}},
+                "required": ["old"],
+                "additionalProperties": False,
+            },
+        },
+        "box": {"$ref": "#/$defs/box"},
+        "name": {"$ref": "#/$defs/name"},
+    },
+    "required": ["edits", "both", "path"],
+    "$defs": {
+        "box": {
+            "type": "object",
+            "properties": {"x": {"type": "number", "minimum": 0, "maximum": 9}},
+            "additionalProperties": False,
+        },
+        "name": {"type": "string", "minLength": 2, "maxLength": 9},
+    },
+}
+SCHEMAS = {"look": FLAT, "edit_file": DEEP, "now": None}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": schema}}
+    for name, schema in SCHEMAS.items()
+]
+# What would end a value, a call or a thought, if it were read where it is only spoken of.
+HOSTILE = (
+    *("</parameter>", "\n</parameter>\n", "</arg_value>", "</｜DSML｜parameter>", "</tool_call>"),
+    *("```", "\n", "\\", '"', '"}', "}}", "<|call|>", "<|end|>", "<|END_ACTION|>", "]"),
+    *(
+        "[TOOL_CALLS]",
+        "[ARGS]{",
+        "<｜tool▁calls▁end｜>",
+        "<|tool_calls_section_end|>",
+        "größer 東京",
+    ),
+)
+
+
+def family_of(name):
+    return Family(is_harmony=True) if name == "harmony" else marked(name, "think")
+
+
+def reader_of(name, choice):
+    if name == "harmony":
+        return HarmonyReader((), TOOLS, "operation-1", choice)
+    return MarkedReader(family_of(name), (), TOOLS, "operation-1", choice)
+
+
+def grammar_of(case, choice, tools=TOOLS):
+    write = family_of(case.name).write
+    assert write is not None
+    style = Style(case.template, frozenset(case.specials), frozenset(), choice.takes_one)
+    walking = walker(*case.specials)
+    return walking.compiler.compile_expression(write(offered_tools(tools, choice), style))
+
+
+def check(case, choice, seen, text):
+    assert (seen.text, seen.broken) == ("", 0), text
+    assert len(seen.calls) == 1 if choice.takes_one else seen.calls, text
+    assert len(set(seen.ids)) == len(seen.ids), text
+    for name, arguments in seen.calls:
+        assert not choice.names or name in choice.names
+        jsonschema.validate(arguments, SCHEMAS[name] or {"maxProperties": 0})
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_written_is_read_as_calls_that_fit(case):
+    ended = 0
+    for names in ((), ("look",), ("edit_file",)):
+        for takes_one in (False, True):
+            choice = CallChoice(must_call=True, names=names, takes_one=takes_one)
+            grammar = grammar_of(case, choice)
+            for seed in range(4):
+                rng = random.Random(f"{case} {choice} {seed}")
+                text = walker(*case.specials).walk(grammar, rng, HOSTILE)
+                if text is None:
+                    continue
+                ended += 1
+                pieces = cut(text, [rng.randrange(9_999) for _ in range(rng.randrange(60))])
+                check(case, choice, read(reader_of(case.name, choice), pieces), text)
+    assert ended > 12
+
+
+def test_every_format_has_a_grammar():
+    assert all(each.write is not None for each in CALL_FORMATS.values())
+    assert {case.name for case in CASES} == {*CALL_FORMATS, "harmony"}
+    assert all(walker(*specials) for specials in MARKED.values())
+
+
+ODD = {
+    "a tool": {"mistral": 0, "kimi_k2": 1, "deepseek": 1, "gemma": 1, "glm": 1, "harmony": 1},
+    "functions.x": {"kimi_k2": 1},
+    "if": {"gemma": 1},
+}
+REFUSED = [(odd, name) for odd, names in ODD.items() for name, counts in names.items() if counts]
+
+
+@pytest.mark.parametrize(("odd", "name"), REFUSED)
+def test_a_name_that_a_format_cannot_spell_is_refused_by_name(odd, name):
+    tools = [{"type": "function", "function": {"name": odd}}]
+    case = Case(name, MARKED.get(name, ()))
+    with pytest.raises(RejectedError, match=f"the tool '{odd}'") as caught:
+        grammar_of(case, CallChoice(must_call=True), tools)
+    assert (int(caught.value.status), caught.value.param) == (400, "tools")
+
+
+@pytest.mark.parametrize("schema", [{"type": "string"}, [], {"type": ["null"]}])
+def test_parameters_that_are_no_object_are_refused(schema):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    with pytest.raises(RejectedError, match="no schema of an object"):
+        offered_tools(tools, CallChoice(must_call=True))
+
+
+def test_an_object_has_no_names_but_those_that_are_told():
+    (tool,) = offered_tools(TOOLS[:1], CallChoice())
+    assert tool.parameters["additionalProperties"] is False
+    free = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    (tool,) = offered_tools(free, CallChoice(strict=("f",)))
+    assert (tool.parameters, tool.is_strict) == ({"type": "object"}, True)
+
+
+@pytest.mark.parametrize("name", ["json", "qwen3_coder", "mistral", "llama", "gemma"])
+def test_a_call_of_what_is_not_allowed_is_text(name):
+    says = {
+        "json": '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+        "qwen3_coder": "<tool_call><function=now></function></tool_call>",
+        "mistral": "[TOOL_CALLS]now[ARGS]{}",
+        "llama": '{"name": "now", "parameters": {}}',
+        "gemma": "```tool_code\nnow()\n```",
+    }[name]
+    for names, count in ((("look",), 0), (("look", "now"), 1)):
+        seen = read(reader_of(name, CallChoice(names=names)), list(says))
+        assert (len(seen.calls), seen.text == says) == (count, count == 0)
+
+
+def test_only_the_first_call_is_told_where_one_is_taken():
+    says = '<tool_call>{"name": "now", "arguments": {}}</tool_call>' * 2
+    assert len(read(reader_of("json", CallChoice()), [says]).calls) == 2
+    seen = read(reader_of("json", CallChoice(takes_one=True)), list(says))
+    assert (len(seen.calls), len(seen.parts), seen.text) == (1, 1, "")
+
+
+def test_a_thought_has_no_calls_where_some_must_come():
+    says = '<think>\n<tool_call>{"name": "now"}</tool_call></think>\n'
+    seen = read(reader_of("json", CallChoice(must_call=True)), list(says))
+    assert (seen.calls, seen.reasoning) == ([], '<tool_call>{"name": "now"}</tool_call>')

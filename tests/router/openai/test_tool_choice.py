@@ -1,0 +1,86 @@
+"""Which tools an answer calls, as both of OpenAI's APIs spell it."""
+
+import pytest
+
+from fabric.errors import RejectedError
+from fabric.turn.call_choice import CallChoice
+from router.http.fields import Fields
+from router.openai.tool_choice import parse_tool_choice
+
+NAMES = ("look", "now")
+
+
+def function(name):
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode, *names):
+    tools = [function(name) for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+READ = [
+    (None, CallChoice()),
+    ("auto", CallChoice()),
+    ("none", CallChoice()),
+    ("required", CallChoice(must_call=True)),
+    (function("now"), CallChoice(must_call=True, names=("now",), takes_one=True)),
+    (
+        {"type": "function", "name": "now"},
+        CallChoice(must_call=True, names=("now",), takes_one=True),
+    ),
+    (allowed("auto", "now"), CallChoice(names=("now",))),
+    (allowed("required", "now", "look", "now"), CallChoice(True, ("now", "look"))),
+    (
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]},
+        CallChoice(names=("look",)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("choice", "expected"), READ, ids=str)
+def test_a_choice_is_read(choice, expected):
+    reads_calls, calls = parse_tool_choice(Fields({"tool_choice": choice}), NAMES)
+    assert (reads_calls, calls) == (choice != "none", expected)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", allowed("auto", "now")])
+def test_one_call_is_taken_where_they_are_not_to_be_parallel(choice):
+    for parallel, takes_one in ((True, False), (False, True), (None, False)):
+        body = {"tool_choice": choice, "parallel_tool_calls": parallel}
+        _, calls = parse_tool_choice(Fields(body), NAMES, ("now",))
+        assert (calls.takes_one, calls.strict) == (takes_one, ("now",))
+
+
+REFUSED = [
+    ("some", "tool_choice"),
+    (3, "tool_choice"),
+    ({}, "tool_choice.type"),
+    ({"type": "web_search"}, "tool_choice.type"),
+    ({"type": "mcp", "server_label": "x"}, "tool_choice.type"),
+    ({"type": "function"}, "tool_choice.name"),
+    ({"type": "function", "name": 3}, "tool_choice.name"),
+    ({"type": "function", "name": "x"}, "tool_choice.name"),
+    (function("x"), "tool_choice.function.name"),
+    (allowed("any", "now"), "tool_choice.allowed_tools.mode"),
+    (allowed("auto"), "tool_choice.allowed_tools.tools"),
+    (allowed("auto", "x"), "tool_choice.allowed_tools.tools[0].function.name"),
+    (
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]},
+        "tool_choice.tools[0].type",
+    ),
+]
+
+
+@pytest.mark.parametrize(("choice", "param"), REFUSED, ids=str)
+def test_what_is_wrong_is_refused_by_name(choice, param):
+    with pytest.raises(RejectedError) as caught:
+        parse_tool_choice(Fields({"tool_choice": choice}), NAMES)
+    assert (int(caught.value.status), caught.value.param) == (400, param)
+
+
+def test_a_call_needs_tools():
+    with pytest.raises(RejectedError, match="only allowed with tools"):
+        parse_tool_choice(Fields({"tool_choice": "required"}), ())
+    with pytest.raises(RejectedError, match="expected a boolean"):
+        parse_tool_choice(Fields({"parallel_tool_calls": "no"}), NAMES)
