@@ -15,6 +15,8 @@ _CALL_SIGNS = (
     (("<｜tool▁calls▁begin｜>",), "deepseek"),
     (("<|tool_calls_section_begin|>",), "kimi_k2"),
     (("<seed:tool_call>",), "seed_oss"),
+    (("<longcat_tool_call>",), "longcat"),
+    (("<atem:function_calls>",), "muse_spark"),
     (("<|START_ACTION|>",), "command"),
     (("Action: ```json",), "command_r"),
     (("<TOOLCALL>",), "nemotron"),

@@ -56,6 +56,21 @@ _GLM = Tags(
     has_lines=False,
     guesses=True,
 )
+_LONGCAT = Tags(
+    call=_GLM.call,
+    argument=re.compile(r"<longcat_arg_key>(?P<key>[^<]*)</longcat_arg_key>\s*<longcat_arg_value>"),
+    argument_end="</longcat_arg_value>",
+    has_lines=False,
+    guesses=True,
+)
+_MUSE = Tags(
+    call=re.compile(r"<atem:invoke\b[^>]*?\bname=\"(?P<name>[^\"]+)\">"),
+    argument=re.compile(r"<atem:parameter\b[^>]*?\bname=\"(?P<key>[^\"]+)\"[^>]*>"),
+    argument_end="</atem:parameter>",
+    call_end="</atem:invoke>",
+    has_lines=False,
+    guesses=True,
+)
 _MINIMAX = Tags(
     call=re.compile(r"<invoke name=[\"']?(?P<name>[^>\"']+)[\"']?>"),
     argument=re.compile(r"<parameter name=[\"']?(?P<key>[^>\"']+)[\"']?>"),
@@ -137,6 +152,23 @@ _DSML_WORDS = TagWords(
     text_argument=('<｜DSML｜parameter name="KEY" string="true">',),
     shares_section=True,
 )
+_LONGCAT_WORDS = TagWords(
+    start="<longcat_tool_call>",
+    call="NAME",
+    argument=("<longcat_arg_key>KEY</longcat_arg_key>", "<longcat_arg_value>"),
+    argument_end="</longcat_arg_value>",
+    call_end="",
+    end="</longcat_tool_call>",
+)
+_MUSE_WORDS = TagWords(
+    start="<atem:function_calls>",
+    call='<atem:invoke name="NAME">',
+    argument=('<atem:parameter name="KEY">',),
+    argument_end="</atem:parameter>",
+    call_end="</atem:invoke>",
+    end="</atem:function_calls>",
+    shares_section=True,
+)
 _FORMATS = (
     _json(
         "<tool_call>",
@@ -211,6 +243,20 @@ _FORMATS = (
         _headed(_DEEPSEEK, _DEEPSEEK_TAIL),
         write=write_deepseek,
     ),
+    CallFormat(
+        "longcat",
+        ("<longcat_tool_call>",),
+        "</longcat_tool_call>",
+        _tagged(_LONGCAT),
+        write=write_tags(_LONGCAT, _LONGCAT_WORDS),
+    ),
+    CallFormat(
+        "muse_spark",
+        ("<atem:function_calls>",),
+        "</atem:function_calls>",
+        _tagged(_MUSE),
+        write=write_tags(_MUSE, _MUSE_WORDS),
+    ),
     CallFormat("mistral", ("[TOOL_CALLS]",), "", _mistral, write=write_mistral),
     CallFormat("llama", ("<|python_tag|>",), "<|eom_id|>", _llama, bare=_llama, write=write_bare),
     CallFormat(
@@ -233,7 +279,7 @@ _FORMATS = (
     ),
 )
 CALL_FORMATS = {each.name: each for each in _FORMATS}
-CALL_ALIASES = {"json_tools": "json", "glm47": "glm", "hermes": "json"}
+CALL_ALIASES = {"json_tools": "json", "glm47": "glm", "laguna": "glm", "hermes": "json"}
 THOUGHT_FORMATS = {
     each.name: each
     for each in (

@@ -1,7 +1,7 @@
 """What mlx-lm knows of a model's thoughts and calls, for those that are not read here."""
 
 import importlib
-from typing import Any
+from typing import Any, Final
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -9,6 +9,15 @@ from node.dialect.call_body import CallBody
 from node.dialect.families import Fallback
 from node.dialect.family import CallFormat, ThoughtFormat
 from node.dialect.whole_calls import Parse, WholeCalls
+from node.dialect.writing import Write
+from node.dialect.written_gemma4 import write_gemma4
+from node.dialect.written_python import write_python
+
+# Of those that mlx-lm reads: what is written so is read by it.
+_WRITERS: Final[dict[str, Write]] = {
+    "gemma4": write_gemma4,
+    "pythonic": write_python("<|tool_call_start|>", "<|tool_call_end|>", is_list=True),
+}
 
 
 def upstream_formats(wrapper: TokenizerWrapper) -> Fallback:
@@ -48,4 +57,4 @@ def _format(name: str, start: str, end: str | None, parse: Parse) -> CallFormat:
     def make(tools: list[Any] | None) -> CallBody:
         return WholeCalls(tools, parse)
 
-    return CallFormat(name, (start,), end or "", make)
+    return CallFormat(name, (start,), end or "", make, write=_WRITERS.get(name))

@@ -161,6 +161,20 @@ CASES = {
         calls_as="glm",
         broken=1,
     ),
+    "longcat": Case(
+        "<longcat_tool_call>look\n<longcat_arg_key>at</longcat_arg_key>\n"
+        "<longcat_arg_value>the sky</longcat_arg_value>\n</longcat_tool_call>",
+        calls=(LOOK,),
+        calls_as="longcat",
+    ),
+    "muse": Case(
+        'So.\n<atem:function_calls>\n<atem:invoke name="look">\n<atem:parameter name="at">the sky'
+        '</atem:parameter>\n</atem:invoke>\n<atem:invoke name="now">\n</atem:invoke>\n'
+        "</atem:function_calls>",
+        "So.",
+        calls=(LOOK, NOW),
+        calls_as="muse_spark",
+    ),
     "minimax": Case(
         '<think>\nHm\n</think>\n\nSo.\n<minimax:tool_call>\n<invoke name="look">\n'
         '<parameter name="at">the sky</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n'

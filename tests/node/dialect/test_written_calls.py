@@ -14,6 +14,7 @@ from node.dialect.harmony import MARKS, HarmonyReader
 from node.dialect.offered_tool import offered_tools
 from node.dialect.reader import MarkedReader
 from node.dialect.writing import Style
+from node.mlx.upstream_formats import parser_named
 from tests.node.dialect.reading import cut, marked, read
 from tests.support.random_walk import walker
 
@@ -40,8 +41,12 @@ MARKED = {
     "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     "llama": ("<|python_tag|>",),
     "llama4": ("<|python_start|>",),
+    "longcat": ("<longcat_tool_call>", "</longcat_tool_call>"),
     "harmony": MARKS,
+    "gemma4": ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "pythonic": ("<|tool_call_start|>", "<|tool_call_end|>"),
 }
+UPSTREAM = ("gemma4", "pythonic")  # read by mlx-lm: their marks are theirs only as tokens
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ class Case:
 
 
 CASES = [
-    *(Case(name, MARKED.get(name, ())) for name in [*CALL_FORMATS, "harmony"]),
-    *(Case(name) for name in MARKED if name not in ("harmony", "llama", "llama4")),
+    *(Case(name, MARKED.get(name, ())) for name in [*CALL_FORMATS, "harmony", *UPSTREAM]),
+    *(Case(name) for name in MARKED if name not in ("harmony", "llama", "llama4", *UPSTREAM)),
     Case("mistral", ("[TOOL_CALLS]",)),
     Case("mistral", MARKED["mistral"], "[CALL_ID]"),
     Case("deepseek", MARKED["deepseek"], "```json"),
@@ -124,6 +129,8 @@ HOSTILE = (
 
 
 def family_of(name):
+    if name in UPSTREAM:
+        return Family(calls=parser_named(name))
     return Family(is_harmony=True) if name == "harmony" else marked(name, "think")
 
 
@@ -170,7 +177,7 @@ def test_what_is_written_is_read_as_calls_that_fit(case):
 
 def test_every_format_has_a_grammar():
     assert all(each.write is not None for each in CALL_FORMATS.values())
-    assert {case.name for case in CASES} == {*CALL_FORMATS, "harmony"}
+    assert {case.name for case in CASES} == {*CALL_FORMATS, "harmony", *UPSTREAM}
     assert all(walker(*specials) for specials in MARKED.values())
 
 
