@@ -25,7 +25,7 @@ REMARKS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parameter:
+class Argument:
     """One argument; `schema` has the definitions that it refers to."""
 
     key: str
@@ -33,7 +33,7 @@ class Parameter:
     is_required: bool
 
 
-def parameters_of(tool: OfferedTool) -> list[Parameter]:
+def parameters_of(tool: OfferedTool) -> list[Argument]:
     """List the arguments one by one, for formats that write them so.
 
     Raise RejectedError where the schema of a strict tool says more of them than that.
@@ -54,7 +54,7 @@ def parameters_of(tool: OfferedTool) -> list[Parameter]:
     definitions = {key: tool.parameters[key] for key in DEFINITIONS if key in tool.parameters}
     order = dict.fromkeys([*properties, *required])
     return [
-        Parameter(key, {**definitions, **resolved(named[key], tool.parameters)}, key in required)
+        Argument(key, {**definitions, **resolved(named[key], tool.parameters)}, key in required)
         for key in order
         if named[key] is not False
     ]

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from json import dumps
 from typing import Any, Final
 
+from fabric.limits import CALL_VALUES_DEPTH_MAX
 from node.dialect.offered_tool import OfferedTool
 from node.dialect.raw_text import raw_texts
 from node.dialect.schema_parts import REMARKS, kinds_of, resolved
@@ -13,7 +14,6 @@ from node.grammar.expression import Expression, Json, Many, Maybe, OneOf, Until,
 
 _QUOTE: Final = '<|"|>'
 _END: Final = "<tool_call|>"
-_DEPTH_MAX: Final = 8  # of objects and lists in each other; a schema may refer to itself
 _KNOWN: Final = {"type", "properties", "required", "additionalProperties"}
 
 
@@ -50,8 +50,10 @@ def _object(tool: OfferedTool, schema: Mapping[str, Any], depth: int) -> Express
 
 def _value(tool: OfferedTool, schema: Any, depth: int) -> Expression:
     """Write a value of each kind that it may be of."""
-    if depth > _DEPTH_MAX:
-        tool.refuse(f"its parameters are deeper than {_DEPTH_MAX} levels, or refer to themselves")
+    if depth > CALL_VALUES_DEPTH_MAX:
+        tool.refuse(
+            f"its parameters are deeper than {CALL_VALUES_DEPTH_MAX} levels, or refer to themselves"
+        )
     schema = resolved(schema, tool.parameters)
     for name in ("anyOf", "oneOf"):
         if isinstance(schema.get(name), list):

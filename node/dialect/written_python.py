@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from keyword import iskeyword
 
 from node.dialect.offered_tool import OfferedTool
-from node.dialect.schema_parts import Parameter, parameters_of
+from node.dialect.schema_parts import Argument, parameters_of
 from node.dialect.writing import BLANK_LINES, Style, Write, one_of, repeated
 from node.grammar.expression import Expression, Json, Maybe, OneOf, row
 
@@ -32,7 +32,7 @@ def _call(tool: OfferedTool) -> Expression:
     return row(f"{tool.name}(", _listed(tool, parameters), ")")
 
 
-def _listed(tool: OfferedTool, parameters: Sequence[Parameter]) -> Expression:
+def _listed(tool: OfferedTool, parameters: Sequence[Argument]) -> Expression:
     """Write them in their order, with a comma between those that are there."""
     behind: Expression = row()  # what may come when something came before
     first: Expression = row()  # and when nothing did

@@ -6,7 +6,7 @@ from typing import Any
 
 from node.dialect.offered_tool import OfferedTool
 from node.dialect.raw_text import RawText, raw_texts
-from node.dialect.schema_parts import DEFINITIONS, Parameter, argument_kinds, parameters_of
+from node.dialect.schema_parts import DEFINITIONS, Argument, argument_kinds, parameters_of
 from node.dialect.tag_calls import Tags
 from node.dialect.writing import BLANK_LINES, Style, Write, one_of, repeated
 from node.grammar.expression import Expression, Json, Literal, Maybe, OneOf, Until, row
@@ -62,7 +62,7 @@ class _TagWriter:
         end = (lines, words.call_end) if words.call_end else ()
         return row(head, *inner, *end)
 
-    def _argument(self, tool: OfferedTool, each: Parameter) -> Expression:
+    def _argument(self, tool: OfferedTool, each: Argument) -> Expression:
         kinds = argument_kinds(tool.parameters, each.key)
         is_text = kinds == {"string"} or (not kinds and not self.tags.guesses)
         words = self.words
@@ -77,7 +77,7 @@ class _TagWriter:
             return row(head, self._text(tool, each))
         return row(head, Json(_readable(each.schema, kinds), tool.is_strict), words.argument_end)
 
-    def _text(self, tool: OfferedTool, each: Parameter) -> Expression:
+    def _text(self, tool: OfferedTool, each: Argument) -> Expression:
         """Write a text as it stands: it cannot have the tag in it that ends it."""
         options = [
             option
