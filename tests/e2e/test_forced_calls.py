@@ -147,7 +147,7 @@ def test_calls_in_a_batch_with_answers_of_all_kinds(fabric):
     assert reasons == {
         "any": "tool_calls",
         "named": "tool_calls",
-        "free": "stop",
+        "free": "length",
         "formatted": "stop",
     }
     jsonschema.validate(json.loads(found["formatted"].message.content), WEATHER)
