@@ -74,7 +74,7 @@ class Questions:
             prompt = prompt[: len(prompt) // 2]
         return prompt
 
-    async def ask(self) -> tuple[Admitted, list[tuple[str, float]]]:
+    async def ask(self) -> tuple[Admitted, list[tuple[str, float | None]]]:
         """Have a turn; return how it was admitted and what was answered."""
         request = GenerateRequest(
             operation=OperationId("selftest-1"),
@@ -85,7 +85,7 @@ class Questions:
             prompt=self._prompt(),
         )
         admitted: Admitted | None = None
-        answer: list[tuple[str, float]] = []
+        answer: list[tuple[str, float | None]] = []
         last: Event | None = None
         async for event in self.turns.serve(request):
             last = event

@@ -1,5 +1,6 @@
 """What one turn says to the model, with what the router needs to place it."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ _OPENING_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Messages or raw text; exactly one is set."""
+    """Messages, raw text or tokens; exactly one is set."""
 
     messages: tuple[Message, ...] | None = field(default=None, repr=False)
     text: str | None = field(default=None, repr=False)
@@ -29,6 +30,8 @@ class Prompt:
     opening: int = 0  # stays the same while a conversation grows
     bytes_count: int = 0
     extends: bool = False  # the text begins with all that the agent remembers
+    ids: tuple[int, ...] | None = field(default=None, repr=False)
+    echo: bool = False  # it is told before its answer, and not kept
 
     @property
     def tokens_estimate(self) -> int:
@@ -58,6 +61,14 @@ def raw_prompt(text: str) -> Prompt:
     raw = text.encode("utf-8", "surrogatepass")
     opening = xxh3_64(raw[:_OPENING_BYTES]).intdigest()
     return Prompt(text=text, sketch=sketch_text(raw), opening=opening, bytes_count=len(raw))
+
+
+def tokens_prompt(ids: Sequence[int]) -> Prompt:
+    """Sketch a prompt in the model's own tokens."""
+    raw = array("I", ids).tobytes()
+    opening = xxh3_64(raw[:_OPENING_BYTES]).intdigest()
+    count = round(len(ids) * BYTES_PER_TOKEN)
+    return Prompt(ids=tuple(ids), sketch=sketch_text(raw), opening=opening, bytes_count=count)
 
 
 def _opening(chunks: Sequence[bytes], messages: Sequence[Message]) -> Sequence[bytes]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fabric.ids import AgentId, AgentKey, MigrationId, OperationId, TenantId
+from fabric.ids import AgentId, AgentKey, MigrationId, NodeName, OperationId, TenantId
 from fabric.turn.generation import (
     GenerateRequest,
     Identity,
@@ -31,10 +31,19 @@ class TurnRequest:
     after: MigrationId | None = None  # the move that it comes ahead of
     retain_s: float = 0.0  # in which the client says that it will come back
     prefetch: tuple[AgentId, ...] = ()  # whose turns are expected next
+    near: NodeName | None = None  # where to go while that node is up, unless an agent is named
+    beside: AgentId | None = None  # whose prompt it answers once more: nothing of it is kept
+
+    @property
+    def is_kept(self) -> bool:
+        """Say whether an agent remembers it."""
+        return self.beside is None and not self.prompt.echo
 
     @property
     def key(self) -> AgentKey | None:
         """The agent that it names."""
+        if not self.is_kept:
+            return None
         agent = self.identity.agent if self.identity.kind is IdentityKind.AGENT else None
         return (self.tenant, agent) if agent is not None else None
 
@@ -53,6 +62,10 @@ class TurnRequest:
             sampling=self.sampling,
             messages=prompt.messages,
             prompt=prompt.text,
+            prompt_ids=prompt.ids,
+            echo=prompt.echo,
+            is_kept=self.is_kept,
+            beside=self.beside,
             tools=prompt.tools,
             template_options=prompt.template_options,
             reads_calls=prompt.reads_calls,

@@ -97,7 +97,11 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One turn: `messages` for chat, `prompt` for raw completion; exactly one is set."""
+    """One turn: `messages` for chat, `prompt` or `prompt_ids` for raw completion.
+
+    Exactly one is set. A turn that is not kept has no agent, and leaves nothing: one more answer
+    to a prompt that another turn keeps, or a prompt that is only looked at.
+    """
 
     operation: OperationId
     tenant: TenantId
@@ -118,6 +122,15 @@ class GenerateRequest:
     retain_s: float = 0.0  # behind its answer, in which the client says that it will come back
     was_admitted: bool = False  # a node took it and handed it over: no queue is too full for it
     extends: bool = False  # `prompt` begins with all that the agent remembers, marks and all
+    prompt_ids: tuple[int, ...] | None = None  # a raw prompt in the model's own tokens
+    echo: bool = False  # the prompt is told before its answer, with log probabilities if asked for
+    is_kept: bool = True
+    beside: AgentId | None = None  # whose conversation a turn shares that is not kept
+
+    @property
+    def is_scored(self) -> bool:
+        """Say whether the prompt's own log probabilities are asked for: all of it is computed."""
+        return self.echo and self.sampling.logprobs is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +151,30 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log probability of one token and of the alternatives to it."""
+    """Log probability of one token and of the alternatives to it; a prompt's first has none."""
 
     token: str
-    logprob: float
+    logprob: float | None
     alternatives: tuple[tuple[str, float], ...] = field(default=(), metadata=on_wire("rivals"))
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Text produced by generated tokens up to and including number `index` (from 0)."""
+    """Text produced by generated tokens up to and including number `index` (from 0).
+
+    Number -1 is the prompt, told again.
+    """
 
     index: int
     text: str
     reasoning: bool = False
     logprobs: tuple[TokenLogprob, ...] = ()
     event: str = "delta"
+
+    @property
+    def is_echo(self) -> bool:
+        """Say whether it is the prompt's."""
+        return self.index < 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,9 +97,18 @@ def plan_prompt(
     if not ids:
         encoded = tokenizer.encode(text, special_prefix=raw, limit=limit)
         ids, ends = encoded.ids, encoded.ends
+    return plan_tokens(prompt, Encoded(ids, ends), stored, taken)
+
+
+def plan_tokens(
+    prompt: bytes, encoded: Encoded, stored: Transcript, taken_tokens: int = 0
+) -> PromptPlan:
+    """Plan for a prompt whose tokens are known."""
+    ids = encoded.ids
     kept = common_prefix(ids, stored.ids)
     match = _classify(len(ids), kept, len(stored.ids))
-    return PromptPlan(prompt, ids, ends, kept, match, _reason(match, kept, stored), taken)
+    reason = _reason(match, kept, stored)
+    return PromptPlan(prompt, ids, encoded.ends, kept, match, reason, taken_tokens)
 
 
 def _encode_behind_cut(

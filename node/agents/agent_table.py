@@ -150,6 +150,12 @@ class AgentTable:
     def create(self, tenant: TenantId, agent: AgentId, group: str | None, epoch: int) -> Agent:
         """Add an empty agent that this node owns."""
         self.require_place()
+        made = self.unlisted(tenant, agent, group, epoch)
+        self.put(made)
+        return made
+
+    def unlisted(self, tenant: TenantId, agent: AgentId, group: str | None, epoch: int) -> Agent:
+        """Make an empty agent of which nobody else hears: it is gone with its turn."""
         now_s = self._clock.wall_s()
         manifest = Manifest(
             tenant=tenant,
@@ -168,9 +174,7 @@ class AgentTable:
             created_s=now_s,
             used_s=now_s,
         )
-        made = Agent(manifest)
-        self.put(made)
-        return made
+        return Agent(manifest)
 
     def recognise(
         self, tenant: TenantId, identity: Identity, prompt: bytes, sketch: Sequence[int] = ()

@@ -1,6 +1,7 @@
 """Turn what the engine drew into a sequence's events: tokens, text, its end or its failure."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from fabric.turn.generation import FinishReason, TokenLogprob
 from node.dialect.shown import Shown
 from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
 from node.mlx.engine import SampledToken
+from node.mlx.logprobs import Top
 
 _log = logging.getLogger(__name__)
 
@@ -98,9 +100,17 @@ def fail(sequence: Sequence, error: Exception) -> None:
     tell(sequence, Broke(error if isinstance(error, FabricError) else failure))
 
 
+def note_scored(sequence: Sequence, tops: Iterable[Top]) -> None:
+    """Keep how probable tokens of the prompt were until it is told."""
+    assert sequence.scored is not None, "asked for"
+    sequence.scored.extend(_spelled(sequence, top) for top in tops)
+
+
 def _logprobs(sequence: Sequence, sampled: SampledToken) -> tuple[TokenLogprob, ...]:
-    if not sampled.top:
-        return ()
-    spelled: list[tuple[str, Any]] = [(sequence.token_text(t), p) for t, p in sampled.top]
+    return (_spelled(sequence, sampled.top),) if sampled.top else ()
+
+
+def _spelled(sequence: Sequence, top: Top) -> TokenLogprob:
+    spelled: list[tuple[str, Any]] = [(sequence.token_text(t), p) for t, p in top]
     (text, logprob), *alternatives = spelled
-    return (TokenLogprob(text, logprob, tuple(alternatives)),)
+    return TokenLogprob(text, logprob, tuple(alternatives))

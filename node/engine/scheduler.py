@@ -6,12 +6,12 @@ The thread around it is node/engine/engine_thread.py; the decisions are in node/
 from collections.abc import Callable
 from functools import partial
 
-from fabric.limits import BACKGROUND_PROMOTED_MAX, PAUSED_SEQUENCES_MAX
+from fabric.limits import BACKGROUND_PROMOTED_MAX, PAUSED_SEQUENCES_MAX, SCORED_CHUNK_TOKENS
 from fabric.ports import Clock
 from fabric.turn.generation import FinishReason
 from node.engine.answer_growth import Growth, grow, victim
 from node.engine.decode_step import decode_step
-from node.engine.delivery import end, fail, hand_over, tell
+from node.engine.delivery import end, fail, hand_over, note_scored, tell
 from node.engine.memory_budget import MemoryBudget, Reservation
 from node.engine.moving_streams import MovingStreams, PrefillHold
 from node.engine.policy import (
@@ -256,14 +256,20 @@ class Scheduler:
         count = prefill_chunk_tokens(
             position,
             sequence.prefill_left,
-            largest=engine.chunk_tokens_max,
+            largest=engine.chunk_tokens_max if sequence.scored is None else SCORED_CHUNK_TOKENS,
             busy=self._is_waited_for(),
             exact=self._exact,
             tokens_per_s=self.prefill_speed.per_s,
             stops=sequence.stops,
         )
         began_s = self._clock.monotonic_s()
-        engine.prefill(cache, sequence.prompt[position : position + count])
+        tokens, end = sequence.prompt[position : position + count], position + count
+        if sequence.scored is None:
+            engine.prefill(cache, tokens)
+        else:
+            following = sequence.prompt[position + 1 : end + 1]
+            alternatives = sequence.sampling.logprobs or 0
+            note_scored(sequence, engine.score(cache, tokens, following, alternatives))
         sequence.served_s = self._clock.monotonic_s()
         self._chunks_count += 1
         sequence.served_order = self._chunks_count

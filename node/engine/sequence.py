@@ -58,6 +58,14 @@ class Broke:
     error: FabricError
 
 
+@dataclass(slots=True)
+class PromptEcho:
+    """A prompt that is told again; `scored` is filled from its second token on, if wanted."""
+
+    text: str
+    scored: list[TokenLogprob] | None = None
+
+
 SequenceEvent = Granted | Started | Produced | Ended | Broke
 
 
@@ -81,6 +89,7 @@ class Sequence:
     `matcher`: follows an answer whose format is prescribed; it has taken `answer_ids`.
     `resumed`: the answer's beginning, made elsewhere; the prompt ends with the token sampled there.
     `was_admitted`: its client was told that it waits, or read a part of it: it is not refused.
+    `echo`: the prompt, where it is to be told before the answer.
     `yielding`: set to end it between two tokens so that another node can go on.
     `owns_reservation`: whoever submitted it releases `reservation`, once its cache is counted
     among the idle ones or gone; otherwise that happens at the end of the sequence.
@@ -109,6 +118,7 @@ class Sequence:
     matcher: AnswerMatcher | None = None
     resumed: Resumption | None = None
     was_admitted: bool = False
+    echo: PromptEcho | None = None
     cancelled: Event = field(default_factory=Event)
     yielding: Event = field(default_factory=Event)
     slot: DecodeSlot | None = None
@@ -127,6 +137,11 @@ class Sequence:
         """Prompt tokens still to compute before decoding; the last one is decoded."""
         held = self.awaited_tokens
         return len(self.prompt) - 1 - (self.cache.tokens_count if held is None else held)
+
+    @property
+    def scored(self) -> list[TokenLogprob] | None:
+        """The prompt's log probabilities so far; None where they are not wanted."""
+        return self.echo.scored if self.echo is not None else None
 
     @property
     def is_resumed(self) -> bool:

@@ -18,6 +18,7 @@ from fabric.turn.generation import Sampling
 from node.grammar.answer_matcher import AnswerMatcher
 from node.mlx import attention, recurrent_layer
 from node.mlx.batch_layers import GroupedLayer, PaddedLayer, RaggedLayer
+from node.mlx.logprobs import Top, scored, top_of
 from node.mlx.model_limits import ModelLimits, read_limits
 from node.mlx.opaque_cache import OpaqueCache
 from node.mlx.padded_groups import CPU_TOKENS_MAX, WASTE_MAX, padded_groups
@@ -35,7 +36,6 @@ class Batching(StrEnum):
     ALONE = "alone"
 
 
-LOGPROB_MIN = -9_999.0  # JSON has no infinity; OpenAI's API spells it so
 _BATCH_LAYERS = {
     Batching.RAGGED: RaggedLayer,
     Batching.PADDED: PaddedLayer,
@@ -48,7 +48,7 @@ class SampledToken:
     """A token the model produced; `top` holds (token, logprob), the chosen one first."""
 
     token: int
-    top: tuple[tuple[int, float], ...] = ()
+    top: Top = ()
 
 
 @dataclass(slots=True)
@@ -115,18 +115,30 @@ class Engine:
 
         Raise RejectedError for tokens that the model does not have, or too many of them.
         """
+        self._extend(cache, tokens)
+
+    def score(
+        self, cache: ResidentCache, tokens: list[int], following: list[int], alternatives: int
+    ) -> list[Top]:
+        """Compute like `prefill`; return how probable each token's follower was, and others."""
+        logits = self._extend(cache, tokens)[0, :, : self.limits.vocabulary_size]
+        return scored(logits, following, alternatives)
+
+    def _extend(self, cache: ResidentCache, tokens: list[int]) -> mx.array:
+        """Append tokens; return their logits, which nothing has computed yet."""
         self.limits.check_tokens(tokens)
         self.limits.check_positions(cache.tokens_count + len(tokens))
         cache.take_out()
         mark = cache.mark()
         try:
-            self.model(mx.array([tokens], mx.uint32), cache=cache.layers)
+            logits: mx.array = self.model(mx.array([tokens], mx.uint32), cache=cache.layers)
             cache.settle()
         except BaseException:
             cache.undo(mark)
             raise
         cache.advance(len(tokens))
         cache.slide()
+        return logits
 
     def start(
         self, cache: ResidentCache, prompt: list[int], sampling: Sampling, seed: int
@@ -229,7 +241,7 @@ class Engine:
             return None
         chosen = int(slot.pending.item())
         return SampledToken(
-            chosen, _top(slot.pending_logprobs, chosen, slot.sampler.sampling.logprobs)
+            chosen, top_of(slot.pending_logprobs, chosen, slot.sampler.sampling.logprobs)
         )
 
     def read_ahead(self, slot: DecodeSlot) -> list[SampledToken]:
@@ -245,7 +257,7 @@ class Engine:
         out = []
         for token, logprobs in slot.unread:
             chosen = int(token.item())
-            top = _top(logprobs, chosen, slot.sampler.sampling.logprobs)
+            top = top_of(logprobs, chosen, slot.sampler.sampling.logprobs)
             out.append(SampledToken(chosen, top))
         slot.unread.clear()
         return out
@@ -271,17 +283,3 @@ def _sampled(
 def _match(slots: list[DecodeSlot]) -> None:
     for slot in slots:
         slot.match()
-
-
-def _top(
-    logprobs: mx.array | None, chosen: int, alternatives_count: int | None
-) -> tuple[tuple[int, float], ...]:
-    if logprobs is None or alternatives_count is None:
-        return ()
-    # What is masked out, or was computed from no numbers, is spelled as nearly impossible.
-    row = mx.where(mx.isfinite(logprobs[0]), logprobs[0], LOGPROB_MIN)
-    best = [(chosen, float(row[chosen].item()))]
-    if alternatives_count:
-        order = mx.argsort(-row)[:alternatives_count].tolist()
-        best += [(int(token), float(row[token].item())) for token in order]
-    return tuple(best)

@@ -44,7 +44,15 @@ class Claims:
 
     @contextlib.asynccontextmanager
     async def hold(self, request: GenerateRequest, text: str) -> AsyncIterator[Agent]:
-        """Hold the agent of this request; nobody else runs a turn of it meanwhile."""
+        """Hold the agent of this request; nobody else runs a turn of it meanwhile.
+
+        A turn that is not kept gets one of its own, which is in no table.
+        """
+        if not request.is_kept:
+            name = self.table.name_new(request.tenant, request.identity)
+            yield self.table.unlisted(request.tenant, name, None, request.epoch)
+            self.hot.cool()
+            return
         if request.after is not None:
             await self._await_handover(request, request.after)
         while True:
@@ -112,6 +120,8 @@ class Claims:
     def _known(self, request: GenerateRequest) -> Agent | None:
         """Return whom a chat is with, as far as that is known before its prompt is rendered."""
         identity, agent = request.identity, request.identity.agent
+        if request.beside is not None:
+            return self.table.get((request.tenant, request.beside))
         if identity.kind is IdentityKind.AGENT and agent is not None:
             return self.table.get((request.tenant, agent))
         return self.table.said_by(request.tenant, identity, request.sketch)

@@ -13,7 +13,7 @@ from fabric.control.node_calls import LastMatch
 from fabric.ids import TenantId
 from fabric.limits import BLOCK_TOKENS, ROOM_TOKENS
 from fabric.record.manifest import Manifest
-from fabric.turn.generation import Admitted, CacheTier, MatchKind
+from fabric.turn.generation import Admitted, CacheTier, GenerateRequest, MatchKind
 from fabric.turn.prompt_plan import PromptPlan
 from fabric.turn.text_match import common_prefix
 from node.agents.agent import Agent
@@ -62,6 +62,7 @@ class Prepared:
     available: AvailableBlocks
     room_tokens: int  # capacity that prompt and answer need
     source: CachedPrefix | None = None  # to be read back
+    is_kept: bool = True  # so what slides out of its windows is saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +81,26 @@ class Prefixes:
         """Return its cache, with room for prompt and answer; runs on the engine thread."""
         if prepared.source is not None:
             made = self.engine.engine.new_cache(prepared.room_tokens)
-            made.keeps_slid = self.health.reuses
+            made.keeps_slid = prepared.is_kept and self.health.reuses
             return made
         prepared.cache.rewind(prepared.cached)
         prepared.cache.give_back_room(prepared.room_tokens)
         prepared.cache.reserve(prepared.room_tokens)
         return prepared.cache
 
-    async def prepare(self, agent: Agent, plan: PromptPlan, answer_tokens: int) -> Prepared:
+    async def prepare(self, agent: Agent, plan: PromptPlan, request: GenerateRequest) -> Prepared:
         """Find what serves `plan`; the agent's own cache, if it has one, stays as it is."""
+        room = len(plan.ids) + min(request.sampling.max_tokens, ROOM_TOKENS)
+        if request.is_scored:  # of what is not computed nothing would be known
+            return await self._cold(plan, room, is_kept=request.is_kept)
+        found = await self._find(agent, plan, room)
+        if found is None:
+            return await self._cold(plan, room, is_kept=request.is_kept)
+        return replace(found, is_kept=request.is_kept)
+
+    async def _find(self, agent: Agent, plan: PromptPlan, room: int) -> Prepared | None:
         await self.prefetches.join(agent)
         resident = agent.cache
-        room = len(plan.ids) + min(answer_tokens, ROOM_TOKENS)
         usable = self.identity.usable_prefix(min(plan.kept_tokens, len(plan.ids) - 1))
         hot = resident.rewind_point(usable) if resident is not None else 0
         hot = hot if self.identity.usable_prefix(hot) == hot else 0
@@ -117,9 +126,12 @@ class Prefixes:
             return Prepared(
                 plan, not_made, source.point, source.tier, source.available, room, source
             )
+        return None
+
+    async def _cold(self, plan: PromptPlan, room: int, *, is_kept: bool) -> Prepared:
         fresh = await self.engine.between_steps(lambda: self.engine.engine.new_cache(0))
-        fresh.keeps_slid = self.health.reuses
-        return Prepared(plan, fresh, 0, CacheTier.COLD, AvailableBlocks(), room)
+        fresh.keeps_slid = is_kept and self.health.reuses
+        return Prepared(plan, fresh, 0, CacheTier.COLD, AvailableBlocks(), room, is_kept=is_kept)
 
     async def restore(
         self,

@@ -1,6 +1,6 @@
 """A request's prompt: what it may bring, its text, and its tokens beside the agent's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fabric.errors import ConflictError, RejectedError
@@ -9,10 +9,11 @@ from fabric.limits import AGENT_TOKENS_MAX
 from fabric.turn.generation import GenerateRequest, Sampling
 from fabric.turn.messages import template_form
 from fabric.turn.prompt_limit import PromptLimit
-from fabric.turn.prompt_plan import PromptPlan, plan_prompt
+from fabric.turn.prompt_plan import Encoded, PromptPlan, plan_prompt, plan_tokens
 from node.agents.agent import Agent
 from node.dialect.folding import Rendered
 from node.engine.memory_budget import MemoryBudget
+from node.mlx.answer import SpelledTokens, spell
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.runtime.identity import NodeIdentity
 from node.turn.encoders import Encoders
@@ -57,10 +58,13 @@ class Prompts:
 
         Raise RejectedError if it is none, or far too long.
         """
-        if (request.messages is None) == (request.prompt is None):
+        given = (request.messages, request.prompt, request.prompt_ids)
+        if sum(each is not None for each in given) != 1:
             message = "send either messages or a prompt"
             raise RejectedError(message)
-        if request.prompt is not None:
+        if request.prompt_ids is not None:
+            rendered = Rendered(self._spelled(request.prompt_ids, limit).text)
+        elif request.prompt is not None:
             rendered = Rendered(request.prompt)
         else:
             messages = [template_form(message) for message in request.messages or ()]
@@ -80,6 +84,10 @@ class Prompts:
     ) -> PromptPlan:
         """Encode the prompt and match it with the agent's record; raise RejectedError."""
         stored = agent.transcript()
+        if request.prompt_ids is not None:
+            given = self._spelled(request.prompt_ids, limit)
+            encoded = Encoded(list(request.prompt_ids), given.ends)
+            return plan_tokens(text.encode(), encoded, stored)
         raw = self._is_raw(request)
         if request.extends:
             if not text.encode().startswith(stored.text):
@@ -95,15 +103,26 @@ class Prompts:
         limit = PromptLimit(AGENT_TOKENS_MAX, None)
         request = self.put_back(request, lambda *_: {}).request
         text = (await self.encoders.run(lambda: self.render(request, limit))).text
+        if request.prompt_ids is not None:
+            return len(request.prompt_ids)
         raw = self._is_raw(request)
         encoded = await self.encoders.run(
             lambda: self.tokenizer.encode(text, special_prefix=raw, limit=limit), len(text)
         )
         return len(encoded.ids)
 
+    def _spelled(self, ids: Sequence[int], limit: PromptLimit) -> SpelledTokens:
+        """Return a prompt of tokens as text; raise RejectedError where the model lacks one."""
+        limit.check(len(ids))
+        if not ids or max(ids) >= self.identity.model.vocabulary_size:
+            size = self.identity.model.vocabulary_size
+            message = f"a prompt of tokens has at least one, of the model's 0 to {size - 1}"
+            raise RejectedError(message, code=_INVALID, param="prompt")
+        return spell(self.tokenizer, ids)
+
     def _is_raw(self, request: GenerateRequest) -> bool:
         """Say whether a prompt has no template's marks, and gets the tokenizer's own prefix."""
-        return request.prompt is not None or not self.tokenizer.template.exists
+        return request.messages is None or not self.tokenizer.template.exists
 
     def check_plan(self, request: GenerateRequest, made: PromptPlan) -> None:
         """Raise RejectedError where the prompt cannot be computed here."""

@@ -85,7 +85,7 @@ class Saver:
         """Start saving what is complete; it does not change any more."""
         if is_decoding:  # of a hot prompt; who waited for its grant was told of this instead
             self.note_decoding()
-        if self._parts.health.reuses:
+        if self._request.is_kept and self._parts.health.reuses:
             self._early = asyncio.create_task(self._save_ahead())
 
     def note_decoding(self) -> None:
@@ -196,6 +196,9 @@ class Saver:
     async def _commit(self, ended: Ended, shown: ShownAnswer, seal: SealAgent | None) -> bool:
         await self._end_early()
         cache, agent, parts = self._cache, self._agent, self._parts
+        if not self._request.is_kept:
+            await self.abandon()
+            return True
         manifest = self._record(ended, shown)
         if cache.tokens_count != manifest.tokens_count:
             await self.abandon()

@@ -17,7 +17,6 @@ from fabric.limits import STREAM_EVENTS_MAX
 from fabric.record.manifest import Manifest
 from fabric.turn.generation import (
     CacheTier,
-    Delta,
     Event,
     Failed,
     Finished,
@@ -25,8 +24,6 @@ from fabric.turn.generation import (
     GenerateRequest,
     HandedOver,
     Resumption,
-    ToolCallPart,
-    ToolCalls,
 )
 from fabric.turn.prompt_limit import PromptLimit
 from node.agents.agent import Agent, HandedOn
@@ -48,6 +45,7 @@ from node.turn.request_prompt import Prompts
 from node.turn.restored import ShownAnswer
 from node.turn.resumption import plan_resumption, resumption, without_answer
 from node.turn.saver import Saver, Savers
+from node.turn.shown_events import echo_events, shown_events
 from node.turn.turn_sequence import Sequences, end_of, is_unchanged
 
 _log = logging.getLogger(__name__)
@@ -224,7 +222,7 @@ class Turn:
             )
             made = replace(made, note=self._restored)
         parts.prompts.check_plan(request, made)
-        prepared = await parts.prefixes.prepare(agent, made, request.sampling.max_tokens)
+        prepared = await parts.prefixes.prepare(agent, made, request)
         events: asyncio.Queue[SequenceEvent] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -377,6 +375,8 @@ class Turn:
             event = await events.get()
             if isinstance(event, Started):
                 saver.note_decoding()
+                for each in echo_events(self._sequence):
+                    self._emit(each)
             elif isinstance(event, Produced):
                 index = event.index
                 self._show(index, event.shown, event)
@@ -389,12 +389,5 @@ class Turn:
         self._shown.add(shown)
         if event is not None and event.was_delivered:
             return
-        if shown.reasoning:
-            self._emit(Delta(index, shown.reasoning, reasoning=True))
-        logprobs = event.logprobs if event is not None else ()
-        if shown.text or logprobs:
-            self._emit(Delta(index, shown.text, logprobs=logprobs))
-        for part in shown.parts:
-            self._emit(ToolCallPart(index, part.id, part.name, part.arguments))
-        if shown.calls:
-            self._emit(ToolCalls(tuple(shown.calls)))
+        for each in shown_events(index, shown, event.logprobs if event is not None else ()):
+            self._emit(each)

@@ -13,7 +13,7 @@ from fabric.turn.generation import CacheTier, GenerateRequest
 from node.agents.agent import Agent
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import Reservation
-from node.engine.sequence import Broke, Ended, Granted, Sequence, SequenceEvent
+from node.engine.sequence import Broke, Ended, Granted, PromptEcho, Sequence, SequenceEvent
 from node.mlx.answer import Answer
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.runtime.health import Health
@@ -52,7 +52,8 @@ class Sequences:
 
     def stops_of(self, prepared: Prepared) -> tuple[int, ...]:
         """Say where the prompt's computing pauses so that a recurrent state can be kept."""
-        if not self.health.reuses or CacheGroup.STATE not in self.identity.spec.groups:
+        has_states = CacheGroup.STATE in self.identity.spec.groups
+        if not (prepared.is_kept and self.health.reuses and has_states):
             return ()
         plan, on_grid = prepared.plan, self.identity.settings.exact_chunks
         return state_points(len(plan.ids), plan.marks, prepared.cached, on_grid=on_grid)
@@ -100,13 +101,14 @@ class Sequences:
             reserve_bytes=self.identity.spec.resident_bytes(prepared.room_tokens),
             room_tokens=-(-prepared.room_tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
             grown_bytes=self.identity.spec.resident_bytes,
-            is_preemptible=lambda: self.health.reuses,
+            is_preemptible=lambda: request.is_kept and self.health.reuses,
             granted=granted,
             awaited_tokens=None if prepared.tier is CacheTier.COLD else prepared.cached,
             stops=self.stops_of(prepared),
             owns_reservation=True,
             resumed=resume,
             was_admitted=request.was_admitted,
+            echo=_echo(request, prepared),
             answer_ids=before,
             reached=reached,
         )
@@ -148,3 +150,9 @@ def is_unchanged(agent: Agent, sequence: Sequence, prepared: Prepared) -> bool:
     is_new = sequence.cache.tokens_count > prepared.cached or len(sequence.answer_ids) > before
     # Memory that was never saved is gone beyond what was reused of it.
     return not is_new and (agent.is_durable or prepared.cached == agent.manifest.tokens_count)
+
+
+def _echo(request: GenerateRequest, prepared: Prepared) -> PromptEcho | None:
+    if not request.echo:
+        return None
+    return PromptEcho(prepared.plan.text.decode(), [] if request.is_scored else None)

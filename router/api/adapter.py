@@ -1,16 +1,25 @@
 """What one API's adapter does: its requests become turns, and turns become its answers."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from fabric.ids import AgentId, OperationId, TenantId
-from fabric.turn.generation import Admitted, Identity, Priority, Sampling
+from fabric.turn.generation import Admitted, Identity, Priority, Sampling, ToolCallPart
 from router.http.dialect import ErrorDialect
 from router.prompt import Prompt
 from router.turn_request import TurnRequest
 from router.turns.answer import WholeAnswer
 from router.turns.open_turn import Answered
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Which answers a request wants, where it is more than one."""
+
+    prompts: tuple[Prompt, ...]
+    count: int  # of answers to each
+    shown: int  # of those, the most probable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,7 @@ class Asked:
     prefetch: tuple[AgentId, ...]  # whose turns are expected next
     retain_s: float = field(default=0.0, kw_only=True)  # in which the client will come back
     ignored: tuple[str, ...] = field(default=(), kw_only=True)  # what has no effect here
+    several: Several | None = field(default=None, kw_only=True)
 
     def turn(self, operation: OperationId, tenant: TenantId) -> TurnRequest:
         return TurnRequest(
@@ -42,6 +52,7 @@ class Asked:
 
 
 A = TypeVar("A", bound=Asked)
+NumberedParts = AsyncGenerator[tuple[int, Answered | ToolCallPart], None]
 
 
 class ApiAdapter(ErrorDialect, Protocol[A]):
@@ -65,3 +76,17 @@ class ApiAdapter(ErrorDialect, Protocol[A]):
         self, asked: A, admitted: Admitted, events: AsyncGenerator[Answered, None]
     ) -> AsyncGenerator[bytes, None]:
         """Spell an answer as it comes, in frames of `router.http.sse`."""
+
+
+class SeveralAdapter(ApiAdapter[A], Protocol[A]):
+    """A dialect in which one request may want several answers; each prompt is admitted once."""
+
+    def all_whole(
+        self, asked: A, admitted: Sequence[Admitted], answers: Sequence[WholeAnswer]
+    ) -> Any:
+        """Spell finished answers as JSON."""
+
+    def all_frames(
+        self, asked: A, admitted: Callable[[], Sequence[Admitted]], parts: NumberedParts
+    ) -> AsyncGenerator[bytes, None]:
+        """Spell answers as they come; `admitted` lists all once they have ended."""

@@ -9,14 +9,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from router.api.adapter import ApiAdapter, Asked
+from fabric.turn.generation import Admitted
+from router.api.adapter import ApiAdapter, Asked, SeveralAdapter
 from router.api.model_names import ModelNames
 from router.fresh_ids import fresh_operation
 from router.http.auth import tenant_of
 from router.http.disconnect import unless_gone
 from router.http.json_body import read_parsed
 from router.http.sse import EventStream
+from router.turn_request import TurnRequest
 from router.turns.answer import cache_headers, gather
+from router.turns.fan_out import FanOut
 from router.turns.turns import Turns
 
 IGNORED_HEADER: Final = "x-macfabric-ignored"
@@ -46,11 +49,13 @@ async def answer_turn(adapter: ApiAdapter[Any], desk: Desk, request: Request) ->
     limit = min(asked.sampling.max_tokens, desk.completion_tokens_max)
     asked = replace(asked, sampling=replace(asked.sampling, max_tokens=limit))
     turn = asked.turn(fresh_operation(), tenant_of(request))
-    turn, turns = replace(turn, model=await desk.names.resolve(turn.model)), desk.turns
-    opened = await unless_gone(request, turns.open(turn))
-    headers = cache_headers(opened.admitted)
-    if asked.ignored:
-        headers[IGNORED_HEADER] = ", ".join(asked.ignored)
+    turn = replace(turn, model=await desk.names.resolve(turn.model))
+    if asked.several is not None:
+        return await _answer_several(
+            cast("SeveralAdapter[Any]", adapter), desk.turns, request, asked, turn
+        )
+    opened = await unless_gone(request, desk.turns.open(turn))
+    headers = _headers(asked, opened.admitted)
     if asked.stream:
         events = opened.parts() if adapter.streams_calls else opened.events()
         frames = adapter.frames(asked, opened.admitted, cast("Any", events))
@@ -60,3 +65,32 @@ async def answer_turn(adapter: ApiAdapter[Any], desk: Desk, request: Request) ->
     finally:
         await opened.close()
     return JSONResponse(adapter.whole(asked, opened.admitted, answer), headers=headers)
+
+
+async def _answer_several(
+    adapter: SeveralAdapter[Any], turns: Turns, request: Request, asked: Asked, turn: TurnRequest
+) -> Response:
+    """Answer with several choices, which are told side by side."""
+    several = asked.several
+    assert several is not None, "asked for"
+    if several.count > several.shown and turn.sampling.logprobs is None:  # the best are chosen
+        turn = replace(turn, sampling=replace(turn.sampling, logprobs=0))
+    each = [replace(turn, prompt=prompt, operation=fresh_operation()) for prompt in several.prompts]
+    fan = FanOut(turns, each, several.count)
+    admitted = await unless_gone(request, fan.open())
+    headers = _headers(asked, admitted)
+    if asked.stream:
+        frames = adapter.all_frames(asked, lambda: fan.admitted, fan.parts())
+        return EventStream(frames, headers, fan.close, adapter, adapter.idle)
+    try:
+        answers = await unless_gone(request, fan.gather())
+    finally:
+        await fan.close()
+    return JSONResponse(adapter.all_whole(asked, fan.admitted, answers), headers=headers)
+
+
+def _headers(asked: Asked, admitted: Admitted) -> dict[str, str]:
+    headers = cache_headers(admitted)
+    if asked.ignored:
+        headers[IGNORED_HEADER] = ", ".join(asked.ignored)
+    return headers

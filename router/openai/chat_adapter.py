@@ -1,7 +1,9 @@
 """POST /v1/chat/completions, streaming and not."""
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from fabric.ports import Clock
@@ -14,19 +16,19 @@ from fabric.turn.generation import (
     ToolCallPart,
     ToolCalls,
 )
-from router.api.adapter import ApiAdapter
+from router.api.adapter import NumberedParts, SeveralAdapter
 from router.fresh_ids import fresh_name
 from router.http.sse import COMMENT, frame
 from router.openai.chat_request import parse_chat
 from router.openai.errors import OpenAiErrors
 from router.openai.logprobs import logprob_form
 from router.openai.request import OpenAiRequest
-from router.openai.shape import Shape
+from router.openai.shape import Shape, numbered
 from router.turns.answer import WholeAnswer
 from router.turns.open_turn import Answered
 
 
-class ChatAdapter(OpenAiErrors, ApiAdapter[OpenAiRequest]):
+class ChatAdapter(OpenAiErrors, SeveralAdapter[OpenAiRequest]):
     """Chat completions as OpenAI spells them."""
 
     path = "/v1/chat/completions"
@@ -42,40 +44,77 @@ class ChatAdapter(OpenAiErrors, ApiAdapter[OpenAiRequest]):
     def whole(
         self, asked: OpenAiRequest, admitted: Admitted, answer: WholeAnswer
     ) -> dict[str, Any]:
-        return self._shape(asked, admitted).completion(answer)
+        return self.all_whole(asked, [admitted], [answer])
 
-    async def frames(
+    def all_whole(
+        self, asked: OpenAiRequest, admitted: Sequence[Admitted], answers: Sequence[WholeAnswer]
+    ) -> dict[str, Any]:
+        return self._shape(asked).completion(admitted, answers)
+
+    def frames(
         self,
         asked: OpenAiRequest,
         admitted: Admitted,
         events: AsyncGenerator[Answered | ToolCallPart, None],
     ) -> AsyncGenerator[bytes, None]:
-        shape, calls = self._shape(asked, admitted), _CallStream()
-        is_first = True
-        async with aclosing(events):
-            async for event in events:
-                if is_first:
-                    # Not before the first token: clients time it by their first chunk.
-                    yield frame(shape.chunk({"role": "assistant", "content": ""}))
-                    is_first = False
-                if isinstance(event, Delta):
-                    if event.text or event.logprobs:
-                        yield frame(shape.delta(event))
-                elif isinstance(event, ToolCallPart):
-                    yield frame(shape.chunk({"tool_calls": [calls.part(event)]}))
-                elif isinstance(event, ToolCalls):
-                    for indexed in calls.whole(event):
-                        yield frame(shape.chunk({"tool_calls": [indexed]}))
-                else:
-                    ended = shape.chunk({}, finish_reason=event.reason.value)
-                    ended["choices"][0] |= _broken(event)
-                    yield frame(ended)
-                    for each in shape.ending(event):
-                        yield each
+        return self.all_frames(asked, lambda: [admitted], numbered(events))
 
-    def _shape(self, asked: OpenAiRequest, admitted: Admitted) -> "_ChatShape":
+    async def all_frames(
+        self, asked: OpenAiRequest, admitted: Callable[[], Sequence[Admitted]], parts: NumberedParts
+    ) -> AsyncGenerator[bytes, None]:
+        shape = self._shape(asked)
+        choices: defaultdict[int, _ChoiceStream] = defaultdict(_ChoiceStream)
+        async with aclosing(parts):
+            async for index, event in parts:
+                choice = choices[index]
+                for told in choice.told(event):
+                    yield frame(shape.chunk(index, told))
+                shape.reasoning_tokens = sum(each.reasoning_tokens for each in choices.values())
+        for each in shape.ending(admitted(), (each.tokens_count for each in choices.values())):
+            yield each
+
+    def _shape(self, asked: OpenAiRequest) -> "_ChatShape":
         name, created_s = fresh_name("chatcmpl-"), int(self._clock.wall_s())
-        return _ChatShape(asked, admitted, name, "chat.completion.chunk", created_s)
+        return _ChatShape(asked, name, "chat.completion.chunk", created_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What one chunk says of a choice."""
+
+    delta: dict[str, Any]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finished: Finished | None = None
+
+
+class _ChoiceStream:
+    """One choice as it comes."""
+
+    def __init__(self) -> None:
+        self._calls = _CallStream()
+        self._has_begun = False
+        self.reasoning_tokens = 0
+        self.tokens_count = 0
+
+    def told(self, event: Answered | ToolCallPart) -> Iterator[_Told]:
+        if not self._has_begun:
+            # Not before the first token: clients time it by their first chunk.
+            self._has_begun = True
+            yield _Told({"role": "assistant", "content": ""})
+        if isinstance(event, Delta):
+            if event.reasoning:
+                self.reasoning_tokens = event.index + 1
+            if event.text or event.logprobs:
+                name = "reasoning_content" if event.reasoning else "content"
+                yield _Told({name: event.text}, event.logprobs)
+        elif isinstance(event, ToolCallPart):
+            yield _Told({"tool_calls": [self._calls.part(event)]})
+        elif isinstance(event, ToolCalls):
+            for indexed in self._calls.whole(event):
+                yield _Told({"tool_calls": [indexed]})
+        else:
+            self.tokens_count = event.completion_tokens
+            yield _Told({}, finished=event)
 
 
 class _CallStream:
@@ -99,13 +138,24 @@ class _CallStream:
                 yield {"index": number, **_call(call)}
 
 
-class _ChatShape(Shape):
+class _ChatShape(Shape[OpenAiRequest]):
     """The choices of a chat's answer."""
 
     reasoning_tokens = 0
 
-    def completion(self, answer: WholeAnswer) -> dict[str, Any]:
-        self.reasoning_tokens = answer.reasoning_tokens
+    def completion(
+        self, admitted: Sequence[Admitted], answers: Sequence[WholeAnswer]
+    ) -> dict[str, Any]:
+        self.reasoning_tokens = sum(answer.reasoning_tokens for answer in answers)
+        counts = (answer.finished.completion_tokens for answer in answers)
+        return {
+            **self.head,
+            "object": "chat.completion",
+            "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
+            "usage": self.usage(admitted, counts),
+        }
+
+    def _choice(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
         has_text = bool(answer.text) or not answer.calls
         message: dict[str, Any] = {
             "role": "assistant",
@@ -116,46 +166,29 @@ class _ChatShape(Shape):
             message["reasoning_content"] = answer.reasoning
         if answer.calls:
             message["tool_calls"] = [_call(call) for call in answer.calls]
-        choice = {
-            "index": 0,
+        return {
+            "index": index,
             "message": message,
             "logprobs": self._logprobs(answer.logprobs),
             "finish_reason": answer.finished.reason.value,
             **_broken(answer.finished),
         }
-        return {
-            **self.head,
-            "object": "chat.completion",
-            "choices": [choice],
-            "usage": self.usage(answer.finished),
-        }
 
-    def delta(self, event: Delta) -> dict[str, Any]:
-        name = "reasoning_content" if event.reasoning else "content"
-        if event.reasoning:
-            self.reasoning_tokens = event.index + 1
-        return self.chunk({name: event.text}, logprobs=self._logprobs(event.logprobs))
-
-    def chunk(
-        self,
-        delta: dict[str, Any],
-        *,
-        finish_reason: str | None = None,
-        logprobs: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
+    def chunk(self, index: int, told: _Told) -> dict[str, Any]:
         choice = {
-            "index": 0,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
+            "index": index,
+            "delta": told.delta,
+            "logprobs": self._logprobs(told.logprobs),
+            "finish_reason": told.finished.reason.value if told.finished is not None else None,
+            **(_broken(told.finished) if told.finished is not None else {}),
         }
         chunk: dict[str, Any] = {**self.head, "choices": [choice]}
         if self.asked.include_usage:
             chunk["usage"] = None
         return chunk
 
-    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if self.asked.sampling.logprobs is None:
+    def _logprobs(self, tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+        if tokens is None or self.asked.sampling.logprobs is None:
             return None
         return {"content": [logprob_form(token) for token in tokens], "refusal": None}
 

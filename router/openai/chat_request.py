@@ -6,6 +6,7 @@ from typing import Any
 
 from fabric.limits import COMPLETION_TOKENS_MAX, TOOLS_MAX, TOP_LOGPROBS_MAX
 from fabric.turn.call_choice import CallChoice
+from router.api.adapter import Several
 from router.api.billing_line import ignored_lines, without_billing_lines
 from router.api.template_options import template_options, with_effort
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
@@ -13,6 +14,7 @@ from router.http.turn_headers import expected_next
 from router.openai.chat_messages import parse_messages
 from router.openai.request import (
     OpenAiRequest,
+    parse_count,
     parse_identity,
     parse_priority,
     parse_retention_s,
@@ -31,19 +33,21 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiReques
     tools = _tools(fields)
     reads_calls, calls = _choice(fields, tools or [])
     _refuse_unsupported(fields)
+    count = parse_count(fields, "n") or 1
     stream, include_usage = parse_stream(fields)
     limit = tokens_limit(fields, "max_completion_tokens") or tokens_limit(fields, "max_tokens")
     sampling = parse_sampling(
         fields, max_tokens=limit or COMPLETION_TOKENS_MAX, logprobs=_logprobs(fields)
     )
+    prompt = replace(
+        chat_prompt(without_billing_lines(messages), tools, _template_options(fields)),
+        reads_calls=reads_calls,
+        calls=calls,
+    )
     return OpenAiRequest(
         model=model,
         identity=parse_identity(headers, fields),
-        prompt=replace(
-            chat_prompt(without_billing_lines(messages), tools, _template_options(fields)),
-            reads_calls=reads_calls,
-            calls=calls,
-        ),
+        prompt=prompt,
         sampling=sampling,
         stream=stream,
         include_usage=include_usage,
@@ -51,6 +55,7 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiReques
         retain_s=parse_retention_s(fields),
         prefetch=expected_next(headers),
         ignored=ignored_lines(messages),
+        several=Several((prompt,), count, count) if count > 1 else None,
     )
 
 
@@ -87,6 +92,8 @@ def _choice(fields: Fields, tools: list[Any]) -> tuple[bool, CallChoice]:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
+    if fields.raw("best_of") not in (None, 1):
+        unsupported("best_of", "chats have n")
     for name in ("functions", "function_call"):
         if fields.raw(name) is not None:
             unsupported(name, "use tools and tool_choice")

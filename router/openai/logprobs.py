@@ -11,6 +11,6 @@ def logprob_form(token: TokenLogprob) -> dict[str, Any]:
     return {**_alone(token.token, token.logprob), "top_logprobs": alternatives}
 
 
-def _alone(token: str, logprob: float) -> dict[str, Any]:
+def _alone(token: str, logprob: float | None) -> dict[str, Any]:
     spelled = list(token.encode("utf-8", "surrogatepass"))
     return {"token": token, "logprob": logprob, "bytes": spelled}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fabric.limits import KEY_CHARS_MAX, RETAIN_S_MAX
+from fabric.limits import ANSWERS_PER_PROMPT_MAX, KEY_CHARS_MAX, RETAIN_S_MAX
 from fabric.turn.generation import Identity, Priority
 from router.api.adapter import Asked
 from router.http.fields import Fields, refuse
@@ -62,3 +62,8 @@ def parse_stream(fields: Fields) -> tuple[bool, bool]:
     if not stream and fields.raw("stream_options") is not None:
         refuse("stream_options", "it is only allowed with stream")
     return stream, include_usage
+
+
+def parse_count(fields: Fields, name: str) -> int | None:
+    """Read how many answers to a prompt are wanted."""
+    return fields.integer(name, 1, ANSWERS_PER_PROMPT_MAX)

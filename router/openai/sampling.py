@@ -20,7 +20,6 @@ _TOP_P_MIN = 1e-6  # OpenAI allows 0, which keeps the likeliest token alone
 
 def parse_sampling(fields: Fields, *, max_tokens: int, logprobs: int | None) -> Sampling:
     """Read the sampling fields; `max_tokens` and `logprobs` differ between the two APIs."""
-    _one_choice(fields)
     top_k = fields.integer("top_k", -1, 1 << 31) or 0
     return Sampling(
         max_tokens=max_tokens,
@@ -47,13 +46,6 @@ def tokens_limit(fields: Fields, name: str) -> int | None:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-def _one_choice(fields: Fields) -> None:
-    for name in ("n", "best_of"):
-        count = fields.integer(name, 1, 128)
-        if count is not None and count != 1:
-            refuse(fields.param(name), "only 1 is supported", "unsupported_value")
 
 
 def _stop(fields: Fields) -> tuple[str, ...]:

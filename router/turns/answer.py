@@ -1,11 +1,19 @@
 """A whole answer, gathered from the events of one turn, and what responses say about it."""
 
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fabric.limits import MATCH_REASON_CHARS_MAX
-from fabric.turn.generation import Admitted, Delta, Finished, TokenLogprob, ToolCall, ToolCalls
-from router.turns.open_turn import OpenTurn
+from fabric.turn.generation import (
+    Admitted,
+    Delta,
+    Finished,
+    TokenLogprob,
+    ToolCall,
+    ToolCallPart,
+    ToolCalls,
+)
+from router.turns.open_turn import Answered, OpenTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,35 +26,64 @@ class WholeAnswer:
     logprobs: tuple[TokenLogprob, ...]
     reasoning_tokens: int
     finished: Finished  # why, after how many tokens, at which stop string
+    echo: str = ""  # the prompt, where it was to be told
+    echo_logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def mean_logprob(self) -> float:
+        """How probable the answer was, by the token; of none, certain."""
+        known = [each.logprob for each in self.logprobs if each.logprob is not None]
+        return sum(known) / len(known) if known else 0.0
+
+
+@dataclass(slots=True)
+class AnswerParts:
+    """What has come of one answer so far."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    echoes: list[Delta] = field(default_factory=list)
+    reasoning_tokens: int = 0
+    finished: Finished | None = None
+
+    def add(self, event: Answered | ToolCallPart) -> None:
+        """Take the next event; parts of calls come again as whole ones."""
+        if isinstance(event, Delta):
+            if event.is_echo:
+                self.echoes.append(event)
+                return
+            (self.thoughts if event.reasoning else self.texts).append(event.text)
+            self.logprobs.extend(event.logprobs)
+            self.reasoning_tokens = event.index + 1 if event.reasoning else self.reasoning_tokens
+        elif isinstance(event, ToolCalls):
+            self.calls.extend(event.calls)
+        elif isinstance(event, Finished):
+            self.finished = event
+
+    def whole(self) -> WholeAnswer:
+        """Put the answer together, once its last event has come."""
+        assert self.finished is not None, "a stream without a last event raises"
+        return WholeAnswer(
+            "".join(self.texts),
+            "".join(self.thoughts),
+            tuple(self.calls),
+            tuple(self.logprobs),
+            self.reasoning_tokens,
+            self.finished,
+            "".join(each.text for each in self.echoes),
+            tuple(told for each in self.echoes for told in each.logprobs),
+        )
 
 
 async def gather(opened: OpenTurn) -> WholeAnswer:
     """Read a turn to its end; raise FabricError where its node breaks off."""
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[ToolCall] = []
-    logprobs: list[TokenLogprob] = []
-    reasoning_tokens = 0
-    finished: Finished | None = None
+    parts = AnswerParts()
     async with aclosing(opened.events()) as events:
         async for event in events:
-            if isinstance(event, Delta):
-                (thoughts if event.reasoning else texts).append(event.text)
-                logprobs.extend(event.logprobs)
-                reasoning_tokens = event.index + 1 if event.reasoning else reasoning_tokens
-            elif isinstance(event, ToolCalls):
-                calls.extend(event.calls)
-            else:
-                finished = event
-    assert finished is not None, "a stream without a last event raises"
-    return WholeAnswer(
-        "".join(texts),
-        "".join(thoughts),
-        tuple(calls),
-        tuple(logprobs),
-        reasoning_tokens,
-        finished,
-    )
+            parts.add(event)
+    return parts.whole()
 
 
 def cache_headers(admitted: Admitted) -> dict[str, str]:

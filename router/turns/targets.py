@@ -47,6 +47,9 @@ class Targets:
 
     def choose(self, turn: TurnRequest, given_up: frozenset[NodeName]) -> Target:
         """Return where a turn goes next; raise RetryLaterError if no node can take it."""
+        near = turn.near
+        if turn.key is None and near and near not in given_up and self._fleet.is_up(near):
+            return Target(near, epoch=0, waits=True)
         facts = snapshots.facts_of(turn, given_up)
         decision = self._placement.decide(facts, snapshots.of_turn(self._fleet, turn))
         if turn.key is None:

@@ -20,7 +20,7 @@ from fabric.errors import (
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import Admitted, Event, Failed, HandedOver, Identity, IdentityKind
-from router.events.fleet_event import TurnBegan, TurnEnded
+from router.events.fleet_event import FleetEvent, TurnBegan, TurnEnded
 from router.fleet.directory import Directory, StartReservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
@@ -109,7 +109,8 @@ class Turns:
     async def _open(self, turn: TurnRequest) -> OpenTurn:
         started_s = self._now_s()
         placed = await self._admitted(turn)
-        key, publish = (turn.tenant, placed.first.agent), self._fleet.events.publish
+        key = turn.tenant, placed.first.agent
+        publish = self._fleet.events.publish if turn.is_kept else _unheard
         publish(TurnBegan.of(turn.tenant, placed.first))
 
         def end(outcome: str, completion_tokens: int, seconds: float) -> None:
@@ -172,6 +173,8 @@ class Turns:
 
     def _is_current(self, turn: TurnRequest, placed: AdmittedTurn) -> bool:
         first = placed.first
+        if not turn.is_kept:
+            return True
         return first.epoch >= self._directory.issued((turn.tenant, first.agent))
 
     async def _named(self, turn: TurnRequest, placed: AdmittedTurn) -> TurnRequest:
@@ -230,7 +233,8 @@ class Turns:
             raise
         if reservation:
             reservation.epoch = first.epoch
-        self._remember(turn, first)
+        if turn.is_kept:
+            self._remember(turn, first)
 
         def end() -> None:
             if entry.open:  # a turn that was handed over has ended here before
@@ -295,6 +299,10 @@ def _give_up_unless(patience: asyncio.Timeout, handed_over: asyncio.Task[bool]) 
     if not handed_over.cancelled() and not handed_over.result():
         with suppress(RuntimeError):  # it has started in the same moment
             patience.reschedule(asyncio.get_running_loop().time())
+
+
+def _unheard(_event: FleetEvent) -> None:
+    """Tell nobody of what no agent remembers."""
 
 
 def _admission(event: Event, node: NodeName) -> Admitted:

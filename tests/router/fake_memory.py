@@ -93,6 +93,8 @@ def block_names(text):
 def prompt_text(asked):
     if asked.prompt is not None:
         return asked.prompt
+    if asked.prompt_ids is not None:
+        return " ".join(map(str, asked.prompt_ids))
     return "".join(f"<{m.role}>{''.join(m.texts)}" for m in asked.messages)
 
 

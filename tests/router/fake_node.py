@@ -190,6 +190,8 @@ class FakeNode(FakeControl):
 
     def _claim(self, asked):
         text = prompt_text(asked)
+        if not asked.is_kept:
+            return Memory(asked.tenant, "unlisted", 1)
         if asked.identity.kind is IdentityKind.AGENT:
             return self._claim_agent(asked, (asked.tenant, asked.identity.agent))
         group = asked.identity.agent
@@ -254,7 +256,7 @@ class FakeNode(FakeControl):
                 if self.does.break_after == count:
                     request.transport.abort()
                     return response
-                if isinstance(event, Finished):
+                if isinstance(event, Finished) and asked.is_kept:
                     self._remember(memory, asked, text)
                 elif count and memory.seal is not None:
                     ids = (1,) * (event.index if isinstance(event, Delta) else 0)

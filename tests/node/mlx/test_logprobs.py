@@ -1,43 +1,39 @@
-"""Log probabilities are numbers that JSON can spell, whatever a model computes."""
-
-import math
-
 import mlx.core as mx
+import numpy as np
 import pytest
 
-from fabric.settings import KvBits
-from fabric.turn.generation import Sampling
-from node.mlx.engine import LOGPROB_MIN, Engine
-from node.mlx.probe.probe import fit_engine
-from tests.support.tiny_models import LLAMA, build_model
+from node.mlx.logprobs import LOGPROB_MIN, scored, top_of
+
+LOGITS = mx.array(np.random.default_rng(0).normal(size=(5, 40)) * 4, mx.float32)
+FOLLOWING = [3, 0, 39, 7, 7]
 
 
-class Spoiled:
-    """A model some of whose logits are what they should not be."""
-
-    def __init__(self, model, value, count):
-        self.model, self.value, self.count = model, value, count
-
-    def __call__(self, *args, **options):
-        logits = self.model(*args, **options)
-        hit = mx.arange(logits.shape[-1]) < self.count
-        return mx.where(hit, mx.array(self.value), logits)
+def exact(row):
+    row = np.array(row, np.float64)
+    return row - np.log(np.exp(row).sum())
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("count", [100, LLAMA["vocab_size"]], ids=["some", "all"])
-@pytest.mark.parametrize("value", [-math.inf, math.nan, math.inf])
-def test_what_is_no_number_is_nearly_impossible(value, count, temperature):
-    """Masked tokens, and caches that hold infinities: finite, and never above zero."""
-    engine = fit_engine(build_model(LLAMA), KvBits())
-    spoiled = Engine(Spoiled(engine.model, value, count), engine.spec, limits=engine.limits)
-    cache = spoiled.new_cache(8)
-    spoiled.prefill(cache, [5, 6])
-    sampling = Sampling(temperature=temperature, logprobs=20, logit_bias={"7": 1.0})
-    slot = spoiled.start(cache, [5, 6, 7], sampling, 0)
-    for _ in range(3):
-        spoiled.launch([slot])
-    tops = [logprob for drawn in spoiled.read(slot) for _, logprob in drawn.top]
+@pytest.mark.parametrize("count", [0, 1, 3, 40, 99])
+def test_every_token_is_told_with_the_likeliest_beside_it(count):
+    for row, chosen, top in zip(LOGITS, FOLLOWING, scored(LOGITS, FOLLOWING, count), strict=True):
+        expected = exact(row)
+        assert top[0][0] == chosen
+        assert top[0][1] == pytest.approx(expected[chosen], abs=1e-4)
+        order = np.argsort(-expected)[: min(count, 40)]
+        assert [token for token, _ in top[1:]] == list(order)
+        assert [value for _, value in top[1:]] == pytest.approx(list(expected[order]), abs=1e-4)
 
-    assert len(tops) == 2 * 21
-    assert all(LOGPROB_MIN <= logprob <= 0 for logprob in tops)
+
+def test_a_prompt_is_scored_as_an_answer_is():
+    logprobs = LOGITS - mx.logsumexp(LOGITS, axis=-1, keepdims=True)
+    for at, top in enumerate(scored(LOGITS, FOLLOWING, 4)):
+        told = top_of(logprobs[at : at + 1], FOLLOWING[at], 4)
+        assert [token for token, _ in top] == [token for token, _ in told]
+        assert [value for _, value in top] == pytest.approx([value for _, value in told])
+
+
+def test_what_is_no_number_is_nearly_impossible():
+    logits = mx.array([[0.0, -mx.inf, 1.0]])
+    ((chosen, *others),) = scored(logits, [1], 3)
+    assert chosen == (1, LOGPROB_MIN)
+    assert [token for token, _ in others] == [2, 0, 1]

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.errors import FabricError, RejectedError
-from fabric.limits import COMPLETION_TOKENS_MAX
+from fabric.limits import ANSWERS_PER_PROMPT_MAX, COMPLETION_TOKENS_MAX
 from fabric.turn.generation import Identity, IdentityKind, Priority
 from fabric.turn.messages import Message, MessageRole
 from router.openai.chat_request import parse_chat
@@ -129,7 +129,8 @@ REFUSED = [
     ("top_p", {"top_p": -1}, "invalid_value"),
     ("top_k", {"top_k": 1.5}, "invalid_type"),
     ("seed", {"seed": 1 << 70}, "invalid_value"),
-    ("n", {"n": 2}, "unsupported_value"),
+    ("n", {"n": ANSWERS_PER_PROMPT_MAX + 1}, "invalid_value"),
+    ("best_of", {"best_of": 2}, "unsupported_parameter"),
     ("stop", {"stop": [1]}, "invalid_type"),
     ("stop", {"stop": ["x"] * 17}, "invalid_value"),
     ("stop", {"stop": [""]}, "invalid_value"),

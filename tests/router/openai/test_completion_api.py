@@ -3,6 +3,7 @@ from operator import attrgetter
 import openai
 import pytest
 
+from fabric.limits import ANSWERS_PER_PROMPT_MAX, PROMPTS_MAX
 from fabric.turn.generation import Delta, Finished, FinishReason, Priority, TokenLogprob
 from tests.router.fake_node import MODEL
 from tests.router.rig import rig
@@ -57,11 +58,22 @@ async def test_logprobs_have_offsets_over_the_whole_stream():
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt[1]"),
+        ({"prompt": ["a", 1]}, "prompt[1]"),
+        ({"prompt": ["a"] * (PROMPTS_MAX + 1)}, "prompt"),
+        ({"prompt": ["a"] * PROMPTS_MAX, "n": 3}, "prompt"),
+        ({"prompt": ["a", "b"], "extra_headers": {"X-Agent-ID": "mira"}}, "prompt"),
+        ({"prompt": [1, -2]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"prompt": [[1], ["a"]]}, "prompt[1]"),
         ({"prompt": ""}, "prompt"),
-        ({"prompt": "x", "best_of": 2}, "best_of"),
-        ({"prompt": "x", "echo": True}, "echo"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": "x", "n": ANSWERS_PER_PROMPT_MAX + 1}, "n"),
+        ({"prompt": "x", "n": 3, "best_of": 2}, "best_of"),
+        ({"prompt": "x", "best_of": 2, "stream": True}, "best_of"),
+        ({"prompt": "x", "echo": "yes"}, "echo"),
+        ({"prompt": "x", "echo": True, "extra_headers": {"X-Agent-ID": "mira"}}, "echo"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "logprobs": True}, "logprobs"),
         ({"prompt": "x", "max_tokens": -1}, "max_tokens"),

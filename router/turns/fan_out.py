@@ -1,0 +1,166 @@
+"""Several answers to one request: each a turn of its own, told by its number.
+
+    prompt 0 ──▶ computed and kept once ──▶ answers 0 … n-1, side by side
+    prompt 1 ──▶ the same, beside it     ──▶ answers n … 2n-1
+
+Of a prompt's answers the first is its agent's. The others go where the prompt was computed, begin
+with what is stored of it, and leave nothing. Where one fails, all end.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from fabric.errors import OverloadedError
+from fabric.limits import ANSWER_PARTS_WAITING_MAX, ANSWER_PLACE_S, ANSWERS_AT_ONCE_MAX
+from fabric.turn.generation import Admitted, Sampling, ToolCallPart
+from router.fresh_ids import fresh_operation
+from router.turn_request import TurnRequest
+from router.turns.answer import AnswerParts, WholeAnswer
+from router.turns.open_turn import Answered, OpenTurn
+from router.turns.turns import RETRY_S, Turns
+
+Part = Answered | ToolCallPart
+
+
+class FanOut:
+    """Read `parts` to their end or `close`: closing early cancels all of its turns."""
+
+    def __init__(self, turns: Turns, asked: Sequence[TurnRequest], count: int) -> None:
+        """Answer each of the turns `count` times."""
+        self._turns = turns
+        self._asked = asked
+        self._count = count
+        self._admitted: dict[int, Admitted] = {}  # by the number of the prompt
+        self._first: OpenTurn | None = None
+        self._running_count = 0
+        self._places = asyncio.Semaphore(ANSWERS_AT_ONCE_MAX)
+        self._queue: asyncio.Queue[tuple[int, Part] | BaseException | None] = asyncio.Queue(
+            ANSWER_PARTS_WAITING_MAX
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> Admitted:
+        """Return once a node has admitted the first prompt."""
+        self._first = await self._turns.open(self._first_of(0))
+        self._admitted[0] = self._first.admitted
+        return self._first.admitted
+
+    @property
+    def admitted(self) -> list[Admitted]:
+        """List the prompts' admissions; all of them once the last part was read."""
+        return [self._admitted[at] for at in sorted(self._admitted)]
+
+    async def parts(self) -> AsyncGenerator[tuple[int, Part], None]:
+        """Yield what comes of all answers, by their numbers; raise the first error of any."""
+        self._task = asyncio.create_task(self._run())
+        try:
+            while (item := await self._queue.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            await self.close()
+
+    async def gather(self) -> list[WholeAnswer]:
+        """Read all answers to their ends."""
+        answers = [AnswerParts() for _ in range(len(self._asked) * self._count)]
+        async with aclosing(self.parts()) as parts:
+            async for number, part in parts:
+                answers[number].add(part)
+        return [each.whole() for each in answers]
+
+    async def close(self) -> None:
+        """Let all turns go; those that have not ended stop on their nodes."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._first is not None:
+            await self._first.close()
+
+    async def _run(self) -> None:
+        """Answer all prompts; the last item says how it went."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for at in range(len(self._asked)):
+                    group.create_task(self._answer_prompt(at, group))
+        except BaseExceptionGroup as failed:
+            await self._queue.put(_first_error(failed))
+        else:
+            await self._queue.put(None)
+
+    async def _answer_prompt(self, at: int, group: asyncio.TaskGroup) -> None:
+        first, begun = at * self._count, self._first_of(at)
+        if self._count == 1:
+            await self._answer(begun, first, at)
+            return
+        turn = replace(self._asked[at], prefetch=())
+        near, beside = None, None
+        if not turn.prompt.echo:
+            await self._answer(begun, None, at)
+            admitted = self._admitted[at]
+            near, beside = admitted.node, admitted.agent
+        for index in range(self._count):
+            asked = replace(
+                turn,
+                operation=fresh_operation(),
+                sampling=_numbered(turn.sampling, index),
+                near=near,
+                beside=beside if index else None,
+            )
+            group.create_task(self._answer(asked, first + index, at))
+
+    async def _answer(self, turn: TurnRequest, number: int | None, at: int) -> None:
+        """Run one turn; without a number nothing of it is told."""
+        async with self._places:
+            opened = await self._opened(turn, at)
+            self._running_count += 1
+            try:
+                async with aclosing(opened.parts()) as parts:
+                    async for part in parts:
+                        if number is not None:
+                            await self._queue.put((number, part))
+            finally:
+                self._running_count -= 1
+                await opened.close()
+
+    async def _opened(self, turn: TurnRequest, at: int) -> OpenTurn:
+        """Open a turn; where nodes are full, wait: a part of the request was admitted."""
+        if at == 0 and self._first is not None:
+            opened, self._first = self._first, None
+            return opened
+        loop = asyncio.get_running_loop()
+        refused_s: float | None = None
+        while True:
+            try:
+                opened = await self._turns.open(turn)
+            except OverloadedError:
+                if self._running_count or refused_s is None:
+                    refused_s = loop.time()
+                if loop.time() - refused_s >= ANSWER_PLACE_S:
+                    raise
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._admitted.setdefault(at, opened.admitted)
+                return opened
+
+    def _first_of(self, at: int) -> TurnRequest:
+        """Return the turn that a prompt begins with: the only one, or what computes the prompt."""
+        turn = self._asked[at]
+        if self._count == 1 or turn.prompt.echo:
+            return turn
+        # Otherwise as asked: what of it is refused is refused before anything is told.
+        return replace(turn, sampling=replace(turn.sampling, max_tokens=1))
+
+
+def _numbered(sampling: Sampling, index: int) -> Sampling:
+    """Give each answer a seed of its own, the same whenever it is asked for."""
+    return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + index)
+
+
+def _first_error(failed: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = failed
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,250 @@
+"""Several answers to one request through the official SDK: n, best_of, lists of prompts, echo."""
+
+import time
+from collections import defaultdict
+
+import mlx.core as mx
+import openai
+import pytest
+
+from node.mlx.engine import Engine
+from tests.support.local_fabric import local_fabric
+
+FACTS = " ".join(f"The vault code of number {n} is otter {n * 7}." for n in range(60))
+KV_ERROR_MAX = 0.3  # of a log probability, on average: 4-bit caches cost so much at most here
+LONG = [{"role": "user", "content": f"{FACTS} The vault code of number 41 is"}]
+USER = [{"role": "user", "content": "The vault code of Mira is otter. The vault code of Mira is"}]
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory):
+    with local_fabric(tmp_path_factory.mktemp("fabric"), "prose", "node-a", "node-b") as made:
+        yield made
+
+
+def wait_until(holds):
+    """Wait for a condition."""
+    for _ in range(600):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError
+
+
+def agents(fabric):
+    return {each["id"] for each in fabric.http.get("/v1/agents").json()["data"]}
+
+
+def choices_of(stream):
+    texts, reasons, usage, order = defaultdict(str), {}, None, []
+    for chunk in stream:
+        for choice in chunk.choices:
+            said = choice.text if hasattr(choice, "text") else choice.delta.content or ""
+            texts[choice.index] += said
+            order.append(choice.index)
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+        usage = chunk.usage or usage
+    return dict(texts), reasons, usage, order
+
+
+def test_samples_share_their_prompt_and_differ_by_their_seeds(fabric):
+    asked = {"model": "prose", "temperature": 2.0, "seed": 7, "max_tokens": 12}
+    before = agents(fabric)
+    alone = [
+        fabric.openai.chat.completions.create(messages=LONG, **{**asked, "seed": 7 + i})
+        for i in range(3)
+    ]
+    fabric.http.delete(f"/v1/agents/{next(iter(agents(fabric) - before))}")
+    made = fabric.openai.chat.completions.create(messages=LONG, n=3, **asked)
+    texts = [choice.message.content for choice in made.choices]
+    assert [choice.index for choice in made.choices] == [0, 1, 2]
+    assert texts == [each.choices[0].message.content for each in alone]
+    assert len(set(texts)) == 3
+    assert made.usage.prompt_tokens == alone[0].usage.prompt_tokens
+    counts = [each.usage.completion_tokens for each in alone]
+    assert made.usage.completion_tokens == sum(counts)
+    stream = fabric.openai.chat.completions.create(
+        messages=LONG, n=3, stream=True, stream_options={"include_usage": True}, **asked
+    )
+    streamed, reasons, usage, order = choices_of(stream)
+    assert [streamed[i] for i in range(3)] == texts
+    assert reasons == {i: each.choices[0].finish_reason for i, each in enumerate(alone)}
+    assert usage.completion_tokens == sum(counts)
+    assert order != sorted(order)
+
+
+@pytest.mark.parametrize("pick", [0, 2])
+def test_the_next_turn_goes_on_with_whichever_choice_comes_back(fabric, pick):
+    told = [{"role": "user", "content": f"{FACTS} Say something, {pick}."}]
+    before = agents(fabric)
+    made = fabric.openai.chat.completions.create(
+        model="prose", messages=told, n=3, temperature=2.0, seed=3, max_tokens=9
+    )
+    assert len(agents(fabric) - before) == 1
+    answer = {"role": "assistant", "content": made.choices[pick].message.content}
+    again = fabric.chat([*told, answer, *USER])
+    assert again.cached_tokens >= made.usage.prompt_tokens - 1
+    assert again.agent in agents(fabric) - before
+    assert len(agents(fabric) - before) == 1
+
+
+def test_samples_of_a_named_agent_leave_only_it(fabric):
+    headers = {"X-Agent-ID": "chooser"}
+    before = agents(fabric)
+    made = fabric.openai.chat.completions.create(
+        model="prose", messages=LONG, n=4, max_tokens=9, extra_headers=headers
+    )
+    assert len(made.choices) == 4
+    assert agents(fabric) - before == {"chooser"}
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_the_prompt_of_all_samples_is_computed_once(fabric, api, monkeypatch):
+    computed, prefill = [], Engine.prefill
+
+    def counted(engine, cache, tokens):
+        computed.append(len(tokens))
+        return prefill(engine, cache, tokens)
+
+    monkeypatch.setattr(Engine, "prefill", counted)
+    text = f"{api} once. {FACTS}"
+    asked = {"model": "prose", "n": 5, "max_tokens": 3}
+    if api == "chat":
+        messages = [{"role": "user", "content": text}]
+        made = fabric.openai.chat.completions.create(messages=messages, **asked)
+    else:
+        made = fabric.openai.completions.create(prompt=text, **asked)
+    assert made.usage.prompt_tokens > 800
+    assert sum(computed) == made.usage.prompt_tokens - 1
+    assert made.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_several_prompts_are_answered_in_order(fabric):
+    prompts = ["The harbor color of Ann is red. The harbor color of Ann is", "one two", "The"]
+    alone = [
+        fabric.openai.completions.create(model="prose", prompt=p, temperature=0) for p in prompts
+    ]
+    made = fabric.openai.completions.create(model="prose", prompt=prompts, temperature=0)
+    assert [c.text for c in made.choices] == [each.choices[0].text for each in alone]
+    assert made.usage.prompt_tokens == sum(each.usage.prompt_tokens for each in alone)
+    twice = fabric.openai.completions.create(
+        model="prose",
+        prompt=prompts,
+        temperature=0,
+        n=2,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    texts, _, usage, _ = choices_of(twice)
+    assert [texts[i] for i in range(6)] == [c.text for c in made.choices for _ in range(2)]
+    assert usage.prompt_tokens == made.usage.prompt_tokens
+    assert usage.completion_tokens == 2 * made.usage.completion_tokens
+
+
+def test_prompts_in_tokens_answer_like_their_text(fabric):
+    text = "The harbor color of Ann is red. The harbor color of Ann is"
+    tokenizer = next(iter(fabric.services.values())).node.tokenizer
+    ids = tokenizer.encode(text, special_prefix=True).ids
+    told = fabric.openai.completions.create(model="prose", prompt=text, temperature=0)
+    for prompt in (ids, [ids]):
+        made = fabric.openai.completions.create(model="prose", prompt=prompt, temperature=0)
+        assert made.choices[0].text == told.choices[0].text
+        assert made.usage.prompt_tokens == len(ids)
+    assert made.usage.prompt_tokens_details.cached_tokens == len(ids) - 1
+    with pytest.raises(openai.BadRequestError) as caught:
+        fabric.openai.completions.create(model="prose", prompt=[10**9])
+    assert caught.value.param == "prompt"
+
+
+def test_best_of_keeps_the_most_probable(fabric):
+    asked = {"model": "prose", "prompt": "one two", "temperature": 2.0, "seed": 1}
+    all_of_them = fabric.openai.completions.create(n=6, logprobs=0, **asked)
+
+    def mean(choice):
+        return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
+
+    best = sorted(all_of_them.choices, key=mean, reverse=True)[:2]
+    made = fabric.openai.completions.create(n=2, best_of=6, **asked)
+    assert [c.text for c in made.choices] == [c.text for c in best]
+    assert [c.index for c in made.choices] == [0, 1]
+    assert made.choices[0].logprobs is None
+    assert made.usage.completion_tokens == all_of_them.usage.completion_tokens
+
+
+@pytest.mark.parametrize("max_tokens", [0, 3])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_echoed_with_its_probabilities(fabric, max_tokens, stream):
+    service = next(iter(fabric.services.values()))
+    text = f"{FACTS} The vault code of number 41 is"
+    ids = service.node.tokenizer.encode(text, special_prefix=True).ids
+    before = agents(fabric)
+    asked = {"model": "prose", "prompt": ids, "temperature": 0, "max_tokens": max_tokens}
+    made = fabric.openai.completions.create(echo=True, logprobs=2, stream=stream, **asked)
+    if stream:
+        chunks = [chunk.choices[0] for chunk in made if chunk.choices]
+        said = "".join(each.text for each in chunks)
+        logprobs = [each.logprobs.token_logprobs for each in chunks if each.logprobs]
+        told = [value for each in logprobs for value in each]
+        reason = chunks[-1].finish_reason
+    else:
+        (choice,) = made.choices
+        said, told, reason = choice.text, choice.logprobs.token_logprobs, choice.finish_reason
+        assert choice.logprobs.top_logprobs[0] is None
+        assert choice.logprobs.text_offset[:2] == [0, len(choice.logprobs.tokens[0])]
+        assert made.usage.prompt_tokens == len(ids)
+        assert made.usage.completion_tokens == max_tokens
+    assert said.startswith(text)
+    assert (said == text) == (max_tokens == 0)
+    assert reason == "length"
+    assert told[0] is None
+    assert len(told) == len(ids) + max_tokens
+    expected = probabilities(service, ids)
+    off = [abs(a - b) for a, b in zip(told[1 : len(ids)], expected, strict=True)]
+    assert sum(off) / len(off) < KV_ERROR_MAX
+    assert agents(fabric) == before
+
+
+def probabilities(service, ids):
+    """Compute each token's by the bare model, without any cache of ours."""
+    engine = service.node.engine
+
+    def compute():
+        logits = engine.engine.model(mx.array([ids]))[0].astype(mx.float32)
+        logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        return [logits[at, token].item() for at, token in enumerate(ids[1:])]
+
+    return service._on_loop(engine.between_steps(compute)).result()
+
+
+def test_an_echo_without_probabilities_is_text_alone(fabric):
+    made = fabric.openai.completions.create(
+        model="prose", prompt="one two", echo=True, max_tokens=4, temperature=0, n=2
+    )
+    alone = fabric.openai.completions.create(
+        model="prose", prompt="one two", max_tokens=4, temperature=0
+    )
+    assert [c.text for c in made.choices] == ["one two" + alone.choices[0].text] * 2
+    assert made.choices[0].logprobs is None
+
+
+def test_an_error_of_one_ends_all(fabric):
+    with pytest.raises(openai.BadRequestError) as caught:
+        fabric.openai.completions.create(model="prose", prompt=["fine", [10**6]], n=2)
+    assert caught.value.param == "prompt"
+
+
+def test_a_client_that_leaves_ends_all(fabric):
+    stream = fabric.openai.chat.completions.create(
+        model="prose",
+        messages=USER,
+        n=4,
+        max_tokens=100_000,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    assert any(service.node.live_turns for service in fabric.services.values())
+    stream.close()
+    for service in fabric.services.values():
+        wait_until(lambda live=service.node.live_turns: not len(live))
