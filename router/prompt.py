@@ -31,6 +31,7 @@ class Prompt:
     bytes_count: int = 0
     extends: bool = False  # the text begins with all that the agent remembers
     ids: tuple[int, ...] | None = field(default=None, repr=False)
+    continues: bool = False  # the last message is an answer that is begun
     echo: bool = False  # it is told before its answer, and not kept
 
     @property
@@ -43,14 +44,21 @@ def chat_prompt(
     messages: Sequence[Message],
     tools: list[Any] | None = None,
     template_options: Mapping[str, Any] | None = None,
+    *,
+    continues: bool = False,
 ) -> Prompt:
-    """Sketch a chat; its opening is all up to the first user message."""
+    """Sketch a chat; its opening is all up to the first user message.
+
+    Of an answer that is begun the sketch has nothing: its next turn brings more of it.
+    """
     chunks = list(canonical_chunks(messages, tools))
+    said = chunks[:-1] if continues else chunks
     return Prompt(
         messages=tuple(messages),
         tools=tools,
         template_options=dict(template_options or {}),
-        sketch=sketch_chunks(chunks),
+        continues=continues,
+        sketch=sketch_chunks(said),
         opening=xxh3_64(b"".join(_opening(chunks, messages))).intdigest(),
         bytes_count=sum(map(len, chunks)),
     )

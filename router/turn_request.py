@@ -63,6 +63,7 @@ class TurnRequest:
             messages=prompt.messages,
             prompt=prompt.text,
             prompt_ids=prompt.ids,
+            continues=prompt.continues,
             echo=prompt.echo,
             is_kept=self.is_kept,
             beside=self.beside,

@@ -125,6 +125,7 @@ class GenerateRequest:
     prompt_ids: tuple[int, ...] | None = None  # a raw prompt in the model's own tokens
     echo: bool = False  # the prompt is told before its answer, with log probabilities if asked for
     is_kept: bool = True
+    continues: bool = False  # the last message is an answer that is begun
     beside: AgentId | None = None  # whose conversation a turn shares that is not kept
 
     @property

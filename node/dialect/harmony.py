@@ -68,6 +68,7 @@ class HarmonyReader:
     def begin(self, tail: str) -> None:
         self.feed(tail)
         self._left = ""
+        self._stops.begin_again()
         self._has_said = set()
 
     def feed(self, text: str) -> Shown:

@@ -70,7 +70,6 @@ class MarkedReader:
         self._said.begin_again()
         self._thought.begin_again()
         self._stops.begin_again()
-        self._is_at_start = True
 
     def feed(self, text: str) -> Shown:
         shown = Shown()

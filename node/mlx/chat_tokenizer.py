@@ -23,6 +23,7 @@ from node.dialect.family import PLAIN
 from node.dialect.folding import Rendered, render_folded
 from node.dialect.harmony import FINAL, HARMONY_EFFORTS, HarmonyReader
 from node.dialect.offered_tool import OfferedTool
+from node.dialect.open_message import left_open, up_to_mark
 from node.dialect.reader import MarkedReader, Reader
 from node.dialect.spelling import Messages, spelled
 from node.dialect.writing import Style
@@ -161,14 +162,20 @@ class ChatTokenizer:
         options: dict[str, Any],
         *,
         opens_answer: bool = True,
+        continues: bool = False,
     ) -> Rendered:
-        """Render, and say what was folded for a template that refuses or drops a message."""
+        """Render, and say what was folded for a template that refuses or drops a message.
+
+        With `continues`, the text ends where the last message's does, which is an answer's.
+        """
         options = self._options(options)
+        opens_answer = opens_answer and not continues
 
         def attempt(tried: Messages) -> str:
-            return self.template.render(tried, tools, options, opens_answer=opens_answer)
+            text = self.template.render(tried, tools, options, opens_answer=opens_answer)
+            return up_to_mark(text) if continues else text
 
-        made = spelled(messages, self.template.traits)
+        made = spelled(left_open(messages) if continues else messages, self.template.traits)
         return render_folded(made, attempt, is_strict=self._told.is_strict)
 
     def _options(self, asked: dict[str, Any]) -> dict[str, Any]:

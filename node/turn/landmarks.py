@@ -47,7 +47,10 @@ class Landmarks:
                 return b""
             return text.encode()
 
-        conversation = self._conversation(messages, plan, render)
+        if request.continues:  # the answer that is begun is none of the conversation yet
+            conversation = self._behind(messages[:-1], plan, render)
+        else:
+            conversation = self._conversation(messages, plan, render)
         behind = plan.ids[conversation + 1 :] if conversation else ()
         opens_more = any(token in self.tokenizer.cut_texts for token in behind)
         marks = PromptMarks(conversation=conversation, opens_more=opens_more)
@@ -87,11 +90,17 @@ class Landmarks:
         for opening in self._openings:
             if text.endswith(opening):
                 return _tokens(plan, len(text) - len(opening))
-        count = _tokens(plan, common_prefix(render(messages), text))
+        count = self._behind(messages, plan, render)
+        if count:
+            known = {*self._openings, text[plan.ends[count - 1] :]}
+            self._openings = tuple(sorted(known, key=len, reverse=True)[:ANSWER_OPENINGS_MAX])
+        return count
+
+    def _behind(self, messages: Sequence[Message], plan: PromptPlan, render: Render) -> int:
+        """Count the tokens of these messages, where a special one follows."""
+        count = _tokens(plan, common_prefix(render(messages), plan.text))
         if not 0 < count < len(plan.ids) or plan.ids[count] not in self.tokenizer.cut_texts:
             return 0
-        known = {*self._openings, text[plan.ends[count - 1] :]}
-        self._openings = tuple(sorted(known, key=len, reverse=True)[:ANSWER_OPENINGS_MAX])
         return count
 
 

@@ -69,7 +69,9 @@ class Prompts:
         else:
             messages = [template_form(message) for message in request.messages or ()]
             options = request.template_options
-            rendered = self.tokenizer.rendered(messages, request.tools, options)
+            rendered = self.tokenizer.rendered(
+                messages, request.tools, options, continues=request.continues
+            )
         text = rendered.text
         try:
             size_bytes = len(text) if text.isascii() else len(text.encode())

@@ -57,6 +57,11 @@ class ShownAnswer:
         uses = tuple(ToolUse(call.name, call.arguments, call.id) for call in self._calls)
         said, thought = ("".join(self._texts),), "".join(self._thoughts)
         answer = Message(MessageRole.ASSISTANT, said, reasoning=thought or None, uses=uses)
+        if request.continues:
+            *before, begun = request.messages
+            thought = (begun.reasoning or "") + thought
+            answer = replace(answer, texts=begun.texts + said, reasoning=thought or None)
+            return remember(answers, before, answer)
         return remember(answers, request.messages, answer)
 
 
@@ -80,7 +85,9 @@ def put_back(
         return PutBack(request, note)
     at = list(places(messages))
     said = known(request, [at[answer] for answer in answers])
-    whole = list(_with_answers(messages, at, said)) if said else messages
+    whole = list(_with_answers(messages, at, said)) if said else list(messages)
+    if request.continues:  # from the very character that the client gave
+        whole[-1] = replace(whole[-1], texts=messages[-1].texts)
     thoughts = sum(a.reasoning != b.reasoning for a, b in zip(messages, whole, strict=True))
     spellings = sum(_spelling(a) != _spelling(b) for a, b in zip(messages, whole, strict=True))
     note += f"; restored reasoning: {thoughts}" if thoughts else ""

@@ -16,6 +16,7 @@ from router.anthropic.content import (
     tool_use,
     unbilled,
 )
+from router.api.begun_answer import without_empty
 from router.api.joined_messages import JoinedMessages
 from router.http.fields import Fields, refuse, require_object, require_text
 
@@ -40,10 +41,7 @@ def parse_conversation(fields: Fields, notes: Notes) -> list[Message]:
             said.add(message)
     if not said.messages:
         refuse(fields.param("messages"), "nobody says anything")
-    if said.messages[-1].role is MessageRole.ASSISTANT:
-        why = "an answer that is begun cannot be continued: end with a message of the user"
-        refuse(fields.param("messages"), why, "prefill_unsupported")
-    return said.messages
+    return without_empty(said.messages, fields.param("messages"))
 
 
 def _system(content: Any, param: str, notes: Notes) -> Message:

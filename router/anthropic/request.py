@@ -20,6 +20,7 @@ from router.anthropic.messages import parse_conversation
 from router.anthropic.tools import parse_choice, parse_tools
 from router.api.adapter import Asked
 from router.api.answer_format import answer_format
+from router.api.begun_answer import is_begun, refuse_format
 from router.api.template_options import THINKING_SWITCHES, template_options, with_effort
 from router.http.fields import Fields, refuse, require_text, unsupported
 from router.http.turn_headers import expected_next, identify, priority_of
@@ -72,8 +73,9 @@ def parse_prompt(fields: Fields, notes: Notes) -> AskedPrompt:
         with_effort(options, effort)
     for name in THINKING_SWITCHES:
         options.setdefault(name, shows_thoughts)
-    said = chat_prompt(messages, tools or None, options)
-    prompt = replace(said, reads_calls=reads_calls, calls=calls)
+    continues = is_begun(messages, "messages")
+    made = chat_prompt(messages, tools or None, options, continues=continues)
+    prompt = replace(made, reads_calls=reads_calls, calls=calls)
     return AskedPrompt(model, prompt, shows_thoughts)
 
 
@@ -85,6 +87,8 @@ def parse_request(headers: Mapping[str, str], body: dict[str, Any]) -> Anthropic
     if stream and only_warms:
         refuse("max_tokens", "nothing can be streamed of an answer without tokens")
     sampling = _sampling(fields)
+    if said.prompt.continues:
+        refuse_format(sampling, "output_config.format", said.prompt.calls)
     if fields.raw("service_tier") not in (None, *_TIERS):
         refuse("service_tier", f"expected one of {', '.join(_TIERS)}")
     return AnthropicRequest(

@@ -1,12 +1,14 @@
 """The body of POST /v1/chat/completions: unknown fields are ignored, known ones are checked."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fabric.limits import COMPLETION_TOKENS_MAX, TOOLS_MAX, TOP_LOGPROBS_MAX
 from fabric.turn.call_choice import CallChoice
+from fabric.turn.messages import Message, MessageRole
 from router.api.adapter import Several
+from router.api.begun_answer import is_begun, refuse_format, without_empty
 from router.api.billing_line import ignored_lines, without_billing_lines
 from router.api.template_options import template_options, with_effort
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
@@ -39,8 +41,15 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiReques
     sampling = parse_sampling(
         fields, max_tokens=limit or COMPLETION_TOKENS_MAX, logprobs=_logprobs(fields)
     )
+    continues = _continues(fields, messages)
+    if continues:
+        refuse_format(sampling, "response_format", calls)
+        messages = without_empty(messages, "messages")
+        continues = is_begun(messages, "messages")
     prompt = replace(
-        chat_prompt(without_billing_lines(messages), tools, _template_options(fields)),
+        chat_prompt(
+            without_billing_lines(messages), tools, _template_options(fields), continues=continues
+        ),
         reads_calls=reads_calls,
         calls=calls,
     )
@@ -57,6 +66,24 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiReques
         ignored=ignored_lines(messages),
         several=Several((prompt,), count, count) if count > 1 else None,
     )
+
+
+def _continues(fields: Fields, messages: Sequence[Message]) -> bool:
+    """Say whether the last message is to be gone on with: OpenAI's own API answers it."""
+    named, opens = "continue_final_message", "add_generation_prompt"
+    is_asked = fields.flag(named)
+    if is_asked and fields.flag(opens):
+        refuse(named, f"{opens} asks for a message of its own")
+    last = Fields(fields.raw("messages")[-1], f"messages[{len(messages) - 1}].")
+    wishes = {
+        named: is_asked,
+        opens: fields.raw(opens) is False,
+        last.param("prefix"): last.flag("prefix"),
+    }
+    wish = next((name for name, holds in wishes.items() if holds), None)
+    if wish is not None and messages[-1].role is not MessageRole.ASSISTANT:
+        refuse(wish, "the last message is no answer that could be continued")
+    return wish is not None
 
 
 def _logprobs(fields: Fields) -> int | None:

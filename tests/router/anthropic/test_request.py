@@ -263,7 +263,18 @@ REFUSED = [
         {"messages": [assistant({"type": "tool_use", "name": "n", "input": {}})]},
         "messages[0].content[0].id",
     ),
-    ({"messages": [assistant(text("begun"))]}, "messages"),
+    (
+        {"messages": [assistant({"type": "tool_use", "id": "1", "name": "n", "input": {}})]},
+        "messages",
+    ),
+    ({"messages": [assistant(text(""))]}, "messages"),
+    (
+        {
+            "messages": [user(text("x")), assistant(text("begun"))],
+            "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+        },
+        "output_config.format",
+    ),
     ({"messages": [user(text("x", cache_control={"type": "y"}))]}, None),
     ({"messages": [user(text("x", cache_control={"type": "ephemeral", "ttl": "9d"}))]}, None),
     ({"system": 5}, "system"),
