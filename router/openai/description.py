@@ -3,13 +3,16 @@
 from typing import Final
 
 from fabric.limits import (
+    ANSWERS_PER_PROMPT_MAX,
     COMPLETION_TOKENS_MAX,
     KEY_CHARS_MAX,
     LOGIT_BIAS_MAX,
     MESSAGE_NAME_CHARS_MAX,
     MESSAGES_MAX,
+    PROMPTS_MAX,
     STOP_STRING_CHARS_MAX,
     STOP_STRINGS_MAX,
+    TOKEN_ID_MAX,
     TOOLS_MAX,
     TOP_LOGPROBS_MAX,
 )
@@ -46,8 +49,6 @@ _SHORT: Final = text(maxLength=KEY_CHARS_MAX)
 _TOKENS: Final = integer(1, COMPLETION_TOKENS_MAX)
 # Of all three kinds of turns.
 SAMPLING: Final[dict[str, Schema]] = {
-    "n": integer(1, 1),
-    "best_of": integer(1, 1),
     "temperature": number(0, 2),
     "top_p": number(0, 1),
     "top_k": integer(-1, 1 << 31),
@@ -104,11 +105,17 @@ _MESSAGE: Final = body(
     tool_call_id=text(maxLength=MESSAGE_NAME_CHARS_MAX),
     reasoning_content=text(),
     reasoning=ANYTHING,
+    prefix=FLAG,
 )
 _FUNCTION: Final = body({"name": text(minLength=1)}, description=text(), parameters=OBJECT)
 CHOICE: Final = either(one_of("auto", "none", "required"), OBJECT)
+_COUNT: Final = integer(1, ANSWERS_PER_PROMPT_MAX)
 _CHAT: Final = body(
     {"model": text(), "messages": array(_MESSAGE, MESSAGES_MAX, 1)},
+    n=_COUNT,
+    best_of=integer(1, 1),
+    continue_final_message=FLAG,
+    add_generation_prompt=FLAG,
     **STREAMED,
     **SAMPLING,
     **IDENTITY,
@@ -125,14 +132,21 @@ _CHAT: Final = body(
     modalities=ANYTHING,
     audio=ANYTHING,
 )
+_TEXT: Final = text(minLength=1)
+_IDS: Final = array(integer(0, TOKEN_ID_MAX), None, 1)
 _COMPLETION: Final = body(
-    {"model": text(), "prompt": either(text(minLength=1), array(text(minLength=1), 1, 1))},
+    {
+        "model": text(),
+        "prompt": either(_TEXT, _IDS, array(either(_TEXT, _IDS), PROMPTS_MAX, 1)),
+    },
+    n=_COUNT,
+    best_of=_COUNT,
     **STREAMED,
     **SAMPLING,
     **IDENTITY,
-    max_tokens=_TOKENS,
+    max_tokens=integer(0, COMPLETION_TOKENS_MAX),
     logprobs=integer(0, TOP_LOGPROBS_MAX),
-    echo=ANYTHING,
+    echo=FLAG,
     suffix=ANYTHING,
 )
 _USAGE: Final = answer(
@@ -194,7 +208,7 @@ DESCRIBED: Final = (
         "POST",
         "/v1/completions",
         "openai",
-        "Continues one raw prompt, without a chat template.",
+        "Continues raw prompts, without a chat template.",
         {JSON: ref("Completion"), EVENTS: EVENT},
         WRITES,
         body=_COMPLETION,

@@ -85,6 +85,7 @@ class Driver:
     has_ids: bool = False
     tenant: TenantId = TENANT
     options: dict[str, Any] = field(default_factory=dict)
+    continues: bool = False  # the last message is an answer that is begun
     turns: list[Reuse] = field(default_factory=list)
     computed: list[list[int]] = field(default_factory=list)
 
@@ -97,7 +98,9 @@ class Driver:
         end = (answer.call and self.shape.end_of_call) or self.shape.end
         (self.script.end,) = tokenizer.encode(end).ids
         self.script.tokens.extend(tokenizer.encode(self.shape.say(answer)).ids)
-        prompt = chat_prompt(read_messages(messages), tools, {**self.shape.options, **self.options})
+        options = {**self.shape.options, **self.options}
+        said = read_messages(messages)
+        prompt = chat_prompt(said, tools, options, continues=self.continues)
         request = GenerateRequest(
             operation=OperationId(f"traffic-{next(_operations):06d}"),
             tenant=self.tenant,
@@ -107,6 +110,7 @@ class Driver:
             tools=prompt.tools,
             template_options=prompt.template_options,
             sketch=prompt.sketch,
+            continues=prompt.continues,
         )
 
         async def drain() -> list[Any]:

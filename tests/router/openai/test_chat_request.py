@@ -382,3 +382,11 @@ def test_any_message_is_parsed_or_refused_with_a_4xx(value):
 
     for message in (value, said, called):
         assert status_of({**SMALLEST, "messages": [message]}) in (200, 400)
+
+
+def test_of_an_answer_that_is_begun_the_sketch_has_nothing():
+    said = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One"}]
+    begun = parse(messages=said, continue_final_message=True).prompt
+    assert begun.continues
+    assert begun.messages == parse(messages=said).prompt.messages
+    assert begun.sketch == parse(messages=said[:1]).prompt.sketch
