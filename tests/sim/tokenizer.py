@@ -57,7 +57,8 @@ class SimTokenizer:
     def render(self, messages, tools, options, *, opens_answer=True):
         return render(messages, opens_answer=opens_answer)
 
-    def rendered(self, messages, tools, options):
+    def rendered(self, messages, tools, options, *, continues=False):
+        assert not continues, "no client here begins answers"
         return Rendered(render(messages))
 
     def reader(self, prompt, stop, tools, call_seed, choice):
