@@ -101,6 +101,7 @@ BODIES_BYTES_MAX: Final = 16 * BODY_BYTES_MAX  # of all requests being served; o
 BODIES_ARRIVING_BYTES_MAX: Final = 3 * BODY_BYTES_MAX  # not complete yet; one tenant: half
 BODY_GRACE_S: Final = 10.0  # for a body's first bytes; then
 BODY_BYTES_PER_S_MIN: Final = 32 * KIB  # of waiting for it
+RETRY_AFTER_S_MAX: Final = 60.0  # clients of today take no longer one for their own back-off
 STREAM_SILENCE_S: Final = 4.0  # before a stream says that it lives: clients give up after 5
 REQUESTS_MAX: Final = 2_048  # being served at once; one tenant: half
 TURN_BODY_BYTES_MAX: Final = BODY_BYTES_MAX + 2 * MIB  # the client's, and what the router adds

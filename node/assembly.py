@@ -263,7 +263,16 @@ def _turns(
     table, store, hot = ground.table, ground.store, tiers.hot
     prompts = Prompts(identity, tokenizer, Encoders(), engine.budget, Landmarks(tokenizer))
     grammars = _grammars(identity, tokenizer)
-    claims = Claims(table, tiers.budget, ground.erased, moves.moves, engine.moving, hot, health)
+    claims = Claims(
+        table,
+        tiers.budget,
+        ground.erased,
+        moves.moves,
+        engine.moving,
+        hot,
+        health,
+        engine.retry_after_s,
+    )
     prefixes = Prefixes(identity, store, ground.workers, engine, tiers.prefetches, health, table)
     sequences = Sequences(identity, tokenizer, prefixes, engine, hot, health)
     savers = Savers(ground.clock, table, tiers.writers, tiers.unsaved, ground.service_time, health)

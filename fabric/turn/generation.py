@@ -147,7 +147,16 @@ class Admitted:
     cached_tokens: int
     match_reason: str  # where and why the match ended, in words without prompt text
     template: tuple[str, ...] = ()  # what was done to the messages for the model's template
+    system: str = ""  # short for the model and all that changes its bits
     event: str = "admitted"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilling:
+    """So many of the prompt's tokens are in the cache, and more are to come."""
+
+    tokens: int
+    event: str = "prefilling"
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +274,11 @@ class ContinuedPrompt:
     text: str | None
 
 
-Event = Admitted | Delta | ToolCallPart | ToolCalls | Finished | HandedOver | Failed
+Event = Admitted | Prefilling | Delta | ToolCallPart | ToolCalls | Finished | HandedOver | Failed
 
 _EVENTS: dict[str, type[Event]] = {
     "admitted": Admitted,
+    "prefilling": Prefilling,
     "delta": Delta,
     "tool_call_part": ToolCallPart,
     "tool_calls": ToolCalls,

@@ -17,6 +17,7 @@ from fabric.errors import OverloadedError, RetryLaterError
 from fabric.limits import BLOCKED_POLL_S, ENGINE_CALLS_MAX
 from fabric.ports import Clock
 from fabric.turn.generation import Priority
+from fabric.turn.retry_after import retry_after_s
 from node.engine.memory_budget import MemoryBudget
 from node.engine.moving_streams import MovingStreams
 from node.engine.scheduler import Scheduler
@@ -165,7 +166,12 @@ class EngineThread:
         queued = [*self._arrivals, *self._queue.undecoded]
         reason = refusal(queued, tenant, priority, self._waiting_max)
         if reason is not None:
-            raise OverloadedError(reason)
+            raise OverloadedError(reason, retry_after_s=self.retry_after_s(len(queued)))
+
+    def retry_after_s(self, waiting_count: int, places: int | None = None) -> float:
+        """Say when to come again where so many stand in line for all places, or so many."""
+        running_count = len(self._queue.running) if places is None else places
+        return retry_after_s(waiting_count, running_count, self._scheduler.turn_speed.per_s)
 
     def _run(self) -> None:
         is_useful = True

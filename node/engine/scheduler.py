@@ -48,6 +48,7 @@ class Scheduler:
         self.queue = RunQueue()
         self.prefill_speed = Speed()
         self.decode_speed = Speed()
+        self.turn_speed = Speed()  # of one place: turns that ran to their end
         self._clock = clock
         self._budget = budget
         self._active_max = active_max
@@ -182,6 +183,8 @@ class Scheduler:
         for other in move.passed:
             other.passed_count += 1
         sequence.served_s = self._clock.monotonic_s()
+        if sequence.started_s is None:
+            sequence.started_s = sequence.served_s
         self._starts_count += 1
         self._started[sequence.tenant] = self._starts_count
         self.queue.run(sequence)
@@ -233,6 +236,8 @@ class Scheduler:
 
     def _step(self) -> None:
         for sequence in decode_step(self._ready_engine, list(self.queue.decoding)):
+            if sequence.started_s is not None:
+                self.turn_speed.add(1, self._clock.monotonic_s() - sequence.started_s)
             self._leave(sequence)
 
     def _prefill(self) -> bool:

@@ -21,6 +21,13 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
+class Computed:
+    """So many of the prompt's tokens are in the cache, and more are to come."""
+
+    tokens_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The prompt is in the cache; decoding begins."""
 
@@ -66,7 +73,7 @@ class PromptEcho:
     scored: list[TokenLogprob] | None = None
 
 
-SequenceEvent = Granted | Started | Produced | Ended | Broke
+SequenceEvent = Granted | Computed | Started | Produced | Ended | Broke
 
 
 def _never() -> bool:
@@ -126,6 +133,7 @@ class Sequence:
     # What the scheduler keeps about it.
     reservation: Reservation | None = None
     order: int = 0  # of arrival
+    started_s: float | None = None  # when it first had its memory
     served_s: float = 0.0  # when it last got anything done, or arrived
     served_order: int = 0  # of its last prefill chunk among all chunks
     passed_count: int = 0  # smaller ones that overtook it while it waited for memory

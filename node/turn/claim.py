@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fabric.errors import (
@@ -41,6 +41,7 @@ class Claims:
     moving: MovingStreams
     hot: HotTier
     health: Health
+    retry_after_s: Callable[[int, int], float]  # of a line of so many, for so many places
 
     @contextlib.asynccontextmanager
     async def hold(self, request: GenerateRequest, text: str) -> AsyncIterator[Agent]:
@@ -108,7 +109,8 @@ class Claims:
                 return agent
             agent.turn_lock.release()
         message = f"{AGENT_TURNS_WAITING_MAX} turns already wait for this agent"
-        raise OverloadedError(message)
+        wait_s = self.retry_after_s(AGENT_TURNS_WAITING_MAX, 1)
+        raise OverloadedError(message, retry_after_s=wait_s)
 
     def answers(self, request: GenerateRequest, places: Sequence[int]) -> Answers:
         """Return what is known of a chat's answers: by whom it is with, and by others."""

@@ -7,7 +7,7 @@ what there is, `begin` (on the engine thread) and `restore` make it so.
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Final, cast
 
 from fabric.control.node_calls import LastMatch
 from fabric.ids import TenantId
@@ -27,6 +27,8 @@ from node.store.agent_store import AgentStore
 from node.store.available_blocks import AvailableBlocks, available_blocks
 from node.tiers.prefetch import Prefetches
 from node.tiers.restore import load_blocks
+
+SYSTEM_DIGITS: Final = 12  # of a fingerprint, as many as OpenAI's have
 
 
 class _NotMade:
@@ -174,6 +176,7 @@ class Prefixes:
             prompt_tokens=len(plan.ids),
             cached_tokens=cached,
             match_reason=reason,
+            system=f"fp_{self.identity.fingerprint.hex()[:SYSTEM_DIGITS]}",
         )
 
     async def _best_prefix(self, agent: Agent, plan: PromptPlan, usable: int) -> CachedPrefix:

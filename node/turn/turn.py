@@ -23,6 +23,7 @@ from fabric.turn.generation import (
     FinishReason,
     GenerateRequest,
     HandedOver,
+    Prefilling,
     Resumption,
 )
 from fabric.turn.prompt_limit import PromptLimit
@@ -32,7 +33,7 @@ from node.dialect.folding import Rendered
 from node.dialect.shown import Shown
 from node.engine.delivery import finish_reason, produced
 from node.engine.engine_thread import EngineThread
-from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent, Started
+from node.engine.sequence import Broke, Computed, Ended, Produced, Sequence, SequenceEvent, Started
 from node.grammar.answer_matcher import AnswerMatcher
 from node.mlx.answer import Answer
 from node.mlx.engine import SampledToken
@@ -377,6 +378,8 @@ class Turn:
                 saver.note_decoding()
                 for each in echo_events(self._sequence):
                     self._emit(each)
+            elif isinstance(event, Computed):
+                self._emit(Prefilling(event.tokens_count))
             elif isinstance(event, Produced):
                 index = event.index
                 self._show(index, event.shown, event)

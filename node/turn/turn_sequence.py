@@ -13,7 +13,15 @@ from fabric.turn.generation import CacheTier, GenerateRequest
 from node.agents.agent import Agent
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import Reservation
-from node.engine.sequence import Broke, Ended, Granted, PromptEcho, Sequence, SequenceEvent
+from node.engine.sequence import (
+    Broke,
+    Computed,
+    Ended,
+    Granted,
+    PromptEcho,
+    Sequence,
+    SequenceEvent,
+)
 from node.mlx.answer import Answer
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.runtime.health import Health
@@ -86,6 +94,8 @@ class Sequences:
         def reached(tokens_count: int) -> None:
             if tokens_count in sequence.stops:
                 sequence.cache.take_snapshot()
+            if tokens_count < len(ids) - 1:
+                emit(Computed(tokens_count))
 
         sequence = Sequence(
             cache=prepared.cache,

@@ -59,7 +59,9 @@ async def answer_turn(adapter: ApiAdapter[Any], desk: Desk, request: Request) ->
     if asked.stream:
         events = opened.parts() if adapter.streams_calls else opened.events()
         frames = adapter.frames(asked, opened.admitted, cast("Any", events))
-        return EventStream(frames, headers, opened.close, adapter, adapter.idle)
+        return EventStream(
+            frames, headers, opened.close, adapter, adapter.idle, lambda: opened.progress
+        )
     try:
         answer = await unless_gone(request, gather(opened))
     finally:
@@ -81,7 +83,7 @@ async def _answer_several(
     headers = _headers(asked, admitted)
     if asked.stream:
         frames = adapter.all_frames(asked, lambda: fan.admitted, fan.parts())
-        return EventStream(frames, headers, fan.close, adapter, adapter.idle)
+        return EventStream(frames, headers, fan.close, adapter, adapter.idle, lambda: fan.progress)
     try:
         answers = await unless_gone(request, fan.gather())
     finally:

@@ -28,6 +28,14 @@ def frame(value: Any, event: str | None = None, number: str | None = None) -> by
     return name + seen + b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
+def idle_frame(idle: bytes, progress: object) -> bytes:
+    """Tell how far the work is in a comment, which clients' parsers leave out."""
+    if progress is None:
+        return idle
+    comment = f": {progress}\n".encode()
+    return comment + (b"\n" if idle == COMMENT else idle)
+
+
 async def guarded(
     frames: AsyncGenerator[bytes, None], dialect: ErrorDialect
 ) -> AsyncGenerator[bytes, None]:
@@ -57,9 +65,10 @@ class EventStream(StreamingResponse):
         close: Callable[[], Awaitable[None]],
         dialect: ErrorDialect,
         idle: bytes = COMMENT,
+        progress: Callable[[], object] = lambda: None,
     ) -> None:
-        """Send `idle` whenever nothing else was sent for a while."""
-        self._idle = idle
+        """Send `idle` whenever nothing else was sent for a while, and how far the work is."""
+        self._idle = lambda: idle_frame(idle, progress())
         self._frames = guarded(frames, dialect)
         self._close = close
         super().__init__(
@@ -90,9 +99,9 @@ class EventStream(StreamingResponse):
 class _Silence:
     """Breaks a stream's silences, so that neither clients nor proxies take it for dead."""
 
-    def __init__(self, send: Send, idle: bytes) -> None:
+    def __init__(self, send: Send, idle: Callable[[], bytes]) -> None:
         self._send = send
-        self._idle: Message = {"type": "http.response.body", "body": idle, "more_body": True}
+        self._idle = idle
         self._loop = asyncio.get_running_loop()
         self._last_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
@@ -124,4 +133,5 @@ class _Silence:
     async def _say(self) -> None:
         if not self._has_ended:
             self._last_s = self._loop.time()
-            await self._send(self._idle)
+            body = self._idle()
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})

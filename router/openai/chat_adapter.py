@@ -49,7 +49,7 @@ class ChatAdapter(OpenAiErrors, SeveralAdapter[OpenAiRequest]):
     def all_whole(
         self, asked: OpenAiRequest, admitted: Sequence[Admitted], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
-        return self._shape(asked).completion(admitted, answers)
+        return self._shape(asked, admitted[0]).completion(admitted, answers)
 
     def frames(
         self,
@@ -62,7 +62,7 @@ class ChatAdapter(OpenAiErrors, SeveralAdapter[OpenAiRequest]):
     async def all_frames(
         self, asked: OpenAiRequest, admitted: Callable[[], Sequence[Admitted]], parts: NumberedParts
     ) -> AsyncGenerator[bytes, None]:
-        shape = self._shape(asked)
+        shape = self._shape(asked, admitted()[0])
         choices: defaultdict[int, _ChoiceStream] = defaultdict(_ChoiceStream)
         async with aclosing(parts):
             async for index, event in parts:
@@ -73,9 +73,9 @@ class ChatAdapter(OpenAiErrors, SeveralAdapter[OpenAiRequest]):
         for each in shape.ending(admitted(), (each.tokens_count for each in choices.values())):
             yield each
 
-    def _shape(self, asked: OpenAiRequest) -> "_ChatShape":
+    def _shape(self, asked: OpenAiRequest, admitted: Admitted) -> "_ChatShape":
         name, created_s = fresh_name("chatcmpl-"), int(self._clock.wall_s())
-        return _ChatShape(asked, name, "chat.completion.chunk", created_s)
+        return _ChatShape(asked, admitted, name, "chat.completion.chunk", created_s)
 
 
 @dataclass(frozen=True, slots=True)

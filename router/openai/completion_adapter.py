@@ -47,7 +47,7 @@ class CompletionAdapter(OpenAiErrors, SeveralAdapter[CompletionRequest]):
         admitted: Sequence[Admitted],
         answers: Sequence[WholeAnswer],
     ) -> dict[str, Any]:
-        shape = self._shape(asked)
+        shape = self._shape(asked, admitted[0])
         choices = [
             shape.choice(index, answer) for index, answer in enumerate(shown(asked, answers))
         ]
@@ -68,7 +68,7 @@ class CompletionAdapter(OpenAiErrors, SeveralAdapter[CompletionRequest]):
         admitted: Callable[[], Sequence[Admitted]],
         parts: NumberedParts,
     ) -> AsyncGenerator[bytes, None]:
-        shape, counts = self._shape(asked), []
+        shape, counts = self._shape(asked, admitted()[0]), []
         async with aclosing(parts):
             async for index, event in parts:
                 if isinstance(event, Delta) and (event.is_echo or not asked.only_reads):
@@ -79,9 +79,9 @@ class CompletionAdapter(OpenAiErrors, SeveralAdapter[CompletionRequest]):
         for each in shape.ending(admitted(), counts):
             yield each
 
-    def _shape(self, asked: CompletionRequest) -> "_TextShape":
+    def _shape(self, asked: CompletionRequest, admitted: Admitted) -> "_TextShape":
         name, created_s = fresh_name("cmpl-"), int(self._clock.wall_s())
-        return _TextShape(asked, name, "text_completion", created_s)
+        return _TextShape(asked, admitted, name, "text_completion", created_s)
 
 
 def shown(asked: CompletionRequest, answers: Sequence[WholeAnswer]) -> Iterable[WholeAnswer]:
@@ -101,8 +101,10 @@ def shown(asked: CompletionRequest, answers: Sequence[WholeAnswer]) -> Iterable[
 class _TextShape(Shape[CompletionRequest]):
     """The choices of a completion; offsets count on from chunk to chunk."""
 
-    def __init__(self, asked: CompletionRequest, name: str, kind: str, created_s: int) -> None:
-        super().__init__(asked, name, kind, created_s)
+    def __init__(
+        self, asked: CompletionRequest, admitted: Admitted, name: str, kind: str, created_s: int
+    ) -> None:
+        super().__init__(asked, admitted, name, kind, created_s)
         self._chars_count: defaultdict[int, int] = defaultdict(int)
 
     def choice(self, index: int, answer: WholeAnswer) -> dict[str, Any]:

@@ -155,7 +155,13 @@ _USAGE: Final = answer(
     total_tokens=integer(),
     prompt_tokens_details=answer(cached_tokens=integer()),
 )
-_HEAD: Final = {"id": text(), "created": integer(None), "model": text(), "usage": _USAGE}
+_HEAD: Final = {
+    "id": text(),
+    "created": integer(None),
+    "model": text(),
+    "system_fingerprint": nullable(text()),
+    "usage": _USAGE,
+}
 _ENDS: Final = one_of("stop", "length", "tool_calls")
 _SAID: Final = {
     **answer(role=one_of("assistant"), content=nullable(text()), refusal={"type": "null"}),

@@ -21,9 +21,15 @@ class Shape(Generic[R]):
 
     reasoning_tokens: int | None = None  # None: the route knows no thoughts
 
-    def __init__(self, asked: R, name: str, kind: str, created_s: int) -> None:
+    def __init__(self, asked: R, admitted: Admitted, name: str, kind: str, created_s: int) -> None:
         self.asked = asked
-        self.head = {"id": name, "object": kind, "created": created_s, "model": asked.model}
+        self.head = {
+            "id": name,
+            "object": kind,
+            "created": created_s,
+            "model": asked.model,
+            "system_fingerprint": admitted.system or None,
+        }
 
     def usage(self, admitted: Sequence[Admitted], answer_tokens: Iterable[int]) -> dict[str, Any]:
         """Count tokens: each prompt's once, with those that were not computed again."""

@@ -18,7 +18,7 @@ from fabric.turn.generation import Admitted, Sampling, ToolCallPart
 from router.fresh_ids import fresh_operation
 from router.turn_request import TurnRequest
 from router.turns.answer import AnswerParts, WholeAnswer
-from router.turns.open_turn import Answered, OpenTurn
+from router.turns.open_turn import Answered, OpenTurn, Progress
 from router.turns.turns import RETRY_S, Turns
 
 Part = Answered | ToolCallPart
@@ -34,7 +34,7 @@ class FanOut:
         self._count = count
         self._admitted: dict[int, Admitted] = {}  # by the number of the prompt
         self._first: OpenTurn | None = None
-        self._running_count = 0
+        self._running: list[OpenTurn] = []
         self._places = asyncio.Semaphore(ANSWERS_AT_ONCE_MAX)
         self._queue: asyncio.Queue[tuple[int, Part] | BaseException | None] = asyncio.Queue(
             ANSWER_PARTS_WAITING_MAX
@@ -51,6 +51,11 @@ class FanOut:
     def admitted(self) -> list[Admitted]:
         """List the prompts' admissions; all of them once the last part was read."""
         return [self._admitted[at] for at in sorted(self._admitted)]
+
+    @property
+    def progress(self) -> Progress | None:
+        """How much of a prompt is computed, while none of the answers says anything."""
+        return next((each.progress for each in self._running if each.progress), None)
 
     async def parts(self) -> AsyncGenerator[tuple[int, Part], None]:
         """Yield what comes of all answers, by their numbers; raise the first error of any."""
@@ -115,14 +120,14 @@ class FanOut:
         """Run one turn; without a number nothing of it is told."""
         async with self._places:
             opened = await self._opened(turn, at)
-            self._running_count += 1
+            self._running.append(opened)
             try:
                 async with aclosing(opened.parts()) as parts:
                     async for part in parts:
                         if number is not None:
                             await self._queue.put((number, part))
             finally:
-                self._running_count -= 1
+                self._running.remove(opened)
                 await opened.close()
 
     async def _opened(self, turn: TurnRequest, at: int) -> OpenTurn:
@@ -136,7 +141,7 @@ class FanOut:
             try:
                 opened = await self._turns.open(turn)
             except OverloadedError:
-                if self._running_count or refused_s is None:
+                if self._running or refused_s is None:
                     refused_s = loop.time()
                 if loop.time() - refused_s >= ANSWER_PLACE_S:
                     raise

@@ -6,6 +6,7 @@ A turn whose agent is moved goes on where the agent goes; who reads the events s
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from fabric.errors import FabricError, RetryLaterError
 from fabric.ports import Clock
@@ -16,6 +17,7 @@ from fabric.turn.generation import (
     Failed,
     Finished,
     HandedOver,
+    Prefilling,
     ToolCallPart,
     ToolCalls,
 )
@@ -24,6 +26,18 @@ from router.fleet.remote_errors import remote_error
 from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.turns")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Tokens of a prompt that are computed, or were known, and all of them."""
+
+    done: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"prefill {self.done}/{self.total}"
+
 
 Answered = Delta | ToolCalls | Finished
 
@@ -56,6 +70,7 @@ class OpenTurn:
         self._is_current = is_current
         self._alias = alias  # what logs call the agent
         self._is_closed = False
+        self.prefilled_tokens: int | None = None  # of the prompt, while more of them are to come
         telemetry.admitted(admitted)
 
     async def events(self) -> AsyncGenerator[Answered, None]:
@@ -70,6 +85,10 @@ class OpenTurn:
         is_first = True
         try:
             async for event in self._spliced():
+                if isinstance(event, Prefilling):
+                    self.prefilled_tokens = event.tokens
+                    continue
+                self.prefilled_tokens = None
                 if is_first:
                     is_first = False
                     self._first_token()
@@ -103,6 +122,12 @@ class OpenTurn:
             await self._source.aclose()
             self._source, handed = await self._follow(handed), None
 
+    @property
+    def progress(self) -> Progress | None:
+        """How much of the prompt is computed, while it is."""
+        tokens = self.prefilled_tokens
+        return None if tokens is None else Progress(tokens, self.admitted.prompt_tokens)
+
     async def close(self) -> None:
         """Let the turn go; if it has not ended, its node stops generating."""
         await self._end("cancelled")
@@ -128,7 +153,7 @@ class OpenTurn:
 
 
 def _answered(event: Event) -> Answered | ToolCallPart:
-    assert not isinstance(event, HandedOver), "followed before"
+    assert not isinstance(event, HandedOver | Prefilling), "taken before"
     if isinstance(event, Failed):
         raise remote_error(event.status, event.code, event.message)
     if isinstance(event, Admitted):

@@ -1,5 +1,6 @@
 """Several answers to one request through the official SDK: n, best_of, lists of prompts, echo."""
 
+import re
 import time
 from collections import defaultdict
 
@@ -7,6 +8,7 @@ import mlx.core as mx
 import openai
 import pytest
 
+import router.http.sse
 from node.mlx.engine import Engine
 from tests.support.local_fabric import local_fabric
 
@@ -74,6 +76,21 @@ def test_samples_share_their_prompt_and_differ_by_their_seeds(fabric):
     assert order != sorted(order)
 
 
+def test_answers_of_one_model_bear_its_fingerprint(fabric):
+    made = fabric.openai.chat.completions.create(
+        model="prose", messages=USER, n=2, max_tokens=4, logprobs=True, top_logprobs=2
+    )
+    stream = fabric.openai.completions.create(
+        model="prose", prompt="one", max_tokens=2, stream=True
+    )
+    told = {made.system_fingerprint, *(chunk.system_fingerprint for chunk in stream)}
+    assert len(told) == 1
+    assert re.fullmatch("fp_[0-9a-f]{12}", told.pop())
+    for choice in made.choices:
+        assert len(choice.logprobs.content) == 4
+        assert all(len(each.top_logprobs) == 2 for each in choice.logprobs.content)
+
+
 @pytest.mark.parametrize("pick", [0, 2])
 def test_the_next_turn_goes_on_with_whichever_choice_comes_back(fabric, pick):
     told = [{"role": "user", "content": f"{FACTS} Say something, {pick}."}]
@@ -118,6 +135,20 @@ def test_the_prompt_of_all_samples_is_computed_once(fabric, api, monkeypatch):
     assert made.usage.prompt_tokens > 800
     assert sum(computed) == made.usage.prompt_tokens - 1
     assert made.usage.prompt_tokens_details.cached_tokens == 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_silent_stream_tells_how_much_of_its_prompt_is_computed(fabric, monkeypatch, count):
+    monkeypatch.setattr(router.http.sse, "STREAM_SILENCE_S", 0.005)
+    messages = [{"role": "user", "content": f"{count} in silence. {FACTS}"}]
+    body = {"model": "prose", "messages": messages, "n": count, "max_tokens": 2, "stream": True}
+    with fabric.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        raw = b"".join(answer.iter_raw()).decode()
+    told = [(int(a), int(b)) for a, b in re.findall(r"^: prefill (\d+)/(\d+)$", raw, re.MULTILINE)]
+    assert told
+    assert told == sorted(told)
+    assert all(0 < done < total for done, total in told)
+    assert raw.endswith("data: [DONE]\n\n")
 
 
 def test_several_prompts_are_answered_in_order(fabric):

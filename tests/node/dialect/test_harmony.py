@@ -95,3 +95,11 @@ def test_without_tools_a_call_is_text():
 
     assert seen.calls == []
     assert '{"at": "the sky"}' in seen.text
+
+
+def test_stop_strings_end_what_is_said_and_no_thought():
+    reader = HarmonyReader(("So",), None, "")
+    shown = [reader.feed(text) for text in (THOUGHT, FINAL[:-12], " And so. So on.")]
+    assert "".join(each.reasoning for each in shown) == "Hm.\nSo."
+    assert "".join(each.text for each in shown) == "Hi And so. "
+    assert [each.stopped_by for each in shown] == [None, None, "So"]

@@ -76,6 +76,24 @@ def test_the_queue_is_bounded_and_background_fills_half_of_it():
         door.add(5)[2].get(timeout=60)
 
 
+def test_a_refusal_says_when_to_come_again_by_the_line_and_its_pace():
+    with Door(waiting_max=6) as door:
+        door.add(5)[2].get(timeout=60)
+        speed = door.thread._scheduler.turn_speed
+        assert speed.per_s > 0
+        for turn_s, expected in ((4.0, 12.0), (0.001, 1.0), (1_000.0, 60.0)):
+            speed.start(1, turn_s)
+            door.gate.clear()
+            door.hold()
+            waiting = [door.add(5, seed=n, tenant=f"tenant-{n}") for n in range(6)]
+            with pytest.raises(OverloadedError) as refused:
+                door.thread.check_waiting("tenant-7", Priority.INTERACTIVE)
+            assert refused.value.retry_after_s == expected
+            door.gate.set()
+            for _, _, done in waiting:
+                done.get(timeout=60)
+
+
 def test_calls_are_bounded(monkeypatch):
     monkeypatch.setattr("node.engine.engine_thread.ENGINE_CALLS_MAX", 3)
     with Door() as door:
