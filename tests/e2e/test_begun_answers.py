@@ -8,10 +8,13 @@ import pytest
 
 from tests.support.local_fabric import local_fabric
 
+ASK = "The vault code of Mira is"
 FACT = "The vault code of Mira is otter lantern quartz violin."
 USER = [
     {"role": "system", "content": "You remember what you are told. " * 30},
-    {"role": "user", "content": f"{FACT} The vault code of Mira is"},
+    {"role": "user", "content": FACT},
+    {"role": "assistant", "content": "Noted."},
+    {"role": "user", "content": ASK},
 ]
 BEGUN = {"role": "assistant", "content": " otter lantern"}
 REST = " quartz violin."
@@ -46,12 +49,11 @@ def test_a_message_may_say_itself_that_it_is_begun(fabric):
 
 def test_otherwise_it_is_answered(fabric):
     answer = fabric.chat([*USER, BEGUN])
-    assert answer.text != REST
     assert answer.prompt_tokens > fabric.chat([*USER, BEGUN], extra_body=CONTINUE).prompt_tokens
 
 
 def test_an_answer_that_was_cut_is_gone_on_with_and_the_next_turn_is_warm(fabric):
-    cut = fabric.chat(USER, max_tokens=6)
+    cut = fabric.chat(USER, max_tokens=2)
     assert cut.finish_reason == "length"
     begun = {"role": "assistant", "content": cut.text}
     rest = fabric.chat([*USER, begun], extra_body=CONTINUE)
@@ -59,7 +61,7 @@ def test_an_answer_that_was_cut_is_gone_on_with_and_the_next_turn_is_warm(fabric
     assert rest.agent == cut.agent
     assert rest.cached_tokens >= cut.prompt_tokens
     whole = {"role": "assistant", "content": cut.text + rest.text}
-    last = fabric.chat([*USER, whole, {"role": "user", "content": "The vault code of Mira is"}])
+    last = fabric.chat([*USER, whole, {"role": "user", "content": ASK}])
     assert (last.agent, last.match) == (cut.agent, "extend")
     assert last.cached_tokens >= rest.prompt_tokens
 
@@ -69,7 +71,7 @@ def test_anthropics_dialect_always_goes_on(client):
         "model": "recall",
         "max_tokens": 32,
         "system": USER[0]["content"],
-        "messages": [USER[1], BEGUN],
+        "messages": [*USER[1:], BEGUN],
         "extra_body": {"temperature": 0},
     }
     made = client.messages.create(**asked)
@@ -82,9 +84,9 @@ def test_anthropics_dialect_always_goes_on(client):
     usage = made.usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
     asked["messages"] = [
-        USER[1],
+        *USER[1:],
         {"role": "assistant", "content": BEGUN["content"] + REST},
-        {"role": "user", "content": "The vault code of Mira is"},
+        {"role": "user", "content": ASK},
     ]
     again = client.messages.create(**asked)
     assert again.usage.cache_read_input_tokens >= counted.input_tokens
