@@ -3,9 +3,7 @@
 Keeps the exact text and offsets of every token for the agent's record, whatever is shown.
 """
 
-from collections.abc import Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
@@ -101,20 +99,3 @@ class Answer:
             self.ends += [self._size_bytes] * self._pending_count
             self._pending_count = 0
         return str(segment)
-
-
-@dataclass(frozen=True, slots=True)
-class SpelledTokens:
-    """Tokens as text, and where each one's ends, in bytes."""
-
-    text: str
-    ends: list[int]
-
-
-def spell(tokenizer: ChatTokenizer, ids: Sequence[int]) -> SpelledTokens:
-    """Turn tokens that a client sent into text, as those of an answer."""
-    read = Answer(tokenizer, "", (), None, is_chat=False)
-    for token in ids:
-        read.push(token)
-    read.finish(stopped=False)
-    return SpelledTokens(read.text, read.ends)

@@ -290,7 +290,11 @@ class ChatTokenizer:
 
     def token_text(self, token: int) -> str:
         """Decode one token alone, for log probability listings."""
-        return str(self._tokenizer.decode([token]))
+        return self.decode([token])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens as they are, special ones too."""
+        return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     @cached_property
     def token_bytes_max(self) -> int:

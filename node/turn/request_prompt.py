@@ -13,8 +13,8 @@ from fabric.turn.prompt_plan import Encoded, PromptPlan, plan_prompt, plan_token
 from node.agents.agent import Agent
 from node.dialect.folding import Rendered
 from node.engine.memory_budget import MemoryBudget
-from node.mlx.answer import SpelledTokens, spell
 from node.mlx.chat_tokenizer import ChatTokenizer
+from node.mlx.spelled_tokens import SpelledTokens, spell
 from node.runtime.identity import NodeIdentity
 from node.turn.encoders import Encoders
 from node.turn.landmarks import Landmarks
@@ -120,7 +120,7 @@ class Prompts:
             size = self.identity.model.vocabulary_size
             message = f"a prompt of tokens has at least one, of the model's 0 to {size - 1}"
             raise RejectedError(message, code=_INVALID, param="prompt")
-        return spell(self.tokenizer, ids)
+        return spell(ids, self.tokenizer.decode)
 
     def _is_raw(self, request: GenerateRequest) -> bool:
         """Say whether a prompt has no template's marks, and gets the tokenizer's own prefix."""

@@ -1,0 +1,35 @@
+"""Tokens that a client sent, as text, and where each one's ends."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_CUT: Final = "\N{REPLACEMENT CHARACTER}"  # a token's end is in the middle of a character
+_CUT_TOKENS_MAX: Final = 16  # then it is none; a character has four bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SpelledTokens:
+    """A text, and the end of each token's part of it, in bytes."""
+
+    text: str
+    ends: list[int]
+
+
+def spell(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> SpelledTokens:
+    """Decode tokens, each behind the ones before it, whose spaces and bytes it may belong to."""
+    parts: list[str] = []
+    ends: list[int] = []
+    known = begun = size_bytes = 0  # tokens known[…]begun are spelled, and context for the next
+    for at in range(1, len(ids) + 1):
+        before = decode(ids[known:begun])
+        part = decode(ids[known:at])[len(before) :]
+        is_cut = part.endswith(_CUT) and at - begun < _CUT_TOKENS_MAX
+        if at < len(ids) and is_cut:
+            continue
+        parts.append(part)
+        ends += [size_bytes] * (at - begun - 1)
+        size_bytes += len(part.encode())
+        ends.append(size_bytes)
+        known, begun = begun, at
+    return SpelledTokens("".join(parts), ends)
