@@ -105,6 +105,7 @@ RETRY_AFTER_S_MAX: Final = 60.0  # clients of today take no longer one for their
 STREAM_SILENCE_S: Final = 4.0  # before a stream says that it lives: clients give up after 5
 REQUESTS_MAX: Final = 2_048  # being served at once; one tenant: half
 TURN_BODY_BYTES_MAX: Final = BODY_BYTES_MAX + 2 * MIB  # the client's, and what the router adds
+CHARACTER_TOKENS_MAX: Final = 16  # that one is waited for; it has four bytes
 TOKEN_ID_MAX: Final = (1 << 31) - 1  # of a prompt in tokens; the model has far fewer
 TOKEN_DIGITS_MAX: Final = 10  # of a token's id in a logit bias
 MESSAGE_NAME_CHARS_MAX: Final = 256  # of a name or an id within a message

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from fabric.limits import CHARACTER_TOKENS_MAX
+
 _CUT: Final = "\N{REPLACEMENT CHARACTER}"  # a token's end is in the middle of a character
-_CUT_TOKENS_MAX: Final = 16  # then it is none; a character has four bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ def spell(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> Spelled
     for at in range(1, len(ids) + 1):
         before = decode(ids[known:begun])
         part = decode(ids[known:at])[len(before) :]
-        is_cut = part.endswith(_CUT) and at - begun < _CUT_TOKENS_MAX
+        is_cut = part.endswith(_CUT) and at - begun < CHARACTER_TOKENS_MAX
         if at < len(ids) and is_cut:
             continue
         parts.append(part)
