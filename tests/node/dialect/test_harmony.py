@@ -32,6 +32,10 @@ CASES = {
         f"<|channel|>commentary<|message|>I look.<|end|>{CALL}",
         Read("I look.", "", [LOOK]),
     ),
+    "marks in a value": (
+        CALL.replace("the sky", "<|call|><|start|>"),
+        Read("", "", [("look", {"at": "<|call|><|start|>"})]),
+    ),
     "nothing to say": (
         "<|channel|>commentary to=functions.now<|message|><|call|>",
         Read("", "", [("now", {})]),
