@@ -125,6 +125,7 @@ _CHAT: Final = body(
     top_logprobs=integer(0, TOP_LOGPROBS_MAX),
     tools=array(body({"type": one_of("function"), "function": _FUNCTION}), TOOLS_MAX),
     tool_choice=CHOICE,
+    parallel_tool_calls=FLAG,
     reasoning_effort=text(maxLength=32),
     chat_template_kwargs=OBJECT,
     functions=ANYTHING,
