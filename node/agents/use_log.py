@@ -5,6 +5,7 @@ another node begins anew. Where a client said for how long it will come back, it
 just used until then: a word of this process only, which a restart or a move forgets.
 """
 
+from math import inf
 from typing import Final
 
 from fabric.ids import AgentKey
@@ -57,7 +58,7 @@ class UseLog:
         seen = self._seen.get(record.key)
         if seen is None:
             return 0.0
-        since_s = max(seen[1], self._retained_s.get(record.key, 0.0))
+        since_s = max(seen[1], self._retained_s.get(record.key, -inf))
         return max(0.0, self._clock.monotonic_s() - since_s)
 
     def reuse_probability(self, record: Manifest) -> float:

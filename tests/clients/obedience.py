@@ -85,9 +85,8 @@ def _call(
     last = next((name for name in LAST_CALLS if name in tools), None)
     wanted = next((name for name in tools if _is_wanted(name, question)), None)
     name = last if has_results or wanted is None else wanted
-    choice = getattr(request, "calls", None)  # where calls can be enforced
-    if choice is not None and choice.must_call and name is None:
-        names = [each for each in choice.names or tools if each != wanted]
+    if request.calls.must_call and name is None:
+        names = [each for each in request.calls.names or tools if each != wanted]
         name = (names or [wanted])[0]
     return None if name is None else (name, _arguments(tools[name], said))
 

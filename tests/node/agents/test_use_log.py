@@ -54,6 +54,14 @@ def test_whom_a_client_wants_back_outranks_whoever_was_used_since(use, clock):
     assert rank(use, kept) == rank(use, other) * (1 + 340.0) / (1 + 100.0)
 
 
+def test_who_was_idle_before_this_machine_began_stays_so(use, clock):
+    record = record_of()
+    use.recover(record, 3600.0)
+    clock.now_s = 5.0
+
+    assert use.idle_s(record) == 3605.0
+
+
 def test_the_last_turn_says_for_how_long(use, clock):
     record = record_of()
     use.note(record)
