@@ -95,12 +95,9 @@ class Prefixes:
         room = len(plan.ids) + min(request.sampling.max_tokens, ROOM_TOKENS)
         if request.is_scored:  # of what is not computed nothing would be known
             return await self._cold(plan, room, is_kept=request.is_kept)
-        found = await self._find(agent, plan, room)
-        if found is None:
-            return await self._cold(plan, room, is_kept=request.is_kept)
-        return replace(found, is_kept=request.is_kept)
+        return await self._find(agent, plan, room, is_kept=request.is_kept)
 
-    async def _find(self, agent: Agent, plan: PromptPlan, room: int) -> Prepared | None:
+    async def _find(self, agent: Agent, plan: PromptPlan, room: int, *, is_kept: bool) -> Prepared:
         await self.prefetches.join(agent)
         resident = agent.cache
         usable = self.identity.usable_prefix(min(plan.kept_tokens, len(plan.ids) - 1))
@@ -120,15 +117,15 @@ class Prefixes:
             and (source is None or source.point - hot <= hot // BLOCK_TOKENS)
         ):
             available = available_blocks(agent.saved, agent.stored_tokens)
-            return Prepared(plan, resident, hot, CacheTier.HOT, available, room)
+            return Prepared(plan, resident, hot, CacheTier.HOT, available, room, is_kept=is_kept)
         assert source is not None, "what is not hot comes from elsewhere"
         if source.point:
             not_made = cast("ResidentCache", _NotMade())
             room = max(room, len(source.ids))
             return Prepared(
-                plan, not_made, source.point, source.tier, source.available, room, source
+                plan, not_made, source.point, source.tier, source.available, room, source, is_kept
             )
-        return None
+        return await self._cold(plan, room, is_kept=is_kept)
 
     async def _cold(self, plan: PromptPlan, room: int, *, is_kept: bool) -> Prepared:
         fresh = await self.engine.between_steps(lambda: self.engine.engine.new_cache(0))

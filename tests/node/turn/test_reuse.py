@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from fabric.ids import AgentId, TenantId
-from tests.support.agent_traffic import SCENARIOS, Driver, corpus, words
+from tests.support.agent_traffic import SCENARIOS, Driver, Talk, corpus, words
 from tests.support.scripted_answers import scripted
 from tests.support.services import TENANT, ask, running
 from tests.support.template_shapes import SHAPES, WEIGHTS, write_shape
@@ -89,6 +89,19 @@ def test_a_recurrent_models_turn_computes_its_new_text(tmp_path, has_ids):
         for turn in driver.turns[1:]:
             assert turn.prompt - turn.cached <= turn.prompt - turn.possible + 512
             assert turn.possible - turn.cached < 16
+
+
+@pytest.mark.slow
+def test_where_one_conversation_parted_a_recurrent_models_next_one_goes_on(tmp_path):
+    """In the middle of a line that no mark tells of: the second one leaves a state there."""
+    model = write_shape(tmp_path / "model", SHAPES["chatml"], "recurrent", corpus())
+    with scripted() as script, running(tmp_path, str(model)) as service:
+        driver = Driver(service, SHAPES["chatml"], script)
+        for number in range(3):
+            Talk(driver, system=f"{words(1, 300)} {words(10 + number, 200)}").ask()
+    _, second, third = driver.turns
+    assert second.possible - second.cached > 30
+    assert third.possible - third.cached < 16
 
 
 def test_a_named_agent_keeps_the_little_that_it_has_in_common(tmp_path):
