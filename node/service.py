@@ -20,6 +20,7 @@ from fabric.errors import FatalError, RetryLaterError
 from fabric.limits import CONTROL_TIMEOUT_S
 from fabric.net.links import AddressScope, scope_of
 from fabric.record.spec_file import SpecRecord
+from fabric.turn.generation import APPEND_PATH, COUNT_PATH
 from node.agents.recovered import recovered_table
 from node.assembly import Ground, assemble
 from node.clock import SystemClock
@@ -27,11 +28,10 @@ from node.control_calls import ControlCalls
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import MemoryBudget
 from node.engine.prefill_trial import measure_prefill, trial_tokens
-from node.http.append import AppendHttp
 from node.http.control import ControlHttp
-from node.http.count import CountHttp
 from node.http.generate import HttpServer, build_app, error_reply, http_config
 from node.http.hibernation import HibernationHttp
+from node.http.prompt_question import PromptQuestion
 from node.mlx.chat_tokenizer import ChatTokenizer, told_of
 from node.mlx.engine import Engine
 from node.mlx.loaded_model import LoadedModel, load_model
@@ -269,10 +269,12 @@ class NodeService:
         node.endpoint.url = f"{'http' if tls is None else 'https'}://{host}:{port}"
         control = ControlHttp(node.name, self._config.cluster_key, self._by_http)
         files = HibernationHttp(self._config.cluster_key, node.exports, node.imports)
-        counts = CountHttp(self._config.cluster_key, node.turns.prompts.count)
-        continued = Continued(node.turns.prompts, node.table)
-        appends = AppendHttp(self._config.cluster_key, continued.prompt)
-        more = [*files.routes(), *control.routes(), *counts.routes(), *appends.routes()]
+        prompts, key = node.turns.prompts, self._config.cluster_key
+        questions = [
+            PromptQuestion(COUNT_PATH, key, prompts.count).route(),
+            PromptQuestion(APPEND_PATH, key, Continued(prompts, node.table).prompt).route(),
+        ]
+        more = [*files.routes(), *control.routes(), *questions]
         app = build_app(self._config.cluster_key, node.turns.serve, more)
         server = HttpServer(http_config(app, tls=tls))
         self._server = server

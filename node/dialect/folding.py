@@ -50,6 +50,7 @@ class Rendered:
 
     text: str
     notes: tuple[str, ...] = ()
+    ends: list[int] | None = None  # of each token, in bytes, where a client sent the tokens
 
 
 def render_folded(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fabric.errors import ConflictError, RejectedError
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import AGENT_TOKENS_MAX
-from fabric.turn.generation import GenerateRequest, Sampling
+from fabric.turn.generation import GenerateRequest, Sampling, TokenCount
 from fabric.turn.messages import template_form
 from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import Encoded, PromptPlan, plan_prompt, plan_tokens
@@ -63,7 +63,8 @@ class Prompts:
             message = "send either messages or a prompt"
             raise RejectedError(message)
         if request.prompt_ids is not None:
-            rendered = Rendered(self._spelled(request.prompt_ids, limit).text)
+            spelled = self._spelled(request.prompt_ids, limit)
+            rendered = Rendered(spelled.text, ends=spelled.ends)
         elif request.prompt is not None:
             rendered = Rendered(request.prompt)
         else:
@@ -82,13 +83,13 @@ class Prompts:
         return rendered
 
     def plan(
-        self, request: GenerateRequest, agent: Agent, text: str, limit: PromptLimit
+        self, request: GenerateRequest, agent: Agent, rendered: Rendered, limit: PromptLimit
     ) -> PromptPlan:
         """Encode the prompt and match it with the agent's record; raise RejectedError."""
-        stored = agent.transcript()
+        text, stored = rendered.text, agent.transcript()
         if request.prompt_ids is not None:
-            given = self._spelled(request.prompt_ids, limit)
-            encoded = Encoded(list(request.prompt_ids), given.ends)
+            assert rendered.ends is not None, "tokens were spelled one by one"
+            encoded = Encoded(list(request.prompt_ids), rendered.ends)
             return plan_tokens(text.encode(), encoded, stored)
         raw = self._is_raw(request)
         if request.extends:
@@ -100,18 +101,19 @@ class Prompts:
         has_states = CacheGroup.STATE in self.identity.spec.groups
         return replace(made, marks=self.landmarks.find(request, made, has_states=has_states))
 
-    async def count(self, request: GenerateRequest) -> int:
+    async def count(self, request: GenerateRequest) -> TokenCount:
         """Return how many tokens a prompt has, also where it is longer than the context."""
         limit = PromptLimit(AGENT_TOKENS_MAX, None)
         request = self.put_back(request, lambda *_: {}).request
-        text = (await self.encoders.run(lambda: self.render(request, limit))).text
-        if request.prompt_ids is not None:
-            return len(request.prompt_ids)
+        rendered = await self.encoders.run(lambda: self.render(request, limit))
+        if rendered.ends is not None:
+            return TokenCount(len(rendered.ends))
+        text = rendered.text
         raw = self._is_raw(request)
         encoded = await self.encoders.run(
             lambda: self.tokenizer.encode(text, special_prefix=raw, limit=limit), len(text)
         )
-        return len(encoded.ids)
+        return TokenCount(len(encoded.ids))
 
     def _spelled(self, ids: Sequence[int], limit: PromptLimit) -> SpelledTokens:
         """Return a prompt of tokens as text; raise RejectedError where the model lacks one."""

@@ -204,7 +204,7 @@ class Turn:
             self._is_waiting = False
             agent.turn, self._outgoing = self, agent.outgoing
             try:
-                last = await self._serve(agent, text, answer, limit)
+                last = await self._serve(agent, rendered, answer, limit)
             finally:
                 agent.turn = None
             if isinstance(last, HandedOver) and last.resume is not None:
@@ -212,14 +212,14 @@ class Turn:
             return last
 
     async def _serve(
-        self, agent: Agent, text: str, answer: Answer, limit: PromptLimit
+        self, agent: Agent, rendered: Rendered, answer: Answer, limit: PromptLimit
     ) -> Finished | HandedOver | None:
         parts, request = self._parts, self._request
         if request.resume is not None:
             made = plan_resumption(agent.manifest, request.resume)
         else:
             made = await parts.prompts.encoders.run(
-                lambda: parts.prompts.plan(request, agent, text, limit), len(text)
+                lambda: parts.prompts.plan(request, agent, rendered, limit), len(rendered.text)
             )
             made = replace(made, note=self._restored)
         parts.prompts.check_plan(request, made)

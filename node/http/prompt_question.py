@@ -1,4 +1,4 @@
-"""The route on which the router asks for the prompt that continues what an agent remembers."""
+"""A route on which the router asks about one prompt: how long it is, or how it goes on."""
 
 from collections.abc import Awaitable, Callable
 
@@ -9,27 +9,29 @@ from starlette.routing import Route
 from fabric.codec import to_plain
 from fabric.errors import FabricError
 from fabric.keys.cluster_secret import http_secret
-from fabric.turn.generation import APPEND_PATH, ContinuedPrompt, GenerateRequest
+from fabric.turn.generation import ContinuedPrompt, GenerateRequest, TokenCount
 from node.http.generate import error_response, read_turn
 
 
-class AppendHttp:
+class PromptQuestion:
     """Serves the route; nothing is computed or kept."""
 
     def __init__(
         self,
+        path: str,
         cluster_key: bytes,
-        prompt: Callable[[GenerateRequest], Awaitable[ContinuedPrompt]],
+        told: Callable[[GenerateRequest], Awaitable[TokenCount | ContinuedPrompt]],
     ) -> None:
+        self._path = path
         self._secret = http_secret(cluster_key)
-        self._prompt = prompt
+        self._told = told
 
-    def routes(self) -> list[Route]:
-        return [Route(APPEND_PATH, self.append, methods=["POST"])]
+    def route(self) -> Route:
+        return Route(self._path, self.answer, methods=["POST"])
 
-    async def append(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         try:
-            told = await self._prompt(await read_turn(request, self._secret))
+            told = await self._told(await read_turn(request, self._secret))
         except FabricError as error:
             return error_response(error)
         except ClientDisconnect:
