@@ -11,12 +11,7 @@ from starlette.routing import Route
 
 from fabric.errors import FabricError
 from fabric.ids import AgentId, TenantId
-from fabric.limits import (
-    COMPLETION_TOKENS_MAX,
-    MESSAGES_MAX,
-    STOP_STRING_CHARS_MAX,
-    STOP_STRINGS_MAX,
-)
+from fabric.limits import COMPLETION_TOKENS_MAX, MESSAGES_MAX, STOP_STRINGS_MAX
 from fabric.turn.generation import (
     Admitted,
     Delta,
@@ -28,6 +23,7 @@ from fabric.turn.generation import (
 )
 from fabric.turn.messages import Message, MessageRole
 from router.api.adapter import ApiAdapter, Asked
+from router.api.sampling_fields import parse_seed, parse_temperature, parse_top_p, stop_strings
 from router.api.template_options import template_options
 from router.api.turn_route import Desk, answer_turn
 from router.fleet.continued_prompts import ContinuedPrompts
@@ -43,7 +39,6 @@ from router.turns.answer import WholeAnswer
 from router.turns.open_turn import Answered
 
 PATH = "/v1/agents/{agent}/generate"
-_TOP_P_MIN = 1e-6
 
 
 class GenerateApi:
@@ -163,15 +158,10 @@ def _message(item: object, param: str) -> Message:
 
 
 def _sampling(fields: Fields) -> Sampling:
-    temperature, top_p = fields.number("temperature", 0.0, 2.0), fields.number("top_p", 0.0, 1.0)
-    stop = fields.items("stop", STOP_STRINGS_MAX) or []
-    texts = tuple(require_text(item, "stop") for item in stop)
-    if not all(1 <= len(text) <= STOP_STRING_CHARS_MAX for text in texts):
-        refuse("stop", f"each has between 1 and {STOP_STRING_CHARS_MAX} characters")
     return Sampling(
         max_tokens=fields.integer("max_tokens", 1, COMPLETION_TOKENS_MAX) or COMPLETION_TOKENS_MAX,
-        temperature=1.0 if temperature is None else temperature,
-        top_p=1.0 if top_p is None else max(_TOP_P_MIN, top_p),
-        seed=fields.integer("seed", -(1 << 63), (1 << 64) - 1),
-        stop=texts,
+        temperature=parse_temperature(fields, 2.0),
+        top_p=parse_top_p(fields),
+        seed=parse_seed(fields),
+        stop=stop_strings(fields.items("stop", STOP_STRINGS_MAX) or [], "stop"),
     )

@@ -9,7 +9,6 @@ from fabric.errors import RejectedError
 from fabric.limits import (
     COMPLETION_TOKENS_MAX,
     KEY_CHARS_MAX,
-    STOP_STRING_CHARS_MAX,
     STOP_STRINGS_MAX,
 )
 from fabric.turn.generation import Identity, Priority, Sampling
@@ -21,12 +20,12 @@ from router.anthropic.tools import parse_choice, parse_tools
 from router.api.adapter import Asked
 from router.api.answer_format import answer_format
 from router.api.begun_answer import is_begun, refuse_format
+from router.api.sampling_fields import parse_temperature, parse_top_p, stop_strings
 from router.api.template_options import THINKING_SWITCHES, template_options, with_effort
 from router.http.fields import Fields, refuse, require_text, unsupported
 from router.http.turn_headers import expected_next, identify, priority_of
 from router.prompt import Prompt, chat_prompt
 
-_TOP_P_MIN: Final = 1e-6
 _THINKING: Final = ("enabled", "adaptive", "disabled")
 _EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 _TIERS: Final = ("auto", "standard_only")
@@ -109,26 +108,15 @@ def parse_request(headers: Mapping[str, str], body: dict[str, Any]) -> Anthropic
 def _sampling(fields: Fields) -> Sampling:
     fields.require("max_tokens")
     max_tokens = fields.integer("max_tokens", 0, COMPLETION_TOKENS_MAX)
-    temperature = fields.number("temperature", 0.0, 1.0)
-    top_p = fields.number("top_p", 0.0, 1.0)
     assert max_tokens is not None, "required"
     return Sampling(
         max_tokens=max(1, max_tokens),
-        temperature=1.0 if temperature is None else temperature,
-        top_p=1.0 if top_p is None else max(_TOP_P_MIN, top_p),
+        temperature=parse_temperature(fields, 1.0),
+        top_p=parse_top_p(fields),
         top_k=fields.integer("top_k", 0, 1 << 31) or 0,
-        stop=_stop(fields),
+        stop=stop_strings(fields.items("stop_sequences", STOP_STRINGS_MAX) or [], "stop_sequences"),
         output=_format(fields),
     )
-
-
-def _stop(fields: Fields) -> tuple[str, ...]:
-    items = fields.items("stop_sequences", STOP_STRINGS_MAX) or []
-    texts = tuple(require_text(item, "stop_sequences") for item in items)
-    for text in texts:
-        if not 1 <= len(text) <= STOP_STRING_CHARS_MAX:
-            refuse("stop_sequences", f"each has between 1 and {STOP_STRING_CHARS_MAX} characters")
-    return texts
 
 
 def _thinking(fields: Fields, notes: Notes) -> bool:

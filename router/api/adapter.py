@@ -1,6 +1,7 @@
 """What one API's adapter does: its requests become turns, and turns become its answers."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -81,6 +82,16 @@ class ApiAdapter(ErrorDialect, Protocol[A]):
 class SeveralAdapter(ApiAdapter[A], Protocol[A]):
     """A dialect in which one request may want several answers; each prompt is admitted once."""
 
+    def whole(self, asked: A, admitted: Admitted, answer: WholeAnswer) -> Any:
+        """Spell the only one."""
+        return self.all_whole(asked, [admitted], [answer])
+
+    def frames(
+        self, asked: A, admitted: Admitted, events: AsyncGenerator[Answered, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """Spell the only one as it comes."""
+        return self.all_frames(asked, lambda: [admitted], _numbered(events))
+
     def all_whole(
         self, asked: A, admitted: Sequence[Admitted], answers: Sequence[WholeAnswer]
     ) -> Any:
@@ -90,3 +101,9 @@ class SeveralAdapter(ApiAdapter[A], Protocol[A]):
         self, asked: A, admitted: Callable[[], Sequence[Admitted]], parts: NumberedParts
     ) -> AsyncGenerator[bytes, None]:
         """Spell answers as they come; `admitted` lists all once they have ended."""
+
+
+async def _numbered(events: AsyncGenerator[Answered | ToolCallPart, None]) -> NumberedParts:
+    async with aclosing(events):
+        async for event in events:
+            yield 0, event

@@ -23,7 +23,7 @@ from router.openai.chat_request import parse_chat
 from router.openai.errors import OpenAiErrors
 from router.openai.logprobs import logprob_form
 from router.openai.request import OpenAiRequest
-from router.openai.shape import Shape, numbered
+from router.openai.shape import Shape
 from router.turns.answer import WholeAnswer
 from router.turns.open_turn import Answered
 
@@ -41,23 +41,10 @@ class ChatAdapter(OpenAiErrors, SeveralAdapter[OpenAiRequest]):
     def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> OpenAiRequest:
         return parse_chat(headers, body)
 
-    def whole(
-        self, asked: OpenAiRequest, admitted: Admitted, answer: WholeAnswer
-    ) -> dict[str, Any]:
-        return self.all_whole(asked, [admitted], [answer])
-
     def all_whole(
         self, asked: OpenAiRequest, admitted: Sequence[Admitted], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
         return self._shape(asked, admitted[0]).completion(admitted, answers)
-
-    def frames(
-        self,
-        asked: OpenAiRequest,
-        admitted: Admitted,
-        events: AsyncGenerator[Answered | ToolCallPart, None],
-    ) -> AsyncGenerator[bytes, None]:
-        return self.all_frames(asked, lambda: [admitted], numbered(events))
 
     async def all_frames(
         self, asked: OpenAiRequest, admitted: Callable[[], Sequence[Admitted]], parts: NumberedParts
@@ -66,10 +53,9 @@ class ChatAdapter(OpenAiErrors, SeveralAdapter[OpenAiRequest]):
         choices: defaultdict[int, _ChoiceStream] = defaultdict(_ChoiceStream)
         async with aclosing(parts):
             async for index, event in parts:
-                choice = choices[index]
-                for told in choice.told(event):
+                for told in choices[index].told(event):
                     yield frame(shape.chunk(index, told))
-                shape.reasoning_tokens = sum(each.reasoning_tokens for each in choices.values())
+        shape.reasoning_tokens = sum(each.reasoning_tokens for each in choices.values())
         for each in shape.ending(admitted(), (each.tokens_count for each in choices.values())):
             yield each
 

@@ -12,16 +12,14 @@ from fabric.turn.generation import (
     Finished,
     FinishReason,
     TokenLogprob,
-    ToolCallPart,
 )
 from router.api.adapter import NumberedParts, SeveralAdapter
 from router.fresh_ids import fresh_name
 from router.http.sse import COMMENT, frame
 from router.openai.completion_request import CompletionRequest, parse_completion
 from router.openai.errors import OpenAiErrors
-from router.openai.shape import Shape, numbered
+from router.openai.shape import Shape
 from router.turns.answer import WholeAnswer
-from router.turns.open_turn import Answered
 
 
 class CompletionAdapter(OpenAiErrors, SeveralAdapter[CompletionRequest]):
@@ -36,11 +34,6 @@ class CompletionAdapter(OpenAiErrors, SeveralAdapter[CompletionRequest]):
     def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> CompletionRequest:
         return parse_completion(headers, body)
 
-    def whole(
-        self, asked: CompletionRequest, admitted: Admitted, answer: WholeAnswer
-    ) -> dict[str, Any]:
-        return self.all_whole(asked, [admitted], [answer])
-
     def all_whole(
         self,
         asked: CompletionRequest,
@@ -53,14 +46,6 @@ class CompletionAdapter(OpenAiErrors, SeveralAdapter[CompletionRequest]):
         ]
         counts = (shape.tokens_of(answer.finished) for answer in answers)
         return {**shape.head, "choices": choices, "usage": shape.usage(admitted, counts)}
-
-    def frames(
-        self,
-        asked: CompletionRequest,
-        admitted: Admitted,
-        events: AsyncGenerator[Answered | ToolCallPart, None],
-    ) -> AsyncGenerator[bytes, None]:
-        return self.all_frames(asked, lambda: [admitted], numbered(events))
 
     async def all_frames(
         self,

@@ -5,17 +5,15 @@ from typing import Any
 from fabric.limits import (
     COMPLETION_TOKENS_MAX,
     LOGIT_BIAS_MAX,
-    STOP_STRING_CHARS_MAX,
     STOP_STRINGS_MAX,
     TOKEN_DIGITS_MAX,
 )
 from fabric.turn.generation import Sampling
-from router.http.fields import Fields, refuse, require_text
+from router.api.sampling_fields import parse_seed, parse_temperature, parse_top_p, stop_strings
+from router.http.fields import Fields, refuse
 from router.openai.response_format import parse_output_format
 
-_SEED_MIN, _SEED_MAX = -(1 << 63), (1 << 64) - 1
 _BIAS_MAX = 100.0
-_TOP_P_MIN = 1e-6  # OpenAI allows 0, which keeps the likeliest token alone
 
 
 def parse_sampling(fields: Fields, *, max_tokens: int, logprobs: int | None) -> Sampling:
@@ -23,11 +21,11 @@ def parse_sampling(fields: Fields, *, max_tokens: int, logprobs: int | None) -> 
     top_k = fields.integer("top_k", -1, 1 << 31) or 0
     return Sampling(
         max_tokens=max_tokens,
-        temperature=_or(fields.number("temperature", 0.0, 2.0), 1.0),
-        top_p=max(_TOP_P_MIN, _or(fields.number("top_p", 0.0, 1.0), 1.0)),
+        temperature=parse_temperature(fields, 2.0),
+        top_p=parse_top_p(fields),
         top_k=max(0, top_k),  # -1 turns it off elsewhere, too
         min_p=_or(fields.number("min_p", 0.0, 1.0), 0.0),
-        seed=fields.integer("seed", _SEED_MIN, _SEED_MAX),
+        seed=parse_seed(fields),
         stop=_stop(fields),
         logprobs=logprobs,
         logit_bias=_logit_bias(fields),
@@ -54,11 +52,7 @@ def _stop(fields: Fields) -> tuple[str, ...]:
     if value is None:
         return ()
     items = [value] if isinstance(value, str) else fields.items("stop", STOP_STRINGS_MAX)
-    texts = tuple(require_text(item, param) for item in items or [])
-    for text in texts:
-        if not 1 <= len(text) <= STOP_STRING_CHARS_MAX:
-            refuse(param, f"each has between 1 and {STOP_STRING_CHARS_MAX} characters")
-    return texts
+    return stop_strings(items or [], param)
 
 
 def _logit_bias(fields: Fields) -> dict[str, float]:

@@ -1,14 +1,11 @@
 """What all parts of one answer share, whole or streamed, and how a stream ends."""
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from fabric.turn.generation import Admitted, ToolCallPart
-from router.api.adapter import NumberedParts
+from fabric.turn.generation import Admitted
 from router.http.sse import frame
 from router.openai.request import OpenAiRequest
-from router.turns.open_turn import Answered
 
 DONE = b"data: [DONE]\n\n"
 
@@ -54,12 +51,3 @@ class Shape(Generic[R]):
             usage = self.usage(admitted, answer_tokens)
             yield frame({**self.head, "choices": [], "usage": usage})
         yield DONE
-
-
-async def numbered(
-    events: AsyncGenerator[Answered | ToolCallPart, None],
-) -> NumberedParts:
-    """Number the only answer."""
-    async with aclosing(events):
-        async for event in events:
-            yield 0, event
