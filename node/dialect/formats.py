@@ -112,8 +112,19 @@ def _llama(tools: list[Any] | None) -> CallBody:
     return BareCalls(tools)
 
 
-def _json(start: str, *, end: str, name: str, write: Write) -> CallFormat:
-    return CallFormat(name, (start,), end, JsonCalls, write=write)
+def _json(
+    name: str, start: str, end: str, *, write: Write | None = None, is_list: bool = True
+) -> CallFormat:
+    """Read objects with a name and arguments; written in one list, or each between marks."""
+    made = write or (write_list if is_list else write_json)(start, end)
+    return CallFormat(name, (start,), end, JsonCalls, write=made)
+
+
+def _by_tags(name: str, tags: Tags, words: TagWords, *inner_starts: str) -> CallFormat:
+    starts, write = (words.start, *inner_starts), write_tags(tags, words)
+    return CallFormat(
+        name, starts, words.end, _tagged(tags), inner_starts=inner_starts, write=write
+    )
 
 
 _QWEN_WORDS = TagWords(
@@ -170,65 +181,18 @@ _MUSE_WORDS = TagWords(
     shares_section=True,
 )
 _FORMATS = (
-    _json(
-        "<tool_call>",
-        end="</tool_call>",
-        name="json",
-        write=write_json("<tool_call>", "</tool_call>"),
-    ),
-    _json(
-        "<|tool_call|>",
-        end="<|/tool_call|>",
-        name="phi4",
-        write=write_list("<|tool_call|>", "<|/tool_call|>"),
-    ),
-    _json("<|tool_call|>", end="", name="granite", write=write_list("<|tool_call|>", "")),
-    _json("<|START_ACTION|>", end="<|END_ACTION|>", name="command", write=write_command),
-    _json("Action: ```json", end="```", name="command_r", write=write_command_r),
-    _json(
-        "<TOOLCALL>",
-        end="</TOOLCALL>",
-        name="nemotron",
-        write=write_list("<TOOLCALL>", "</TOOLCALL>"),
-    ),
-    _json(
-        "<tool_calls>",
-        end="</tool_calls>",
-        name="hunyuan",
-        write=write_list("<tool_calls>", "</tool_calls>"),
-    ),
-    CallFormat(
-        "qwen3_coder",
-        ("<tool_call>", "<function="),
-        "</tool_call>",
-        _tagged(_QWEN),
-        inner_starts=("<function=",),
-        write=write_tags(_QWEN, _QWEN_WORDS),
-    ),
-    CallFormat(
-        "seed_oss",
-        ("<seed:tool_call>",),
-        "</seed:tool_call>",
-        _tagged(_QWEN),
-        write=write_tags(_QWEN, _SEED_WORDS),
-    ),
-    CallFormat(
-        "glm", ("<tool_call>",), "</tool_call>", _tagged(_GLM), write=write_tags(_GLM, _GLM_WORDS)
-    ),
-    CallFormat(
-        "minimax_m2",
-        ("<minimax:tool_call>",),
-        "</minimax:tool_call>",
-        _tagged(_MINIMAX),
-        write=write_tags(_MINIMAX, _MINIMAX_WORDS),
-    ),
-    CallFormat(
-        "deepseek_v32",
-        ("<｜DSML｜function_calls>",),
-        "</｜DSML｜function_calls>",
-        _tagged(_DSML),
-        write=write_tags(_DSML, _DSML_WORDS),
-    ),
+    _json("json", "<tool_call>", "</tool_call>", is_list=False),
+    _json("phi4", "<|tool_call|>", "<|/tool_call|>"),
+    _json("granite", "<|tool_call|>", ""),
+    _json("command", "<|START_ACTION|>", "<|END_ACTION|>", write=write_command),
+    _json("command_r", "Action: ```json", "```", write=write_command_r),
+    _json("nemotron", "<TOOLCALL>", "</TOOLCALL>"),
+    _json("hunyuan", "<tool_calls>", "</tool_calls>"),
+    _by_tags("qwen3_coder", _QWEN, _QWEN_WORDS, "<function="),
+    _by_tags("seed_oss", _QWEN, _SEED_WORDS),
+    _by_tags("glm", _GLM, _GLM_WORDS),
+    _by_tags("minimax_m2", _MINIMAX, _MINIMAX_WORDS),
+    _by_tags("deepseek_v32", _DSML, _DSML_WORDS),
     CallFormat(
         "kimi_k2",
         ("<|tool_calls_section_begin|>",),
@@ -243,20 +207,8 @@ _FORMATS = (
         _headed(_DEEPSEEK, _DEEPSEEK_TAIL),
         write=write_deepseek,
     ),
-    CallFormat(
-        "longcat",
-        ("<longcat_tool_call>",),
-        "</longcat_tool_call>",
-        _tagged(_LONGCAT),
-        write=write_tags(_LONGCAT, _LONGCAT_WORDS),
-    ),
-    CallFormat(
-        "muse_spark",
-        ("<atem:function_calls>",),
-        "</atem:function_calls>",
-        _tagged(_MUSE),
-        write=write_tags(_MUSE, _MUSE_WORDS),
-    ),
+    _by_tags("longcat", _LONGCAT, _LONGCAT_WORDS),
+    _by_tags("muse_spark", _MUSE, _MUSE_WORDS),
     CallFormat("mistral", ("[TOOL_CALLS]",), "", _mistral, write=write_mistral),
     CallFormat("llama", ("<|python_tag|>",), "<|eom_id|>", _llama, bare=_llama, write=write_bare),
     CallFormat(
