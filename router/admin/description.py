@@ -19,7 +19,6 @@ from router.api.description import (
     NAMED,
     OBJECT,
     TENANTS,
-    TURN_ANSWER_HEADERS,
     TURN_HEADERS,
     WRITES,
     Described,
@@ -28,6 +27,7 @@ from router.api.description import (
     answer,
     array,
     body,
+    described_turn,
     integer,
     listing,
     nullable,
@@ -150,28 +150,23 @@ def _verb(
 
 
 _MESSAGE: Final = body({"role": one_of("system", "user", "assistant", "tool"), "content": text()})
-_GENERATE: Final = Described(
-    "POST",
+_GENERATE: Final = described_turn(
     "/v1/agents/{agent}/generate",
     "agents",
     "Puts a text or messages behind what the agent remembers, and lets it answer.",
-    {
-        JSON: answer(
-            id=AGENT_ID,
-            object=one_of("agent.generation"),
-            node=text(),
-            text=text(),
-            reasoning=text(),
-            epoch=integer(1),
-            finish_reason=one_of("stop", "length", "tool_calls"),
-            prompt_tokens=integer(),
-            cached_tokens=integer(),
-            completion_tokens=integer(),
-            durable=FLAG,
-        ),
-        EVENTS: EVENT,
-    },
-    WRITES,
+    whole=answer(
+        id=AGENT_ID,
+        object=one_of("agent.generation"),
+        node=text(),
+        text=text(),
+        reasoning=text(),
+        epoch=integer(1),
+        finish_reason=one_of("stop", "length", "tool_calls"),
+        prompt_tokens=integer(),
+        cached_tokens=integer(),
+        completion_tokens=integer(),
+        durable=FLAG,
+    ),
     body=body(
         {},
         text=text(minLength=1),
@@ -186,7 +181,6 @@ _GENERATE: Final = Described(
         chat_template_kwargs=OBJECT,
     ),
     parameters=(_AGENT, *(header for header in TURN_HEADERS if header.name != AGENT_HEADER)),
-    headers=TURN_ANSWER_HEADERS,
 )
 _AGENTS: Final = (
     _GENERATE,

@@ -13,19 +13,16 @@ from fabric.limits import (
 )
 from router.api.description import (
     ANYTHING,
-    EVENT,
-    EVENTS,
     FLAG,
     JSON,
     OBJECT,
-    TURN_ANSWER_HEADERS,
-    TURN_HEADERS,
     WRITES,
     Described,
     Schema,
     answer,
     array,
     body,
+    described_turn,
     either,
     integer,
     nullable,
@@ -112,16 +109,13 @@ SCHEMAS: Final[dict[str, Schema]] = {
     ),
 }
 DESCRIBED: Final = (
-    Described(
-        "POST",
+    described_turn(
         "/v1/messages",
         "anthropic",
         "A turn in Anthropic's dialect, streamed or whole.",
-        {JSON: ref("AnthropicMessage"), EVENTS: EVENT},
-        _ERRORS,
+        whole=ref("AnthropicMessage"),
         body=_ASKED,
-        parameters=TURN_HEADERS,
-        headers=TURN_ANSWER_HEADERS,
+        errors=_ERRORS,
         error="AnthropicError",
     ),
     Described(

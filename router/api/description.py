@@ -219,6 +219,32 @@ class Described:
         }
 
 
+def described_turn(
+    path: str,
+    tag: str,
+    says: str,
+    *,
+    whole: Schema,
+    body: Schema,
+    parameters: Sequence[Parameter] = TURN_HEADERS,
+    errors: Sequence[int] = WRITES,
+    error: str = "Error",
+) -> Described:
+    """Describe a route that answers a turn, whole or as its events come."""
+    return Described(
+        "POST",
+        path,
+        tag,
+        says,
+        {JSON: whole, EVENTS: EVENT},
+        errors,
+        body=body,
+        parameters=parameters,
+        headers=TURN_ANSWER_HEADERS,
+        error=error,
+    )
+
+
 _ANY_KEY: Final[list[Schema]] = [{"bearer": []}, {"apiKey": []}, {}]
 _SECURITY: Final[Mapping[str, Any]] = {
     "tenant": _ANY_KEY,

@@ -18,22 +18,18 @@ from fabric.limits import (
 )
 from router.api.description import (
     ANYTHING,
-    EVENT,
-    EVENTS,
     EVERYWHERE,
     FLAG,
     JSON,
     NAMED,
     OBJECT,
-    TURN_ANSWER_HEADERS,
-    TURN_HEADERS,
-    WRITES,
     Described,
     Parameter,
     Schema,
     answer,
     array,
     body,
+    described_turn,
     either,
     integer,
     listing,
@@ -200,27 +196,19 @@ _DIALECT: Final = Parameter(
     "anthropic-version", "header", text(), "Asks for the answer in Anthropic's shape."
 )
 DESCRIBED: Final = (
-    Described(
-        "POST",
+    described_turn(
         "/v1/chat/completions",
         "openai",
         "A chat turn, streamed or whole.",
-        {JSON: ref("ChatCompletion"), EVENTS: EVENT},
-        WRITES,
+        whole=ref("ChatCompletion"),
         body=_CHAT,
-        parameters=TURN_HEADERS,
-        headers=TURN_ANSWER_HEADERS,
     ),
-    Described(
-        "POST",
+    described_turn(
         "/v1/completions",
         "openai",
         "Continues raw prompts, without a chat template.",
-        {JSON: ref("Completion"), EVENTS: EVENT},
-        WRITES,
+        whole=ref("Completion"),
         body=_COMPLETION,
-        parameters=TURN_HEADERS,
-        headers=TURN_ANSWER_HEADERS,
     ),
     Described(
         "GET",

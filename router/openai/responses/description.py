@@ -12,21 +12,17 @@ from fabric.limits import (
 )
 from router.api.description import (
     ANYTHING,
-    EVENT,
-    EVENTS,
     FLAG,
     JSON,
     NAMED,
     OBJECT,
-    TURN_ANSWER_HEADERS,
-    TURN_HEADERS,
-    WRITES,
     Described,
     Parameter,
     Schema,
     answer,
     array,
     body,
+    described_turn,
     either,
     integer,
     listing,
@@ -109,16 +105,12 @@ SCHEMAS: Final[dict[str, Schema]] = {
 _ID: Final = Parameter("response", "path", text(), "A stored response.")
 _STREAM: Final = Parameter("stream", "query", text(), "Only `false`: what is stored has ended.")
 DESCRIBED: Final = (
-    Described(
-        "POST",
+    described_turn(
         "/v1/responses",
         "openai",
         "A turn in OpenAI's newer dialect, streamed or whole.",
-        {JSON: ref("Response"), EVENTS: EVENT},
-        WRITES,
+        whole=ref("Response"),
         body=_ASKED,
-        parameters=TURN_HEADERS,
-        headers=TURN_ANSWER_HEADERS,
     ),
     Described(
         "GET",
