@@ -23,7 +23,7 @@ class LiveTurns:
 
     def __init__(self, health: Health) -> None:
         self._health = health
-        self._turns: set[RunningTurn] = set()
+        self._turns: dict[RunningTurn, None] = {}  # in the order in which they began
         self.begun_count = 0
         self.fenced_count = 0  # ended when their agent was another node's
 
@@ -35,12 +35,12 @@ class LiveTurns:
 
     @on_its_loop
     def add(self, turn: RunningTurn) -> None:
-        self._turns.add(turn)
+        self._turns[turn] = None
         self.begun_count += 1
 
     @on_its_loop
     def discard(self, turn: RunningTurn) -> None:
-        self._turns.discard(turn)
+        self._turns.pop(turn, None)
 
     async def quiesce(self, limit_s: float | None = None) -> int:
         """Wait until every turn in progress has been saved; return how many still run at the limit.

@@ -34,6 +34,10 @@ from node.store.posix_disk import DiskError
 _log = logging.getLogger(__name__)
 
 
+class BlocksLostError(CorruptDataError):
+    """The drive lost blocks of a record while it was being written."""
+
+
 @dataclass(frozen=True, slots=True)
 class ErasedFiles:
     """What an erasure removed."""
@@ -181,8 +185,8 @@ class AgentStore:
     def publish(self, manifest: Manifest, previous: Manifest | None) -> None:
         """Make `manifest` the agent's record: the commit point of a turn.
 
-        Whatever fails leaves `previous`, or no record, but for a DiskError whose code is
-        UNDECIDED: a restart may then find either of both.
+        Raises BlocksLostError or DiskError. Whatever fails leaves `previous`, or no record, but
+        for a DiskError whose code is UNDECIDED: a restart may then find either of both.
         """
         before = previous.refs if previous is not None else []
         refs = manifest.refs
@@ -192,7 +196,7 @@ class AgentStore:
         if gone:  # erased by another agent's turn since they were found
             self.blocks.release(added)
             message = f"{len(gone)} blocks of the record are not stored any more"
-            raise CorruptDataError(message)
+            raise BlocksLostError(message)
         try:
             self._manifests.publish(manifest, previous)
         except BaseException as error:

@@ -1,6 +1,9 @@
 """The agents of a node together with their records: what memory and disk say of each."""
 
+import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fabric.kvcache.block import BlockRef
 from fabric.record.manifest import Manifest
@@ -8,8 +11,20 @@ from fabric.record.truncate import truncate_record
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.runtime.workers import Workers
-from node.store.agent_store import AgentStore
+from node.store.agent_store import AgentStore, BlocksLostError
 from node.tiers.hot_tier import HotTier
+
+WRITES_MAX = 4  # each but the last met a block that the drive lost meanwhile
+
+_T = TypeVar("_T")
+
+
+async def despite_losses(write: Callable[[], Awaitable[_T]]) -> _T:
+    """Write a record, and anew where the drive loses a block of it meanwhile."""
+    for _ in range(WRITES_MAX - 1):
+        with contextlib.suppress(BlocksLostError):
+            return await write()
+    return await write()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,9 @@ class AgentRecords:
 
     async def republish(self, agent: Agent, record: Manifest) -> None:
         """Replace an agent's record; what it lost to a failing drive is cut off it."""
+        await despite_losses(lambda: self._republish(agent, record))
+
+    async def _republish(self, agent: Agent, record: Manifest) -> None:
         previous = agent.saved
         lost = await self.missing(record)
         if lost:

@@ -10,7 +10,7 @@ from fabric.errors import FabricError
 from fabric.record.manifest import OwnerState
 from node.agents.agent import Agent
 from node.agents.owned import OwnedAgents
-from node.tiers.agent_records import AgentRecords
+from node.tiers.agent_records import AgentRecords, despite_losses
 from node.tiers.record_mending import RecordMending
 
 PIN_WAIT_S = 2.0  # for a running turn; a longer one's own save carries the pin
@@ -37,6 +37,9 @@ class Pins:
 
     async def persist(self, agent: Agent) -> None:
         """Save the pin of an agent under its turn lock; raise DiskError."""
+        await despite_losses(lambda: self._persist(agent))
+
+    async def _persist(self, agent: Agent) -> None:
         if not self.records.is_here(agent) or not is_owing(agent):
             return
         await self.mending.mend(agent)

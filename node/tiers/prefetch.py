@@ -44,7 +44,7 @@ class Prefetches:
         self._engine = engine
         self._hot = hot
         self._health = health
-        self._loadings: set[Loading] = set()
+        self._loadings: dict[Loading, None] = {}
 
     async def answer(self, call: PrefetchAgent) -> AgentView:
         """Load the agent, or let that be, and describe it then."""
@@ -95,7 +95,7 @@ class Prefetches:
         # Whoever waits is told; if nobody does any more, the error has no other taker.
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         agent.loading = Loading(task, cancel)
-        self._loadings.add(agent.loading)
+        self._loadings[agent.loading] = None
 
     def _reserve(self, record: Manifest) -> Reservation:
         """Take memory from idle caches that are worth less; never from one that is at work."""
@@ -123,7 +123,7 @@ class Prefetches:
                 self._install(agent, record, cache)
         finally:
             assert agent.loading is not None, "set before this runs"
-            self._loadings.discard(agent.loading)
+            self._loadings.pop(agent.loading, None)
             agent.loading = None
             reservation.release()
             self._hot.note()

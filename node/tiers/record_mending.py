@@ -12,7 +12,7 @@ from fabric.errors import RetryLaterError
 from fabric.record.manifest import OwnerState
 from fabric.record.truncate import truncate_record
 from node.agents.agent import Agent
-from node.tiers.agent_records import AgentRecords
+from node.tiers.agent_records import AgentRecords, despite_losses
 from node.tiers.record_writer import RecordWriters
 
 MEND_WAIT_S = 8.0  # for a turn that has begun meanwhile
@@ -50,6 +50,9 @@ class RecordMending:
 
     async def mend(self, agent: Agent, *, may_truncate: bool = True) -> bool:
         """Make the record whole, under the agent's turn lock; say if it is. Raises DiskError."""
+        return await despite_losses(lambda: self._mend(agent, may_truncate=may_truncate))
+
+    async def _mend(self, agent: Agent, *, may_truncate: bool) -> bool:
         saved, cache, record = agent.saved, agent.cache, agent.manifest
         if saved is None or not agent.is_durable:
             return True  # who saves it again looks for itself

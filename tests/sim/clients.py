@@ -23,7 +23,7 @@ from tests.sim import oracle
 from tests.sim.epochs import Epochs, told
 from tests.sim.model import MODEL
 from tests.sim.tokenizer import render
-from tests.sim.warmth import ANSWER_TOKENS_MAX, Ack
+from tests.sim.warmth import ANSWER_TOKENS_MAX, Ack, Attempt
 from tests.support.conversations import said
 
 TENANTS = (TenantId("red"), TenantId("blue"))
@@ -45,7 +45,7 @@ class Talk:
     messages: list = field(default_factory=list)
     acked: Ack | None = None
     epochs: Epochs = field(default_factory=Epochs)  # those that answered
-    attempts: list = field(default_factory=list)  # prompts sent since the acknowledged one
+    attempts: list = field(default_factory=list)  # since the acknowledged one
     erased_s: float | None = None
     may_be_erased: bool = False  # an erasure may still be on its way
     is_shared: bool = False  # others speak under its name, too
@@ -53,7 +53,6 @@ class Talk:
     copying_count: int = 0  # is being made, or may yet be
     lives_count: int = 0  # how often it began anew
     edits: EditMode = EditMode.FORGET  # what its next turn wishes
-    was_exact: bool = False  # a turn since the acknowledged one wished so
 
     @property
     def marker(self):
@@ -201,8 +200,7 @@ class Clients:
         wanted = oracle.answer(talk.messages, sampling, world.kind)
         prompt, router = render(talk.messages), world.router
         told_epochs = told(router, world.nodes, talk.tenant)
-        talk.attempts.append(prompt)
-        talk.was_exact |= talk.edits is EditMode.FORGET
+        talk.attempts.append(Attempt(prompt, talk.edits))
         text, admitted, count = "", None, 0
         call = self._send(talk, sampling)
         try:
@@ -221,7 +219,7 @@ class Clients:
                 else:
                     admitted, told_epoch = event, told_epochs.get(event.agent, 0)
                     world.watch.on_admitted(talk.tenant, event, router)
-                    world.warmth.check_admitted(talk, prompt, event)
+                    world.warmth.check_admitted(talk, event)
                     floor = talk.epochs.floor(event.agent, router.incarnation, told_epoch)
                     if event.epoch < floor and not talk.may_be_erased:
                         world.fail(
@@ -256,7 +254,7 @@ class Clients:
             if not (talk.is_shared or talk.may_be_erased):
                 world.platters.check_acknowledged(talk, key, prompt + text, end[1])
             talk.acked = world.warmth.ack(key, prompt, text, end, admitted)
-            talk.attempts, talk.was_exact = [], False
+            talk.attempts = []
 
     async def last_words(self):
         """After the quiet, everybody who is still there gets an answer."""

@@ -10,6 +10,7 @@ import random
 from asyncio import events
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
+from itertools import count, repeat
 
 PROCESS: ContextVar["Process | None"] = ContextVar("process", default=None)
 WORKER_DELAY_S = 0.0005
@@ -98,11 +99,32 @@ class _Selector:
         return []
 
 
+class _Task(asyncio.Task):
+    """A task whose place in sets is the seed's choice: that of asyncio's own is its address's.
+
+    Who is cancelled first of many, or seen to be done, follows from it.
+    """
+
+    def __init__(self, place, loop, work, options):
+        self._place = place
+        super().__init__(work, loop=loop, **options)
+
+    def __hash__(self):
+        return self._place
+
+    def __eq__(self, other):
+        return self is other
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """asyncio with simulated time, one thread and no sockets."""
 
-    def __init__(self):
+    def __init__(self, seed=0):
         super().__init__()
+        places = map(hash, zip(count(), repeat(seed)))
+        self.set_task_factory(
+            lambda loop, work, **options: _Task(next(places), loop, work, options)
+        )
         self.now_s = 0.0
         self._clock_resolution = 1e-9
         self._selector = _Selector(self)

@@ -1,6 +1,7 @@
 """One block of an idle agent is lost, or damaged and not found yet: it can do what others can."""
 
 import asyncio
+from unittest import mock
 
 import pytest
 
@@ -40,8 +41,11 @@ class Case:
     async def _lose(self, at, *, hot, found):
         if not hot:
             await self.host._calls.answer(encode_call(Flush(drop_hot=True)))
+        assert (self.host.node.table.get(KEY).cache is not None) == hot
+        self.lose(at, found=found)
+
+    def lose(self, at, *, found):
         agent, platter = self.host.node.table.get(KEY), self.host.platter
-        assert (agent.cache is not None) == hot
         name = file_name(agent.saved.pieces[at].block)
         raw = platter.files[name]
         platter.files[name] = raw[:-1] + bytes([raw[-1] ^ 1])
@@ -132,6 +136,30 @@ def test_a_lost_block_keeps_nobody_from_anything(deed, found, hot):
             # Memory had it all: what is lost on the drive was saved again, or never asked for.
             assert case.alice.last.cached_tokens >= durable_tokens - 1
         assert not case.services.fleet.directory.in_doubt()
+
+    play(live, SETTINGS)
+
+
+@pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
+@pytest.mark.parametrize("deed", ["move", "drain", "pin"])
+def test_a_block_lost_while_a_record_is_written_keeps_nobody_from_anything(deed, hot):
+    """One is lost already; another goes between the look at what is left and the record."""
+
+    async def live(world):
+        case = Case(world)
+        await case.begin(hot=hot, found=True)
+        store = case.host.node.store
+        publish, losses = store.publish, [0]
+
+        def losing(record, previous):
+            if losses and previous is not None and previous.key == KEY:
+                case.lose(losses.pop(), found=True)
+            publish(record, previous)
+
+        with mock.patch.object(store, "publish", losing):
+            await DEEDS[deed](case)
+        assert not losses
+        assert await case.alice.say("in the end")
 
     play(live, SETTINGS)
 

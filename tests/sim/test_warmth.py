@@ -4,11 +4,13 @@ from types import SimpleNamespace as Part
 
 import pytest
 
+from fabric.edit_mode import EditMode
 from fabric.turn.generation import IdentityKind
 from tests.sim.model import FULL
-from tests.sim.warmth import Warmth
+from tests.sim.warmth import Attempt, Warmth
 from tests.sim.watch import Watch
 
+AMORTIZE = EditMode.AMORTIZE
 KEY = "red", "alice"
 SAID = "what she was told " * 20
 
@@ -43,14 +45,19 @@ class Case:
         turn = Part(seen_epoch=(epoch, KEY), _request=request, _parts=parts)
         self.at(at_s).watch._on_finished(turn, is_durable=is_durable)
 
-    def judge(self, node, cached_tokens=0, *, amortized_tokens=0, was_exact=True):
-        """Let the client hear of it, and `node` admit its next turn; return what failed."""
+    def judge(
+        self, node, cached_tokens=0, *, amortized_tokens=0, edits=EditMode.FORGET, between=()
+    ):
+        """Let the client hear of it, and `node` admit its next turn; return what failed.
+
+        `between`: what was asked in vain before it.
+        """
         self.at(5.0)
         taken = Part(node="node-a", epoch=1, cached_tokens=300, amortized_tokens=amortized_tokens)
         acked = self.warmth.ack(KEY, SAID, "", self.watch.finisher("op-1", taken), taken)
-        talk = Part(key=KEY, name="alice", acked=acked, attempts=[SAID + "!"])
+        talk = Part(key=KEY, name="alice", acked=acked)
+        talk.attempts = [*between, Attempt(SAID + "!", edits)]
         talk.is_shared = talk.may_be_erased = False
-        talk.was_exact = was_exact
         talk.identity = Part(kind=IdentityKind.AGENT)
         self.at(6.0)
         admitted = Part(
@@ -58,7 +65,7 @@ class Case:
             match_reason="",
         )  # fmt: skip
         self.watch.on_admitted("red", admitted, self.router)
-        self.warmth.check_admitted(talk, SAID + "!", admitted)
+        self.warmth.check_admitted(talk, admitted)
         return self.found
 
 
@@ -73,7 +80,17 @@ def test_edited_memory_must_be_found_by_whoever_wishes_it_and_else_what_was_befo
     edited = {"amortized_tokens": 20}
     assert Case().judge("node-a", cached_tokens=256, **edited) == []
     assert len(Case().judge("node-a", cached_tokens=255, **edited)) == 1
-    assert len(Case().judge("node-a", cached_tokens=256, **edited, was_exact=False)) == 1
+    assert len(Case().judge("node-a", cached_tokens=256, **edited, edits=AMORTIZE)) == 1
+
+
+def test_where_an_edit_may_have_been_saved_unheard_whole_blocks_before_it_must_be_found():
+    """A client hung up on the edit of its 300th token; its node may have saved it all the same."""
+    kept = SAID[:300] + "?" + SAID[320:]
+    edited = Attempt(kept, AMORTIZE)
+    assert Case().judge("node-a", cached_tokens=256, between=[edited]) == []
+    assert len(Case().judge("node-a", cached_tokens=255, between=[edited])) == 1
+    exact = Attempt(kept, EditMode.FORGET)
+    assert len(Case().judge("node-a", cached_tokens=256, between=[exact])) == 1
 
 
 @pytest.mark.parametrize(("evicted_s", "is_fine"), [(0.5, False), (3.0, True)])

@@ -6,6 +6,7 @@ since, so that the agent went on elsewhere.
 
 from dataclasses import dataclass
 
+from fabric.edit_mode import EditMode
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import OwnerState
@@ -30,6 +31,14 @@ class Ack:
     exact_tokens: int | None = None  # where its memory was edited: before that
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """A turn that was asked for; its node may have served it, whatever its client heard."""
+
+    prompt: str
+    edits: EditMode  # that it wished
+
+
 class Warmth:
     """Compares what a turn finds with what was acknowledged before."""
 
@@ -52,12 +61,11 @@ class Warmth:
         is_named = talk.identity.kind is IdentityKind.AGENT
         return is_named and talk.acked is not None and not (talk.may_be_erased or talk.is_shared)
 
-    def check_admitted(self, talk, prompt, admitted):
+    def check_admitted(self, talk, admitted):
         """Judge a turn that begins; its own attempt is the last one noted."""
         if not self.is_judged(talk) or self._is_excused(talk, admitted.node):
             return
-        attempts, was_exact = talk.attempts[:-1], talk.was_exact
-        need = self._needed_tokens(talk.acked, prompt, attempts, was_exact=was_exact)
+        need = self._needed_tokens(talk.acked, talk.attempts)
         if need is None:
             return
         self.judged_count += 1
@@ -69,17 +77,22 @@ class Warmth:
                 f" {admitted.cached_tokens} of {need} ({admitted.cache}: {admitted.match_reason})"
             )
 
-    def _needed_tokens(self, acked, prompt, attempts, *, was_exact):
-        stored = acked.text.rstrip(chr(END))
+    def _needed_tokens(self, acked, attempts):
+        *attempts, now = attempts
+        prompt, stored, exact_tokens = now.prompt, acked.text.rstrip(chr(END)), acked.exact_tokens
         need = min(_common(stored, prompt), len(prompt) - 1)
         if self._world.kind is not FULL:
             # Elsewhere than at its end a context can be taken up where that was worth keeping.
             return need if need == len(stored) and not attempts else None
         for attempt in attempts:  # each may have been answered, on no disk
-            need = min(need, _common(attempt, prompt))
-        if acked.exact_tokens is not None and (was_exact or need <= acked.exact_tokens):
+            need = min(need, _common(attempt.prompt, prompt))
+            edited_at = _common(attempt.prompt, stored)
+            if attempt.edits is EditMode.AMORTIZE and edited_at < len(stored):
+                exact_tokens = min(edited_at, len(stored) if exact_tokens is None else exact_tokens)
+        was_exact = any(each.edits is EditMode.FORGET for each in (*attempts, now))
+        if exact_tokens is not None and (was_exact or need <= exact_tokens):
             # From a disk only its whole blocks serve whoever does not go on with the edit.
-            need = min(need, acked.exact_tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+            need = min(need, exact_tokens) // BLOCK_TOKENS * BLOCK_TOKENS
         return need or None
 
     def _is_excused(self, talk, node):
@@ -120,7 +133,7 @@ class Warmth:
         text, acked = record.text.rstrip(chr(END)), talk.acked.text.rstrip(chr(END))
         if text == acked:
             return True
-        for attempt in talk.attempts:
+        for attempt in (each.prompt for each in talk.attempts):
             least = _common(acked, attempt)
             if len(acked) > 2 * least or CacheGroup.STATE in self._world.kind.spec.groups:
                 least = 0  # it was begun anew

@@ -217,7 +217,7 @@ def run(seed: int, make=None, *, is_verbose: bool = False) -> World:
     `make(seed, loop)` makes another world than the one of chance.
     """
     gc.disable()  # in the middle of a run it would cost a tenth of the time
-    loop = SimLoop()
+    loop = SimLoop(seed)
     asyncio.set_event_loop(loop)
     world = (make or World)(seed, loop)
     world.is_verbose = is_verbose
