@@ -96,7 +96,9 @@ class Edits:
             if how == 0:
                 del messages[place]
             else:
-                texts = ("", "gone", talk.say())
+                # An answer of white space is emptied by nobody: it would come back as it was.
+                empty = "" if before["content"].strip() else "gone"
+                texts = (empty, "gone", talk.say())
                 messages[place] = {**before, "content": texts[how - 1]}
         self._taken_out[talk.marker] = place, before
         self._world.note(f"{talk.name}: edits message {place} of {len(messages)}")
