@@ -2,8 +2,9 @@
 
 In a record's bytes it is JSON text: for each answer, the oldest first, an array of its place in the
 conversation (16 hex digits), its reasoning, the white space around its text, and its calls, each an
-array of the arguments as they were written and the id. Later versions may append to each array.
-What does not parse counts as not said.
+array of the arguments as they were written and the id; then its signs (16 hex digits each), if it
+can be known again where its place is another. Later versions may append to each array. What does
+not parse counts as not said.
 """
 
 import json
@@ -13,6 +14,9 @@ from typing import Any
 
 from fabric.limits import ANSWERS_BYTES_MAX
 
+_SIGN_DIGITS = 16
+_SIGNS_MAX = 8  # of one answer: there are five kinds
+_SIGNS = 5  # where an array has them
 _SPELLED_CHARS_MAX = 8 * ANSWERS_BYTES_MAX  # JSON takes up to six characters for one
 
 
@@ -32,13 +36,19 @@ class Answered:
     before: str = ""  # white space in front of its text, and behind it
     behind: str = ""
     calls: tuple[CallWritten, ...] = ()
+    signs: tuple[int, ...] = ()  # by any of which it is known where something before it was edited
+
+    @property
+    def is_empty(self) -> bool:
+        """Say whether there is nothing of it that a client might not send back."""
+        return not (self.reasoning or self.before or self.behind or self.calls)
 
     @property
     def size_bytes(self) -> int:
         """What it counts against the limit; UnicodeEncodeError where it is no text."""
         texts = [self.reasoning, self.before, self.behind]
         texts += [text for call in self.calls for text in (call.arguments, call.id)]
-        return sum(len(text.encode()) for text in texts)
+        return sum(len(text.encode()) for text in texts) + len(self.signs) * _SIGN_DIGITS
 
 
 Answers = Mapping[int, Answered]  # by their places: hashes of all messages up to each
@@ -53,6 +63,7 @@ def spell_answers(answers: Answers) -> str:
             said.before,
             said.behind,
             [[call.arguments, call.id] for call in said.calls],
+            *(["".join(f"{sign:016x}" for sign in said.signs)] if said.signs else []),
         ]
         for place, said in answers.items()
     ]
@@ -75,4 +86,14 @@ def _answered(row: list[Any]) -> Answered:
     texts = [*row[1:4], *(text for call in calls for text in (call.arguments, call.id))]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError
-    return Answered(row[1], row[2], row[3], calls)
+    return Answered(row[1], row[2], row[3], calls, _signs(row[_SIGNS]) if len(row) > _SIGNS else ())
+
+
+def _signs(spelled: Any) -> tuple[int, ...]:
+    if not isinstance(spelled, str) or len(spelled) > _SIGNS_MAX * _SIGN_DIGITS:
+        return ()
+    starts = range(0, len(spelled), _SIGN_DIGITS)
+    try:
+        return tuple(int(spelled[at : at + _SIGN_DIGITS], 16) for at in starts)
+    except ValueError:
+        return ()

@@ -14,7 +14,6 @@ from fabric.errors import (
 )
 from fabric.ids import AgentKey, MigrationId
 from fabric.limits import AGENT_TURNS_WAITING_MAX
-from fabric.record.answers import Answers
 from fabric.record.directive import Directive
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import GenerateRequest, IdentityKind
@@ -26,6 +25,7 @@ from node.runtime.health import Health
 from node.store.tombstones import TombstoneStore
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.hot_tier import HotTier
+from node.turn.restored import KnownAnswers
 
 DECISION_WAIT_S = 30.0  # a turn that meets a migration waits this long for its outcome
 TAKE_UP_WAIT_S = 5.0  # for an answer that its router asks for again at once
@@ -113,14 +113,15 @@ class Claims:
         wait_s = self.retry_after_s(AGENT_TURNS_WAITING_MAX, 1)
         raise OverloadedError(message, retry_after_s=wait_s)
 
-    def answers(self, request: GenerateRequest, places: Sequence[int]) -> Answers:
+    def answers(self, request: GenerateRequest, places: Sequence[int]) -> KnownAnswers:
         """Return what is known of a chat's answers: by whom it is with, and by others."""
         if not places:
-            return {}
+            return KnownAnswers()
         agent = self._known(request)
         own = self.table.answers_of(agent) if agent is not None else {}
         lacking = [place for place in places if place not in own]
-        return {**self.table.answered(request.tenant, lacking), **own}
+        others = self.table.answered(request.tenant, lacking)
+        return KnownAnswers({**others, **{at: own[at] for at in places if at in own}}, own)
 
     def directives(self, request: GenerateRequest) -> tuple[Directive, ...]:
         """Return the directives of the agent that a request names."""

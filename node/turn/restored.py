@@ -3,7 +3,8 @@
 Most programs send an answer's text and calls, and drop its reasoning; some trim its white space,
 write arguments anew or give calls ids of their own. The prompt then differs from what was computed,
 and from what the model was trained on. An answer is known by its place: by all messages up to it,
-reasoning, white space, ids and the spelling of arguments apart.
+reasoning, white space, ids and the spelling of arguments apart. Behind an edit the agent's own
+answers are known by their neighbours.
 """
 
 import json
@@ -13,7 +14,7 @@ from itertools import compress
 from types import MappingProxyType
 from typing import Any, Final
 
-from xxhash import xxh3_64
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from fabric.limits import ANSWERS_BYTES_MAX
 from fabric.record.answers import Answered, Answers, CallWritten
@@ -23,6 +24,7 @@ from fabric.turn.messages import Message, MessageRole, ToolUse
 from node.dialect.shown import Shown
 from node.dialect.spelling import WrittenArguments
 from node.turn.dates import with_dates_moved
+from node.turn.neighbours import known_again, signs
 
 _OWN: Final = frozenset({RESTORE_OPTION, DATES_OPTION})
 NOTHING_TOLD: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -33,18 +35,22 @@ class MessagePlaces:
 
     def __init__(self, messages: Iterable[Message]) -> None:
         self._digest = xxh3_64(seed=2)
-        self.at = tuple(_add(self._digest, message) for message in messages)
+        hashed = [_add(self._digest, message) for message in messages]
+        self.at = tuple(place for place, _ in hashed)
+        self.said = tuple(own for _, own in hashed)  # digests of each message alone
 
-    def behind(self, message: Message) -> int:
-        """Return the place of one that is said next."""
-        return _add(self._digest.copy(), message)
+    def with_next(self, message: Message) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return places and digests with those of one that is said next."""
+        place, own = _add(self._digest.copy(), message)
+        return (*self.at, place), (*self.said, own)
 
 
-def _add(digest: xxh3_64, message: Message) -> int:
+def _add(digest: xxh3_64, message: Message) -> tuple[int, int]:
     uses = [(use.name, json.dumps(_parsed(use.arguments), sort_keys=True)) for use in message.uses]
     said = [message.role.value, "".join(message.texts).strip(), message.name, uses]
-    digest.update(json.dumps(said).encode() + b"\n")
-    return digest.intdigest()
+    spelled = json.dumps(said).encode() + b"\n"
+    digest.update(spelled)
+    return digest.intdigest(), xxh3_64_intdigest(spelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +64,20 @@ class Located:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownAnswers:
+    """What is known of a conversation's answers."""
+
+    at: Answers = field(default_factory=dict)  # by their places, whoever gave them
+    own: Answers = field(default_factory=dict)  # all of the agent's own
+
+
+@dataclass(frozen=True, slots=True)
 class PutBack:
     """A request with what was left out of it."""
 
     request: GenerateRequest
     note: str = ""  # in words that follow a match's reason
+    behind_edits: Answers = field(default_factory=dict)  # known by their neighbours
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +88,7 @@ class ShownAnswer:
     _texts: list[str] = field(default_factory=list)
     _calls: list[ToolCall] = field(default_factory=list)
     places: MessagePlaces | None = None  # of the request's messages
+    behind_edits: Answers = field(default_factory=dict)  # of these, known by their neighbours
 
     def add(self, shown: Shown) -> None:
         self._thoughts.append(shown.reasoning)
@@ -81,6 +97,7 @@ class ShownAnswer:
 
     def remembered(self, request: GenerateRequest, answers: Answers) -> Answers:
         """Return the agent's answers with this one."""
+        answers = {**answers, **self.behind_edits}
         is_plain = not (self._calls or any(self._thoughts)) and _is_trimmed("".join(self._texts))
         if not request.messages or (is_plain and not answers):
             return answers
@@ -115,20 +132,33 @@ def located(request: GenerateRequest, told: Mapping[str, Any] = NOTHING_TOLD) ->
     return Located(request, note, places, tuple(compress(places.at, answers)))
 
 
-def put_back(found: Located, said: Answers) -> PutBack:
+def put_back(found: Located, said: KnownAnswers) -> PutBack:
     """Return the request as the template is to have it: with its answers as they were `said`."""
     request, note = found.request, found.note
     messages = request.messages or ()
-    if not said or not found.wanted:
+    behind_edits = _behind_edits(found, said)
+    known = {**said.at, **behind_edits}
+    if not known:
         return PutBack(request, note)
-    whole = list(_with_answers(messages, found.places.at, said))
+    whole = list(_with_answers(messages, found.places.at, known))
     if request.continues:  # from the very character that the client gave
         whole[-1] = replace(whole[-1], texts=messages[-1].texts)
     thoughts = sum(a.reasoning != b.reasoning for a, b in zip(messages, whole, strict=True))
     spellings = sum(_spelling(a) != _spelling(b) for a, b in zip(messages, whole, strict=True))
     note += f"; restored reasoning: {thoughts}" if thoughts else ""
     note += f"; restored spelling: {spellings}" if spellings else ""
-    return PutBack(replace(request, messages=tuple(whole)), note)
+    return PutBack(replace(request, messages=tuple(whole)), note, behind_edits)
+
+
+def _behind_edits(found: Located, said: KnownAnswers) -> dict[int, Answered]:
+    """Find the agent's own answers whose places an edit has changed."""
+    places = found.places
+    lacking = {*found.wanted} - said.at.keys()
+    left = {place: each for place, each in said.own.items() if place not in said.at}
+    if not lacking or not left:
+        return {}
+    by_place = zip(places.at, signs(found.request.messages or (), places.said), strict=True)
+    return known_again({at: each for at, each in by_place if at in lacking}, left)
 
 
 def _spelling(message: Message) -> Any:
@@ -192,20 +222,23 @@ def remember(
     known: dict[int, Answered] = {}
     left_bytes = ANSWERS_BYTES_MAX
     places = places or MessagePlaces(messages)
-    at = [*places.at, places.behind(answer)]
-    for place, message in zip(reversed(at), [answer, *reversed(messages)], strict=True):
+    at, own = places.with_next(answer)
+    everything = [*messages, answer]
+    rows = [*zip(at, everything, signs(everything, own), strict=True)]
+    for place, message, told in reversed(rows):
         if message.role is not MessageRole.ASSISTANT:
             continue
         said = _said(message) if message is answer else answers.get(place, Answered())
-        said = replace(said, reasoning=message.reasoning or said.reasoning)
+        said = replace(said, reasoning=message.reasoning or said.reasoning, signs=told)
+        if said.is_empty:
+            continue
         try:
             left_bytes -= said.size_bytes
         except UnicodeEncodeError:
             continue
         if left_bytes < 0:
             break
-        if said != Answered():
-            known[place] = said
+        known[place] = said
     return dict(reversed(known.items()))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fabric.edit_mode import EditMode
 from fabric.ids import OperationId, TenantId
 from fabric.turn.generation import Admitted, Delta, GenerateRequest, Sampling, ToolCalls
 from fabric.turn.text_match import common_prefix
@@ -86,6 +87,7 @@ class Driver:
     tenant: TenantId = TENANT
     options: dict[str, Any] = field(default_factory=dict)
     continues: bool = False  # the last message is an answer that is begun
+    edits: EditMode | None = None
     turns: list[Reuse] = field(default_factory=list)
     computed: list[list[int]] = field(default_factory=list)
 
@@ -111,6 +113,7 @@ class Driver:
             template_options=prompt.template_options,
             sketch=prompt.sketch,
             continues=prompt.continues,
+            edits=self.edits,
         )
 
         async def drain() -> list[Any]:

@@ -23,6 +23,18 @@ def test_they_are_written_as_they_always_were_and_read_back():
     assert read_answers("") == {}
 
 
+def test_signs_stand_behind_the_rest_and_only_where_there_are_any():
+    told = {1: Answered("Hm.", signs=(5, 2**64 - 1)), 2: Answered("So.")}
+    spelled = spell_answers(told)
+    assert json.loads(spelled)[0][5:] == [f"{5:016x}ffffffffffffffff"]
+    assert json.loads(spelled)[1][5:] == []
+    assert read_answers(spelled) == told
+    for other in ("more", "g" * 16, 5, "f" * 16 * 99):
+        rows = json.loads(spelled)
+        rows[0][5] = other
+        assert read_answers(json.dumps(rows))[1].signs == ()
+
+
 def test_what_later_versions_append_is_passed_over():
     rows = [[*row, "more"] for row in json.loads(SPELLED)]
     rows[0][4][0].append("more")

@@ -14,7 +14,7 @@ from fabric.turn.messages import Message, MessageRole, ToolUse, template_form
 from node.agents import answer_index
 from node.dialect.spelling import TemplateTraits, spelled
 from node.turn import restored as restoring
-from node.turn.restored import NOTHING_TOLD, located, put_back, remember
+from node.turn.restored import NOTHING_TOLD, KnownAnswers, located, put_back, remember
 from tests.support.agent_traffic import TOOLS, Driver, Talk, corpus, drop_thought
 from tests.support.conversations import said
 from tests.support.scripted_answers import scripted
@@ -48,7 +48,9 @@ def sent(**changes):
 
 def restored(request, answers=ANSWERS, told=NOTHING_TOLD, messages=None):
     request = replace(request, messages=messages or request.messages)
-    return put_back(located(request, told), answers)
+    found = located(request, told)
+    at = {place: answers[place] for place in found.wanted if place in answers}
+    return put_back(found, KnownAnswers(at, answers))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_ids_that_may_be_mistaken_stay(ids):
     [
         [sent(texts=("Else.",))],
         [sent(uses=())],
-        [Message(MessageRole.USER, ("And?",)), sent()],
+        [Message(MessageRole.USER, ("And?",)), sent(uses=(replace(CALL, id="call_other"),))],
     ],
     ids=["other text", "no call", "another place"],
 )
@@ -140,7 +142,8 @@ def test_what_is_remembered_is_bounded_and_the_newest():
     assert sum(said.size_bytes for said in answers.values()) <= ANSWERS_BYTES_MAX
     assert [said.reasoning[:5] for said in answers.values()][-1] == "00039"
     made = restored(asking(*messages[2:]), answers)
-    assert made.note == f"; restored reasoning: {ANSWERS_BYTES_MAX // 5_000}"
+    size_bytes = max(said.size_bytes for said in answers.values())
+    assert made.note == f"; restored reasoning: {ANSWERS_BYTES_MAX // size_bytes}"
 
 
 def test_what_is_no_text_is_not_remembered():

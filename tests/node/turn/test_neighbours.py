@@ -1,0 +1,157 @@
+"""Answers behind an edit come back to their own place, and never to another's."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fabric.turn.messages import Message, MessageRole, ToolUse
+from node.turn.restored import remember
+from tests.node.turn.test_restored import asking, restored
+
+USER, TOOL, ASSISTANT = MessageRole.USER, MessageRole.TOOL, MessageRole.ASSISTANT
+ASKED = [Message(USER, ("Do it.",))]
+
+
+def call(path, number):
+    return Message(
+        ASSISTANT, ("",), reasoning=f"Thought {number}.", uses=(ToolUse("read", {"path": path}),)
+    )
+
+
+def worked(paths):
+    """Return a loop of calls and what is remembered of it, turn by turn."""
+    messages, answers = list(ASKED), {}
+    for number, path in enumerate(paths):
+        answer = call(path, number)
+        answers = remember(answers, messages, answer)
+        messages += [answer, Message(TOOL, (f"{path} holds {number}",), result_of=f"id-{number}")]
+    return messages, answers
+
+
+def bare(messages):
+    """Return messages as a client sends them, which drops thoughts."""
+    return tuple(replace(message, reasoning=None) for message in messages)
+
+
+def thoughts(messages):
+    return [message.reasoning for message in messages if message.role is ASSISTANT]
+
+
+def back(messages, answers):
+    return thoughts(restored(asking(), answers, messages=bare(messages)).request.messages)
+
+
+CLEARED = Message(TOOL, ("[cleared]",))
+
+
+def clear(messages, *numbers):
+    return [CLEARED if at in numbers else message for at, message in enumerate(messages)]
+
+
+def test_a_cleared_result_leaves_all_answers_what_they_had():
+    messages, answers = worked("abcdef")
+    assert back(clear(messages, 2, 4), answers) == thoughts(messages)
+
+
+def test_so_does_a_call_that_is_taken_out_with_its_result():
+    messages, answers = worked("abcdef")
+    del messages[3:5]
+    assert back(messages, answers) == thoughts(messages)
+
+
+def test_and_another_system_prompt_or_question_at_the_start():
+    messages, answers = worked("abcdef")
+    messages[0] = Message(USER, ("Do something else.",))
+    assert back(messages, answers) == thoughts(messages)
+
+
+def test_repeated_calls_are_told_apart_by_their_order_while_all_are_there():
+    messages, answers = worked("abababb")
+    assert back(clear(messages, 2, 4), answers) == thoughts(messages)
+
+
+def test_of_repeated_calls_one_of_which_is_gone_nobody_knows_which_is_which():
+    messages, answers = worked("aaacd")
+    messages = clear(messages, 0)
+    del messages[3:5]
+    assert back(messages, answers) == [None, None, "Thought 3.", "Thought 4."]
+
+
+def test_ids_tell_repeated_calls_apart():
+    messages, answers = list(ASKED), {}
+    for number in range(4):
+        answer = call("a", number)
+        answer = replace(answer, uses=(replace(answer.uses[0], id=f"id-{number}"),))
+        answers = remember(answers, messages, answer)
+        messages += [answer, Message(TOOL, ("x",), result_of=f"id-{number}")]
+    messages = clear(messages, 0)
+    del messages[3:5]
+    assert back(messages, answers) == ["Thought 0.", "Thought 2.", "Thought 3."]
+
+
+def test_what_was_known_behind_an_edit_is_known_by_its_new_place_from_then_on():
+    messages, answers = worked("abcdef")
+    edited = clear(messages, 2)
+    made = restored(asking(), answers, messages=bare(edited))
+    answer = call("g", 6)
+    known = {**answers, **made.behind_edits}
+    answers = remember(known, made.request.messages, answer)
+    again = restored(asking(), answers, messages=bare([*edited, answer, CLEARED]))
+    assert thoughts(again.request.messages) == [*thoughts(messages), "Thought 6."]
+    assert not again.behind_edits
+
+
+def test_an_answer_with_other_neighbours_is_another():
+    """One of an older branch of the conversation, say, that reads the same."""
+    _, answers = worked("abc")
+    other = [Message(USER, ("Else.",)), *worked("x")[0], call("b", 9), *worked("y")[0]]
+    assert back(other, answers) == [None, None, None]
+
+
+def test_a_thought_that_a_policy_took_away_stays_away_behind_an_edit():
+    messages, answers = worked("abc")
+    edited = bare(clear(messages, 2))
+    edited = tuple(replace(each, is_stripped=each.role is ASSISTANT) for each in edited)
+    made = restored(asking(), answers, messages=edited)
+    assert thoughts(made.request.messages) == [None, None, None]
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_nothing_comes_back_to_another_answer(data):
+    """Whatever is taken out, cleared or put before them."""
+    paths = data.draw(st.lists(st.sampled_from("aab"), min_size=1, max_size=9))
+    messages, answers = worked(paths)
+    kept = [Message(USER, ("Before.",))]
+    for message in messages:
+        if data.draw(st.sampled_from([True, True, True, False])):
+            is_cleared = message.role is TOOL and data.draw(st.booleans())
+            kept.append(CLEARED if is_cleared else message)
+    for found, own in zip(back(kept, answers), thoughts(kept), strict=True):
+        assert found in (None, own)
+
+
+@pytest.mark.parametrize("text", ["", "Well. "], ids=["no words", "words"])
+def test_white_space_and_spelling_come_back_too(text):
+    messages, answers = list(ASKED), {}
+    for path in "ab":
+        use = ToolUse("read", '{"path" :"' + path + '"}', f"own-{path}")
+        answer = Message(ASSISTANT, (f"\n\n{text}{path}",), uses=(use,))
+        answers = remember(answers, messages, answer)
+        messages += [answer, Message(TOOL, (f"{path} held",), result_of=f"own-{path}")]
+    edited = []
+    for message in clear(messages, 0):
+        if message.role is ASSISTANT:
+            (use,) = message.uses
+            use = replace(use, arguments={"path": use.arguments[-3]}, id=f"x-{use.id}")
+            edited.append(replace(message, texts=(message.texts[0].strip(),), uses=(use,)))
+        else:
+            edited.append(message)
+    made = restored(asking(), answers, messages=bare(edited)).request.messages
+    assert [each.texts for each in made if each.role is ASSISTANT] == [
+        (f"\n\n{text}a",),
+        (f"\n\n{text}b",),
+    ]
+    assert [each.uses[0].id for each in made if each.role is ASSISTANT] == ["own-a", "own-b"]
