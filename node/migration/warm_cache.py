@@ -22,7 +22,7 @@ class WarmCache:
     reservation: Reservation
     cache: ResidentCache | None = None
     room_tokens: int = 0
-    full: PieceTable = field(default_factory=PieceTable)  # the full blocks in it
+    full: PieceTable = field(default_factory=PieceTable)  # in it, and changed by no later token
     tokens_count: int = 0  # once all of the final record is in it
     kept_as: int = 0  # the count of caches kept so far: the lowest is the oldest
     cancel: threading.Event = field(default_factory=threading.Event)

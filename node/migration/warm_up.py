@@ -11,6 +11,7 @@ What is read here is a guess: a move that comes to nothing, or memory that is wa
 import itertools
 from collections.abc import Iterable
 
+from fabric.errors import CorruptDataError
 from fabric.ids import MigrationId
 from fabric.limits import BLOCK_TOKENS, ROOM_TOKENS, WARM_UPS_MAX
 from fabric.record.manifest import Manifest, OwnerState
@@ -25,6 +26,7 @@ from node.store.agent_store import AgentStore
 from node.store.available_blocks import available_blocks
 from node.tiers.hot_tier import HotTier
 from node.tiers.restore import load_blocks, load_full_blocks
+from node.tiers.restore_layout import load_layout, load_parts
 
 
 class WarmUp:
@@ -151,6 +153,8 @@ class WarmUp:
 
     async def _read(self, warm: WarmCache, record: Manifest) -> bool:
         """Read what is not in the cache yet; say whether that is worth keeping."""
+        if record.edited is not None:
+            return await self._read_edited(warm, record)
         store, available, cache, cancel = (
             self._store,
             available_blocks(record),
@@ -177,6 +181,30 @@ class WarmUp:
         )
         warm.full = available.full.slice(0, loaded)
         return not cancel.is_set()
+
+    async def _read_edited(self, warm: WarmCache, record: Manifest) -> bool:
+        """Read what is not in the cache yet of edited memory, each part to where it lies now."""
+        store, cache, cancel, head = self._store, warm.cache, warm.cancel, record.edited
+        ids, loaded, count = list(record.token_ids), warm.full.tokens_count, record.tokens_count
+        is_last = record.state is OwnerState.SEALED
+        assert cache is not None, "made where there is room"
+        assert head is not None, "only of an edited one"
+        # The last part of a block grows with the next turn, and is another block then.
+        end = count if is_last else count - (count - head.tokens_count) % BLOCK_TOKENS
+
+        def read() -> int:
+            layout = store.layout(record).cut(end)
+            load = load_layout if is_last else load_parts
+            good = load(store, record.tenant, ids, layout, cache, loaded, cancel=cancel)
+            return good.tokens_count
+
+        try:
+            read_tokens = await self._workers.run(read)
+        except CorruptDataError:  # what follows it says so
+            return False
+        warm.full = record.pieces.slice(0, read_tokens)
+        warm.tokens_count = read_tokens if is_last else 0
+        return not cancel.is_set() and (read_tokens == end or not is_last)
 
     def _keep(self, move: IncomingMove, warm: WarmCache) -> None:
         move.warm, warm.kept_as = warm, next(self._kept)

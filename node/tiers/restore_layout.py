@@ -28,6 +28,7 @@ def load_layout(
     ids: Sequence[int],
     layout: Layout,
     cache: ResidentCache,
+    loaded_tokens: int = 0,
     *,
     cancel: threading.Event | None = None,
 ) -> Layout:
@@ -35,22 +36,29 @@ def load_layout(
 
     `ids` are the tokens that it claims to hold. Where `cancel` is set, nothing more is read.
     """
-    good = _loaded(store, tenant, ids, layout, cache.rows(), cancel)
+    good = load_parts(store, tenant, ids, layout, cache, loaded_tokens, cancel=cancel)
     found = good.arrangement
     cache.hold(found.tokens_count, found.ahead, found.shifts)
     return good
 
 
-def _loaded(
+def load_parts(
     store: AgentStore,
     tenant: TenantId,
     ids: Sequence[int],
     layout: Layout,
-    rows: Sequence[Place],
-    cancel: threading.Event | None,
+    cache: ResidentCache,
+    loaded_tokens: int = 0,
+    *,
+    cancel: threading.Event | None = None,
 ) -> Layout:
+    """Read a layout's blocks into a `cache` that nothing can run on yet; return what is good.
+
+    The parts of the first `loaded_tokens` are in it already.
+    """
+    rows = cache.rows()
     for start, end, part in layout.placed():
-        if not isinstance(part, Held):
+        if not isinstance(part, Held) or end <= loaded_tokens:
             continue
         is_wanted = cancel is None or not cancel.is_set()
         if not is_wanted or not _read(store, tenant, ids[start:end], part, rows, start):

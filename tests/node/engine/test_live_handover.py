@@ -65,8 +65,8 @@ class Stream:
     """A turn that is read as it goes, on the node's own loop."""
 
     def __init__(self, service, agent, resume=None, epoch=1, after=None, output=None, asked=None):
-        is_endless = output is None and asked is None
-        tokens = ANSWER_TOKENS if asked is None else 10 * ANSWER_TOKENS
+        is_endless = output is None and (asked is None or "edits" in asked)
+        tokens = ANSWER_TOKENS if asked is None or is_endless else 10 * ANSWER_TOKENS
         sampling = Sampling(max_tokens=tokens, ignore_eos=is_endless, output=output)
         self._request = GenerateRequest(
             OperationId(f"turn-{agent}-{epoch}"), TENANT, identity_of(agent), sampling,

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from fabric.control.node_calls import Done, Flush
+from fabric.control.copy_calls import PrefetchAgent
+from fabric.control.node_calls import AgentView, Done, Flush
+from fabric.edit_mode import EditMode
+from fabric.errors import CorruptDataError
 from fabric.ids import AgentId, MigrationId
 from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import OwnerState
@@ -14,6 +17,7 @@ from fabric.record.piece_table import PieceTable
 from fabric.u32s import U32s
 from node.engine.memory_budget import Reservation
 from node.migration import warm_up
+from tests.node.turn.test_edited_turns import start
 from tests.support.on_loop import change
 from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA, write_model
@@ -202,4 +206,67 @@ def test_a_read_that_fails_gives_its_memory_back(node, move, record, monkeypatch
     monkeypatch.setattr(warm_up, "load_full_blocks", fail)
     with pytest.raises(OSError, match="gone"):
         extend(node, move, record).result(HANG_S)
+    assert move not in node.node.warm_up
+
+
+# --- edited memory ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def edited(node):
+    """Return the record of an agent whose memory was edited."""
+    name = "edited"
+    agent = node.node.table.get((TENANT, AgentId(name)))
+    if agent is None:
+        following = start(node, name)
+        ask(node, following, agent=name, edits=EditMode.AMORTIZE)
+        agent = node.node.table.get((TENANT, AgentId(name)))
+        call(node, Flush(drop_hot=True), Done)
+    return agent.saved
+
+
+def arranged(cache):
+    return cache.tokens_count, tuple(cache.ahead), tuple(cache.shifts)
+
+
+def bits(cache, tokens_count):
+    return [row[:, :tokens_count].tobytes() for row in cache.rows()]
+
+
+@pytest.mark.parametrize("is_begun", [False, True], ids=["at once", "in two parts"])
+def test_edited_memory_on_its_way_in_is_what_is_read_back(node, move, edited, is_begun):
+    """Moved rows and all, so that no turn has to wait for them."""
+    count = edited.tokens_count
+    if is_begun:
+        extend(node, move, edited).result(HANG_S)
+        warm = node.node.moves.get(move).warm
+        assert edited.edited.tokens_count <= warm.full.tokens_count < count
+        assert warm.full.is_edited
+    extend(node, move, sealed(edited)).result(HANG_S)
+    cache = on_loop(node, lambda: node.node.warm_up.take(move, edited))
+    on_loop(node, node.node.hot.note)
+
+    call(node, PrefetchAgent(TENANT, AgentId("edited"), 1), AgentView)
+    own = node.node.table.get((TENANT, AgentId("edited"))).cache
+    assert arranged(cache) == arranged(own)
+    assert cache.tokens_count == count
+    assert cache.shifts
+    assert bits(cache, count) == bits(own, count)
+    call(node, Flush(drop_hot=True), Done)
+
+
+def test_edited_memory_that_lost_a_block_is_not_kept(node, move, edited):
+    lost = {edited.pieces[-2].block}
+    blocks = node.node.store.blocks
+    load = blocks.load_into
+
+    def failing(ref, *args):
+        if ref in lost:
+            message = "lost"
+            raise CorruptDataError(message)
+        return load(ref, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "load_into", failing)
+        extend(node, move, sealed(edited)).result(HANG_S)
     assert move not in node.node.warm_up

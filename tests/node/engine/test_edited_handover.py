@@ -1,0 +1,51 @@
+"""A running turn of an agent whose memory was edited moves: it goes on hot, as if it had stayed."""
+
+import pytest
+
+from fabric.control.node_calls import CommitMigration, Committed, Offer, SealAgent
+from fabric.edit_mode import EditMode
+from fabric.turn.generation import CacheTier, HandedOver
+from tests.node.engine.test_live_handover import (
+    ANSWER_TOKENS,
+    Stream,
+    copied_stream,
+    held,
+    move_call,
+    move_of,
+)
+from tests.node.turn.test_edited_turns import start
+from tests.support.conversations import said
+from tests.support.services import call, running
+from tests.support.tiny_models import LLAMA, write_model
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nodes")
+    model = str(write_model(folder / "model", LLAMA))
+    with running(folder, model, "node-a") as a, running(folder, model, "node-b") as b:
+        yield a, b
+
+
+def test_an_edited_agents_answer_goes_on_hot_elsewhere(nodes):
+    a, b = nodes
+    calm, name = "calm", "moving"
+    asked = {"messages": said(start(a, calm)), "edits": EditMode.AMORTIZE}
+    stayed = Stream(a, calm, asked=asked)
+    assert stayed.end()[0].amortized_tokens
+
+    start(a, name)
+    stream = copied_stream(a, b, name, ANSWER_TOKENS - 40, asked=asked)
+    assert b.node.warm_up.size_bytes > 0
+    sealed = call(a, move_call(SealAgent, b, name), Offer)
+    call(b, CommitMigration(move_of(name), a.node.name, sealed, 2), Committed)
+    record, cache = held(a, name).saved, held(b, name).cache
+    assert record.edited is not None
+    assert cache.tokens_count == record.tokens_count
+    assert cache.shifts
+
+    handed = stream.end()[-1]
+    assert isinstance(handed, HandedOver)
+    on = Stream(b, name, handed.resume, epoch=2, asked=asked)
+    assert on.end()[0].cache is CacheTier.HOT
+    assert stream.text + on.text == stayed.text
