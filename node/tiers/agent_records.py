@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fabric.kvcache.block import BlockRef
+from fabric.limits import RECORD_WRITES_MAX
 from fabric.record.manifest import Manifest
 from fabric.record.truncate import truncate_record
 from node.agents.agent import Agent
@@ -14,14 +15,12 @@ from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore, BlocksLostError
 from node.tiers.hot_tier import HotTier
 
-WRITES_MAX = 4  # each but the last met a block that the drive lost meanwhile
-
 _T = TypeVar("_T")
 
 
 async def despite_losses(write: Callable[[], Awaitable[_T]]) -> _T:
     """Write a record, and anew where the drive loses a block of it meanwhile."""
-    for _ in range(WRITES_MAX - 1):
+    for _ in range(RECORD_WRITES_MAX - 1):
         with contextlib.suppress(BlocksLostError):
             return await write()
     return await write()
