@@ -1,11 +1,11 @@
 """Where a recurrent model's state is worth keeping, and which of an agent's states stay.
 
 A state cannot be cut, so a context can be taken up again only where one was kept: at the end
-of a prompt and of a turn, where the answer is opened (a thought that is opened for the model is
-gone when its answer comes back), behind the system prompt, which other conversations share, where
-other prompts go other ways (before the last question, before the system prompt's date), and now
-and then on the way. States that others may find lie on block boundaries, whose names follow from
-the tokens alone.
+of a prompt and of a turn, where an answer's text ends (the white space behind it is often gone when
+it comes back), where the answer is opened (so is a thought that is opened for the model), behind
+the system prompt, which other conversations share, where other prompts go other ways (before the
+last question, before the system prompt's date), and now and then on the way. States that others may
+find lie on block boundaries, whose names follow from the tokens alone.
 """
 
 import math
@@ -22,7 +22,7 @@ from fabric.limits import (
 from fabric.record.manifest import Placed
 from fabric.turn.prompt_marks import NO_MARKS, PromptMarks
 
-STATES_NEWEST: Final = 4  # before the question, before its answer, at the prompt's end, the turn's
+STATES_NEWEST: Final = 5  # before question and answer, at the end of prompt, answer's text, turn
 
 
 def state_points(

@@ -18,6 +18,7 @@ class PromptMarks:
     asked: int = 0  # up to the end of the user's last message, where it is not the last of all
     conversation: int = 0  # all but the opening of the answer
     opens_more: bool = False  # the opening is more than the name of who speaks: a thought, say
+    trims_answers: bool = False  # answers come back without the white space that they end with
     # Where other prompts go, or went, other ways; found anew for each prompt, no record has them.
     branches: tuple[int, ...] = ()
 

@@ -39,6 +39,9 @@ def deliver(sequence: Sequence, sampled: SampledToken) -> Last | None:
         # Its probability was computed where it was sampled, and perhaps shown there.
         sampled, was_delivered = SampledToken(sampled.token, resumed.top), resumed.is_delivered
     sequence.answer_ids.append(sampled.token)
+    if sequence.trimmed is not None and not _is_end(sequence, sampled.token):
+        text = sequence.token_text(sampled.token)
+        sequence.trimmed.follow(text, sequence.mark_before_read)
     shown = sequence.answer.push(sampled.token)
     event = produced(sequence, len(sequence.answer_ids), sampled, shown)
     tell(sequence, replace(event, logprobs=(), was_delivered=True) if was_delivered else event)
@@ -71,6 +74,10 @@ def end(sequence: Sequence, reason: FinishReason | None, stop_string: str | None
     answer = sequence.answer
     try:
         shown = answer.finish(stopped=stop_string is not None)
+        if sequence.trimmed is not None:
+            mark = sequence.trimmed.mark(has_calls=answer.has_calls)
+            if mark is not None:
+                sequence.cache.take_marked(mark)
     except Exception as error:  # noqa: BLE001 - the text of one sequence
         fail(sequence, error)
         return

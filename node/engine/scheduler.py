@@ -216,6 +216,7 @@ class Scheduler:
             sequence.cache, sequence.prompt, sequence.sampling, sequence.seed
         )
         sequence.slot.matcher = sequence.matcher
+        sequence.slot.keeps_marks = sequence.trimmed is not None
         if sequence.resumed is not None:
             sequence.slot.take_up(len(sequence.answer_ids) + 1)
         self.queue.run(sequence)

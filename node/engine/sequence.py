@@ -9,10 +9,11 @@ from fabric.errors import FabricError
 from fabric.turn.generation import FinishReason, Priority, Resumption, Sampling, TokenLogprob
 from node.dialect.shown import Shown
 from node.engine.memory_budget import Reservation
+from node.engine.trimmed_end import TrimmedEnd
 from node.grammar.answer_matcher import AnswerMatcher
 from node.mlx.answer import Answer
 from node.mlx.engine import DecodeSlot, SampledToken
-from node.mlx.resident_cache import ResidentCache
+from node.mlx.resident_cache import CacheMark, ResidentCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class Sequence:
     `matcher`: follows an answer whose format is prescribed; it has taken `answer_ids`.
     `resumed`: the answer's beginning, made elsewhere; the prompt ends with the token sampled there.
     `was_admitted`: its client was told that it waits, or read a part of it: it is not refused.
+    `trimmed`: follows the answer where a state is to be kept in front of its last white space.
     `echo`: the prompt, where it is to be told before the answer.
     `yielding`: set to end it between two tokens so that another node can go on.
     `owns_reservation`: whoever submitted it releases `reservation`, once its cache is counted
@@ -125,6 +127,7 @@ class Sequence:
     matcher: AnswerMatcher | None = None
     resumed: Resumption | None = None
     was_admitted: bool = False
+    trimmed: TrimmedEnd | None = None
     echo: PromptEcho | None = None
     cancelled: Event = field(default_factory=Event)
     yielding: Event = field(default_factory=Event)
@@ -158,6 +161,11 @@ class Sequence:
     def scored(self) -> list[TokenLogprob] | None:
         """The prompt's log probabilities so far; None where they are not wanted."""
         return self.echo.scored if self.echo is not None else None
+
+    @property
+    def mark_before_read(self) -> CacheMark | None:
+        """What its cache was in front of the token that was read last, where that is noted."""
+        return self.slot.mark_before_read if self.slot is not None else None
 
     @property
     def is_resumed(self) -> bool:

@@ -24,7 +24,7 @@ from node.mlx.model_limits import ModelLimits, read_limits
 from node.mlx.opaque_cache import OpaqueCache
 from node.mlx.padded_groups import CPU_TOKENS_MAX, WASTE_MAX, padded_groups
 from node.mlx.recurrent_layer import RecurrentLayer
-from node.mlx.resident_cache import ResidentCache
+from node.mlx.resident_cache import CacheMark, ResidentCache
 from node.mlx.sampling import Sampler, make_sampler, unpack_mask
 
 
@@ -64,12 +64,25 @@ class DecodeSlot:
     pending_is_read: bool = False
     pending_is_matched: bool = False
     matcher: AnswerMatcher | None = None  # of an answer whose format is prescribed
+    keeps_marks: bool = False
+    _mark: CacheMark | None = None  # as of the last step's beginning
     unread: list[tuple[mx.array, mx.array | None]] = field(default_factory=list)
 
     def take_up(self, sampled_count: int) -> None:
         """Take the prompt's last token for the last of `sampled_count` sampled elsewhere."""
         self.pending_is_sampled = True
         self.sampler.sampled_count = sampled_count
+
+    def note(self, mark: CacheMark) -> None:
+        """Keep what the cache was before the step that begins, where that is wanted."""
+        self._mark = mark if self.keeps_marks else None
+
+    @property
+    def mark_before_read(self) -> CacheMark | None:
+        """What the cache was in front of the token that was read last, if marks are kept."""
+        if not self.keeps_marks:
+            return None
+        return self.cache.mark() if self.pending_is_read else self._mark
 
     def match(self) -> None:
         """Tell the matcher the pending token, for which it may wait; once, also where it fails."""
@@ -178,7 +191,8 @@ class Engine:
             for slot, chosen in zip(slots, samplers, strict=True):
                 slot.sampler.undo(chosen)
             raise
-        for slot, (token, logprobs) in zip(slots, sampled, strict=True):
+        for slot, (token, logprobs), mark in zip(slots, sampled, marks, strict=True):
+            slot.note(mark)
             if slot.pending_is_sampled and not slot.pending_is_read:
                 slot.unread.append((slot.pending, slot.pending_logprobs))
             slot.pending, slot.pending_logprobs = token, logprobs

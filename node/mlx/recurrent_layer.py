@@ -20,6 +20,13 @@ class Mark:
     arrays: Snapshot
     row: int | None
 
+    def snapshot(self) -> Snapshot:
+        """Return the state that was noted, as arrays of its own."""
+        if self.row is None:
+            return self.arrays
+        row = mx.array([self.row])
+        return [mx.take(array, row, axis=0) for array in self.arrays]
+
 
 class RecurrentLayer(ArraysCache):
     """Resident state of one recurrent layer; alone it is a list of arrays `[1, …]`."""
@@ -53,11 +60,7 @@ class RecurrentLayer(ArraysCache):
         return Mark(list(self.stack.cache), self.row)
 
     def undo(self, mark: Mark) -> None:
-        if mark.row is None:
-            self.replace(mark.arrays)
-        else:
-            row = mx.array([mark.row])
-            self.replace([mx.take(array, row, axis=0) for array in mark.arrays])
+        self.replace(mark.snapshot())
 
     @property
     def nbytes(self) -> int:

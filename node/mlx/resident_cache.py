@@ -345,17 +345,27 @@ class ResidentCache:
     def take_snapshot(self) -> None:
         """Remember the recurrent states as of now."""
         if self.recurrent:
-            taken = self._keep_state()
+            self.snapshots[self.tokens_count] = taken = self._keep_state()
             mx.eval(taken)
-            self.snapshots[self.tokens_count] = taken
+
+    def take_marked(self, mark: CacheMark) -> None:
+        """Remember the recurrent states that were noted a few tokens ago."""
+        if self.recurrent:
+            taken = [state.snapshot() for state in mark.states]
+            mx.eval(taken)
+            self.snapshots[mark.tokens_count] = taken
+            self._hold_state(mark.tokens_count, taken)
 
     def _keep_state(self) -> list[Snapshot]:
         """Keep the present states in memory, with the newest others; return them."""
         taken = [layer.snapshot() for layer in self.recurrent]
         if taken:
-            self.states[self.tokens_count] = taken
-            self.states = dict(sorted(self.states.items())[-STATES_HOT_MAX:])
+            self._hold_state(self.tokens_count, taken)
         return taken
+
+    def _hold_state(self, tokens_count: int, taken: list[Snapshot]) -> None:
+        self.states[tokens_count] = taken
+        self.states = dict(sorted(self.states.items())[-STATES_HOT_MAX:])
 
     def gather_snapshot(self, tokens_count: int) -> memoryview:
         """Copy the states remembered at `tokens_count` into one buffer in file order."""

@@ -19,7 +19,8 @@ from node.mlx.chat_tokenizer import ChatTokenizer
 from node.turn.dates import DATE_LINE
 
 _OTHER = Message(MessageRole.USER, ("\N{REPLACEMENT CHARACTER}",))  # begins like no message
-_ANSWER = replace(_OTHER, role=MessageRole.ASSISTANT)
+_SAID = "\N{REPLACEMENT CHARACTER} \n"
+_ANSWER = replace(_OTHER, role=MessageRole.ASSISTANT, texts=(_SAID,))
 
 Render = Callable[[Sequence[Message]], bytes]
 
@@ -67,6 +68,7 @@ class Landmarks:
 
         goes_on = render([*messages, _ANSWER, _OTHER])  # its thoughts may go then, its head move
         marks = marks.with_branch(_tokens(plan, common_prefix(goes_on, plan.text)))
+        marks = replace(marks, trims_answers=bool(goes_on) and _SAID.encode() not in goes_on)
         asked = head = 0
         if users[-1] < len(messages) - 1:
             asked = _tokens(plan, common_prefix(render(messages[: users[-1] + 1]), plan.text))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fabric.errors import FabricError
 from fabric.kvcache.cache_spec import CacheGroup
-from fabric.limits import BLOCK_TOKENS
+from fabric.limits import BLOCK_TOKENS, STATE_GAP_TOKENS_MIN
 from fabric.record.state_points import state_points
 from fabric.turn.generation import CacheTier, GenerateRequest
 from node.agents.agent import Agent
@@ -22,6 +22,7 @@ from node.engine.sequence import (
     Sequence,
     SequenceEvent,
 )
+from node.engine.trimmed_end import TrimmedEnd
 from node.mlx.answer import Answer
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.runtime.health import Health
@@ -61,11 +62,23 @@ class Sequences:
 
     def stops_of(self, prepared: Prepared) -> tuple[int, ...]:
         """Say where the prompt's computing pauses so that a recurrent state can be kept."""
-        has_states = CacheGroup.STATE in self.identity.spec.groups
-        if not (prepared.is_kept and self.health.reuses and has_states):
+        if not self._keeps_states(prepared):
             return ()
         plan, on_grid = prepared.plan, self.identity.settings.exact_chunks
         return state_points(len(plan.ids), plan.marks, prepared.cached, on_grid=on_grid)
+
+    def _keeps_states(self, prepared: Prepared) -> bool:
+        has_states = CacheGroup.STATE in self.identity.spec.groups
+        return prepared.is_kept and self.health.reuses and has_states
+
+    def _trimmed(self, request: GenerateRequest, prepared: Prepared) -> TrimmedEnd | None:
+        """Follow an answer that may come back with another end, where states are kept."""
+        always = prepared.plan.marks.trims_answers
+        has_calls = bool(request.tools) and request.reads_calls
+        on_grid = self.identity.settings.exact_chunks  # on which no answer's text ends
+        if on_grid or not (self._keeps_states(prepared) and (always or has_calls)):
+            return None
+        return TrimmedEnd(always, len(prepared.plan.ids) + STATE_GAP_TOKENS_MIN)
 
     def make(
         self,
@@ -116,6 +129,7 @@ class Sequences:
             granted=granted,
             awaited_tokens=None if prepared.tier is CacheTier.COLD else prepared.cached,
             stops=self.stops_of(prepared),
+            trimmed=self._trimmed(request, prepared),
             owns_reservation=True,
             resumed=resume,
             was_admitted=request.was_admitted,

@@ -281,6 +281,14 @@ class SimCache:
             self.snapshots[self.tokens_count] = self.state
             self._keep_state()
 
+    def mark(self):
+        return SimMark(self.tokens_count, self.state)
+
+    def take_marked(self, mark):
+        if self._has_state:
+            self.snapshots[mark.tokens_count] = self.states[mark.tokens_count] = mark.state
+            self.states = dict(sorted(self.states.items())[-STATES_HOT_MAX:])
+
     def _keep_state(self):
         if self._has_state:
             self.states[self.tokens_count] = self.state
@@ -325,6 +333,14 @@ def _grown(array, size_bytes):
     return grown
 
 
+@dataclass(frozen=True)
+class SimMark:
+    """What a cache was before a step."""
+
+    tokens_count: int
+    state: np.ndarray
+
+
 @dataclass(eq=False)
 class SimSlot:
     """One decoding sequence, one step ahead of what has been read."""
@@ -335,6 +351,7 @@ class SimSlot:
     pending: int
     pending_is_sampled: bool = False
     sampled_count: int = 0
+    mark_before_read: SimMark | None = None
     unread: list = field(default_factory=list)
 
     def take_up(self, sampled_count):
@@ -377,6 +394,7 @@ class SimEngine:
     def launch(self, slots):
         self.spent_s += self._step_s
         for slot in slots:
+            slot.mark_before_read = slot.cache.mark()
             slot.cache.append(slot.pending)
             if slot.pending_is_sampled:
                 slot.unread.append(slot.pending)

@@ -9,6 +9,7 @@ import pytest
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import STATES_HOT_MAX
 from fabric.settings import KvBits
+from fabric.turn.generation import Sampling
 from node.mlx.engine import Engine
 from node.mlx.probe.probe import fit_engine
 from node.mlx.resident_cache import ResidentCache
@@ -50,6 +51,50 @@ def test_a_state_in_memory_is_gone_back_to(name: str) -> None:
         cache.rewind(40)
         assert cache.tokens_count == 40
         assert np.array_equal(logits_after(engine, cache, prompt_of(4)), want)
+
+
+@EVERY
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("is_read_first", [True, False], ids=["read first", "launched first"])
+def test_a_state_before_the_token_read_last_is_gone_back_to(
+    name: str, rows: int, *, is_read_first: bool
+) -> None:
+    """Bit for bit, alone and as a row of a batch, whether tokens are read before they are fed."""
+    engine, prompt = engine_of(name), prompt_of(20)
+    caches = [prefilled(engine, prompt, len(prompt) - 1) for _ in range(rows)]
+    slots = [engine.start(cache, prompt, Sampling(max_tokens=9), 1) for cache in caches]
+    slot, cache = slots[-1], caches[-1]
+    slot.keeps_marks = True
+    said: list[int] = []
+    engine.launch(slots)
+    while len(said) < 5:
+        if is_read_first:
+            said += [each.token for each in engine.read_ahead(slot)]
+        else:
+            engine.launch(slots)
+            said += [each.token for each in engine.read(slot)]
+        if len(said) == 3:
+            mark = slot.mark_before_read
+        if is_read_first:
+            engine.launch(slots)
+    assert mark is not None
+    cache.take_marked(mark)
+    at = len(prompt) + 2
+    assert mark.tokens_count == at
+    assert cache.gather_snapshot(at) == _state_of(engine, prompt, said[:2], rows)
+    assert cache.rewind_point(cache.tokens_count - 1) == at
+    cache.rewind(at)
+    assert slots[0].mark_before_read is None or rows == 1
+
+
+def _state_of(engine: Engine, prompt: list[int], said: list[int], rows: int) -> memoryview:
+    """Return the state behind these tokens, fed one by one as in decoding."""
+    caches = [prefilled(engine, prompt, len(prompt) - 1) for _ in range(rows)]
+    for token in [prompt[-1], *said]:
+        engine.feed(caches, [mx.array([token], mx.uint32)] * rows)
+    cache = caches[-1]
+    cache.take_snapshot()
+    return cache.gather_snapshot(len(prompt) + len(said))
 
 
 @EVERY

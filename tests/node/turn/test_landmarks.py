@@ -128,3 +128,12 @@ def test_few_openings_are_remembered(tmp_path):
     landmarks.tokenizer._tokenizer.chat_template = template.replace("assistant\n{%", "model\n{%")
     found(tmp_path, "chatml", [USER], landmarks=landmarks)
     assert len(landmarks._openings) <= ANSWER_OPENINGS_MAX
+
+
+@pytest.mark.parametrize(
+    ("name", "trims"),
+    [("chatml", False), ("thoughts_kept", True), ("headers", True), ("channels", False)],
+)
+def test_a_template_that_trims_answers_is_known(tmp_path, name, trims):
+    """The white space behind an answer's text is not in the prompts that follow."""
+    assert found(tmp_path, name, [SYSTEM, USER])[1].trims_answers is trims

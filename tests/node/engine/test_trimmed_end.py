@@ -1,0 +1,44 @@
+"""Where an answer's text ends, token by token."""
+
+import pytest
+
+from node.engine.trimmed_end import TrimmedEnd
+from node.mlx.resident_cache import CacheMark
+
+
+def found(*texts, always=True, has_calls=False, behind=0):
+    end = TrimmedEnd(always, behind)
+    for at, text in enumerate(texts):
+        end.follow(text, CacheMark(100 + at, ()))
+    mark = end.mark(has_calls=has_calls)
+    return None if mark is None else mark.tokens_count - 100
+
+
+@pytest.mark.parametrize(
+    ("texts", "at"),
+    [
+        (("It", " is."), None),
+        (("It", " is.", "\n"), 2),
+        (("It", " is.", "\n", " ", "\n\n"), 2),
+        (("It", "\n", " is."), None),
+        (("It", "\n", " is", "\n"), 3),
+        (("It", " is.\n"), 1),  # the text ends within it
+        (("It", "\n", " is.\n", "\n"), 2),
+        (("It", " is.", "", "\n"), 2),  # a lone blank is nothing to some tokenizers
+        (("It", "\n", "\N{REPLACEMENT CHARACTER}"), None),  # half of a character
+        (("\n",), 0),
+    ],
+)
+def test_it_is_in_front_of_the_last_white_space(texts, at):
+    assert found(*texts) == at
+
+
+def test_of_texts_that_come_back_as_they_are_calls_alone_get_one():
+    """Every template writes the end of a call in its own way."""
+    assert found("x", "\n", always=False) is None
+    assert found("x", "\n", always=False, has_calls=True) == 1
+
+
+def test_none_is_kept_near_another():
+    assert found("x", "\n", behind=101) is None
+    assert found("x", "\n", behind=100) == 1
