@@ -5,7 +5,7 @@ row become one. Nothing is moved ahead of what came before it: what was computed
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fabric.errors import RejectedError
 from node.dialect.spelling import Messages, respelled
@@ -54,12 +54,22 @@ class Rendered:
 
 
 def render_folded(
-    messages: Messages, attempt: Callable[[Messages], str], *, is_strict: bool
+    messages: Messages,
+    attempt: Callable[[Messages], str],
+    *,
+    is_strict: bool,
+    takes_one_call: bool = False,
 ) -> Rendered:
     """Render by `attempt`, which raises RejectedError for what the template refuses.
 
-    What it drops without a word, as some do with system messages, is folded, too.
+    What it drops without a word, as some do with system messages, is folded, too; so are calls
+    where it `takes_one_call` of a message.
     """
+    if takes_one_call and not is_strict:
+        single = SINGLE_CALLS.change(messages)
+        if single != messages:
+            rendered = render_folded(single, attempt, is_strict=is_strict)
+            return replace(rendered, notes=(SINGLE_CALLS.note, *rendered.notes))
     plain: Rendered | None = None
     refusal: RejectedError | None = None
     for made in _tried(messages, is_strict=is_strict):
@@ -189,11 +199,12 @@ def _single_calls(messages: Messages) -> Messages:
     return made
 
 
+SINGLE_CALLS = Fold("gave each tool call a message of its own", _single_calls)
 FOLDS = (
     Fold("merged system messages", _merged_systems),
     Fold("folded later system messages into the user's", _late_systems),
     Fold("merged messages of the user", _merged_users),
     Fold("merged messages of the assistant", _merged_answers),
-    Fold("gave each tool call a message of its own", _single_calls),
+    SINGLE_CALLS,
     Fold("folded the system message into the user's", _first_system),
 )

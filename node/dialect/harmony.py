@@ -21,7 +21,8 @@ START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", 
 HARMONY_EFFORTS: Final = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 FINAL: Final = (f"{CHANNEL}final", MESSAGE)  # of an answer's last message, the text to its header
 CALL_END: Final = "<|call|>"
-_ENDS: Final = ("<|end|>", "<|return|>", CALL_END)
+MESSAGE_END: Final = "<|end|>"
+_ENDS: Final = (MESSAGE_END, "<|return|>", CALL_END)
 MARKS: Final = (START, CHANNEL, MESSAGE, CONSTRAIN, *_ENDS)
 _RECIPIENT: Final = re.compile(r"\bto=(\S+)")
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")

@@ -25,6 +25,7 @@ class TemplateTraits:
     takes_null: bool = False  # as the content beside calls
     text_arguments: bool = False  # prints objects as Python does: it is meant to get JSON text
     thought_keys: tuple[str, ...] = ()  # where it looks for a thought, too
+    takes_one_call: bool = False  # of a message: it says nothing of the others
 
 
 def spelled(messages: Messages, traits: TemplateTraits) -> Messages:

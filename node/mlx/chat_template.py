@@ -122,4 +122,18 @@ class ChatTemplate:
             takes_null=takes_null,
             text_arguments=bool(other) if best is None else "{'q'" in best,
             thought_keys=tuple(keys),
+            takes_one_call=self._takes_one_call,
         )
+
+    @property
+    def _takes_one_call(self) -> bool:
+        """Say whether it drops a message's second call without a word."""
+        uses = [
+            {"type": "function", "id": id_, "function": {"name": name, "arguments": {}}}
+            for id_, name in (("abcdefghi", "firstly"), ("abcdefghj", "secondly"))
+        ]
+        try:
+            text = self.render([_USER, {"role": "assistant", "tool_calls": uses}], None, {})
+        except RejectedError:
+            return False
+        return "firstly" in text and "secondly" not in text

@@ -180,7 +180,8 @@ class ChatTokenizer:
             return up_to_mark(text) if continues else text
 
         made = spelled(left_open(messages) if continues else messages, self.template.traits)
-        return render_folded(made, attempt, is_strict=self._told.is_strict)
+        one, strict = self.template.traits.takes_one_call, self._told.is_strict
+        return render_folded(made, attempt, is_strict=strict, takes_one_call=one)
 
     def _options(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Put what was asked for upon what the operator says."""

@@ -237,6 +237,23 @@ def test_channels_call_as_they_must_or_say_a_text():
     assert told > 2
 
 
+def test_channels_make_several_calls_where_they_may():
+    """Of all messages but the last the end is one that ends no answer."""
+    case, counts = Case("harmony", MARKED["harmony"]), {False: set(), True: set()}
+    for takes_one, seen in counts.items():
+        choice = CallChoice(must_call=True, names=("look", "now"), takes_one=takes_one)
+        grammar = grammar_of(case, choice)
+        for seed in range(30):
+            said = walker(*case.specials).walk(grammar, random.Random(seed))
+            if said is not None:
+                read_calls = read(reader_of(case.name, choice), [said])
+                check(case, choice, read_calls, said)
+                assert said.count("<|call|>") == 1
+                seen.add(len(read_calls.calls))
+    assert counts[True] == {1}
+    assert {1, 2} <= counts[False]
+
+
 def test_every_format_has_a_grammar():
     assert all(each.write is not None for each in CALL_FORMATS.values())
     assert {case.name for case in CASES} == {*CALL_FORMATS, "harmony", *UPSTREAM}

@@ -163,6 +163,24 @@ def test_templates_in_a_list_are_looked_at_for_calls(tmp_path):
     assert model.family.calls.name == "json"
 
 
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_of_calls_that_a_template_drops_each_gets_a_message(tmp_path, is_strict):
+    """gpt-oss's writes the first of a message; no error tells of the others."""
+    told = Told(is_strict=is_strict)
+    oss = chat_tokenizer(tmp_path, HARMONY, HARMONY_SPECIALS, end="<|return|>", told=told)
+    uses = [{"id": x, "function": {"name": f"look_{x}", "arguments": {}}} for x in "ab"]
+    results = [{"role": "tool", "content": f"at {x}", "tool_call_id": x} for x in "ab"]
+    made = oss.rendered([USER, {"role": "assistant", "tool_calls": uses}, *results], None, {})
+
+    order = [made.text.find(text) for text in ("to=functions.look_a", "at a", "look_b", "at b")]
+    if is_strict:
+        assert (-1 in order, made.notes) == (True, ())
+    else:
+        assert (-1 not in order, order) == (True, sorted(order))
+        assert made.notes == ("gave each tool call a message of its own",)
+        assert oss.rendered([USER], None, {}).notes == ()
+
+
 def test_channels_are_read_and_taken_back(tmp_path):
     oss = chat_tokenizer(tmp_path, HARMONY, HARMONY_SPECIALS, end="<|return|>")
     says = (

@@ -113,7 +113,7 @@ def test_channels_call_as_they_must_of_their_own_accord(tmp_path):
     template, specials, end = SHAPES["harmony"]
     shape = Shape("harmony", template, specials, end, str)
     model = write_shape(tmp_path / "model", shape, "full", ["the sky is blue"] * 9)
-    choice = CallChoice(names=("look",), strict=("look",))
+    choice = CallChoice(names=("look",), strict=("look",), takes_one=True)
     made = []
     with running(tmp_path, str(model)) as node:
         more = {"max_tokens": 200, "temperature": 1.0, "logit_bias": short_thoughts(node)}
@@ -124,6 +124,22 @@ def test_channels_call_as_they_must_of_their_own_accord(tmp_path):
     assert {call.name for call in made} == {"look"}
     for call in made:
         jsonschema.validate(json.loads(call.arguments), LOOK)
+
+
+def test_channels_make_several_calls_in_one_answer(tmp_path):
+    template, specials, end = SHAPES["harmony"]
+    shape = Shape("harmony", template, specials, end, str)
+    model = write_shape(tmp_path / "model", shape, "full", ["the sky is blue"] * 9)
+    choice, counts = CallChoice(must_call=True, names=("now",)), set()
+    with running(tmp_path, str(model)) as node:
+        more = {"max_tokens": 400, "temperature": 1.0, "logit_bias": short_thoughts(node)}
+        more["logit_bias"] = dict.fromkeys(more["logit_bias"], 1.0)
+        for seed in range(12):
+            reply = ask(node, QUESTION, tools=TOOLS, calls=choice, seed=seed, **more)
+            if not reply.finished.broken_calls:  # by the limit of tokens
+                assert (reply.text, reply.finished.reason) == ("", FinishReason.TOOL_CALLS)
+                counts.add(len(called(reply)))
+    assert counts & {2, 3, 4}
 
 
 @pytest.fixture(scope="module")
