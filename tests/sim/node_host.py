@@ -27,9 +27,10 @@ from node.store.tombstones import TombstoneStore
 from tests.sim.clock import SimClock
 from tests.sim.connection import converse
 from tests.sim.disk import Platter, SimDisk
+from tests.sim.engine import SimEngine
 from tests.sim.engine_loop import EngineClock, EngineLoop
 from tests.sim.loop import Process
-from tests.sim.model import CONTEXT_TOKENS_MAX, MODEL, SimEngine
+from tests.sim.model import CONTEXT_TOKENS_MAX, MODEL
 from tests.sim.tokenizer import SimTokenizer
 from tests.sim.transfers import SimTransfers, fetch_from
 
