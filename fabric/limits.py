@@ -316,3 +316,24 @@ HIBERNATION_KEY_FILE_BYTES_MIN: Final = 16
 HIBERNATION_KEY_FILE_BYTES_MAX: Final = 64 * KIB
 MODEL_NAME_CHARS_MAX: Final = 512
 EPOCH_MAX: Final = 1 << 48  # of a record from outside: above it, it could outlive every later owner
+
+# Scenarios
+SCENARIO_BYTES_MAX: Final = 1 * MIB  # of one YAML file; those shipped have 10 KiB
+SCENARIO_DEPTH_MAX: Final = 16  # of what is nested; a phase's own parts go 6 deep
+SCENARIO_NODES_MAX: Final = 20_000  # values in one file; they take half a second and 20 MB
+SCENARIO_TEXT_CHARS_MAX: Final = 64 * KIB  # of one text: 16,000 tokens
+SCENARIO_ERRORS_MAX: Final = 20  # told at once; who wrote more reads no further
+SCENARIO_FILES_MAX: Final = 64  # of texts beside the YAML
+SCENARIO_FILE_BYTES_MAX: Final = 256 * KIB  # of one of those
+SCENARIO_NAME_CHARS_MAX: Final = 48  # with an agent's and a run's it makes an agent's id
+SCENARIO_KEY_CHARS_MAX: Final = 32  # of agents, phases, tools, variables and runs, likewise
+SCENARIO_PATH_CHARS_MAX: Final = 256  # of a text's file
+SCENARIO_AGENTS_MAX: Final = 64
+SCENARIO_PHASES_MAX: Final = 64
+SCENARIO_ROUNDS_MAX: Final = 100  # of one phase
+SCENARIO_TURNS_MAX: Final = 4_096  # of all phases together
+SCENARIO_VARIABLES_MAX: Final = 64
+SCENARIO_TOOLS_MAX: Final = 64
+SCENARIO_ITEMS_MAX: Final = 64  # answers of a tool, directives and expectations of a phase
+SCENARIO_STEPS_MAX: Final = 8  # answers of one turn that call tools, before it ends
+SCENARIO_EXPANDED_CHARS_MAX: Final = 4 * MIB  # of one text, with all that agents said before

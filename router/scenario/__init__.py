@@ -1,0 +1,1 @@
+"""Scenarios: agents that meet in phases, declared in YAML; what each hears, and who speaks next."""

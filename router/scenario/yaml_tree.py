@@ -1,0 +1,201 @@
+"""YAML text as a tree whose values know their place; of YAML, only what has no surprises.
+
+What costs more than it is long is refused: anchors, aliases and merge keys, so no file grows while
+it is read. Tags are refused as well, so no text chooses a class. A plain word is text, a number, a
+truth value or nothing, as in YAML 1.2: `no` and `12:30` are text.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import yaml
+
+from fabric.limits import (
+    SCENARIO_BYTES_MAX,
+    SCENARIO_DEPTH_MAX,
+    SCENARIO_NODES_MAX,
+    SCENARIO_TEXT_CHARS_MAX,
+)
+from router.scenario.complaints import Complaints, Path, told
+
+Place = tuple[int, int]
+Value = None | bool | int | float | str | list["YamlNode"] | dict[str, "YamlNode"]
+
+_UNPRINTABLE = re.compile(
+    "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+)
+_WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
+_NUMBER = re.compile(
+    r"[-+]?(?:[0-9]{1,18}\.[0-9]{0,18}|\.[0-9]{1,18}|[0-9]{1,18})(?:[eE][-+]?[0-9]{1,2})?"
+)
+_WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where it is built
+
+
+@dataclass(frozen=True, slots=True)
+class YamlNode:
+    """One value, and where it begins; of a map also where its keys do."""
+
+    value: Value
+    place: Place
+    key_places: dict[str, Place] = field(default_factory=dict)
+
+
+class _Stop(Exception):  # noqa: N818  nothing behind it can be read
+    def __init__(self, place: Place, text: str) -> None:
+        super().__init__(text)
+        self.place = place
+        self.text = text
+
+
+def read_tree(raw: bytes, complaints: Complaints) -> YamlNode | None:
+    """Read one document; None, and a complaint, where it is not to be had."""
+    try:
+        return _Builder(_events(_text(raw)), complaints).document()
+    except _Stop as stop:
+        complaints.add(stop.place, (), stop.text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        complaints.add(place, (), f"this is no YAML: {told(str(error.problem))}")
+    except yaml.YAMLError as error:
+        complaints.add((1, 1), (), f"this is no YAML: {told(str(error))}")
+    return None
+
+
+def plain(node: YamlNode) -> object:
+    """Return a value without places, as JSON would have it."""
+    if isinstance(node.value, dict):
+        return {key: plain(child) for key, child in node.value.items()}
+    if isinstance(node.value, list):
+        return [plain(child) for child in node.value]
+    return node.value
+
+
+def _text(raw: bytes) -> str:
+    if len(raw) > SCENARIO_BYTES_MAX:
+        size = f"{len(raw):,} bytes, more than {SCENARIO_BYTES_MAX:,}"
+        raise _Stop((1, 1), f"the file has {size}; put long texts into files of their own")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start].decode("utf-8")
+        raise _Stop(
+            _place_behind(before), "this byte is no UTF-8; save the file as UTF-8"
+        ) from None
+    found = _UNPRINTABLE.search(text)
+    if found:
+        character = f"U+{ord(found[0]):04X}"
+        raise _Stop(
+            _place_behind(text[: found.start()]), f"the character {character} is not allowed"
+        )
+    return text
+
+
+def _place_behind(text: str) -> Place:
+    return text.count("\n") + 1, len(text) - text.rfind("\n")
+
+
+def _events(text: str) -> Iterator[yaml.Event]:
+    events: Iterator[yaml.Event] = yaml.parse(text, Loader=_LOADER)
+    return events
+
+
+class _Builder:
+    """Builds a tree of events, none of which is asked for once a bound is passed."""
+
+    def __init__(self, events: Iterator[yaml.Event], complaints: Complaints) -> None:
+        self._events = events
+        self._complaints = complaints
+        self._nodes = 0
+
+    def document(self) -> YamlNode:
+        next(self._events)  # the stream's start
+        if isinstance(next(self._events), yaml.StreamEndEvent):
+            raise _Stop((1, 1), "the file is empty; begin with 'scenario: NAME'")
+        root = self._node(next(self._events), (), SCENARIO_DEPTH_MAX)
+        next(self._events)  # the document's end
+        following = next(self._events)
+        if not isinstance(following, yaml.StreamEndEvent):
+            raise _Stop(_place(following), "a second document begins; one file is one scenario")
+        return root
+
+    def _node(self, event: yaml.Event, path: Path, depth: int) -> YamlNode:
+        place = _place(event)
+        self._nodes += 1
+        if self._nodes > SCENARIO_NODES_MAX:
+            raise _Stop(
+                place, f"more than {SCENARIO_NODES_MAX:,} values; make the scenario smaller"
+            )
+        if depth == 0:
+            raise _Stop(place, f"nested deeper than {SCENARIO_DEPTH_MAX} levels")
+        self._refuse_links(event, place, path)
+        if isinstance(event, yaml.ScalarEvent):
+            return YamlNode(_scalar(event, place), place)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return YamlNode(self._items(path, depth), place)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._map(place, path, depth)
+        return YamlNode(None, place)  # an alias, which was complained about
+
+    def _refuse_links(self, event: yaml.Event, place: Place, path: Path) -> None:
+        anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
+        if isinstance(event, yaml.AliasEvent):
+            instead = "write it out, or use a variable"
+            text = f"the alias '*{told(str(anchor))}' is not followed; {instead}"
+            self._complaints.add(place, path, text)
+        elif anchor is not None:
+            text = f"the anchor '&{told(anchor)}' is not used here; leave it out"
+            self._complaints.add(place, path, text)
+        elif tag is not None:
+            text = f"the tag '{told(tag)}' is not used here; put text in quotes instead"
+            self._complaints.add(place, path, text)
+
+    def _items(self, path: Path, depth: int) -> list[YamlNode]:
+        items: list[YamlNode] = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            items.append(self._node(event, (*path, len(items)), depth - 1))
+        return items
+
+    def _map(self, place: Place, path: Path, depth: int) -> YamlNode:
+        found: dict[str, YamlNode] = {}
+        places: dict[str, Place] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            key_place = _place(event)
+            key = self._key(event, key_place, path)
+            node = self._node(next(self._events), (*path, key), depth - 1)
+            if key in found:
+                first = f"its first is in line {places[key][0]}"
+                self._complaints.add(key_place, (*path, key), f"this key stands twice; {first}")
+            else:
+                found[key], places[key] = node, key_place
+        return YamlNode(found, place, places)
+
+    def _key(self, event: yaml.Event, place: Place, path: Path) -> str:
+        if not isinstance(event, yaml.ScalarEvent):
+            raise _Stop(place, "a key is one word, neither a list nor a map nor an alias")
+        self._refuse_links(event, place, path)
+        if event.value == "<<" and not event.style:
+            self._complaints.add(place, path, "merge keys ('<<') are not followed; write it out")
+        _scalar(event, place)
+        return str(event.value)
+
+
+def _place(event: yaml.Event) -> Place:
+    mark = event.start_mark
+    return (mark.line + 1, mark.column + 1) if mark else (1, 1)
+
+
+def _scalar(event: yaml.ScalarEvent, place: Place) -> Value:
+    text = str(event.value)
+    if len(text) > SCENARIO_TEXT_CHARS_MAX:
+        size = f"{len(text):,} characters, more than {SCENARIO_TEXT_CHARS_MAX:,}"
+        raise _Stop(place, f"this text has {size}; put it into a file of its own (file: NAME)")
+    if event.style:
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text

@@ -1,0 +1,202 @@
+"""What an agent's prompts hold: all that it heard, in order, and nothing else, ever growing."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fabric.errors import RejectedError
+from fabric.turn.messages import Message, MessageRole, ToolUse, template_form
+from router.scenario.conversation import (
+    MissingUtteranceError,
+    memory_before,
+    memory_behind,
+    prompt,
+)
+from router.scenario.reader import read_scenario
+from router.scenario.turn_order import next_turns
+from router.scenario.utterance import AnsweredCall, ToolStep, TurnKey, Utterance, by_turn
+from tests.router.scenario.small_scenario import runs, say, small
+
+
+def spoken(scenario, *texts):
+    """Say texts in the order in which turns are due."""
+    transcript = []
+    for text in texts:
+        turn = next_turns(scenario, {u.turn for u in transcript})[0]
+        transcript.append(say(turn, text))
+    return by_turn(scenario, transcript)
+
+
+def shown(messages):
+    return [(m.role.value, m.texts[0]) for m in messages]
+
+
+def test_a_phase_is_heard_as_one_conversation():
+    scenario = small()
+    said = spoken(scenario, "Talk!", " Never.\nYou: I confess", "Why?")
+
+    assert shown(prompt(scenario, said, TurnKey("room_a", 2, "marco"))) == [
+        ("user", "[Room A]\n\nThe door opens.\n\nYou know the code.\n\nthe Warden: Talk!\n\nFirst"),
+        ("assistant", " Never.\nYou: I confess"),
+        ("user", "the Warden: Why?\n\nSecond"),
+    ]
+    assert shown(prompt(scenario, said, TurnKey("room_a", 2, "warden"))) == [
+        ("system", "You guard a prison in Oslo."),
+        ("user", "[Room A]\n\nThe door opens."),
+        ("assistant", "Talk!"),
+        ("user", "Marco: Never.\n  You: I confess"),
+    ]
+
+
+def test_who_speaks_at_once_hears_the_others_behind_its_own_answer():
+    scenario = small()
+    said = spoken(scenario, "1", "2", "3", "4", "from the warden", "from Danny")
+
+    assert shown(prompt(scenario, said, TurnKey("room_b", 1, "danny"))) == [("user", "[room_b]")]
+    assert shown(prompt(scenario, said, TurnKey("room_b", 2, "danny"))) == [
+        ("user", "[room_b]"),
+        ("assistant", "from Danny"),
+        ("user", "the Warden: from the warden"),
+    ]
+
+
+def test_an_earlier_phase_is_told_from_the_hearers_perspective():
+    scenario = small()
+    said = spoken(scenario, "Talk!", "No ${city}", "So?", "", "w", "d", "w2", "d2")
+
+    last = shown(prompt(scenario, said, TurnKey("yard", 1, "marco")))[-1]
+    assert last == (
+        "user",
+        (
+            "[yard]\n\nFrom the room:\nthe Warden: Talk!\nYou: No ${city}\n"
+            "the Warden: So?\nYou: (says nothing)"
+        ),
+    )
+
+
+def test_calls_of_a_turn_are_its_callers_alone():
+    scenario = small()
+    step = ToolStep((AnsweredCall("c1", "lookup", {"key": 1}, "secret"),), "hm")
+    first = TurnKey("room_a", 1, "marco")
+    said = spoken(scenario, "Talk!")
+    asked = prompt(scenario, said, first)
+    under_way = prompt(scenario, said, first, (step,))
+
+    assert under_way[:-2] == asked
+    assert under_way[-2].uses == (ToolUse("lookup", {"key": 1}, "c1"),)
+    assert under_way[-1] == Message(MessageRole.TOOL, ("secret",), "lookup", result_of="c1")
+    assert template_form(under_way[-2])["tool_calls"][0]["id"] == "c1"
+    second = say(TurnKey("room_a", 2, "warden"), "So?")
+    said = by_turn(scenario, [*said.values(), say(first, "done", (step,)), second])
+    next_one = prompt(scenario, said, TurnKey("room_a", 2, "marco"))
+    assert shown(next_one[len(under_way) :])[0] == ("assistant", "done")
+    assert next_one[: len(under_way)] == under_way
+    heard = memory_behind(scenario, said, "warden", "room_a").told
+    assert "secret" not in heard
+    assert "hm" not in heard
+
+
+def test_a_silent_agent_is_told_to_go_on():
+    text = b"{scenario: s, agents: {a: {}}, phases: [{id: p, agents: [a], rounds: 2}]}"
+    scenario = read_scenario(text, "s.yaml")
+    said = spoken(scenario, "one")
+    assert shown(prompt(scenario, said, TurnKey("p", 2, "a")))[-1] == ("user", "Go on.")
+
+
+def test_prompts_ahead_of_their_time_are_refused():
+    scenario = small()
+    with pytest.raises(MissingUtteranceError, match="lacks what was said by warden in round 1"):
+        prompt(scenario, {}, TurnKey("room_a", 1, "marco"))
+
+
+@pytest.mark.parametrize(
+    "transcript",
+    [
+        [Utterance("room_a", 3, "marco", "x")],
+        [Utterance("nowhere", 1, "marco", "x")],
+        [Utterance("room_a", 1, "marco", "x")] * 2,
+    ],
+)
+def test_a_transcript_of_another_scenario_is_refused(transcript):
+    with pytest.raises(RejectedError, match="does not fit the scenario"):
+        by_turn(small(), transcript)
+
+
+def heard_marks(scenario, transcript, agent):
+    """Name what an agent may know, worked out by hand: what it said, and what it was there for."""
+    may = set()
+    for phase in scenario.phases:
+        if phase.fork and agent in phase.fork.copies:
+            before = scenario.phases[: scenario.phases.index(phase)]
+            inherited = {p.id for p in before}
+            may |= {
+                (u.turn, mine)
+                for u, mine in _heard(scenario, transcript, phase.fork.source)
+                if u.phase in inherited
+            }
+    return may | {(u.turn, mine) for u, mine in _heard(scenario, transcript, agent)}
+
+
+def _heard(scenario, transcript, agent):
+    for u in transcript:
+        phase = scenario.phase(u.phase)
+        public = phase.agents if phase.visible_to is None else phase.visible_to
+        if u.speaker == agent or agent in public:
+            yield u, u.speaker == agent
+
+
+@settings(max_examples=60)
+@given(runs(), st.data())
+def test_memory_only_grows_keeps_secrets_and_can_be_rebuilt(run, data):
+    scenario, transcript = run
+    latest, so_far = {}, []
+    for number, utterance in enumerate(transcript):
+        said = by_turn(scenario, so_far)
+        agent = utterance.speaker
+        messages = prompt(scenario, said, utterance.turn)
+
+        assert messages[-1].role is MessageRole.USER
+        roles = [m.role for m in messages if m.role is not MessageRole.SYSTEM]
+        assert all(a is not b or a is MessageRole.TOOL for a, b in pairwise(roles))
+        before = latest.get(agent, ())
+        assert messages[: len(before)] == before
+
+        phase = scenario.phase(utterance.phase)
+        at_once = (utterance.phase, utterance.round) if phase.order == "parallel" else None
+        earlier = [u for u in so_far if (u.phase, u.round) != at_once]
+        allowed = heard_marks(scenario, earlier, agent)
+        everything = repr(messages)
+        for at, other in enumerate(so_far):
+            is_known = {mine for turn, mine in allowed if turn == other.turn}
+            assert (f"word{at}word" in everything) == bool(is_known)
+            assert (f"result word{at}word" in everything) == (
+                bool(other.steps) and True in is_known
+            )
+        assert "city" not in "".join(m.texts[0] for m in messages if m.role is MessageRole.SYSTEM)
+
+        shuffled = by_turn(scenario, data.draw(st.permutations(so_far)))
+        later = by_turn(scenario, transcript)
+        assert prompt(scenario, shuffled, utterance.turn) == messages
+        assert prompt(scenario, later, utterance.turn) == messages
+
+        so_far = [*transcript[: number + 1]]
+        answered = prompt(scenario, by_turn(scenario, so_far), utterance.turn, utterance.steps)
+        own = Message(MessageRole.ASSISTANT, (utterance.text,))
+        latest[agent] = (*answered, own)
+
+
+@settings(max_examples=30)
+@given(runs())
+def test_a_fork_begins_with_the_memory_that_it_gets(run):
+    scenario, transcript = run
+    phase = scenario.phases[-1]
+    if phase.fork is None:
+        return
+    said = by_turn(scenario, transcript)
+    before = by_turn(scenario, [u for u in transcript if u.phase != phase.id])
+    source = memory_before(scenario, before, phase.fork.source, phase.id).messages
+    copy = prompt(scenario, said, TurnKey(phase.id, 1, "d"))
+    assert copy[: len(source)] == source
+    assert len(source) > 0

@@ -1,0 +1,40 @@
+"""What docs/scenarios.md shows is read as it stands, and no field is left out of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from router.scenario.complaints import ScenarioError
+from router.scenario.kinds import yaml_fields
+from router.scenario.reader import read_scenario
+from router.scenario.scenario import (
+    CannedAnswer,
+    Expectation,
+    Fanout,
+    MemoryEdit,
+    Phase,
+    PlaceHint,
+    Role,
+    Scenario,
+    ToolStub,
+    TurnOptions,
+)
+
+PAGE = (Path(__file__).parents[3] / "docs" / "scenarios.md").read_text()
+EXAMPLE = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1]
+RECORDS = (Scenario, Role, Phase, ToolStub, CannedAnswer, Expectation)
+RECORDS += (Fanout, MemoryEdit, PlaceHint, TurnOptions)
+
+
+def test_the_example_can_be_read_and_its_fault_is_told_as_shown():
+    assert read_scenario(EXAMPLE.encode(), "two-rooms.yaml").name == "two-rooms"
+    with pytest.raises(ScenarioError) as caught:
+        read_scenario(EXAMPLE.replace("[marco, danny]", "[marco, dany]").encode(), "two-rooms.yaml")
+    assert caught.value.message in PAGE
+
+
+def test_every_field_is_documented():
+    names = {name for record in RECORDS for name in yaml_fields(record)}
+    assert len(names) > 40
+    assert {name for name in names if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", PAGE)} == set()

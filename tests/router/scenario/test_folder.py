@@ -1,0 +1,80 @@
+"""Texts come from the scenario's folder only."""
+
+import os
+
+import pytest
+
+from fabric.errors import RejectedError
+from fabric.limits import SCENARIO_FILE_BYTES_MAX
+from router.scenario.complaints import ScenarioError
+from router.scenario.folder import ScenarioFolder, read_scenario_file
+
+FILE = """\
+scenario: s
+agents: {a: {}}
+phases: [{id: p, agents: [a], prompts: {a: {file: %s}}}]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "secret.txt").write_text("secret")
+    inside = tmp_path / "inside"
+    (inside / "texts").mkdir(parents=True)
+    (inside / "texts" / "a.txt").write_text("Told: ${x}\n")
+    (inside / "s.yaml").write_text(FILE % "texts/a.txt")
+    return inside
+
+
+def test_a_text_is_read_as_it_is(folder):
+    scenario = read_scenario_file(folder / "s.yaml")
+    assert scenario.phases[0].prompts["a"].parts == ("Told: ${x}\n",)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("../secret.txt", "leads out of"),
+        ("texts/../../secret.txt", "leads out of"),
+        ("/etc/hostname", "leads out of"),
+        ("..\\secret.txt", "leads out of"),
+        ("link", "a link out of"),
+        ("linked/secret.txt", "a link out of"),
+        ("circle", "cannot be read"),
+        ("texts", "cannot be read|no ordinary file"),
+        ("pipe", "no ordinary file"),
+        ("nowhere.txt", "cannot be read: No such file"),
+        ("n" * 300, "cannot be read: File name too long"),
+        ("large", "has more than"),
+        ("bytes", "no UTF-8"),
+    ],
+)
+def test_no_name_leads_out(folder, name, why):
+    (folder / "link").symlink_to(folder.parent / "secret.txt")
+    (folder / "linked").symlink_to(folder.parent)
+    (folder / "circle").symlink_to(folder / "circle")
+    os.mkfifo(folder / "pipe")
+    (folder / "large").write_bytes(b"x" * (SCENARIO_FILE_BYTES_MAX + 1))
+    (folder / "bytes").write_bytes(b"\xff")
+    with pytest.raises(RejectedError, match=why):
+        ScenarioFolder(folder)(name)
+
+
+def test_a_file_that_is_not_there_is_told_with_its_place(folder):
+    (folder / "s.yaml").write_text(FILE % "texts/b.txt")
+    with pytest.raises(
+        ScenarioError, match=r"^s\.yaml:3:\d+: phases\[0\]\.prompts\.a\.file: 'texts/b"
+    ):
+        read_scenario_file(folder / "s.yaml")
+    with pytest.raises(RejectedError, match="No such file"):
+        read_scenario_file(folder / "t.yaml")
+
+
+def test_texts_that_were_read_are_kept_and_counted(folder):
+    texts = ScenarioFolder(folder)
+    for n in range(64):
+        (folder / f"{n}").write_text("x")
+        texts(f"{n}")
+    assert texts("0") == "x"
+    with pytest.raises(RejectedError, match="more than 64 files"):
+        texts("texts/a.txt")

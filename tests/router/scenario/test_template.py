@@ -1,0 +1,28 @@
+"""Places are found once, where the author wrote them, and nothing else is looked through."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.errors import TooLargeError
+from router.scenario.template import parse_template, render
+
+
+def filled(text, value):
+    return render(parse_template(text), lambda _: iter([value]))
+
+
+def test_places_are_filled_once():
+    assert filled("a ${x} b ${p.messages[q]}", "${x}") == "a ${x} b ${x}"
+    assert filled("costs $${x} and $5 and {y}", "!") == "costs ${x} and $5 and {y}"
+    assert filled("ends ${x}\n\n", " ") == "ends"
+
+
+@given(st.text())
+def test_what_is_filled_in_is_never_read(value):
+    assert filled("<${x}>", value) == f"<{value}>"
+
+
+def test_growth_is_bounded():
+    with pytest.raises(TooLargeError, match="grows beyond"):
+        filled("${x}" * 100, "y" * 100_000)

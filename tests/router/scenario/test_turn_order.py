@@ -1,0 +1,88 @@
+"""Which turns may run, from the transcript alone."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.scenario.reader import read_scenario
+from router.scenario.turn_order import next_turns, phase_has_ended, turns_to_come
+from router.scenario.utterance import TurnKey
+from tests.router.scenario.small_scenario import runs, small
+
+FORKED = b"""\
+scenario: s
+agents: {a: {}, b: {}, c: {}, d: {}}
+phases:
+  - {id: p, agents: [a, b], order: parallel}
+  - {id: q, agents: [c], rounds: 2, after: []}
+  - {id: r, agents: [d], after: [q], ask: {d: [null]}}
+  - {id: s, agents: [a, c], after: [p, q, r]}
+"""
+
+
+def names(turns):
+    return [f"{turn.phase}{turn.round}{turn.speaker}" for turn in turns]
+
+
+def walk(scenario):
+    ended = set()
+    while due := next_turns(scenario, ended):
+        yield names(due)
+        ended.add(due[0])
+
+
+def test_turns_follow_each_other_or_run_at_once():
+    found = [(due[0], len(due)) for due in walk(small())]
+    assert found == [
+        ("room_a1warden", 1),
+        ("room_a1marco", 1),
+        ("room_a2warden", 1),
+        ("room_a2marco", 1),
+        ("room_b1warden", 2),
+        ("room_b1danny", 1),
+        ("room_b2warden", 2),
+        ("room_b2danny", 1),
+        ("yard1marco", 1),
+        ("yard1danny", 1),
+    ]
+
+
+def test_phases_without_common_agents_run_beside_each_other():
+    assert list(walk(read_scenario(FORKED, "s"))) == [
+        ["p1a", "p1b", "q1c"],
+        ["p1b", "q1c"],
+        ["q1c"],
+        ["q2c"],
+        ["s1a"],
+        ["s1c"],
+    ]
+
+
+def test_who_is_to_speak_soon_is_known():
+    scenario = small()
+    ended = {TurnKey("room_a", 1, "warden")}
+    assert names(turns_to_come(scenario, ended, 3)) == [
+        "room_a2warden",
+        "room_a2marco",
+        "room_b1warden",
+    ]
+    assert not phase_has_ended(scenario, "room_a", ended)
+    assert len(turns_to_come(scenario, ended, 100)) == 8
+
+
+@settings(max_examples=40)
+@given(runs(), st.data())
+def test_a_run_resumed_anywhere_has_the_same_turns(run, data):
+    scenario, transcript = run
+    every = {TurnKey(p.id, n, s) for p in scenario.phases for n, s in p.turns}
+    assert {u.turn for u in transcript} == every
+    ended = {u.turn for u in transcript[: data.draw(st.integers(0, len(transcript)))]}
+    left = every - ended
+    while due := next_turns(scenario, ended):
+        assert set(due) <= left
+        phase = scenario.phase(due[0].phase)
+        assert len({(t.phase, t.round) for t in due}) == 1
+        assert len(due) == 1 or phase.order == "parallel"
+        ended |= {data.draw(st.sampled_from(due))}
+        left -= ended
+    assert left == set()
+    assert all(phase_has_ended(scenario, p.id, ended) for p in scenario.phases)
