@@ -94,7 +94,7 @@ def _forks(scenario: Scenario) -> Iterator[Finding]:
         before = [other for other in scenario.phases[:at] if other.id in ended[phase.id]]
         yield from _known((*path, "from"), phase.fork.source, scenario.agents, "agent")
         source = phase.fork.source
-        if source in scenario.agents and not any(source in other.agents for other in before):
+        if source in scenario.agents and not any(_speaks(source, other) for other in before):
             yield (*path, "from"), f"'{source}' has not spoken before this phase; begin with it"
         for n, copy in enumerate(phase.fork.copies):
             where = (*path, "as", n)
@@ -107,6 +107,10 @@ def _forks(scenario: Scenario) -> Iterator[Finding]:
                 yield where, f"'{copy}' cannot begin with its own memory; leave it out"
             elif copy in scenario.agents and source in scenario.agents:
                 yield from _unlike(where, copy, scenario.agents[copy], scenario.agents[source])
+
+
+def _speaks(agent: str, phase: Phase) -> bool:
+    return any(speaker == agent for _, speaker in phase.turns)
 
 
 def _unlike(path: Path, copy: str, role: Role, source: Role) -> Iterator[Finding]:

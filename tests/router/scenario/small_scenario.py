@@ -79,8 +79,9 @@ def scenarios(draw):
         asked = st.one_of(st.none(), st.just(f"question {at} ${{city}}"))
         phase["ask"] = {speakers[0]: draw(st.lists(asked, min_size=rounds, max_size=rounds))}
         phases.append(phase)
-        spoken += speakers
-    if draw(st.booleans()):
+        is_silent = not any(phase["ask"][speakers[0]])
+        spoken += speakers[1:] if is_silent else speakers
+    if spoken and draw(st.booleans()):
         source = draw(st.sampled_from(spoken))
         fork = {"from": source, "as": ["d"]}
         phases.append({"id": "branch", "agents": ["d", source], "rounds": 2, "fork": fork})

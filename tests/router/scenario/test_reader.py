@@ -98,6 +98,11 @@ WRONG = [
     (PHASE + "    prompts: {ann: '${two.messages[ann]}'}\n", "'two' is no phase; there are one"),
     (PHASE + "    fork: {from: bob, as: [ann]}\n", "fork.from: 'bob' has not spoken before"),
     (
+        PHASE
+        + "    ask: {ann: [null]}\n  - {id: b, agents: [bob], fork: {from: ann, as: [bob]}}\n",
+        "phases[1].fork.from: 'ann' has not spoken before this phase",
+    ),
+    (
         PHASE + "  - {id: b, agents: [ann], fork: {from: ann, as: [bob]}}\n",
         "phases[1].fork.as[0]: 'bob' is not among the phase's agents; add it there",
     ),
