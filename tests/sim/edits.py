@@ -96,8 +96,8 @@ class Edits:
             if how == 0:
                 del messages[place]
             else:
-                # An answer of white space is emptied by nobody: it would come back as it was.
-                empty = "" if before["content"].strip() else "gone"
+                # An answer of white space, emptied, would be a spelling, and come back as it was.
+                empty = "gone" if before["role"] == "assistant" else ""
                 texts = (empty, "gone", talk.say())
                 messages[place] = {**before, "content": texts[how - 1]}
         self._taken_out[talk.marker] = place, before
