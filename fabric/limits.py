@@ -19,6 +19,11 @@ EDITED_PIECES_MAX: Final = 1 << 10  # of one edited head: then an edit is comput
 DIRECTIVES_MAX: Final = 256  # of one agent
 DIRECTIVE_BYTES_MAX: Final = 16 * KIB  # of text in the place of a message
 DIRECTED_ID_CHARS_MAX: Final = 256  # of the tool call whose result one is about
+DIRECTED_TEXT_CHARS_MAX: Final = 64 * KIB  # of a text that one is to find
+UNDONE_SHOWN_MAX: Final = 64  # directives of one agent that were taken back, the newest
+SAID_BEHIND_BYTES_MAX: Final = (
+    64 * KIB
+)  # behind a message's end in which the next one is looked for
 EDITS_NOTED_MAX: Final = 64  # of one agent, the newest
 EDITS_SHOWN_MAX: Final = 8  # of those, in an agent's view, which heartbeats carry
 EDIT_CHUNKS_MAX: Final = 1 << 14  # special tokens of one prompt that is compared for edits

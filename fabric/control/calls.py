@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from fabric.codec import pack, unpack
 from fabric.control.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
-from fabric.control.directive_calls import DirectAgent
+from fabric.control.directive_calls import DirectAgent, MemoryView, ReadMemory, WishOfAgent
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
 from fabric.control.node_calls import (
     AbortMigration,
@@ -75,6 +75,8 @@ _SPECS: Final = (
     CallSpec("share_erasures", ShareErasures, KnownErasures, to_lost=True),
     CallSpec("pin_agent", PinAgent, AgentView),
     CallSpec("direct_agent", DirectAgent, AgentView, _SAVE_TIMEOUT_S),
+    CallSpec("wish_of_agent", WishOfAgent, AgentView, _SAVE_TIMEOUT_S),
+    CallSpec("read_memory", ReadMemory, MemoryView),
     CallSpec("offer_migration", OfferMigration, Offer, _SAVE_TIMEOUT_S),
     CallSpec("copy_blocks", CopyBlocks, Copied, COPY_TIMEOUT_S),
     CallSpec("seal_agent", SealAgent, Offer, _SAVE_TIMEOUT_S, CallRoute.HTTP),

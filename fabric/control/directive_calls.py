@@ -1,4 +1,4 @@
-"""The control call that edits what an agent is told."""
+"""The control calls that edit what an agent is told, or say something of it as a whole."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,7 @@ from fabric.control.agent_at import AgentName
 from fabric.edit_mode import EditMode
 from fabric.ids import OperationId
 from fabric.record.directive import Directive
+from fabric.record.spans import WantedSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,20 @@ class DirectAgent(AgentName):
     added: tuple[Directive, ...] = ()
     removed: tuple[OperationId, ...] = ()
     removes_all: bool = False
+    spans: tuple[WantedSpan, ...] = ()  # directives that the node is to place
+    now_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WishOfAgent(AgentName):
+    """Say of an agent as a whole what is not None."""
+
+    rebuilds: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMemory(AgentName):
+    """Ask which messages an agent's memory is of, and what was done to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +42,43 @@ class DirectiveView:
     result_of: str | None
     made_s: float
     is_applied: bool
+    message: int | None = None  # its number, where its agent's last turn had it
+    start: int | None = None  # characters of the message; None: all of it
+    end: int | None = None
+    dropped_chars: int | None = None
+    dropped_digest: str | None = None
+    made_by: str | None = None
+    holds_for: tuple[str, ...] = ("chats",)
+    undone_s: float | None = None
 
 
-def viewed(directive: Directive) -> DirectiveView:
-    """Describe a directive to whoever asks."""
-    text = directive.replacement
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """A message of an agent's memory: its number, who says it, and where it is."""
+
+    number: int
+    role: str
+    chars: int  # as its client sends it
+    start_token: int | None
+    end_token: int | None
+    is_edited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryView:
+    """What can be named in an agent's memory, and what is and was done to it."""
+
+    tokens: int
+    messages: tuple[MessageView, ...]
+    directives: tuple[DirectiveView, ...]
+    undone: tuple[DirectiveView, ...]
+
+
+def viewed(directive: Directive, number: int | None = None) -> DirectiveView:
+    """Describe a directive to whoever asks; `number` is that of its message."""
+    text, span, out = directive.replacement, directive.span, directive.dropped
+    is_of_chats = directive.result_of is not None or directive.said is not None
+    kinds = (("chats", is_of_chats), ("generate", directive.at is not None))
     return DirectiveView(
         directive.operation,
         directive.mode,
@@ -39,4 +86,12 @@ def viewed(directive: Directive) -> DirectiveView:
         directive.result_of,
         directive.made_s,
         directive.is_applied,
+        number,
+        span[0] if span is not None else None,
+        span[1] if span is not None else None,
+        out.chars if out is not None else None,
+        out.digest if out is not None else None,
+        directive.made_by,
+        tuple(kind for kind, holds in kinds if holds),
+        directive.undone_s,
     )

@@ -14,6 +14,7 @@ from fabric.net.links import Address, LinkView
 from fabric.net.wire import Urgency
 from fabric.record.edited_head import EditNote
 from fabric.record.manifest import OwnerState
+from fabric.record.wishes import Wishes
 
 READY: Final = "ready"
 DRAINING: Final = "draining"  # takes no new agents, and its own leave
@@ -73,6 +74,7 @@ class AgentView(AgentName):
     exact_tokens: int | None = None  # before the first edit that its memory was kept behind
     edits: tuple[EditNote, ...] = ()  # the newest of those
     directives: tuple[DirectiveView, ...] = ()
+    wishes: Wishes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,35 @@
 """Lasting edits of what an agent is told: messages that read otherwise, whoever sends them again.
 
-A client goes on sending its whole history; a message that a directive concerns is replaced in it
-before the model's template sees it. So an operator, a policy or the agent itself edits a memory
-once, and the client need not know.
+A client goes on sending its whole history; what a directive concerns is replaced in it before the
+model's template sees it. Where nothing is sent again (`generate`), it is replaced once in the text
+that the agent remembers. So an operator, a policy or the agent itself edits a memory once, and the
+client need not know.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
+from fabric.codec import left_out
 from fabric.edit_mode import EditMode
 from fabric.ids import OperationId
+from fabric.limits import UNDONE_SHOWN_MAX
+from fabric.record.said import DIGEST_BYTES, Spoken, said_digest
 from fabric.turn.messages import Message, MessageRole
 
-DIGEST_BYTES = 16
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What a directive takes out: how much, and by what it is known again."""
+
+    chars: int
+    digest: str  # keyed
 
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """One message, by the call whose result it is or by what it says, and what it says instead."""
+    """A message, or some of its characters, and what it says instead."""
 
     operation: OperationId  # several of one operation are made, and undone, together
     mode: EditMode
@@ -27,37 +38,119 @@ class Directive:
     said: bytes | None = None  # digest of role and text
     made_s: float = 0.0
     is_applied: bool = False  # the agent's memory is what it is with it
+    # Which of the messages that say so, from 0; None: each of them.
+    nth: int | None = field(default=None, metadata=left_out())
+    # Characters of the message; None: all of it.
+    span: tuple[int, int] | None = field(default=None, metadata=left_out())
+    # Bytes of the record's text, and their digest, for who is not sent the message again.
+    at: tuple[int, int] | None = field(default=None, metadata=left_out())
+    was: bytes | None = field(default=None, metadata=left_out())
+    dropped: Dropped | None = field(default=None, metadata=left_out())
+    made_by: str | None = field(default=None, metadata=left_out())
+    undone_s: float | None = field(default=None, metadata=left_out())  # kept to be told of only
 
-    def concerns(self, message: Message) -> bool:
-        """Say whether a message is the one; what the system says is never."""
-        if message.role is MessageRole.SYSTEM:
-            return False
-        if self.result_of is not None:
-            return message.result_of == self.result_of
-        return self.said == said_digest(message)
+    @property
+    def is_live(self) -> bool:
+        """Say whether it holds."""
+        return self.undone_s is None
+
+    @property
+    def is_span(self) -> bool:
+        """Say whether it was placed in a record, by number, text or tokens."""
+        return self.nth is not None or self.at is not None
 
 
-def said_digest(message: Message) -> bytes:
-    """Return by what a message is known again: who says it, and its text."""
-    spelled = f"{message.role.value}\0{''.join(message.texts)}".encode("utf-8", "surrogatepass")
-    return blake2b(spelled, digest_size=DIGEST_BYTES, person=b"mf-said").digest()
+def text_digest(text: bytes) -> bytes:
+    """Return by what a text is known again within the record that has it."""
+    return blake2b(text, digest_size=DIGEST_BYTES, person=b"mf-was").digest()
+
+
+def dropped(salt: bytes, text: str) -> Dropped:
+    """Describe a text that is taken out, under a tenant's salt."""
+    spelled = text.encode("utf-8", "surrogatepass")
+    digest = blake2b(spelled, digest_size=DIGEST_BYTES, key=salt, person=b"mf-dropped")
+    return Dropped(len(text), digest.hexdigest())
+
+
+def live(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
+    """Return those that hold."""
+    return tuple(each for each in directives or () if each.is_live)
+
+
+def undone(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
+    """Return those that were taken back, the newest last."""
+    return tuple(each for each in directives or () if not each.is_live)[-UNDONE_SHOWN_MAX:]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectedMessages:
+    """A conversation as directives have it, and which of these concerned any of it."""
+
+    messages: tuple[Message, ...]
+    matched: tuple[Directive, ...]
+    spoken: tuple[Spoken, ...]  # one for each message that was sent
 
 
 def directed(
-    messages: Sequence[Message], directives: Sequence[Directive]
-) -> tuple[tuple[Message, ...], tuple[Directive, ...]]:
-    """Return messages as directives have them, and which of these concerned any; newest first."""
+    messages: Sequence[Message], directives: Sequence[Directive], salt: bytes = b""
+) -> DirectedMessages:
+    """Replace what directives concern; of two for a whole message the newer one counts."""
+    results: dict[str, list[Directive]] = {}
+    digests: dict[bytes, list[Directive]] = {}
+    for each in live(directives):
+        if each.result_of is not None:
+            results.setdefault(each.result_of, []).append(each)
+        elif each.said is not None:
+            digests.setdefault(each.said, []).append(each)
     made: list[Message] = []
+    spoken: list[Spoken] = []
     matched: dict[int, Directive] = {}
+    heard: Counter[bytes] = Counter()
     for message in messages:
-        found = next((d for d in reversed(directives) if d.concerns(message)), None)
-        if found is not None:
-            matched[id(found)] = found
-        made += [message] if found is None else _replaced(message, found.replacement)
-    return tuple(made), tuple(matched.values())
+        digest = said_digest(message)
+        nth, heard[digest] = heard[digest], heard[digest] + 1
+        found = _concerned(message, results, digests.get(digest, ()), nth)
+        now = _edited(message, found)
+        matched |= {id(each): _told(each, message, salt) for each in found}
+        made += now
+        text = "".join(now[0].texts) if now else None
+        chars = sum(map(len, message.texts))
+        spoken.append(Spoken(message.role, digest, chars, text, is_edited=bool(found)))
+    return DirectedMessages(tuple(made), tuple(matched.values()), tuple(spoken))
 
 
-def _replaced(message: Message, text: str | None) -> Iterable[Message]:
+def _concerned(
+    message: Message, results: Mapping[str, list[Directive]], said: Iterable[Directive], nth: int
+) -> list[Directive]:
+    """List what is to be done to a message: all of it is replaced once, or spans of it are."""
+    if message.role is MessageRole.SYSTEM:  # what the system says is never edited
+        return []
+    told = results.get(message.result_of, []) if message.result_of is not None else []
+    found = [*told, *(each for each in said if each.nth in {None, nth})]
+    whole = [each for each in found if each.span is None]
+    return whole[-1:] or found
+
+
+def _told(directive: Directive, message: Message, salt: bytes) -> Directive:
+    """Note what one takes out of whom it was not known before that it concerns."""
+    if directive.dropped is not None:
+        return directive
+    return replace(directive, dropped=dropped(salt, "".join(message.texts)))
+
+
+def _edited(message: Message, found: Sequence[Directive]) -> tuple[Message, ...]:
+    if not found:
+        return (message,)
+    if found[0].span is None:
+        return _replaced(message, found[0].replacement)
+    text = "".join(message.texts)
+    for each in sorted(found, key=lambda each: each.span or (0, 0), reverse=True):
+        start, end = each.span or (0, 0)
+        text = text[:start] + (each.replacement or "") + text[end:]
+    return (replace(message, texts=(text,)),)
+
+
+def _replaced(message: Message, text: str | None) -> tuple[Message, ...]:
     # Calls and their results go together: neither can be left out alone.
     if text is None and not message.uses and message.result_of is None:
         return ()
@@ -68,9 +161,13 @@ def applied(
     directives: Sequence[Directive], matched: Sequence[Directive]
 ) -> tuple[Directive, ...] | None:
     """Note which directives an agent's memory reflects by now; None for no directives."""
-    known = [replace(d, is_applied=False) for d in matched]
+    known = {_bare(each): each.dropped for each in matched}
     found = (
-        replace(d, is_applied=True) if replace(d, is_applied=False) in known else d
-        for d in directives
+        replace(each, is_applied=True, dropped=known[_bare(each)]) if _bare(each) in known else each
+        for each in directives
     )
     return tuple(found) or None
+
+
+def _bare(directive: Directive) -> Directive:
+    return replace(directive, is_applied=False, dropped=None)

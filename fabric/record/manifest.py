@@ -36,12 +36,15 @@ from fabric.limits import (
     DIRECTIVES_MAX,
     MANIFEST_BYTES_MAX,
     PACKED_PIECES_MAX,
+    UNDONE_SHOWN_MAX,
 )
 from fabric.record.directive import Directive
 from fabric.record.edited_head import EditedHead
 from fabric.record.envelope import Envelope
 from fabric.record.piece_table import Piece, PieceTable
 from fabric.record.provenance import Provenance
+from fabric.record.said import SaidMessages
+from fabric.record.wishes import Wishes
 from fabric.u32s import U32s
 
 MAGIC = b"MFMANI01"
@@ -96,6 +99,8 @@ class Manifest:
     provenance: Provenance = field(default=Provenance(), metadata=on_wire("extras"))
     edited: EditedHead | None = field(default=None, metadata=left_out())
     directives: tuple[Directive, ...] | None = field(default=None, metadata=left_out())
+    said: SaidMessages | None = field(default=None, metadata=left_out())
+    wishes: Wishes | None = field(default=None, metadata=left_out())
 
     def __post_init__(self) -> None:
         """Take any sequence for the long lists; raise CorruptDataError if they are out of range."""
@@ -184,16 +189,16 @@ def _tokens_problem(manifest: Manifest) -> str | None:
         return "token ends do not match token ids"
     if not 0 <= manifest.prompt_tokens_count <= count:
         return "prompt length is out of range"
-    ends = manifest.token_ends
+    ends, text_bytes = manifest.token_ends, len(manifest.text.encode("utf-8", "surrogatepass"))
     if not ends.is_ascending():
         return "token ends go backwards"
-    if ends and ends[-1] > len(manifest.text.encode("utf-8", "surrogatepass")):
+    if ends and ends[-1] > text_bytes:
         return "token ends run past the text"
-    if len(manifest.directives or ()) > DIRECTIVES_MAX:
+    if len(manifest.directives or ()) > DIRECTIVES_MAX + UNDONE_SHOWN_MAX:
         return "it has too many directives"
     if manifest.epoch < 1 or manifest.revision < 0:
         return "epoch or revision is out of range"
-    return None
+    return manifest.said.problem(text_bytes) if manifest.said is not None else None
 
 
 def _pieces_problem(manifest: Manifest) -> str | None:

@@ -11,6 +11,7 @@ from fabric.control.node_calls import AgentView, LastMatch, SealAgent, TierBytes
 from fabric.ids import AgentKey, MigrationId
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.limits import EDITS_SHOWN_MAX
+from fabric.record.directive import live
 from fabric.record.edited_head import EditedHead
 from fabric.record.layout import Layout
 from fabric.record.manifest import Manifest, OwnerState
@@ -220,5 +221,6 @@ class Agent:
             tail=self._tail,
             exact_tokens=edited.exact_tokens if edited is not None else None,
             edits=edited.notes[-EDITS_SHOWN_MAX:] if edited is not None else (),
-            directives=tuple(map(viewed, record.directives or ())),
+            directives=tuple(map(viewed, live(record.directives))),
+            wishes=record.wishes,
         )

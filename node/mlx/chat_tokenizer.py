@@ -293,6 +293,12 @@ class ChatTokenizer:
         """Special tokens by their text."""
         return {text: index for index, text in self.special_texts.items()}
 
+    @cached_property
+    def markup_ids(self) -> frozenset[int]:
+        """Special tokens, and added ones that look like them, such as `<think>`: no one's words."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        return frozenset(i for i, token in added if token.special or token.content[:1] in "<[{")
+
     def token_text(self, token: int) -> str:
         """Decode one token alone, for log probability listings."""
         return self.decode([token])

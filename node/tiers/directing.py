@@ -5,13 +5,28 @@ as quick as one write, and done as a whole or not at all.
 """
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from fabric.control.directive_calls import DirectAgent
+from fabric.control.directive_calls import (
+    DirectAgent,
+    DirectiveView,
+    MemoryView,
+    MessageView,
+    ReadMemory,
+    WishOfAgent,
+    viewed,
+)
 from fabric.control.node_calls import AgentView
 from fabric.errors import ConflictError, RetryLaterError
+from fabric.ids import AgentKey
 from fabric.limits import DIRECTIVES_MAX
-from fabric.record.directive import Directive
+from fabric.record.directive import Directive, live, undone
+from fabric.record.manifest import Manifest
+from fabric.record.said import SaidMessage, SaidMessages
+from fabric.record.spans import Spans, tokens_of
+from fabric.record.wishes import Wishes
 from node.agents.agent import Agent
 from node.agents.owned import OwnedAgents
 from node.tiers.agent_records import AgentRecords
@@ -22,18 +37,52 @@ TURN_WAIT_S = 30.0  # for a running turn: it knows nothing of a directive that c
 
 @dataclass(frozen=True, slots=True)
 class Directing:
-    """Answers the call that directs agents."""
+    """Answers the calls that direct agents; `marks` are the tokens that templates set."""
 
     owned: OwnedAgents
     records: AgentRecords
     flusher: Flusher
+    marks: frozenset[int]
 
     async def direct(self, call: DirectAgent) -> AgentView:
         """Change an agent's directives; raise DiskError, or as `OwnedAgents.require` does.
 
         An operation that it has already is answered as it was then.
         """
-        agent = self.owned.require(call.key)
+        async with self._held(call.key) as agent:
+            known = agent.manifest.directives or ()
+            wanted = await self.records.workers.run(lambda: self._changed(agent.manifest, call))
+            if len(live(wanted)) > DIRECTIVES_MAX:
+                message = f"an agent has {DIRECTIVES_MAX} directives at most: take some back"
+                raise ConflictError(message, code="too_many_directives")
+            if wanted != known:
+                await self._publish(agent, replace(agent.manifest, directives=wanted or None))
+        return replace(agent.view(), directives=_views(agent.manifest, live(wanted)))
+
+    async def wish(self, call: WishOfAgent) -> AgentView:
+        """Say something of an agent as a whole; raise as `direct` does."""
+        async with self._held(call.key) as agent:
+            known = agent.manifest.wishes
+            wanted = _wishes(known or Wishes(), call)
+            if wanted != known:
+                await self._publish(agent, replace(agent.manifest, wishes=wanted))
+        return agent.view()
+
+    async def read(self, call: ReadMemory) -> MemoryView:
+        """List what can be named in an agent's memory; raise as `OwnedAgents.require` does."""
+        record = self.owned.require(call.key).manifest
+        said = record.said or SaidMessages(())
+        return MemoryView(
+            record.tokens_count,
+            tuple(_message(record, number, each) for number, each in enumerate(said.messages)),
+            _views(record, live(record.directives)),
+            _views(record, undone(record.directives)),
+        )
+
+    @asynccontextmanager
+    async def _held(self, key: AgentKey) -> AsyncIterator[Agent]:
+        """Hold an agent while it takes no turn."""
+        agent = self.owned.require(key)
         if agent.is_unsaved:
             await self.flusher.flush()
         try:
@@ -43,31 +92,65 @@ class Directing:
             raise RetryLaterError(message, code="agent_busy") from None
         try:
             self.owned.recheck(agent)
-            await self._publish(agent, call)
+            yield agent
         finally:
             agent.turn_lock.release()
-        return agent.view()
 
-    async def _publish(self, agent: Agent, call: DirectAgent) -> None:
-        known = agent.manifest.directives or ()
-        wanted = _changed(known, call)
-        if wanted == known:
-            return
+    async def _publish(self, agent: Agent, record: Manifest) -> None:
         if agent.saved is None or not agent.is_durable:
             message = "the agent's last turn is not on disk yet"
             raise ConflictError(message, code="nothing_saved")
-        if len(wanted) > DIRECTIVES_MAX:
-            message = f"an agent has {DIRECTIVES_MAX} directives at most: take some back"
-            raise ConflictError(message, code="too_many_directives")
-        record = replace(
-            agent.manifest, directives=wanted or None, revision=agent.manifest.revision + 1
-        )
+        record = replace(record, revision=record.revision + 1)
         await self.records.publish(record, agent.saved)
         agent.take_record(record)
         self.records.put(agent)
 
+    def _changed(self, record: Manifest, call: DirectAgent) -> tuple[Directive, ...]:
+        """Return the directives that a call leaves, those that it takes back marked as such."""
+        known = record.directives or ()
+        gone = {d.operation for d in live(known)} if call.removes_all else {*call.removed}
+        kept = tuple(d for d in live(known) if d.operation not in gone)
+        taken_back = tuple(
+            replace(d, undone_s=call.now_s, replacement=None)
+            for d in live(known)
+            if d.operation in gone
+        )
+        here = {d.operation for d in kept}
+        added = [d for d in call.added if d.operation not in here]
+        spans = [span for span in call.spans if span.operation not in here]
+        if spans:
+            salt = self.records.store.salt(record.tenant)
+            record = replace(record, directives=(*kept, *added) or None)
+            added += Spans(record, self.marks, salt).directives(spans)
+        past = undone((*undone(known), *taken_back))
+        return (*past, *kept, *added)
 
-def _changed(known: tuple[Directive, ...], call: DirectAgent) -> tuple[Directive, ...]:
-    kept = () if call.removes_all else tuple(d for d in known if d.operation not in call.removed)
-    here = {d.operation for d in kept}
-    return (*kept, *(d for d in call.added if d.operation not in here))
+
+def _wishes(known: Wishes, call: WishOfAgent) -> Wishes | None:
+    told = {"rebuilds": call.rebuilds}
+    made = replace(known, **{name: each for name, each in told.items() if each is not None})
+    return None if made == Wishes() else made
+
+
+def _views(record: Manifest, directives: Sequence[Directive]) -> tuple[DirectiveView, ...]:
+    """Show directives with the numbers of their messages."""
+    numbers: dict[tuple[bytes, int], int] = {}
+    counts: dict[bytes, int] = {}
+    for number, said in enumerate(record.said.messages if record.said is not None else ()):
+        nth = counts.get(said.digest, 0)
+        counts[said.digest] = nth + 1
+        numbers[said.digest, nth] = number
+    return tuple(viewed(d, numbers.get((d.said or b"", d.nth or 0))) for d in directives)
+
+
+def _message(record: Manifest, number: int, said: SaidMessage) -> MessageView:
+    start, end = tokens_of(record, said)
+    is_known = said.start is not None
+    return MessageView(
+        number,
+        said.role,
+        said.chars,
+        start if is_known else None,
+        end if is_known else None,
+        said.is_edited,
+    )

@@ -14,7 +14,7 @@ from fabric.errors import (
 )
 from fabric.ids import AgentKey, MigrationId
 from fabric.limits import AGENT_TURNS_WAITING_MAX
-from fabric.record.directive import Directive
+from fabric.record.directive import Directive, live
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from node.agents.agent import Agent, HandedOn
@@ -126,7 +126,7 @@ class Claims:
     def directives(self, request: GenerateRequest) -> tuple[Directive, ...]:
         """Return the directives of the agent that a request names."""
         agent = self._known(request) if request.identity.kind is IdentityKind.AGENT else None
-        return (agent.manifest.directives or ()) if agent is not None else ()
+        return live(agent.manifest.directives) if agent is not None else ()
 
     def _known(self, request: GenerateRequest) -> Agent | None:
         """Return whom a chat is with, as far as that is known before its prompt is rendered."""

@@ -14,6 +14,7 @@ from typing import Final
 from fabric.errors import RejectedError
 from fabric.limits import ANSWER_END_CHARS_MAX
 from fabric.record.manifest import OwnerState
+from fabric.record.spans import rewritten
 from fabric.turn.generation import ContinuedPrompt, GenerateRequest
 from fabric.turn.messages import template_form
 from node.agents.agent_table import AgentTable
@@ -36,9 +37,9 @@ class Continued:
         agent = self.table.get((request.tenant, request.identity.agent))
         if agent is None or agent.word.state is OwnerState.REPLICA:
             return ContinuedPrompt(None)
-        stored = agent.manifest.text
-        if not stored:
+        if not agent.manifest.text:
             return ContinuedPrompt(None)
+        stored = rewritten(agent.manifest).decode("utf-8", "replace")
         if request.prompt is not None:
             return ContinuedPrompt(stored + request.prompt)
         encoders = self.prompts.encoders

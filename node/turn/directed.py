@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fabric.edit_mode import EditMode
-from fabric.record.directive import Directive, directed
-from fabric.turn.generation import GenerateRequest
+from fabric.record.directive import Directive, directed, live
+from fabric.record.manifest import Manifest
+from fabric.record.said import SaidMessages, Spoken
+from fabric.record.spans import pending
+from fabric.turn.generation import GenerateRequest, IdentityKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,20 +18,47 @@ class Directed:
     request: GenerateRequest
     matched: tuple[Directive, ...] = ()
     note: str = ""  # what was put back into the messages, in words
+    spoken: tuple[Spoken, ...] = ()  # the messages of a named agent, as they were sent
+    said: SaidMessages | None = None  # where those are in the prompt
 
 
-def direct(request: GenerateRequest, directives: Sequence[Directive], note: str) -> Directed:
+def direct(
+    request: GenerateRequest, directives: Sequence[Directive], note: str, salt: bytes
+) -> Directed:
     """Replace the messages that directives concern, and say how the memory behind them is kept.
 
     A message that is to be forgotten takes all behind it with it, once; whatever was asked for.
     """
-    if request.messages is None or not directives:
+    is_named = request.identity.kind is IdentityKind.AGENT
+    if request.messages is None or not (directives or is_named):
         return Directed(request, note=note)
-    messages, matched = directed(request.messages, directives)
-    modes = {directive.mode for directive in matched}
-    edits = request.edits
+    found = directed(request.messages, directives, salt)
+    edits = _kept(request.edits, found.matched)
+    request = replace(request, messages=found.messages, edits=edits)
+    return Directed(request, found.matched, note, found.spoken)
+
+
+def upon(made: Directed, record: Manifest) -> Directed:
+    """Return it as the record has it that the turn goes on from.
+
+    A prompt that continues the record has what is still to be replaced in that replaced already.
+    """
+    request = made.request
+    if request.resume is not None:
+        return made
+    if request.extends:
+        matched = pending(record)
+        kept = [d for d in live(record.directives) if d.at is not None and d.is_applied]
+        edits = _kept(request.edits, [*matched, *kept])
+        made = replace(made, request=replace(request, edits=edits), matched=matched)
+    if record.wishes is not None and record.wishes.rebuilds:
+        made = replace(made, request=replace(made.request, edits=EditMode.FORGET))
+    return made
+
+
+def _kept(wished: EditMode | None, matched: Sequence[Directive]) -> EditMode | None:
     if any(d.mode is EditMode.FORGET and not d.is_applied for d in matched):
-        edits = EditMode.FORGET
-    elif edits is None and EditMode.AMORTIZE in modes:
-        edits = EditMode.AMORTIZE
-    return Directed(replace(request, messages=messages, edits=edits), matched, note)
+        return EditMode.FORGET
+    if wished is None and any(d.mode is EditMode.AMORTIZE for d in matched):
+        return EditMode.AMORTIZE
+    return wished

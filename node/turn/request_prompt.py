@@ -8,6 +8,7 @@ from fabric.errors import ConflictError, RejectedError
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.shift import why_unshiftable
 from fabric.limits import AGENT_TOKENS_MAX, EDIT_KEPT_TOKENS_MIN
+from fabric.record.spans import rewritten
 from fabric.turn.edited_prompt import plan_edited_prompt
 from fabric.turn.generation import (
     GenerateRequest,
@@ -110,12 +111,12 @@ class Prompts:
             return plan_tokens(text.encode(), encoded, stored)
         raw = self._is_raw(request)
         if request.extends:
-            if not text.encode().startswith(stored.text):
+            if not text.encode().startswith(rewritten(agent.manifest)):
                 message = "the agent remembers something else by now: ask again"
                 raise ConflictError(message, code="agent_changed")
             raw = bool(stored.ends) and stored.ends[0] == 0  # it has the tokenizer's own prefix
         made = plan_prompt(self.tokenizer, text, stored, raw=raw, limit=limit)
-        if request.edits is EditMode.AMORTIZE and not raw and not request.extends:
+        if request.edits is EditMode.AMORTIZE and (request.extends or not raw):
             made = self._edited(request, stored, made)
         has_states = CacheGroup.STATE in self.identity.spec.groups
         return replace(made, marks=self.landmarks.find(request, made, has_states=has_states))

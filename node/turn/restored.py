@@ -95,6 +95,11 @@ class ShownAnswer:
         self._texts.append(shown.text)
         self._calls += shown.calls
 
+    @property
+    def text(self) -> str:
+        """All of its text, without thoughts and calls."""
+        return "".join(self._texts)
+
     def remembered(self, request: GenerateRequest, answers: Answers) -> Answers:
         """Return the agent's answers with this one."""
         answers = {**answers, **self.behind_edits}

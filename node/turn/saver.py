@@ -24,6 +24,7 @@ from fabric.record.directive import Directive, applied
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
+from fabric.record.wishes import Wishes
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.u32s import U32s
 from node.agents.agent import Agent
@@ -34,8 +35,10 @@ from node.runtime.health import Health
 from node.store.service_time import ServiceTime
 from node.tiers.record_writer import RecordWriters
 from node.tiers.unsaved import Unsaved
+from node.turn.directed import Directed
 from node.turn.prepared import Prepared
 from node.turn.restored import ShownAnswer
+from node.turn.said_prompt import said_after
 
 _log = logging.getLogger(__name__)
 IDLE_SHARE = 19.0  # saving ahead takes a twentieth of the time, so that decoding is not slowed
@@ -59,10 +62,10 @@ class Savers:
         agent: Agent,
         prepared: Prepared,
         request: GenerateRequest,
-        directives: Sequence[Directive] = (),
+        directed: Directed | None = None,
     ) -> "Saver":
-        """Begin to save a turn, in whose prompt `directives` had a part."""
-        return Saver(self, agent, prepared, request, directives)
+        """Begin to save a turn, whose prompt is as `directed` has it."""
+        return Saver(self, agent, prepared, request, directed or Directed(request))
 
 
 class Saver:
@@ -74,7 +77,7 @@ class Saver:
         agent: Agent,
         prepared: Prepared,
         request: GenerateRequest,
-        directives: Sequence[Directive],
+        directed: Directed,
     ) -> None:
         self._parts = parts
         self._engine = parts.writers.engine
@@ -82,7 +85,7 @@ class Saver:
         self._agent = agent
         self._prepared = prepared
         self._request = request
-        self._directives = directives
+        self._directed = directed
         self._cache = prepared.cache
         cache, available, cached = prepared.cache, prepared.available, prepared.cached
         self._writer = parts.writers.of(agent, cache, available, cached, prepared.layout)
@@ -244,11 +247,20 @@ class Saver:
         return agent.is_durable
 
     def _directives_after(self, ended: Ended) -> tuple[Directive, ...] | None:
-        """Return the agent's directives; a whole prompt's memory is what they say."""
-        known = self._agent.manifest.directives
-        if not known or ended.reason is None or self._request.resume is not None:
+        """Return the agent's directives; a whole prompt's memory is what they say.
+
+        What a record's own text has no more does not come back, however far its turn got.
+        """
+        known, is_whole = self._agent.manifest.directives, ended.reason is not None
+        if not known or not (is_whole or self._request.extends):
             return known
-        return applied(known, self._directives)
+        return applied(known, self._directed.matched) if self._request.resume is None else known
+
+    def _wishes_after(self, ended: Ended) -> Wishes | None:
+        wishes = self._agent.manifest.wishes
+        if wishes is None or ended.reason is None:
+            return wishes
+        return wishes.after_turn()
 
     def _record(self, ended: Ended, shown: ShownAnswer) -> Manifest:
         """Describe what the cache holds: a cancelled prompt counts as far as it got."""
@@ -265,7 +277,7 @@ class Saver:
             # Whoever shares its system prompt would go on in the context of another's agent.
             is_named = self._request.identity.kind is IdentityKind.AGENT
             truncated_by = TruncatedBy.CANCELLED if is_named else None
-        answers = old.provenance.answers
+        answers, answer = old.provenance.answers, ended.answer_text.encode("utf-8", "replace")
         if ended.reason is not None:
             known = shown.remembered(self._request, self._parts.table.answers_of(self._agent))
             answers = spell_answers(known)
@@ -273,7 +285,7 @@ class Saver:
             old,
             revision=old.revision + 1,
             state=OwnerState.OWNED,
-            text=(text + ended.answer_text.encode("utf-8", "replace")).decode("utf-8", "replace"),
+            text=(text + answer).decode("utf-8", "replace"),
             token_ids=ids + ended.answer_ids,
             token_ends=ends + [len(text) + end for end in ended.answer_ends],
             prompt_tokens_count=count,
@@ -282,6 +294,8 @@ class Saver:
             states=(),
             edited=None,
             directives=self._directives_after(ended),
+            said=said_after(old.said, self._directed, text, answer, shown),
+            wishes=self._wishes_after(ended),
             sketch=self._request.sketch or old.sketch,
             used_s=self._parts.clock.wall_s(),
             migration=None,

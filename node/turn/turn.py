@@ -36,10 +36,11 @@ from node.engine.sequence import Broke, Computed, Ended, Produced, Sequence, Seq
 from node.grammar.answer_matcher import AnswerMatcher
 from node.mlx.answer import Answer
 from node.mlx.engine import SampledToken
-from node.turn.directed import Directed, direct
+from node.turn.directed import Directed, direct, upon
 from node.turn.prepared import Prepared
 from node.turn.restored import PutBack, ShownAnswer, put_back
 from node.turn.resumption import plan_resumption, resumption, without_answer
+from node.turn.said_prompt import planned
 from node.turn.saver import Saver
 from node.turn.shown_events import echo_events, shown_events
 from node.turn.turn_parts import TurnParts
@@ -182,10 +183,11 @@ class Turn:
         self._shown.places = found.places
         known = parts.claims.answers(found.request, found.wanted)
         directives = parts.claims.directives(found.request)
+        salt = parts.prefixes.store.salt(request.tenant)
 
         def begin() -> tuple[PutBack, Directed, Rendered, Answer]:
             restored = put_back(found, known)
-            directed = direct(restored.request, directives, restored.note)
+            directed = direct(restored.request, directives, restored.note, salt)
             asked = directed.request
             rendered = parts.prompts.render(asked, limit)
             answer = parts.sequences.begin_answer(asked, rendered.text, self._shown)
@@ -210,14 +212,16 @@ class Turn:
     async def _serve(
         self, agent: Agent, rendered: Rendered, answer: Answer, limit: PromptLimit
     ) -> Finished | HandedOver | None:
-        parts, request = self._parts, self._directed.request
+        parts = self._parts
+        self._directed = upon(self._directed, agent.manifest)
+        request = self._directed.request
         if request.resume is not None:
             made = plan_resumption(agent.manifest, request.resume)
         else:
-            made = await parts.prompts.encoders.run(
-                lambda: parts.prompts.plan(request, agent, rendered, limit), len(rendered.text)
+            directed = self._directed
+            made, self._directed = await parts.prompts.encoders.run(
+                lambda: planned(parts.prompts, directed, agent, rendered, limit), len(rendered.text)
             )
-            made = replace(made, note=self._directed.note)
         parts.prompts.check_plan(request, made)
         prepared = await parts.prefixes.prepare(agent, made, request)
         events: asyncio.Queue[SequenceEvent] = asyncio.Queue()
@@ -260,8 +264,7 @@ class Turn:
         prepared = begun
         if self._request.resume is not None:
             prepared = replace(prepared, plan=without_answer(prepared.plan, before))
-        matched = self._directed.matched
-        self._saver = saver = self._parts.savers.of(agent, prepared, self._request, matched)
+        self._saver = saver = self._parts.savers.of(agent, prepared, self._request, self._directed)
         sequence.is_blocked = saver.is_behind
         saver.begin(is_decoding=sequence.slot is not None)
         ended = await self._follow(events, saver)

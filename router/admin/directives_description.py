@@ -2,12 +2,20 @@
 
 from typing import Any, Final
 
-from fabric.limits import DIRECTED_ID_CHARS_MAX, DIRECTIVE_BYTES_MAX, DIRECTIVES_MAX
+from fabric.limits import (
+    AGENT_TOKENS_MAX,
+    DIRECTED_ID_CHARS_MAX,
+    DIRECTED_TEXT_CHARS_MAX,
+    DIRECTIVE_BYTES_MAX,
+    DIRECTIVES_MAX,
+    MESSAGES_MAX,
+)
 from router.admin.generate_description import AGENT
 from router.api.description import (
     AGENT_ID,
     FLAG,
     JSON,
+    NAMED,
     WRITES,
     Described,
     Parameter,
@@ -25,18 +33,30 @@ from router.api.description import (
 _PATH: Final = "/v1/agents/{agent}/directives"
 OPERATION: Final = "^[A-Za-z0-9_-]{8,64}$"
 _MODE: Final = one_of("exact", "forget", "amortize")
+_REPLACEMENT: Final = text(maxLength=DIRECTIVE_BYTES_MAX // 4)
+_NUMBER: Final = integer(0, MESSAGES_MAX - 1)
+_TOKEN: Final = integer(0, AGENT_TOKENS_MAX)
+_CHARS: Final = {"start": integer(0), "end": integer(1)}
+_SAID: Final = body({"role": one_of("user", "assistant", "tool"), "content": text()})
+_SOUGHT: Final = text(minLength=1, maxLength=DIRECTED_TEXT_CHARS_MAX)
+
+
+def _place(required: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return body(required, replacement=nullable(_REPLACEMENT), mode=_MODE, **more)
+
+
 _DIRECTIVE: Final = {
     "anyOf": [
         body(
             {"tool_call_id": text(minLength=1, maxLength=DIRECTED_ID_CHARS_MAX)},
-            replacement=text(maxLength=DIRECTIVE_BYTES_MAX // 4),
+            replacement=_REPLACEMENT,
             mode=_MODE,
         ),
-        body(
-            {"message": body({"role": one_of("user", "assistant", "tool"), "content": text()})},
-            replacement=nullable(text(maxLength=DIRECTIVE_BYTES_MAX // 4)),
-            mode=_MODE,
-        ),
+        _place({"message": _SAID}, **_CHARS),
+        _place({"message": _NUMBER}, **_CHARS),
+        _place({"messages": body({"first": _NUMBER, "last": _NUMBER})}),
+        _place({"text": _SOUGHT}, message=_NUMBER, every=FLAG),
+        _place({"start_token": _TOKEN, "end_token": _TOKEN}),
     ]
 }
 _DIRECTIVES: Final = array(
@@ -47,6 +67,24 @@ _DIRECTIVES: Final = array(
         result_of=nullable(text()),
         made_s=number(),
         is_applied=FLAG,
+        message=nullable(integer()),
+        start=nullable(integer()),
+        end=nullable(integer()),
+        dropped_chars=nullable(integer()),
+        dropped_digest=nullable(text()),
+        made_by=nullable(text()),
+        holds_for=array(one_of("chats", "generate")),
+        undone_s=nullable(number()),
+    )
+)
+_MESSAGES: Final = array(
+    answer(
+        number=integer(),
+        role=one_of("system", "user", "assistant", "tool"),
+        chars=integer(),
+        start_token=nullable(integer()),
+        end_token=nullable(integer()),
+        is_edited=FLAG,
     )
 )
 OF_AN_AGENT: Final[dict[str, dict[str, Any]]] = {
@@ -63,6 +101,7 @@ OF_AN_AGENT: Final[dict[str, dict[str, Any]]] = {
         )
     ),
     "directives": _DIRECTIVES,
+    "rebuilds": FLAG,
 }
 SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "AgentDirectives": answer(
@@ -72,8 +111,33 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         operation=nullable(text()),
         directives=_DIRECTIVES,
     ),
+    "AgentMemory": answer(
+        id=AGENT_ID,
+        object=one_of("agent.memory"),
+        node=text(),
+        tokens=integer(),
+        messages=_MESSAGES,
+        directives=_DIRECTIVES,
+        undone=_DIRECTIVES,
+    ),
+    "AgentRebuild": answer(
+        id=AGENT_ID,
+        object=one_of("agent.rebuild"),
+        node=text(),
+        rebuilds=FLAG,
+        exact_tokens=nullable(integer()),
+    ),
 }
 DESCRIBED: Final = (
+    Described(
+        "GET",
+        _PATH,
+        "agents",
+        "Lists the messages that can be named, the directives that hold, and those undone.",
+        {JSON: ref("AgentMemory")},
+        NAMED,
+        parameters=(AGENT,),
+    ),
     Described(
         "POST",
         _PATH,
@@ -104,5 +168,14 @@ DESCRIBED: Final = (
         {JSON: ref("AgentDirectives")},
         WRITES,
         parameters=(AGENT, Parameter("operation", "path", text(pattern=OPERATION), "Its name.")),
+    ),
+    Described(
+        "POST",
+        "/v1/agents/{agent}/rebuild",
+        "agents",
+        "Lets its next turn compute anew what was kept behind edits.",
+        {JSON: ref("AgentRebuild")},
+        WRITES,
+        parameters=(AGENT,),
     ),
 )

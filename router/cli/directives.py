@@ -1,61 +1,139 @@
-"""`macfabric direct`: let messages of an agent's history read otherwise from now on."""
+"""`macfabric direct` and `rebuild`: edit what an agent remembers, and have it exact again."""
 
 import argparse
 from typing import Any
 
 from fabric.edit_mode import EDIT_MODES
 from router.cli.endpoint import agent_path
-from router.cli.output import print_json, print_pairs, print_table
+from router.cli.errors import MISUSED, CommandError
+from router.cli.output import print_answer, print_json, print_pairs, print_table
 from router.cli.queries import add_common, endpoint_of
 
 CLEARED = "[cleared]"
 
 
 def add_direct(commands: Any) -> None:
-    """Declare the command."""
+    """Declare the commands."""
     direct = commands.add_parser(
-        "direct", help="replace tool results in what an agent remembers, or undo that"
+        "direct", help="replace a part of what an agent remembers, or undo that"
     )
     direct.add_argument("id", metavar="ID")
-    direct.add_argument(
-        "--result-of", action="append", default=[], metavar="CALL", help="a tool call's id"
+    what = direct.add_argument_group("what (each as often as you like; all are made, or none)")
+    named = (
+        ("--result-of", "CALL", "the result of a tool's call, by its id", str),
+        ("--message", "N", "a message by its number: --list shows them", int),
+        ("--messages", "A-B", "all messages from A to B", _numbers),
+        ("--text", "TEXT", "a text that is there once", str),
+        ("--tokens", "A-B", "tokens from A up to B, all of one message", _numbers),
     )
+    for option, metavar, meaning, kind in named:
+        what.add_argument(
+            option, action="append", default=[], metavar=metavar, help=meaning, type=kind
+        )
+    what.add_argument("--in", dest="within", type=int, metavar="N", help="texts of this message")
+    what.add_argument("--every", action="store_true", help="texts wherever they are")
     direct.add_argument(
         "--replacement", default=CLEARED, metavar="TEXT", help="in its place (default: %(default)s)"
     )
+    direct.add_argument("--drop", action="store_true", help="nothing in its place")
     direct.add_argument(
         "--edits",
         choices=sorted(EDIT_MODES),
         default="exact",
         help="what becomes of the memory behind it: computed anew, or kept (default: %(default)s)",
     )
+    direct.add_argument("--list", action="store_true", help="show messages, and what was done")
     direct.add_argument("--undo", metavar="OPERATION", help="take back what one operation said")
     direct.add_argument("--undo-all", action="store_true", help="take all directives back")
     direct.set_defaults(run=run_direct)
-    add_common(direct)
+    rebuild = commands.add_parser(
+        "rebuild", help="compute an agent's edited memory anew with its next turn"
+    )
+    rebuild.add_argument("id", metavar="ID")
+    rebuild.set_defaults(run=run_rebuild)
+    for parser in (direct, rebuild):
+        add_common(parser)
+
+
+def _numbers(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    return int(first), int(last)
 
 
 def run_direct(arguments: argparse.Namespace) -> int:
-    """Add directives or take them back, and list those that hold."""
+    """Add directives, take them back, or list messages; show those that hold."""
     path = agent_path(arguments.id, "directives")
     endpoint = endpoint_of(arguments)
     if arguments.undo_all:
         answer = endpoint.call("DELETE", path)
     elif arguments.undo:
         answer = endpoint.call("DELETE", f"{path}/{arguments.undo}")
-    else:
-        directives = [
-            {"tool_call_id": call, "replacement": arguments.replacement, "mode": arguments.edits}
-            for call in arguments.result_of
-        ]
+    elif directives := list(_wanted(arguments)):
         answer = endpoint.call("POST", path, {"directives": directives})
+    elif arguments.list:
+        answer = endpoint.get(path)
+    else:
+        message = "Say what: --result-of, --message, --messages, --text, --tokens, --undo or --list"
+        raise CommandError(message, MISUSED)
     if arguments.json:
         print_json(answer)
         return 0
     print_pairs([("agent", arguments.id), ("operation", answer.get("operation") or "-")])
-    rows = [
-        (d.get("operation"), d.get("result_of") or "a message", d.get("mode"), d.get("is_applied"))
-        for d in answer.get("directives", ())
-    ]
-    print_table("Directives", ("operation", "result of", "memory behind it", "applied"), rows)
+    if arguments.list and "messages" in answer:
+        _print_messages(answer["messages"])
+    _print_directives("Directives", answer.get("directives", ()))
+    if answer.get("undone"):
+        _print_directives("Undone", answer["undone"])
     return 0
+
+
+def _wanted(arguments: argparse.Namespace) -> Any:
+    text = None if arguments.drop else arguments.replacement
+    how = {"replacement": text, "mode": arguments.edits}
+    for call in arguments.result_of:
+        yield {"tool_call_id": call, **how}
+    for number in arguments.message:
+        yield {"message": number, **how}
+    for first, last in arguments.messages:
+        yield {"messages": {"first": first, "last": last}, **how}
+    for sought in arguments.text:
+        yield {"text": sought, "message": arguments.within, "every": arguments.every, **how}
+    for start, end in arguments.tokens:
+        yield {"start_token": start, "end_token": end, **how}
+
+
+def _print_messages(messages: Any) -> None:
+    rows = [
+        (m["number"], m["role"], m["chars"], _range(m["start_token"], m["end_token"]),
+         "edited" if m["is_edited"] else "")
+        for m in messages
+    ]  # fmt: skip
+    print_table("Messages", ("number", "who", "characters", "tokens", ""), rows)
+
+
+def _print_directives(title: str, directives: Any) -> None:
+    rows = [(d["operation"], _place(d), d["mode"], d["is_applied"]) for d in directives]
+    print_table(title, ("operation", "of", "memory behind it", "applied"), rows)
+
+
+def _place(directive: dict[str, Any]) -> str:
+    if directive.get("result_of"):
+        return f"the result of {directive['result_of']}"
+    number = directive.get("message")
+    of = "what it was told" if directive.get("holds_for") == ["generate"] else "a message"
+    of = of if number is None else f"message {number}"
+    chars = _range(directive.get("start"), directive.get("end"))
+    return f"{of}, characters {chars}" if chars else of
+
+
+def _range(start: object, end: object) -> str:
+    return "" if start is None else f"{start}-{end}"
+
+
+def run_rebuild(arguments: argparse.Namespace) -> int:
+    """Have an agent's memory computed anew, and say behind which token."""
+    answer = endpoint_of(arguments).call("POST", agent_path(arguments.id, "rebuild"), {})
+    exact = answer.get("exact_tokens")
+    said = "its memory is exact already" if exact is None else f"what lies behind token {exact}"
+    pairs = [("agent", arguments.id), ("computed anew with its next turn", said)]
+    return print_answer(answer, pairs, as_json=arguments.json)

@@ -2,7 +2,8 @@
 
 save, save over (sweep), save of a neighbour that shares a block, migrate in, migrate in over an
 older record, erase, quarantine of a record, quarantine of a block, a save after it, old windows
-dropped from a record (thin), a save, and the eviction of an agent from the disk. Records
+dropped from a record (thin), a save, the eviction of an agent from the disk, and several
+directives for one that stays, made and taken back. Records
 have full, window and state blocks. After any cut the records are those before the step under
 way or those after it, with their very bytes, and nothing else lies in the blocks' folder.
 """
@@ -11,8 +12,9 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from fabric.edit_mode import EditMode
 from fabric.errors import CorruptDataError
-from fabric.ids import AgentId, BlockHash
+from fabric.ids import AgentId, BlockHash, OperationId
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_file import payload_bytes
 from fabric.kvcache.cache_spec import (
@@ -31,6 +33,7 @@ from fabric.kvcache.hashing import (
     token_bytes,
 )
 from fabric.limits import BLOCK_TOKENS
+from fabric.record.directive import Directive
 from fabric.record.manifest import Manifest, Placed
 from fabric.record.piece_table import PieceTable
 from fabric.record.restore_plan import essential
@@ -127,13 +130,20 @@ _THIN = replace(essential(A4.record, 2), revision=5)
 A5 = Context(_THIN, tuple(block for block in A4.blocks if block.ref in _THIN.refs))
 assert len(A5.blocks) < len(A4.blocks)
 D1 = make_context("d", (*SHARED, 7_001), 1)
+_ASKED = tuple(
+    Directive(OperationId("tidy-up-1"), EditMode.FORGET, f"[{at}]", said=bytes(16), nth=at)
+    for at in range(5)
+)
+_UNDONE = tuple(replace(each, undone_s=1.0, replacement=None) for each in _ASKED[:3])
+D2 = Context(replace(D1.record, revision=2, directives=_ASKED), D1.blocks)
+D3 = Context(replace(D1.record, revision=3, directives=(*_UNDONE, *_ASKED[3:])), D1.blocks)
 HURT = A3.blocks[3]  # the window block behind the shared one
 assert HURT.ref.group is CacheGroup.WINDOW
 
 # The contexts on disk after each step.
 STATES: list[list[Context]] = [
     [], [A1], [A2], [A2, B1], [A2, B1, C1], [A3, B1, C1], [A3, C1], [A3], [A3], [A4],
-    [A5], [A5, D1], [D1],
+    [A5], [A5, D1], [D1], [D2], [D3],
 ]  # fmt: skip
 RECORD_LOST, BLOCK_LOST, LAST = 7, 8, len(STATES) - 1
 BLOCKS = {block.ref: block for state in STATES for context in state for block in context.blocks}
@@ -185,6 +195,8 @@ class World:
             lambda: self._publish(A5),
             lambda: self.save(D1),
             lambda: self.evict(A5),
+            lambda: self.save(D2),
+            lambda: self.save(D3),
         ]
 
     # --- the steps ---------------------------------------------------------------------------

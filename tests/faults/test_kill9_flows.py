@@ -22,7 +22,7 @@ OPERATIONS = (
     "open", "mkdir", "writev", "fsync", "rename", "unlink", "close", "stat", "fstat", "readv",
     "lseek",
 )  # fmt: skip
-SAMPLE = 29  # every so many operations; a prime, so that it meets every kind of them
+SAMPLE = 17  # every so many operations; a prime, so that it meets every kind of them
 
 
 def damage_under(root: Path):

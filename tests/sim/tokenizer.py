@@ -49,6 +49,7 @@ class SimTokenizer:
     wrapper = _Wrapper()
     eos_ids = frozenset({END})
     cut_texts = CUT_TEXTS
+    markup_ids = frozenset(CUT_TEXTS)
     special_texts = {token: text.decode() for token, text in CUT_TEXTS.items()}  # noqa: RUF012
     template = SimpleNamespace(exists=True)
     reach_bytes = 4

@@ -2,8 +2,9 @@
 
 from fabric.codec import to_plain
 from fabric.control.node_calls import AgentView
-from fabric.ids import AgentKey, OperationId
+from fabric.ids import AgentKey
 from fabric.record.manifest import OwnerState
+from fabric.record.wishes import Wishes
 from router.admin.views.row import Row
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
@@ -49,7 +50,12 @@ def agent_row(fleet: Fleet, key: AgentKey) -> Row:
         "exact_tokens": view.exact_tokens if view else None,
         "edits": to_plain(view.edits) if view else [],
         "directives": to_plain(view.directives) if view else [],
+        "rebuilds": _wishes(view).rebuilds,
     }
+
+
+def _wishes(view: AgentView | None) -> Wishes:
+    return (view.wishes if view else None) or Wishes()
 
 
 def _copy_row(holding: Holding, owner: Holding | None) -> Row:
@@ -63,17 +69,6 @@ def _copy_row(holding: Holding, owner: Holding | None) -> Row:
         "kept": view.kept if view else False,
         "tiers": list(view.tiers) if view else [],
         "bytes": to_plain(view.bytes) if view else {"hot": 0, "disk": 0},
-    }
-
-
-def directives_row(view: AgentView, operation: OperationId | None) -> Row:
-    """Show the directives that an agent has now, without their texts."""
-    return {
-        "id": view.agent,
-        "object": "agent.directives",
-        "node": view.node,
-        "operation": operation,
-        "directives": to_plain(view.directives),
     }
 
 

@@ -10,7 +10,8 @@ from fabric.edit_mode import EditMode
 from fabric.errors import FabricError
 from fabric.ids import AgentId, OperationId
 from fabric.limits import DIRECTIVES_MAX
-from fabric.record.directive import Directive, directed, said_digest
+from fabric.record.directive import Directive, directed
+from fabric.record.said import said_digest
 from fabric.turn.messages import Message, MessageRole, ToolUse
 from tests.support.agent_traffic import words
 from tests.support.services import TENANT, ask, call, migrate, running
@@ -113,9 +114,10 @@ def test_of_a_call_and_its_result_neither_is_left_out_alone():
     operation = OperationId("operation-1")
     said = Directive(operation, EditMode.FORGET, None, None, said_digest(asked))
     result = Directive(operation, EditMode.FORGET, None, "call-1")
-    messages, matched = directed([asked, told], [said, result])
-    assert messages == (replace(asked, texts=("",)), replace(told, texts=("",)))
-    assert set(matched) == {said, result}
+    found = directed([asked, told], [said, result])
+    assert found.messages == (replace(asked, texts=("",)), replace(told, texts=("",)))
+    assert {replace(each, dropped=None) for each in found.matched} == {said, result}
+    assert sorted(each.dropped.chars for each in found.matched) == [4, 7]
 
 
 def test_directives_survive_a_restart_and_a_move(tmp_path, model):

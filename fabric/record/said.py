@@ -1,0 +1,178 @@
+"""The messages of an agent's last whole conversation: who, how long, and where in its text.
+
+There is no text in it. A message is known again by its digest, and lies in the record's text where
+the template put it there as it came, between the same two marks, and only once between them.
+"""
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import islice
+from typing import Final
+
+from fabric.errors import CorruptDataError
+from fabric.limits import MESSAGES_MAX, SAID_BEHIND_BYTES_MAX
+from fabric.turn.messages import Message, MessageRole
+
+DIGEST_BYTES: Final = 16
+_ROW: Final = struct.Struct("<BBH16sIII")
+_NOWHERE: Final = (1 << 32) - 1
+_LEAD_MAX: Final = (1 << 16) - 1
+_ROLES: Final = (MessageRole.SYSTEM, MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL)
+
+
+def said_digest(message: Message) -> bytes:
+    """Return by what a message is known again: who says it, and its text."""
+    spelled = f"{message.role.value}\0{''.join(message.texts)}".encode("utf-8", "surrogatepass")
+    return blake2b(spelled, digest_size=DIGEST_BYTES, person=b"mf-said").digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A message as its client sends it, and the text that the template is given in its place."""
+
+    role: MessageRole
+    digest: bytes
+    chars: int
+    text: str | None  # None: it is left out
+    is_edited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SaidMessage:
+    """One message; `start` and `size_bytes` say where in the record's text it is."""
+
+    role: MessageRole
+    digest: bytes
+    chars: int  # as its client sends it
+    start: int | None = None  # None: nobody knows
+    size_bytes: int = 0
+    lead_chars: int = 0  # white space that the template left out in front of it
+    is_edited: bool = False  # it reads otherwise there than its client sends it
+
+    @property
+    def end(self) -> int | None:
+        """Where it ends in the record's text."""
+        return None if self.start is None else self.start + self.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SaidMessages:
+    """All of them, in order."""
+
+    messages: tuple[SaidMessage, ...]
+
+    def to_wire(self) -> bytes:
+        """Pack each into 32 bytes."""
+        return b"".join(map(_packed, self.messages))
+
+    @classmethod
+    def from_wire(cls, raw: bytes) -> "SaidMessages":
+        """Unpack; raise CorruptDataError for what `to_wire` did not write."""
+        count, rest = divmod(len(raw), _ROW.size)
+        if rest or count > MESSAGES_MAX:
+            message = "it has half a message, or too many"
+            raise CorruptDataError(message)
+        return cls(tuple(map(_unpacked, _ROW.iter_unpack(raw))))
+
+    def problem(self, text_bytes: int) -> str | None:
+        """Say why they cannot lie in a text of so many bytes; None if they can."""
+        done = 0
+        for message in self.messages:
+            if message.start is None:
+                continue
+            if message.start < done or message.start + message.size_bytes > text_bytes:
+                return "its messages are not in order"
+            done = message.start + message.size_bytes
+        return None
+
+    def nth(self, number: int) -> int:
+        """Count the messages before this one that say the same."""
+        digest = self.messages[number].digest
+        return sum(each.digest == digest for each in islice(self.messages, number))
+
+    def edited(self, edits: Sequence[tuple[int, int, int]]) -> "SaidMessages":
+        """Return where they are once each edit, `start`, `end` and new size in bytes, is made."""
+        return SaidMessages(tuple(_edited(message, edits) for message in self.messages))
+
+    def within(self, text_bytes: int) -> "SaidMessages":
+        """Return them as far as they are known in a text of which only so much is left."""
+        cut = (m if m.end is None or m.end <= text_bytes else _lost(m) for m in self.messages)
+        return SaidMessages(tuple(cut))
+
+
+def place(spoken: Iterable[Spoken], text: bytes, marks: Sequence[tuple[int, int]]) -> SaidMessages:
+    """Find messages in a prompt's text, in which the template's marks stand at `marks`."""
+    return SaidMessages(tuple(_placed(spoken, text, marks)))
+
+
+def _placed(
+    spoken: Iterable[Spoken], text: bytes, marks: Sequence[tuple[int, int]]
+) -> Iterator[SaidMessage]:
+    starts, ends = [start for start, _ in marks], [end for _, end in marks]
+    done = 0
+    for each in spoken:
+        found = SaidMessage(each.role, each.digest, each.chars, is_edited=each.is_edited)
+        shown = (each.text or "").strip()
+        sought = shown.encode("utf-8", "replace")
+        at = text.find(sought, done, done + len(sought) + SAID_BEHIND_BYTES_MAX) if sought else -1
+        lead = len(each.text or "") - len((each.text or "").lstrip())
+        if at < 0 or lead > _LEAD_MAX:
+            yield found
+            continue
+        behind = bisect_left(starts, at)
+        until = starts[behind] if behind < len(starts) else len(text)
+        opened = bisect_right(ends, at)
+        since = max(done, ends[opened - 1] if opened else 0)
+        is_alone = opened == behind and at + len(sought) <= until
+        if is_alone and text.count(sought, since, until) == 1:
+            yield replace(found, start=at, size_bytes=len(sought), lead_chars=lead)
+            done = at + len(sought)
+        else:
+            yield found
+
+
+def _edited(message: SaidMessage, edits: Sequence[tuple[int, int, int]]) -> SaidMessage:
+    if message.start is None:
+        return message
+    start, end = message.start, message.start + message.size_bytes
+    before = sum(size - (b - a) for a, b, size in edits if b <= start)
+    inside = [(a, b, size) for a, b, size in edits if start <= a and b <= end and b > start]
+    if any(a < end and b > start for a, b, _ in edits) and not inside:
+        return _lost(message)
+    grown = sum(size - (b - a) for a, b, size in inside)
+    return replace(
+        message,
+        start=start + before,
+        size_bytes=message.size_bytes + grown,
+        is_edited=message.is_edited or bool(inside),
+    )
+
+
+def _lost(message: SaidMessage) -> SaidMessage:
+    return replace(message, start=None, size_bytes=0, lead_chars=0)
+
+
+def _packed(message: SaidMessage) -> bytes:
+    start = _NOWHERE if message.start is None else message.start
+    return _ROW.pack(
+        _ROLES.index(message.role),
+        message.is_edited,
+        message.lead_chars,
+        message.digest,
+        message.chars,
+        start,
+        message.size_bytes,
+    )
+
+
+def _unpacked(row: tuple[int, int, int, bytes, int, int, int]) -> SaidMessage:
+    role, is_edited, lead_chars, digest, chars, start, size_bytes = row
+    if role >= len(_ROLES) or is_edited > 1:
+        message = "a message has no known role or mark"
+        raise CorruptDataError(message)
+    place_at = None if start == _NOWHERE else start
+    is_known = bool(is_edited)
+    return SaidMessage(_ROLES[role], digest, chars, place_at, size_bytes, lead_chars, is_known)

@@ -1,0 +1,364 @@
+"""Where a directive is to be made: placed in an agent's record once, and found again later.
+
+    by number      |system|user|call|result ....|user|        messages 0, 1, 2 …
+    by text        what stands there once, or each of its places
+    by tokens      of the record, as it lists them
+
+What lies in a message is known again by what that message says, so that it holds for clients who
+send it again; what the record has of it is replaced there for those who do not.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import NoReturn
+
+from fabric.edit_mode import EditMode
+from fabric.errors import ConflictError, RejectedError
+from fabric.ids import OperationId
+from fabric.limits import DIRECTIVES_MAX, EDIT_SINK_TOKENS
+from fabric.record.directive import Directive, dropped, live, text_digest
+from fabric.record.manifest import Manifest
+from fabric.record.said import SaidMessage, SaidMessages
+from fabric.turn.messages import MessageRole
+
+_CONTINUES, _LEADS = 0xC0, 0x80  # how a byte within a character begins
+
+
+@dataclass(frozen=True, slots=True)
+class WantedSpan:
+    """One directive as it was asked for: by messages, characters, text or tokens."""
+
+    param: str  # by which complaints name it
+    operation: OperationId
+    mode: EditMode
+    replacement: str | None = field(repr=False)
+    made_s: float = 0.0
+    made_by: str | None = None
+    first: int | None = None  # messages by number, to the last one inclusively
+    last: int | None = None
+    chars: tuple[int, int] | None = None  # of the first
+    text: str | None = field(default=None, repr=False)
+    is_every: bool = False
+    tokens: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Places them in one record."""
+
+    record: Manifest
+    marks: Collection[int]  # tokens that are the template's, and nobody's words
+    salt: bytes
+    text: bytes = field(init=False)
+    said: tuple[SaidMessage, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Spell the text once."""
+        object.__setattr__(self, "text", self.record.text.encode("utf-8", "surrogatepass"))
+        said = self.record.said or SaidMessages(())
+        object.__setattr__(self, "said", said.messages)
+
+    def directives(self, wanted: Sequence[WantedSpan]) -> tuple[Directive, ...]:
+        """Place all of them; raise RejectedError that names the first that cannot be."""
+        found: list[tuple[str, Directive]] = []
+        for each in wanted:
+            found += ((each.param, made) for made in self._placed(each))
+            if len(found) > DIRECTIVES_MAX:
+                _refuse(each, "too_many_directives", f"it makes more than {DIRECTIVES_MAX}")
+        for (_, one), (param, other) in combinations(found, 2):
+            if _overlap(one, other):
+                message = f"Invalid '{param}': it overlaps another one of this request."
+                raise RejectedError(message, code="overlapping_spans", param=param)
+        for param, made in found:
+            known = next((d for d in live(self.record.directives) if _overlap(d, made)), None)
+            if known is not None:
+                message = f"Invalid '{param}': operation {known.operation} edits it already."
+                raise ConflictError(message, code="overlapping_spans", param=param)
+        return tuple(made for _, made in found)
+
+    def _placed(self, wanted: WantedSpan) -> Iterator[Directive]:
+        if wanted.tokens is not None:
+            yield self._at(wanted, *self._bytes_of_tokens(wanted, *wanted.tokens))
+        elif wanted.text is not None:
+            yield from (self._at(wanted, *place) for place in self._found(wanted, wanted.text))
+        elif wanted.chars is not None:
+            yield self._of_chars(wanted, self._message(wanted, wanted.first), *wanted.chars)
+        else:
+            first, last = wanted.first or 0, wanted.last
+            numbers = range(first, first + 1 if last is None else last + 1)
+            self._message(wanted, numbers[-1] if numbers else None)
+            for number in numbers:
+                text = wanted.replacement if number == first else None
+                yield self._of_message(wanted, number, text)
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def _message(self, wanted: WantedSpan, number: int | None) -> int:
+        if not self.said:
+            why = "it is not known which messages the agent's memory is of: name a text or tokens"
+            _refuse(wanted, "no_messages", why)
+        if number is None or not 0 <= number < len(self.said):
+            _refuse(wanted, "out_of_range", f"the messages are 0 to {len(self.said) - 1}")
+        if self.said[number].role is MessageRole.SYSTEM:
+            _refuse_system(wanted)
+        return number
+
+    def _of_message(self, wanted: WantedSpan, number: int, replacement: str | None) -> Directive:
+        self._message(wanted, number)
+        said = self.said[number]
+        at = (said.start, said.start + said.size_bytes) if said.start is not None else None
+        return self._made(wanted, replacement, number, None, at, said.chars)
+
+    def _of_chars(self, wanted: WantedSpan, number: int, start: int, end: int) -> Directive:
+        said = self.said[number]
+        if not 0 <= start < end <= said.chars:
+            _refuse(
+                wanted, "out_of_range", f"message {number} has the characters 0 to {said.chars}"
+            )
+        at = None
+        if said.start is not None and not said.is_edited:
+            shown = self.text[said.start : said.start + said.size_bytes].decode("utf-8", "replace")
+            low, high = max(0, start - said.lead_chars), max(0, end - said.lead_chars)
+            before, within = len(shown[:low].encode()), len(shown[low:high].encode())
+            at = (said.start + before, said.start + before + within) if within else None
+        return self._made(wanted, wanted.replacement or "", number, (start, end), at, end - start)
+
+    # --- texts and tokens --------------------------------------------------------------------
+
+    def _found(self, wanted: WantedSpan, text: str) -> list[tuple[int, int]]:
+        """List where a text stands in what may be edited."""
+        sought = text.encode("utf-8", "surrogatepass")
+        areas = list(self._areas(wanted))
+        found = [place for area in areas for place in _places(self.text, sought, *area)]
+        if not found:
+            edited = any(m.is_edited for m in self.said)
+            why = "; of messages that directives edit only what is left" if edited else ""
+            _refuse(wanted, "text_not_found", "no message that can be edited has that text" + why)
+        if len(found) > 1 and not wanted.is_every:
+            why = f"that text is there {len(found)} times: name a message, or ask for every one"
+            _refuse(wanted, "text_ambiguous", why)
+        return found
+
+    def _areas(self, wanted: WantedSpan) -> Iterator[tuple[int, int]]:
+        """Yield the parts of the text in which no mark of the template stands."""
+        if wanted.first is not None:
+            said = self.said[self._message(wanted, wanted.first)]
+            if said.start is None or said.is_edited:
+                _refuse(wanted, "text_not_found", _why_unknown(wanted.first, said))
+            yield said.start, said.start + said.size_bytes
+            return
+        for said in self.said:
+            if said.start is None or said.is_edited or said.role is MessageRole.SYSTEM:
+                continue
+            yield said.start, said.start + said.size_bytes
+        yield from self._tail_areas()
+
+    @property
+    def _tail(self) -> int:
+        """Where the last known message ends; behind it is what nobody sends again."""
+        ends = [end for message in self.said if (end := message.end) is not None]
+        return max(ends, default=self._sinks_end)
+
+    @property
+    def _sinks_end(self) -> int:
+        sinks = self.record.token_ends[: min(EDIT_SINK_TOKENS, self.record.tokens_count)]
+        return max(sinks, default=0)
+
+    def _tail_areas(self) -> Iterator[tuple[int, int]]:
+        """Yield what was said behind the known messages, without what opens a message."""
+        tail, parts = self._tail, list(self._parts())
+        openings = sorted(self._openings(parts), key=len, reverse=True)
+        for start, end in parts:
+            if end <= tail:
+                continue
+            begun = next((o for o in openings if self.text[start:end].startswith(o)), b"")
+            first = max(tail, start + len(begun))
+            if first < end:
+                yield first, end
+
+    def _parts(self) -> Iterator[tuple[int, int]]:
+        """Yield the parts of the text between special tokens."""
+        ids, ends, start = self.record.token_ids, self.record.token_ends, 0
+        for at, token in enumerate(ids):
+            if token in self.marks:
+                before = ends[at - 1] if at else 0
+                if start < before:
+                    yield start, before
+                start = ends[at]
+        if start < len(self.text):
+            yield start, len(self.text)
+
+    def _openings(self, parts: Sequence[tuple[int, int]]) -> set[bytes]:
+        """Learn from known messages, and from the last answer, what the template opens one with."""
+        starts = [said.start for said in self.said if said.start is not None]
+        found = set()
+        for start, end in parts:
+            if end > self._tail:
+                break
+            at = bisect_left(starts, start)
+            found.add(self.text[start : min([end, *starts[at : at + 1]])])
+        opened, prompt = (
+            self.record.token_ends[count - 1] if count else 0
+            for count in (
+                self.record.provenance.marks.conversation,
+                self.record.prompt_tokens_count,
+            )
+        )
+        if opened:
+            found |= {
+                self.text[start : min(end, prompt)]
+                for start, end in parts
+                if opened <= start < prompt
+            }
+        return found - {b""}
+
+    def _bytes_of_tokens(self, wanted: WantedSpan, start: int, end: int) -> tuple[int, int]:
+        record = self.record
+        if not 0 <= start < end <= record.tokens_count:
+            _refuse(wanted, "out_of_range", f"the agent's tokens are 0 to {record.tokens_count}")
+        mark = next((at for at in range(start, end) if record.token_ids[at] in self.marks), None)
+        if mark is not None:
+            why = f"token {mark} is a mark of the template: a span ends before it or begins behind"
+            _refuse(wanted, "span_cuts_template", why)
+        low, high = (record.token_ends[start - 1] if start else 0), record.token_ends[end - 1]
+        while low and self.text[low : low + 1] and self.text[low] & _CONTINUES == _LEADS:
+            low -= 1
+        while high < len(self.text) and self.text[high] & _CONTINUES == _LEADS:
+            high += 1
+        if low == high:
+            _refuse(wanted, "out_of_range", "these tokens have no text")
+        return low, high
+
+    def _at(self, wanted: WantedSpan, start: int, end: int) -> Directive:
+        """Make a directive of a part of the text: within one message, or behind all."""
+        if start < self._sinks_end:
+            why = f"the first {EDIT_SINK_TOKENS} tokens stay: all others attend to them"
+            _refuse(wanted, "attention_sink", why)
+        for number, said in enumerate(self.said):
+            if said.start is None or said.end is None or said.end <= start or said.start >= end:
+                continue
+            self._message(wanted, number)
+            if said.is_edited:
+                _refuse(wanted, "message_edited", _why_unknown(number, said))
+            if start < said.start or end > said.end:
+                why = f"it reaches beyond message {number}, which is {self._tokens(said)}"
+                _refuse(wanted, "span_cuts_template", why)
+            first = said.lead_chars + len(self.text[said.start : start].decode("utf-8", "replace"))
+            count = len(self.text[start:end].decode("utf-8", "replace"))
+            span = (first, first + count)
+            return self._made(wanted, wanted.replacement or "", number, span, (start, end), count)
+        if not any(a <= start and end <= b for a, b in self._tail_areas()):
+            why = "it is not in a message that is known to be there: the rest is the template's"
+            _refuse(wanted, "span_cuts_template", why)
+        count = len(self.text[start:end].decode("utf-8", "replace"))
+        return self._made(wanted, wanted.replacement or "", None, None, (start, end), count)
+
+    def _tokens(self, said: SaidMessage) -> str:
+        start, end = tokens_of(self.record, said)
+        return f"tokens {start} to {end}"
+
+    def _made(
+        self,
+        wanted: WantedSpan,
+        replacement: str | None,
+        number: int | None,
+        span: tuple[int, int] | None,
+        at: tuple[int, int] | None,
+        chars: int,
+    ) -> Directive:
+        was = self.text[slice(*at)] if at is not None else None
+        out = dropped(self.salt, (was or b"").decode("utf-8", "replace")) if was else None
+        said = SaidMessages(self.said)
+        return Directive(
+            wanted.operation,
+            wanted.mode,
+            replacement,
+            said=self.said[number].digest if number is not None else None,
+            made_s=wanted.made_s,
+            nth=said.nth(number) if number is not None else None,
+            span=span,
+            at=at if was else None,
+            was=text_digest(was) if was else None,
+            dropped=out if out is not None and out.chars == chars else None,
+            made_by=wanted.made_by,
+        )
+
+
+def tokens_of(record: Manifest, said: SaidMessage) -> tuple[int, int]:
+    """Return which of the record's tokens have a message's text; none where nobody knows."""
+    if said.start is None or said.end is None:
+        return 0, 0
+    start = bisect_right(record.token_ends, said.start)
+    end = bisect_right(record.token_ends, said.end)
+    return start, max(start, end)
+
+
+def pending(record: Manifest) -> tuple[Directive, ...]:
+    """Return what is still to be replaced in a record's own text, in order."""
+    placed = [d for d in live(record.directives) if d.at is not None and not d.is_applied]
+    if not placed:
+        return ()
+    text, done, found = record.text.encode("utf-8", "surrogatepass"), 0, []
+    for each in sorted(placed, key=lambda each: each.at or (0, 0)):
+        start, end = each.at or (0, 0)
+        if start >= done and text_digest(text[start:end]) == each.was:
+            found.append(each)
+            done = end
+    return tuple(found)
+
+
+def edits_of(found: Sequence[Directive]) -> list[tuple[int, int, int]]:
+    """Return start, end and new size in bytes of what directives replace in a record's text."""
+    return [
+        (*each.at, len((each.replacement or "").encode("utf-8", "replace")))
+        for each in found
+        if each.at is not None
+    ]
+
+
+def rewritten(record: Manifest) -> bytes:
+    """Return what an agent remembers as the directives have it that are still to be made."""
+    text = record.text.encode("utf-8", "surrogatepass")
+    for each in reversed(pending(record)):
+        start, end = each.at or (0, 0)
+        spelled = (each.replacement or "").encode("utf-8", "replace")
+        text = text[:start] + spelled + text[end:]
+    return text
+
+
+def _overlap(one: Directive, other: Directive) -> bool:
+    if not (one.is_span and other.is_span):
+        return False
+    if one.nth is not None and (one.said, one.nth) == (other.said, other.nth):
+        return one.span is None or other.span is None or _cross(one.span, other.span)
+    if one.is_applied or other.is_applied or one.at is None or other.at is None:
+        return False
+    return one.nth is None and other.nth is None and _cross(one.at, other.at)
+
+
+def _cross(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _places(text: bytes, sought: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+    at = text.find(sought, start, end)
+    while at >= 0:
+        yield at, at + len(sought)
+        at = text.find(sought, at + len(sought), end)
+
+
+def _why_unknown(number: int, said: SaidMessage) -> str:
+    if said.is_edited:
+        return f"message {number} reads otherwise already: name characters of what its client sends"
+    return f"the template shows message {number} otherwise than it was sent: name its characters"
+
+
+def _refuse_system(wanted: WantedSpan) -> NoReturn:
+    _refuse(wanted, "system_protected", "what the system says is never edited")
+
+
+def _refuse(wanted: WantedSpan, code: str, why: str) -> NoReturn:
+    message = f"Invalid '{wanted.param}': {why}."
+    raise RejectedError(message, code=code, param=wanted.param)

@@ -1,0 +1,50 @@
+"""Where the messages of a prompt are, and the answer to it: by that they are named later."""
+
+from dataclasses import replace
+
+from fabric.record.said import SaidMessages, Spoken, place, said_digest
+from fabric.record.spans import edits_of
+from fabric.turn.messages import Message, MessageRole
+from fabric.turn.prompt_limit import PromptLimit
+from fabric.turn.prompt_plan import PromptPlan
+from node.agents.agent import Agent
+from node.dialect.folding import Rendered
+from node.turn.directed import Directed
+from node.turn.request_prompt import Prompts
+from node.turn.restored import ShownAnswer
+
+
+def planned(
+    prompts: Prompts, made: Directed, agent: Agent, rendered: Rendered, limit: PromptLimit
+) -> tuple[PromptPlan, Directed]:
+    """Plan a prompt, and find its messages between the template's marks."""
+    plan = replace(prompts.plan(made.request, agent, rendered, limit), note=made.note)
+    if not made.spoken:
+        return plan, made
+    ends, markup = plan.ends, prompts.tokenizer.markup_ids
+    marks = [(ends[at - 1] if at else 0, ends[at]) for at, t in enumerate(plan.ids) if t in markup]
+    return plan, replace(made, said=place(made.spoken, plan.text, marks), spoken=())
+
+
+def said_after(
+    before: SaidMessages | None, made: Directed, text: bytes, answer: bytes, shown: ShownAnswer
+) -> SaidMessages | None:
+    """Return where messages are once a prompt `text` had its answer; `before` it others were."""
+    request = made.request
+    if request.resume is not None:
+        return before
+    if request.extends:
+        return before.edited(edits_of(made.matched)) if before is not None else None
+    said = made.said
+    if said is None or not answer:
+        return said.within(len(text)) if said is not None else None
+    if request.continues:  # what its client sends is that message with its rest
+        return SaidMessages(said.messages[:-1])
+    found = place([_spoken(shown)], answer, ()).messages[0]
+    start = None if found.start is None else len(text) + found.start
+    return SaidMessages((*said.messages, replace(found, start=start)))
+
+
+def _spoken(shown: ShownAnswer) -> Spoken:
+    said = Message(MessageRole.ASSISTANT, (shown.text,))
+    return Spoken(said.role, said_digest(said), len(shown.text), shown.text)
