@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from math import isfinite
 
 from fabric.codec import left_out
 from fabric.edit_mode import EditMode
 from fabric.ids import OperationId
-from fabric.limits import UNDONE_SHOWN_MAX
+from fabric.limits import DIRECTED_ID_CHARS_MAX, DIRECTIVE_BYTES_MAX, UNDONE_SHOWN_MAX
 from fabric.record.said import DIGEST_BYTES, Spoken, said_digest
 from fabric.turn.messages import Message, MessageRole
 
@@ -58,6 +59,24 @@ class Directive:
     def is_span(self) -> bool:
         """Say whether it was placed in a record, by number, text or tokens."""
         return self.nth is not None or self.at is not None
+
+    def problem(self) -> str | None:
+        """Say why it cannot be one; None if it can."""
+        if (self.result_of is not None) + (self.said is not None) != 1 and self.at is None:
+            return "a directive names no message, or two"
+        if len(self.result_of or "") > DIRECTED_ID_CHARS_MAX:
+            return "a directive's call has too long an id"
+        if {len(each) for each in (self.said, self.was) if each is not None} - {DIGEST_BYTES}:
+            return "a directive names a text by no digest"
+        if (self.at is None) != (self.was is None) or (self.nth or 0) < 0:
+            return "a directive names no place"
+        if any(not 0 <= start <= end for start, end in (self.span or (0, 0), self.at or (0, 0))):
+            return "a directive is of no characters"
+        text = (self.replacement or "").encode("utf-8", "surrogatepass")
+        is_timed = isfinite(self.made_s) and isfinite(self.undone_s or 0.0)
+        if len(text) > DIRECTIVE_BYTES_MAX or not is_timed:
+            return "a directive is over its limits"
+        return None
 
 
 def text_digest(text: bytes) -> bytes:

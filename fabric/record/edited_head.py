@@ -11,12 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate
+from math import isfinite
+from typing import Final
 
 from fabric.ids import BLOCK_HASH_BYTES, BlockHash
 from fabric.kvcache.hashing import token_bytes
-from fabric.limits import BLOCK_TOKENS, EDITS_NOTED_MAX
+from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS, EDITS_NOTED_MAX
 from fabric.record.piece_table import PieceTable
 from fabric.u32s import U32s
+
+_DIGEST_BYTES: Final = 16
+_DIGEST_CHARS: Final = 2 * _DIGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,13 @@ class EditNote:
     moved_tokens: int  # behind it, whose memory was kept
     dropped_digest: str  # keyed, of the tokens that were taken out
 
+    @property
+    def is_sound(self) -> bool:
+        """Say whether it may be shown: other programs read it as JSON."""
+        counts = (self.start, self.dropped_tokens, self.inserted_tokens, self.moved_tokens)
+        is_in_range = all(0 <= count <= AGENT_TOKENS_MAX for count in counts)
+        return is_in_range and isfinite(self.made_s) and len(self.dropped_digest) <= _DIGEST_CHARS
+
 
 @dataclass(frozen=True, slots=True)
 class EditedHead:
@@ -54,16 +66,24 @@ class EditedHead:
             return "its head is longer than the whole"
         if len(self.origins) > len(pieces) or len(self.notes) > EDITS_NOTED_MAX:
             return "its head has too many parts"
+        if not all(note.is_sound for note in self.notes):
+            return "an edit's note is out of range"
+        return self._pieces_problem(pieces, tokens)
+
+    def _pieces_problem(self, pieces: PieceTable, tokens: U32s) -> str | None:
         head = pieces.items[: len(self.origins)]
         ends = list(accumulate(piece.tokens_count for piece in head))
         if not ends or ends[-1] != self.tokens_count:
             return "its head's pieces do not make it up"
         for piece, end, origin in zip(head, ends, self.origins, strict=True):
+            start = end - piece.tokens_count
             if len(origin.parent) != BLOCK_HASH_BYTES or len(origin.tokens) > BLOCK_TOKENS:
                 return "a block's origin is none"
             if len(origin.tokens) != piece.block.tokens_count:
                 return "a block's origin has another length"
-            if origin.tokens[piece.start : piece.end] != tokens[end - piece.tokens_count : end]:
+            if piece.delta and start < self.exact_tokens:
+                return "what lies before its edits was moved"
+            if origin.tokens[piece.start : piece.end] != tokens[start:end]:
                 return "a piece holds other tokens"
         return None
 
@@ -86,7 +106,7 @@ class EditedHead:
 def dropped_digest(salt: bytes, tokens: Sequence[int]) -> str:
     """Return by what the tokens that an edit took out can be known again, under a tenant's salt."""
     packed = token_bytes(tokens)
-    return blake2b(packed, digest_size=16, key=salt, person=b"mf-dropped").hexdigest()
+    return blake2b(packed, digest_size=_DIGEST_BYTES, key=salt, person=b"mf-dropped").hexdigest()
 
 
 def noted(notes: Sequence[EditNote], more: Sequence[EditNote]) -> tuple[EditNote, ...]:

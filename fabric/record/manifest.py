@@ -196,6 +196,9 @@ def _tokens_problem(manifest: Manifest) -> str | None:
         return "token ends run past the text"
     if len(manifest.directives or ()) > DIRECTIVES_MAX + UNDONE_SHOWN_MAX:
         return "it has too many directives"
+    for directive in manifest.directives or ():
+        if problem := directive.problem():
+            return problem
     if manifest.epoch < 1 or manifest.revision < 0:
         return "epoch or revision is out of range"
     return manifest.said.problem(text_bytes) if manifest.said is not None else None
@@ -211,6 +214,8 @@ def _pieces_problem(manifest: Manifest) -> str | None:
 
 
 def _placing_problem(manifest: Manifest) -> str | None:
+    if manifest.edited is not None and (manifest.windows or manifest.states):
+        return "what cannot be edited was"
     kinds = ((manifest.windows, CacheGroup.WINDOW), (manifest.states, CacheGroup.STATE))
     for places, group in kinds:
         if any(place.block.group is not group for place in places):

@@ -19,7 +19,7 @@ from fabric.control.directive_calls import (
     viewed,
 )
 from fabric.control.node_calls import AgentView
-from fabric.errors import ConflictError, RetryLaterError
+from fabric.errors import ConflictError, RejectedError, RetryLaterError
 from fabric.ids import AgentKey
 from fabric.limits import DIRECTIVES_MAX
 from fabric.record.directive import Directive, live, undone
@@ -45,10 +45,13 @@ class Directing:
     marks: frozenset[int]
 
     async def direct(self, call: DirectAgent) -> AgentView:
-        """Change an agent's directives; raise DiskError, or as `OwnedAgents.require` does.
+        """Change an agent's directives; raise RejectedError, DiskError, or what `require` raises.
 
         An operation that it has already is answered as it was then.
         """
+        for directive in call.added:
+            if problem := directive.problem():
+                raise RejectedError(problem, code="invalid_message")
         async with self._held(call.key) as agent:
             known = agent.manifest.directives or ()
             wanted = await self.records.workers.run(lambda: self._changed(agent.manifest, call))

@@ -24,10 +24,11 @@ from fabric.record.hibernation_file import (
     peek_header,
 )
 from fabric.record.hibernation_file import MAGIC as FILE_MAGIC
-from fabric.record.manifest import MAGIC, Placed, decode_manifest, encode_manifest
+from fabric.record.manifest import MAGIC, Manifest, Placed, decode_manifest, encode_manifest
 from fabric.record.rekey import rekeyed
+from tests.fuzz.edited_inputs import edited_record, rebuilt_edits, use
 from tests.fuzz.mutation import mutate_bytes, mutate_tree, spell_msgpack
-from tests.support.blocks import MIXED, SALT, make_block, make_manifest, with_kv
+from tests.support.blocks import MIXED, SALT, Block, make_block, make_manifest, with_kv
 
 KEY = brought_signing_key(b"k" * 32)
 RAISES = (RejectedError, CorruptDataError)
@@ -48,7 +49,9 @@ def parse_agent_file(raw: bytes) -> object:
             if frame.kind is FrameKind.RECORD:
                 record += frame.body
     reader.finish()
-    return rekeyed(decode_manifest(bytes(record)), header, MIXED, SALT, VOCABULARY)
+    made = rekeyed(decode_manifest(bytes(record)), header, MIXED, SALT, VOCABULARY)
+    use(made.record)
+    return made
 
 
 def agent_file_seeds() -> list[bytes]:
@@ -56,7 +59,13 @@ def agent_file_seeds() -> list[bytes]:
     tail = make_block(2, 9, MIXED, full.ref.block_hash)
     window = with_kv(tail.tokens, tail.kv, MIXED, tail.parent, tail.ref.group.WINDOW)
     record = replace(make_manifest([full, tail]), windows=(Placed(window.ref, 265),))
-    blocks = [full, tail, window]
+    return [_file(record, [full, tail, window]), _file(*edited_record())]
+
+
+def _file(record: Manifest, blocks: list[Block]) -> bytes:
+    """Sign a file of a record and its blocks, each as often as the record has it."""
+    by_ref = {block.ref: block for block in blocks}
+    blocks = [by_ref[ref] for ref in record.refs]
     header = HibernationHeader(
         signed_with=SignedWith.KEY,
         key_id=key_id(KEY),
@@ -74,7 +83,7 @@ def agent_file_seeds() -> list[bytes]:
         created_s=1.5,
     )
     payloads = [memoryview(block.payload) for block in blocks]
-    return [b"".join(encode_file(header, encode_manifest(record), payloads, KEY))]
+    return b"".join(encode_file(header, encode_manifest(record), payloads, KEY))
 
 
 def frames_of(raw: bytes) -> Frames:
@@ -120,7 +129,11 @@ def rebuilt_agent_file(rng: random.Random, seed: bytes) -> bytes:
 def _with_other_record(rng: random.Random, frames: Frames, record: bytes) -> Frames:
     """Change the record, checksum it again, and let the header tell its length."""
     lead = len(MAGIC) + 16
-    body = spell_msgpack(rng, mutate_tree(rng, msgpack.unpackb(record[lead:])))
+    body = record[lead:]
+    if rng.random() < 0.5:
+        body = rebuilt_edits(rng, body)
+    else:
+        body = spell_msgpack(rng, mutate_tree(rng, msgpack.unpackb(body)))
     made = MAGIC + payload_checksum([body]) + body
     header = msgpack.unpackb(frames[0][1]) | {"record_bytes": len(made)}
     return [

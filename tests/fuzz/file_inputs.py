@@ -4,20 +4,22 @@ import random
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import msgpack
 
 from fabric.codec import parse_json
-from fabric.ids import MigrationId, NodeName
+from fabric.ids import CHECKSUM_BYTES, MigrationId, NodeName
 from fabric.kvcache.block_file import parse_parent, read_block_header, render_block_header
 from fabric.kvcache.cache_spec import CacheGroup, TensorSpec
 from fabric.kvcache.hashing import payload_checksum
 from fabric.kvcache.rotation import Rotation
 from fabric.kvcache.safetensors_header import LENGTH_BYTES, parse_header, render_header
-from fabric.record.manifest import Placed, decode_manifest, encode_manifest
+from fabric.record.manifest import MAGIC, Placed, decode_manifest, encode_manifest
 from fabric.record.provenance import LastServed, Provenance, TruncatedBy
 from fabric.record.spec_file import SpecRecord, encode_spec
 from fabric.record.truncate import misplaced_refs, truncate_record
+from tests.fuzz.edited_inputs import DIRECTIVES, edited_record, rebuilt_edits, use
 from tests.fuzz.mutation import mutate_bytes, mutate_tree, spell_json, spell_msgpack
 from tests.support.blocks import (
     FINGERPRINT,
@@ -41,6 +43,15 @@ def enclosed(enclose: Callable[[bytes], bytes], lead_bytes: int, rng: Rng, seed:
     body = seed[lead_bytes:]
     inner = rebuilt_msgpack(rng, body) if rng.random() < 0.8 else mutate_bytes(rng, body, [body])
     return enclose(inner)
+
+
+def rebuilt_record(rng: Rng, seed: bytes) -> bytes:
+    """Mutate a record anywhere, or only what tells of its edits."""
+    lead = len(MAGIC) + CHECKSUM_BYTES
+    enclose = partial(checksummed, MAGIC)
+    if rng.random() < 0.5:
+        return enclose(rebuilt_edits(rng, seed[lead:]))
+    return enclosed(enclose, lead, rng, seed)
 
 
 # --- safetensors headers -------------------------------------------------------------------------
@@ -116,10 +127,11 @@ def rebuilt_block(rng: Rng, seed: bytes) -> bytes:
 
 
 def parse_record(raw: bytes) -> object:
-    """Decode, find every token, and do what an offline check does with a record that decodes."""
+    """Decode, find every token, and do what nodes and offline checks do with a sound record."""
     record = decode_manifest(raw)
     places = map(record.pieces.resolve, range(record.tokens_count))
     assert all(0 <= place.offset < place.block.tokens_count for place in places)
+    use(record)
     lost = misplaced_refs(record, SALT)
     lost.update(record.refs[len(record.refs) // 2 :])
     cut = truncate_record(record, lost)
@@ -145,6 +157,8 @@ def record_seeds() -> list[bytes]:
             replace(plain, windows=(Placed(window.ref, 265),), provenance=NOTES, sketch=(1, 2)),
             replace(make_manifest([tail]), group="g", migration=MigrationId("m" * 8), used_s=1.5),
             make_manifest([]),
+            edited_record()[0],
+            replace(edited_record()[0], directives=DIRECTIVES),
         )
     ]
 

@@ -9,6 +9,7 @@ from fabric import PROTOCOL_VERSION
 from fabric.codec import pack, parse_json, to_plain
 from fabric.control.calls import CALLS, NamedMessage, encode_call
 from fabric.control.copy_calls import KeepFork, PrefetchAgent
+from fabric.control.directive_calls import DirectAgent
 from fabric.control.erasure_calls import EraseAgent
 from fabric.control.node_calls import CommitMigration, Describe, Flush, Offer
 from fabric.ids import AgentId, Fingerprint, MigrationId, NodeName, OperationId, TenantId
@@ -31,6 +32,7 @@ from fabric.net.wire import (
     encode_frame,
 )
 from fabric.settings import FabricSettings
+from tests.fuzz.edited_inputs import DIRECTIVES
 from tests.fuzz.file_inputs import rebuilt_msgpack
 from tests.fuzz.mutation import mutate_tree, spell_json, spell_msgpack
 from tests.support.blocks import (
@@ -103,6 +105,7 @@ def call_seeds() -> list[bytes]:
             CommitMigration(migration, NodeName("node-a"), offer, 4),
             KeepFork(migration, b"manifest", OperationId("operation"), AgentId("bob"), 1),
             PrefetchAgent(TenantId("default"), AgentId("alice"), 3, cancel=True),
+            DirectAgent(TenantId("default"), AgentId("alice"), DIRECTIVES),
         )
     ]
 

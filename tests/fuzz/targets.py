@@ -9,7 +9,6 @@ from fabric.codec import parse_json
 from fabric.control.calls import decode_call
 from fabric.errors import CorruptDataError, RejectedError
 from fabric.net.ticket import issue_ticket, open_ticket
-from fabric.record.manifest import MAGIC
 from fabric.record.spec_file import MAGIC as SPEC_MAGIC
 from fabric.record.spec_file import decode_spec
 from fabric.settings import parse_settings
@@ -29,6 +28,7 @@ from tests.fuzz.file_inputs import (
     parse_record,
     rebuilt_block,
     rebuilt_header,
+    rebuilt_record,
     record_seeds,
     spec_seeds,
 )
@@ -83,7 +83,7 @@ TARGETS = {
         parse_record,
         CorruptDataError,
         record_seeds(),
-        partial(enclosed, partial(checksummed, MAGIC), len(MAGIC) + 16),
+        rebuilt_record,
     ),
     "cache spec": Target(
         decode_spec,

@@ -6,16 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from fabric.codec import pack, parse_json, unpack_plain
+from fabric.codec import pack, parse_json, to_plain, unpack_plain
 from fabric.errors import CorruptDataError, RejectedError
-from fabric.kvcache.cache_spec import ModelCacheSpec, TensorSpec
+from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec, TensorSpec
 from fabric.kvcache.hashing import payload_checksum
-from fabric.limits import JSON_DEPTH_MAX, LAYERS_MAX, MIB
+from fabric.limits import (
+    DIRECTIVE_BYTES_MAX,
+    DIRECTIVES_MAX,
+    JSON_DEPTH_MAX,
+    LAYERS_MAX,
+    MIB,
+)
 from fabric.net.compression import compress_slice, decompress_slice
+from fabric.record.manifest import MAGIC as RECORD_MAGIC
+from fabric.record.manifest import decode_manifest
 from fabric.record.spec_file import MAGIC, SpecRecord, decode_spec
 from node.store.block_files import parse_leaf
 from node.store.block_store import BlockStore
 from node.store.posix_disk import PosixDisk
+from tests.fuzz.edited_inputs import DIRECTIVES, edited_record
 from tests.support.blocks import FINGERPRINT, MIXED, SPEC, make_block
 
 
@@ -97,6 +106,96 @@ def test_msgpack_of_arrays_that_claim_much(items, depth):
     raw = ((b"\xdd" + items.to_bytes(4, "big")) * depth).ljust(8_192, b"\xc0")
     with allocating_less_than(40 * MIB), pytest.raises(RejectedError):
         unpack_plain(raw)
+
+
+# --- edited records ------------------------------------------------------------------------------
+
+EDITED, _ = edited_record()
+FIRST, *_ = EDITED.pieces
+
+
+def head_with(**change):
+    return {"edited": {**to_plain(EDITED.edited), **change}}
+
+
+def piece_with(at, **change):
+    pieces = [dict(piece) for piece in to_plain(EDITED.pieces)]
+    pieces[at] |= change
+    return {"pieces": pieces}
+
+
+def origin_with(at, **change):
+    origins = [dict(origin) for origin in to_plain(EDITED.edited)["origins"]]
+    origins[at] |= change
+    return head_with(origins=origins)
+
+
+def note_with(**change):
+    (note,) = to_plain(EDITED.edited)["notes"]
+    return head_with(notes=[{**note, **change}])
+
+
+def directive_with(**change):
+    return {"directives": [{**to_plain(DIRECTIVES[0]), **change}]}
+
+
+WINDOW = {"block": to_plain(replace(FIRST.block, group=CacheGroup.WINDOW)), "end": 310}
+HOSTILE_EDITS = {
+    "a piece twice": {"pieces": [to_plain(FIRST), *to_plain(EDITED.pieces)]},
+    "pieces that overlap": piece_with(1, end=256),
+    "a piece that goes backwards": piece_with(1, start=44, end=0),
+    "a piece of nothing": piece_with(1, start=44, end=44),
+    "a negative position": piece_with(0, start=-1),
+    "a piece beyond its block": piece_with(1, end=300),
+    "computed before the start": piece_with(3, delta=10_000),
+    "computed behind all tokens": piece_with(3, delta=-(1 << 40)),
+    "a distance that no integer holds": piece_with(3, delta=1 << 63),
+    "a moved beginning": piece_with(1, delta=-3),
+    "many pieces": {"pieces": to_plain(EDITED.pieces) * 5_000},
+    "an origin of another length": origin_with(0, tokens=bytes(4 * 255)),
+    "an origin of many tokens": origin_with(0, tokens=bytes(4 * 100_000)),
+    "an origin of half a token": origin_with(0, tokens=bytes(3)),
+    "an origin of other tokens": origin_with(0, tokens=bytes(4 * 256)),
+    "an origin that follows nothing": origin_with(0, parent=b""),
+    "more origins than pieces": head_with(origins=to_plain(EDITED.edited)["origins"] * 9),
+    "no origins": head_with(origins=[]),
+    "an exact beginning behind the edits": head_with(exact_tokens=523),
+    "no exact beginning": head_with(exact_tokens=0),
+    "less than no exact beginning": head_with(exact_tokens=-5),
+    "a head longer than the whole": head_with(tokens_count=530),
+    "a head that ends within a piece": head_with(tokens_count=500),
+    "a head of many tokens": head_with(tokens_count=1 << 62),
+    "many notes": head_with(notes=to_plain(EDITED.edited)["notes"] * 65),
+    "a note of no time": note_with(made_s=float("nan")),
+    "a note of a negative place": note_with(start=-1),
+    "a note of many tokens": note_with(moved_tokens=1 << 62),
+    "a note with a book for a digest": note_with(dropped_digest="x" * 100_000),
+    "a window of no piece": {"windows": [WINDOW]},
+    "a directive of no message": directive_with(result_of=None),
+    "a directive of two messages": directive_with(said=b"s" * 16),
+    "a directive of a place of nothing": directive_with(at=[3, 9]),
+    "a directive that goes backwards": directive_with(span=[9, 3]),
+    "a directive of a negative message": directive_with(nth=-1),
+    "a directive undone at no time": directive_with(undone_s=float("nan")),
+    "a directive of half a digest": directive_with(result_of=None, said=b"s"),
+    "a directive of a long id": directive_with(result_of="x" * 300),
+    "a directive of a long text": directive_with(replacement="x" * (DIRECTIVE_BYTES_MAX + 1)),
+    "a directive of no time": directive_with(made_s=float("inf")),
+    "many directives": {"directives": to_plain(DIRECTIVES) * DIRECTIVES_MAX},
+}
+
+
+def edited_with(change):
+    body = pack({**to_plain(EDITED), **change})
+    return RECORD_MAGIC + payload_checksum([body]) + body
+
+
+@pytest.mark.parametrize("name", HOSTILE_EDITS)
+def test_no_edited_record_is_believed_that_contradicts_itself(name):
+    assert decode_manifest(edited_with({})) == EDITED
+    raw = edited_with(HOSTILE_EDITS[name])
+    with allocating_less_than(2 * MIB + 40 * len(raw)), pytest.raises(CorruptDataError):
+        decode_manifest(raw)
 
 
 # --- compressed slices ---------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from fabric.control.node_calls import AgentView
 from fabric.edit_mode import EditMode
 from fabric.errors import FabricError
 from fabric.ids import AgentId, OperationId
-from fabric.limits import DIRECTIVES_MAX
+from fabric.limits import DIRECTIVE_BYTES_MAX, DIRECTIVES_MAX
 from fabric.record.directive import Directive, directed
 from fabric.record.said import said_digest
 from fabric.turn.messages import Message, MessageRole, ToolUse
@@ -157,6 +157,14 @@ def test_too_many_are_refused_and_change_nothing(tmp_path, model):
         ask(service, history(*LONG), agent="a")
         many = [cleared(EditMode.FORGET, operation=f"operation-{i}") for i in range(DIRECTIVES_MAX)]
         direct(service, *many)
+        for hostile in (
+            replace(cleared(EditMode.AMORTIZE), said=None),
+            replace(cleared(EditMode.AMORTIZE), made_s=float("nan")),
+            cleared(EditMode.AMORTIZE, text="x" * (DIRECTIVE_BYTES_MAX + 1)),
+        ):
+            with pytest.raises(FabricError, match="a directive") as refused:
+                direct(service, hostile)
+            assert refused.value.status == 400
         with pytest.raises(FabricError, match="take some back"):
             direct(service, cleared(EditMode.FORGET, operation="operation-more"))
         view = direct(service, removes_all=True)
