@@ -20,10 +20,20 @@ class Run:
     new: int
     count: int
 
+    @property
+    def old_end(self) -> int:
+        """Number of the chunk behind it in the older text."""
+        return self.old + self.count
+
+    @property
+    def new_end(self) -> int:
+        """Number of the chunk behind it in the newer one."""
+        return self.new + self.count
+
 
 def aligned(old: Sequence[bytes], new: Sequence[bytes]) -> list[Run]:
     """List the runs that both have, ascending in both and as long as they can be."""
-    pairs = _ascending(list(_unique_pairs(old, new)))
+    pairs = ascending(list(_unique_pairs(old, new)))
     runs: list[Run] = []
     edges = [(-1, -1), *pairs, (len(old), len(new))]
     for (a, b), (c, d) in pairwise(edges):
@@ -45,7 +55,7 @@ def _unique_pairs(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[tuple[
             yield at, places[chunk]
 
 
-def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the longest part of `pairs`, ascending in the first number, that is so in both."""
     tails: list[int] = []  # of the parts of each length: the smallest last number
     at_tail: list[int] = []

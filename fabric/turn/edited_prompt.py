@@ -13,11 +13,17 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from fabric.kvcache.arrangement import Move
-from fabric.limits import EDIT_CHUNKS_MAX, EDIT_KEPT_TOKENS_MIN, EDIT_SINK_TOKENS
+from fabric.limits import (
+    EDIT_CHUNKS_MAX,
+    EDIT_KEPT_TOKENS_MIN,
+    EDIT_MOVES_MAX,
+    EDIT_SINK_TOKENS,
+)
 from fabric.turn.alignment import aligned
 from fabric.turn.generation import MatchKind
 from fabric.turn.prompt_plan import PromptPlan, Transcript
 from fabric.turn.text_match import common_prefix
+from fabric.turn.token_alignment import aligned_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ def plan_edited_prompt(
     are computed anew.
     """
     tokens = _assembled(made, stored, cuts)
-    moves = _moves(tokens, stored, recomputed_tokens) if tokens is not None else ()
+    moves = _moves(tokens, stored, cuts, recomputed_tokens) if tokens is not None else ()
     if tokens is None or len(moves) < 2:
         return None
     kept = sum(move.end - move.start for move in moves[1:])
@@ -97,9 +103,12 @@ def _chunks(said: PromptPlan | Transcript, edges: Sequence[int]) -> list[bytes]:
     return [said.text[said.ends[a - 1] : said.ends[b - 1]] for a, b in pairwise(edges)]
 
 
-def _moves(tokens: _Tokens, stored: Transcript, recomputed_tokens: int) -> tuple[Move, ...]:
+def _moves(
+    tokens: _Tokens, stored: Transcript, cuts: Collection[int], recomputed_tokens: int
+) -> tuple[Move, ...]:
     """Return where the record's tokens go, also those that equal freshly encoded ones."""
     _widen(tokens, stored)
+    _refine(tokens, stored, cuts)
     moves = list(_runs_of(tokens.old))
     if not moves or moves[0].start != 0 or moves[0].new_start != 0:
         return ()
@@ -110,7 +119,8 @@ def _moves(tokens: _Tokens, stored: Transcript, recomputed_tokens: int) -> tuple
         end = min(move.end, len(tokens.ids) - 1 - by)
         if end - start >= EDIT_KEPT_TOKENS_MIN:
             kept.append(Move(start, end, start + by))
-    return tuple(kept)
+    longest = sorted(kept[1:], key=lambda move: move.end - move.start)[-EDIT_MOVES_MAX + 1 :]
+    return (kept[0], *sorted(longest, key=lambda move: move.start))
 
 
 def _widen(tokens: _Tokens, stored: Transcript) -> None:
@@ -128,6 +138,27 @@ def _widen(tokens: _Tokens, stored: Transcript) -> None:
                 ids[last - room : last][::-1], stored.ids[until - room : until][::-1]
             )
             old[last - behind : last] = range(until - behind, until)
+
+
+def _refine(tokens: _Tokens, stored: Transcript, cuts: Collection[int]) -> None:
+    """Keep also what lies between several edits of one message.
+
+    What is between the same special tokens is an older and a newer version of the same.
+    """
+    ids, old = tokens.ids, tokens.old
+    for first, last in list(_gaps(old)):
+        place = old[first - 1] + 1 if first else 0
+        until = old[last] if last < len(old) else len(stored.ids)
+        if min(last - first, until - place) < EDIT_KEPT_TOKENS_MIN:
+            continue
+        edges = [first, *(at for at in range(first, last) if ids[at] in cuts), last]
+        olds = [place, *(at for at in range(place, until) if stored.ids[at] in cuts), until]
+        if [ids[at] for at in edges[1:-1]] != [stored.ids[at] for at in olds[1:-1]]:
+            continue
+        for (start, end), (old_start, old_end) in zip(pairwise(edges), pairwise(olds), strict=True):
+            for run in aligned_tokens(stored.ids[old_start:old_end], ids[start:end]):
+                at, was = start + run.new, old_start + run.old
+                old[at : at + run.count] = range(was, was + run.count)
 
 
 def _gaps(old: Sequence[int]) -> Iterator[tuple[int, int]]:

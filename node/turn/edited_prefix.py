@@ -82,6 +82,8 @@ class EditedPrefixes:
         if not plan.moves:
             layout = whole.cut(min(plan.kept_tokens, len(plan.ids) - 1, whole.tokens_count))
             return layout if layout.tokens_count > layout.exact_tokens else None
+        if len(whole.parts) > EDITED_PIECES_MAX:
+            return None
         moves = _movable(plan.moves, whole)
         if len(moves) < 2 or len(whole.parts) + 2 * len(moves) > EDITED_PIECES_MAX:
             return None

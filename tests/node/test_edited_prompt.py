@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import load
 
-from fabric.limits import EDIT_KEPT_TOKENS_MIN
+from fabric.limits import EDIT_KEPT_TOKENS_MIN, EDIT_MOVES_MAX
 from fabric.turn.edited_prompt import plan_edited_prompt
 from fabric.turn.generation import MatchKind
 from fabric.turn.prompt_plan import PromptPlan, Transcript, plan_prompt
@@ -107,6 +107,41 @@ def test_an_edit_within_a_message_costs_that_part_of_it(tokenizer: ChatTokenizer
     _check(tokenizer, stored, text)
 
 
+def test_what_lies_between_two_edits_of_one_message_stays(tokenizer: ChatTokenizer) -> None:
+    """A listing of which a line at its beginning and one at its end were changed."""
+    lines = [f"{number} {number * 7919} {number * 104_729}" for number in range(100)]
+    edited = [*lines[:3], "[cut]", *lines[4:96], "[cut too]", *lines[97:]]
+    told = [*MESSAGES[:4], "\n".join(lines), *MESSAGES[5:]]
+    stored = _stored(tokenizer, _text(told))
+    moved = _check(tokenizer, stored, _text([*told[:4], "\n".join(edited), *told[5:], _said(30)]))
+    between = len(tokenizer.encode("\n".join(lines[4:96])).ids)
+    behind = len(tokenizer.encode(_text(MESSAGES[5:])).ids)
+    assert between > 500
+    assert moved >= 0.98 * (between + behind)
+
+
+def test_words_of_another_message_are_not_taken_for_it(tokenizer: ChatTokenizer) -> None:
+    """A question that quotes a result which is gone is another message."""
+    quoted = _said(20, 60)
+    stored = _stored(tokenizer, _text([*MESSAGES[:3], quoted]))
+    text = _text([*MESSAGES[:3], "[cleared]", MESSAGES[5], f"Why {quoted}?"])
+    assert _check(tokenizer, stored, text) == 0
+
+
+def test_of_many_pieces_the_longest_move(tokenizer: ChatTokenizer) -> None:
+    """Each costs every later token something."""
+    lines = [f"{number} {number * 7919} {number * 104_729} {number}" for number in range(600)]
+    told = [*MESSAGES[:4], "\n".join(lines), *MESSAGES[5:]]
+    stored = _stored(tokenizer, _text(told))
+    cut = "\n".join(line if number % 2 else "x" for number, line in enumerate(lines))
+    text = _text([*told[:4], cut, *told[5:], _said(30)])
+    plan = _planned(tokenizer, text, stored)
+    assert plan is not None
+    assert len(plan.moves) == EDIT_MOVES_MAX
+    behind = len(tokenizer.encode(_text(MESSAGES[5:])).ids)
+    assert _check(tokenizer, stored, text) > behind
+
+
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_any_edit(tokenizer: ChatTokenizer, data: st.DataObject) -> None:
@@ -114,8 +149,17 @@ def test_any_edit(tokenizer: ChatTokenizer, data: st.DataObject) -> None:
     stored = _stored(tokenizer, _text(MESSAGES))
     picked = data.draw(st.lists(st.integers(0, 14), max_size=14))
     said = [MESSAGES[n] if n < len(MESSAGES) else _said(n, n) for n in picked]
+    said = [_changed(data, message) if data.draw(st.booleans()) else message for message in said]
     recomputed = data.draw(st.sampled_from([0, 0, 7]))
     _check(tokenizer, stored, _text([MESSAGES[0], *said]), recomputed)
+
+
+def _changed(data: st.DataObject, message: str) -> str:
+    """Change words of a message, in some places."""
+    words = message.split()
+    for at in sorted(data.draw(st.sets(st.integers(0, 39), max_size=3)), reverse=True):
+        words[at : at + data.draw(st.integers(0, 3))] = data.draw(st.sampled_from([[], ["x"]]))
+    return " ".join(words)
 
 
 def test_recomputed_tokens_are_not_kept(tokenizer: ChatTokenizer) -> None:
