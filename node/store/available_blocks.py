@@ -7,6 +7,7 @@ from fabric.limits import AGENT_TOKENS_MAX
 from fabric.record.manifest import Manifest
 from fabric.record.piece_table import PieceTable
 from fabric.record.restore_plan import Stored
+from fabric.u32s import U32s
 
 
 @dataclass(slots=True)
@@ -39,3 +40,22 @@ def available_blocks(
     available.windows = {p.start: p.block for p in record.windows if p.end <= tokens_max}
     available.states = {p.end: p.block for p in record.states if p.end <= tokens_max}
     return available
+
+
+def exact_beginning(record: Manifest) -> tuple[U32s, AvailableBlocks]:
+    """Return the tokens of a record before its first edit, and the blocks of these.
+
+    The block that this edit cut is whole as it is stored: its tokens are those from before, as its
+    name and all those behind it say.
+    """
+    available, head, ids = available_blocks(record), record.edited, record.token_ids
+    if head is None:
+        return ids, available
+    count = len(available.full)
+    ids = ids[: available.full.tokens_count]
+    if count < len(head.origins) and not record.windows:
+        cut = record.pieces[count]
+        if (cut.start, cut.delta) == (0, 0):
+            ids += head.origins[count].tokens
+            available.full = available.full.append([cut.block])
+    return ids, available

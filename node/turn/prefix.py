@@ -25,7 +25,7 @@ from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import AvailableBlocks, available_blocks
+from node.store.available_blocks import AvailableBlocks, available_blocks, exact_beginning
 from node.tiers.prefetch import Prefetches
 from node.tiers.restore import load_blocks
 from node.turn.edited_prefix import EditedPrefixes
@@ -180,11 +180,12 @@ class Prefixes:
 
     def _of(self, record: Manifest, plan: PromptPlan, limit: int, tier: CacheTier) -> CachedPrefix:
         """Say how far a record's own blocks serve; its last one need not be full."""
-        ids = list(record.token_ids[: len(plan.ids) + BLOCK_TOKENS])
+        known, available = exact_beginning(record)
+        ids = list(known[: len(plan.ids) + BLOCK_TOKENS])
         limit = min(limit, common_prefix(plan.ids, ids))
         # The block that holds the cut is read whole: its hash covers all its tokens.
         ids = ids[: -(-limit // BLOCK_TOKENS) * BLOCK_TOKENS]
-        return self._prefix(available_blocks(record), ids, limit, tier)
+        return self._prefix(available, ids, limit, tier)
 
     def _prefix(
         self, available: AvailableBlocks, ids: Sequence[int], limit: int, tier: CacheTier

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from fabric.edit_mode import EditMode
 from fabric.kvcache.cache_spec import CacheGroup
-from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import IdentityKind
 from node.store.block_files import file_name
@@ -91,8 +90,7 @@ class Warmth:
                 exact_tokens = min(edited_at, len(stored) if exact_tokens is None else exact_tokens)
         was_exact = any(each.edits is EditMode.FORGET for each in (*attempts, now))
         if exact_tokens is not None and (was_exact or need <= exact_tokens):
-            # From a disk only its whole blocks serve whoever does not go on with the edit.
-            need = min(need, exact_tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+            need = min(need, exact_tokens)  # for whoever does not go on with the edit
         return need or None
 
     def _is_excused(self, talk, node):
