@@ -50,6 +50,16 @@ def sketch_text(text: bytes) -> tuple[int, ...]:
     return sketch_chunks([text[: len(text) - len(text) % SKETCH_PIECE_BYTES]])
 
 
+def is_whole_sketch(sketch: Sequence[int]) -> bool:
+    """Say whether a sketch is of all messages: pieces end with them, and so many are kept."""
+    return 0 < len(sketch) < SKETCH_PIECES_MAX
+
+
+def goes_on(sketch: Sequence[int], longer: Sequence[int]) -> bool:
+    """Say whether a conversation begins with all messages of another, as the client sent them."""
+    return is_whole_sketch(sketch) and sketch[-1] in longer
+
+
 def common_pieces(a: Sequence[int], b: Sequence[int]) -> int:
     """Count the leading pieces two sketches share, in O(log n): hashes are chained."""
     low, high = 0, min(len(a), len(b))

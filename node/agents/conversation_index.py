@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from fabric.ids import AgentKey, TenantId
-from fabric.limits import SKETCH_PIECES_MAX
-from fabric.turn.sketch import sketch_text
+from fabric.turn.sketch import is_whole_sketch, sketch_text
 
 _Slot = tuple[TenantId, str, int]
 _SAID, _TEXT = "said", "text"
@@ -29,7 +28,7 @@ class ConversationIndex:
         self.remove(key)
         pieces = sketch_text(text)
         slots: list[_Slot] = [(key[0], _TEXT, pieces[-1] if pieces else 0)]
-        if _is_whole(sketch):
+        if is_whole_sketch(sketch):
             slots.append((key[0], _SAID, sketch[-1]))
         self._slots[key] = slots
         for slot in slots:
@@ -48,10 +47,5 @@ class ConversationIndex:
 
     def said(self, tenant: TenantId, sketch: Sequence[int]) -> Iterable[AgentKey]:
         """Yield agents whose last request's messages begin these ones, most of them first."""
-        for piece in reversed(sketch) if _is_whole(sketch) else ():
+        for piece in reversed(sketch) if is_whole_sketch(sketch) else ():
             yield from sorted(self._agents.get((tenant, _SAID, piece), ()))
-
-
-def _is_whole(sketch: Sequence[int]) -> bool:
-    """Say whether a sketch is of all messages: pieces end with them, and so many are kept."""
-    return 0 < len(sketch) < SKETCH_PIECES_MAX

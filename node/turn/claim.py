@@ -14,9 +14,11 @@ from fabric.errors import (
 )
 from fabric.ids import AgentKey, MigrationId
 from fabric.limits import AGENT_TURNS_WAITING_MAX
+from fabric.record.answers import Answers
 from fabric.record.directive import Directive, live
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import GenerateRequest, IdentityKind
+from fabric.turn.sketch import goes_on
 from node.agents.agent import Agent, HandedOn
 from node.agents.agent_table import AgentTable
 from node.engine.moving_streams import MovingStreams
@@ -114,13 +116,19 @@ class Claims:
         raise OverloadedError(message, retry_after_s=wait_s)
 
     def answers(self, request: GenerateRequest, places: Sequence[int]) -> KnownAnswers:
-        """Return what is known of a chat's answers: by whom it is with, and by others."""
+        """Return what is known of a chat's answers: by whom it is with, and by others.
+
+        Where that agent gave all of them, others are not asked: what it does not tell of, it said
+        as the client has it, and another may have said nearly the same at the same place.
+        """
         if not places:
             return KnownAnswers()
         agent = self._known(request)
         own = self.table.answers_of(agent) if agent is not None else {}
-        lacking = [place for place in places if place not in own]
-        others = self.table.answered(request.tenant, lacking)
+        others: Answers = {}
+        if agent is None or not goes_on(agent.manifest.sketch, request.sketch):
+            lacking = [place for place in places if place not in own]
+            others = self.table.answered(request.tenant, lacking)
         return KnownAnswers({**others, **{at: own[at] for at in places if at in own}}, own)
 
     def directives(self, request: GenerateRequest) -> tuple[Directive, ...]:

@@ -77,7 +77,7 @@ class PutBack:
 
     request: GenerateRequest
     note: str = ""  # in words that follow a match's reason
-    behind_edits: Answers = field(default_factory=dict)  # known by their neighbours
+    answers: Answers = field(default_factory=dict)  # that were, whoever gave them
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +88,7 @@ class ShownAnswer:
     _texts: list[str] = field(default_factory=list)
     _calls: list[ToolCall] = field(default_factory=list)
     places: MessagePlaces | None = None  # of the request's messages
-    behind_edits: Answers = field(default_factory=dict)  # of these, known by their neighbours
+    put_back: Answers = field(default_factory=dict)  # into these
 
     def add(self, shown: Shown) -> None:
         self._thoughts.append(shown.reasoning)
@@ -102,7 +102,7 @@ class ShownAnswer:
 
     def remembered(self, request: GenerateRequest, answers: Answers) -> Answers:
         """Return the agent's answers with this one."""
-        answers = {**answers, **self.behind_edits}
+        answers = {**answers, **self.put_back}
         is_plain = not (self._calls or any(self._thoughts)) and _is_trimmed("".join(self._texts))
         if not request.messages or (is_plain and not answers):
             return answers
@@ -141,8 +141,7 @@ def put_back(found: Located, said: KnownAnswers) -> PutBack:
     """Return the request as the template is to have it: with its answers as they were `said`."""
     request, note = found.request, found.note
     messages = request.messages or ()
-    behind_edits = _behind_edits(found, said)
-    known = {**said.at, **behind_edits}
+    known = {**said.at, **_behind_edits(found, said)}
     if not known:
         return PutBack(request, note)
     whole = list(_with_answers(messages, found.places.at, known))
@@ -152,7 +151,7 @@ def put_back(found: Located, said: KnownAnswers) -> PutBack:
     spellings = sum(_spelling(a) != _spelling(b) for a, b in zip(messages, whole, strict=True))
     note += f"; restored reasoning: {thoughts}" if thoughts else ""
     note += f"; restored spelling: {spellings}" if spellings else ""
-    return PutBack(replace(request, messages=tuple(whole)), note, behind_edits)
+    return PutBack(replace(request, messages=tuple(whole)), note, known)
 
 
 def _behind_edits(found: Located, said: KnownAnswers) -> dict[int, Answered]:

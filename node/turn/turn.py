@@ -195,7 +195,7 @@ class Turn:
 
         restored, directed, rendered, answer = await parts.prompts.encoders.run(begin)
         self._request, self._directed, self._folds = restored.request, directed, rendered.notes
-        self._shown.behind_edits = restored.behind_edits
+        self._shown.put_back = restored.answers
         request = directed.request
         self._matcher = await parts.grammars.begin(request, rendered.text)
         async with parts.claims.hold(request, rendered.text) as agent:

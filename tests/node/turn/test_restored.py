@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fabric.ids import OperationId, TenantId
+from fabric.ids import AgentId, OperationId, TenantId
 from fabric.limits import ANSWERS_BYTES_MAX
 from fabric.template_options import RESTORE_OPTION
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
@@ -226,3 +226,37 @@ def test_what_is_remembered_is_read_once_a_turn_and_hashed_once_beside_the_loop(
             ]
             assert last is MessageRole.ASSISTANT
             assert len(read) == 1
+
+
+@pytest.mark.parametrize("spaced", ["one", "two"])
+def test_an_agent_that_answered_plainly_is_given_nobody_elses_spelling(tmp_path, spaced):
+    """Two agents say the same at the same place, but for white space; each goes on with its own."""
+    shape = SHAPES["chatml"]
+    model = write_shape(tmp_path / "model", shape, "full", corpus())
+    texts = {name: "So it is.  " if name == spaced else "So it is." for name in ("one", "two")}
+    with scripted() as script, running(tmp_path, str(model)) as service:
+        driver = Driver(service, shape, script, has_ids=True)
+        talks = {name: Talk(driver, name) for name in texts}
+        for name, talk in talks.items():
+            talk.ask("Why?", text=texts[name], thought="")
+        for name, talk in talks.items():
+            talk.ask("And?", text="", thought="")
+            record = service.node.table.get((driver.tenant, AgentId(name))).manifest
+            assert ("So it is.  " in record.text) == (name == spaced)
+
+
+def test_what_another_agent_gave_is_remembered_where_it_was_put_back(tmp_path):
+    """A conversation that goes on under another name finds its own record from then on."""
+    shape = SHAPES["chatml"]
+    model = write_shape(tmp_path / "model", shape, "full", corpus())
+    with scripted() as script, running(tmp_path, str(model)) as service:
+        driver = Driver(service, shape, script, has_ids=True)
+        first = Talk(driver, "one", echo=lambda said: {**said, "content": said["content"].strip()})
+        first.ask("Why?", text="So it is.  ", thought="")
+        other = Talk(driver, "two", messages=first.messages)
+        for question in ("And?", "What else?"):
+            other.ask(question, text="", thought="")
+            assert (
+                "So it is.  "
+                in service.node.table.get((driver.tenant, AgentId("two"))).manifest.text
+            )
