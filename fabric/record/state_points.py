@@ -22,7 +22,7 @@ from fabric.limits import (
 from fabric.record.manifest import Placed
 from fabric.turn.prompt_marks import NO_MARKS, PromptMarks
 
-STATES_NEWEST: Final = 5  # before question and answer, at the end of prompt, answer's text, turn
+STATES_NEWEST: Final = 4  # before the question, before its answer, at the prompt's end, the turn's
 
 
 def state_points(
@@ -50,13 +50,15 @@ def kept_states(states: Sequence[Placed], marks: PromptMarks = NO_MARKS) -> tupl
     """Choose which of an agent's states to keep: the newest, and those that are come back to.
 
     These are at the head that others share, and behind the last question: the next one may take
-    the thoughts out of every answer since. Of the others those go without which the fewest tokens
-    are computed again, the earlier ones sooner: clients change the end of what they sent.
+    the thoughts out of every answer since. One right before the last is where an answer's text
+    ends. Of the others those go without which the fewest tokens are computed again, the earlier
+    ones sooner: clients change the end of what they sent.
     """
     on_grid = [state for state in states if state.end % BLOCK_TOKENS == 0]
     shared = next((state for state in on_grid if state.end == _floor(marks.head)), None)
     wanted = [shared or next(iter(on_grid), None), _behind(states, marks.head)]
-    wanted += [_behind(states, marks.asked), *states[-STATES_NEWEST:]]
+    is_trimmed = len(states) > 1 and states[-1].end - states[-2].end < STATE_GAP_TOKENS_MIN
+    wanted += [_behind(states, marks.asked), *states[-STATES_NEWEST - is_trimmed :]]
     fixed = {state.end for state in wanted if state is not None}
     kept = list(states)
     while len(kept) > STATES_PER_AGENT_MAX:

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from fabric.ids import AgentId, TenantId
-from tests.support.agent_traffic import SCENARIOS, Driver, Talk, corpus, words
+from tests.support.agent_traffic import SCENARIOS, Driver, Talk, corpus, drop_thought, words
 from tests.support.scripted_answers import scripted
 from tests.support.services import TENANT, ask, running
 from tests.support.template_shapes import SHAPES, WEIGHTS, write_shape
@@ -90,6 +90,22 @@ def test_a_recurrent_models_turn_computes_its_new_text(tmp_path, has_ids):
         for turn in driver.turns[1:]:
             assert turn.prompt - turn.cached <= turn.prompt - turn.possible + 512
             assert turn.possible - turn.cached < 16
+
+
+@pytest.mark.slow
+def test_where_an_answers_text_ends_a_state_is_on_disk_too(tmp_path):
+    shape = SHAPES["thoughts_kept"]  # whose template takes the line end from the answer
+    model = str(write_shape(tmp_path / "model", shape, "recurrent", corpus()))
+    with scripted() as script:
+        with running(tmp_path, model) as service:
+            driver = Driver(service, shape, script)
+            talk = Talk(driver, echo=drop_thought)
+            talk.ask(text=f"{words(7, 30)}\n")
+            script.end = None  # a node tests itself as it starts
+        with running(tmp_path, model) as driver.service:
+            talk.ask()
+            script.end = None
+    assert driver.turns[1].cached == driver.turns[1].possible > driver.turns[0].prompt + 60
 
 
 @pytest.mark.slow
