@@ -169,6 +169,7 @@ CALL_TEXT_COUNTED_CHARS_MAX: Final = 4_096  # between tags, where compilers have
 CALL_ITEMS_COUNTED_MAX: Final = 32  # of a list that no schema's compiler writes
 CALL_VALUES_DEPTH_MAX: Final = 8  # of what Gemma's are to write; a schema may refer to itself
 RULES_CHARS_MAX: Final = 8 * KIB  # of a regular expression or grammar that the client wrote
+TEXT_RULES_CHARS_MAX: Final = 32 * KIB  # of such a grammar as rules of regular expressions
 PATTERN_CHARS_MAX: Final = 1_024  # of one pattern, or one name, within a schema
 SCHEMA_DEPTH_MAX: Final = 48  # levels of JSON; half as many of objects in objects
 SCHEMA_PROPERTIES_MAX: Final = 512  # of one object; their cost grows with the square

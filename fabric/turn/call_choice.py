@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from fabric.turn.text_rules import ToolText
+
 
 @dataclass(frozen=True, slots=True)
 class CallChoice:
@@ -11,6 +13,7 @@ class CallChoice:
     names: tuple[str, ...] = ()  # what may be called; none: every tool of the request
     strict: tuple[str, ...] = ()  # whose arguments fit their schemas, also where nothing must
     takes_one: bool = False  # no more than one call
+    texts: tuple[ToolText, ...] = ()  # of tools that take a text whose rules come round
 
     @property
     def is_bound(self) -> bool:

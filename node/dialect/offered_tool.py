@@ -17,6 +17,7 @@ class OfferedTool:
     name: str
     parameters: dict[str, Any]
     is_strict: bool = False
+    rules: str = ""  # of its one argument, a text, where they come round to themselves
 
     def refuse(self, why: str) -> NoReturn:
         """Raise RejectedError: it cannot be called in this model's format, or not as it says."""
@@ -32,6 +33,7 @@ def tool_refusal(name: str, why: str) -> RejectedError:
 def offered_tools(tools: Collection[Any] | None, choice: CallChoice) -> tuple[OfferedTool, ...]:
     """List what may be called; raise RejectedError for parameters that are no object."""
     found: dict[str, OfferedTool] = {}
+    rules = {text.tool: text.rules for text in choice.texts}
     for tool in tools or ():
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
@@ -39,7 +41,7 @@ def offered_tools(tools: Collection[Any] | None, choice: CallChoice) -> tuple[Of
             continue
         if not choice.names or name in choice.names:
             parameters = _object_schema(name, function.get("parameters"))
-            found[name] = OfferedTool(name, parameters, name in choice.strict)
+            found[name] = OfferedTool(name, parameters, name in choice.strict, rules.get(name, ""))
     return tuple(found.values())
 
 

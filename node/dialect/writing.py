@@ -5,7 +5,18 @@ from dataclasses import dataclass
 from json import dumps
 
 from node.dialect.offered_tool import OfferedTool
-from node.grammar.expression import Expression, Json, Many, Maybe, OneOf, Pattern, row
+from node.grammar.expression import (
+    JSON_ESCAPES,
+    Expression,
+    Json,
+    Many,
+    Maybe,
+    OneOf,
+    Pattern,
+    TextRules,
+    row,
+)
+from node.grammar.respelled import TextSpelling, json_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +32,7 @@ class Style:
 
 Write = Callable[[Sequence[OfferedTool], Style], Expression]
 WriteCall = Callable[[OfferedTool], Expression]
+SPACE = Maybe(Pattern("[ \n]"))  # as people and models write JSON
 BLANK_LINES = Maybe(Pattern("\n{1,2}"))  # behind a thought, say
 
 
@@ -36,7 +48,20 @@ def one_of(tools: Sequence[OfferedTool], write: WriteCall) -> Expression:
 
 def arguments(tool: OfferedTool) -> Expression:
     """Return the object that a tool is given."""
-    return Json(tool.parameters, tool.is_strict)
+    if not tool.rules:
+        return Json(tool.parameters, tool.is_strict)
+    (key,) = tool.parameters["properties"]
+    return row("{", SPACE, f"{quoted(key)}:", SPACE, json_rules(tool), SPACE, "}")
+
+
+def json_rules(tool: OfferedTool, escapes: str = JSON_ESCAPES) -> Expression:
+    """Return the text that a tool is given, as JSON has it."""
+    return row('"', TextRules(tool.rules, json_text(escapes)), '"')
+
+
+def raw_rules(tool: OfferedTool, end: str, never: str) -> Expression:
+    """Return that text as it stands, and then what ends it; it has no character of `never`."""
+    return row(TextRules(tool.rules, TextSpelling(never=never)), end)
 
 
 def quoted(text: str) -> str:

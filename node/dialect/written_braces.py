@@ -10,7 +10,7 @@ from fabric.limits import CALL_ITEMS_COUNTED_MAX, CALL_VALUES_DEPTH_MAX
 from node.dialect.offered_tool import OfferedTool
 from node.dialect.raw_text import raw_texts
 from node.dialect.schema_parts import REMARKS, kinds_of, resolved
-from node.dialect.writing import BLANK_LINES, Style, Write, one_of, repeated
+from node.dialect.writing import BLANK_LINES, Style, Write, one_of, raw_rules, repeated
 from node.grammar.expression import Expression, Json, Many, Maybe, OneOf, Until, row
 
 _KNOWN: Final = {"type", "properties", "required", "additionalProperties"}
@@ -74,6 +74,8 @@ class _BraceWriter:
         self, tool: OfferedTool, schema: dict[str, Any], kind: str, depth: int
     ) -> Expression:
         if kind == "string":
+            if tool.rules:
+                return row(self.quote, raw_rules(tool, self.quote, self.quote[0]))
             text = {**schema, "type": "string"}
             free = (
                 Until(self.quote, (self.quote,), each.patterns) for each in raw_texts(tool, text)

@@ -6,7 +6,7 @@ from keyword import iskeyword
 
 from node.dialect.offered_tool import OfferedTool
 from node.dialect.schema_parts import Argument, parameters_of
-from node.dialect.writing import BLANK_LINES, Style, Write, one_of, repeated
+from node.dialect.writing import BLANK_LINES, Style, Write, json_rules, one_of, repeated
 from node.grammar.expression import Expression, Json, Maybe, OneOf, row
 
 # Python reads the two halves of a character that JSON may escape as two characters.
@@ -37,7 +37,8 @@ def _listed(tool: OfferedTool, parameters: Sequence[Argument]) -> Expression:
     behind: Expression = row()  # what may come when something came before
     first: Expression = row()  # and when nothing did
     for each in reversed(parameters):
-        value = row(f"{each.key}=", Json(each.schema, tool.is_strict, _ESCAPES))
+        free = Json(each.schema, tool.is_strict, _ESCAPES)
+        value = row(f"{each.key}=", json_rules(tool, _ESCAPES) if tool.rules else free)
         first = row(value, behind) if each.is_required else OneOf((row(value, behind), first))
         item = row(", ", value)
         behind = row(item if each.is_required else Maybe(item), behind)

@@ -8,7 +8,7 @@ from node.dialect.offered_tool import OfferedTool
 from node.dialect.raw_text import RawText, raw_texts
 from node.dialect.schema_parts import DEFINITIONS, Argument, argument_kinds, parameters_of
 from node.dialect.tag_calls import Tags
-from node.dialect.writing import BLANK_LINES, Style, Write, one_of, repeated
+from node.dialect.writing import BLANK_LINES, Style, Write, one_of, raw_rules, repeated
 from node.grammar.expression import (
     Expression,
     Json,
@@ -126,6 +126,10 @@ class _TagWriter:
 
     def _text(self, tool: OfferedTool, each: Argument) -> Expression:
         """Write a text as it stands: it cannot have the tag in it that ends it."""
+        if tool.rules:  # no terminal of theirs may take what begins the tag, or stands beside it
+            never = f"{self.tags.argument_end[0]}{self.words.unplain}"
+            never += "\n" if self.tags.has_lines else ""
+            return raw_rules(tool, self.words.argument_end, never)
         options = [
             option for text in raw_texts(tool, each.schema) for option in self._options(text)
         ]

@@ -1,7 +1,11 @@
 """What an answer may say, as a tree: how it is written for the compiler is `lark.py`'s business."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+from node.grammar.respelled import TextSpelling
+
+JSON_ESCAPES: Final = 'nrbtf\\"u'
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +21,7 @@ class Json:
 
     schema: dict[str, Any]
     is_strict: bool = False
-    escapes: str = 'nrbtf\\"u'  # what may follow a backslash
+    escapes: str = JSON_ESCAPES  # what may follow a backslash
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,14 @@ class Until:
     end: str
     without: tuple[str, ...]
     matching: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextRules:
+    """Text that follows rules of its own, each character as `spelling` writes it."""
+
+    rules: str
+    spelling: TextSpelling
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +76,7 @@ class Many:
     part: "Expression"
 
 
-Expression = Literal | Json | Pattern | Until | Row | OneOf | Maybe | Many
+Expression = Literal | Json | Pattern | Until | TextRules | Row | OneOf | Maybe | Many
 
 
 def row(*parts: Expression | str) -> Row:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 
+from fabric.turn.text_rules import START, respelled_rules
 from node.grammar.expression import (
     Expression,
     Json,
@@ -13,9 +14,11 @@ from node.grammar.expression import (
     OneOf,
     Pattern,
     Row,
+    TextRules,
     Until,
 )
 from node.grammar.json_options import json_options
+from node.grammar.respelled import TextSpelling, respelled
 from node.grammar.without import without as regex_without
 
 _ANY = "/(?s:.*)/"
@@ -66,6 +69,8 @@ class _Spelling:
                 return [f"{name}: %json {json.dumps({**schema, 'x-guidance': options})}"]
             case Pattern(regex):
                 return [f"{name}: {name.upper()}", f"{name.upper()}: {_regex(regex)}"]
+            case TextRules(rules, spelling):
+                return _nested(name, rules, spelling)
             case Until(end, without, matching):
                 return self._until(name, end, without, matching)
         message = f"no rule is written for {type(expression).__name__}"
@@ -106,6 +111,15 @@ class _Spelling:
             if special:
                 parts.append(f"<[{self._ids[special]}]>")
         return " ".join(parts)
+
+
+def _nested(name: str, rules: str, spelling: TextSpelling) -> list[str]:
+    def spell(regex: str) -> str:
+        from llguidance import regex_to_lark
+
+        return str(regex_to_lark(respelled(regex, spelling)))
+
+    return [f"{name}: {name}_{START}", *respelled_rules(rules, name, spell)]
 
 
 def _quoted(text: str) -> str:

@@ -28,7 +28,9 @@ class CallGrammars:
 
     def key(self) -> str:
         """Return what it depends on; raise RejectedError for tools that cannot be enforced."""
-        spelled = [[each.name, each.parameters, each.is_strict] for each in self._offered()]
+        spelled = [
+            [each.name, each.parameters, each.is_strict, each.rules] for each in self._offered()
+        ]
         choice = self.choice
         return f"calls {choice.takes_one} {choice.must_call} {dump_json(spelled).decode()}"
 
@@ -46,7 +48,7 @@ class CallGrammars:
         if not offered:
             message = "a call is asked for, and there is no tool that could be called"
             raise RejectedError(message, code="invalid_value", param="tool_choice")
-        size_bytes = sum(len(dump_json(each.parameters)) for each in offered)
+        size_bytes = sum(len(dump_json(t.parameters)) + len(t.rules) for t in offered)
         if size_bytes > CALL_SCHEMAS_BYTES_MAX:
             message = f"the schemas of all tools have more than {CALL_SCHEMAS_BYTES_MAX} bytes"
             raise RejectedError(message, code="invalid_function_parameters", param="tools")

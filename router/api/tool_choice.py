@@ -1,19 +1,31 @@
 """Which tools an answer calls, as OpenAI's APIs have it: in objects of their own, or flat."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from fabric.limits import TOOLS_MAX
 from fabric.turn.call_choice import CallChoice
+from fabric.turn.text_rules import ToolText
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
 
 _CALLED: Final = ("function", "custom")
 
 
 def parse_tool_choice(
-    fields: Fields, names: Collection[str], strict: tuple[str, ...] = ()
+    fields: Fields,
+    names: Collection[str],
+    strict: tuple[str, ...] = (),
+    texts: tuple[ToolText, ...] = (),
 ) -> tuple[bool, CallChoice]:
     """Say whether calls are read, and which may or must come; `names` are those of the tools."""
+    reads_calls, choice = _parsed(fields, names, strict)
+    return reads_calls, replace(choice, texts=texts) if reads_calls else choice
+
+
+def _parsed(
+    fields: Fields, names: Collection[str], strict: tuple[str, ...]
+) -> tuple[bool, CallChoice]:
     choice = fields.raw("tool_choice")
     parallel = fields.raw("parallel_tool_calls")
     takes_one = parallel is not None and not fields.flag("parallel_tool_calls")
@@ -35,12 +47,12 @@ def parse_tool_choice(
 
 
 def parse_function_choice(
-    fields: Fields, tools: Collection[Mapping[str, Any]]
+    fields: Fields, tools: Collection[Mapping[str, Any]], texts: tuple[ToolText, ...] = ()
 ) -> tuple[bool, CallChoice]:
     """Do so for tools that are functions."""
     functions = [tool["function"] for tool in tools]
     strict = tuple(each["name"] for each in functions if each.get("strict"))
-    return parse_tool_choice(fields, {each["name"] for each in functions}, strict)
+    return parse_tool_choice(fields, {each["name"] for each in functions}, strict, texts)
 
 
 def _allowed(fields: Fields, names: Collection[str]) -> tuple[bool, tuple[str, ...]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from fabric.limits import COMPLETION_TOKENS_MAX, TOOLS_MAX, TOP_LOGPROBS_MAX
 from fabric.turn.messages import Message, MessageRole
+from fabric.turn.text_rules import ToolText
 from router.api.adapter import Several
 from router.api.begun_answer import is_begun, refuse_format, without_empty
 from router.api.billing_line import ignored_lines, without_billing_lines
@@ -40,8 +41,8 @@ def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> ChatRequest:
     fields = Fields(body)
     model = require_text(fields.require("model"), "model")
     messages = parse_messages(fields)
-    tools, custom = _tools(fields)
-    reads_calls, calls = parse_function_choice(fields, tools or [])
+    tools, custom, texts = _tools(fields)
+    reads_calls, calls = parse_function_choice(fields, tools or [], texts)
     _refuse_unsupported(fields)
     count = parse_count(fields, "n") or 1
     stream, include_usage = parse_stream(fields)
@@ -104,9 +105,9 @@ def _logprobs(fields: Fields) -> int | None:
     return None
 
 
-def _tools(fields: Fields) -> tuple[list[Any] | None, frozenset[str]]:
-    """Return the tools as templates get them, and which of them are custom ones."""
-    tools, custom = [], set()
+def _tools(fields: Fields) -> tuple[list[Any] | None, frozenset[str], tuple[ToolText, ...]]:
+    """Return the tools as templates get them, which are custom ones, and rules of their texts."""
+    tools, custom, texts = [], set(), []
     for index, item in enumerate(fields.items("tools", TOOLS_MAX) or []):
         tool = Fields(require_object(item, f"tools[{index}]"), f"tools[{index}].")
         kind = require_text(tool.require("type"), tool.param("type"))
@@ -117,15 +118,17 @@ def _tools(fields: Fields) -> tuple[list[Any] | None, frozenset[str]]:
             if not name:
                 refuse(inner.param("name"), "it is empty")
             custom.add(name)
-            spelled, is_strict = custom_function(inner)
-            bound = {"strict": True} if is_strict else {}
-            tools.append({"type": "function", "function": {"name": name, **spelled, **bound}})
+            made = custom_function(inner)
+            bound = {"strict": True} if made.is_strict else {}
+            if made.rules:
+                texts.append(ToolText(name, made.rules))
+            tools.append({"type": "function", "function": {"name": name, **made.spelled, **bound}})
         elif kind == "function":
             checked_function(tool)
             tools.append(item)
         else:
             unsupported(tool.param("type"), "functions and custom tools are called")
-    return tools or None, frozenset(custom)
+    return tools or None, frozenset(custom), tuple(texts)
 
 
 def _refuse_unsupported(fields: Fields) -> None:

@@ -1,4 +1,4 @@
-"""A grammar in Lark's notation as one regular expression, where its rules do not come round.
+"""A grammar in Lark's notation as one regular expression, or as rules where they come round.
 
 A custom tool's text stands within its call, in JSON or between tags, where every family of models
 spells it otherwise: what a regular expression says of it holds in each.
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from fabric.limits import PATTERN_CHARS_MAX, RULES_CHARS_MAX
+from fabric.limits import PATTERN_CHARS_MAX, RULES_CHARS_MAX, TEXT_RULES_CHARS_MAX
+from fabric.turn.text_rules import START, regex_part
 
 _TOKEN: Final = re.compile(
     r"""(?P<skip>\s+|//[^\n]*|\#[^\n]*)
@@ -50,15 +51,40 @@ _COMMON: Final = {
     "WS_INLINE": r"[ \t]+",
 }
 _Made = Callable[[], str]
+_NOTHING: Final = '""'
+
+
+class NoPatternError(ValueError):
+    """A grammar that is one, and comes to no regular expression that is short enough."""
 
 
 def lark_pattern(definition: str) -> str:
     """Return the expression of the whole text; raise ValueError with the reason for none."""
+    _check_size(definition)
+    try:
+        return _Grammar(_tokens(definition)).pattern()
+    except RecursionError:
+        message = "the grammar is nested too deeply"
+        raise ValueError(message) from None
+
+
+def regex_rules(regex: str) -> str:
+    """Return rules of one expression; raise ValueError where it is too long."""
+    _check_size(regex)
+    return f"{START}: {regex_part(regex) if regex else _NOTHING}"
+
+
+def _check_size(definition: str) -> None:
     if len(definition) > RULES_CHARS_MAX:
         message = f"it has more than {RULES_CHARS_MAX} characters"
         raise ValueError(message)
+
+
+def lark_rules(definition: str) -> str:
+    """Return the rules of the whole text; raise ValueError with the reason for none."""
+    _check_size(definition)
     try:
-        return _Grammar(_tokens(definition)).pattern()
+        return _Grammar(_tokens(definition), as_rules=True).rules()
     except RecursionError:
         message = "the grammar is nested too deeply"
         raise ValueError(message) from None
@@ -84,14 +110,42 @@ class _Grammar:
     """Reads definitions, and puts them into each other."""
 
     tokens: list[tuple[str, str]]
+    as_rules: bool = False
     _at: int = 0
     _rules: dict[str, _Made] = field(default_factory=dict)
     _ignored: list[_Made] = field(default_factory=list)
     _made: dict[str, str] = field(default_factory=dict)
     _making: list[str] = field(default_factory=list)
+    _numbers: dict[str, str] = field(default_factory=dict)
     _is_terminal: bool = False  # what is read belongs to one: nothing is ignored within it
 
     def pattern(self) -> str:
+        self._read()
+        return self._named("start")
+
+    def rules(self) -> str:
+        """Spell each rule that the first one leads to."""
+        self._read()
+        self._referred("start")
+        lines: list[str] = []
+        size = 0
+        while len(lines) < len(self._numbers):
+            name = list(self._numbers)[len(lines)]
+            lines.append(f"{self._numbers[name]}: {self._rules[name]() or _NOTHING}")
+            size += len(lines[-1]) + 1
+            if size > TEXT_RULES_CHARS_MAX:
+                message = f"its rules have more than {TEXT_RULES_CHARS_MAX} characters"
+                raise ValueError(message)
+        return "\n".join(lines)
+
+    def _referred(self, name: str) -> str:
+        """Number a rule as it is met."""
+        if name not in self._rules:
+            message = f"the grammar has no rule {name[:64]!r}"
+            raise ValueError(message)
+        return self._numbers.setdefault(name, f"r{len(self._numbers)}")
+
+    def _read(self) -> None:
         while self._at < len(self.tokens):
             kind, text = self._take()
             if kind == "define":
@@ -108,7 +162,6 @@ class _Grammar:
         if "start" not in self._rules:
             message = "the grammar has no rule 'start'"
             raise ValueError(message)
-        return self._named("start")
 
     def _take(self) -> tuple[str, str]:
         if self._at >= len(self.tokens):
@@ -155,7 +208,8 @@ class _Grammar:
         while self._next() == "|":
             self._at += 1
             parts.append(self._row())
-        return lambda: f"(?:{'|'.join(part() for part in parts)})"
+        opening = self._opening
+        return lambda: f"{opening}{'|'.join(part() for part in parts)})"
 
     def _row(self) -> _Made:
         parts: list[_Made] = []
@@ -163,17 +217,26 @@ class _Grammar:
             parts.append(self._repeated())
         if self._next() == "->":
             self._at += 2
-        return lambda: "".join(part() for part in parts)
+        between, nothing = (" ", _NOTHING) if self._spells_rules else ("", "")
+        return lambda: between.join(part() for part in parts) or nothing
 
     def _repeated(self) -> _Made:
-        part = self._one()
+        part, opening = self._one(), self._opening
         if self._next() in ("?", "*", "+"):
             sign = self._take()[1]
-            return lambda: f"(?:{part()}){sign}"
+            return lambda: f"{opening}{part()}){sign}"
         if self._next() in ("~", "{"):
             counts = self._counts()
-            return lambda: f"(?:{part()}){{{counts}}}"
+            return lambda: f"{opening}{part()}){{{counts}}}"
         return part
+
+    @property
+    def _spells_rules(self) -> bool:
+        return self.as_rules and not self._is_terminal
+
+    @property
+    def _opening(self) -> str:
+        return "(" if self._spells_rules else "(?:"
 
     def _counts(self) -> str:
         """Read `~2`, `~2..3`, `{2}` or `{2,3}`."""
@@ -193,17 +256,17 @@ class _Grammar:
     def _one(self) -> _Made:
         kind, text = self._take()
         if text in ("(", "["):
-            inner = self._either()
+            inner, opening = self._either(), self._opening
             if self._next() != (")" if text == "(" else "]"):
                 raise self._wrong(self._next() or text)
             self._at += 1
-            return (lambda: f"(?:{inner()})?") if text == "[" else inner
+            return (lambda: f"{opening}{inner()})?") if text == "[" else inner
         if kind == "name" and not text.lstrip("_").isupper():
-            return lambda: self._named(text)
+            return lambda: self._referred(text) if self.as_rules else self._named(text)
         return self._leaf(kind, text)
 
     def _leaf(self, kind: str, text: str) -> _Made:
-        is_terminal = self._is_terminal
+        is_terminal, spells_rules = self._is_terminal, self._spells_rules
         if kind == "text" and self._next() == "..":
             self._at += 1
             ends = (_literal(text), _literal(self._take()[1]))
@@ -217,7 +280,10 @@ class _Grammar:
 
         def made() -> str:
             spelled = self._named(text) if kind == "name" else text
-            return spelled if is_terminal else f"{spelled}{self._between()}"
+            whole = spelled if is_terminal else f"{spelled}{self._between()}"
+            if not spells_rules:
+                return whole
+            return regex_part(whole) if whole else _NOTHING
 
         return made
 
@@ -233,16 +299,16 @@ class _Grammar:
             message = f"the grammar has no rule {name[:64]!r}"
             raise ValueError(message)
         if name in self._making:
-            message = (
-                f"the rule {name[:64]!r} comes round to itself, which is not enforced in a call"
-            )
-            raise ValueError(message)
+            message = f"the rule {name[:64]!r} comes round to itself"
+            raise NoPatternError(message)
         self._making.append(name)
         made = self._rules[name]()
         self._making.pop()
         if len(made) > PATTERN_CHARS_MAX:
-            message = f"as one expression it has more than {PATTERN_CHARS_MAX} characters"
-            raise ValueError(message)
+            message = (
+                f"as one expression {name[:64]!r} has more than {PATTERN_CHARS_MAX} characters"
+            )
+            raise NoPatternError(message)
         self._made[name] = made
         return made
 

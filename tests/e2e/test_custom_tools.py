@@ -18,7 +18,29 @@ hunk: "*** Add File: " /[a-z]{1,6}/ LF ("+" /.{0,9}/ LF){1,2}
 PATCHED = (
     r"\*\*\* Begin Patch\n(\*\*\* Add File: [a-z]{1,6}\n(\+.{0,9}\n){1,2}){1,2}\*\*\* End Patch\n?"
 )
-GRAMMARS = {"lark": (PATCH, PATCHED), "regex": ("(ab|c){2,4}", "(ab|c){2,4}")}
+ROUND = 'start: "(" start "," start ")" | "\\"" start "\\"" | /[a-c\\\\]{1,3}/'
+
+
+def is_patched(text):
+    return re.fullmatch(PATCHED, text)
+
+
+def is_short(text):
+    return re.fullmatch("(ab|c){2,4}", text)
+
+
+def is_balanced(text):
+    text, before = re.sub(r"[a-c\\]{1,3}", "x", text), None
+    while before != text:
+        before, text = text, re.sub(r'\(x,x\)|"x"', "x", text)
+    return text == "x"
+
+
+GRAMMARS = {
+    "patch": ("lark", PATCH, is_patched),
+    "expression": ("regex", "(ab|c){2,4}", is_short),
+    "round": ("lark", ROUND, is_balanced),
+}
 CALL = '<tool_call>\n{"name": "patch", "arguments": {"input": "the sea"}}\n</tool_call>'
 # What makes this model call of its own accord.
 TAUGHT = [
@@ -44,10 +66,10 @@ def nested(syntax, definition):
     return {"type": "custom", "custom": {"name": "patch", "format": form}}
 
 
-@pytest.mark.parametrize("syntax", GRAMMARS)
+@pytest.mark.parametrize("name", GRAMMARS)
 @pytest.mark.parametrize("seed", [3, 4])
-def test_a_text_follows_its_grammar(fabric, syntax, seed):
-    definition, pattern = GRAMMARS[syntax]
+def test_a_text_follows_its_grammar(fabric, name, seed):
+    syntax, definition, fits = GRAMMARS[name]
     usual = {"model": "recall", "temperature": 1.0, "seed": seed}
     chat = fabric.openai.chat.completions.create(
         **usual,
@@ -58,7 +80,7 @@ def test_a_text_follows_its_grammar(fabric, syntax, seed):
         parallel_tool_calls=False,
     )
     (call,) = chat.choices[0].message.tool_calls
-    assert re.fullmatch(pattern, call.custom.input)
+    assert fits(call.custom.input)
 
     with fabric.openai.responses.stream(
         model="recall",
@@ -72,7 +94,7 @@ def test_a_text_follows_its_grammar(fabric, syntax, seed):
     ) as events:
         (item,) = events.get_final_response().output
     assert (item.type, item.name) == ("custom_tool_call", "patch")
-    assert re.fullmatch(pattern, item.input)
+    assert fits(item.input)
 
 
 def test_it_does_where_the_model_calls_of_its_own_accord(fabric):
@@ -88,7 +110,9 @@ def test_it_does_where_the_model_calls_of_its_own_accord(fabric):
 @pytest.mark.parametrize(
     ("syntax", "definition", "reason"),
     [
-        ("lark", 'start: "(" start ")" | "1"', "comes round to itself"),
+        ("lark", 'start: "(" start ")" | /(?=a)b/', "looks around"),
+        ("lark", 'start: A start | "1"\nA: "(" A', "comes round to itself"),
+        ("lark", 'start: "1" start', "no text comes to the end"),
         ("lark", 'start: "(', "line 1 of the grammar"),
         ("regex", "(a", "cannot be enforced"),
         ("regex", "(?=a)b", "look"),

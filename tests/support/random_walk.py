@@ -56,6 +56,12 @@ class Walker:
             ids.append(token)
         return None
 
+    def accepts(self, grammar: Any, text: str) -> bool:
+        """Say whether this may be all that is said."""
+        matcher = grammar.begin()
+        tokens = [self._bytes[byte] for byte in text.encode()]
+        return all(map(matcher.consume_token, tokens)) and self._end in self._allowed(matcher)
+
     def _choose(self, allowed: list[int], rng: random.Random) -> int:
         """Choose long tokens as often as any."""
         if rng.random() < 0.5:

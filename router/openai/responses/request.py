@@ -85,7 +85,7 @@ def parse_responses(headers: Mapping[str, str], body: dict[str, Any]) -> Respons
     model = require_text(fields.require("model"), "model")
     entries = parse_input(fields)
     tools = parse_tools(fields)
-    reads_calls, calls = parse_tool_choice(fields, tools.names, tools.strict)
+    reads_calls, calls = parse_tool_choice(fields, tools.names, tools.strict, tools.texts)
     _refuse_unsupported(fields)
     included, options = _included(fields), template_options(fields)
     effort = _effort(fields)

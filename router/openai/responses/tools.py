@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from fabric.limits import TOOLS_MAX
 from fabric.turn.generation import ToolCall
+from fabric.turn.text_rules import ToolText
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
 from router.openai.custom_tools import custom_function
 
@@ -25,6 +26,7 @@ class ToolName:
     namespace: str | None = None
     is_custom: bool = False
     is_strict: bool = False
+    rules: str = ""  # of the text that it takes, where they come round
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,11 @@ class Tools:
     names: Mapping[str, ToolName] = field(default_factory=dict)
     strict: tuple[str, ...] = ()
     hosted: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> tuple[ToolText, ...]:
+        """What the texts of custom tools have to follow."""
+        return tuple(ToolText(key, name.rules) for key, name in self.names.items() if name.rules)
 
     def name_of(self, call: ToolCall) -> ToolName:
         """Return what the client calls the tool that a model called."""
@@ -88,8 +95,8 @@ def _tool(kind: str, fields: Fields, namespace: str | None) -> tuple[ToolName, d
         unsupported(fields.param("type"), why)
     name = _name(fields)
     if kind == "custom":
-        spelled, is_strict = custom_function(fields)
-        return ToolName(name, namespace, True, is_strict), spelled
+        made = custom_function(fields)
+        return ToolName(name, namespace, True, made.is_strict, made.rules), made.spelled
     said = {"description": fields.text("description"), "parameters": fields.object("parameters")}
     spelled = {key: value for key, value in said.items() if value is not None}
     return ToolName(name, namespace, False, fields.flag("strict")), spelled

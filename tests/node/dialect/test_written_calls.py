@@ -9,6 +9,7 @@ import pytest
 
 from fabric.errors import RejectedError
 from fabric.turn.call_choice import CallChoice
+from fabric.turn.text_rules import ToolText
 from node.dialect.family import Family
 from node.dialect.formats import CALL_FORMATS
 from node.dialect.harmony import MARKS, HarmonyReader
@@ -16,6 +17,7 @@ from node.dialect.offered_tool import offered_tools
 from node.dialect.reader import MarkedReader
 from node.dialect.writing import Style
 from node.mlx.upstream_formats import parser_named
+from router.openai.lark_pattern import lark_rules
 from tests.node.dialect.reading import cut, marked, read
 from tests.support.random_walk import walker
 
@@ -216,6 +218,42 @@ def test_a_text_that_follows_a_pattern_is_read_as_it_was_written(case):
         ((_, arguments),) = seen.calls
         assert re.fullmatch(LINES, arguments["input"]), said
     assert ended > 3
+
+
+# Rules that come round: sums in brackets, and texts in quotes that JSON has to escape.
+ROUND = lark_rules(
+    "start: part (SIGN part)*\n"
+    'part: /[0-9]{1,3}/ | "(" start ")" | "\\"" /[a-d\\\\]{0,4}/ "\\""\n'
+    "SIGN: /[+*\\/-]/"
+)
+
+
+def comes_to_one(text):
+    text, before = re.sub(r'[0-9]{1,3}|"[a-d\\]{0,4}"', "1", text), None
+    while before != text:
+        before, text = text, re.sub(r"\(1\)|1[+*/-]1", "1", text)
+    return text == "1"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_text_that_follows_rules_is_read_as_it_was_written(case):
+    """Rules that come round to themselves are no expression: they are written as rules."""
+    schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    tools = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
+    texts = (ToolText("count", ROUND),)
+    choice = CallChoice(must_call=True, strict=("count",), takes_one=True, texts=texts)
+    grammar, read_texts = grammar_of(case, choice, tools), []
+    for seed in range(24):
+        said = walker(*case.specials).walk(grammar, random.Random(seed), HOSTILE, tokens_max=200)
+        if said is None:
+            continue
+        seen = read(reader_of(case.name, choice, tools), [said])
+        assert (seen.text, seen.broken) == ("", 0), said
+        ((_, arguments),) = seen.calls
+        assert comes_to_one(arguments["input"]), said
+        read_texts.append(arguments["input"])
+    assert len(read_texts) > 3
+    assert any(char in text for char in '("' for text in read_texts)
 
 
 def test_channels_call_as_they_must_or_say_a_text():

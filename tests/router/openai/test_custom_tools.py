@@ -53,6 +53,26 @@ def test_a_grammar_is_the_pattern_of_the_only_argument(form, pattern):
     assert prompt.calls == CallChoice(strict=("patch",))
 
 
+@pytest.mark.parametrize(
+    ("syntax", "definition", "rules"),
+    [
+        ("lark", 'start: "(" start ")" | "1"', r"r0: (/\(/ r0 /\)/|/1/)"),
+        ("lark", "start: /x{2000}/ a\na: " + '"y" ' * 1_100, None),
+        ("regex", "(ab)?" * 300, "r0: /" + "(ab)?" * 300 + "/"),
+    ],
+    ids=["round", "long", "long expression"],
+)
+def test_a_grammar_that_is_no_pattern_is_told_as_rules(syntax, definition, rules):
+    prompt = parse(LOOK, custom(syntax=syntax, definition=definition)).prompt
+    function = prompt.tools[1]["function"]
+    assert function["parameters"]["properties"] == {"input": {"type": "string"}}
+    assert "follows this" in function["description"]
+    (text,) = prompt.calls.texts
+    assert prompt.calls == CallChoice(strict=("patch",), texts=(text,))
+    assert text.tool == "patch"
+    assert rules is None or text.rules == rules
+
+
 def test_without_a_grammar_it_is_any_text():
     prompt = parse(*TOOLS, {"type": "custom", "custom": {"name": "b", "format": {"type": "text"}}})
     assert prompt.prompt.calls == CallChoice()
@@ -62,9 +82,10 @@ def test_without_a_grammar_it_is_any_text():
 
 
 WRONG = [
-    (custom(grammar={"syntax": "lark", "definition": "start: start"}), "grammar.definition"),
+    (custom(grammar={"syntax": "lark", "definition": "start: A\nA: A?"}), "grammar.definition"),
+    (custom(grammar={"syntax": "lark", "definition": "start: start b"}), "grammar.definition"),
     (custom(grammar={"syntax": "lark", "definition": "start: ("}), "grammar.definition"),
-    (custom(syntax="regex", definition="x" * 2_000), "definition"),
+    (custom(syntax="regex", definition="x" * 9_000), "definition"),
     (custom(syntax="ebnf", definition="x"), "syntax"),
     (custom(syntax="lark"), "definition"),
     ({"type": "custom", "custom": {"name": "a", "format": {"type": "json"}}}, "type"),

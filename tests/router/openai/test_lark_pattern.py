@@ -1,13 +1,14 @@
-"""Grammars as one regular expression: it fits what they fit."""
+"""Grammars as one regular expression, or as rules of some: they fit what the grammars fit."""
 
 import random
 import re
 
 import pytest
 
+from fabric.turn.text_rules import respelled_rules
 from node.grammar.compiler import _compiled
 from node.grammar.spelling import lark_grammar
-from router.openai.lark_pattern import lark_pattern
+from router.openai.lark_pattern import NoPatternError, lark_pattern, lark_rules
 from tests.support.random_walk import walker
 
 PATCH = """
@@ -101,3 +102,68 @@ def test_any_text_is_read_or_refused():
             lark_pattern(text)
         except ValueError:
             continue
+
+
+ROUND = """
+start: value
+value: "[" [value ("," value)*] "]" | pair | "-" value | DIGITS | QUOTED
+?pair: "(" value WS? ":" WS? value ")"
+DIGITS: /[0-9]{1,3}/
+QUOTED: "\\"" /[^"\\\\]{0,3}/ "\\""
+%import common.WS
+"""
+
+
+def rules_of(definition):
+    lines = respelled_rules(lark_rules(definition), "t", str)
+    return compiled("\n".join(["start: t_r0", *lines]))
+
+
+def compiled(lark):
+    return _compiled(walker().compiler.vocabulary(), lark_grammar(lark))
+
+
+def test_rules_fit_what_the_grammar_says():
+    with pytest.raises(NoPatternError):
+        lark_pattern(ROUND)
+    ours, theirs, accepts = rules_of(ROUND), compiled(ROUND), walker().accepts
+    fitting = ["[]", "1", "[1,[22],-3]", '("a" : [1])', '-"x y"', "(1:\t(2:3))"]
+    assert [text for text in fitting if not accepts(ours, text)] == []
+    others = ["", "[", "[1,]", "(1)", "1234", '"\\"', "--", "(1:2", "[]]"]
+    assert [text for text in others if accepts(ours, text)] == []
+    rng = random.Random(1)
+    said = [walker().walk(ours, rng, tokens_max=60) for _ in range(40)]
+    ended = [text for text in said if text is not None]
+    assert len(ended) > 9
+    assert [text for text in ended if not accepts(theirs, text)] == []
+    spaced = rules_of(f'{ROUND}%ignore "~"')
+    assert [text for text in ("[~1~,2]~", "-~~3") if not accepts(spaced, text)] == []
+
+
+@pytest.mark.parametrize(
+    "rules", ["", "r0", "r1: /a/", "r0: /a", "r0: x", "r0: r1", "r0: /a/ %json", "r0: /a/\n"]
+)
+def test_what_are_no_rules_is_refused(rules):
+    with pytest.raises(ValueError, match="not understood"):
+        respelled_rules(rules, "t", str)
+
+
+@pytest.mark.parametrize(
+    ("definition", "ends"),
+    [
+        ('start: "1" start', False),
+        ('start: "1" start?', True),
+        ('start: "1" start~0..2', True),
+        ('start: "1" start~1..2', False),
+        ('start: a | b\na: b "1"\nb: a', False),
+        ('start: a | b\na: b "1"\nb: a | ("2" | start)', True),
+        ("start: (start | )", True),
+        ('start: ("1" start)+ | a*\na: a', True),
+    ],
+)
+def test_rules_that_no_text_comes_to_the_end_of_are_refused(definition, ends):
+    if ends:
+        assert rules_of(definition)
+        return
+    with pytest.raises(ValueError, match="no text comes to the end"):
+        rules_of(definition)

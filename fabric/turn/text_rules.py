@@ -1,0 +1,116 @@
+r"""Rules of a text that come round to themselves: how they are spelled on their way to a node.
+
+One rule to a line, `r0` first, of regular expressions, texts that are empty, and other rules:
+
+    r0: r1 (/[+*]/ r1)*
+    r1: /[0-9]+/ | /\(/ r0 /\)/
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from fabric.limits import TEXT_RULES_CHARS_MAX
+
+START: Final = "r0"
+_LINE: Final = re.compile(r"(r\d+): (.+)")
+_PART: Final = re.compile(
+    r"""/(?:[^/\\\n]|\\[^\n])+/|r\d+|[ ()|?*+]|""|\{\d+(?:,\d*)?\}""", re.ASCII
+)
+_UNSPELLED: Final = re.compile(r"\\.|/|\n", re.DOTALL)
+_SPELLED: Final = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolText:
+    """What the text that a custom tool is given has to follow."""
+
+    tool: str
+    rules: str
+
+
+def regex_part(regex: str) -> str:
+    """Spell a regular expression as a part of a rule."""
+    return "/" + _UNSPELLED.sub(lambda m: _SPELLED.get(m[0], m[0]), regex) + "/"
+
+
+def respelled_rules(rules: str, name: str, spell: Callable[[str], str]) -> list[str]:
+    """Return the rules with names that begin with `name`, and each expression as `spell` has it.
+
+    Raise ValueError for what are none, and for rules that no text comes to the end of.
+    """
+    bodies = _read(rules)
+    if not _ends(bodies):
+        message = "no text comes to the end of the grammar's rules"
+        raise ValueError(message)
+
+    def spelled(part: str) -> str:
+        if part.startswith("/"):
+            return regex_part(spell(part[1:-1].replace("\\/", "/")))
+        return f"{name}_{part}" if part in bodies else part
+
+    return [f"{name}_{rule}: {' '.join(map(spelled, body))}" for rule, body in bodies.items()]
+
+
+def _read(rules: str) -> dict[str, list[str]]:
+    """Return the parts of each rule."""
+    bodies: dict[str, list[str]] = {}
+    if len(rules) <= TEXT_RULES_CHARS_MAX:
+        for line in rules.split("\n"):
+            found = _LINE.fullmatch(line)
+            parts = _PART.findall(found[2]) if found is not None else []
+            if found is None or "".join(parts) != found[2]:
+                break
+            bodies[found[1]] = [part for part in parts if part != " "]
+        else:
+            named = {part for body in bodies.values() for part in body if part[0] == "r"}
+            if START in bodies and named <= bodies.keys():
+                return bodies
+    message = "the rules of a text are not understood"
+    raise ValueError(message)
+
+
+def _ends(bodies: dict[str, list[str]]) -> bool:
+    """Say whether the first rule comes to an end: none does of which each way leads to itself."""
+    ending: set[str] = set()
+    is_new = True
+    while is_new and START not in ending:
+        found = {
+            rule for rule in bodies if rule not in ending and _Way(bodies[rule], ending).ends()
+        }
+        is_new = bool(found)
+        ending |= found
+    return START in ending
+
+
+@dataclass(slots=True)
+class _Way:
+    """Reads a rule's parts, where those of `ending` are known to come to an end."""
+
+    parts: list[str]
+    ending: set[str]
+    _at: int = 0
+
+    def ends(self) -> bool:
+        """Say whether one of its alternatives does, up to a closing bracket."""
+        found, row = False, True
+        while self._at < len(self.parts) and self.parts[self._at] != ")":
+            part = self.parts[self._at]
+            self._at += 1
+            if part == "|":
+                found, row = found or row, True
+            else:
+                row = self._repeated(part) and row
+        return found or row
+
+    def _repeated(self, part: str) -> bool:
+        if part == "(":
+            ends = self.ends()
+            self._at += 1
+        else:
+            ends = part[0] != "r" or part in self.ending
+        sign = self.parts[self._at] if self._at < len(self.parts) else ""
+        if sign[:1] in ("?", "*", "+", "{"):
+            self._at += 1
+        return ends or sign in ("?", "*") or sign.startswith(("{0,", "{0}"))
