@@ -18,6 +18,7 @@ PIECES_MAX: Final = 1 << 14  # of one cache: four times those of the longest une
 EDITED_PIECES_MAX: Final = 1 << 10  # of one edited head: then an edit is computed anew instead
 DIRECTIVES_MAX: Final = 256  # of one agent
 DIRECTIVE_BYTES_MAX: Final = 16 * KIB  # of text in the place of a message
+DIRECTIVES_BYTES_MAX: Final = 256 * KIB  # and of all of one agent's, as they lie in memory
 DIRECTED_ID_CHARS_MAX: Final = 256  # of the tool call whose result one is about
 DIRECTED_TEXT_CHARS_MAX: Final = 64 * KIB  # of a text that one is to find
 UNDONE_SHOWN_MAX: Final = 64  # directives of one agent that were taken back, the newest

@@ -164,7 +164,9 @@ def assemble(ground: Ground) -> Node:
         prefetches=tiers.prefetches,
         erasing=erasing,
         pinning=Pinning(tiers.owned, tiers.pins, upkeep.round),
-        directing=Directing(tiers.owned, tiers.records, tiers.flusher, ground.tokenizer.markup_ids),
+        directing=Directing(
+            tiers.owned, tiers.records, tiers.mending, tiers.flusher, ground.tokenizer.markup_ids
+        ),
         moves=moves.moves,
         warm_up=moves.warm_up,
         incoming_end=moves.incoming_end,

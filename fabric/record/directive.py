@@ -176,6 +176,11 @@ def _replaced(message: Message, text: str | None) -> tuple[Message, ...]:
     return (replace(message, texts=(text or "",), reasoning=None),)
 
 
+def texts_bytes(directives: Iterable[Directive]) -> int:
+    """Return how long the texts are that stand in the place of messages."""
+    return sum(len((d.replacement or "").encode("utf-8", "surrogatepass")) for d in directives)
+
+
 def applied(
     directives: Sequence[Directive], matched: Sequence[Directive]
 ) -> tuple[Directive, ...] | None:

@@ -280,7 +280,7 @@ class AgentTable:
                 agent.was_evicted = True
                 self.remove(agent.key)
             else:
-                record, saved = agent.manifest, agent.saved
+                record, saved, agent.layout = agent.manifest, agent.saved, None
                 agent.manifest = replace(
                     saved, epoch=record.epoch, owner=record.owner, state=record.state
                 )

@@ -9,6 +9,7 @@ import socket
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -39,6 +40,7 @@ BACKLOG = 512  # connections that wait to be accepted
 # Few strangers: only the router has business here, and mlx-lm lowers the limit of open files.
 PLACES = Places(strangers=384, strangers_per_source=384, admitted=768)
 
+T = TypeVar("T")
 Serve = Callable[[GenerateRequest], AsyncIterator[Event]]
 
 
@@ -49,7 +51,7 @@ def build_app(cluster_key: bytes, serve: Serve, more: Sequence[Route] = ()) -> S
     async def generate(request: Request) -> Response:
         try:
             events = serve(await read_turn(request, secret))
-            first = await _first(events, request.receive)
+            first = await unless_left(anext(events), request.receive)
         except FabricError as error:
             return error_response(error)
         except ClientDisconnect:
@@ -122,9 +124,9 @@ async def read_body(request: Request, limit_bytes: int = TURN_BODY_BYTES_MAX) ->
     return b"".join(parts)
 
 
-async def _first(events: AsyncIterator[Event], receive: Receive) -> Event:
-    """Return the first event; raise ClientDisconnect if nobody waits for it any more."""
-    coming = asyncio.ensure_future(anext(events))
+async def unless_left(work: Awaitable[T], receive: Receive) -> T:
+    """Return what comes of work; end it, and raise ClientDisconnect, if nobody waits any more."""
+    coming = asyncio.ensure_future(work)
     gone = asyncio.create_task(disconnected(receive))
     try:
         await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -134,7 +136,7 @@ async def _first(events: AsyncIterator[Event], receive: Receive) -> Event:
     finally:
         gone.cancel()
         if not coming.done():
-            coming.cancel()  # which ends the turn
+            coming.cancel()  # which ends a turn
             await asyncio.wait({coming})
 
 

@@ -10,7 +10,7 @@ from fabric.codec import to_plain
 from fabric.errors import FabricError
 from fabric.keys.cluster_secret import http_secret
 from fabric.turn.generation import ContinuedPrompt, GenerateRequest, TokenCount
-from node.http.generate import error_response, read_turn
+from node.http.generate import error_response, read_turn, unless_left
 
 
 class PromptQuestion:
@@ -31,7 +31,8 @@ class PromptQuestion:
 
     async def answer(self, request: Request) -> Response:
         try:
-            told = await self._told(await read_turn(request, self._secret))
+            asked = await read_turn(request, self._secret)
+            told = await unless_left(self._told(asked), request.receive)
         except FabricError as error:
             return error_response(error)
         except ClientDisconnect:

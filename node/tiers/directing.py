@@ -21,16 +21,17 @@ from fabric.control.directive_calls import (
 from fabric.control.node_calls import AgentView
 from fabric.errors import ConflictError, RejectedError, RetryLaterError
 from fabric.ids import AgentKey
-from fabric.limits import DIRECTIVES_MAX
-from fabric.record.directive import Directive, live, undone
+from fabric.limits import DIRECTIVES_BYTES_MAX, DIRECTIVES_MAX
+from fabric.record.directive import Directive, live, texts_bytes, undone
 from fabric.record.manifest import Manifest
 from fabric.record.said import SaidMessage, SaidMessages
 from fabric.record.spans import Spans, tokens_of
 from fabric.record.wishes import Wishes
 from node.agents.agent import Agent
 from node.agents.owned import OwnedAgents
-from node.tiers.agent_records import AgentRecords
+from node.tiers.agent_records import AgentRecords, despite_losses
 from node.tiers.flusher import Flusher
+from node.tiers.record_mending import RecordMending
 
 TURN_WAIT_S = 30.0  # for a running turn: it knows nothing of a directive that comes meanwhile
 
@@ -41,6 +42,7 @@ class Directing:
 
     owned: OwnedAgents
     records: AgentRecords
+    mending: RecordMending
     flusher: Flusher
     marks: frozenset[int]
 
@@ -53,22 +55,13 @@ class Directing:
             if problem := directive.problem():
                 raise RejectedError(problem, code="invalid_message")
         async with self._held(call.key) as agent:
-            known = agent.manifest.directives or ()
-            wanted = await self.records.workers.run(lambda: self._changed(agent.manifest, call))
-            if len(live(wanted)) > DIRECTIVES_MAX:
-                message = f"an agent has {DIRECTIVES_MAX} directives at most: take some back"
-                raise ConflictError(message, code="too_many_directives")
-            if wanted != known:
-                await self._publish(agent, replace(agent.manifest, directives=wanted or None))
+            wanted = await despite_losses(lambda: self._direct(agent, call))
         return replace(agent.view(), directives=_views(agent.manifest, live(wanted)))
 
     async def wish(self, call: WishOfAgent) -> AgentView:
         """Say something of an agent as a whole; raise as `direct` does."""
         async with self._held(call.key) as agent:
-            known = agent.manifest.wishes
-            wanted = _wishes(known or Wishes(), call)
-            if wanted != known:
-                await self._publish(agent, replace(agent.manifest, wishes=wanted))
+            await despite_losses(lambda: self._wish(agent, call))
         return agent.view()
 
     async def read(self, call: ReadMemory) -> MemoryView:
@@ -98,6 +91,28 @@ class Directing:
             yield agent
         finally:
             agent.turn_lock.release()
+
+    async def _direct(self, agent: Agent, call: DirectAgent) -> tuple[Directive, ...]:
+        await self.mending.mend(agent)
+        known = agent.manifest.directives or ()
+        wanted = await self.records.workers.run(lambda: self._changed(agent.manifest, call))
+        if len(live(wanted)) > DIRECTIVES_MAX:
+            message = f"an agent has {DIRECTIVES_MAX} directives at most: take some back"
+            raise ConflictError(message, code="too_many_directives")
+        if texts_bytes(wanted) > max(DIRECTIVES_BYTES_MAX, texts_bytes(known)):
+            most = f"{DIRECTIVES_BYTES_MAX} bytes of text"
+            message = f"an agent's directives have {most} at most: take some back"
+            raise ConflictError(message, code="too_many_directives")
+        if wanted != known:
+            await self._publish(agent, replace(agent.manifest, directives=wanted or None))
+        return wanted
+
+    async def _wish(self, agent: Agent, call: WishOfAgent) -> None:
+        await self.mending.mend(agent)
+        known = agent.manifest.wishes
+        wanted = _wishes(known or Wishes(), call)
+        if wanted != known:
+            await self._publish(agent, replace(agent.manifest, wishes=wanted))
 
     async def _publish(self, agent: Agent, record: Manifest) -> None:
         if agent.saved is None or not agent.is_durable:

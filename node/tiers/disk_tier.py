@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from fabric.assumed_speeds import DISK_BYTES_PER_S, PREFILL_TOKENS_PER_S
 from fabric.ids import TenantId
 from fabric.limits import DISK_FREE_MIN_BYTES
+from fabric.record.directive import texts_bytes
 from fabric.record.manifest import Manifest
 from fabric.retention.policy import Candidate
 from node.agents.agent import Agent
@@ -99,7 +100,8 @@ class DiskSurvey:
 def record_bytes(record: Manifest) -> int:
     """Estimate the size of a record's file."""
     tokens_bytes = _TOKEN_RECORD_BYTES * record.tokens_count
-    return len(record.text) + tokens_bytes + _REF_RECORD_BYTES * len(record.refs)
+    told_bytes = len(record.provenance.answers) + texts_bytes(record.directives or ())
+    return len(record.text) + told_bytes + tokens_bytes + _REF_RECORD_BYTES * len(record.refs)
 
 
 def _pieces(

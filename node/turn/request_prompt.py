@@ -1,5 +1,6 @@
 """A request's prompt: what it may bring, its text, and its tokens beside the agent's own."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -136,7 +137,13 @@ class Prompts:
 
     async def count(self, request: GenerateRequest) -> TokenCount:
         """Return how many tokens a prompt has, also where it is longer than the context."""
-        limit = PromptLimit(AGENT_TOKENS_MAX, None)
+        unwanted = threading.Event()
+        try:
+            return await self._count(request, PromptLimit(AGENT_TOKENS_MAX, None, unwanted.is_set))
+        finally:
+            unwanted.set()  # whoever hung up leaves no thread at it
+
+    async def _count(self, request: GenerateRequest, limit: PromptLimit) -> TokenCount:
         request = (await self.located(request)).request
         rendered = await self.encoders.run(lambda: self.render(request, limit))
         if rendered.ends is not None:

@@ -46,7 +46,7 @@ class MessagePlaces:
 
 
 def _add(digest: xxh3_64, message: Message) -> tuple[int, int]:
-    uses = [(use.name, json.dumps(_parsed(use.arguments), sort_keys=True)) for use in message.uses]
+    uses = [(use.name, _spelled_alike(use.arguments)) for use in message.uses]
     said = [message.role.value, "".join(message.texts).strip(), message.name, uses]
     spelled = json.dumps(said).encode() + b"\n"
     digest.update(spelled)
@@ -258,8 +258,15 @@ def _said(answer: Message) -> Answered:
     return Answered(answer.reasoning or "", before, behind, tuple(calls))
 
 
+def _spelled_alike(arguments: Any) -> str:
+    try:
+        return json.dumps(_parsed(arguments), sort_keys=True)
+    except RecursionError:  # what could just be read
+        return json.dumps(arguments)
+
+
 def _parsed(arguments: Any) -> Any:
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments

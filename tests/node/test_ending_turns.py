@@ -117,6 +117,25 @@ def test_a_flush_comes_to_an_end_while_agents_talk_and_ends_nobodys_turn(talks):
     assert all(talk.answers >= count for talk, count in zip(agents, counts, strict=True))
 
 
+def test_a_flush_waits_for_no_turn_that_begins_behind_it(model, tmp_path):
+    with running(tmp_path, model) as service:
+
+        async def scenario():
+            node = service.node
+            before = node.turns.serve(request("before", 40))
+            await anext(before)
+            flushing = asyncio.ensure_future(node.live_turns.quiesce(60.0))
+            await asyncio.sleep(0)  # it looks who runs
+            behind = node.turns.serve(request("behind", 2_000))
+            await anext(behind)
+            assert [event async for event in before][-1].event == "finished"
+            assert await flushing == 0
+            assert len(node.live_turns) == 1
+            await behind.aclose()
+
+        on_loop(service, scenario())
+
+
 @pytest.mark.nightly
 def test_a_flush_waits_for_a_long_turn_only_so_long_and_says_so(model, tmp_path, monkeypatch):
     monkeypatch.setattr(control_calls, "FLUSH_WAIT_S", 0.05)

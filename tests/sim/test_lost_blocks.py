@@ -6,11 +6,16 @@ from unittest import mock
 import pytest
 
 from fabric.control.calls import ErrorReply, decode_reply, encode_call
+from fabric.control.directive_calls import DirectAgent
 from fabric.control.hibernation_calls import Hibernate
 from fabric.control.node_calls import AgentView, Done, Flush, PinAgent
+from fabric.edit_mode import EditMode
 from fabric.errors import ConflictError, FabricError
 from fabric.ids import AgentId, OperationId
+from fabric.record.directive import Directive
+from fabric.record.said import said_digest
 from fabric.settings import NodeSettings
+from fabric.turn.messages import Message, MessageRole
 from node.store.block_files import file_name
 from tests.sim.script import TENANT, Talk, on, patient, play
 
@@ -106,6 +111,15 @@ async def pin(case):
     assert (await case.call(PinAgent(TENANT, ALICE, pinned=False), AgentView)).pinned is False
 
 
+async def direct(case):
+    digest = said_digest(Message(MessageRole.USER, ("one",)))
+    named = OperationId("operation-1")
+    added = Directive(named, EditMode.FORGET, "two", None, digest)
+    view = await case.call(DirectAgent(TENANT, ALICE, (added,)), AgentView)
+    assert [each.operation for each in view.directives] == [named]
+    assert not (await case.call(DirectAgent(TENANT, ALICE, (), (named,)), AgentView)).directives
+
+
 async def flush(case):
     assert "1 agents are durable" in (await case.call(Flush(), Done)).detail
 
@@ -118,6 +132,7 @@ DEEDS = {
     "fork": fork,
     "fork here": fork_here,
     "pin": pin,
+    "direct": direct,
     "flush": flush,
 }
 
@@ -141,7 +156,7 @@ def test_a_lost_block_keeps_nobody_from_anything(deed, found, hot):
 
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
-@pytest.mark.parametrize("deed", ["move", "drain", "pin"])
+@pytest.mark.parametrize("deed", ["move", "drain", "pin", "direct"])
 def test_a_block_lost_while_a_record_is_written_keeps_nobody_from_anything(deed, hot):
     """One is lost already; another goes between the look at what is left and the record."""
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fabric.errors import FabricError, RejectedError
+from fabric.errors import FabricError, RejectedError, TooLargeError
 from fabric.ids import TenantId
 from fabric.json_items import ItemCount
-from fabric.limits import JSON_ITEMS_MAX
+from fabric.limits import BODY_BYTES_MAX, JSON_ITEMS_MAX
 from fabric.ports import Clock
 from fabric.turn.generation import (
     Admitted,
@@ -64,7 +64,10 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
             for entry in asked.entries
         )
         asked = replace(asked, before=before, entries=entries, identity=identity)
-        size_bytes = weigh([before, entries])
+        size_bytes = weigh([before, entries], BODY_BYTES_MAX)
+        if size_bytes > BODY_BYTES_MAX:  # a short name may stand for much, again and again
+            message = f"with what it names, the input is over {BODY_BYTES_MAX} bytes"
+            raise TooLargeError(message, param="input")
         return await run_sized(tenant, size_bytes, partial(with_prompt, asked))
 
     def _before(

@@ -64,7 +64,7 @@ def parse_tools(fields: Fields) -> Tools:
         inner = Fields(require_object(item, f"tools[{index}]"), f"tools[{index}].")
         kind = require_text(inner.require("type"), inner.param("type"))
         if kind.startswith(_HOSTED):
-            hosted[kind[:64]] = None
+            hosted[_headed(kind)] = None
             continue
         for name, function in _tools(kind, inner):
             key = template_name(name.name, name.namespace)
@@ -74,6 +74,11 @@ def parse_tools(fields: Fields) -> Tools:
         refuse("tools", f"more than {TOOLS_MAX} items in all namespaces")
     strict = tuple(key for key, name in names.items() if name.is_strict)
     return Tools(given, functions, names, strict, tuple(hosted))
+
+
+def _headed(kind: str) -> str:
+    """Return a client's word as a header of the answer may have it."""
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in kind[:64])
 
 
 def _tools(kind: str, fields: Fields) -> Iterator[tuple[ToolName, dict[str, Any]]]:

@@ -259,6 +259,33 @@ def test_a_hang_up_while_memory_is_read_back_keeps_the_record(model, tmp_path, m
         assert again.admitted.cached_tokens == again.admitted.prompt_tokens - 1
 
 
+def test_a_hang_up_once_anothers_memory_is_read_leaves_the_agent_its_own(service, monkeypatch):
+    """What was read may be exactly as long as what the agent remembers."""
+    foreign = text_of_tokens(service, "one more. " + WORDS * 8, 513)
+    ask(service, foreign, agent="bert", **BRIEF)
+    own = text_of_tokens(service, "his own. " + WORDS * 8, 508)
+    calm = ask(service, own, agent="calmer", **BRIEF)
+    first = ask(service, own, agent="carl", **BRIEF)
+    carl, loads = agent_of(service, "carl"), []
+    assert carl.manifest.tokens_count == 512
+
+    def read(*arguments, cancel=None, **options):
+        loads.append(load_blocks(*arguments, cancel=cancel, **options))
+        carl.turn._sequence.cancelled.set()  # the engine knows it before the turn goes on
+        return loads[-1]
+
+    async def scenario():
+        return [e async for e in service.node.turns.serve(request("carl", foreign))]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prefix, "load_blocks", read)
+        on_loop(service, scenario())
+    assert loads == [512]
+    again = ask(service, own + first.text + " and then", agent="carl", **BRIEF)
+    assert again.admitted.cached_tokens >= 508
+    assert again.text == ask(service, own + calm.text + " and then", agent="calmer", **BRIEF).text
+
+
 def test_who_hangs_up_before_the_agent_is_free_leaves_the_line(service):
     async def scenario():
         node = service.node

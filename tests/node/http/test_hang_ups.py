@@ -15,12 +15,14 @@ from fabric.ids import OperationId
 from fabric.keys.cluster_secret import http_secret
 from fabric.turn.generation import (
     CLUSTER_HEADER,
+    COUNT_PATH,
     GENERATE_PATH,
     Delta,
     GenerateRequest,
     Sampling,
 )
 from node.http.generate import HttpServer, build_app, http_config
+from node.http.prompt_question import PromptQuestion
 from node.mlx.engine import Engine
 from tests.support.services import KEY, TENANT, identity_of, running
 from tests.support.tiny_models import LLAMA, write_model
@@ -33,12 +35,12 @@ MEGABYTE = "x" * 1_000_000
 RESET = struct.pack("ii", 1, 0)
 
 
-def asked(agent="mira"):
+def asked(agent="mira", path=GENERATE_PATH):
     sampling = Sampling(max_tokens=ANSWER_TOKENS, ignore_eos=True)
     who = OperationId("hang-ups"), TENANT, identity_of(agent)
     raw = dump_json(GenerateRequest(*who, sampling, prompt="the cat sat on the mat. " * 20))
     lines = [
-        f"POST {GENERATE_PATH} HTTP/1.1", "host: node", f"content-length: {len(raw)}",
+        f"POST {path} HTTP/1.1", "host: node", f"content-length: {len(raw)}",
         f"{CLUSTER_HEADER}: {http_secret(KEY)}", "", "",
     ]  # fmt: skip
     return "\r\n".join(lines).encode() + raw
@@ -71,9 +73,9 @@ class Serving:
 
 
 @asynccontextmanager
-async def listening(serve):
+async def listening(serve, more=()):
     listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(http_config(build_app(KEY, serve)))
+    server = HttpServer(http_config(build_app(KEY, serve, more)))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()
@@ -157,3 +159,45 @@ def until(holds):
     while not holds():
         assert time.monotonic() < end_s
         threading.Event().wait(0.01)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("how", ["close", "half", "reset"])
+async def test_a_question_about_a_prompt_ends_with_who_asked_it(how):
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def told(_request):
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    route = PromptQuestion(COUNT_PATH, KEY, told).route()
+    async with listening(None, [route]) as address:
+        sock = socket.create_connection(address)
+        sock.sendall(asked(path=COUNT_PATH))
+        await asyncio.wait_for(begun.wait(), HANG_S)
+        hang_up(sock, how)
+        await asyncio.wait_for(ended.wait(), HANG_S)
+        sock.close()
+
+
+def test_a_count_that_nobody_waits_for_leaves_no_thread_at_it(service, monkeypatch):
+    prompts = service.node.turns.prompts
+    limits, may_end = [], threading.Event()
+
+    def encode(_text, *, special_prefix, limit):
+        del special_prefix
+        limits.append(limit)
+        assert may_end.wait(HANG_S)
+
+    monkeypatch.setattr(prompts.tokenizer, "encode", encode)
+    who = OperationId("hang-ups"), TENANT, identity_of("mira")
+    request = GenerateRequest(*who, Sampling(), prompt="the cat sat")
+    counting = asyncio.run_coroutine_threadsafe(prompts.count(request), service._loop)
+    until(lambda: limits)
+    assert not limits[0].is_unwanted()
+    counting.cancel()
+    until(limits[0].is_unwanted)
+    may_end.set()

@@ -9,10 +9,11 @@ from fabric.control.node_calls import AgentView
 from fabric.edit_mode import EditMode
 from fabric.errors import FabricError
 from fabric.ids import AgentId, OperationId
-from fabric.limits import DIRECTIVE_BYTES_MAX, DIRECTIVES_MAX
+from fabric.limits import DIRECTIVE_BYTES_MAX, DIRECTIVES_BYTES_MAX, DIRECTIVES_MAX
 from fabric.record.directive import Directive, directed
 from fabric.record.said import said_digest
 from fabric.turn.messages import Message, MessageRole, ToolUse
+from node.tiers.disk_tier import record_bytes
 from tests.support.agent_traffic import words
 from tests.support.services import TENANT, ask, call, migrate, running
 from tests.support.tiny_models import LLAMA, write_model
@@ -169,6 +170,21 @@ def test_too_many_are_refused_and_change_nothing(tmp_path, model):
             direct(service, cleared(EditMode.FORGET, operation="operation-more"))
         view = direct(service, removes_all=True)
         assert not view.directives
+
+
+def test_their_texts_are_no_larger_together_than_an_agent_is_worth(tmp_path, model):
+    """They lie in memory and on the disk, for every agent of a tenant."""
+    text = "x" * (DIRECTIVES_BYTES_MAX // 4)
+    with running(tmp_path, model) as service:
+        ask(service, history(*LONG), agent="a")
+        agent = service.node.table.get((TENANT, NAME))
+        before = record_bytes(agent.manifest)
+        four = [cleared(EditMode.FORGET, text, f"operation-{i}") for i in range(4)]
+        view = direct(service, *four)
+        assert len(view.directives) == 4
+        assert record_bytes(agent.manifest) - before >= DIRECTIVES_BYTES_MAX
+        with pytest.raises(FabricError, match="take some back"):
+            direct(service, cleared(EditMode.FORGET, "x", "operation-more"))
 
 
 def test_what_the_system_says_is_never_edited(tmp_path, model):

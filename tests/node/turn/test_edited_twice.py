@@ -1,5 +1,7 @@
 """Memory that is edited again before the disk took what the first edit made of it."""
 
+import asyncio
+
 import pytest
 
 from fabric.edit_mode import EditMode
@@ -19,6 +21,18 @@ def model(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("model") / "llama", LLAMA))
 
 
+def refuse(*_):
+    message = "full"
+    raise DiskError(message)
+
+
+def on_its_loop(service, change):
+    async def made():
+        change()
+
+    asyncio.run_coroutine_threadsafe(made(), service._loop).result(60)
+
+
 def test_what_was_put_in_and_not_saved_is_moved_with_the_rest(tmp_path, model, monkeypatch):
     first = history(*LONG)
     with running(tmp_path, model) as service:
@@ -26,11 +40,7 @@ def test_what_was_put_in_and_not_saved_is_moved_with_the_rest(tmp_path, model, m
         edited = grown(history(LONG[0], PUT_IN, *LONG[2:]), answer, words(40, 12))
         publish = AgentStore.publish
 
-        def refused(*_):
-            message = "full"
-            raise DiskError(message)
-
-        monkeypatch.setattr(AgentStore, "publish", refused)
+        monkeypatch.setattr(AgentStore, "publish", refuse)
         second = ask(service, edited, agent="a", edits=AMORTIZE)
         monkeypatch.setattr(AgentStore, "publish", publish)
         agent = agent_of(service)
@@ -43,3 +53,18 @@ def test_what_was_put_in_and_not_saved_is_moved_with_the_rest(tmp_path, model, m
         hot = agent.cache.shifts
         layout = service.node.store.layout(agent.saved)
         assert layout.arrangement.shifts == hot
+
+
+def test_who_goes_back_to_what_the_disk_has_knows_of_no_later_edit(tmp_path, model, monkeypatch):
+    """Memory was wanted while the disk refused: the agent is as it was before the edit."""
+    with running(tmp_path, model) as service:
+        answer = ask(service, history(*LONG), agent="a").text
+        edited = grown(history(LONG[0], PUT_IN, *LONG[2:]), answer, words(40, 12))
+        with monkeypatch.context() as patched:
+            patched.setattr(AgentStore, "publish", refuse)
+            ask(service, edited, agent="a", edits=AMORTIZE)
+            on_its_loop(service, lambda: service.node.table.shed(0))
+        agent = agent_of(service)
+        assert agent.manifest.tokens_count == agent.saved.tokens_count == agent.exact_tokens
+        again = ask(service, grown(history(*LONG), answer, words(43, 9)), agent="a")
+        assert again.admitted.cached_tokens > agent.saved.tokens_count - 120

@@ -260,3 +260,14 @@ def test_what_another_agent_gave_is_remembered_where_it_was_put_back(tmp_path):
                 "So it is.  "
                 in service.node.table.get((driver.tenant, AgentId("two"))).manifest.text
             )
+
+
+@pytest.mark.parametrize("depth", [100, 900, 990, 995, 1_000, 1_000_000])
+def test_arguments_in_however_many_brackets_are_some(depth):
+    """A client's JSON in a text is as deep as it likes."""
+    deep = "[" * depth + "]" * depth
+    use = replace(CALL, arguments=deep)
+    found = located(asking(sent(uses=(use,)), RESULT))
+    known = remember({}, found.request.messages, replace(ANSWER, uses=(use,)))
+    made = restored(found.request, known)
+    assert made.request.messages[len(ASKED)].uses[0].arguments == deep

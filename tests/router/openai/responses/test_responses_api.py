@@ -5,7 +5,7 @@ import openai
 import pytest
 
 from fabric.errors import RetryLaterError
-from fabric.limits import COMPLETION_TOKENS_MAX
+from fabric.limits import BODY_BYTES_MAX, COMPLETION_TOKENS_MAX
 from fabric.settings import RouterSettings
 from fabric.turn.generation import (
     Delta,
@@ -341,3 +341,27 @@ async def test_a_client_that_leaves_stops_its_node():
                 break
         await until(lambda: node.cancelled == 1)
         await asyncio.sleep(0)
+
+
+async def test_what_is_ignored_is_told_as_a_header_may_be():
+    async with rig("a") as made:
+        tools = [{"type": "web_search\u20ac\r\nx-more: 1"}]
+        answer = await made.http().post(PATH, json={**BODY, "tools": tools})
+
+    assert answer.status_code == 200
+    assert answer.headers["x-macfabric-ignored"] == "web_search???x-more: 1"
+    assert "x-more" not in answer.headers
+
+
+async def test_a_short_name_does_not_stand_for_more_than_a_body_may_be():
+    async with rig("a") as made:
+        text = "x" * 4_096
+        made["node-a"].does.events = [Delta(0, text), Finished(FinishReason.STOP, 1)]
+        first = await made.openai().responses.create(**BODY)
+        named = {"type": "item_reference", "id": first.output[0].id}
+        many = [named] * (BODY_BYTES_MAX // len(text))
+        answer = await made.http().post(PATH, json={"model": MODEL, "input": many})
+        asked_count = len(made["node-a"].requests)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+    assert asked_count == 1
