@@ -24,8 +24,9 @@ from fabric.control.node_calls import (
     SealAgent,
     Stop,
 )
-from fabric.errors import FabricError, RejectedError
-from fabric.limits import FLUSH_WAIT_S
+from fabric.errors import FabricError, OverloadedError, RejectedError
+from fabric.fair_share import FairShare
+from fabric.limits import FLUSH_WAIT_S, WAITING_CALLS_MAX
 from fabric.net.links import PeerList
 from node.agents.agent_listing import list_agents
 from node.http.generate import error_reply
@@ -42,6 +43,7 @@ class ControlCalls:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._waiting = FairShare[str](WAITING_CALLS_MAX)
         self._answers: dict[type, Callable[[Any], Awaitable[object]]] = {
             Describe: self._describe,
             ListAgents: self._list_agents,
@@ -80,13 +82,25 @@ class ControlCalls:
                 return encode_reply(error_reply(_ELSEWHERE))
             async with asyncio.timeout(_LIMIT_S):
                 with low_latency() if is_waited_for else nullcontext():
-                    return encode_reply(await self._answers[type(call)](call))
+                    return encode_reply(await self._carried_out(call))
         except FabricError as error:
             return encode_reply(error_reply(error))
         except Exception as error:  # noqa: BLE001 - nothing may end the loop
             _log.exception("a control call failed")
             message = f"the node failed on this call ({type(error).__name__})"
             return encode_reply(error_reply(FabricError(message)))
+
+    async def _carried_out(self, call: Any) -> object:
+        answer = self._answers[type(call)]
+        if not spec_of(type(call)).waits:
+            return await answer(call)
+        if not self._waiting.take(call.tenant):
+            message = "too many calls of yours wait at this node"
+            raise OverloadedError(message)
+        try:
+            return await answer(call)
+        finally:
+            self._waiting.give(call.tenant)
 
     async def _describe(self, _: Describe) -> object:
         return self._node.view()

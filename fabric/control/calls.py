@@ -63,6 +63,7 @@ class CallSpec:
     reply: type
     timeout_s: float = CONTROL_TIMEOUT_S
     route: CallRoute = CallRoute.ACTOR
+    waits: bool = False  # for an agent's turn or memory, as often as its tenant asks
     to_lost: bool = False  # goes on though the node's lease is over: by it a node comes back
 
 
@@ -73,21 +74,21 @@ _SPECS: Final = (
     CallSpec("list_agents", ListAgents, AgentList),
     CallSpec("erase_agent", EraseAgent, EraseReceipt, to_lost=True),
     CallSpec("share_erasures", ShareErasures, KnownErasures, to_lost=True),
-    CallSpec("pin_agent", PinAgent, AgentView),
-    CallSpec("direct_agent", DirectAgent, AgentView, _SAVE_TIMEOUT_S),
-    CallSpec("wish_of_agent", WishOfAgent, AgentView, _SAVE_TIMEOUT_S),
+    CallSpec("pin_agent", PinAgent, AgentView, waits=True),
+    CallSpec("direct_agent", DirectAgent, AgentView, _SAVE_TIMEOUT_S, waits=True),
+    CallSpec("wish_of_agent", WishOfAgent, AgentView, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("read_memory", ReadMemory, MemoryView),
-    CallSpec("offer_migration", OfferMigration, Offer, _SAVE_TIMEOUT_S),
+    CallSpec("offer_migration", OfferMigration, Offer, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("copy_blocks", CopyBlocks, Copied, COPY_TIMEOUT_S),
     CallSpec("seal_agent", SealAgent, Offer, _SAVE_TIMEOUT_S, CallRoute.HTTP),
     # The tail comes first; the agent is served nowhere meanwhile.
     CallSpec("commit_migration", CommitMigration, Committed, 180.0, CallRoute.HTTP),
     CallSpec("release_agent", ReleaseAgent, Done),
     CallSpec("abort_migration", AbortMigration, Done),
-    CallSpec("offer_copy", OfferCopy, Offer),
+    CallSpec("offer_copy", OfferCopy, Offer, waits=True),
     CallSpec("keep_replica", KeepReplica, AgentView, _SAVE_TIMEOUT_S),
     CallSpec("keep_fork", KeepFork, AgentView, _SAVE_TIMEOUT_S),
-    CallSpec("prefetch_agent", PrefetchAgent, AgentView, PREFETCH_TIMEOUT_S),
+    CallSpec("prefetch_agent", PrefetchAgent, AgentView, PREFETCH_TIMEOUT_S, waits=True),
     CallSpec("drain_node", DrainNode, Done),
     CallSpec("meet_peers", PeerList, Done, 2 * HEARTBEAT_S),
     CallSpec("flush", Flush, Done, 120.0),  # of which it waits FLUSH_WAIT_S for turns
