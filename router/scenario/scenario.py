@@ -50,7 +50,7 @@ _TOOL = PlainText(
 )
 _LINE = PlainText(NAME_CHARS_TOLD, re.compile(r"[^\n\r]*"), "one line only")
 _SHOWN = PlainText(
-    SCENARIO_KEY_CHARS_MAX,
+    SCENARIO_NAME_CHARS_MAX,
     re.compile(r"[^\s:\[\]](?:[^\n\r:\[\]]*[^\s:\[\]])?"),
     "one line without colons and brackets, as it stands before what is said",
 )
