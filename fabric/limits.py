@@ -32,6 +32,7 @@ EDIT_KEPT_TOKENS_MIN: Final = 16  # fewer are computed sooner than they are move
 EDIT_MOVES_MAX: Final = 256  # of one prompt, the longest: attention turns the query for each
 EDIT_SINK_TOKENS: Final = 4  # at the start, which all others attend to: no edit before their end
 RECORD_WRITES_MAX: Final = 4  # of one record; each but the last met a block that the drive lost
+TILE_PLANS_MAX: Final = 64  # remembered, of sequences with many moved runs; more than one batch has
 PACKED_PIECES_MAX: Final = 1 << 14  # remembered in their packed form, 8 MB; 4M tokens' worth
 AGENTS_PER_NODE_MAX: Final = 10_000
 ANSWERS_BYTES_MAX: Final = 128 * KIB  # of one agent, remembered for clients that change them

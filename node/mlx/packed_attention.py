@@ -7,6 +7,7 @@ Source: `exp(s_i) / (sum_j exp(s_j) + exp(sink)) = softmax(s)_i * sigmoid(lse(s)
 
 import mlx.core as mx
 
+from node.mlx.tiled_scores import TILED_RUNS_MIN, tile_plan, tiled_scores
 from node.mlx.token_store import Packed
 
 
@@ -47,9 +48,15 @@ def _scores(queries: mx.array, keys: Packed) -> mx.array:
     bits = {"group_size": keys.group_size, "bits": keys.bits}
     if keys.turning is None:
         return mx.quantized_matmul(queries, *keys[:3], transpose=True, **bits)
-    parts = []
-    for run, turned in keys.turning.of_queries(queries, keys.codes.shape[2]):
-        codes, scales, biases = (array[:, :, run.start : run.end] for array in keys[:3])
+    parts, turning, done, tokens_count = [], keys.turning, 0, keys.codes.shape[2]
+    if len(turning.shifts) >= TILED_RUNS_MIN:
+        plan = tile_plan(turning.shifts)
+        turned, done = turning.back(queries, plan.deltas), plan.tokens_count
+        parts.append(tiled_scores(turned, keys[:3], plan, bits))
+        turning = turning.behind(done, tokens_count)
+    for run, turned in turning.of_queries(queries, tokens_count - done):
+        start, end = run.start + done, run.end + done
+        codes, scales, biases = (array[:, :, start:end] for array in keys[:3])
         parts.append(mx.quantized_matmul(turned, codes, scales, biases, transpose=True, **bits))
     return mx.concatenate(parts, axis=-1)
 

@@ -6,7 +6,7 @@ the queries are turned back instead, once per distance.
 Source: q · R(d) k = R(-d) q · k, for a rotation R is orthogonal.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -14,6 +14,8 @@ import mlx.core as mx
 from fabric.kvcache.rotation import Rotation
 from fabric.kvcache.shift import Shift, cut, runs
 from node.mlx.rotate import rotate
+
+ROWWISE_RUNS_MIN = 48  # from here on, turning every row by its own distance is cheaper, on CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,11 @@ class Turning:
 
     def of_rows(self, rows: mx.array) -> mx.array:
         """Turn `[batch, heads, tokens, width]` as computed to where they lie."""
+        if len(self.shifts) >= ROWWISE_RUNS_MIN:
+            deltas = [0] * rows.shape[2]
+            for run in self.shifts:
+                deltas[run.start : run.end] = [run.delta] * (run.end - run.start)
+            return rotate(rows, self.rotation, deltas)
         parts = []
         for run in runs(self.shifts, rows.shape[2]):
             part = rows[:, :, run.start : run.end]
@@ -33,19 +40,26 @@ class Turning:
 
     def of_queries(self, queries: mx.array, tokens_count: int) -> Iterator[tuple[Shift, mx.array]]:
         """Yield every run of the rows, with the queries whose scores against it are right."""
-        turned = {0: queries, **self._turned_back(queries)}
+        deltas = tuple(dict.fromkeys(shift.delta for shift in self.shifts))
+        turned = {0: queries}
+        if deltas:
+            back = self.back(queries, deltas)
+            turned |= {delta: back[..., index, :] for index, delta in enumerate(deltas)}
         for run in runs(self.shifts, tokens_count):
             yield run, turned[run.delta]
 
-    def _turned_back(self, queries: mx.array) -> dict[int, mx.array]:
-        deltas = list(dict.fromkeys(shift.delta for shift in self.shifts))
+    def back(self, queries: mx.array, deltas: Sequence[int]) -> mx.array:
+        """Turn `[..., width]` back by each distance, `[..., distances, width]`."""
         if len(deltas) == 1:
-            return {deltas[0]: rotate(queries, self.rotation, -deltas[0])}
+            return rotate(queries, self.rotation, -deltas[0])[..., None, :]
         # All of them at once: on CPU 64 distances took half the time that they took one by one.
         lead, width = queries.shape[:-1], queries.shape[-1]
         apart = mx.broadcast_to(queries[..., None, :], (*lead, len(deltas), width))
-        turned = rotate(apart, self.rotation, [-delta for delta in deltas])
-        return {delta: turned[..., index, :] for index, delta in enumerate(deltas)}
+        return rotate(apart, self.rotation, [-delta for delta in deltas])
+
+    def behind(self, start: int, tokens_count: int) -> "Turning":
+        """Return how the rows from `start` on turn, counted from there."""
+        return replace(self, shifts=cut(self.shifts, start, tokens_count))
 
     def of_last(self, count: int, tokens_count: int) -> "Turning | None":
         """Return how the last `count` of `tokens_count` rows turn, if any of them was moved."""

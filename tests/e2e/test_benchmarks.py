@@ -17,6 +17,7 @@ MARKS = {
     "interleave": [pytest.mark.slow, pytest.mark.nightly],
     "memory": [pytest.mark.slow, pytest.mark.nightly],
     "migrate": [pytest.mark.slow, pytest.mark.nightly, pytest.mark.cluster],
+    "moved-runs": [pytest.mark.nightly],
     "perplexity": [pytest.mark.nightly],
     "restore": [pytest.mark.nightly],
     "soak": [pytest.mark.slow, pytest.mark.nightly],

@@ -1,5 +1,6 @@
 """Attention to rows that were moved is attention to rows turned by hand, in float64."""
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,9 +12,9 @@ from numpy.typing import NDArray
 
 from fabric.kvcache.cache_spec import LayerKind, ModelCacheSpec
 from fabric.kvcache.rotation import Rotation
-from fabric.kvcache.shift import Shift
+from fabric.kvcache.shift import Shift, joined
 from fabric.settings import KvBits
-from node.mlx import attention
+from node.mlx import attention, packed_attention, turning
 from node.mlx.attention import LastTokens, Rows, attend
 from node.mlx.engine import Batching, Engine
 from node.mlx.resident_cache import ResidentCache
@@ -215,3 +216,32 @@ def test_turned_values_are_never_packed() -> None:
         cache.hold(6, (), shifts)
         found = cache.leaves[0].update_and_fetch(plain, plain)
         assert [isinstance(rows, Packed) for rows in found] == [is_packed] * 2
+
+
+def _scattered(name: str, count: int, *, is_tail_moved: bool) -> tuple[Shift, ...]:
+    """Move many short runs by distances of their own, some again by the same, some not at all."""
+    drawn = random.Random(f"{name}{count}")
+    at, found = 5, []
+    for number in range(count):
+        size = drawn.randint(1, 40)
+        found.append(Shift(at, at + size, drawn.choice((-1, 1)) * (1 + number % (count - 3))))
+        at += size + drawn.choice((0, 0, 3))
+    return joined(found if is_tail_moved else [s for s in found if s.end < at - 60])
+
+
+@pytest.mark.parametrize("name", sample(SHIFTABLE, "llama3", "some_dims", "expanded", "latent"))
+@pytest.mark.parametrize("is_tail_moved", [True, False])
+def test_many_runs_in_one_product_score_as_one_product_each(
+    name: str, is_tail_moved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(name, layers_count=2)
+    many = max(packed_attention.TILED_RUNS_MIN, turning.ROWWISE_RUNS_MIN)
+    shifts = _scattered(name, many + 20, is_tail_moved=is_tail_moved)
+    count = shifts[-1].end + (0 if is_tail_moved else 70)
+    assert len(shifts) > many
+    together = decode(engine, filled(engine, count, shifts))
+    monkeypatch.setattr(packed_attention, "TILED_RUNS_MIN", len(shifts) + 1)
+    monkeypatch.setattr(turning, "ROWWISE_RUNS_MIN", len(shifts) + 1)
+    apart = decode(engine, filled(engine, count, shifts))
+    assert off(together, apart) <= ROUNDING
+    assert off(decode(engine, filled(engine, count)), apart) > 20 * ROUNDING
