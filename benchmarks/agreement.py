@@ -6,21 +6,22 @@
 
 Keeping promises the positions of the edited prompt and the knowledge of the full one. So it is said
 how far all three are apart, and which reference is met where the two differ: for each of the tokens
-that follow, on text that the model has not seen, and for several numbers of tokens that are
-computed anew behind each edit.
+that follow, on text that the model has not seen, for several numbers of tokens that are computed
+anew behind each edit, and for several choices of such tokens at equal budgets.
 """
 
 import argparse
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.models import prose_model, prose_text
+from benchmarks.recomputed_tokens import CHOICES, SHARES, chosen, deviations, left
 from benchmarks.report import Limit, Report, say
 from fabric.kvcache.arrangement import Move
 from node.mlx.engine import Engine
@@ -34,6 +35,7 @@ TRIALS, QUICK_TRIALS = 48, 2
 PROMPT_TOKENS, QUICK_PROMPT_TOKENS = 512, 192
 FOLLOWING_TOKENS = 16  # compared, as they follow in the text
 RECOMPUTED = (0, 4, 16, 64)  # behind each edit
+ALL = "all recomputed"
 EDITS_MAX = 8
 DROPPED_TOKENS = (8, 32)
 ADDED_TOKENS_MAX = 24  # longer than what is dropped as well as shorter
@@ -64,7 +66,7 @@ class Trial:
 
     full: np.ndarray
     anew: np.ndarray
-    kept: dict[int, np.ndarray]  # by the tokens that were computed anew behind each edit
+    kept: dict[str, np.ndarray]  # by which tokens were computed anew
 
 
 def run(arguments: argparse.Namespace) -> Report:
@@ -82,11 +84,10 @@ def run(arguments: argparse.Namespace) -> Report:
         prompt = text[start : start + length + FOLLOWING_TOKENS]
         trials.append(_trial(engine, prompt, _edits(rng, length, text)))
         say(f"trial {number + 1} of {count}")
-    table = {f"{k} recomputed": _row(trials, k) for k in RECOMPUTED}
-    table["all recomputed"] = _row(trials, length)
+    table = {arm: _row(trials, arm) for arm in trials[0].kept}
     limit = Limit(
-        "all recomputed, from anew [nats]",
-        table["all recomputed"]["from_anew_nats"],
+        f"{ALL}, from anew [nats]",
+        table[ALL]["from_anew_nats"],
         SAME_NATS_MAX,
         is_least=False,
     )
@@ -113,17 +114,28 @@ def _edits(rng: random.Random, length: int, text: Sequence[int]) -> list[Edit]:
 
 def _trial(engine: Engine, prompt: Sequence[int], edits: Sequence[Edit]) -> Trial:
     known, following = list(prompt[:-FOLLOWING_TOKENS]), list(prompt[-FOLLOWING_TOKENS - 1 :])
-    edited, moves = _edited(known, edits, 0)
+    edited, _ = _edited(known, edits, 0)
     full, anew = (_computed(engine, ids[:-1]) for ids in (known, edited))
     kept = {}
-    for recomputed in (*RECOMPUTED, len(known)):
-        _, moves = _edited(known, edits, recomputed)
-        cache = _computed(engine, known[:-1])
-        cache.reserve(len(edited) + FOLLOWING_TOKENS)
-        cache.rearrange(moves)
+    for arm, arranged in _arms(engine, known, edited, edits).items():
+        cache = _copied(engine, full, len(known) + len(edited))
+        cache.rearrange(arranged)
         _fill(engine, cache, edited[:-1])
-        kept[recomputed] = _said(engine, cache, following)
+        kept[arm] = _said(engine, cache, following)
     return Trial(_said(engine, full, following), _said(engine, anew, following), kept)
+
+
+def _arms(
+    engine: Engine, known: Sequence[int], edited: Sequence[int], edits: Sequence[Edit]
+) -> dict[str, list[Move]]:
+    """Return what stays or moves, by which tokens are computed anew beside what was put in."""
+    arms = {f"{k} recomputed": _edited(known, edits, k)[1] for k in RECOMPUTED}
+    _, moves = _edited(known, edits, 0)
+    found = deviations(engine.model, known[:-1], edited[:-1], moves)
+    for choice, share in product(CHOICES, SHARES):
+        picked = chosen(choice, share, moves, found)
+        arms[f"{choice} {share:.0%}"] = left(moves, picked)
+    return {**arms, ALL: moves[:1]}
 
 
 def _edited(
@@ -150,6 +162,17 @@ def _computed(engine: Engine, ids: Sequence[int]) -> ResidentCache:
     return cache
 
 
+def _copied(engine: Engine, cache: ResidentCache, room_tokens: int) -> ResidentCache:
+    """Return a cache with the same rows."""
+    count = cache.tokens_count
+    made = engine.new_cache(room_tokens + FOLLOWING_TOKENS)
+    made.settle()
+    for view, rows in zip(made.places(0, count), cache.places(0, count), strict=True):
+        view[:] = rows
+    made.assume(count)
+    return made
+
+
 def _fill(engine: Engine, cache: ResidentCache, ids: Sequence[int]) -> None:
     """Compute what of the tokens is not in place."""
     while (at := cache.tokens_count) < len(ids):
@@ -170,9 +193,9 @@ def _said(engine: Engine, cache: ResidentCache, following: Sequence[int]) -> np.
 # --- how far they are apart ------------------------------------------------------------------
 
 
-def _row(trials: Sequence[Trial], recomputed: int) -> dict[str, float]:
-    """Compare memories of which so many tokens behind each edit are new with both references."""
-    pairs = [(trial.kept[recomputed], trial) for trial in trials]
+def _row(trials: Sequence[Trial], arm: str) -> dict[str, float]:
+    """Compare memories of which some tokens are new with both references."""
+    pairs = [(trial.kept[arm], trial) for trial in trials]
     apart = [_top(t.full) != _top(t.anew) for t in trials]
     differ = np.concatenate(apart)
     as_full = np.concatenate([_top(own) == _top(t.full) for own, t in pairs])

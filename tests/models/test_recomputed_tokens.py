@@ -1,0 +1,31 @@
+"""Choices of tokens that are computed anew: equal budgets, and nothing else moves."""
+
+import numpy as np
+import pytest
+
+from benchmarks.recomputed_tokens import CHOICES, Deviations, chosen, left, places
+from fabric.kvcache.arrangement import Move
+
+MOVES = (Move(0, 10, 0), Move(20, 60, 15), Move(70, 150, 60))
+FOUND = Deviations(np.arange(120.0), np.arange(120.0)[::-1])
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("share", [0.0, 0.15, 1.0])
+def test_what_is_chosen_is_computed_and_the_rest_stays_where_it_was(choice, share):
+    picked = chosen(choice, share, MOVES, FOUND)
+    moves = left(MOVES, picked)
+    assert picked.sum() <= round(share * len(picked))
+    assert choice == "blocks" or picked.sum() == round(share * len(picked))
+    assert moves[0] == MOVES[0]
+    assert {m.new_start - m.start for m in moves[1:]} <= {-5, -10}
+    kept = places(moves) if len(moves) > 1 else []
+    assert set(kept) == set(places(MOVES)[~picked])
+
+
+def test_each_choice_is_what_it_says():
+    first = places(MOVES)[chosen("first", 0.1, MOVES, FOUND)]
+    assert list(first) == [*range(15, 21), *range(60, 66)]
+    assert chosen("deviating", 0.1, MOVES, FOUND)[-12:].all()
+    assert chosen("oracle", 0.1, MOVES, FOUND)[:12].all()
+    assert chosen("blocks", 0.2, MOVES, FOUND)[-8:].all()
