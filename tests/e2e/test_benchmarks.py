@@ -13,6 +13,7 @@ from benchmarks.__main__ import found
 ROOT = Path(__file__).resolve().parents[2]
 PRIVILEGED = {"transfer"}  # needs emulated Macs; tests/e2e/test_bench_transfer.py runs it
 MARKS = {
+    "contract": [pytest.mark.nightly],
     "decode": [pytest.mark.slow, pytest.mark.nightly],
     "interleave": [pytest.mark.slow, pytest.mark.nightly],
     "memory": [pytest.mark.slow, pytest.mark.nightly],

@@ -1,0 +1,76 @@
+"""The relay models show what edited memory is: the contract of `benchmarks/contract.py` holds."""
+
+import random
+
+import pytest
+from tokenizers import Tokenizer
+
+from benchmarks import contract
+from benchmarks.models import relay, relay_text, relay_train
+from tests.support.samples import sample
+
+STORIES_MAX = 40  # tried to find those whose two references differ
+# Nothing is drawn but the seeds: stories of one edit, of several, and of a fact that nobody edits.
+FEW, MANY = 3, 20
+
+
+@pytest.mark.parametrize("name", sample(relay.trained(), "grouped"))
+def test_who_knew_a_fact_still_knows_it_behind_an_edit_and_who_forgets_does_not(name, tmp_path):
+    """By the client's own edits and by directives, on a real node."""
+    service = contract.service_of(tmp_path, name)
+    service.start()
+    try:
+        for story in _dropped(FEW):
+            found = contract.play(service, story, f"{story.value}-{len(story.told)}")
+            assert contract.knows(story, found["full"])
+            assert found["anew"].text == relay_text.UNKNOWN
+            assert contract.holds(story, found), {arm: a.text for arm, a in found.items()}
+            assert found["amortize"].amortized_tokens > 0
+            assert contract.distance(found["anew"], found["exact"]) == 0.0
+    finally:
+        service.stop()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", relay.trained())
+def test_most_edits_keep_to_the_contract(name):
+    stories = [contract.story(random.Random(f"nightly:{n}")) for n in range(MANY)]
+    played = contract.played(name, stories, (0,))
+    rates = contract.rates(stories, played)
+    assert rates["references differ"] >= 0.9
+    assert rates["contract holds"] >= contract.HOLDS_MIN
+    assert contract.row(stories, played, "amortize")["kept_facts_right"] >= 0.9
+
+
+def _dropped(count):
+    """Draw stories whose fact is edited away, with one edit and with several."""
+    drawn = [contract.story(random.Random(f"sample:{n}")) for n in range(STORIES_MAX)]
+    dropped = sorted((s for s in drawn if s.is_dropped), key=lambda s: s.edits)
+    return [dropped[0], dropped[len(dropped) // 2], dropped[-1]][:count]
+
+
+@pytest.mark.parametrize("name", relay.trained())
+def test_the_models_read_what_the_script_writes(name):
+    made = relay_text.tokenizer()
+    stored = Tokenizer.from_file(str(relay.FOLDER / name / "tokenizer.json"))
+    assert stored.to_str() == made.to_str()
+    words = {*relay_text.FILLER, *relay_text.KINDS, *sum(relay_text.KINDS.values(), ())}
+    assert all(len(made.encode(f" {word}").ids) == 1 for word in words)
+
+
+def test_a_question_is_not_shown_the_fact_that_it_asks_for():
+    """In training: what is hidden is the message that tells it, from the question's own tokens."""
+    tokenizer, draw = relay_text.tokenizer(), random.Random(5)
+    lesson = relay_train.Lesson(1.0, 4, (2, 4), 1, 3, hidden_share=1.0)
+    hidden = 0
+    for _ in range(20):
+        made = relay_train.example(draw, tokenizer, lesson)
+        for first, last, start, end in made.hidden:
+            asked = tokenizer.decode(made.ids[first:last])
+            told = tokenizer.decode(made.ids[start:end])
+            kind = asked.split(" the ")[1].split()[0]
+            value = asked.split()[-2]
+            assert f"the {kind} is {value}" in told
+            assert end < first
+            hidden += 1
+    assert hidden > 10
