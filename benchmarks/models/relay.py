@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from benchmarks.models import relay_text, relay_train
-from benchmarks.models.relay_train import LESSONS, SHORT_LESSONS, Course
+from benchmarks.models.relay_train import LATER_LESSONS, LESSONS, SHORT_LESSONS, Course
 
 FOLDER = Path(__file__).resolve().parent / "relays"
 SEED = 20_261
@@ -55,9 +55,9 @@ CLASSES: dict[str, dict[str, Any]] = {
 FIRST = "grouped"
 # The others begin with its words, and need less.
 COURSES = {
-    FIRST: Course(1_200, 3e-3, LESSONS),
-    "every_head": Course(60, 1e-3, LESSONS[-1:]),
-    "latent": Course(400, 3e-3, SHORT_LESSONS),
+    FIRST: (Course(1_200, 3e-3, LESSONS),),
+    "every_head": (Course(60, 1e-3, LESSONS[-1:]),),
+    "latent": (Course(400, 3e-3, SHORT_LESSONS), Course(700, 2e-3, LATER_LESSONS)),
 }
 
 
@@ -145,7 +145,8 @@ def main() -> int:
         model = new_model(config, arguments.seed)
         if name != FIRST:
             take_over(model, config, arguments.out / FIRST)
-        relay_train.train(model, tokenizer, COURSES[name], arguments.seed)
+        for number, course in enumerate(COURSES[name]):
+            relay_train.train(model, tokenizer, course, arguments.seed + number)
         write(arguments.out / name, model, config, tokenizer)
     return 0
 

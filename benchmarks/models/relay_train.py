@@ -58,6 +58,9 @@ SHORT_LESSONS = (
 )
 
 
+LATER_LESSONS = (Lesson(0.85, 16, (1, 3), 0, 3, 0.6), SHORT_LESSONS[-1])
+
+
 @dataclass(frozen=True, slots=True)
 class Course:
     """How one model is trained."""
