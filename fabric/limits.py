@@ -21,6 +21,7 @@ DIRECTIVE_BYTES_MAX: Final = 16 * KIB  # of text in the place of a message
 DIRECTIVES_BYTES_MAX: Final = 256 * KIB  # and of all of one agent's, as they lie in memory
 DIRECTED_ID_CHARS_MAX: Final = 256  # of the tool call whose result one is about
 DIRECTED_TEXT_CHARS_MAX: Final = 64 * KIB  # of a text that one is to find
+DECAY_S_MAX: Final = 1e9  # after which an agent is worth less; 31 years
 UNDONE_SHOWN_MAX: Final = 64  # directives of one agent that were taken back, the newest
 SAID_BEHIND_BYTES_MAX: Final = (
     64 * KIB

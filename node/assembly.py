@@ -165,7 +165,12 @@ def assemble(ground: Ground) -> Node:
         erasing=erasing,
         pinning=Pinning(tiers.owned, tiers.pins, upkeep.round),
         directing=Directing(
-            tiers.owned, tiers.records, tiers.mending, tiers.flusher, ground.tokenizer.markup_ids
+            tiers.owned,
+            tiers.records,
+            tiers.mending,
+            tiers.flusher,
+            ground.tokenizer.markup_ids,
+            tiers.eviction,
         ),
         moves=moves.moves,
         warm_up=moves.warm_up,

@@ -8,7 +8,13 @@ from typing import Any
 
 from fabric.control.calls import CallRoute, decode_call, encode_reply, spec_of
 from fabric.control.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
-from fabric.control.directive_calls import DirectAgent, ReadMemory, WishOfAgent
+from fabric.control.directive_calls import (
+    CoolAgent,
+    DirectAgent,
+    DropReplica,
+    ReadMemory,
+    WishOfAgent,
+)
 from fabric.control.erasure_calls import EraseAgent, ShareErasures
 from fabric.control.node_calls import (
     AbortMigration,
@@ -53,6 +59,8 @@ class ControlCalls:
             DirectAgent: node.directing.direct,
             WishOfAgent: node.directing.wish,
             ReadMemory: node.directing.read,
+            CoolAgent: node.directing.cool,
+            DropReplica: node.directing.drop,
             OfferMigration: node.source.offer,
             SealAgent: node.source.seal,
             ReleaseAgent: node.source.release,

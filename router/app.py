@@ -11,6 +11,7 @@ from fabric.edit_mode import EXACT, EditMode
 from fabric.ports import Clock
 from fabric.settings import RouterSettings
 from router.admin import description as of_admin
+from router.admin.agent_wishes import AgentWishesApi
 from router.admin.agents import AgentsApi
 from router.admin.copies import CopiesApi
 from router.admin.directives import DirectivesApi
@@ -95,6 +96,7 @@ def routes_of(
     named = [  # these name agents or nodes
         *AgentsApi(fleet, services.migrations, services.erasures).routes(),
         *DirectivesApi(fleet, fleet.clock).routes(),
+        *AgentWishesApi(fleet, fleet.clock).routes(),
         *HibernationApi(Hibernations(fleet, services.migrations)).routes(),
         *CopiesApi(services.forks, services.replicas, services.prefetches).routes(),
         *NodesApi(fleet, services.drains).routes(),

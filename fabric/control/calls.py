@@ -11,7 +11,14 @@ from typing import Final, TypeVar
 
 from fabric.codec import pack, unpack
 from fabric.control.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
-from fabric.control.directive_calls import DirectAgent, MemoryView, ReadMemory, WishOfAgent
+from fabric.control.directive_calls import (
+    CoolAgent,
+    DirectAgent,
+    DropReplica,
+    MemoryView,
+    ReadMemory,
+    WishOfAgent,
+)
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
 from fabric.control.node_calls import (
     AbortMigration,
@@ -78,6 +85,8 @@ _SPECS: Final = (
     CallSpec("direct_agent", DirectAgent, AgentView, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("wish_of_agent", WishOfAgent, AgentView, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("read_memory", ReadMemory, MemoryView),
+    CallSpec("cool_agent", CoolAgent, AgentView, _SAVE_TIMEOUT_S, waits=True),
+    CallSpec("drop_replica", DropReplica, Done),
     CallSpec("offer_migration", OfferMigration, Offer, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("copy_blocks", CopyBlocks, Copied, COPY_TIMEOUT_S),
     CallSpec("seal_agent", SealAgent, Offer, _SAVE_TIMEOUT_S, CallRoute.HTTP),

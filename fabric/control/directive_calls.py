@@ -25,6 +25,20 @@ class WishOfAgent(AgentName):
     """Say of an agent as a whole what is not None."""
 
     rebuilds: bool | None = None
+    closes: bool | None = None  # it is done: its hot memory goes, and so does its pin
+    decays: bool | None = None
+    decays_after_s: float = 0.0
+    is_private: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CoolAgent(AgentName):
+    """Let go of an agent's hot memory; what its disk has of it stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropReplica(AgentName):
+    """Let go of an agent on a node that does not own it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,12 @@ class Manifest:
     def is_found_by_content(self) -> bool:
         """Say whether prompts that begin like it may continue it, besides those with its id."""
         is_whole = not self.is_truncated and self.edited is None
-        return is_whole and not self.provenance.is_fork
+        return is_whole and not self.provenance.is_fork and not self.is_private
+
+    @property
+    def is_private(self) -> bool:
+        """Say whether no other agent may begin with its memory."""
+        return self.wishes is not None and self.wishes.is_private
 
     @property
     def is_truncated(self) -> bool:
@@ -166,6 +171,7 @@ class Manifest:
 def _problem(manifest: Manifest) -> str | None:
     return (
         _tokens_problem(manifest)
+        or _wished_problem(manifest)
         or _refs_problem(manifest)
         or _pieces_problem(manifest)
         or _placing_problem(manifest)
@@ -194,14 +200,18 @@ def _tokens_problem(manifest: Manifest) -> str | None:
         return "token ends go backwards"
     if ends and ends[-1] > text_bytes:
         return "token ends run past the text"
+    if manifest.epoch < 1 or manifest.revision < 0:
+        return "epoch or revision is out of range"
+    return manifest.said.problem(text_bytes) if manifest.said is not None else None
+
+
+def _wished_problem(manifest: Manifest) -> str | None:
     if len(manifest.directives or ()) > DIRECTIVES_MAX + UNDONE_SHOWN_MAX:
         return "it has too many directives"
     for directive in manifest.directives or ():
         if problem := directive.problem():
             return problem
-    if manifest.epoch < 1 or manifest.revision < 0:
-        return "epoch or revision is out of range"
-    return manifest.said.problem(text_bytes) if manifest.said is not None else None
+    return manifest.wishes.problem() if manifest.wishes is not None else None
 
 
 def _pieces_problem(manifest: Manifest) -> str | None:

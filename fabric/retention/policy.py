@@ -5,6 +5,7 @@
     quota   what a tenant never exceeds
     pin     goes last, as long as a tenant's pins fit their part of its floor
     replica goes first: another node has the same
+    spent   goes next, pinned or not: its client said that it is worth little
 
 Bytes that several agents refer to count once, and are free only when the last one goes.
 Active agents stay in any case. Knows nothing of memory, disks or clocks.
@@ -31,6 +32,7 @@ class Candidate:
     is_active: bool = False
     is_pinned: bool = False
     is_replica: bool = False
+    is_spent: bool = False
 
     @property
     def tenant(self) -> TenantId:
@@ -141,7 +143,7 @@ def _held_pins(
     room = {tenant: rules.pin_share * floor for tenant, floor in floors.items()}
     held: set[AgentKey] = set()
     counted: set[Hashable] = set()
-    pinned = (c for c in candidates if c.is_pinned)
+    pinned = (c for c in candidates if c.is_pinned and not c.is_spent)
     for candidate in sorted(pinned, key=lambda c: (-rules.rank(c), c.key)):
         fresh = {name: size for name, size in candidate.pieces.items() if name not in counted}
         size_bytes = sum(fresh.values())
@@ -176,7 +178,9 @@ class _Tier:
         )
         self._held = _held_pins(candidates, self._floors, rules)
         order = sorted(
-            (not c.is_replica, rules.rank(c), c.key, c) for c in candidates if not c.is_active
+            (not c.is_replica, not c.is_spent, rules.rank(c), c.key, c)
+            for c in candidates
+            if not c.is_active
         )
         self._left = [candidate for *_, candidate in order]
         self._dropped: list[Candidate] = []

@@ -1,18 +1,20 @@
 """All agents of one node, who is hot, and whom to cool down first."""
 
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
 from fabric.errors import NotFoundError, OverloadedError
 from fabric.ids import AgentId, AgentKey, Fingerprint, NodeName, TenantId
+from fabric.kvcache.block import BlockRef
 from fabric.limits import AGENTS_PER_NODE_MAX, ALIKE_AGENTS_MAX, GONE_AGENTS_MAX
 from fabric.ports import Clock
 from fabric.record.answers import Answered, Answers
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
+from fabric.record.wishes import is_spent
 from fabric.retention.policy import Candidate, Rules, choose
 from fabric.turn.generation import Identity, IdentityKind
 from fabric.u32s import U32s
@@ -43,6 +45,7 @@ class AgentTable:
         self._index = ConversationIndex()
         self._answers = AnswerIndex()
         self._first_blocks = FirstBlockIndex()
+        self._private: set[AgentKey] = set()
         self._rules = rules
         self.use = UseLog(clock)
         self.changes = 0
@@ -118,9 +121,11 @@ class AgentTable:
         self.note_change(agent.key)
         self.use.note(agent.manifest)
         self._first_blocks.put(agent.key, agent.saved)
+        (self._private.add if agent.manifest.is_private else self._private.discard)(agent.key)
         if agent.word.state is OwnerState.OWNED and agent.manifest.token_ids:
             self._index.put(agent.key, agent.conversation_bytes, agent.manifest.sketch)
-            self._answers.put(agent.key, agent.manifest.provenance.answers)
+            known = "" if agent.manifest.is_private else agent.manifest.provenance.answers
+            self._answers.put(agent.key, known)
         else:
             self._index.remove(agent.key)
             self._answers.remove(agent.key)
@@ -131,6 +136,7 @@ class AgentTable:
         self.note_change(key)
         if gone is not None:
             self.use.forget(gone.manifest)
+        self._private.discard(key)
         self._index.remove(key)
         self._answers.remove(key)
         self._first_blocks.remove(key)
@@ -234,11 +240,18 @@ class AgentTable:
             other.saved
             for key in self._first_blocks.newest(agent.key[0], shared[0].block.block_hash)
             if (other := self._agents[key]) is not agent
+            and not other.manifest.is_private
             and other.saved is not None
             and len(other.saved.pieces) > place
             and other.saved.pieces[place].block == block
         )
         return list(islice(others, ALIKE_AGENTS_MAX))
+
+    def hidden_from(self, agent: Agent) -> Counter[BlockRef]:
+        """Count the blocks of the tenant's agents whose memory is for none but themselves."""
+        others = (key for key in self._private if key[0] == agent.key[0] and key != agent.key)
+        records = (self._agents[key].saved for key in others)
+        return Counter(ref for record in records if record is not None for ref in record.refs)
 
     def name_new(self, tenant: TenantId, identity: Identity) -> AgentId:
         """Choose an unused id for a conversation without one."""
@@ -289,12 +302,14 @@ class AgentTable:
 
     def _candidate(self, agent: Agent, *, is_fixed: bool) -> Candidate:
         """Describe a resident cache; a byte of any saves the same time on its way from the disk."""
+        record, idle_s = agent.manifest, self.use.idle_s(agent.manifest)
         return Candidate(
             agent.key,
             {agent.key: agent.hot_bytes},
-            self.use.idle_s(agent.manifest),
-            self.use.reuse_probability(agent.manifest),
+            idle_s,
+            self.use.reuse_probability(record),
             saves_s=float(agent.hot_bytes),
             is_active=is_fixed or agent.is_busy,
-            is_pinned=agent.manifest.pinned,
+            is_pinned=record.pinned,
+            is_spent=is_spent(record.wishes, idle_s),
         )

@@ -40,6 +40,9 @@ class ForkTarget:
         if known is not None and known.manifest.migration == MigrationId(call.operation):
             return known.view()
         self._refuse(known)
+        if offered.is_private:
+            message = "this agent's memory is for itself alone: share it first"
+            raise ConflictError(message, code="not_shared")
         if self.store.missing(offered):  # it was copied: older windows and states stay there
             offered = essential(offered, self.store.spec.window_tokens)
         wall_s = self.clock.wall_s()
@@ -48,6 +51,7 @@ class ForkTarget:
         record = replace(
             anew,
             group=None,
+            wishes=offered.wishes.of_fork() if offered.wishes is not None else None,
             sketch=(),  # it is nobody's conversation until it has had a turn
             created_s=wall_s,
             migration=MigrationId(call.operation),  # by which a repeated call is recognised

@@ -92,6 +92,11 @@ class BlockIndex:
                 self._weigh(ref)
             return [ref for ref in dict.fromkeys(wanted) if not self._has(ref)]
 
+    def references(self, ref: BlockRef) -> int:
+        """Count what `retain` and `hold` have counted of a block."""
+        with self._changed:
+            return self._references[ref]
+
     def release(self, refs: Iterable[BlockRef]) -> None:
         """Take back one `retain` of the same `refs`."""
         with self._changed:

@@ -105,6 +105,10 @@ class BlockStore:
     def find(self, block_hash: BlockHash) -> BlockRef | None:
         return self._index.find(block_hash)
 
+    def references(self, ref: BlockRef) -> int:
+        """Count how often records refer to a block."""
+        return self._index.references(ref)
+
     def has(self, ref: BlockRef) -> bool:
         """Tell whether these very bytes are stored."""
         return self._index.has(ref)

@@ -10,26 +10,29 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from fabric.control.directive_calls import (
+    CoolAgent,
     DirectAgent,
     DirectiveView,
+    DropReplica,
     MemoryView,
     MessageView,
     ReadMemory,
     WishOfAgent,
     viewed,
 )
-from fabric.control.node_calls import AgentView
+from fabric.control.node_calls import AgentView, Done
 from fabric.errors import ConflictError, RejectedError, RetryLaterError
 from fabric.ids import AgentKey
 from fabric.limits import DIRECTIVES_BYTES_MAX, DIRECTIVES_MAX
 from fabric.record.directive import Directive, live, texts_bytes, undone
-from fabric.record.manifest import Manifest
+from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.said import SaidMessage, SaidMessages
 from fabric.record.spans import Spans, tokens_of
 from fabric.record.wishes import Wishes
 from node.agents.agent import Agent
 from node.agents.owned import OwnedAgents
 from node.tiers.agent_records import AgentRecords, despite_losses
+from node.tiers.eviction import Eviction
 from node.tiers.flusher import Flusher
 from node.tiers.record_mending import RecordMending
 
@@ -45,6 +48,7 @@ class Directing:
     mending: RecordMending
     flusher: Flusher
     marks: frozenset[int]
+    eviction: Eviction
 
     async def direct(self, call: DirectAgent) -> AgentView:
         """Change an agent's directives; raise RejectedError, DiskError, or what `require` raises.
@@ -62,7 +66,36 @@ class Directing:
         """Say something of an agent as a whole; raise as `direct` does."""
         async with self._held(call.key) as agent:
             await despite_losses(lambda: self._wish(agent, call))
+            if call.closes:
+                self._cool(agent)
         return agent.view()
+
+    async def cool(self, call: CoolAgent) -> AgentView:
+        """Let go of an agent's hot memory; raise as `direct` does, and where only memory has it."""
+        async with self._held(call.key) as agent:
+            if agent.saved is None or not agent.is_durable:
+                message = "the agent's last turn is not on disk yet"
+                raise ConflictError(message, code="nothing_saved")
+            self._cool(agent)
+        return agent.view()
+
+    async def drop(self, call: DropReplica) -> Done:
+        """Let go of a replica; raise ConflictError where this node is the owner, DiskError."""
+        agent = self.owned.table.get(call.key)
+        if agent is None:
+            return Done("there is nothing of it")
+        if agent.word.state is not OwnerState.REPLICA:
+            message = "this node owns the agent: what its disk has may be all there is"
+            raise ConflictError(message, code="only_copy")
+        if not await self.eviction.evict([agent]):
+            message = "the copy is in use"
+            raise RetryLaterError(message, code="agent_busy")
+        return Done("evicted")
+
+    def _cool(self, agent: Agent) -> None:
+        if agent.is_durable:
+            agent.cache = None
+            self.records.put(agent)
 
     async def read(self, call: ReadMemory) -> MemoryView:
         """List what can be named in an agent's memory; raise as `OwnedAgents.require` does."""
@@ -109,10 +142,14 @@ class Directing:
 
     async def _wish(self, agent: Agent, call: WishOfAgent) -> None:
         await self.mending.mend(agent)
-        known = agent.manifest.wishes
+        known, record = agent.manifest.wishes, agent.manifest
         wanted = _wishes(known or Wishes(), call)
-        if wanted != known:
-            await self._publish(agent, replace(agent.manifest, wishes=wanted))
+        if wanted is not None and (problem := wanted.problem()):
+            raise RejectedError(problem, code="invalid_message")
+        if call.closes and record.pinned:  # whatever memory says of a pin is kept
+            agent.manifest = record = replace(record, pinned=False)
+        if wanted != known or (agent.saved is not None and agent.saved.pinned != record.pinned):
+            await self._publish(agent, replace(record, wishes=wanted))
 
     async def _publish(self, agent: Agent, record: Manifest) -> None:
         if agent.saved is None or not agent.is_durable:
@@ -145,8 +182,14 @@ class Directing:
 
 
 def _wishes(known: Wishes, call: WishOfAgent) -> Wishes | None:
-    told = {"rebuilds": call.rebuilds}
+    told = {
+        "rebuilds": call.rebuilds,
+        "is_closed": call.closes,
+        "is_private": call.is_private,
+    }
     made = replace(known, **{name: each for name, each in told.items() if each is not None})
+    if call.decays is not None:
+        made = replace(made, decays_after_s=call.decays_after_s if call.decays else None)
     return None if made == Wishes() else made
 
 

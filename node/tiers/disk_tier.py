@@ -8,6 +8,7 @@ from fabric.ids import TenantId
 from fabric.limits import DISK_FREE_MIN_BYTES
 from fabric.record.directive import texts_bytes
 from fabric.record.manifest import Manifest
+from fabric.record.wishes import is_spent
 from fabric.retention.policy import Candidate
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
@@ -85,15 +86,17 @@ class DiskSurvey:
         read_s = self.store.spec.bytes_per_token / DISK_BYTES_PER_S
         saves_s = record.tokens_count * (1 / speed - read_s)
         is_replica = self.table.is_copy(agent)  # its owner serves it
+        idle_s = use.idle_s(record)
         return Candidate(
             agent.key,
             {},
-            use.idle_s(record),
+            idle_s,
             use.reuse_probability(record),
             max(0.0, saves_s),
             is_active=active,
             is_pinned=record.pinned and not is_replica,
             is_replica=is_replica,
+            is_spent=is_spent(record.wishes, idle_s),
         )
 
 

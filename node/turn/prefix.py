@@ -164,7 +164,8 @@ class Prefixes:
         if not self.health.reuses:
             return CachedPrefix(AvailableBlocks(), (), 0, CacheTier.COLD)
         known, tenant = plan.ids[: len(plan.ids) - 1], agent.manifest.tenant
-        shared = await self.workers.run(lambda: self.store.shared_blocks(tenant, known))
+        hidden = self.table.hidden_from(agent)
+        shared = await self.workers.run(lambda: self.store.shared_blocks(tenant, known, hidden))
         alike = self.table.alike(agent, shared.full)
         tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
 

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from fabric.limits import (
     AGENT_TOKENS_MAX,
+    DECAY_S_MAX,
     DIRECTED_ID_CHARS_MAX,
     DIRECTED_TEXT_CHARS_MAX,
     DIRECTIVE_BYTES_MAX,
@@ -87,6 +88,12 @@ _MESSAGES: Final = array(
         is_edited=FLAG,
     )
 )
+_WISHES: Final = {
+    "rebuilds": FLAG,
+    "closed": FLAG,
+    "decays_after_s": nullable(number()),
+    "share": one_of("tenant", "agent"),
+}
 OF_AN_AGENT: Final[dict[str, dict[str, Any]]] = {
     "amortized": FLAG,
     "exact_tokens": nullable(integer()),
@@ -101,7 +108,7 @@ OF_AN_AGENT: Final[dict[str, dict[str, Any]]] = {
         )
     ),
     "directives": _DIRECTIVES,
-    "rebuilds": FLAG,
+    **_WISHES,
 }
 SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "AgentDirectives": answer(
@@ -120,6 +127,14 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         directives=_DIRECTIVES,
         undone=_DIRECTIVES,
     ),
+    "AgentWishes": answer(
+        id=AGENT_ID,
+        object=one_of("agent.wishes"),
+        node=text(),
+        tiers=array(text()),
+        pinned=FLAG,
+        **_WISHES,
+    ),
     "AgentRebuild": answer(
         id=AGENT_ID,
         object=one_of("agent.rebuild"),
@@ -128,6 +143,28 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         exact_tokens=nullable(integer()),
     ),
 }
+_DECAYS: Final = body({}, after_s=number(0, DECAY_S_MAX))
+_SHARES: Final = body({"scope": one_of("tenant", "agent")})
+_EVICTS: Final = body({}, node=text(), **{"from": one_of("memory", "disk")})
+_MESSAGE: Final = {
+    "anyOf": [
+        body({"tool_call_id": text(minLength=1, maxLength=DIRECTED_ID_CHARS_MAX)}),
+        body({"message": _NUMBER}),
+    ]
+}
+
+
+def _wish(
+    verb: str, does: str, asked: dict[str, Any] | None, shape: str = "AgentWishes"
+) -> Described:
+    path = f"/v1/agents/{{agent}}/{verb}"
+    needs = verb in ("share", "supersede")
+    return Described(
+        "POST", path, "agents", does, {JSON: ref(shape)}, WRITES, body=asked,
+        needs_body=needs, parameters=(AGENT,),
+    )  # fmt: skip
+
+
 DESCRIBED: Final = (
     Described(
         "GET",
@@ -177,5 +214,28 @@ DESCRIBED: Final = (
         {JSON: ref("AgentRebuild")},
         WRITES,
         parameters=(AGENT,),
+    ),
+    _wish("decay", "Lets it be evicted before others once it is idle for so long.", _DECAYS),
+    Described(
+        "DELETE",
+        "/v1/agents/{agent}/decay",
+        "agents",
+        "Lets it be worth again what it was.",
+        {JSON: ref("AgentWishes")},
+        WRITES,
+        parameters=(AGENT,),
+    ),
+    _wish("close", "Lets go of its hot memory and its pin; it is evicted first.", None),
+    _wish("share", "Says whether other agents of the tenant may begin with its memory.", _SHARES),
+    _wish("evict", "Lets go of its hot memory, or of a copy on another node's disk.", _EVICTS),
+    _wish(
+        "supersede",
+        "Lets an earlier message give way to a word that names the later one.",
+        body(
+            {"earlier": _MESSAGE, "later": _MESSAGE},
+            mode=_MODE,
+            operation=text(pattern=OPERATION),
+        ),
+        "AgentDirectives",
     ),
 )

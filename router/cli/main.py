@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import fabric
+from router.cli.agent_wishes import add_agent_wishes
 from router.cli.bench import add_bench
 from router.cli.certs import add_certs
 from router.cli.demo.demo import add_demo
@@ -38,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for declare in (add_up, add_down, add_serve, add_launch, add_queries, add_events):
         declare(commands)
-    for declare in (add_verbs, add_direct, add_moves, add_hibernation):
+    for declare in (add_verbs, add_direct, add_agent_wishes, add_moves, add_hibernation):
         declare(commands)
     for declare in (add_doctor, add_fsck, add_config, add_certs, add_demo, add_bench):
         declare(commands)

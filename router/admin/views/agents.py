@@ -4,7 +4,7 @@ from fabric.codec import to_plain
 from fabric.control.node_calls import AgentView
 from fabric.ids import AgentKey
 from fabric.record.manifest import OwnerState
-from fabric.record.wishes import Wishes
+from router.admin.views.directives import wished
 from router.admin.views.row import Row
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
@@ -50,12 +50,8 @@ def agent_row(fleet: Fleet, key: AgentKey) -> Row:
         "exact_tokens": view.exact_tokens if view else None,
         "edits": to_plain(view.edits) if view else [],
         "directives": to_plain(view.directives) if view else [],
-        "rebuilds": _wishes(view).rebuilds,
+        **wished(view),
     }
-
-
-def _wishes(view: AgentView | None) -> Wishes:
-    return (view.wishes if view else None) or Wishes()
 
 
 def _copy_row(holding: Holding, owner: Holding | None) -> Row:

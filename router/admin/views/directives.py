@@ -4,6 +4,7 @@ from fabric.codec import to_plain
 from fabric.control.directive_calls import MemoryView
 from fabric.control.node_calls import AgentView
 from fabric.ids import AgentId, NodeName, OperationId
+from fabric.record.wishes import Wishes
 from router.admin.views.row import Row
 
 
@@ -31,4 +32,27 @@ def rebuild_row(view: AgentView) -> Row:
         "node": view.node,
         "rebuilds": view.wishes is not None and view.wishes.rebuilds,
         "exact_tokens": view.exact_tokens,
+    }
+
+
+def wishes_row(view: AgentView) -> Row:
+    """Show what is said of an agent as a whole, and what its memory is on."""
+    return {
+        "id": view.agent,
+        "object": "agent.wishes",
+        "node": view.node,
+        "tiers": list(view.tiers),
+        "pinned": view.pinned,
+        **wished(view),
+    }
+
+
+def wished(view: AgentView | None) -> Row:
+    """Show what was said of an agent as a whole."""
+    wishes = (view.wishes if view else None) or Wishes()
+    return {
+        "rebuilds": wishes.rebuilds,
+        "closed": wishes.is_closed,
+        "decays_after_s": wishes.decays_after_s,
+        "share": "agent" if wishes.is_private else "tenant",
     }

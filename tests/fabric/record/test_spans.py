@@ -155,3 +155,10 @@ def test_a_record_with_all_of_it_is_read_as_it_was_written():
         replace(made, directives=spans(made, text="and"), wishes=Wishes(rebuilds=True))
     )
     assert decode_manifest(encode_manifest(whole)) == whole
+
+
+@pytest.mark.parametrize("after_s", [-1.0, float("nan"), float("inf")])
+def test_a_record_that_decays_at_no_time_is_refused(after_s):
+    wrong = replace(without_tokens(record()), wishes=Wishes(decays_after_s=after_s))
+    with pytest.raises(CorruptDataError, match="decays"):
+        wrong.check()

@@ -129,6 +129,14 @@ def test_pins_go_last_and_only_a_quarter_of_the_floor_counts():
     assert len(tier_state(two, 80, Rules()).held) == 2
 
 
+def test_who_is_spent_goes_before_others_whatever_its_pin():
+    spent = agent("a-spent", size=2, saves_s=1_000.0, is_pinned=True, is_spent=True)
+    pinned = agent("a-pinned", size=2, idle=50.0, is_pinned=True)
+    crowd = [spent, agent("a-idle", idle=100.0), pinned, agent("a-copy", is_replica=True)]
+    assert names(choose(crowd, 13, Rules())) == ["a-copy", "a-spent"]
+    assert choose(crowd, 99, Rules()).held == {pinned.key}
+
+
 def test_whatever_is_chosen_keeps_every_promise():
     """Random tiers: fits unless active ones are in the way; floors, quotas, actives, pins."""
     rng = random.Random(7)

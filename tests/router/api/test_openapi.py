@@ -29,6 +29,10 @@ ASKED = {
     "/v1/agents/{agent}/replicate": {"to": "node-a"},
     "/v1/agents/{agent}/prefetch": {},
     "/v1/agents/{agent}/pin": {"pinned": True},
+    "/v1/agents/{agent}/decay": {},
+    "/v1/agents/{agent}/evict": {"from": "disk", "node": "node-b"},
+    "/v1/agents/{agent}/share": {"scope": "agent"},
+    "/v1/agents/{agent}/supersede": {"earlier": {"message": 1}, "later": {"message": 2}},
     "/v1/agents/{agent}/directives": {"directives": [{"tool_call_id": "call_1"}]},
     "/v1/nodes/{node}/flush": {},
 }

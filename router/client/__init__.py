@@ -1,0 +1,1 @@
+"""A small client of a fabric's own API, with the standard library alone."""
