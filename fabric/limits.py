@@ -31,6 +31,7 @@ EDITS_SHOWN_MAX: Final = 8  # of those, in an agent's view, which heartbeats car
 EDIT_CHUNKS_MAX: Final = 1 << 14  # special tokens of one prompt that is compared for edits
 EDIT_KEPT_TOKENS_MIN: Final = 16  # fewer are computed sooner than they are moved
 EDIT_MOVES_MAX: Final = 256  # of one prompt, the longest: attention turns the query for each
+EDIT_WINDOWS_MAX: Final = 32  # holes of one prompt, each with a window's rows in memory beside it
 EDIT_SINK_TOKENS: Final = 4  # at the start, which all others attend to: no edit before their end
 RECORD_WRITES_MAX: Final = 4  # of one record; each but the last met a block that the drive lost
 TILE_PLANS_MAX: Final = 64  # remembered, of sequences with many moved runs; more than one batch has

@@ -69,6 +69,6 @@ def why_unshiftable(spec: ModelCacheSpec) -> str:
 def _why_unshiftable(layer: LayerSpec) -> str:
     if layer.kind is LayerKind.RECURRENT:
         return "recurrent layers keep all tokens in one state, of which none can be taken out"
-    if layer.kind is LayerKind.WINDOW:
-        return "layers of sliding windows keep the last tokens only"
+    if layer.is_chunked:
+        return "layers of chunks see back to places that do not move"
     return layer.rotations_unknown

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import accumulate
 from typing import TypeAlias
 
 from fabric.ids import BlockHash, Fingerprint
@@ -18,6 +19,8 @@ from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan, EditLineage, block_spans
 from fabric.kvcache.hashing import LINEAGE_BYTES, block_hash, edited_parent
 from fabric.kvcache.shift import Shift
+from fabric.kvcache.window_grid import WindowGrid
+from fabric.limits import AGENT_TOKENS_MAX
 from fabric.record.edited_head import EditedHead, EditNote, Origin, noted
 from fabric.record.manifest import Manifest
 from fabric.record.piece_table import Piece, PieceTable
@@ -31,6 +34,7 @@ class Held:
     piece: Piece
     origin: Origin
     is_lost: bool = False  # the block is stored no more: memory has its rows, to be stored again
+    window: BlockRef | None = None  # the same tokens of window layers, where they are stored
 
     @property
     def tokens_count(self) -> int:
@@ -79,29 +83,48 @@ class Layout:
 
     @property
     def blocks_behind_head(self) -> tuple[BlockRef, ...]:
-        """Whole blocks on the grid behind the edits."""
-        return tuple(
-            part.piece.block
+        """Whole blocks on the grid behind the edits, of all groups of layers."""
+        whole = [
+            part
             for start, _, part in self.placed()
             if start >= self.head_tokens and isinstance(part, Held) and part.piece.is_whole
-        )
+        ]
+        windows = [part.window for part in whole if part.window is not None]
+        return (*(part.piece.block for part in whole), *windows)
 
-    def losing(self, lost: AbstractSet[BlockRef]) -> "Layout":
-        """Return it with the parts of lost blocks as what memory alone has."""
+    def losing(self, lost: AbstractSet[BlockRef], windows_from: int = AGENT_TOKENS_MAX) -> "Layout":
+        """Return it with the parts of lost blocks as what memory alone has.
+
+        Memory has the rows of windows from `windows_from` on. A part of a block is stored again
+        with those, under one new name for both.
+        """
         if not lost:
             return self
         parts = tuple(
-            replace(part, is_lost=True)
-            if isinstance(part, Held) and part.piece.block in lost
-            else part
-            for part in self.parts
+            _losing(part, lost, is_resident=start >= windows_from)
+            for start, _, part in self.placed()
         )
         return replace(self, parts=parts)
 
     @property
     def refs(self) -> list[BlockRef]:
-        """The blocks of its parts."""
-        return [part.piece.block for part in self.parts if isinstance(part, Held)]
+        """The blocks of its parts, of all groups of layers."""
+        held = [part for part in self.parts if isinstance(part, Held)]
+        windows = [part.window for part in held if part.window is not None]
+        return [part.piece.block for part in held] + windows
+
+    @property
+    def grid(self) -> WindowGrid:
+        """Where the blocks of its tokens begin: its holes' and those behind its head."""
+        holes = [(start, end) for start, end, part in self.placed() if isinstance(part, Hole)]
+        within = [(start, end) for start, end in holes if start < self.head_tokens]
+        return WindowGrid(self.exact_tokens, (*within, (self.head_tokens, AGENT_TOKENS_MAX)))
+
+    def without(self, start: int, end: int) -> "Layout":
+        """Return it with the tokens `start:end` of its head as a hole."""
+        before, behind = _sliced(self, 0, start, 0), _sliced(self, end, self.tokens_count, 0)
+        parts = (*before, Hole(end - start), *behind)
+        return replace(self, parts=parts, exact_tokens=min(self.exact_tokens, start))
 
     def cut(self, tokens_count: int) -> "Layout":
         """Return its first `tokens_count` tokens."""
@@ -130,9 +153,15 @@ class Layout:
 
 def layout_of(record: Manifest, named: Sequence[tuple[BlockRef, BlockSpan]]) -> Layout:
     """Return what a record's cache is made of; `named` are its blocks, in order."""
+    windows = {place.end: place.block for place in record.windows}
+    ends = accumulate(piece.tokens_count for piece in record.pieces)
     parts = [
-        Held(piece, Origin(span.parent, U32s(span.tokens_in(record.token_ids))))
-        for piece, (_, span) in zip(record.pieces, named, strict=False)
+        Held(
+            piece,
+            Origin(span.parent, U32s(span.tokens_in(record.token_ids))),
+            window=windows.get(end),
+        )
+        for piece, (_, span), end in zip(record.pieces, named, ends, strict=False)
     ]
     head = record.edited
     if head is None:
@@ -160,6 +189,18 @@ class NamedHead:
     def spans(self) -> tuple[BlockSpan, ...]:
         """The blocks that are to be stored: of its holes, and of what was lost."""
         return tuple(part.span for part in self.parts if isinstance(part, Unstored))
+
+    @property
+    def windows(self) -> Iterator[tuple[int, BlockRef]]:
+        """The blocks of window layers that its parts have, and the token behind each part."""
+        end = 0
+        for part in self.parts:
+            if isinstance(part, Unstored):
+                end = part.span.end
+                continue
+            end += part.tokens_count
+            if part.window is not None:
+                yield end, part.window
 
     def filled(self, refs: Iterable[BlockRef], ids: U32s) -> tuple[PieceTable, EditedHead]:
         """Return the head's pieces, its `spans` stored as `refs`, and what a record says of it."""
@@ -235,6 +276,18 @@ class _Lineage:
 
     def digest(self) -> bytes:
         return self._hash.digest()
+
+
+def _losing(part: Part, lost: AbstractSet[BlockRef], *, is_resident: bool) -> Part:
+    if not isinstance(part, Held):
+        return part
+    has_window = part.window is None or part.window not in lost
+    is_lost = part.piece.block in lost or (is_resident and not has_window)
+    if has_window and not is_lost:
+        return part
+    # A block that is stored again has another name, which the one of its windows follows from.
+    window = part.window if has_window and not is_lost else None
+    return replace(part, is_lost=part.is_lost or is_lost, window=window)
 
 
 def _sliced(layout: Layout, start: int, end: int, shift: int) -> Iterator[Part]:

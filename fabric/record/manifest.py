@@ -6,14 +6,15 @@ second: a prompt is matched on `text`, and `token_ends` maps the match back to t
     tokens   0 ......... 256 ......... 512 .... n
     pieces   [ block 0    )[ block 1    )[ tail  )     each: block, token range in it, shift
     edited         |                                   what is known of the pieces up to an edit
-    windows                [ block 1    )[ tail  )     sliding-window layers, where stored
+    windows                [ block 1    )[ tail  )     sliding-window layers, where stored;
+                                                       of an edited cache by where a piece ends
     states                       |              |      recurrent states, each at its token
 """
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from fabric.codec import left_out, on_wire, pack, pack_fields
 from fabric.errors import CorruptDataError
@@ -60,14 +61,14 @@ class OwnerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A block whose last token is the one before `end`."""
+    """A block whose last token is the one before `end`; or a piece of it, of an edited cache."""
 
     block: BlockRef
     end: int
 
     @property
     def start(self) -> int:
-        """Position of the block's first token."""
+        """Position of the block's first token, in a cache that is not edited."""
         return self.end - self.block.tokens_count
 
 
@@ -230,13 +231,29 @@ def _placing_problem(manifest: Manifest) -> str | None:
     for places, group in kinds:
         if any(place.block.group is not group for place in places):
             return f"a block is not of the group {group}"
-        if any(place.start < 0 or place.start % BLOCK_TOKENS for place in places):
+        is_edited = manifest.edited is not None and group is CacheGroup.WINDOW
+        if not (_are_of_pieces(manifest) if is_edited else _are_on_grid(places)):
             return "a block starts where none does"
         if any(place.end > manifest.tokens_count for place in places):
             return "a block ends behind the tokens"
         if any(a.end >= b.end for a, b in pairwise(places)):
             return "blocks are not in order"
     return None
+
+
+def _are_on_grid(places: tuple[Placed, ...]) -> bool:
+    return all(place.start >= 0 and place.start % BLOCK_TOKENS == 0 for place in places)
+
+
+def _are_of_pieces(manifest: Manifest) -> bool:
+    """Say whether each window block is of the same tokens as the block of a piece that ends there.
+
+    Of an edited cache the piece may be a part of both.
+    """
+    pieces = manifest.pieces
+    ends = accumulate(piece.tokens_count for piece in pieces)
+    counts = dict(zip(ends, (piece.block.tokens_count for piece in pieces), strict=True))
+    return all(counts.get(place.end) == place.block.tokens_count for place in manifest.windows)
 
 
 @lru_cache(maxsize=PACKED_PIECES_MAX)

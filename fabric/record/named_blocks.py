@@ -1,9 +1,11 @@
 """What the blocks of a record must be called, by its tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import UNEDITED, BlockSpan, block_spans, span_ending
+from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.hashing import block_hash
 from fabric.record.layout import head_lineage
 from fabric.record.manifest import Manifest
@@ -25,10 +27,23 @@ def named_blocks(record: Manifest, salt: bytes) -> list[tuple[BlockRef, BlockSpa
         if not piece.is_whole or piece.tokens_count != span.end - span.start:
             break
         named.append((piece.block, span))
+    if record.edited is not None:
+        return named + list(_windows_of_pieces(record, salt, [span for _, span in named]))
     for place in (*record.windows, *record.states):
         span = span_ending(salt, model, ids, spans, place.end)
         named.append((place.block, span.in_group(salt, place.block.group)))
     return named
+
+
+def _windows_of_pieces(
+    record: Manifest, salt: bytes, spans: Sequence[BlockSpan]
+) -> Iterator[tuple[BlockRef, BlockSpan]]:
+    """Name an edited record's window blocks by those of the pieces that end where they do."""
+    ends = accumulate(piece.tokens_count for piece in record.pieces)
+    by_end = dict(zip(ends, spans, strict=False))
+    for place in record.windows:
+        if place.end in by_end:
+            yield place.block, by_end[place.end].in_group(salt, CacheGroup.WINDOW)
 
 
 def _of_head(record: Manifest, salt: bytes) -> Iterator[tuple[BlockRef, BlockSpan]]:

@@ -52,9 +52,9 @@ def _has_windows(count: int, ends: Mapping[int, int], window_tokens: int) -> boo
 
 def essential(record: Manifest, window_tokens: int) -> Manifest:
     """Leave out what is not needed to go on from the record's end: that stays where it is."""
-    needed = window_blocks(record.tokens_count, window_tokens)
+    first = max(0, record.tokens_count - window_tokens + 1)
     return replace(
         record,
-        windows=tuple(place for place in record.windows if place.start in needed),
+        windows=tuple(place for place in record.windows if place.end > first),
         states=record.states[-1:],
     )

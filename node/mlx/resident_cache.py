@@ -14,12 +14,13 @@ turns what it reads.
 
     full layers     0 ...... tokens_count [ hole )[ ahead ............... )[ hole )[ ahead )
 
-Window layers hold whole blocks from `base` on. A block is copied out before it slides away
-(`slid`), recurrent states where the caller says so (`snapshots`): who saves the agent takes
-them from there. The newest states stay in memory beyond that (`states`), to go back to.
+Window layers hold whole blocks from `base` on; behind a hole they go on with rows that were put
+beside them (`WindowRows`). A block is copied out before it slides away (`slid`), recurrent states
+where the caller says so (`snapshots`): who saves the agent takes them from there. The newest states
+stay in memory beyond that (`states`), to go back to.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +30,13 @@ import numpy as np
 from fabric.kvcache.arrangement import Arrangement, Move, Range
 from fabric.kvcache.cache_spec import CacheGroup, LayerKind, ModelCacheSpec
 from fabric.kvcache.shift import Shift, cut, why_unshiftable
+from fabric.kvcache.window_grid import UNEDITED_GRID, WindowGrid
 from fabric.limits import BLOCK_TOKENS, STATES_HOT_MAX
 from node.mlx.leaves import make_leaf, nest, zero_states
 from node.mlx.recurrent_layer import Mark, RecurrentLayer, Snapshot
 from node.mlx.resident_layer import ResidentLayer
+from node.mlx.row_views import rows_of
+from node.mlx.sliding_windows import SlidingWindows
 from node.mlx.token_store import GROWTH_TOKENS
 from node.mlx.window_layer import WindowLayer
 from node.store.staging import Place
@@ -69,8 +73,7 @@ class ResidentCache:
         # The model makes a cache for them and never writes it.
         self._idle = [leaf for leaf in self.leaves if isinstance(leaf, ResidentLayer)]
         self._idle = [leaf for leaf in self._idle if not leaf.spec.slots]
-        self._windows = [leaf for leaf in self.leaves if isinstance(leaf, WindowLayer)]
-        self._copied_out = 0  # window blocks before this token were stored or copied out
+        self.windows = SlidingWindows(self.leaves, spec.window_tokens)
         self._has_index = any(layer.kind is LayerKind.INDEXED for layer in spec.layers)
         self.settle()
 
@@ -81,6 +84,7 @@ class ResidentCache:
         """Memory held, capacity included."""
         held = sum(leaf.nbytes for leaf in self.leaves)
         held += sum(view.nbytes for view in self.slid.values())
+        held += self.windows.size_bytes
         # One state may be held several times, and be the present one.
         taken = [*self.snapshots.values(), *self.states.values()]
         arrays = {id(array): array for states in taken for state in states for array in state}
@@ -102,7 +106,7 @@ class ResidentCache:
     @property
     def window_base(self) -> int:
         """First token that window layers hold."""
-        return self._windows[0].base if self._windows else 0
+        return self.windows.base
 
     def reserve(self, tokens_count: int) -> None:
         """Make room for `tokens_count` tokens in total; window layers slide instead."""
@@ -136,10 +140,19 @@ class ResidentCache:
         """Count tokens that were appended; where they fill a hole, what is behind it counts."""
         self.tokens_count += count
         if self.ahead and self.tokens_count == self.ahead[0][0]:
+            self._slide_ahead(self.ahead[0][1])
             self._set_count(self.ahead[0][1])
             self.ahead = self.ahead[1:]
         for leaf in self._idle:
             leaf.offset = self.tokens_count
+
+    def _slide_ahead(self, end: int) -> None:
+        """Let window layers hold the end of what lies ahead, copying out what slides away."""
+        if self.windows.leaves:
+            keep = self.windows.needed_from(end)
+            self.settle()
+            self._copy_out(min(keep, self.tokens_count))
+            self.windows.go_on_ahead(keep)
 
     def mark(self) -> CacheMark:
         states = tuple(layer.mark() for layer in self.recurrent)
@@ -147,6 +160,7 @@ class ResidentCache:
 
     def undo(self, mark: CacheMark) -> None:
         """Undo a step that failed, wherever it got to."""
+        assert mark.ahead == self.ahead or not self.windows.leaves, "windows do not slide back"
         self.ahead = mark.ahead
         self._set_count(mark.tokens_count)
         for layer, state in zip(self.recurrent, mark.states, strict=True):
@@ -159,45 +173,34 @@ class ResidentCache:
 
     def slide(self) -> None:
         """Let window layers forget what no further token sees, copying it out first."""
-        keep = self._needed_from(self.tokens_count)
+        keep = self.windows.needed_from(self.tokens_count)
         if keep > self.window_base:
             self._hold_windows(keep, GROWTH_TOKENS)
 
     def make_room(self) -> None:
         """Slide before a decode step that would make window layers grow."""
-        if self._windows:
-            layer = self._windows[0]
+        for layer in self.windows.leaves[:1]:
             if self.tokens_count + 1 > layer.base + layer.capacity_tokens:
                 self.slide()
 
     def rest(self) -> None:
         """Give back the room that an agent between two turns does not need."""
         self.take_out()
-        if self._windows:
-            keep = max(self._needed_from(self.tokens_count), self.window_base)
+        self.windows.beside = ()
+        if self.windows.leaves:
+            keep = max(self.windows.needed_from(self.tokens_count), self.window_base)
             self._hold_windows(keep, 0)
 
-    def _needed_from(self, tokens_count: int) -> int:
-        """Return the start of the first block that a token at `tokens_count` still sees."""
-        if not self._windows:
-            return 0
-        first = max(0, tokens_count - self.spec.window_tokens + 1)
-        # The tail block is not full yet: it has to be copied out as a whole later.
-        return min(first, tokens_count) // BLOCK_TOKENS * BLOCK_TOKENS
-
     def _copy_out(self, until: int) -> None:
-        for start in range(self._copied_out, until, BLOCK_TOKENS):
-            if self.keeps_slid and start >= self.window_base:
-                end = start + BLOCK_TOKENS
+        for start, end in self.windows.due(until):
+            if self.keeps_slid:
                 self.slid[start] = self.gather(start, end, CacheGroup.WINDOW)
-        self._copied_out = max(self._copied_out, until)
 
     def _hold_windows(self, base: int, room_tokens: int) -> None:
         """Hold the tokens from `base` on, with room for more, once the others are copied out."""
         self.settle()
         self._copy_out(base)
-        for layer in self._windows:
-            layer.keep_from(base, self.tokens_count - base + room_tokens)
+        self.windows.keep_from(base, self.tokens_count - base + room_tokens)
         self.settle()
 
     # --- going back --------------------------------------------------------------------------
@@ -210,21 +213,21 @@ class ResidentCache:
             return False
         if self.recurrent and tokens_count and tokens_count not in self.states:
             return False
-        return self._needed_from(tokens_count) >= self.window_base
+        return self.windows.needed_from(tokens_count) >= self.window_base
 
     def rewind_point(self, limit: int) -> int:
         """Return the largest token count up to `limit` that can be rewound to; 0 if none."""
         points = (limit, self.tokens_count, *self.states)
         return max((p for p in points if p <= limit and self.can_rewind(p)), default=0)
 
-    def rewind(self, tokens_count: int) -> None:
-        """Keep the first `tokens_count` tokens and nothing else."""
+    def rewind(self, tokens_count: int, grid: WindowGrid = UNEDITED_GRID) -> None:
+        """Keep the first `tokens_count` tokens and nothing else; `grid` is of their blocks."""
         assert self.can_rewind(tokens_count), "only what is held can be kept"
         if tokens_count != self.tokens_count:
             self.slid.clear()
             self.snapshots.clear()
             self._go_back_to_state(tokens_count)
-            self._copied_out = min(self._copied_out, _floor(tokens_count))
+        self.windows.cut(tokens_count, grid)
         self.ahead = ()
         self._set_shifts(cut(self.shifts, 0, tokens_count))
         self._set_count(tokens_count)
@@ -238,41 +241,63 @@ class ResidentCache:
 
     def place_windows(self, tokens_count: int) -> int:
         """Prepare an empty cache for window blocks as of `tokens_count`; return their start."""
-        base = self._needed_from(tokens_count)
-        for layer in self._windows:
-            layer.base = base
+        base = self.windows.needed_from(tokens_count)
+        self.windows.place(base)
         return base
 
     def assume(self, tokens_count: int) -> None:
         """Declare the first `tokens_count` tokens valid after their bytes were loaded."""
         self.hold(tokens_count, (), ())
 
-    def hold(self, tokens_count: int, ahead: Sequence[Range], shifts: Sequence[Shift]) -> None:
+    def hold(
+        self,
+        tokens_count: int,
+        ahead: Sequence[Range],
+        shifts: Sequence[Shift],
+        grid: WindowGrid = UNEDITED_GRID,
+    ) -> None:
         """Declare the first tokens valid, and `ahead` in place, after their bytes were loaded."""
         assert not ((ahead or shifts) and why_unshiftable(self.spec)), "rows stay in place"
         self._arrange(Arrangement.of([(0, tokens_count), *ahead], shifts))
-        self._copied_out = _floor(tokens_count)
+        self.windows.hold(tokens_count, grid)
         self._keep_state()
 
-    def rearrange(self, moves: Sequence[Move]) -> None:
+    def can_rearrange(self, moves: Sequence[Move], grid: WindowGrid) -> bool:
+        """Say whether window layers still hold what is seen of moved tokens, behind every hole."""
+        return self.windows.can_move(self._after(moves), moves, grid, self.tokens_count)
+
+    def rearrange(self, moves: Sequence[Move], grid: WindowGrid = UNEDITED_GRID) -> None:
         """Put tokens in their new places as they are; the first move keeps the head where it is.
 
-        What comes to lie behind a hole is `ahead`. Where it fails half-way, the head is left.
+        What comes to lie behind a hole is `ahead`. Where it fails half-way, the head is left, or
+        nothing where windows have slid past it. `grid`: of the blocks of what is left.
         """
         assert not why_unshiftable(self.spec), "rows stay in place"
         assert moves[0].start == moves[0].new_start == 0, "the head stays where it is"
-        after = Arrangement(self.tokens_count, self.ahead, self.shifts).after(moves)
-        self.rewind(moves[0].end)
+        assert self.can_rearrange(moves, grid), "windows have slid on"
+        after = self._after(moves)
+        rows = self.windows.moved(after, moves, grid)
+        head = moves[0].end
+        if not self.can_rewind(head):
+            head = self.place_windows(0)
+        self.rewind(head)
         if any(move.start != move.new_start for move in moves):
             for leaf in self.leaves:
-                if isinstance(leaf, ResidentLayer):
+                if isinstance(leaf, ResidentLayer) and not isinstance(leaf, WindowLayer):
                     leaf.rearrange(moves)
+        self.windows.take(rows, grid)
         self._arrange(after)
+
+    def _after(self, moves: Sequence[Move]) -> Arrangement:
+        return Arrangement(self.tokens_count, self.ahead, self.shifts).after(moves)
 
     def _arrange(self, to: Arrangement) -> None:
         for leaf in self.leaves:
             if isinstance(leaf, ResidentLayer):
-                assert to.end <= leaf.base + leaf.capacity_tokens, "more than capacity"
+                end = to.tokens_count if isinstance(leaf, WindowLayer) else to.end
+                assert end <= leaf.base + leaf.capacity_tokens, "more than capacity"
+        waiting = len(to.ahead) if self.windows.leaves else 0
+        assert len(self.windows.beside) == waiting, "each hole has windows behind it"
         self.ahead = to.ahead
         self._set_shifts(to.shifts)
         self._set_count(to.tokens_count)
@@ -303,22 +328,8 @@ class ResidentCache:
 
     def rows(self, group: CacheGroup = CacheGroup.FULL) -> list[Place]:
         """List writable views of a group's arrays `[kv_heads, capacity, bytes]` in file order."""
-        return [
-            np.frombuffer(view, np.uint8).reshape(heads, capacity, -1)
-            for view, heads, capacity in self._heads(group)
-        ]
-
-    def _heads(self, group: CacheGroup) -> Iterator[tuple[memoryview, int, int]]:
-        """Yield each array's own heads as (bytes, kv_heads, capacity)."""
-        for leaf in self.leaves:
-            if not isinstance(leaf, ResidentLayer) or leaf.spec.group is not group:
-                continue
-            for array, heads in leaf.slots():
-                capacity = array.shape[2]
-                view = memoryview(array).cast("B")
-                head_bytes = len(view) // array.shape[1]
-                part = view[heads.start * head_bytes : heads.stop * head_bytes]
-                yield part, heads.stop - heads.start, capacity
+        leaves = (leaf for leaf in self.leaves if isinstance(leaf, ResidentLayer))
+        return rows_of(leaf for leaf in leaves if leaf.spec.group is group)
 
     def _base(self, group: CacheGroup) -> int:
         return self.window_base if group is CacheGroup.WINDOW else 0
@@ -387,7 +398,3 @@ class ResidentCache:
             if isinstance(leaf, RecurrentLayer):
                 leaf.replace(zero_states(layer))
         mx.eval([layer.cache for layer in self.recurrent])
-
-
-def _floor(tokens_count: int) -> int:
-    return tokens_count // BLOCK_TOKENS * BLOCK_TOKENS

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from fabric.kvcache.arrangement import Move
+from fabric.kvcache.arrangement import Move, Range
 from fabric.kvcache.cache_spec import NATIVE, WORD_BITS, SlotSpec
 from node.mlx.turning import Turning
 
@@ -87,11 +87,26 @@ class TokenStore:
 
     def keep(self, start: int, end: int, capacity_tokens: int) -> None:
         """Keep tokens `start:end` as the first ones, with room for `capacity_tokens`."""
-        padding = self._zeros(round_up(capacity_tokens) - (end - start))
-        pairs = zip(self.arrays, padding, strict=True)
-        self.arrays = tuple(
-            mx.concatenate([array[:, :, start:end], zeros], axis=2) for array, zeros in pairs
-        )
+        self.arrays = self._joined([self.cut(start, end)], end - start, capacity_tokens)
+
+    def copy_from(self, other: "TokenStore", ranges: Sequence[Range]) -> None:
+        """Hold these tokens of another store, and have no room for more."""
+        self.arrays = self._joined([other.cut(*each) for each in ranges], 0, 0)
+
+    def go_on_with(self, start: int, end: int, other: "TokenStore", capacity_tokens: int) -> None:
+        """Keep tokens `start:end` as the first ones, and put all of another store behind them."""
+        parts = [self.cut(start, end), other.arrays]
+        self.arrays = self._joined(parts, end - start + other.capacity_tokens, capacity_tokens)
+
+    def cut(self, start: int, end: int) -> tuple[mx.array, ...]:
+        """Return its arrays of tokens `start:end`."""
+        return tuple(array[:, :, start:end] for array in self.arrays)
+
+    def _joined(
+        self, parts: Sequence[tuple[mx.array, ...]], tokens_count: int, capacity_tokens: int
+    ) -> tuple[mx.array, ...]:
+        padding = self._zeros(max(0, round_up(capacity_tokens) - tokens_count))
+        return tuple(mx.concatenate(each, axis=2) for each in zip(*parts, padding, strict=True))
 
     def rearrange(self, moves: Sequence[Move]) -> None:
         """Put tokens in their new places, bit for bit; holes between them hold nothing."""

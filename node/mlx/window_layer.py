@@ -5,11 +5,14 @@ to the front (`ResidentCache.slide`). A window's worth is copied once in 256 tok
 files and restores see plain ascending positions.
 """
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
+from fabric.kvcache.arrangement import Range
 from node.mlx.resident_layer import ResidentLayer
-from node.mlx.token_store import round_up
+from node.mlx.token_store import TokenStore, round_up
 
 
 class WindowLayer(ResidentLayer):
@@ -27,6 +30,36 @@ class WindowLayer(ResidentLayer):
         for store in self._stores:
             store.keep(base - self.base, self.offset - self.base, capacity_tokens)
         self.base = base
+
+    @property
+    def stores(self) -> tuple[TokenStore, ...]:
+        """What its vectors are in."""
+        return self._stores
+
+    def with_room(self, tokens_count: int) -> "WindowLayer":
+        """Return an empty layer like this one, with room for so many tokens at least."""
+        return type(self)(self.spec, tokens_count, packed=self._packed)
+
+    def picked(self, ranges: Sequence[Range]) -> "WindowLayer":
+        """Return a layer like this one that holds copies of these tokens alone."""
+        made = self.with_room(0)
+        for store, own in zip(made.stores, self.stores, strict=True):
+            store.copy_from(own, [(a - self.base, b - self.base) for a, b in ranges])
+        return made
+
+    def go_on_behind(
+        self, rows: "WindowLayer", keep_from: int, start: int, capacity_tokens: int
+    ) -> None:
+        """Put the rows of another layer at `start`, and forget the own before `keep_from`.
+
+        The own ones end there, or none of them is kept.
+        """
+        keep = min(max(keep_from, self.base), start)
+        assert start in (keep, self.offset), "rows are one behind the other"
+        for store, other in zip(self.stores, rows.stores, strict=True):
+            capacity = start - keep + capacity_tokens
+            store.go_on_with(keep - self.base, start - self.base, other, capacity)
+        self.base = keep
 
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None

@@ -37,7 +37,8 @@ def available_blocks(
     if record.edited is not None:
         tokens_max = min(tokens_max, record.edited.exact_tokens)
     available.full = record.pieces.unedited(tokens_max)
-    available.windows = {p.start: p.block for p in record.windows if p.end <= tokens_max}
+    count = available.full.tokens_count
+    available.windows = {p.start: p.block for p in record.windows if p.end <= count}
     available.states = {p.end: p.block for p in record.states if p.end <= tokens_max}
     return available
 

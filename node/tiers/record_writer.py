@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
-from fabric.limits import BLOCK_TOKENS
 from fabric.record.edited_head import EditedHead
 from fabric.record.layout import Layout, NamedHead
 from fabric.record.manifest import Manifest, Placed
@@ -130,7 +129,8 @@ class RecordWriter:
         layout = self.layout.cut(len(ids))
         # Memory has the rows of what the drive lost. What this stored again stays its own to store.
         self._lost |= set(store.blocks.missing(layout.refs))
-        head = store.name_head(tenant, ids, layout.losing(self._lost))
+        layout = layout.losing(self._lost, self._cache.window_base)
+        head = store.name_head(tenant, ids, layout)
         return head, store.spans(tenant, ids, known, same_tokens, head.lineage)
 
     def stored(self, span: BlockSpan) -> BlockRef | None:
@@ -165,18 +165,22 @@ class RecordWriter:
 
     async def save_passing(self, ids: Sequence[int]) -> None:
         """Save what the cache has let go of, or will: blocks slid out of windows, and states."""
-        if not self.spans:
+        if not self.spans and self.head is None:
             return
-        salt = self._store.salt(self._agent.manifest.tenant)
-        for start in sorted(self._cache.slid):
-            index = start // BLOCK_TOKENS
-            if index < len(self.spans) and self.spans[index].is_full:
-                span = self.spans[index].in_group(salt, CacheGroup.WINDOW)
-                await self._put(span, ids, self._cache.slid[start])
-                del self._cache.slid[start]
+        salt, slid = self._store.salt(self._agent.manifest.tenant), self._cache.slid
+        holes = self.head.spans if self.head is not None else ()
+        spans = {span.start: span for span in (*holes, *self.spans)} if slid else {}
+        for start in sorted(slid):
+            span = spans.get(start)
+            if span is not None and len(slid[start]) == self._window_bytes(span):
+                await self._put(span.in_group(salt, CacheGroup.WINDOW), ids, slid[start])
+                del slid[start]
         for end in sorted(self._cache.snapshots):
             if end <= self.spans[-1].end:
                 await self._save_state(ids, end)
+
+    def _window_bytes(self, span: BlockSpan) -> int:
+        return self._store.spec.kv_bytes(span.end - span.start, CacheGroup.WINDOW)
 
     async def _put(self, span: BlockSpan, ids: Sequence[int], kv: memoryview) -> BlockRef:
         store = self._store
@@ -262,14 +266,14 @@ class RecordWriter:
         await self.save_passing(ids)
         salt = self._store.salt(self._agent.manifest.tenant)
         spans = [whole.in_group(salt, CacheGroup.WINDOW) for whole in spans]
-        places = []
+        places = [Placed(ref, end) for end, ref in self.head.windows] if self.head else []
         for span, known in zip(spans, self.stored_all(spans), strict=True):
             ref = known
             if ref is None and span.start >= self._cache.window_base:
                 ref = await self.save(span, ids)
             if ref is not None:
                 places.append(Placed(ref, span.end))
-        return tuple(places)
+        return tuple(sorted(places, key=lambda place: place.end))
 
     async def _publish_states(self, ids: Sequence[int], marks: PromptMarks) -> tuple[Placed, ...]:
         """Save the state of now, and list it with the earlier ones that still hold."""

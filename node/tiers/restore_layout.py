@@ -1,7 +1,8 @@
 """Read an edited cache back: parts of blocks, each to where it lies now, around holes.
 
 Every block is read whole and checked as ever, and its tokens are compared with those of the record;
-of a block at an edit the part that is left is copied from beside the cache.
+of a block at an edit the part that is left is copied from beside the cache. Of window layers those
+rows are read that are seen in front of a hole, or of the end.
 """
 
 import logging
@@ -13,8 +14,11 @@ import numpy as np
 
 from fabric.errors import CorruptDataError
 from fabric.ids import TenantId
-from fabric.kvcache.hashing import token_bytes
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.kvcache.hashing import group_hash, token_bytes
 from fabric.record.layout import Held, Layout
+from fabric.record.window_restore import with_windows
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
 from node.store.staging import Place
@@ -36,10 +40,57 @@ def load_layout(
 
     `ids` are the tokens that it claims to hold. Where `cancel` is set, nothing more is read.
     """
+    window_tokens = store.spec.window_tokens
     good = load_parts(store, tenant, ids, layout, cache, loaded_tokens, cancel=cancel)
+    good = with_windows(good, window_tokens)
+    lost = _load_windows(store, tenant, good, cache, cancel)
+    while lost is not None:
+        good = with_windows(good.losing({lost}), window_tokens)
+        lost = _load_windows(store, tenant, good, cache, cancel)
     found = good.arrangement
-    cache.hold(found.tokens_count, found.ahead, found.shifts)
+    cache.hold(found.tokens_count, found.ahead, found.shifts, good.grid)
     return good
+
+
+def _load_windows(
+    store: AgentStore,
+    tenant: TenantId,
+    layout: Layout,
+    cache: ResidentCache,
+    cancel: threading.Event | None,
+) -> BlockRef | None:
+    """Read what window layers see in front of each place; return the first block that failed."""
+    for (start, end), rows in cache.windows.place_edited(layout.arrangement, layout.grid):
+        for part_start, part_end, part in layout.placed():
+            first, last = max(start, part_start), min(end, part_end)
+            if first >= last or not isinstance(part, Held):
+                continue
+            assert part.window is not None, "it is stored, or nothing is kept behind it"
+            is_wanted = cancel is None or not cancel.is_set()
+            views = [row[:, first - start : last - start] for row in rows]
+            at = part.piece.start - part_start
+            if not is_wanted or not _read_window(store, tenant, part, first + at, views):
+                return part.window
+    return None
+
+
+def _read_window(
+    store: AgentStore, tenant: TenantId, part: Held, offset: int, places: Sequence[Place]
+) -> bool:
+    """Read the rows of a block from `offset` on; say whether they are good."""
+    window, origin = part.window, part.origin
+    name = group_hash(store.salt(tenant), part.piece.block.block_hash, CacheGroup.WINDOW)
+    if window is None or window.block_hash != name:
+        return False
+    views = _beside(places, window.tokens_count)
+    try:
+        store.blocks.load_into(window, origin.parent, origin.tokens, views)
+    except CorruptDataError as error:
+        _log.warning("a window of an edited cache is a miss: %s", error.message)
+        return False
+    for place, view in zip(places, views, strict=True):
+        place[:] = view[:, offset : offset + place.shape[1]]
+    return True
 
 
 def load_parts(

@@ -12,11 +12,12 @@ from typing import cast
 
 from fabric.errors import CorruptDataError
 from fabric.kvcache.arrangement import Move
-from fabric.limits import EDITED_PIECES_MAX
+from fabric.limits import EDIT_WINDOWS_MAX, EDITED_PIECES_MAX
 from fabric.ports import Clock
 from fabric.record.edited_head import EditNote, dropped_digest
 from fabric.record.layout import Hole, Layout
 from fabric.record.manifest import Manifest
+from fabric.record.window_restore import with_windows
 from fabric.turn.generation import CacheTier
 from fabric.turn.prompt_plan import PromptPlan
 from node.agents.agent import Agent
@@ -50,17 +51,17 @@ class EditedPrefixes:
         layout = self._laid_out(whole, agent, plan)
         if layout is None:
             return None
-        cached = layout.arrangement.tokens_count
+        window_tokens = self.store.spec.window_tokens
+        if window_tokens and len(layout.arrangement.ahead) > EDIT_WINDOWS_MAX:
+            return None
         plan = replace(plan, marks=plan.marks.with_branch(plan.kept_tokens))
-        if agent.cache is not None:
-            usable = min(plan.kept_tokens, len(plan.ids) - 1, agent.cache.tokens_count)
-            cached = cached if plan.moves else usable
-            moves = _movable(plan.moves, whole)
-            available = available_blocks(saved, agent.stored_tokens)
-            tier = CacheTier.HOT
-            return Prepared(
-                plan, agent.cache, cached, tier, available, room, None, is_kept, layout, moves
-            )
+        hot = self._of_hot(agent, plan, whole, layout, room, is_kept=is_kept)
+        if hot is not None or (agent.cache is not None and agent.layout is not None):
+            return hot
+        layout = with_windows(layout, window_tokens)
+        if layout.tokens_count <= layout.exact_tokens:
+            return None
+        cached = layout.arrangement.tokens_count
         tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
         source = CachedPrefix(
             available_blocks(saved), plan.ids, cached, tier, plan.kept_tokens, layout
@@ -69,6 +70,34 @@ class EditedPrefixes:
         not_made = cast("ResidentCache", NotMade())
         available = source.available
         return Prepared(plan, not_made, cached, tier, available, room, source, is_kept, layout)
+
+    def _of_hot(
+        self,
+        agent: Agent,
+        plan: PromptPlan,
+        whole: Layout,
+        layout: Layout,
+        room: int,
+        *,
+        is_kept: bool,
+    ) -> Prepared | None:
+        """Go on with the agent's cache in memory; None where there is none, or windows slid on."""
+        cache = agent.cache
+        if cache is None:
+            return None
+        moves = _movable(plan.moves, whole)
+        if plan.moves:
+            cached, serves = (
+                layout.arrangement.tokens_count,
+                cache.can_rearrange(moves, layout.grid),
+            )
+        else:
+            cached = min(plan.kept_tokens, len(plan.ids) - 1, cache.tokens_count)
+            serves = cache.can_rewind(cached)
+        if not serves:
+            return None
+        available, tier = available_blocks(agent.saved, agent.stored_tokens), CacheTier.HOT
+        return Prepared(plan, cache, cached, tier, available, room, None, is_kept, layout, moves)
 
     async def _layout(self, agent: Agent, saved: Manifest) -> Layout:
         """Return what the agent's memory is made of, as far as that is stored."""

@@ -31,6 +31,7 @@ from node.tiers.restore import load_blocks
 from node.turn.edited_prefix import EditedPrefixes
 from node.turn.prepared import CachedPrefix, NotMade, Prepared
 
+_EDITED_AND_LOST: Final = "edited, and nothing that lies behind it is stored any more"
 SYSTEM_DIGITS: Final = 12  # of a fingerprint, as many as OpenAI's have
 
 
@@ -53,8 +54,11 @@ class Prefixes:
             made = self.engine.engine.new_cache(prepared.room_tokens)
             made.keeps_slid = prepared.is_kept and self.health.reuses
             return made
-        if prepared.moves:
-            prepared.cache.rearrange(prepared.moves)
+        layout = prepared.layout
+        if prepared.moves and layout is not None:
+            prepared.cache.rearrange(prepared.moves, layout.grid)
+        elif layout is not None:
+            prepared.cache.rewind(prepared.cached, layout.grid)
         else:
             prepared.cache.rewind(prepared.cached)
         prepared.cache.give_back_room(prepared.room_tokens)
@@ -74,7 +78,7 @@ class Prefixes:
             if edited is not None:
                 return edited
         if plan.moves:
-            plan = replace(plan, moves=(), match=MatchKind.DIVERGE, reason="edited and lost")
+            plan = replace(plan, moves=(), match=MatchKind.DIVERGE, reason=_EDITED_AND_LOST)
         return await self._find(agent, plan, room, is_kept=request.is_kept)
 
     async def _find(self, agent: Agent, plan: PromptPlan, room: int, *, is_kept: bool) -> Prepared:

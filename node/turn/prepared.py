@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fabric.kvcache.arrangement import Move
+from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
+from fabric.limits import BLOCK_TOKENS
 from fabric.record.layout import Layout
 from fabric.turn.generation import CacheTier
 from fabric.turn.prompt_plan import PromptPlan
@@ -55,6 +57,13 @@ class Prepared:
         """Tokens of the prompt that need not be computed."""
         ahead = self.layout.arrangement.ahead if self.layout is not None else ()
         return self.cached + sum(end - start for start, end in ahead)
+
+    def waiting_bytes(self, spec: ModelCacheSpec) -> int:
+        """Return the memory of what window layers see in front of holes, beside the cache's."""
+        ahead = self.layout.arrangement.ahead if self.layout is not None else ()
+        window = spec.window_tokens + BLOCK_TOKENS
+        tokens = sum(min(end - start, window) for start, end in ahead)
+        return spec.kv_bytes(tokens, CacheGroup.WINDOW)
 
     @property
     def amortized_tokens(self) -> int:

@@ -89,6 +89,7 @@ class Sequences:
     ) -> Sequence:
         """Make the sequence; `emit` is called from the engine thread."""
         asked, ids, resume = request.sampling, prepared.plan.ids, request.resume
+        spec = self.identity.spec
         before = list(resume.answer_ids) if resume is not None else []
         # A resumption's prompt ends with the answer so far and the token sampled next.
         prompt_count = len(ids) - (len(before) + 1 if resume is not None else 0)
@@ -122,9 +123,9 @@ class Sequences:
             token_text=self.tokenizer.token_text,
             tenant=request.tenant,
             priority=request.priority,
-            reserve_bytes=self.identity.spec.resident_bytes(prepared.room_tokens),
+            reserve_bytes=spec.resident_bytes(prepared.room_tokens) + prepared.waiting_bytes(spec),
             room_tokens=-(-prepared.room_tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
-            grown_bytes=self.identity.spec.resident_bytes,
+            grown_bytes=spec.resident_bytes,
             is_preemptible=lambda: request.is_kept and self.health.reuses,
             granted=granted,
             awaited_tokens=None if prepared.tier is CacheTier.COLD else prepared.cached,

@@ -16,14 +16,16 @@ from fabric.turn.generation import Identity, IdentityKind
 from node.turn.prefix import Prefixes
 from node.turn.turn_sequence import Sequences
 from tests.sim import oracle
-from tests.sim.model import FULL
+from tests.sim.model import FULL, KINDS
 from tests.sim.rows import ENTRY_BYTES, Rows
+from tests.sim.window import window_entry
 
-EDITING_ODDS = {"full": 0.9}  # of each kind of model, else:
+EDITING_ODDS = {"full": 0.9, "window": 0.9}  # of each kind of model, else:
 OTHERS_EDITING_ODDS = 0.3
 PRESSED_ODDS = 0.5  # of lives with edits: those whose disks refuse and lose edited records
 EDITING_ROUNDS = 2  # more than others have: at first there is little to edit
 AMORTIZE_ODDS, EDIT_ODDS, COPYCAT_ODDS = 0.8, 0.6, 0.3
+MOVABLE = (FULL, KINDS["window"])  # models whose rows may be moved
 
 
 class Edits:
@@ -33,7 +35,8 @@ class Edits:
         self._world = world
         odds = EDITING_ODDS.get(world.kind.name, OTHERS_EDITING_ODDS)
         self._is_editing = random.random() < odds and not world.is_crowded
-        self.is_pressed = self._is_editing and world.kind is FULL and random.random() < PRESSED_ODDS
+        is_hard = self._is_editing and world.kind in MOVABLE
+        self.is_pressed = is_hard and random.random() < PRESSED_ODDS
         self._streams = {}
         self._taken_out = {}  # by a talk's marker: the last edit's place, and what was there
         self._begun = defaultdict(list)  # by prompt: edited caches that answers began with
@@ -66,7 +69,7 @@ class Edits:
 
     def rounds(self, talk):
         """Say how many more turns than others' a conversation has that is edited."""
-        return EDITING_ROUNDS if self._edits(talk) and self._world.kind is FULL else 0
+        return EDITING_ROUNDS if self._edits(talk) and self._world.kind in MOVABLE else 0
 
     def _edits(self, talk):
         return self._is_editing and talk.identity.kind is IdentityKind.AGENT
@@ -132,7 +135,7 @@ class Edits:
 
     def note_start(self, cache, prompt):
         """Judge a cache that an answer begins with, and remember it if it was edited."""
-        if cache.kind is not FULL:
+        if cache.kind not in MOVABLE:
             return
         ids = prompt[:-1]
         exact = oracle.exact_tokens(cache, ids)
@@ -147,7 +150,7 @@ class Edits:
 
     def problem(self, cache, ids, owner):
         """Say why an edited cache is none of these tokens; None if it may be."""
-        if cache.kind is not FULL or cache.ahead or cache.tokens_count != len(ids):
+        if cache.kind not in MOVABLE or cache.ahead or cache.tokens_count != len(ids):
             return "it has another length"
         exact, held = oracle.exact_tokens(cache, ids), cache.held.tobytes()
         is_talk = any(talk.key == owner for talk in self._world.clients.talks)
@@ -163,6 +166,14 @@ class Edits:
                     return f"row {at} was computed at {place}, not {at - run.delta}"
                 if at >= exact and is_talk and owner not in owners:
                     return f"row {at} was computed for {owners}"
+        return self._window_problem(cache, held)
+
+    def _window_problem(self, cache, held):
+        """Say which row of a window is not that of the token whose place it has."""
+        for at in range(cache.window_base, cache.tokens_count if cache.windows.tokens else 0):
+            entry = held[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES]
+            if cache.windows.rows[at - cache.window_base].tobytes() != window_entry(entry):
+                return f"the window's row {at} is that of another token"
         return None
 
     def explains(self, talk, prompt, admitted, sampling, got):

@@ -200,7 +200,7 @@ class Invariants:
         platter = self._world.nodes[node.name].platter
         if count != len(ids) and not platter.hurt & {file_name(ref) for ref in saved.refs}:
             self._fail(f"{where}: only {count} of {len(ids)} edited tokens can be read back")
-        cache.hold(found.tokens_count, found.ahead, found.shifts)
+        cache.hold(found.tokens_count, found.ahead, found.shifts, loaded.grid)
         exact = min(saved.edited.exact_tokens, count)
         self._check_cache(where, agent.key, cache, ids[:count], exact)
         hot = agent.cache if agent.is_durable and count == len(ids) else None

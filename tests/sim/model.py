@@ -23,11 +23,11 @@ from fabric.kvcache.cache_spec import (
     TensorSpec,
 )
 from fabric.kvcache.shift import cut, why_unshiftable
-from fabric.limits import BLOCK_TOKENS, STATES_HOT_MAX
-from tests.sim.rows import ENTRY_BYTES, Growth, Rows
+from fabric.kvcache.window_grid import UNEDITED_GRID
+from fabric.limits import STATES_HOT_MAX
+from tests.sim.rows import ENTRY_BYTES, Growth, Rows, grown
+from tests.sim.window import WINDOW_ENTRY_BYTES, WINDOW_TOKENS, SimWindow
 
-WINDOW_ENTRY_BYTES = 4
-WINDOW_TOKENS = 100
 STATE_BYTES = 16
 _FULL = LayerSpec(LayerKind.FULL, (SlotSpec("keys", 1, ENTRY_BYTES, 0, 1, "U8"),))
 _WINDOW = LayerSpec(
@@ -81,14 +81,11 @@ class SimCache:
         self.slid = {}
         self.snapshots = {}
         self.states = {}
-        self.window_base = 0
-        self._has_window = self.spec.window_tokens > 0
+        self.windows = SimWindow(self.spec.window_tokens)
         self._has_state = CacheGroup.STATE in self.spec.groups
         self.state = np.zeros(STATE_BYTES if self._has_state else 0, np.uint8)
         self._entries = np.zeros(0, np.uint8)
-        self._window = np.zeros(0, np.uint8)
         Growth.count += 1
-        self._copied_out = 0
         self.reserve(capacity_tokens)
 
     # --- how much ----------------------------------------------------------------------------
@@ -106,11 +103,11 @@ class SimCache:
     @property
     def resident_bytes(self):
         """Bytes beside those that only wait to be saved."""
-        return len(self._entries) + len(self._window) + len(self.state)
+        return len(self._entries) + self.windows.size_bytes + len(self.state)
 
     def reserve(self, tokens_count):
         size_bytes = -(-tokens_count // GROWTH_TOKENS) * GROWTH_TOKENS * ENTRY_BYTES
-        self._entries = _grown(self._entries, size_bytes)
+        self._entries = grown(self._entries, size_bytes)
 
     def give_back_room(self, tokens_count):
         size_bytes = -(-tokens_count // GROWTH_TOKENS) * GROWTH_TOKENS * ENTRY_BYTES
@@ -125,6 +122,10 @@ class SimCache:
     def held(self):
         return self._entries[: self.tokens_count * ENTRY_BYTES]
 
+    @property
+    def window_base(self):
+        return self.windows.base
+
     # --- steps -------------------------------------------------------------------------------
 
     def append(self, token):
@@ -134,11 +135,7 @@ class SimCache:
         self._entries[at : at + ENTRY_BYTES] = np.frombuffer(entry, np.uint8)
         if self.owner is not None:
             Rows.note(entry, token, self.tokens_count, self.owner)
-        if self._has_window:
-            at = (self.tokens_count - self.window_base) * WINDOW_ENTRY_BYTES
-            self._window = _grown(self._window, at + GROWTH_TOKENS * WINDOW_ENTRY_BYTES)
-            made = np.frombuffer(xxh3_64_digest(entry, 1)[:WINDOW_ENTRY_BYTES], np.uint8)
-            self._window[at : at + WINDOW_ENTRY_BYTES] = made
+        self.windows.append(entry, self.tokens_count)
         if self._has_state:
             old = self.state.tobytes()
             self.state = np.frombuffer(
@@ -146,21 +143,17 @@ class SimCache:
             )
         self.tokens_count += 1
         if self.ahead and self.tokens_count == self.ahead[0][0]:
+            self._slide_ahead(self.ahead[0][1])
             self.tokens_count, self.ahead = self.ahead[0][1], self.ahead[1:]
 
     def _seen(self):
         """Return all bytes that the next token depends on."""
-        if not (self._has_window or self._has_state):
-            if not self.shifts:
-                return self.held
-            moved = cut(self.shifts, 0, self.tokens_count)
-            return self.held.tobytes() + b"".join(bytes(str(shift), "ascii") for shift in moved)
-        first = max(0, self.tokens_count - self.spec.window_tokens + 1)
-        start = (min(first, self.tokens_count) - self.window_base) * WINDOW_ENTRY_BYTES
-        assert start >= 0 or not self._has_window, "the window holds what the next token sees"
-        end = (self.tokens_count - self.window_base) * WINDOW_ENTRY_BYTES
-        window = self._window[start:end].tobytes() if self._has_window else b""
-        return self.held.tobytes() + window + self.state.tobytes()
+        if not (self.shifts or self.windows.tokens or self._has_state):
+            return self.held
+        moved = cut(self.shifts, 0, self.tokens_count)
+        told = b"".join(bytes(str(shift), "ascii") for shift in moved)
+        window = self.windows.seen(self.tokens_count)
+        return self.held.tobytes() + told + window + self.state.tobytes()
 
     def next_token(self, sampling, seed, index):
         """Draw the next token: greedily by the cache alone, else by seed and number, too."""
@@ -176,30 +169,32 @@ class SimCache:
     # --- windows -----------------------------------------------------------------------------
 
     def slide(self):
-        keep = self._needed_from(self.tokens_count)
+        keep = self.windows.needed_from(self.tokens_count)
         if keep > self.window_base:
             self._hold_windows(keep)
 
     def rest(self):
-        if self._has_window:
-            self._hold_windows(max(self._needed_from(self.tokens_count), self.window_base))
-
-    def _needed_from(self, tokens_count):
-        if not self._has_window:
-            return 0
-        first = max(0, tokens_count - self.spec.window_tokens + 1)
-        return min(first, tokens_count) // BLOCK_TOKENS * BLOCK_TOKENS
+        self.windows.beside = []
+        if self.windows.tokens:
+            self._hold_windows(max(self.windows.needed_from(self.tokens_count), self.window_base))
 
     def _hold_windows(self, base):
-        for start in range(self._copied_out, base, BLOCK_TOKENS):
-            if self.keeps_slid and start >= self.window_base:
-                self.slid[start] = self.gather(start, start + BLOCK_TOKENS, CacheGroup.WINDOW)
-        self._copied_out = max(self._copied_out, base)
-        self._window = self._window[(base - self.window_base) * WINDOW_ENTRY_BYTES :].copy()
-        self.window_base = base
+        self._copy_out(base)
+        self.windows.keep_from(base)
+
+    def _copy_out(self, until):
+        for start, end in self.windows.due(until):
+            if self.keeps_slid:
+                self.slid[start] = self.gather(start, end, CacheGroup.WINDOW)
+
+    def _slide_ahead(self, end):
+        if self.windows.tokens:
+            keep = self.windows.needed_from(end)
+            self._copy_out(min(keep, self.tokens_count))
+            self.windows.go_on_ahead(keep, self.tokens_count)
 
     def place_windows(self, tokens_count):
-        self.window_base = self._needed_from(tokens_count)
+        self.windows.beside, self.windows.base = [], self.windows.needed_from(tokens_count)
         return self.window_base
 
     # --- going back --------------------------------------------------------------------------
@@ -211,13 +206,13 @@ class SimCache:
             return False
         if self._has_state and tokens_count and tokens_count not in self.states:
             return False
-        return self._needed_from(tokens_count) >= self.window_base
+        return self.windows.needed_from(tokens_count) >= self.window_base
 
     def rewind_point(self, limit):
         points = (limit, self.tokens_count, *self.states)
         return max((p for p in points if p <= limit and self.can_rewind(p)), default=0)
 
-    def rewind(self, tokens_count):
+    def rewind(self, tokens_count, grid=UNEDITED_GRID):
         assert self.can_rewind(tokens_count), "only what is held can be kept"
         if tokens_count != self.tokens_count:
             self.slid.clear()
@@ -225,30 +220,38 @@ class SimCache:
             self.clear_states()
             self.states = {end: kept for end, kept in self.states.items() if end <= tokens_count}
             self.state = self.states.get(tokens_count, self.state)
-            whole = tokens_count // BLOCK_TOKENS * BLOCK_TOKENS
-            self._copied_out = min(self._copied_out, whole)
+        window = self.windows
+        window.grid, window.beside = grid, []
+        window.copied_out = min(window.copied_out, grid.block_start(tokens_count))
         self.ahead, self.shifts = (), cut(self.shifts, 0, tokens_count)
         self.tokens_count = tokens_count
 
     def assume(self, tokens_count):
         self.hold(tokens_count, (), ())
 
-    def hold(self, tokens_count, ahead, shifts):
+    def hold(self, tokens_count, ahead, shifts, grid=UNEDITED_GRID):
         assert not ((ahead or shifts) and why_unshiftable(self.spec)), "rows stay in place"
         self._arrange(Arrangement.of([(0, tokens_count), *ahead], shifts))
-        self._copied_out = tokens_count // BLOCK_TOKENS * BLOCK_TOKENS
+        self.windows.grid, self.windows.copied_out = grid, grid.block_start(tokens_count)
         self._keep_state()
 
-    def rearrange(self, moves):
+    def can_rearrange(self, moves, grid):
+        after = Arrangement(self.tokens_count, self.ahead, self.shifts).after(moves)
+        return self.windows.can_move(after, moves, grid, self.tokens_count)
+
+    def rearrange(self, moves, grid=UNEDITED_GRID):
         """Move entries as bytes: what was computed elsewhere counts as it is."""
         assert not why_unshiftable(self.spec), "rows stay in place"
         after = Arrangement(self.tokens_count, self.ahead, self.shifts).after(moves)
         rows = self._entries.reshape(-1, ENTRY_BYTES)
         taken = [(move, rows[move.start : move.end].copy()) for move in moves]
-        self.rewind(moves[0].end)
+        windows = self.windows.moved(after, moves, grid)
+        head = moves[0].end
+        self.rewind(head if self.can_rewind(head) else self.place_windows(0))
         self.reserve(after.end)
         for move, entries in taken:
             self._entries.reshape(-1, ENTRY_BYTES)[move.new_start : move.new_end] = entries
+        self.windows.take(windows, grid)
         self._arrange(after)
 
     def _arrange(self, to):
@@ -259,14 +262,14 @@ class SimCache:
 
     def rows(self, group=CacheGroup.FULL):
         if group is CacheGroup.WINDOW:
-            return [self._window.reshape(1, -1, WINDOW_ENTRY_BYTES)]
+            return [self.windows.rows[None]]
         return [self._entries.reshape(1, -1, ENTRY_BYTES)]
 
     def places(self, start, end, group=CacheGroup.FULL):
         base = 0
         if group is CacheGroup.WINDOW:
             base = self.window_base
-            self._window = _grown(self._window, (end - base) * WINDOW_ENTRY_BYTES)
+            self.windows.grow(end)
         return [row[:, start - base : end - base] for row in self.rows(group)]
 
     def gather(self, start, end, group=CacheGroup.FULL):
@@ -312,24 +315,15 @@ class SimCache:
         """Return a cache of the same tokens."""
         made = SimCache(capacity_tokens, self.kind)
         made._entries[: len(self.held)] = self.held
-        made._window, made.window_base = self._window.copy(), self.window_base
+        made.windows = self.windows.copy()
         made.state, made.tokens_count = self.state, self.tokens_count
         made.shifts = cut(self.shifts, 0, self.tokens_count)
         return made
 
     def parts(self):
         """Return what is held, for comparing: entries, window from its base on, state."""
-        window = self._window[: (self.tokens_count - self.window_base) * WINDOW_ENTRY_BYTES]
+        window = self.windows.rows[: self.tokens_count - self.window_base]
         return self.held.tobytes(), self.window_base, window.tobytes(), self.state.tobytes()
-
-
-def _grown(array, size_bytes):
-    if size_bytes <= len(array):
-        return array
-    Growth.count += 1
-    grown = np.zeros(size_bytes, np.uint8)
-    grown[: len(array)] = array
-    return grown
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import numpy as np
 
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.turn.generation import FinishReason
-from tests.sim.model import END, ENTRY_BYTES, FULL, WINDOW_ENTRY_BYTES, SimCache
+from tests.sim.model import END, ENTRY_BYTES, FULL, SimCache
 from tests.sim.tokenizer import render
+from tests.sim.window import WINDOW_ENTRY_BYTES
 
 
 @dataclass(frozen=True)

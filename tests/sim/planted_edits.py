@@ -2,11 +2,14 @@
 
 from unittest.mock import patch
 
+import numpy as np
+
 from fabric.record.edited_head import EditedHead
 from node.agents.agent import Agent
 from node.tiers import restore_layout
 from node.tiers.record_writer import RecordWriters
 from tests.sim.model import SimCache
+from tests.sim.window import SimWindow
 
 
 def edited_memory_is_offered_to_exact_turns():
@@ -35,11 +38,32 @@ def moved_rows_are_placed_one_off():
     return patch.object(restore_layout, "_read", misread)
 
 
+def windows_are_read_one_off():
+    """Of a block that an edited cache has a part of, other rows are read for the window."""
+    read = restore_layout._read_window
+
+    def misread(store, tenant, part, offset, places):
+        return read(store, tenant, part, max(0, offset - 1), places)
+
+    return patch.object(restore_layout, "_read_window", misread)
+
+
+def windows_slide_past_what_lies_ahead():
+    """When a hole is filled, the window goes on with the rows in front of it."""
+    go_on = SimWindow.go_on_ahead
+
+    def missed(self, keep_from, tokens_count):
+        self.beside[0][2] = np.zeros_like(self.beside[0][2])
+        go_on(self, keep_from, tokens_count)
+
+    return patch.object(SimWindow, "go_on_ahead", missed)
+
+
 def moved_rows_count_as_computed_in_place():
     """Whoever reads an edited cache back forgets how far its rows were moved."""
     hold = SimCache.hold
     return patch.object(
-        SimCache, "hold", lambda self, count, ahead, _: hold(self, count, ahead, ())
+        SimCache, "hold", lambda self, count, ahead, _, *grid: hold(self, count, ahead, (), *grid)
     )
 
 
@@ -52,6 +76,8 @@ EDIT_PLANTS = (
     edited_memory_is_offered_to_exact_turns,
     edited_blocks_are_named_without_lineage,
     moved_rows_are_placed_one_off,
+    windows_are_read_one_off,
+    windows_slide_past_what_lies_ahead,
     moved_rows_count_as_computed_in_place,
     cut_records_lose_their_head,
 )

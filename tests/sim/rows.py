@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+import numpy as np
+
 ENTRY_BYTES = 8
 
 
@@ -32,3 +34,13 @@ class Growth:
     """How often a cache took more memory: between two of these none can be beyond a budget."""
 
     count = 0
+
+
+def grown(array, size_bytes):
+    """Return a flat array with room for so many bytes."""
+    if size_bytes <= len(array):
+        return array
+    Growth.count += 1
+    larger = np.zeros(size_bytes, np.uint8)
+    larger[: len(array)] = array
+    return larger

@@ -80,9 +80,9 @@ class Warmth:
         *attempts, now = attempts
         prompt, stored, exact_tokens = now.prompt, acked.text.rstrip(chr(END)), acked.exact_tokens
         need = min(_common(stored, prompt), len(prompt) - 1)
-        if self._world.kind is not FULL:
+        if self._world.kind is not FULL and (need < len(stored) or attempts):
             # Elsewhere than at its end a context can be taken up where that was worth keeping.
-            return need if need == len(stored) and not attempts else None
+            return None
         for attempt in attempts:  # each may have been answered, on no disk
             need = min(need, _common(attempt.prompt, prompt))
             edited_at = _common(attempt.prompt, stored)

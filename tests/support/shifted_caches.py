@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fabric.kvcache.arrangement import Range
-from fabric.kvcache.shift import Shift
+from fabric.kvcache.shift import Shift, cut
 from node.mlx.engine import Engine
 from node.mlx.resident_cache import ResidentCache
 from node.mlx.resident_layer import ResidentLayer
@@ -54,12 +54,12 @@ def by_hand(cache: ResidentCache, shifts: Sequence[Shift]) -> ResidentCache:
 
 def _fetch(leaf: ResidentLayer, shifts: Sequence[Shift], first: int, end: int) -> list[Any]:
     deltas = np.zeros(end - first)
-    for shift in shifts:
+    for shift in cut(tuple(shifts), first, end):
         deltas[shift.start : shift.end] = shift.delta
     rotations = {rotation.slot: rotation for rotation in leaf.spec.rotations}
     found = []
     for slot, (store, heads) in zip(leaf.spec.slots, leaf._parts, strict=True):
-        rows = dense(store.fetch(heads, first, end))
+        rows = dense(store.fetch(heads, first - leaf.base, end - leaf.base))
         if slot.name in rotations:
             far = turned(rows, rotations[slot.name], deltas)
             rows = mx.where(mx.array(deltas)[:, None] != 0, mx.array(far).astype(rows.dtype), rows)

@@ -61,14 +61,15 @@ FULL = attention_layer(LayerKind.FULL, 2, (8, 8), bits=4, group_size=32, dtype="
     ("layer", "why"),
     [
         (LayerSpec(LayerKind.RECURRENT), "recurrent layers"),
-        (LayerSpec(LayerKind.WINDOW, FULL.slots, window_tokens=8), "sliding windows"),
+        (LayerSpec(LayerKind.WINDOW, FULL.slots, window_tokens=8, is_chunked=True), "chunks"),
         (LayerSpec(LayerKind.FULL, FULL.slots, rotations_unknown="who knows"), "who knows"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_one_layer_whose_rows_must_stay_is_enough(layer: LayerSpec, why: str) -> None:
     assert why in why_unshiftable(ModelCacheSpec((FULL, layer)))
-    assert not why_unshiftable(ModelCacheSpec((FULL, FULL)))
+    window = LayerSpec(LayerKind.WINDOW, FULL.slots, window_tokens=8)
+    assert not why_unshiftable(ModelCacheSpec((FULL, window)))
 
 
 def test_rows_of_caches_that_cannot_be_cut_stay() -> None:

@@ -14,7 +14,7 @@ from fabric.turn.generation import Sampling
 from node.mlx.engine import Engine
 from node.mlx.probe.probe import fit_engine
 from node.mlx.resident_cache import ResidentCache
-from tests.support.architectures import ARCHITECTURES
+from tests.support.architectures import ARCHITECTURES, CHUNKED
 from tests.support.cache_paths import logits_after, prompt_of
 from tests.support.samples import sample
 from tests.support.shiftable import PLAIN, SHIFTABLE, USUAL, engine_of
@@ -321,10 +321,11 @@ def test_an_edit_needs_the_memory_of_one_layer_twice(engine: Engine) -> None:
     ],
     ids=["rearrange", "ahead", "shifts"],
 )
-@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize("name", ["llama4", "qwen3_next"])
 def test_rows_that_must_stay_are_not_moved(name: str, edit: Callable[[Any], None]) -> None:
-    """Windows and states know nothing of it."""
-    cache = fit_engine(build_model(ARCHITECTURES[name]), USUAL).new_cache(10)
+    """Chunks and states know nothing of it."""
+    config = CHUNKED if name == "llama4" else ARCHITECTURES[name]
+    cache = fit_engine(build_model(config), USUAL).new_cache(10)
     cache.hold(10, (), ())
     with pytest.raises(AssertionError, match="rows stay in place"):
         edit(cache)

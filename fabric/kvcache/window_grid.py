@@ -1,0 +1,66 @@
+"""Which rows window layers need of an edited cache, and in which blocks theirs are stored.
+
+    cache   0 .......... exact ...(moved)... [ hole )(ahead)[ hole )(ahead) head ........
+    blocks  [ 256 )[ 256 )          none     [256)[rest)     [rest)        [ 256 )[ 256 )
+
+What is computed behind the ahead rows sees the last tokens before it only. So of rows that are
+moved no more is needed than one window in front of each hole, and one in front of the end.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from fabric.kvcache.arrangement import Arrangement, Range
+from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class WindowGrid:
+    """Where blocks of a cache begin: of 256 tokens before `exact_tokens` and in each `own` range.
+
+    Rows of own ranges are stored as they slide away; all others are parts of older blocks.
+    """
+
+    exact_tokens: int
+    own: tuple[Range, ...]
+
+    def block_start(self, position: int) -> int:
+        """Return where the block begins that a token is in; a moved one stands for itself."""
+        if position < self.exact_tokens:
+            return position // BLOCK_TOKENS * BLOCK_TOKENS
+        for start, end in reversed(self.own):
+            if start <= position < end:
+                return position - (position - start) % BLOCK_TOKENS
+        return position
+
+    def blocks(self, first: int, until: int) -> Iterator[Range]:
+        """Yield own blocks that begin at `first` or later and end by `until`."""
+        for start, end in self.own:
+            skipped = max(0, -(-(first - start) // BLOCK_TOKENS))
+            for at in range(start + skipped * BLOCK_TOKENS, min(end, until), BLOCK_TOKENS):
+                block_end = min(at + BLOCK_TOKENS, end)
+                if block_end <= until:
+                    yield at, block_end
+
+    def needed_from(self, tokens_count: int, window_tokens: int) -> int:
+        """Return the first row that is held for a token at `tokens_count`.
+
+        Its block is not full yet, or will be stored as a whole: so none is held in part.
+        """
+        first = max(0, tokens_count - window_tokens + 1)
+        return self.block_start(min(first, tokens_count))
+
+    def needed(self, arrangement: Arrangement, window_tokens: int) -> tuple[Range, ...]:
+        """Return the rows that must be there: in front of what is computed next, and of each hole.
+
+        One range for the beginning and one for each that lies ahead; none is needed of a hole.
+        """
+        count = arrangement.tokens_count
+        ranges = [(self.needed_from(count, window_tokens), count)]
+        for start, end in arrangement.ahead:
+            ranges.append((max(start, self.needed_from(end, window_tokens)), end))
+        return tuple(ranges)
+
+
+UNEDITED_GRID: Final = WindowGrid(0, ((0, AGENT_TOKENS_MAX),))

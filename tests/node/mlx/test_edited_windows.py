@@ -1,0 +1,196 @@
+"""Edited caches with sliding windows: what lies behind a hole sees the rows in front of it."""
+
+import random
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fabric.kvcache.arrangement import Arrangement, Move
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.kvcache.shift import Shift
+from fabric.kvcache.window_grid import WindowGrid
+from fabric.limits import AGENT_TOKENS_MAX
+from fabric.settings import KvBits
+from node.mlx.engine import Engine
+from node.mlx.probe.probe import fit_engine
+from node.mlx.resident_cache import ResidentCache
+from tests.support.architectures import ARCHITECTURES, WINDOW_TOKENS
+from tests.support.cache_paths import logits_after, prompt_of
+from tests.support.samples import sample
+from tests.support.shiftable import PLAIN, USUAL
+from tests.support.shifted_caches import ROUNDING, by_hand, filled, off
+from tests.support.tiny_models import LLAMA, build_model
+
+TOKENS = 900
+_OLMO = {**LLAMA, "model_type": "olmo3", "sliding_window": WINDOW_TOKENS}
+OLD, NEW = prompt_of(TOKENS), prompt_of(50, seed=5)
+# Within what windows still hold: 60 and 10 tokens are taken out, and 25 put in twice.
+MOVES = [Move(0, 790, 0), Move(850, 860, 790), Move(862, 872, 825), Move(875, 900, 860)]
+EDITED = [*OLD[:790], *OLD[850:860], *NEW[:25], *OLD[862:872], *NEW[25:], *OLD[875:]]
+
+
+def grid_of(moves: list[Move], exact_tokens: int = TOKENS) -> WindowGrid:
+    """Return the blocks of what is between moves, and behind them; more may have been edited."""
+    ends = [(a.new_end, b.new_start) for a, b in pairwise(moves)]
+    holes = tuple((start, end) for start, end in ends if start < end)
+    exact = min(moves[0].end, exact_tokens)
+    return WindowGrid(exact, (*holes, (moves[-1].new_end, AGENT_TOKENS_MAX)))
+
+
+@cache
+def engine_of(name: str, bits: KvBits = USUAL) -> Engine:
+    return fit_engine(build_model(ARCHITECTURES[name]), bits)
+
+
+@cache
+def one_window(name: str, bits: KvBits) -> Engine:
+    """Fit an engine to a model of nothing but one layer with a window."""
+    config: dict[str, Any] = ARCHITECTURES["gpt_oss"] if name == "sinks" else _OLMO
+    kinds = ["sliding_attention", "full_attention"]
+    model = build_model({**config, "num_hidden_layers": 2, "layer_types": kinds})
+    model.model.layers, model.model.layer_types = model.model.layers[:1], kinds[:1]
+    model.model.ga_idx = 0  # mlx-lm asks the other layer's cache for a mask
+    return fit_engine(model, bits)
+
+
+def computed(engine: Engine, prompt: list[int]) -> ResidentCache:
+    cache = engine.new_cache(len(prompt))
+    cache.keeps_slid = True
+    for at in range(0, len(prompt), 200):
+        engine.prefill(cache, prompt[at : at + 200])
+    return cache
+
+
+def fill_holes(engine: Engine, cache: ResidentCache, prompt: list[int]) -> None:
+    while cache.ahead:
+        at = cache.tokens_count
+        engine.prefill(cache, prompt[at : min(at + 20, cache.ahead[0][0])])
+
+
+@pytest.mark.parametrize("name", ["plain", "sinks"])
+def test_a_model_of_one_window_cannot_tell_an_edited_cache_from_a_computed_one(name: str) -> None:
+    """Also where what lies ahead is shorter than the window, or longer than it."""
+    engine = one_window(name, PLAIN)
+    long = [Move(0, 795, 0), Move(810, 820, 795), Move(830, 900, 815)]
+    longer = [*OLD[:795], *OLD[810:820], *NEW[:10], *OLD[830:]]
+    for moves, prompt in ((MOVES, EDITED), (long, longer)):
+        cache = computed(engine, OLD)
+        assert cache.window_base == 768
+        cache.rearrange(moves, grid_of(moves))
+        fill_holes(engine, cache, prompt)
+        assert cache.tokens_count == len(prompt)
+        want = logits_after(engine, computed(engine, prompt), prompt_of(3))
+        assert off(logits_after(engine, cache, prompt_of(3)), want) < ROUNDING
+        cache.rewind(len(prompt))
+        cache.hold(len(prompt), (), ())  # its rows do count as moved
+        assert off(logits_after(engine, cache, prompt_of(3)), want) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize("delta", sample([37, -37, 20_000, -100_000], -37, 20_000))
+def test_windows_turn_what_they_read_at_their_own_rates(name: str, delta: int) -> None:
+    """Against rows turned by hand in float64, where layers' bases differ and where sinks share."""
+    engine = engine_of(name, PLAIN)
+    shifts = (Shift(50, 120, delta), Shift(130, 290, delta // 2 + 1))
+    ours = logits_after(engine, filled(engine, 300, shifts), prompt_of(3))
+    theirs = logits_after(engine, by_hand(filled(engine, 300), shifts), prompt_of(3))
+    assert off(ours, theirs) < ROUNDING * 10 + abs(delta) * 2.0**-23
+    for layer in range(len(engine.spec.layers)):
+        cache = filled(engine, 300, shifts)
+        cache.leaves[layer].shifts = ()  # a layer that did not would be noticed
+        assert off(logits_after(engine, cache, prompt_of(3)), theirs) > 1e-4
+
+
+def rows_at(cache: ResidentCache, places: list[int]) -> dict[int, bytes]:
+    """Return each token's rows of all window layers."""
+    cache.settle()
+    return {at: bytes(cache.gather(at, at + 1, CacheGroup.WINDOW)) for at in places}
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
+def test_read_to_their_places_windows_are_those_that_were_moved_in_memory(name: str) -> None:
+    engine = engine_of(name)
+    source, edited = computed(engine, OLD), computed(engine, OLD)
+    edited.rearrange(MOVES, grid_of(MOVES))
+    read = engine.new_cache(len(EDITED))
+    for row, own in zip(read.rows(), source.rows(), strict=True):
+        for move in MOVES:
+            row[:, move.new_start : move.new_end] = own[:, move.start : move.end]
+    after = Arrangement(TOKENS, (), ()).after(MOVES)
+    for (start, end), places in read.windows.place_edited(after, grid_of(MOVES)):
+        held = source.rows(CacheGroup.WINDOW)
+        for at in range(start, end):
+            old = next(at - m.new_start + m.start for m in MOVES if m.new_start <= at < m.new_end)
+            for row, own in zip(places, held, strict=True):
+                row[:, at - start] = own[:, old - source.window_base]
+    read.hold(after.tokens_count, after.ahead, after.shifts, grid_of(MOVES))
+    for each in (edited, read):
+        fill_holes(engine, each, EDITED)
+    assert (edited.tokens_count, edited.shifts) == (read.tokens_count, read.shifts)
+    assert edited.window_base == read.window_base
+    places = list(range(edited.window_base, edited.tokens_count))
+    assert rows_at(edited, places) == rows_at(read, places)
+    assert bytes(edited.gather(0, len(EDITED))) == bytes(read.gather(0, len(EDITED)))
+    want = logits_after(engine, read, prompt_of(3))
+    assert np.array_equal(logits_after(engine, edited, prompt_of(3)), want)
+
+
+def test_what_is_computed_in_a_hole_is_copied_out_before_it_slides_away() -> None:
+    """In blocks that begin with the hole; rows that were moved are stored elsewhere."""
+    engine = engine_of("gemma3_text")
+    cache, hole = computed(engine, OLD), prompt_of(300, seed=7)
+    cache.slid.clear()
+    moves = [Move(0, 800, 0), Move(820, 900, 1_100)]
+    prompt = [*OLD[:800], *hole, *OLD[820:]]
+    cache.reserve(len(prompt))
+    cache.rearrange(moves, grid_of(moves))
+    engine.prefill(cache, hole)
+    cache.settle()
+
+    assert {start: len(rows) for start, rows in cache.slid.items()} == {
+        800: cache.spec.kv_bytes(256, CacheGroup.WINDOW),
+        1_056: cache.spec.kv_bytes(44, CacheGroup.WINDOW),
+    }
+    assert (cache.tokens_count, cache.window_base) == (1_180, 1_180 - WINDOW_TOKENS + 1)
+    assert len(prompt) == 1_180
+
+
+def test_what_windows_have_slid_past_is_not_edited_in_memory() -> None:
+    engine = engine_of("gemma3_text")
+    cache = computed(engine, OLD)
+    far = [Move(0, 300, 0), Move(310, TOKENS, 305)]
+    assert not cache.can_rearrange(far, grid_of(far))
+    with pytest.raises(AssertionError, match="windows have slid on"):
+        cache.rearrange(far, grid_of(far))
+    # Without a hole nothing is computed there, so nothing in front of it is seen any more.
+    taken_out = [Move(0, 300, 0), Move(310, TOKENS, 300)]
+    assert cache.can_rearrange(taken_out, grid_of(taken_out))
+    cache.rearrange(taken_out, grid_of(taken_out))
+    assert (cache.tokens_count, cache.ahead) == (TOKENS - 10, ())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_windows_of_many_edits_are_the_rows_of_their_tokens(seed: int) -> None:
+    """Edit upon edit, with tokens computed between them: as if all had been computed."""
+    engine, rng = one_window("plain", PLAIN), random.Random(seed)
+    prompt, exact = list(OLD), TOKENS
+    cache = computed(engine, prompt)
+    for number in range(4):
+        count = cache.tokens_count
+        cuts = sorted(rng.sample(range(count - 100, count), 4))
+        put_in = prompt_of(rng.randint(1, 60), seed=100 * seed + number)
+        moves = [Move(0, cuts[0], 0), Move(cuts[1], cuts[2], cuts[0] + len(put_in))]
+        moves.append(Move(cuts[3], count, moves[1].new_end))
+        moves = [move for move in moves if move.start < move.end]
+        prompt = [*prompt[: cuts[0]], *put_in, *prompt[cuts[1] : cuts[2]], *prompt[cuts[3] :]]
+        cache.reserve(len(prompt) + 150)
+        exact = min(exact, cuts[0])
+        cache.rearrange(moves, grid_of(moves, exact))
+        fill_holes(engine, cache, prompt)
+        engine.prefill(cache, more := prompt_of(150, seed=number))
+        prompt += more
+    want = logits_after(engine, computed(engine, prompt), prompt_of(3))
+    assert off(logits_after(engine, cache, prompt_of(3)), want) < ROUNDING

@@ -1,0 +1,182 @@
+"""The window layers of edited records: stored beside the blocks of their pieces, and read back."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fabric.errors import CorruptDataError
+from fabric.kvcache.arrangement import Move
+from fabric.kvcache.cache_spec import CacheGroup, LayerKind, LayerSpec, ModelCacheSpec, SlotSpec
+from fabric.record.layout import Layout, layout_of
+from fabric.record.manifest import Manifest, Placed, decode_manifest, encode_manifest
+from fabric.record.named_blocks import named_blocks
+from fabric.record.piece_table import PieceTable
+from fabric.record.restore_plan import essential
+from fabric.record.truncate import truncate_record
+from fabric.record.window_restore import with_windows
+from fabric.u32s import U32s
+from node.mlx.resident_cache import ResidentCache
+from node.store.agent_store import AgentStore
+from node.store.block_store import BlockStore
+from node.store.manifest_store import ManifestStore
+from node.tiers.restore_layout import load_layout
+from tests.node.store.test_edited_records import random_moves
+from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, SALT, TENANT, make_manifest
+
+WINDOW = 70
+_SLOT = SlotSpec("keys", 1, 4, 0, 1, "F32")
+SPEC = ModelCacheSpec(
+    (LayerSpec(LayerKind.FULL, (_SLOT,)), LayerSpec(LayerKind.WINDOW, (_SLOT,), (), WINDOW))
+)
+ROW_BYTES = 16
+
+
+@pytest.fixture
+def store(disk):
+    blocks = BlockStore(disk, SPEC, FINGERPRINT)
+    return AgentStore(blocks, ManifestStore(disk, CLUSTER_KEY), CLUSTER_KEY, FINGERPRINT, SPEC)
+
+
+class Memory:
+    """Tokens with the row of each: a window's is the full one's, turned round."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng, self.tokens, self.rows = rng, [], []
+
+    def compute(self, count: int) -> None:
+        self.tokens += [self.rng.randrange(1 << 16) for _ in range(count)]
+        self.rows += [self.rng.randbytes(ROW_BYTES) for _ in range(count)]
+
+    def moved(self, moves: list[Move]) -> "Memory":
+        made = Memory(self.rng)
+        for move in moves:
+            made.compute(move.new_start - len(made.tokens))
+            made.tokens += self.tokens[move.start : move.end]
+            made.rows += self.rows[move.start : move.end]
+        return made
+
+
+def bytes_of(rows: list[bytes], group: CacheGroup) -> bytes:
+    return b"".join(row[::-1] if group is CacheGroup.WINDOW else row for row in rows)
+
+
+def save(store: AgentStore, memory: Memory, layout: Layout | None, before: Manifest) -> Manifest:
+    """Store what a turn would, with the windows of all that it computed."""
+    ids, windows = memory.tokens, []
+    head = store.name_head(TENANT, ids, layout) if layout is not None else None
+    lost = head.spans if head is not None else ()
+    behind = store.spans(TENANT, ids, lineage=head.lineage) if head else store.spans(TENANT, ids)
+    refs = []
+    for span in (*lost, *behind):
+        rows = memory.rows[span.start : span.end]
+        refs.append(store.save_block(span, ids, memoryview(bytes_of(rows, CacheGroup.FULL))))
+        twin = span.in_group(SALT, CacheGroup.WINDOW)
+        kv = memoryview(bytes_of(rows, CacheGroup.WINDOW))
+        windows.append(Placed(store.save_block(twin, ids, kv), span.end))
+    pieces, edited = PieceTable(), None
+    if head is not None:
+        pieces, edited = head.filled(refs[: len(lost)], U32s(ids))
+        windows += [Placed(ref, end) for end, ref in head.windows]
+    record = replace(
+        before,
+        revision=before.revision + 1,
+        text="",
+        token_ids=U32s(ids),
+        token_ends=U32s([0] * len(ids)),
+        prompt_tokens_count=0,
+        pieces=pieces.append(refs[len(lost) :]),
+        windows=tuple(sorted(windows, key=lambda place: place.end)),
+        edited=edited,
+    )
+    assert decode_manifest(encode_manifest(record)) == record
+    store.publish(record, before if before.token_ids else None)
+    return record
+
+
+def begun(store: AgentStore, rng: random.Random, count: int) -> tuple[Memory, Manifest]:
+    memory = Memory(rng)
+    memory.compute(count)
+    return memory, save(store, memory, None, make_manifest([], revision=0))
+
+
+def check_read(store: AgentStore, memory: Memory, layout: Layout) -> ResidentCache:
+    """Read it, and see that each row is there that is seen, and is that of its token."""
+    cache = ResidentCache(SPEC, len(memory.tokens))
+    got = load_layout(store, TENANT, memory.tokens, layout, cache)
+    found = got.arrangement
+    assert got == layout
+    held = [(0, found.tokens_count), *found.ahead]
+    for start, end in held:
+        rows = np.ascontiguousarray(cache.rows()[0][:, start:end])
+        assert bytes(rows) == bytes_of(memory.rows[start:end], CacheGroup.FULL)
+    count = found.tokens_count
+    begins = cache.rows(CacheGroup.WINDOW)[0][:, : count - cache.window_base]
+    checked = [(cache.window_base, count, begins)]
+    checked += [(rows.start, rows.end, rows.views()[0]) for rows in cache.windows.beside]
+    assert len(checked) == len(held)
+    for (start, end, rows), (held_start, held_end) in zip(checked, held, strict=True):
+        assert start <= max(held_start, end - WINDOW + 1) <= end == held_end
+        wanted = bytes_of(memory.rows[start:end], CacheGroup.WINDOW)
+        assert bytes(np.ascontiguousarray(rows)) == wanted
+    return cache
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_windows_come_back_in_front_of_each_hole_and_of_the_end(store, seed):
+    """Edited again and again: while it is edited, and once it is stored."""
+    rng = random.Random(seed)
+    memory, record = begun(store, rng, rng.randint(20, 900))
+    for _ in range(rng.randint(1, 3)):
+        moves = random_moves(rng, len(memory.tokens))
+        layout, memory = store.layout(record).moved(moves), memory.moved(moves)
+        check_read(store, memory, layout)
+        memory.compute(rng.choice([1, 40, 300]))
+        record = save(store, memory, layout, record)
+        check_read(store, memory, store.layout(record))
+        named = named_blocks(record, SALT)
+        assert [ref for ref, _ in named] == record.refs
+        assert all(span.names(ref) for ref, span in named)
+        least = essential(record, WINDOW)
+        least.check()
+        check_read(store, memory, store.layout(least))
+        assert len(least.windows) <= len(record.windows)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_where_windows_are_lost_no_more_is_kept_than_what_others_allow(store, seed):
+    """Of what is lost on the drive, and of what a record never listed; nothing wrong comes back."""
+    rng = random.Random(seed)
+    memory, record = begun(store, rng, 900)
+    moves = random_moves(rng, 900)
+    layout, memory = store.layout(record).moved(moves), memory.moved(moves)
+    lost = {place.block for place in record.windows if rng.random() < 0.4}
+    fewer = with_windows(layout.losing(lost), WINDOW)
+    if fewer.tokens_count:
+        check_read(store, memory, fewer)
+    for ref in lost:
+        store.blocks._quarantine(ref, "test")
+    cache = ResidentCache(SPEC, len(memory.tokens))
+    got = load_layout(store, TENANT, memory.tokens, layout, cache)
+    assert got.arrangement == fewer.arrangement
+    memory.compute(10)
+    record = save(store, memory, layout.losing(lost), record)
+    cut = truncate_record(record, {rng.choice(record.refs)})
+    cut.check()
+    if cut.tokens_count:
+        named = named_blocks(cut, SALT)
+        assert [ref for ref, _ in named] == cut.refs
+        assert all(span.names(ref) for ref, span in named)
+        assert layout_of(cut, named).tokens_count == cut.tokens_count
+
+
+def test_windows_that_end_where_no_piece_does_are_refused(store):
+    memory, record = begun(store, random.Random(1), 600)
+    moves = [Move(0, 100, 0), Move(200, 600, 130)]
+    layout, memory = store.layout(record).moved(moves), memory.moved(moves)
+    record = save(store, memory, layout, record)
+    first, *others = record.windows
+    wrong = (Placed(first.block, first.end - 1), *others)
+    with pytest.raises(CorruptDataError, match="a block starts where none does"):
+        replace(record, windows=wrong).check()
