@@ -225,7 +225,7 @@ def _pieces_problem(manifest: Manifest) -> str | None:
 
 
 def _placing_problem(manifest: Manifest) -> str | None:
-    if manifest.edited is not None and (manifest.windows or manifest.states):
+    if manifest.edited is not None and manifest.states:
         return "what cannot be edited was"
     kinds = ((manifest.windows, CacheGroup.WINDOW), (manifest.states, CacheGroup.STATE))
     for places, group in kinds:
