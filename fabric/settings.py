@@ -60,6 +60,7 @@ class NodeSettings:
     pin_share: float = PIN_SHARE_MAX  # of a tenant's floor that its pins may fill
     exact_chunks: bool = False  # prefill on a fixed grid: warm is bit-equal to cold, slower
     edit_recomputed_tokens: int = 0  # behind each edit of an amortized memory, computed anew
+    span_recomputed_tokens: int = 16  # of each run out of another context, computed anew
     active_max: int = ACTIVE_SEQUENCES_MAX
     waiting_max: int = WAITING_REQUESTS_MAX
     context_tokens_max: int = 0  # 0: what the model's config says
@@ -287,7 +288,7 @@ def _check_ranges(settings: FabricSettings) -> None:
             all(router.model_aliases) and all(router.model_aliases.values()),
             "router.model_aliases have names on both sides",
         ),
-        (router.edits in EDIT_MODES, "router.edits is exact|amortize"),
+        (router.edits in EDIT_MODES, f"router.edits is {'|'.join(EDIT_MODES)}"),
         (router.takeover_after_s > 0, "router.takeover_after_s must be positive"),
         (0 <= router.replicas <= REPLICAS_MAX, f"router.replicas must be 0-{REPLICAS_MAX}"),
     )

@@ -59,6 +59,7 @@ from node.tiers.record_writer import RecordWriters
 from node.tiers.unsaved import Unsaved
 from node.transfer.client import TransferReport, fetch_blocks
 from node.transfer.server import TransferServer
+from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.claim import Claims
 from node.turn.edited_prefix import EditedPrefixes
 from node.turn.encoders import Encoders
@@ -289,9 +290,11 @@ def _turns(
         health,
         engine.retry_after_s,
     )
-    edited = EditedPrefixes(store, ground.workers, ground.clock)
+    workers, clock = ground.workers, ground.clock
+    edited = EditedPrefixes(store, workers, clock)
+    borrowed = BorrowedSpans(identity, store, workers, clock, table, tokenizer)
     prefixes = Prefixes(
-        identity, store, ground.workers, engine, tiers.prefetches, health, table, edited
+        identity, store, workers, engine, tiers.prefetches, health, table, edited, borrowed
     )
     sequences = Sequences(identity, tokenizer, prefixes, engine, hot, health)
     savers = Savers(ground.clock, table, tiers.writers, tiers.unsaved, ground.service_time, health)

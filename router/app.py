@@ -7,7 +7,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
-from fabric.edit_mode import EXACT, EditMode
+from fabric.edit_mode import EDIT_MODES, EXACT
 from fabric.ports import Clock
 from fabric.settings import RouterSettings
 from router.admin import description as of_admin
@@ -89,7 +89,7 @@ def routes_of(
     """Collect the routes of all APIs."""
     fleet = services.fleet
     names = ModelNames(fleet, settings.model_aliases)
-    mode = EditMode.AMORTIZE if settings.edits != EXACT else None
+    mode = EDIT_MODES[settings.edits] if settings.edits != EXACT else None
     edits = EditStage(fleet, Editing(settings.policies), mode)
     desk = Desk(services.turns, names, settings.completion_tokens_max, edits)
     snapshots = Snapshots(fleet, services.drains, services.migrations)

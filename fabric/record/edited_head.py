@@ -14,6 +14,7 @@ from itertools import accumulate
 from math import isfinite
 from typing import Final
 
+from fabric.codec import left_out
 from fabric.ids import BLOCK_HASH_BYTES, BlockHash
 from fabric.kvcache.hashing import token_bytes
 from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS, EDITS_NOTED_MAX
@@ -42,6 +43,7 @@ class EditNote:
     inserted_tokens: int
     moved_tokens: int  # behind it, whose memory was kept
     dropped_digest: str  # keyed, of the tokens that were taken out
+    is_borrowed: bool | None = field(default=None, metadata=left_out())  # of another context
 
     @property
     def is_sound(self) -> bool:
@@ -62,8 +64,10 @@ class EditedHead:
 
     def problem(self, pieces: PieceTable, tokens: U32s) -> str | None:
         """Say why it cannot be the head of `pieces`, which hold `tokens`; None if it can."""
-        if not 0 < self.exact_tokens <= self.tokens_count <= pieces.tokens_count:
+        if not max(1, self.exact_tokens) <= self.tokens_count <= pieces.tokens_count:
             return "its head is longer than the whole"
+        if self.exact_tokens < 0:
+            return "its head begins nowhere"
         if len(self.origins) > len(pieces) or len(self.notes) > EDITS_NOTED_MAX:
             return "its head has too many parts"
         if not all(note.is_sound for note in self.notes):

@@ -33,7 +33,8 @@ class Held:
 
     piece: Piece
     origin: Origin
-    is_lost: bool = False  # the block is stored no more: memory has its rows, to be stored again
+    is_anew: bool = False  # memory has its rows, to be stored by themselves: the block is lost,
+    # or it is another agent's, of whom nothing else is to be kept
     window: BlockRef | None = None  # the same tokens of window layers, where they are stored
 
     @property
@@ -132,6 +133,14 @@ class Layout:
         parts = tuple(_sliced(self, 0, tokens_count, 0))
         return Layout(parts, head, min(self.exact_tokens, head), self.notes)
 
+    def parts_of(self, start: int, end: int, shift: int) -> tuple[Part, ...]:
+        """Return what there is of the tokens `start:end`, `shift` further behind."""
+        return tuple(_sliced(self, start, end, shift))
+
+    def with_parts(self, parts: Iterable[Part]) -> "Layout":
+        """Return it with parts that are as long as its own."""
+        return replace(self, parts=tuple(parts))
+
     def without_open_end(self) -> "Layout":
         """Return it up to the last tokens that are held: behind them all is computed anyway."""
         ends = [end for _, end, part in self.placed() if isinstance(part, Held)]
@@ -148,7 +157,7 @@ class Layout:
             parts += _sliced(self, move.start, move.end, move.new_start - move.start)
             end = move.new_end
         exact = min(self.exact_tokens, moves[0].end) if self.head_tokens else moves[0].end
-        return Layout(tuple(_joined(parts)), end, exact, noted(self.notes, notes))
+        return Layout(tuple(joined_parts(parts)), end, exact, noted(self.notes, notes))
 
 
 def layout_of(record: Manifest, named: Sequence[tuple[BlockRef, BlockSpan]]) -> Layout:
@@ -231,7 +240,7 @@ def named_head(
             for span in block_spans(salt, fingerprint, ids[:end], lineage=behind):
                 parts.append(Unstored(span))
                 lineage.add(span.block_hash, 0, span.end - span.start, 0)
-        elif part.is_lost:
+        elif part.is_anew:
             span = _stored_again(part, salt, fingerprint, start)
             parts.append(Unstored(span, part.piece.delta))
             lineage.add(span.block_hash, 0, part.tokens_count, part.piece.delta)
@@ -243,7 +252,7 @@ def named_head(
 
 
 def _stored_again(part: Held, salt: bytes, fingerprint: Fingerprint, start: int) -> BlockSpan:
-    """Name what is left of a lost block: by itself if all is, else by which part of it that is."""
+    """Name what is kept of a block: by itself if all is, else by which part of it that is."""
     piece, origin, end = part.piece, part.origin, start + part.tokens_count
     if part.tokens_count == piece.block.tokens_count:
         return BlockSpan(start, end, origin.parent, piece.block.block_hash)
@@ -287,7 +296,7 @@ def _losing(part: Part, lost: AbstractSet[BlockRef], *, is_resident: bool) -> Pa
         return part
     # A block that is stored again has another name, which the one of its windows follows from.
     window = part.window if has_window and not is_lost else None
-    return replace(part, is_lost=part.is_lost or is_lost, window=window)
+    return replace(part, is_anew=part.is_anew or is_lost, window=window)
 
 
 def _sliced(layout: Layout, start: int, end: int, shift: int) -> Iterator[Part]:
@@ -304,7 +313,7 @@ def _sliced(layout: Layout, start: int, end: int, shift: int) -> Iterator[Part]:
         yield replace(part, piece=piece)
 
 
-def _joined(parts: Iterable[Part]) -> Iterator[Part]:
+def joined_parts(parts: Iterable[Part]) -> Iterator[Part]:
     """Join neighbours that are one part of one block."""
     last: Part | None = None
     for part in parts:

@@ -47,6 +47,7 @@ class MatchKind(StrEnum):
     EXTEND = "extend"
     DIVERGE = "diverge"
     EDIT = "edit"  # what lies behind an edit was kept
+    SPANS = "spans"  # runs were taken out of other contexts
 
 
 class Priority(StrEnum):

@@ -22,6 +22,7 @@ from node.agents.agent import Agent
 from node.agents.answer_index import AnswerIndex
 from node.agents.conversation_index import ConversationIndex
 from node.agents.first_block_index import FirstBlockIndex
+from node.agents.span_index import SpanIndex
 from node.agents.use_log import UseLog
 from node.runtime.one_loop import on_its_loop
 
@@ -46,6 +47,7 @@ class AgentTable:
         self._answers = AnswerIndex()
         self._first_blocks = FirstBlockIndex()
         self._private: set[AgentKey] = set()
+        self.spans = SpanIndex()
         self._rules = rules
         self.use = UseLog(clock)
         self.changes = 0
@@ -122,6 +124,7 @@ class AgentTable:
         self.use.note(agent.manifest)
         self._first_blocks.put(agent.key, agent.saved)
         (self._private.add if agent.manifest.is_private else self._private.discard)(agent.key)
+        self.spans.note(agent.key, None if agent.manifest.is_private else agent.saved)
         if agent.word.state is OwnerState.OWNED and agent.manifest.token_ids:
             self._index.put(agent.key, agent.conversation_bytes, agent.manifest.sketch)
             known = "" if agent.manifest.is_private else agent.manifest.provenance.answers
@@ -140,6 +143,7 @@ class AgentTable:
         self._index.remove(key)
         self._answers.remove(key)
         self._first_blocks.remove(key)
+        self.spans.remove(key)
 
     def forget(self, agent: Agent) -> None:
         """Drop an agent if it is still the one under its key."""

@@ -115,7 +115,9 @@ class RecordWriter:
             # Other agents may be evicted meanwhile, but not the blocks that both begin with;
             # this agent's own record keeps its blocks.
             own = {id(ref) for ref in self._agent.saved.refs} if self._agent.saved else set()
-            self._held = [ref for ref in self._restored.values() if id(ref) not in own]
+            parts = self.layout.refs if self.layout is not None else []
+            needed = dict.fromkeys((*self._restored.values(), *parts))
+            self._held = [ref for ref in needed if id(ref) not in own]
             self._store.blocks.hold(self._held)
         self.head, self.spans = await self._workers.run(lambda: self._named(ids, same_tokens))
         return (*(self.head.spans if self.head is not None else ()), *self.spans)

@@ -17,7 +17,7 @@ from fabric.ids import TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.hashing import group_hash, token_bytes
-from fabric.record.layout import Held, Layout
+from fabric.record.layout import Held, Hole, Layout, Part
 from fabric.record.window_restore import with_windows
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
@@ -35,13 +35,17 @@ def load_layout(
     loaded_tokens: int = 0,
     *,
     cancel: threading.Event | None = None,
+    goes_on: bool = False,
 ) -> Layout:
     """Read a layout's blocks straight into an unused `cache`; return what of it that holds then.
 
     `ids` are the tokens that it claims to hold. Where `cancel` is set, nothing more is read.
+    `goes_on`: as `load_parts` has it.
     """
     window_tokens = store.spec.window_tokens
-    good = load_parts(store, tenant, ids, layout, cache, loaded_tokens, cancel=cancel)
+    good = load_parts(
+        store, tenant, ids, layout, cache, loaded_tokens, cancel=cancel, goes_on=goes_on
+    )
     good = with_windows(good, window_tokens)
     lost = _load_windows(store, tenant, good, cache, cancel)
     while lost is not None:
@@ -102,19 +106,27 @@ def load_parts(
     loaded_tokens: int = 0,
     *,
     cancel: threading.Event | None = None,
+    goes_on: bool = False,
 ) -> Layout:
     """Read a layout's blocks into a `cache` that nothing can run on yet; return what is good.
 
-    The parts of the first `loaded_tokens` are in it already.
+    The parts of the first `loaded_tokens` are in it already. Where a turn `goes_on`, what is lost
+    between edits is a hole; else all behind it is left out.
     """
     rows = cache.rows()
+    parts: list[Part] = []
     for start, end, part in layout.placed():
         if not isinstance(part, Held) or end <= loaded_tokens:
+            parts.append(part)
             continue
         is_wanted = cancel is None or not cancel.is_set()
-        if not is_wanted or not _read(store, tenant, ids[start:end], part, rows, start):
-            return layout.cut(start).without_open_end()
-    return layout
+        if is_wanted and _read(store, tenant, ids[start:end], part, rows, start):
+            parts.append(part)
+        elif is_wanted and goes_on and layout.exact_tokens <= start < layout.head_tokens:
+            parts.append(Hole(end - start))
+        else:
+            return layout.cut(start).with_parts(parts).without_open_end()
+    return layout.with_parts(parts).without_open_end() if goes_on else layout
 
 
 def _read(

@@ -59,6 +59,6 @@ def upon(made: Directed, record: Manifest) -> Directed:
 def _kept(wished: EditMode | None, matched: Sequence[Directive]) -> EditMode | None:
     if any(d.mode is EditMode.FORGET and not d.is_applied for d in matched):
         return EditMode.FORGET
-    if wished is None and any(d.mode is EditMode.AMORTIZE for d in matched):
+    if wished is None and any(d.mode.keeps for d in matched):
         return EditMode.AMORTIZE
     return wished

@@ -144,13 +144,23 @@ class EditedPrefixes:
     ) -> Prepared:
         """Read an edited cache; behind a part that is damaged all is computed anew."""
         tenant, ids = agent.manifest.tenant, prepared.plan.ids
-        layout = await self.workers.run(
-            lambda: load_layout(self.store, tenant, ids, layout, cache, cancel=cancel)
+        source, refs = prepared.source, layout.refs
+        self.store.blocks.hold(refs)  # others' may go meanwhile; what is gone is missed when read
+        try:
+            layout = await self.workers.run(
+                lambda: load_layout(
+                    self.store, tenant, ids, layout, cache, cancel=cancel, goes_on=True
+                )
+            )
+        finally:
+            self.store.blocks.release(refs)
+            await self.workers.run(self.store.sweep)
+        is_own = source is None or source.is_own
+        agent.stored_tokens = min(agent.stored_tokens, layout.exact_tokens) if is_own else 0
+        prepared = replace(
+            prepared, cache=cache, cached=cache.tokens_count, source=None, layout=layout
         )
-        agent.stored_tokens = min(agent.stored_tokens, layout.exact_tokens)
-        cached = cache.tokens_count
-        tier = prepared.tier if cached else CacheTier.COLD
-        return replace(prepared, cache=cache, cached=cached, tier=tier, source=None, layout=layout)
+        return prepared if prepared.reused_tokens else replace(prepared, tier=CacheTier.COLD)
 
 
 def _movable(moves: Sequence[Move], whole: Layout) -> tuple[Move, ...]:

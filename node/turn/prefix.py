@@ -14,7 +14,13 @@ from fabric.edit_mode import EditMode
 from fabric.ids import TenantId
 from fabric.limits import BLOCK_TOKENS, ROOM_TOKENS
 from fabric.record.manifest import Manifest
-from fabric.turn.generation import Admitted, CacheTier, GenerateRequest, MatchKind
+from fabric.turn.generation import (
+    Admitted,
+    CacheTier,
+    GenerateRequest,
+    IdentityKind,
+    MatchKind,
+)
 from fabric.turn.prompt_plan import PromptPlan
 from fabric.turn.text_match import common_prefix
 from node.agents.agent import Agent
@@ -28,6 +34,7 @@ from node.store.agent_store import AgentStore
 from node.store.available_blocks import AvailableBlocks, available_blocks, exact_beginning
 from node.tiers.prefetch import Prefetches
 from node.tiers.restore import load_blocks
+from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.edited_prefix import EditedPrefixes
 from node.turn.prepared import CachedPrefix, NotMade, Prepared
 
@@ -47,6 +54,7 @@ class Prefixes:
     health: Health
     table: AgentTable
     edited: EditedPrefixes
+    borrowed: BorrowedSpans
 
     def begin(self, prepared: Prepared) -> ResidentCache:
         """Return its cache, with room for prompt and answer; runs on the engine thread."""
@@ -71,9 +79,19 @@ class Prefixes:
         if request.is_scored:  # of what is not computed nothing would be known
             return await self._cold(plan, room, is_kept=request.is_kept)
         await self.prefetches.join(agent)
+        own = await self._own(agent, plan, room, request)
+        is_named = request.identity.kind is IdentityKind.AGENT and request.resume is None
+        if request.edits is EditMode.ANYWHERE and is_named and self.health.reuses:
+            return await self.borrowed.prepare(agent, own)
+        return own
+
+    async def _own(
+        self, agent: Agent, plan: PromptPlan, room: int, request: GenerateRequest
+    ) -> Prepared:
+        """Find what serves without another's memory of something else."""
         # An answer that goes on from elsewhere goes on with the memory that it began with.
-        may_edit = request.edits is EditMode.AMORTIZE or request.resume is not None
-        if may_edit and self.health.reuses:
+        keeps = request.edits is not None and request.edits.keeps
+        if (keeps or request.resume is not None) and self.health.reuses:
             edited = await self.edited.prepare(agent, plan, room, is_kept=request.is_kept)
             if edited is not None:
                 return edited

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from fabric.edit_mode import EditMode
 from fabric.errors import ConflictError, RejectedError
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.shift import why_unshiftable
@@ -117,7 +116,8 @@ class Prompts:
                 raise ConflictError(message, code="agent_changed")
             raw = bool(stored.ends) and stored.ends[0] == 0  # it has the tokenizer's own prefix
         made = plan_prompt(self.tokenizer, text, stored, raw=raw, limit=limit)
-        if request.edits is EditMode.AMORTIZE and (request.extends or not raw):
+        keeps = request.edits is not None and request.edits.keeps
+        if keeps and (request.extends or not raw):
             made = self._edited(request, stored, made)
         has_states = CacheGroup.STATE in self.identity.spec.groups
         return replace(made, marks=self.landmarks.find(request, made, has_states=has_states))

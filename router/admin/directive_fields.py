@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from fabric.edit_mode import EDIT_MODES, EditMode
+from fabric.edit_mode import DIRECTIVE_MODES, EditMode
 from fabric.ids import OperationId
 from fabric.limits import (
     AGENT_TOKENS_MAX,
@@ -20,7 +20,7 @@ from fabric.turn.messages import Message, MessageRole
 from router.http.fields import Fields, refuse, require_object, require_text
 
 _FORGET = "forget"  # what `exact` comes to, for one message
-_MODES = {**EDIT_MODES, _FORGET: EditMode.FORGET}
+_MODES = {**DIRECTIVE_MODES, _FORGET: EditMode.FORGET}
 _ROLES = (MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL)
 _KINDS = ("tool_call_id", "message", "messages", "text", "start_token")
 

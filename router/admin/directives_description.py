@@ -29,6 +29,7 @@ from router.api.description import (
     one_of,
     ref,
     text,
+    with_rare,
 )
 
 _PATH: Final = "/v1/agents/{agent}/directives"
@@ -98,13 +99,16 @@ OF_AN_AGENT: Final[dict[str, dict[str, Any]]] = {
     "amortized": FLAG,
     "exact_tokens": nullable(integer()),
     "edits": array(
-        answer(
-            made_s=number(),
-            start=integer(),
-            dropped_tokens=integer(),
-            inserted_tokens=integer(),
-            moved_tokens=integer(),
-            dropped_digest=text(),
+        with_rare(
+            answer(
+                made_s=number(),
+                start=integer(),
+                dropped_tokens=integer(),
+                inserted_tokens=integer(),
+                moved_tokens=integer(),
+                dropped_digest=text(),
+            ),
+            is_borrowed=FLAG,
         )
     ),
     "directives": _DIRECTIVES,

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from fabric.edit_mode import EDIT_MODES
+from fabric.edit_mode import DIRECTIVE_MODES
 from router.cli.endpoint import agent_path
 from router.cli.errors import MISUSED, CommandError
 from router.cli.output import print_answer, print_json, print_pairs, print_table
@@ -38,7 +38,7 @@ def add_direct(commands: Any) -> None:
     direct.add_argument("--drop", action="store_true", help="nothing in its place")
     direct.add_argument(
         "--edits",
-        choices=sorted(EDIT_MODES),
+        choices=sorted(DIRECTIVE_MODES),
         default="exact",
         help="what becomes of the memory behind it: computed anew, or kept (default: %(default)s)",
     )

@@ -22,6 +22,8 @@ MARKS = {
     "perplexity": [pytest.mark.nightly],
     "restore": [pytest.mark.nightly],
     "soak": [pytest.mark.slow, pytest.mark.nightly],
+    "span-agreement": [pytest.mark.nightly],
+    "spans": [pytest.mark.nightly],
     "turn-save": [pytest.mark.slow, pytest.mark.nightly],
 }
 HANG_S = 540

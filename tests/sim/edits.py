@@ -12,7 +12,7 @@ from unittest import mock
 from fabric.edit_mode import EditMode
 from fabric.ids import AgentId
 from fabric.kvcache.shift import runs
-from fabric.turn.generation import Identity, IdentityKind
+from fabric.turn.generation import Identity, IdentityKind, MatchKind
 from node.turn.prefix import Prefixes
 from node.turn.turn_sequence import Sequences
 from tests.sim import oracle
@@ -26,6 +26,8 @@ PRESSED_ODDS = 0.5  # of lives with edits: those whose disks refuse and lose edi
 EDITING_ROUNDS = 2  # more than others have: at first there is little to edit
 AMORTIZE_ODDS, EDIT_ODDS, COPYCAT_ODDS = 0.8, 0.6, 0.3
 MOVABLE = (FULL, KINDS["window"])  # models whose rows may be moved
+ANYWHERE_ODDS, READ_ODDS = 0.5, 0.5  # of conversations; of their turns, once they read at all
+DOCUMENTS, DOCUMENT_WORDS = 4, 16  # that all read
 
 
 class Edits:
@@ -42,7 +44,10 @@ class Edits:
         self._begun = defaultdict(list)  # by prompt: edited caches that answers began with
         self._copied = {}  # by talk: the identity of who repeats it
         self._amortized = {}  # by talk: its last prompt that was answered by edited memory
-        self.amortized_count = 0  # answers
+        self._documents = _documents(world.stream("documents"))
+        self._anywhere = {}  # by conversation: whether it wishes for others' memory
+        self._takers = set()  # agents of those who do
+        self.amortized_count = self.borrowed_count = 0  # answers
         Rows.known.clear()
 
     @contextlib.contextmanager
@@ -80,10 +85,22 @@ class Edits:
             return
         random = self._stream(talk)
         wishes = random.random() < AMORTIZE_ODDS
-        talk.edits = EditMode.AMORTIZE if wishes else EditMode.FORGET
+        if talk not in self._anywhere:
+            self._anywhere[talk] = random.random() < ANYWHERE_ODDS
+        keeps = EditMode.ANYWHERE if self._anywhere[talk] else EditMode.AMORTIZE
+        self._wish(talk, keeps if wishes else EditMode.FORGET)
+        if self._world.kind is FULL and random.random() < READ_ODDS:
+            read = random.sample(self._documents, random.choice([1, 2]))
+            texts = [{"role": "user", "content": text} for text in read]
+            talk.messages = [*talk.messages[:-1], *texts, talk.messages[-1]]
         if random.random() < EDIT_ODDS:
             for _ in range(random.choice([1, 1, 2, 3])):
                 self._edit_once(talk, random)
+
+    def _wish(self, talk, mode):
+        talk.edits = mode
+        if mode is EditMode.ANYWHERE:
+            self._takers.add(talk.key)
 
     def _edit_once(self, talk, random):
         messages = list(talk.messages)
@@ -122,7 +139,8 @@ class Edits:
         talk.is_copied = True
         self._world.note(f"{talk.name}: somebody else says the same")
         made = type(talk)(random.choice(sorted(tenants)), identity, random, talk.number)
-        made.messages, made.edits = messages, EditMode.AMORTIZE
+        made.messages = messages
+        self._wish(made, random.choice([EditMode.AMORTIZE, EditMode.ANYWHERE]))
         return made
 
     def _stream(self, talk):
@@ -164,7 +182,12 @@ class Edits:
                     return f"row {at} is of {chr(token)!r}, not {chr(ids[at])!r}"
                 if place + run.delta != at:
                     return f"row {at} was computed at {place}, not {at - run.delta}"
-                if at >= exact and is_talk and owner not in owners:
+                if owner in owners or at < exact:
+                    continue
+                if owner in self._takers:
+                    if not any(tenant == owner[0] for tenant, _ in owners):
+                        return f"row {at} was computed for {owners}, of another tenant"
+                elif is_talk:
                     return f"row {at} was computed for {owners}"
         return self._window_problem(cache, held)
 
@@ -182,6 +205,7 @@ class Edits:
             return False
         self._amortized[talk] = talk.messages
         self.amortized_count += 1
+        self.borrowed_count += admitted.match is MatchKind.SPANS
         return self._is_answer(tuple(map(ord, prompt)), sampling, got)
 
     def _is_answer(self, prompt, sampling, got):
@@ -207,6 +231,11 @@ class Edits:
                 same = _common(text, got.text)
                 due += range(first + 1, same + 1)
         return False
+
+
+def _documents(random):
+    words = ("delta", "ember", "fjord", "grove", "heron", "islet")
+    return [" ".join(random.choices(words, k=DOCUMENT_WORDS)) for _ in range(DOCUMENTS)]
 
 
 def _common(one, other):

@@ -1,13 +1,18 @@
 """Faults put into what keeps edited memory, which the simulation must find."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
 
+from fabric.edit_mode import EditMode
 from fabric.record.edited_head import EditedHead
+from fabric.record.layout import Held
+from fabric.record.patchwork import Patch
 from node.agents.agent import Agent
 from node.tiers import restore_layout
 from node.tiers.record_writer import RecordWriters
+from node.turn.prefix import Prefixes
 from tests.sim.model import SimCache
 from tests.sim.window import SimWindow
 
@@ -72,7 +77,34 @@ def cut_records_lose_their_head():
     return patch.object(EditedHead, "within", lambda self, pieces: None)
 
 
+def borrowed_rows_count_as_computed_one_off():
+    """What is taken of another context is thought to be one token nearer to where it was."""
+    parts = Patch.parts.fget
+
+    def misplaced(self):
+        return tuple(
+            replace(part, piece=part.piece.moved(1)) if isinstance(part, Held) else part
+            for part in parts(self)
+        )
+
+    return patch.object(Patch, "parts", property(misplaced))
+
+
+def others_memory_is_taken_unasked():
+    """Whoever keeps what lies behind an edit is given what others have, too."""
+    prepare = Prefixes.prepare
+
+    def unasked(self, agent, plan, request):
+        if request.edits is EditMode.AMORTIZE:
+            request = replace(request, edits=EditMode.ANYWHERE)
+        return prepare(self, agent, plan, request)
+
+    return patch.object(Prefixes, "prepare", unasked)
+
+
 EDIT_PLANTS = (
+    borrowed_rows_count_as_computed_one_off,
+    others_memory_is_taken_unasked,
     edited_memory_is_offered_to_exact_turns,
     edited_blocks_are_named_without_lineage,
     moved_rows_are_placed_one_off,

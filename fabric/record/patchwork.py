@@ -1,0 +1,58 @@
+"""A cache that is put together out of several records: what it lacks is taken from others.
+
+    own      [ block 0 )( hole          )[ rest )( hole                    )
+    others             [ part of theirs )         ( hole )[ part of theirs )
+
+Of a block that an agent has a part of, that part is stored again as its own: the rest is another
+agent's text, which is none of its business and goes when that agent is erased.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fabric.kvcache.arrangement import Move
+from fabric.record.edited_head import EditNote, noted
+from fabric.record.layout import Held, Hole, Layout, Part, joined_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Tokens of a record's cache that go somewhere in another one."""
+
+    source: Layout
+    move: Move
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What there is of them, where they go."""
+        by = self.move.new_start - self.move.start
+        parts = self.source.parts_of(self.move.start, self.move.end, by)
+        return tuple(map(own_part, parts))
+
+
+def own_part(part: Part) -> Part:
+    """Return another agent's part as it may be kept: by itself, where its block has more."""
+    if isinstance(part, Held) and part.tokens_count < part.piece.block.tokens_count:
+        return replace(part, is_anew=True)
+    return part
+
+
+def patched(base: Layout, patches: Sequence[Patch], notes: Sequence[EditNote] = ()) -> Layout:
+    """Return a layout with patches in its holes and behind it, in order, and holes between."""
+    placed: list[tuple[int, tuple[Part, ...]]] = [
+        (start, (part,)) for start, _, part in base.placed() if isinstance(part, Held)
+    ]
+    placed += [(patch.move.new_start, patch.parts) for patch in patches]
+    parts: list[Part] = []
+    end = 0
+    for start, held in sorted(placed, key=lambda each: each[0]):
+        assert start >= end, "patches lie in holes"
+        parts += [Hole(start - end)] if start > end else []
+        parts += held
+        end = start + _tokens(held)
+    exact = base.exact_tokens if base.head_tokens else base.arrangement.tokens_count
+    return Layout(tuple(joined_parts(parts)), end, exact, noted(base.notes, notes))
+
+
+def _tokens(parts: Iterable[Part]) -> int:
+    return sum(part.tokens_count for part in parts)

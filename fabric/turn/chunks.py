@@ -1,0 +1,74 @@
+"""Cut tokens where their content says so: what two texts share is cut alike in both.
+
+    one     |user| the river is wide ... | and the stone is ... |end|
+    other   |user| first of all: the | river is wide ... | and the stone is ... |end|
+                                                           ------ same chunk ------
+
+A chunk begins at a special token, or where a hash of the tokens before says so. So behind what
+differs the cuts agree again soon, however far it has moved. Source: LBFS (Muthitacharoen et al.).
+"""
+
+from collections.abc import Collection, Sequence
+from hashlib import blake2b
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fabric.limits import SPAN_CHUNK_TOKENS_MAX, SPAN_CHUNK_TOKENS_MIN
+
+Tokens: TypeAlias = NDArray[np.uint32]
+
+_WINDOW: Final = 8  # tokens that a cut depends on; fewer than the shortest chunk has
+_ONE_IN: Final = 32  # tokens may be a cut
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
+_STEP: Final = np.uint64(0xD6E8FEB86659FD93)
+_HIGH: Final = np.uint64(40)
+DIGEST_BYTES: Final = 16
+
+
+def as_tokens(ids: Sequence[int]) -> Tokens:
+    """Return token ids as an array."""
+    return np.fromiter(ids, np.uint32, len(ids))
+
+
+def chunks(tokens: Tokens, cuts: Collection[int]) -> list[tuple[int, int]]:
+    """Return the ranges of the chunks that are long enough; `cuts` are the special tokens."""
+    count = len(tokens)
+    specials = np.flatnonzero(np.isin(tokens, np.fromiter(cuts, np.uint32, len(cuts))))
+    ends = [*map(int, specials), count]
+    places = np.flatnonzero(_rolled(tokens) % _ONE_IN == 0)
+    found: list[tuple[int, int]] = []
+    start = 0
+    for end in ends:
+        while end - start >= SPAN_CHUNK_TOKENS_MIN:
+            at = _cut(places, start, end)
+            found.append((start, at))
+            start = at
+        start = end
+    return found
+
+
+def _cut(places: "NDArray[np.intp]", start: int, end: int) -> int:
+    """Return where the chunk that begins at `start` ends."""
+    first = int(np.searchsorted(places, start + SPAN_CHUNK_TOKENS_MIN))
+    last = min(end, start + SPAN_CHUNK_TOKENS_MAX)
+    return min(int(places[first]), last) if first < len(places) else last
+
+
+def _rolled(tokens: Tokens) -> "NDArray[np.uint64]":
+    """Return of each token a hash of those just before it."""
+    mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _MIX
+    mixed ^= mixed >> np.uint64(29)
+    rolled = np.zeros(len(tokens), np.uint64)
+    for back in range(_WINDOW, 0, -1):
+        rolled *= _STEP
+        rolled[back:] += mixed[: len(tokens) - back] if back < len(tokens) else 0
+    return rolled >> _HIGH
+
+
+def chunk_digest(salt: bytes, tokens: Tokens) -> bytes:
+    """Return by what a chunk is known again, under its tenant's salt."""
+    return blake2b(
+        tokens.tobytes(), digest_size=DIGEST_BYTES, key=salt, person=b"mf-chunk-v1"
+    ).digest()

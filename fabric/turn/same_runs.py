@@ -1,0 +1,104 @@
+"""Which runs of a prompt other records have at other places: verified token by token.
+
+What an index says is a hint. Around each place where it says that a record has a chunk, the
+tokens themselves are compared, as far as they agree.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+import numpy as np
+
+from fabric.limits import EDIT_SINK_TOKENS, SPANS_MAX
+from fabric.turn.chunks import Tokens
+
+Source = TypeVar("Source", bound=Hashable)
+Range = tuple[int, int]
+_STRIDE: Final = 4_096  # tokens compared at once: most hints lead to fewer
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlaces(Generic[Source]):
+    """A chunk of a prompt, and where records are said to have it."""
+
+    start: int
+    end: int
+    places: tuple[tuple[Source, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SameRun(Generic[Source]):
+    """Tokens `start:end` of a record are those of a prompt from `new_start` on."""
+
+    source: Source
+    start: int
+    end: int
+    new_start: int
+
+    @property
+    def tokens_count(self) -> int:
+        """How many there are."""
+        return self.end - self.start
+
+    @property
+    def new_end(self) -> int:
+        """Position in the prompt behind the last one."""
+        return self.new_start + self.tokens_count
+
+    def without_first(self, tokens_count: int) -> "SameRun[Source]":
+        """Return it without so many tokens at its start."""
+        start, new_start = self.start + tokens_count, self.new_start + tokens_count
+        return SameRun(self.source, start, self.end, new_start)
+
+
+def same_runs(
+    prompt: Tokens,
+    gaps: Sequence[Range],
+    found: Sequence[ChunkPlaces[Source]],
+    tokens_of: Mapping[Source, Tokens],
+    tokens_min: int,
+) -> list[SameRun[Source]]:
+    """List the longest runs within the gaps of a prompt, in order, none over another.
+
+    A record's first tokens, to which all others attend, are in no run.
+    """
+    runs: list[SameRun[Source]] = []
+    done = 0
+    for first, last in gaps:
+        done = max(done, first)
+        for chunk in found:
+            if chunk.end <= done or chunk.start >= last:
+                continue
+            best = _longest(prompt, (done, last), chunk, tokens_of)
+            if best is not None and best.tokens_count >= tokens_min:
+                runs.append(best)
+                done = best.new_end
+    longest = sorted(runs, key=lambda run: run.tokens_count, reverse=True)[:SPANS_MAX]
+    return sorted(longest, key=lambda run: run.new_start)
+
+
+def _longest(
+    prompt: Tokens, room: Range, chunk: ChunkPlaces[Source], tokens_of: Mapping[Source, Tokens]
+) -> SameRun[Source] | None:
+    runs = []
+    for source, start in chunk.places:
+        tokens = tokens_of[source]
+        at = max(chunk.start, room[0], chunk.start + EDIT_SINK_TOKENS - start)
+        place = start + at - chunk.start
+        ahead = _alike(prompt[at : room[1]], tokens[place:])
+        if not ahead:
+            continue
+        behind = _alike(prompt[room[0] : at][::-1], tokens[EDIT_SINK_TOKENS:place][::-1])
+        runs.append(SameRun(source, place - behind, place + ahead, at - behind))
+    return max(runs, key=lambda run: run.tokens_count, default=None)
+
+
+def _alike(one: Tokens, other: Tokens) -> int:
+    """Count the tokens that both begin with."""
+    count = min(len(one), len(other))
+    for at in range(0, count, _STRIDE):
+        differs = one[at : min(at + _STRIDE, count)] != other[at : min(at + _STRIDE, count)]
+        if differs.any():
+            return at + int(np.argmax(differs))
+    return count

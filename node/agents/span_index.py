@@ -1,0 +1,101 @@
+"""Where the records of a node have which chunks of tokens: a hint, checked before it is used.
+
+Records are read when somebody asks, so that nobody pays who never does. Those of the last turns
+are known, and the oldest forgotten beyond a number of chunks.
+"""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from fabric.ids import AgentKey
+from fabric.limits import SPAN_CHUNKS_MAX, SPAN_INDEXED_TOKENS_MAX, SPAN_PLACES_MAX
+from fabric.record.manifest import Manifest
+from fabric.turn.chunks import Tokens, chunk_digest, chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk: its first token, the one behind its last, and what it is known by."""
+
+    start: int
+    end: int
+    digest: bytes
+
+
+def digested(salt: bytes, tokens: Tokens, cuts: Collection[int]) -> tuple[Chunk, ...]:
+    """Cut tokens into chunks; takes time by the token."""
+    return tuple(
+        Chunk(start, end, chunk_digest(salt, tokens[start:end]))
+        for start, end in chunks(tokens, cuts)
+    )
+
+
+class SpanIndex:
+    """Chunks of one node's records; lives on its event loop."""
+
+    def __init__(self, chunks_max: int = SPAN_CHUNKS_MAX) -> None:
+        self._chunks_max = chunks_max
+        self._unread: OrderedDict[AgentKey, Manifest] = OrderedDict()
+        self._read: OrderedDict[AgentKey, tuple[Chunk, ...]] = OrderedDict()
+        self._places: dict[bytes, dict[AgentKey, int]] = defaultdict(dict)
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Count the chunks that are known."""
+        return self._count
+
+    def note(self, key: AgentKey, saved: Manifest | None) -> None:
+        """Note an agent's record, as that of the last turn."""
+        if saved is None:
+            self.remove(key)
+            return
+        self._unread[key] = saved
+        self._unread.move_to_end(key)
+
+    def remove(self, key: AgentKey) -> None:
+        """Forget an agent."""
+        self._unread.pop(key, None)
+        self._drop(key)
+
+    def unread(self) -> list[Manifest]:
+        """Return records to be read next, those of the last turns first."""
+        found: list[Manifest] = []
+        count = 0
+        for record in reversed(self._unread.values()):
+            count += record.tokens_count
+            if found and count > SPAN_INDEXED_TOKENS_MAX:
+                break
+            found.append(record)
+        return found
+
+    def put(self, record: Manifest, found: Sequence[Chunk]) -> None:
+        """Note the chunks of a record, unless it has changed or gone meanwhile."""
+        key = record.key
+        if self._unread.get(key) is not record:
+            return
+        del self._unread[key]
+        self._drop(key)
+        self._read[key] = kept = tuple(found[: self._chunks_max])
+        self._count += len(kept)
+        for chunk in kept:
+            places = self._places[chunk.digest]
+            places[key] = chunk.start
+            while len(places) > SPAN_PLACES_MAX:
+                del places[next(iter(places))]
+        while self._count > self._chunks_max:
+            self._drop(next(iter(self._read)))
+
+    def places(self, digest: bytes) -> tuple[tuple[AgentKey, int], ...]:
+        """Return who has a chunk, and from which token on; the last one that was read first."""
+        return tuple(reversed(self._places.get(digest, {}).items()))
+
+    def _drop(self, key: AgentKey) -> None:
+        gone = self._read.pop(key, ())
+        self._count -= len(gone)
+        for chunk in gone:
+            places = self._places.get(chunk.digest, {})
+            if places.get(key) == chunk.start:
+                del places[key]
+            if not places:
+                self._places.pop(chunk.digest, None)

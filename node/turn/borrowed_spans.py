@@ -1,0 +1,239 @@
+"""Runs of a prompt that other records of the tenant have at other places: taken as they are.
+
+    a prompt     | as before | new | their document | new | another one |
+    is read      | own       |     | theirs, moved  |     | theirs      |
+
+They were computed behind something else, so this serves only turns that ask for it, as memory
+behind an edit does, and the first tokens of each run are computed anew.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import cast
+
+from fabric.errors import CorruptDataError
+from fabric.ids import AgentKey, TenantId
+from fabric.kvcache.arrangement import Move, Range
+from fabric.kvcache.shift import why_unshiftable
+from fabric.limits import EDIT_SINK_TOKENS, EDITED_PIECES_MAX, SPAN_KEPT_TOKENS_MIN
+from fabric.ports import Clock
+from fabric.record.edited_head import EditNote, Origin, dropped_digest
+from fabric.record.layout import Held, Layout
+from fabric.record.manifest import Manifest
+from fabric.record.patchwork import Patch, own_part, patched
+from fabric.record.piece_table import Piece
+from fabric.turn.chunks import Tokens, as_tokens
+from fabric.turn.generation import CacheTier, MatchKind
+from fabric.turn.prompt_plan import PromptPlan
+from fabric.turn.same_runs import ChunkPlaces, same_runs
+from fabric.u32s import U32s
+from node.agents.agent import Agent
+from node.agents.agent_table import AgentTable
+from node.agents.span_index import Chunk, digested
+from node.mlx.chat_tokenizer import ChatTokenizer
+from node.mlx.resident_cache import ResidentCache
+from node.runtime.identity import NodeIdentity
+from node.runtime.workers import Workers
+from node.store.agent_store import AgentStore
+from node.store.available_blocks import AvailableBlocks
+from node.turn.prepared import CachedPrefix, NotMade, Prepared
+
+_NOTHING = Layout((), 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a prompt may begin with: a layout, how much of it is borrowed, and in how many runs."""
+
+    layout: Layout
+    borrowed_tokens: int
+    runs_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowedSpans:
+    """Where one node finds them."""
+
+    identity: NodeIdentity
+    store: AgentStore
+    workers: Workers
+    clock: Clock
+    table: AgentTable
+    tokenizer: ChatTokenizer
+
+    async def prepare(self, agent: Agent, plain: Prepared) -> Prepared:
+        """Prepare to begin with more than `plain` does; return that where there is no more."""
+        why = why_unshiftable(self.identity.spec)
+        if self.identity.spec.window_tokens:
+            why = why or "layers with windows need what was in front of it there"
+        if why:
+            reason = f"{plain.plan.reason}; nothing of other contexts is taken: {why}"
+            return replace(plain, plan=replace(plain.plan, reason=reason))
+        if agent.cache is not None and not agent.is_durable:
+            return plain  # what the disk refused is nowhere else
+        base = await self.workers.run(lambda: self._base(agent, plain))
+        gaps = _gaps(base, len(plain.plan.ids) - 1)
+        if not gaps:
+            return plain
+        await self._catch_up()
+        tokens = as_tokens(plain.plan.ids)
+        digests = await self.workers.run(lambda: self._digested(agent.key[0], tokens))
+        records, hints = self._hints(agent.key[0], digests, gaps)
+        if not hints:
+            return plain
+        found = await self.workers.run(
+            lambda: self._found(agent.key[0], base, tokens, gaps, hints, records)
+        )
+        more = _held_tokens(found.layout) - plain.reused_tokens
+        if not found.runs_count or more <= SPAN_KEPT_TOKENS_MIN:
+            return plain
+        return _prepared(plain, found)
+
+    # --- what there is -----------------------------------------------------------------------
+
+    async def _catch_up(self) -> None:
+        """Read records of the last turns that nobody has read since."""
+        spans = self.table.spans
+        for record in spans.unread():
+            spans.put(record, await self.workers.run(partial(self._read, record)))
+
+    def _read(self, record: Manifest) -> tuple[Chunk, ...]:
+        return self._digested(record.tenant, as_tokens(record.token_ids))
+
+    def _digested(self, tenant: TenantId, tokens: Tokens) -> tuple[Chunk, ...]:
+        return digested(self.store.salt(tenant), tokens, self.tokenizer.cut_texts)
+
+    def _hints(
+        self, tenant: TenantId, digests: Sequence[Chunk], gaps: Sequence[Range]
+    ) -> tuple[dict[AgentKey, Manifest], list[ChunkPlaces[AgentKey]]]:
+        """Say where the tenant's records may have chunks that lie in gaps, and their records."""
+        records: dict[AgentKey, Manifest] = {}
+        hints: list[ChunkPlaces[AgentKey]] = []
+        for chunk in digests:
+            if not any(start < chunk.end and chunk.start < end for start, end in gaps):
+                continue
+            places = []
+            for key, start in self.table.spans.places(chunk.digest):
+                holder = self.table.get(key)
+                if key[0] == tenant and holder is not None and holder.saved is not None:
+                    records[key] = holder.saved
+                    places.append((key, start))
+            if places:
+                hints.append(ChunkPlaces(chunk.start, chunk.end, tuple(places)))
+        return records, hints
+
+    # --- what comes of it; blocks ------------------------------------------------------------
+
+    def _base(self, agent: Agent, plain: Prepared) -> Layout:
+        """Return what of `plain` can be read from the disk."""
+        if plain.layout is not None:
+            return plain.layout
+        source, saved = plain.source, agent.saved
+        own = set(saved.refs) if saved is not None else set()
+        if source is not None:
+            available, ids, count = source.available, source.ids, source.point
+        elif plain.tier is CacheTier.HOT and saved is not None:
+            available, ids = plain.available, saved.token_ids
+            count = min(plain.cached, agent.stored_tokens, available.full.tokens_count)
+        else:
+            return _NOTHING
+        parts = self._whole(agent.key[0], available, ids, count)
+        cut = Layout(tuple(parts), 0, 0).cut(count)
+        owned = (p if isinstance(p, Held) and p.piece.block in own else own_part(p)
+                 for p in cut.parts)  # fmt: skip
+        return replace(cut, parts=tuple(owned))
+
+    def _whole(
+        self, tenant: TenantId, available: AvailableBlocks, ids: Sequence[int], count: int
+    ) -> Iterator[Held]:
+        """Yield the whole blocks of a prefix, up to the first that is none of these tokens."""
+        for span in self.store.spans(tenant, ids):
+            if span.start >= min(count, available.full.tokens_count):
+                return
+            ref = available.full.resolve(span.start).block
+            if not span.names(ref) or ref.tokens_count != span.end - span.start:
+                return
+            origin = Origin(span.parent, U32s(ids[span.start : span.end]))
+            yield Held(Piece(ref, 0, ref.tokens_count), origin)
+
+    def _found(
+        self,
+        tenant: TenantId,
+        base: Layout,
+        tokens: Tokens,
+        gaps: Sequence[Range],
+        hints: Sequence[ChunkPlaces[AgentKey]],
+        records: Mapping[AgentKey, Manifest],
+    ) -> _Found:
+        """Fill a layout's gaps with what other records really have of the prompt."""
+        recomputed = self.identity.settings.span_recomputed_tokens
+        least = recomputed + SPAN_KEPT_TOKENS_MIN
+        tokens_of = {key: as_tokens(record.token_ids) for key, record in records.items()}
+        runs = [
+            run.without_first(recomputed)
+            for run in same_runs(tokens, gaps, hints, tokens_of, least)
+        ]
+        layouts = dict(self._layouts({run.source: records[run.source] for run in runs}))
+        patches = [
+            Patch(layouts[run.source], Move(run.start, run.end, run.new_start))
+            for run in runs
+            if run.source in layouts
+        ]
+        kept = sum(patch.move.end - patch.move.start for patch in patches)
+        whole = patched(base, patches, self._noted(tenant, patches)) if patches else base
+        if len(whole.parts) > EDITED_PIECES_MAX:
+            return _Found(base, 0, 0)
+        return _Found(whole, kept, len(patches))
+
+    def _layouts(self, records: Mapping[AgentKey, Manifest]) -> Iterator[tuple[AgentKey, Layout]]:
+        for key, record in records.items():
+            try:
+                yield key, self.store.layout(record)
+            except CorruptDataError:
+                continue
+
+    def _noted(self, tenant: TenantId, patches: Sequence[Patch]) -> tuple[EditNote, ...]:
+        """Describe what is taken, for whoever asks later."""
+        now_s, nothing = self.clock.wall_s(), dropped_digest(self.store.salt(tenant), ())
+        moves = [Move(0, 0, 0), *(patch.move for patch in patches)]
+        return tuple(
+            EditNote(
+                now_s,
+                move.new_start,
+                0,
+                move.new_start - before.new_end,
+                move.end - move.start,
+                nothing,
+                is_borrowed=True,
+            )
+            for before, move in pairwise(moves)
+        )
+
+
+def _prepared(plain: Prepared, found: _Found) -> Prepared:
+    reason = f"takes {found.borrowed_tokens} tokens of other contexts, in {found.runs_count} runs"
+    plan: PromptPlan = replace(plain.plan, match=MatchKind.SPANS, reason=reason, moves=())
+    layout, tier = found.layout, CacheTier.DISK
+    cached = layout.arrangement.tokens_count
+    room = max(plain.room_tokens, layout.tokens_count)
+    source = CachedPrefix(
+        AvailableBlocks(), plan.ids, cached, tier, plan.kept_tokens, layout, is_own=False
+    )
+    not_made = cast("ResidentCache", NotMade())
+    return Prepared(
+        plan, not_made, cached, tier, AvailableBlocks(), room, source, plain.is_kept, layout
+    )
+
+
+def _gaps(base: Layout, end: int) -> list[Range]:
+    """Return the ranges of a prompt that a layout lacks, but for its first tokens."""
+    held = [(start, stop) for start, stop, part in base.placed() if isinstance(part, Held)]
+    edges = [(0, EDIT_SINK_TOKENS), *held, (end, end)]
+    gaps = ((max(stop, EDIT_SINK_TOKENS), start) for (_, stop), (start, _) in pairwise(edges))
+    return [(first, last) for first, last in gaps if last - first > SPAN_KEPT_TOKENS_MIN]
+
+
+def _held_tokens(layout: Layout) -> int:
+    return sum(part.tokens_count for part in layout.parts if isinstance(part, Held))

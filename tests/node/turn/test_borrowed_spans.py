@@ -1,0 +1,250 @@
+"""Documents that another agent read in another order: taken from its memory, for who asks so."""
+
+import asyncio
+from functools import partial
+
+import mlx.core as mx
+import pytest
+
+from fabric.edit_mode import EditMode
+from fabric.ids import TenantId
+from fabric.kvcache.arrangement import Move
+from fabric.record.patchwork import Patch
+from node.store.block_files import file_name
+from node.tiers.restore_layout import load_layout
+from node.turn import borrowed_spans
+from tests.node.turn.test_edited_turns import agent_of, grown
+from tests.support import services
+from tests.support.agent_traffic import words
+from tests.support.architectures import ARCHITECTURES
+from tests.support.services import TENANT, migrate, running
+from tests.support.tiny_models import LLAMA, write_model
+
+ANYWHERE, AMORTIZE = EditMode.ANYWHERE, EditMode.AMORTIZE
+OTHER = TenantId("other")
+DOCUMENTS = [words(100 + i, 70) for i in range(3)]
+ask = partial(services.ask, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", LLAMA))
+
+
+def question(order, asked, join=None):
+    """Ask about documents: each a message, or all in one."""
+    texts = [DOCUMENTS[i] for i in order]
+    if join is not None:
+        texts = [join.join(texts)]
+    said = [{"role": "user", "content": text} for text in texts]
+    return [{"role": "system", "content": words(1, 40)}, *said, {"role": "user", "content": asked}]
+
+
+FIRST = question((0, 1, 2), words(50, 8))
+SECOND = question((2, 0, 1), words(51, 11))
+
+
+def on_loop(service, work):
+    return asyncio.run_coroutine_threadsafe(work, service._loop).result(60)
+
+
+def evict(service, name):
+    """Let a node lose an agent, as if it had made room."""
+    agent = agent_of(service, name)
+
+    async def gone():
+        service.node.table.remove(agent.key)
+        service.node.store.evict([agent.saved])
+
+    on_loop(service, gone())
+
+
+def computed(reply):
+    return reply.admitted.prompt_tokens - reply.admitted.cached_tokens
+
+
+def test_another_order_of_the_same_documents_is_not_computed_again(tmp_path, model):
+    with running(tmp_path, model) as service:
+        ask(service, FIRST, agent="a")
+        second = ask(service, SECOND, agent="b", edits=ANYWHERE)
+        agent = agent_of(service, "b")
+        assert second.admitted.match == "spans"
+        # Beside the first tokens of each document: what is new, and up to a block of the beginning.
+        assert computed(second) < second.admitted.prompt_tokens // 4
+        notes = agent.saved.edited.notes
+        assert [note.is_borrowed for note in notes] == [True] * len(notes)
+        assert sum(n.moved_tokens for n in notes) == second.admitted.amortized_tokens
+        assert agent.exact_tokens + second.admitted.amortized_tokens == (
+            second.admitted.cached_tokens
+        )
+        assert agent.view().exact_tokens == agent.exact_tokens
+        assert agent.is_durable
+        lengths = [note.moved_tokens for note in notes]
+
+    with running(tmp_path, model) as service:
+        again = grown(SECOND, second.text, words(52, 9))
+        later = ask(service, again, agent="b", edits=ANYWHERE)
+        assert later.admitted.cache == "disk"
+        assert computed(later) < 120
+        assert later.admitted.amortized_tokens > sum(lengths)
+
+
+def test_documents_within_one_message_are_found_by_their_content(tmp_path, model):
+    join = words(70, 5)
+    with running(tmp_path, model) as service:
+        ask(service, question((0, 1, 2), words(50, 8), join=words(71, 7)), agent="a")
+        second = question((1, 2, 0), words(51, 11), join=join)
+        reply = ask(service, second, agent="b", edits=ANYWHERE)
+        assert reply.admitted.match == "spans"
+        assert computed(reply) < reply.admitted.prompt_tokens // 3
+
+
+def test_the_answer_is_that_of_the_memory_laid_out_by_hand(tmp_path, model, monkeypatch):
+    """The rows that the layout names, and the rest computed in order between them."""
+    patched = []
+    seen = borrowed_spans.patched
+
+    def note(base, patches, notes):
+        patched.append((base, patches))
+        return seen(base, patches, notes)
+
+    monkeypatch.setattr(borrowed_spans, "patched", note)
+    with running(tmp_path, model) as service:
+        ask(service, FIRST, agent="a")
+        theirs = agent_of(service, "a").saved
+        reply = ask(service, SECOND, agent="b", edits=ANYWHERE)
+        [(base, patches)] = patched
+        saved = agent_of(service, "b").saved
+        ids = list(saved.token_ids[: saved.prompt_tokens_count])
+        store, engine = service.node.store, service.node.engine.engine
+
+        def by_hand():
+            whole = store.layout(theirs)
+            runs = [Patch(whole, Move(p.move.start, p.move.end, p.move.new_start)) for p in patches]
+            for move in (run.move for run in runs):
+                run = list(theirs.token_ids[move.start : move.end])
+                assert run == ids[move.new_start : move.new_end]
+            cache = engine.new_cache(len(ids) + 64)
+            load_layout(store, TENANT, ids, seen(base, runs), cache)
+            while (at := cache.tokens_count) < len(ids) - 1:
+                until = cache.ahead[0][0] if cache.ahead else len(ids) - 1
+                engine.prefill(cache, ids[at : min(at + 256, until)])
+            said, token = [], ids[-1]
+            for _ in range(6):
+                logits = engine.feed([cache], [mx.array([token], mx.uint32)])[0]
+                token = int(mx.argmax(logits))
+                said.append(token)
+            return said
+
+        async def between():
+            return await service.node.engine.between_steps(by_hand)
+
+        expected = on_loop(service, between())
+        got = list(saved.token_ids[saved.prompt_tokens_count :])[:6]
+        assert got == expected[: len(got)]
+        assert len(got) > 2
+        assert reply.admitted.amortized_tokens
+
+
+def test_nobody_gets_it_who_does_not_ask_nor_another_tenant(tmp_path, model):
+    with running(tmp_path, model) as service:
+        ask(service, FIRST, agent="a")
+        stranger = ask(service, SECOND, agent="b", tenant=OTHER, edits=ANYWHERE)
+        assert stranger.admitted.cached_tokens == 0
+        replies = [ask(service, SECOND, agent="c", edits=mode) for mode in (None, AMORTIZE)]
+        nameless = ask(service, SECOND, edits=ANYWHERE)
+        for reply in (*replies, nameless):
+            assert reply.admitted.amortized_tokens == 0
+            assert reply.text == stranger.text
+    with running(tmp_path, model) as service:
+        borrowed = ask(service, SECOND, agent="d", edits=ANYWHERE)
+        assert borrowed.admitted.match in {"diverge", "none"}  # its own prefix, by another, is more
+        exact = ask(service, grown(SECOND, stranger.text, words(52, 9)), agent="e")
+        cold = ask(service, grown(SECOND, stranger.text, words(52, 9)), agent="e", tenant=OTHER)
+        assert exact.text == cold.text
+
+
+def test_who_asks_for_exact_memory_again_gets_it(tmp_path, model):
+    with running(tmp_path, model) as service:
+        ask(service, FIRST, agent="a")
+        ask(service, SECOND, agent="b", edits=ANYWHERE)
+        otherwise = [*SECOND[:-1], {"role": "user", "content": words(52, 9)}]
+        exact = ask(service, otherwise, agent="b")
+        cold = ask(service, otherwise, agent="b", tenant=OTHER)
+        assert exact.text == cold.text
+        assert exact.admitted.amortized_tokens == 0
+        assert agent_of(service, "b").saved.edited is None
+
+
+@pytest.mark.parametrize("how", ["evicted", "damaged"])
+def test_without_its_source_it_is_computed(tmp_path, model, how):
+    with running(tmp_path, model) as service:
+        ask(service, FIRST, agent="a")
+        names = [file_name(ref) for ref in agent_of(service, "a").saved.refs]
+        exact = ask(service, SECOND, agent="b", tenant=OTHER)
+        if how == "evicted":
+            evict(service, "a")
+        else:
+            for path in tmp_path.rglob("*.full"):
+                if f"blocks/{path.name}" in names:
+                    path.write_bytes(path.read_bytes()[:-4] + b"lost")
+        reply = ask(service, SECOND, agent="b", edits=ANYWHERE)
+        assert reply.text == exact.text
+        assert reply.admitted.amortized_tokens == 0
+        assert agent_of(service, "b").is_durable
+
+
+def test_it_outlives_its_source_and_a_move(tmp_path, model):
+    """What is another's text is not kept with it; its own memory is whole, wherever it is."""
+    with (
+        running(tmp_path / "a", model, name="node-a") as source,
+        running(tmp_path / "b", model, name="node-b") as target,
+    ):
+        ask(source, FIRST, agent="a")
+        answer = ask(source, SECOND, agent="b", edits=ANYWHERE).text
+        borrower = agent_of(source, "b").saved
+        for origin in borrower.edited.origins:
+            text = list(origin.tokens)
+            assert any(
+                list(borrower.token_ids[i : i + len(text)]) == text
+                for i in range(len(borrower.token_ids))
+            )
+
+        evict(source, "a")
+        assert not source.node.store.missing(borrower)
+        following = grown(SECOND, answer, words(52, 9))
+        migrate(source, target, "b", 1)
+        there = ask(target, following, agent="b", epoch=2, edits=ANYWHERE)
+        assert there.admitted.amortized_tokens
+        assert computed(there) < 120
+    with running(tmp_path / "c", model) as undisturbed:
+        ask(undisturbed, FIRST, agent="a")
+        assert ask(undisturbed, SECOND, agent="b", edits=ANYWHERE).text == answer
+        assert ask(undisturbed, following, agent="b", edits=ANYWHERE).text == there.text
+
+
+def test_an_agent_of_its_own_takes_what_it_lacks_from_others(tmp_path, model):
+    """Behind its own memory, hot or not, and with edits of its own."""
+    with running(tmp_path, model) as service:
+        ask(service, FIRST, agent="a")
+        begun = question((), words(60, 90))
+        answer = ask(service, begun, agent="b").text
+        asked = [*grown(begun, answer, DOCUMENTS[1]), *question((0,), words(61, 9))[1:]]
+        reply = ask(service, asked, agent="b", edits=ANYWHERE)
+        assert reply.admitted.match == "spans"
+        assert agent_of(service, "b").exact_tokens > 100
+        assert computed(reply) < reply.admitted.prompt_tokens // 3
+        edited = [asked[0], {**asked[1], "content": "gone"}, *asked[2:]]
+        more = [*grown(edited, reply.text, DOCUMENTS[2]), *question((), words(62, 9))[1:]]
+        both = ask(service, more, agent="b", edits=ANYWHERE)
+        assert both.admitted.match == "spans"
+        assert computed(both) < both.admitted.prompt_tokens // 3
+
+
+def test_models_whose_rows_may_not_be_moved_say_why(tmp_path):
+    folder = write_model(tmp_path / "model", ARCHITECTURES["qwen3_next"])
+    with running(tmp_path, str(folder)) as service:
+        ask(service, FIRST, agent="a")
+        reply = ask(service, SECOND, agent="b", edits=ANYWHERE)
+        assert "nothing of other contexts is taken" in reply.admitted.match_reason
+        assert reply.admitted.amortized_tokens == 0
