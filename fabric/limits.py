@@ -76,6 +76,9 @@ LOOP_RETRY_S: Final = 15.0  # rest after a round that failed; longer than what f
 # Integrity
 SCRUB_IDLE_S: Final = 5.0  # no turn for so long before stored blocks are read again
 SCRUB_STEP_S: Final = 1.0  # a step's bytes, so that an arriving turn waits for one block at most
+WARM_START_BYTES_MAX: Final = 4 * GIB  # read behind a start of what several records share
+WARM_START_BYTES_PER_S: Final = 256 * MIB  # of it, while no turn runs
+WARM_START_STEP_S: Final = 0.25  # a step's bytes, so that an arriving turn waits for few blocks
 FSCK_FINDINGS_MAX: Final = 10_000  # listed for one folder; the rest is counted
 
 # Encryption at rest

@@ -41,6 +41,7 @@ from node.store.model_folders import folder_name
 from node.store.scrubber import Scrubber
 from node.store.service_time import ServiceTime
 from node.store.tombstones import TombstoneStore
+from node.store.warm_start import WarmStart
 from node.tiers.agent_records import AgentRecords
 from node.tiers.agent_removal import AgentRemoval
 from node.tiers.directing import Directing
@@ -192,6 +193,7 @@ def assemble(ground: Ground) -> Node:
             erasing, tiers.unsaved, tiers.flusher, moves.step_downs, self_tests, health
         ),
         scrubber=Scrubber(settings, clock, workers, store.blocks, live_turns, health),
+        warm_start=WarmStart(workers, store.blocks, live_turns, health),
         drain_flag=DrainFlag(identity.config.data_dir, workers, health),
     )
 

@@ -34,6 +34,7 @@ from node.store.agent_store import AgentStore
 from node.store.scrubber import Scrubber
 from node.store.service_time import ServiceTime
 from node.store.tombstones import TombstoneStore
+from node.store.warm_start import WarmStart
 from node.tiers.directing import Directing
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.erasure import Erasing
@@ -103,6 +104,7 @@ class Node:
     upkeep: Upkeep
     retries: Retries
     scrubber: Scrubber
+    warm_start: WarmStart
     drain_flag: DrainFlag
 
     @property

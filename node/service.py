@@ -120,7 +120,7 @@ class NodeService:
         self._on_loop(self._measure_prefill()).result()
         self._on_loop(node.drain_flag.recall()).result()
         self._sealing = FolderSealing(node.identity, node.workers, node.health)
-        for each in (node.scrubber, node.retries, node.upkeep, self._sealing):
+        for each in (node.warm_start, node.scrubber, node.retries, node.upkeep, self._sealing):
             self._loop.call_soon_threadsafe(each.start)
         links, fingerprint = self._config.settings.encrypt_links, node.identity.fingerprint
         caller = Caller(self._config.name, self._config.cluster_key, fingerprint, links)
@@ -283,6 +283,7 @@ class NodeService:
     async def _close(self) -> None:
         node = self.node
         node.health.is_draining = node.health.is_stopping = True
+        await node.warm_start.stop()
         await node.scrubber.stop()
         if self._sealing is not None:
             await self._sealing.stop()

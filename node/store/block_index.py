@@ -44,6 +44,22 @@ class BlockIndex:
         with self._changed:
             return {ref: size for by_ref in self._variants.values() for ref, size in by_ref.items()}
 
+    def shared(self, bytes_max: int) -> list[tuple[BlockRef, int]]:
+        """List blocks with several references, most of them first, and the bytes of each file."""
+        with self._changed:
+            counts = {ref: count for ref, count in self._references.items() if count > 1}
+            sizes = {ref: self._variants.get(ref.block_hash, {}).get(ref) for ref in counts}
+        found, total_bytes = [], 0
+        for ref in sorted(counts, key=lambda ref: (-counts[ref], ref.name)):
+            size_bytes = sizes[ref]
+            if size_bytes is None:
+                continue
+            total_bytes += size_bytes
+            if total_bytes > bytes_max:
+                break
+            found.append((ref, size_bytes))
+        return found
+
     @property
     def total_bytes(self) -> int:
         with self._changed:

@@ -113,6 +113,10 @@ class BlockStore:
         """Tell whether these very bytes are stored."""
         return self._index.has(ref)
 
+    def shared(self, bytes_max: int) -> list[tuple[BlockRef, int]]:
+        """List blocks that several records share, the most shared first, and their files' bytes."""
+        return self._index.shared(bytes_max)
+
     def missing(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
         return self._index.missing(refs)
 
