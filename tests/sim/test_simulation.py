@@ -25,6 +25,7 @@ RARE = {
     "steps_of_ownership_are_not_written",
     "stale_owners_are_not_released",
     "target_commits_without_the_tail",
+    "others_memory_is_taken_unasked",
 }
 TRACE_TAIL = 40
 
