@@ -182,6 +182,7 @@ class Saver:
             windows=(),
             states=(),
             edited=edited,
+            said=None,  # without a text there is no place for them
         )
 
     async def _is_over_within(self, seconds: float) -> bool:
