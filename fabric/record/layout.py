@@ -256,6 +256,9 @@ def _stored_again(part: Held, salt: bytes, fingerprint: Fingerprint, start: int)
     piece, origin, end = part.piece, part.origin, start + part.tokens_count
     if part.tokens_count == piece.block.tokens_count:
         return BlockSpan(start, end, origin.parent, piece.block.block_hash)
+    if not piece.start:  # the first rows of a block are those of these tokens alone
+        name = block_hash(salt, fingerprint, origin.parent, origin.tokens[: piece.end])
+        return BlockSpan(start, end, origin.parent, name)
     of = _Lineage()
     of.add(piece.block.block_hash, piece.start, piece.end, 0)
     parent = edited_parent(salt, piece.block.block_hash, of.digest())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from fabric.kvcache.block import BlockRef
-from fabric.limits import AGENT_TOKENS_MAX
+from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS
 from fabric.record.manifest import Manifest
 from fabric.record.piece_table import PieceTable
 from fabric.record.restore_plan import Stored
@@ -54,7 +54,8 @@ def exact_beginning(record: Manifest) -> tuple[U32s, AvailableBlocks]:
         return ids, available
     count = len(available.full)
     ids = ids[: available.full.tokens_count]
-    if count < len(head.origins) and not record.windows:
+    is_full = available.full.tokens_count % BLOCK_TOKENS == 0  # behind another no block goes on
+    if is_full and count < len(head.origins) and not record.windows:
         cut = record.pieces[count]
         if (cut.start, cut.delta) == (0, 0):
             ids += head.origins[count].tokens
