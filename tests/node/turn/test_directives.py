@@ -174,14 +174,14 @@ def test_too_many_are_refused_and_change_nothing(tmp_path, model):
 
 def test_their_texts_are_no_larger_together_than_an_agent_is_worth(tmp_path, model):
     """They lie in memory and on the disk, for every agent of a tenant."""
-    text = "x" * (DIRECTIVES_BYTES_MAX // 4)
+    text, count = "x" * DIRECTIVE_BYTES_MAX, DIRECTIVES_BYTES_MAX // DIRECTIVE_BYTES_MAX
     with running(tmp_path, model) as service:
         ask(service, history(*LONG), agent="a")
         agent = service.node.table.get((TENANT, NAME))
         before = record_bytes(agent.manifest)
-        four = [cleared(EditMode.FORGET, text, f"operation-{i}") for i in range(4)]
-        view = direct(service, *four)
-        assert len(view.directives) == 4
+        most = [cleared(EditMode.FORGET, text, f"operation-{i}") for i in range(count)]
+        view = direct(service, *most)
+        assert len(view.directives) == count
         assert record_bytes(agent.manifest) - before >= DIRECTIVES_BYTES_MAX
         with pytest.raises(FabricError, match="take some back"):
             direct(service, cleared(EditMode.FORGET, "x", "operation-more"))
