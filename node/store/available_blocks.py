@@ -52,12 +52,14 @@ def exact_beginning(record: Manifest) -> tuple[U32s, AvailableBlocks]:
     available, head, ids = available_blocks(record), record.edited, record.token_ids
     if head is None:
         return ids, available
-    count = len(available.full)
-    ids = ids[: available.full.tokens_count]
-    is_full = available.full.tokens_count % BLOCK_TOKENS == 0  # behind another no block goes on
-    if is_full and count < len(head.origins) and not record.windows:
+    count, start = len(available.full), available.full.tokens_count
+    ids = ids[:start]
+    is_full = start % BLOCK_TOKENS == 0  # behind another no block goes on
+    if is_full and count < len(head.origins):
         cut = record.pieces[count]
         if (cut.start, cut.delta) == (0, 0):
             ids += head.origins[count].tokens
             available.full = available.full.append([cut.block])
+            end = start + cut.tokens_count
+            available.windows.update((start, p.block) for p in record.windows if p.end == end)
     return ids, available
