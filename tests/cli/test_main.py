@@ -15,6 +15,7 @@ COMMANDS = {
     *("up", "down", "serve", "status", "nodes", "agents", "agent", "migrate", "pin", "erase"),
     *("hibernate", "resume", "fork", "replicate", "prefetch", "drain", "undrain"),
     *("doctor", "fsck", "config", "certs", "demo", "bench", "launch", "events", "direct"),
+    *("rebuild", "decay", "close", "evict", "share", "supersede"),
 }
 MISUSES = {
     "no command": [],

@@ -160,7 +160,6 @@ HOSTILE_EDITS = {
     "more origins than pieces": head_with(origins=to_plain(EDITED.edited)["origins"] * 9),
     "no origins": head_with(origins=[]),
     "an exact beginning behind the edits": head_with(exact_tokens=523),
-    "no exact beginning": head_with(exact_tokens=0),
     "less than no exact beginning": head_with(exact_tokens=-5),
     "a head longer than the whole": head_with(tokens_count=530),
     "a head that ends within a piece": head_with(tokens_count=500),

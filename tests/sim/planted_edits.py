@@ -6,7 +6,6 @@ from unittest.mock import patch
 import numpy as np
 
 from fabric.edit_mode import EditMode
-from fabric.record.edited_head import EditedHead
 from fabric.record.layout import Held
 from fabric.record.patchwork import Patch
 from node.agents.agent import Agent
@@ -72,11 +71,6 @@ def moved_rows_count_as_computed_in_place():
     )
 
 
-def cut_records_lose_their_head():
-    """A record that lost blocks is cut, and what it says of its edits is left out."""
-    return patch.object(EditedHead, "within", lambda self, pieces: None)
-
-
 def borrowed_rows_count_as_computed_one_off():
     """What is taken of another context is thought to be one token nearer to where it was."""
     parts = Patch.parts.fget
@@ -111,5 +105,4 @@ EDIT_PLANTS = (
     windows_are_read_one_off,
     windows_slide_past_what_lies_ahead,
     moved_rows_count_as_computed_in_place,
-    cut_records_lose_their_head,
 )

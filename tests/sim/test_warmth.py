@@ -45,18 +45,13 @@ class Case:
         turn = Part(seen_epoch=(epoch, KEY), _request=request, _parts=parts)
         self.at(at_s).watch._on_finished(turn, is_durable=is_durable)
 
-    def judge(
-        self, node, cached_tokens=0, *, amortized_tokens=0, edits=EditMode.FORGET, between=()
-    ):
-        """Let the client hear of it, and `node` admit its next turn; return what failed.
-
-        `between`: what was asked in vain before it.
-        """
+    def judge(self, node, cached_tokens=0, *, amortized_tokens=0, edits=EditMode.FORGET):
+        """Let the client hear of it, and `node` admit its next turn; return what failed."""
         self.at(5.0)
         taken = Part(node="node-a", epoch=1, cached_tokens=300, amortized_tokens=amortized_tokens)
         acked = self.warmth.ack(KEY, SAID, "", self.watch.finisher("op-1", taken), taken)
         talk = Part(key=KEY, name="alice", acked=acked)
-        talk.attempts = [*between, Attempt(SAID + "!", edits)]
+        talk.attempts = [Attempt(SAID + "!", edits)]
         talk.is_shared = talk.may_be_erased = False
         talk.identity = Part(kind=IdentityKind.AGENT)
         self.at(6.0)
@@ -76,21 +71,11 @@ def test_what_was_acknowledged_and_is_not_found_is_a_violation(node):
 
 
 def test_edited_memory_must_be_found_by_whoever_wishes_it_and_else_what_was_before_the_edit():
-    """In whole blocks of 256 tokens: here 280 of 380 were before it."""
+    """Here 280 of 380 were before it."""
     edited = {"amortized_tokens": 20}
-    assert Case().judge("node-a", cached_tokens=256, **edited) == []
-    assert len(Case().judge("node-a", cached_tokens=255, **edited)) == 1
-    assert len(Case().judge("node-a", cached_tokens=256, **edited, edits=AMORTIZE)) == 1
-
-
-def test_where_an_edit_may_have_been_saved_unheard_whole_blocks_before_it_must_be_found():
-    """A client hung up on the edit of its 300th token; its node may have saved it all the same."""
-    kept = SAID[:300] + "?" + SAID[320:]
-    edited = Attempt(kept, AMORTIZE)
-    assert Case().judge("node-a", cached_tokens=256, between=[edited]) == []
-    assert len(Case().judge("node-a", cached_tokens=255, between=[edited])) == 1
-    exact = Attempt(kept, EditMode.FORGET)
-    assert len(Case().judge("node-a", cached_tokens=256, between=[exact])) == 1
+    assert Case().judge("node-a", cached_tokens=280, **edited) == []
+    assert len(Case().judge("node-a", cached_tokens=279, **edited)) == 1
+    assert len(Case().judge("node-a", cached_tokens=280, **edited, edits=AMORTIZE)) == 1
 
 
 @pytest.mark.parametrize(("evicted_s", "is_fine"), [(0.5, False), (3.0, True)])

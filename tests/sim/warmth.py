@@ -85,10 +85,6 @@ class Warmth:
             return None
         for attempt in attempts:  # each may have been answered, on no disk
             need = min(need, _common(attempt.prompt, prompt))
-            edited_at = _common(attempt.prompt, stored)
-            is_taker = attempt.edits is EditMode.ANYWHERE  # also without an edit of its own
-            if is_taker or (attempt.edits is EditMode.AMORTIZE and edited_at < len(stored)):
-                exact_tokens = min(edited_at, len(stored) if exact_tokens is None else exact_tokens)
         was_exact = any(each.edits is EditMode.FORGET for each in (*attempts, now))
         if exact_tokens is not None and (was_exact or need <= exact_tokens):
             need = min(need, exact_tokens)  # for whoever does not go on with the edit

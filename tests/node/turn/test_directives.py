@@ -26,7 +26,7 @@ def model(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("model") / "llama", LLAMA))
 
 
-LONG = [words(10 + i, 90) for i in range(5)]
+LONG = [words(10 + i, 36) for i in range(5)]
 
 
 def history(*said):
