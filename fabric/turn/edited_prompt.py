@@ -109,6 +109,7 @@ def _moves(
     """Return where the record's tokens go, also those that equal freshly encoded ones."""
     _widen(tokens, stored)
     _refine(tokens, stored, cuts)
+    _stay(tokens, stored)
     moves = list(_runs_of(tokens.old))
     if not moves or moves[0].start != 0 or moves[0].new_start != 0:
         return ()
@@ -159,6 +160,16 @@ def _refine(tokens: _Tokens, stored: Transcript, cuts: Collection[int]) -> None:
             for run in aligned_tokens(stored.ids[old_start:old_end], ids[start:end]):
                 at, was = start + run.new, old_start + run.old
                 old[at : at + run.count] = range(was, was + run.count)
+
+
+def _stay(tokens: _Tokens, stored: Transcript) -> None:
+    """Let tokens stay where they are, and not move there from behind: what goes may begin alike."""
+    first, second, *_ = (*_runs_of(tokens.old), None, None)
+    if first is None or second is None or first.start or first.new_start:
+        return
+    if second.start - first.end >= second.new_start - first.new_end:
+        same = common_prefix(tokens.ids[: second.new_end], stored.ids)
+        tokens.old[:same] = range(same)
 
 
 def _gaps(old: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -93,10 +93,13 @@ class Prefixes:
         keeps = request.edits is not None and request.edits.keeps
         if (keeps or request.resume is not None) and self.health.reuses:
             edited = await self.edited.prepare(agent, plan, room, is_kept=request.is_kept)
+            if edited is None and plan.moves:  # what was kept behind earlier edits may be left
+                plan = _without_moves(plan)
+                edited = await self.edited.prepare(agent, plan, room, is_kept=request.is_kept)
             if edited is not None:
                 return edited
         if plan.moves:
-            plan = replace(plan, moves=(), match=MatchKind.DIVERGE, reason=_EDITED_AND_LOST)
+            plan = _without_moves(plan)
         return await self._find(agent, plan, room, is_kept=request.is_kept)
 
     async def _find(self, agent: Agent, plan: PromptPlan, room: int, *, is_kept: bool) -> Prepared:
@@ -235,3 +238,7 @@ class Prefixes:
         usable = self.identity.usable_prefix(loaded)
         assert usable == loaded or not into.recurrent, "states are restored where they are used"
         return usable
+
+
+def _without_moves(plan: PromptPlan) -> PromptPlan:
+    return replace(plan, moves=(), match=MatchKind.DIVERGE, reason=_EDITED_AND_LOST)

@@ -11,6 +11,7 @@ from fabric.limits import EDIT_KEPT_TOKENS_MIN, EDIT_MOVES_MAX
 from fabric.turn.edited_prompt import plan_edited_prompt
 from fabric.turn.generation import MatchKind
 from fabric.turn.prompt_plan import PromptPlan, Transcript, plan_prompt
+from fabric.turn.text_match import common_prefix
 from node.mlx.chat_tokenizer import ChatTokenizer
 from tests.support.tiny_models import write_tokenizer
 
@@ -81,6 +82,19 @@ def test_a_message_that_is_cleared_moves_what_follows(tokenizer: ChatTokenizer) 
     moved = _check(tokenizer, stored, _text(edited))
     behind = len(tokenizer.encode(_text(MESSAGES[5:])).ids)
     assert moved >= behind
+
+
+def test_what_begins_as_what_was_taken_out_stays(tokenizer: ChatTokenizer) -> None:
+    """Of two messages that begin alike the earlier goes: their beginning is in its own place."""
+    alike = [f"{_said(40)} {_said(41)}", f"{_said(40)} {_said(42)}"]
+    told = [*MESSAGES[:4], alike[0], MESSAGES[4], alike[1], *MESSAGES[5:]]
+    stored = _stored(tokenizer, _text(told))
+    text = _text([*told[:4], *told[6:], _said(30)])
+    plan = _planned(tokenizer, text, stored)
+    assert plan is not None
+    assert plan.kept_tokens == common_prefix(plan.ids, stored.ids)
+    assert plan.kept_tokens > len(tokenizer.encode(_text([*MESSAGES[:4], _said(40)])).ids) - 10
+    _check(tokenizer, stored, text)
 
 
 def test_a_pair_of_messages_taken_out_moves_what_follows(tokenizer: ChatTokenizer) -> None:
