@@ -16,6 +16,7 @@ from fabric.codec import left_out
 from fabric.edit_mode import EditMode
 from fabric.ids import OperationId
 from fabric.limits import DIRECTED_ID_CHARS_MAX, DIRECTIVE_BYTES_MAX, UNDONE_SHOWN_MAX
+from fabric.record.edited_head import dropped_digest
 from fabric.record.said import DIGEST_BYTES, Spoken, said_digest
 from fabric.turn.messages import Message, MessageRole
 
@@ -87,8 +88,7 @@ def text_digest(text: bytes) -> bytes:
 def dropped(salt: bytes, text: str) -> Dropped:
     """Describe a text that is taken out, under a tenant's salt."""
     spelled = text.encode("utf-8", "surrogatepass")
-    digest = blake2b(spelled, digest_size=DIGEST_BYTES, key=salt, person=b"mf-dropped")
-    return Dropped(len(text), digest.hexdigest())
+    return Dropped(len(text), dropped_digest(salt, spelled))
 
 
 def live(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:

@@ -16,7 +16,6 @@ from typing import Final
 
 from fabric.codec import left_out
 from fabric.ids import BLOCK_HASH_BYTES, BlockHash
-from fabric.kvcache.hashing import token_bytes
 from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS, EDITS_NOTED_MAX
 from fabric.record.piece_table import PieceTable
 from fabric.u32s import U32s
@@ -107,10 +106,9 @@ class EditedHead:
         return EditedHead(tokens_count, exact_tokens, self.origins[: len(pieces)], self.notes)
 
 
-def dropped_digest(salt: bytes, tokens: Sequence[int]) -> str:
-    """Return by what the tokens that an edit took out can be known again, under a tenant's salt."""
-    packed = token_bytes(tokens)
-    return blake2b(packed, digest_size=_DIGEST_BYTES, key=salt, person=b"mf-dropped").hexdigest()
+def dropped_digest(salt: bytes, dropped: bytes) -> str:
+    """Return by what can be known again what was taken out, under a tenant's salt."""
+    return blake2b(dropped, digest_size=_DIGEST_BYTES, key=salt, person=b"mf-dropped").hexdigest()
 
 
 def noted(notes: Sequence[EditNote], more: Sequence[EditNote]) -> tuple[EditNote, ...]:

@@ -53,9 +53,14 @@ class SaidMessage:
     is_edited: bool = False  # it reads otherwise there than its client sends it
 
     @property
+    def at(self) -> tuple[int, int] | None:
+        """Where it begins and ends in the record's text; None where nobody knows."""
+        return None if self.start is None else (self.start, self.start + self.size_bytes)
+
+    @property
     def end(self) -> int | None:
-        """Where it ends in the record's text."""
-        return None if self.start is None else self.start + self.size_bytes
+        """Where it ends there."""
+        return self.at[1] if self.at is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +86,12 @@ class SaidMessages:
         """Say why they cannot lie in a text of so many bytes; None if they can."""
         done = 0
         for message in self.messages:
-            if message.start is None:
+            if message.at is None:
                 continue
-            if message.start < done or message.start + message.size_bytes > text_bytes:
+            start, end = message.at
+            if start < done or end > text_bytes:
                 return "its messages are not in order"
-            done = message.start + message.size_bytes
+            done = end
         return None
 
     def nth(self, number: int) -> int:
@@ -135,9 +141,9 @@ def _placed(
 
 
 def _edited(message: SaidMessage, edits: Sequence[tuple[int, int, int]]) -> SaidMessage:
-    if message.start is None:
+    if message.at is None:
         return message
-    start, end = message.start, message.start + message.size_bytes
+    start, end = message.at
     before = sum(size - (b - a) for a, b, size in edits if b <= start)
     inside = [(a, b, size) for a, b, size in edits if start <= a and b <= end and b > start]
     if any(a < end and b > start for a, b, _ in edits) and not inside:

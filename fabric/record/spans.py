@@ -108,8 +108,7 @@ class Spans:
     def _of_message(self, wanted: WantedSpan, number: int, replacement: str | None) -> Directive:
         self._message(wanted, number)
         said = self.said[number]
-        at = (said.start, said.start + said.size_bytes) if said.start is not None else None
-        return self._made(wanted, replacement, number, None, at, said.chars)
+        return self._made(wanted, replacement, number, None, said.at, said.chars)
 
     def _of_chars(self, wanted: WantedSpan, number: int, start: int, end: int) -> Directive:
         said = self.said[number]
@@ -119,7 +118,7 @@ class Spans:
             )
         at = None
         if said.start is not None and not said.is_edited:
-            shown = self.text[said.start : said.start + said.size_bytes].decode("utf-8", "replace")
+            shown = self.text[said.start : said.end].decode("utf-8", "replace")
             low, high = max(0, start - said.lead_chars), max(0, end - said.lead_chars)
             before, within = len(shown[:low].encode()), len(shown[low:high].encode())
             at = (said.start + before, said.start + before + within) if within else None
@@ -145,14 +144,14 @@ class Spans:
         """Yield the parts of the text in which no mark of the template stands."""
         if wanted.first is not None:
             said = self.said[self._message(wanted, wanted.first)]
-            if said.start is None or said.is_edited:
+            if said.at is None or said.is_edited:
                 _refuse(wanted, "text_not_found", _why_unknown(wanted.first, said))
-            yield said.start, said.start + said.size_bytes
+            yield said.at
             return
         for said in self.said:
-            if said.start is None or said.is_edited or said.role is MessageRole.SYSTEM:
+            if said.at is None or said.is_edited or said.role is MessageRole.SYSTEM:
                 continue
-            yield said.start, said.start + said.size_bytes
+            yield said.at
         yield from self._tail_areas()
 
     @property

@@ -23,11 +23,11 @@ class Wishes:
 
     def after_turn(self) -> "Wishes | None":
         """Return what is left of them once a turn was taken."""
-        return _stated(Wishes(is_private=self.is_private))
+        return stated(Wishes(is_private=self.is_private))
 
     def of_fork(self) -> "Wishes | None":
         """Return those of a new agent with the same memory: what it is worth begins anew."""
-        return _stated(replace(self, is_closed=False, decays_after_s=None))
+        return stated(replace(self, is_closed=False, decays_after_s=None))
 
     def is_spent(self, idle_s: float) -> bool:
         """Say whether an agent that has been idle for so long goes before others."""
@@ -39,5 +39,6 @@ def is_spent(wishes: Wishes | None, idle_s: float) -> bool:
     return wishes is not None and wishes.is_spent(idle_s)
 
 
-def _stated(wishes: Wishes) -> Wishes | None:
+def stated(wishes: Wishes) -> Wishes | None:
+    """Return them, or None where they say nothing."""
     return None if wishes == Wishes() else wishes

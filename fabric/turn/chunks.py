@@ -25,11 +25,22 @@ _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _STEP: Final = np.uint64(0xD6E8FEB86659FD93)
 _HIGH: Final = np.uint64(40)
 DIGEST_BYTES: Final = 16
+_STRIDE: Final = 4_096  # tokens compared at once: most hints lead to fewer
 
 
 def as_tokens(ids: Sequence[int]) -> Tokens:
     """Return token ids as an array."""
     return np.fromiter(ids, np.uint32, len(ids))
+
+
+def common_tokens(one: Tokens, other: Tokens) -> int:
+    """Count the tokens that both begin with."""
+    count = min(len(one), len(other))
+    for at in range(0, count, _STRIDE):
+        differs = one[at : min(at + _STRIDE, count)] != other[at : min(at + _STRIDE, count)]
+        if differs.any():
+            return at + int(np.argmax(differs))
+    return count
 
 
 def chunks(tokens: Tokens, cuts: Collection[int]) -> list[tuple[int, int]]:

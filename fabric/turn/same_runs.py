@@ -6,16 +6,13 @@ tokens themselves are compared, as far as they agree.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
-import numpy as np
-
+from fabric.kvcache.arrangement import Range
 from fabric.limits import EDIT_SINK_TOKENS, SPANS_MAX
-from fabric.turn.chunks import Tokens
+from fabric.turn.chunks import Tokens, common_tokens
 
 Source = TypeVar("Source", bound=Hashable)
-Range = tuple[int, int]
-_STRIDE: Final = 4_096  # tokens compared at once: most hints lead to fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +83,9 @@ def _longest(
         tokens = tokens_of[source]
         at = max(chunk.start, room[0], chunk.start + EDIT_SINK_TOKENS - start)
         place = start + at - chunk.start
-        ahead = _alike(prompt[at : room[1]], tokens[place:])
+        ahead = common_tokens(prompt[at : room[1]], tokens[place:])
         if not ahead:
             continue
-        behind = _alike(prompt[room[0] : at][::-1], tokens[EDIT_SINK_TOKENS:place][::-1])
+        behind = common_tokens(prompt[room[0] : at][::-1], tokens[EDIT_SINK_TOKENS:place][::-1])
         runs.append(SameRun(source, place - behind, place + ahead, at - behind))
     return max(runs, key=lambda run: run.tokens_count, default=None)
-
-
-def _alike(one: Tokens, other: Tokens) -> int:
-    """Count the tokens that both begin with."""
-    count = min(len(one), len(other))
-    for at in range(0, count, _STRIDE):
-        differs = one[at : min(at + _STRIDE, count)] != other[at : min(at + _STRIDE, count)]
-        if differs.any():
-            return at + int(np.argmax(differs))
-    return count

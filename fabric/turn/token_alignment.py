@@ -10,15 +10,15 @@ take a third of a second, whatever they are.
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fabric.limits import EDIT_KEPT_TOKENS_MIN
 from fabric.turn.alignment import Run, ascending
+from fabric.turn.chunks import Tokens, common_tokens
 
-_Tokens: TypeAlias = npt.NDArray[np.uint32]
 _LEVELS: Final = 3  # of anchors between anchors; each looks at all that is left
 _FACTOR: Final = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd: no token's bits are lost
 
@@ -36,13 +36,13 @@ def aligned_tokens(old: Sequence[int], new: Sequence[int]) -> list[Run]:
     return [run for run in runs if run.count >= EDIT_KEPT_TOKENS_MIN]
 
 
-def _between(a: _Tokens, b: _Tokens, old: int, new: int, levels: int) -> Iterator[Run]:
+def _between(a: Tokens, b: Tokens, old: int, new: int, levels: int) -> Iterator[Run]:
     """Yield what both have, `a` from `old` on and `b` from `new` on; also few tokens."""
-    ahead = _equal_ahead(a, b)
+    ahead = common_tokens(a, b)
     if ahead:
         yield Run(old, new, ahead)
     a, b, old, new = a[ahead:], b[ahead:], old + ahead, new + ahead
-    behind = _equal_ahead(a[::-1], b[::-1])
+    behind = common_tokens(a[::-1], b[::-1])
     a_end, b_end = len(a) - behind, len(b) - behind
     if levels and min(a_end, b_end) >= EDIT_KEPT_TOKENS_MIN:
         anchors = _anchors(a[:a_end], b[:b_end])
@@ -57,13 +57,7 @@ def _between(a: _Tokens, b: _Tokens, old: int, new: int, levels: int) -> Iterato
         yield Run(old + a_end, new + b_end, behind)
 
 
-def _equal_ahead(a: _Tokens, b: _Tokens) -> int:
-    count = min(len(a), len(b))
-    other = np.flatnonzero(a[:count] != b[:count])
-    return int(other[0]) if len(other) else count
-
-
-def _anchors(a: _Tokens, b: _Tokens) -> list[Run]:
+def _anchors(a: Tokens, b: Tokens) -> list[Run]:
     """Return runs that each has once, as many as follow one another in both."""
     sums, others = _sums(a), _sums(b)
     places, new_places = _once(sums), _once(others)
@@ -86,7 +80,7 @@ def _anchors(a: _Tokens, b: _Tokens) -> list[Run]:
     return [run for run in found if _is_equal(a, b, run)]
 
 
-def _sums(tokens: _Tokens) -> npt.NDArray[np.uint64]:
+def _sums(tokens: Tokens) -> npt.NDArray[np.uint64]:
     """Return a hash of each run of `EDIT_KEPT_TOKENS_MIN` tokens."""
     count = len(tokens) - EDIT_KEPT_TOKENS_MIN + 1
     wide = tokens.astype(np.uint64)
@@ -104,6 +98,6 @@ def _once(sums: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
     return once
 
 
-def _is_equal(a: _Tokens, b: _Tokens, run: Run) -> bool:
+def _is_equal(a: Tokens, b: Tokens, run: Run) -> bool:
     """Say whether they are the same tokens, and not just of the same hash."""
     return bool(np.array_equal(a[run.old : run.old_end], b[run.new : run.new_end]))

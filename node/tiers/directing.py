@@ -28,7 +28,7 @@ from fabric.record.directive import Directive, live, texts_bytes, undone
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.said import SaidMessage, SaidMessages
 from fabric.record.spans import Spans, tokens_of
-from fabric.record.wishes import Wishes
+from fabric.record.wishes import Wishes, stated
 from node.agents.agent import Agent
 from node.agents.owned import OwnedAgents
 from node.tiers.agent_records import AgentRecords, despite_losses
@@ -190,7 +190,7 @@ def _wishes(known: Wishes, call: WishOfAgent) -> Wishes | None:
     made = replace(known, **{name: each for name, each in told.items() if each is not None})
     if call.decays is not None:
         made = replace(made, decays_after_s=call.decays_after_s if call.decays else None)
-    return None if made == Wishes() else made
+    return stated(made)
 
 
 def _views(record: Manifest, directives: Sequence[Directive]) -> tuple[DirectiveView, ...]:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import cast
 
 from fabric.errors import CorruptDataError
 from fabric.ids import AgentKey, TenantId
@@ -33,12 +32,11 @@ from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.agents.span_index import Chunk, digested
 from node.mlx.chat_tokenizer import ChatTokenizer
-from node.mlx.resident_cache import ResidentCache
 from node.runtime.identity import NodeIdentity
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.available_blocks import AvailableBlocks
-from node.turn.prepared import CachedPrefix, NotMade, Prepared
+from node.turn.prepared import NOT_MADE, CachedPrefix, Prepared
 
 _NOTHING = Layout((), 0, 0)
 
@@ -196,7 +194,7 @@ class BorrowedSpans:
 
     def _noted(self, tenant: TenantId, patches: Sequence[Patch]) -> tuple[EditNote, ...]:
         """Describe what is taken, for whoever asks later."""
-        now_s, nothing = self.clock.wall_s(), dropped_digest(self.store.salt(tenant), ())
+        now_s, nothing = self.clock.wall_s(), dropped_digest(self.store.salt(tenant), b"")
         moves = [Move(0, 0, 0), *(patch.move for patch in patches)]
         return tuple(
             EditNote(
@@ -221,9 +219,8 @@ def _prepared(plain: Prepared, found: _Found) -> Prepared:
     source = CachedPrefix(
         AvailableBlocks(), plan.ids, cached, tier, plan.kept_tokens, layout, is_own=False
     )
-    not_made = cast("ResidentCache", NotMade())
     return Prepared(
-        plan, not_made, cached, tier, AvailableBlocks(), room, source, plain.is_kept, layout
+        plan, NOT_MADE, cached, tier, AvailableBlocks(), room, source, plain.is_kept, layout
     )
 
 

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import cast
 
 from fabric.errors import CorruptDataError
 from fabric.kvcache.arrangement import Move
+from fabric.kvcache.hashing import token_bytes
 from fabric.limits import EDIT_WINDOWS_MAX, EDITED_PIECES_MAX
 from fabric.ports import Clock
 from fabric.record.edited_head import EditNote, dropped_digest
@@ -26,7 +26,7 @@ from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.available_blocks import available_blocks
 from node.tiers.restore_layout import load_layout
-from node.turn.prepared import CachedPrefix, NotMade, Prepared
+from node.turn.prepared import NOT_MADE, CachedPrefix, Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,15 @@ class EditedPrefixes:
             whole = await self._layout(agent, saved)
         except CorruptDataError:
             return None
-        layout = self._laid_out(whole, agent, plan)
+        moves = _movable(plan.moves, whole) if len(whole.parts) <= EDITED_PIECES_MAX else ()
+        layout = self._laid_out(whole, agent, plan, moves)
         if layout is None:
             return None
         window_tokens = self.store.spec.window_tokens
         if window_tokens and len(layout.arrangement.ahead) > EDIT_WINDOWS_MAX:
             return None
         plan = replace(plan, marks=plan.marks.with_branch(plan.kept_tokens))
-        hot = self._of_hot(agent, plan, whole, layout, room, is_kept=is_kept)
+        hot = self._of_hot(agent, plan, layout, moves, room, is_kept=is_kept)
         if hot is not None or (agent.cache is not None and agent.layout is not None):
             return hot
         layout = with_windows(layout, window_tokens)
@@ -67,16 +68,15 @@ class EditedPrefixes:
             available_blocks(saved), plan.ids, cached, tier, plan.kept_tokens, layout
         )
         room = max(room, layout.tokens_count)
-        not_made = cast("ResidentCache", NotMade())
         available = source.available
-        return Prepared(plan, not_made, cached, tier, available, room, source, is_kept, layout)
+        return Prepared(plan, NOT_MADE, cached, tier, available, room, source, is_kept, layout)
 
     def _of_hot(
         self,
         agent: Agent,
         plan: PromptPlan,
-        whole: Layout,
         layout: Layout,
+        moves: tuple[Move, ...],
         room: int,
         *,
         is_kept: bool,
@@ -85,12 +85,9 @@ class EditedPrefixes:
         cache = agent.cache
         if cache is None:
             return None
-        moves = _movable(plan.moves, whole)
         if plan.moves:
-            cached, serves = (
-                layout.arrangement.tokens_count,
-                cache.can_rearrange(moves, layout.grid),
-            )
+            cached = layout.arrangement.tokens_count
+            serves = cache.can_rearrange(moves, layout.grid)
         else:
             cached = min(plan.kept_tokens, len(plan.ids) - 1, cache.tokens_count)
             serves = cache.can_rewind(cached)
@@ -106,14 +103,13 @@ class EditedPrefixes:
         whole = await self.workers.run(lambda: self.store.layout(saved))
         return whole if agent.cache is None else whole.cut(agent.stored_tokens)
 
-    def _laid_out(self, whole: Layout, agent: Agent, plan: PromptPlan) -> Layout | None:
+    def _laid_out(
+        self, whole: Layout, agent: Agent, plan: PromptPlan, moves: Sequence[Move]
+    ) -> Layout | None:
         """Lay out what the prompt has of a record's memory; None where no edit has a part in it."""
         if not plan.moves:
             layout = whole.cut(min(plan.kept_tokens, len(plan.ids) - 1, whole.tokens_count))
             return layout if layout.tokens_count > layout.exact_tokens else None
-        if len(whole.parts) > EDITED_PIECES_MAX:
-            return None
-        moves = _movable(plan.moves, whole)
         if len(moves) < 2 or len(whole.parts) + 2 * len(moves) > EDITED_PIECES_MAX:
             return None
         return whole.moved(moves, self._noted(agent, moves, plan))
@@ -129,7 +125,7 @@ class EditedPrefixes:
                 move.start - before.end,
                 move.new_start - before.new_end,
                 move.end - move.start,
-                dropped_digest(salt, ids[before.end : move.start]),
+                dropped_digest(salt, token_bytes(ids[before.end : move.start])),
             )
             for before, move in pairwise(moves)
         )

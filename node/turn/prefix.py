@@ -7,7 +7,7 @@ what there is, `begin` (on the engine thread) and `restore` make it so.
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, cast
+from typing import Final
 
 from fabric.control.node_calls import LastMatch
 from fabric.edit_mode import EditMode
@@ -36,7 +36,7 @@ from node.tiers.prefetch import Prefetches
 from node.tiers.restore import load_blocks
 from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.edited_prefix import EditedPrefixes
-from node.turn.prepared import CachedPrefix, NotMade, Prepared
+from node.turn.prepared import NOT_MADE, CachedPrefix, Prepared
 
 _EDITED_AND_LOST: Final = "edited, and nothing that lies behind it is stored any more"
 SYSTEM_DIGITS: Final = 12  # of a fingerprint, as many as OpenAI's have
@@ -125,10 +125,9 @@ class Prefixes:
             return Prepared(plan, resident, hot, CacheTier.HOT, available, room, is_kept=is_kept)
         assert source is not None, "what is not hot comes from elsewhere"
         if source.point:
-            not_made = cast("ResidentCache", NotMade())
             room = max(room, len(source.ids))
             return Prepared(
-                plan, not_made, source.point, source.tier, source.available, room, source, is_kept
+                plan, NOT_MADE, source.point, source.tier, source.available, room, source, is_kept
             )
         return await self._cold(plan, room, is_kept=is_kept)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, cast
 
 from fabric.kvcache.arrangement import Move
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
@@ -19,6 +20,9 @@ class NotMade:
     tokens_count = 0
     ahead_tokens = 0
     size_bytes = 0
+
+
+NOT_MADE: Final = cast("ResidentCache", NotMade())
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,11 +103,11 @@ class ShownAnswer:
     def remembered(self, request: GenerateRequest, answers: Answers) -> Answers:
         """Return the agent's answers with this one."""
         answers = {**answers, **self.put_back}
-        is_plain = not (self._calls or any(self._thoughts)) and _is_trimmed("".join(self._texts))
+        is_plain = not (self._calls or any(self._thoughts)) and _is_trimmed(self.text)
         if not request.messages or (is_plain and not answers):
             return answers
         uses = tuple(ToolUse(call.name, call.arguments, call.id) for call in self._calls)
-        said, thought = ("".join(self._texts),), "".join(self._thoughts)
+        said, thought = (self.text,), "".join(self._thoughts)
         answer = Message(MessageRole.ASSISTANT, said, reasoning=thought or None, uses=uses)
         if request.continues:
             *before, begun = request.messages

@@ -80,12 +80,8 @@ class AgentWishesApi:
             refuse("from", "expected one of " + ", ".join(_TIERS))
         if tier == "disk":
             fields.require("node")
-            await self._drop(key, fields.text("node") or "")
-        await self._fleet.membership.refresh(relist=True)
-        owner = self._fleet.require_owner(key)
-        call = CoolAgent(*key) if tier == "memory" else WishOfAgent(*key)
-        view = await self._fleet.link(owner.node).call(call, AgentView)
-        return JSONResponse(wishes_row(view))
+            return JSONResponse(wishes_row(await self._drop(key, fields.text("node") or "")))
+        return JSONResponse(wishes_row(await self._fleet.ask_owner(CoolAgent(*key))))
 
     async def supersede(self, request: Request) -> Response:
         """Let an earlier message give way to a word that names the later one."""
@@ -99,30 +95,26 @@ class AgentWishesApi:
         operation = fresh_operation() if named is None else parse_operation_id(named)
         made = Made(operation, self._clock.wall_s(), caller_of(request).owner)
         added, spans = parse_directives(items, made)
-        await self._fleet.membership.refresh(relist=True)
-        owner = self._fleet.require_owner(key)
         call = DirectAgent(*key, added=added, spans=spans, now_s=made.made_s)
-        view = await self._fleet.link(owner.node).call(call, AgentView)
-        return JSONResponse(directives_row(view, operation))
+        return JSONResponse(directives_row(await self._fleet.ask_owner(call), operation))
 
     async def _wish(self, call: WishOfAgent) -> Response:
-        await self._fleet.membership.refresh(relist=True)
-        owner = self._fleet.require_owner(call.key)
-        return JSONResponse(wishes_row(await self._fleet.link(owner.node).call(call, AgentView)))
+        return JSONResponse(wishes_row(await self._fleet.ask_owner(call)))
 
-    async def _drop(self, key: AgentKey, node: str) -> None:
-        """Let go of a copy while the owner is there and has all of it on disk."""
-        await self._fleet.membership.refresh(relist=True)
-        owner = self._fleet.require_owner(key)
+    async def _drop(self, key: AgentKey, node: str) -> AgentView:
+        """Let go of a copy while the owner is there and has all of it on disk; describe that."""
+        owner = await self._fleet.heard_owner(key)
         held = {holding.node: holding for holding in self._fleet.directory.living(key)}
         copy = held.get(NodeName(node))
         if copy is None:
             refuse("node", "it has no copy of this agent")
-        is_safe = owner.view is not None and owner.view.durable and owner.node != copy.node
-        if copy.state is not OwnerState.REPLICA or not is_safe:
+        view = owner.view
+        is_safe = view is not None and view.durable and owner.node != copy.node
+        if view is None or copy.state is not OwnerState.REPLICA or not is_safe:
             message = f"what {copy.node} has of this agent may be all there is"
             raise ConflictError(message, code="only_copy")
         await self._fleet.link(copy.node).call(DropReplica(*key), Done)
+        return view
 
 
 def _superseded(earlier: dict[str, Any], later: dict[str, Any], mode: str | None) -> dict[str, Any]:

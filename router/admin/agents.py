@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fabric.control.node_calls import AgentView, PinAgent
+from fabric.control.node_calls import PinAgent
 from router.admin.views.agents import agent_row, erasure_row, pin_row
 from router.admin.views.moves import migration_row
 from router.fleet.fleet import Fleet
@@ -60,10 +60,7 @@ class AgentsApi:
         fields = Fields(await read_object(request))
         fields.require("pinned")
         pinned = fields.flag("pinned")
-        await self._fleet.membership.refresh(relist=True)
-        owner = self._fleet.require_owner(key)
-        view = await self._fleet.link(owner.node).call(PinAgent(*key, pinned), AgentView)
-        return JSONResponse(pin_row(view))
+        return JSONResponse(pin_row(await self._fleet.ask_owner(PinAgent(*key, pinned))))
 
     async def migrate(self, request: Request) -> Response:
         """Move an agent to the node named by `to`; answers when it is committed."""

@@ -7,7 +7,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fabric.control.directive_calls import DirectAgent, MemoryView, ReadMemory, WishOfAgent
-from fabric.control.node_calls import AgentView
 from fabric.ids import AgentKey, OperationId, parse_operation_id
 from fabric.limits import DIRECTIVES_MAX
 from fabric.ports import Clock
@@ -40,8 +39,7 @@ class DirectivesApi:
     async def show(self, request: Request) -> Response:
         """List the messages that can be named, the directives that hold, and those undone."""
         key = agent_key(request)
-        await self._fleet.membership.refresh(relist=True)
-        owner = self._fleet.require_owner(key)
+        owner = await self._fleet.heard_owner(key)
         view = await self._fleet.link(owner.node).call(ReadMemory(*key), MemoryView)
         return JSONResponse(memory_row(key[1], owner.node, view))
 
@@ -72,16 +70,11 @@ class DirectivesApi:
     async def rebuild(self, request: Request) -> Response:
         """Let an agent's next turn compute anew what was kept behind edits."""
         key = agent_key(request)
-        await self._fleet.membership.refresh(relist=True)
-        owner = self._fleet.require_owner(key)
         call = WishOfAgent(*key, rebuilds=True)
-        return JSONResponse(rebuild_row(await self._fleet.link(owner.node).call(call, AgentView)))
+        return JSONResponse(rebuild_row(await self._fleet.ask_owner(call)))
 
     async def _change(
         self, key: AgentKey, call: DirectAgent, operation: OperationId | None
     ) -> Response:
-        await self._fleet.membership.refresh(relist=True)
-        owner = self._fleet.require_owner(key)
-        call = replace(call, now_s=self._clock.wall_s())
-        view = await self._fleet.link(owner.node).call(call, AgentView)
+        view = await self._fleet.ask_owner(replace(call, now_s=self._clock.wall_s()))
         return JSONResponse(directives_row(view, operation))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from fabric.control.agent_at import AgentName
 from fabric.control.node_calls import READY, AgentList, AgentView, NodeView
 from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
@@ -83,6 +84,16 @@ class Fleet:
         if owner is None:
             raise self.meeting.unknown_agent(key[1])
         return owner
+
+    async def heard_owner(self, key: AgentKey) -> Holding:
+        """Return who owns an agent once the nodes have told theirs; raise as `require_owner`."""
+        await self.membership.refresh(relist=True)
+        return self.require_owner(key)
+
+    async def ask_owner(self, call: AgentName) -> AgentView:
+        """Have an agent's owner carry out a call; raise as `require_owner` and the node do."""
+        owner = await self.heard_owner(call.key)
+        return await self.link(owner.node).call(call, AgentView)
 
     def note_holding(
         self,

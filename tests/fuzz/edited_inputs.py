@@ -10,6 +10,7 @@ from fabric.edit_mode import EditMode
 from fabric.ids import BlockHash, OperationId
 from fabric.kvcache.arrangement import Move
 from fabric.kvcache.block_chain import block_spans
+from fabric.kvcache.hashing import token_bytes
 from fabric.record.directive import Directive
 from fabric.record.edited_head import EditNote, dropped_digest
 from fabric.record.layout import layout_of, named_head
@@ -33,7 +34,7 @@ def edited_record() -> tuple[Manifest, list[Block]]:
     before = make_manifest([first, second, tail])
     ids = list(before.token_ids)
     moves = (Move(0, 300, 0), Move(340, 552, 310))
-    digest = dropped_digest(SALT, ids[300:340])
+    digest = dropped_digest(SALT, token_bytes(ids[300:340]))
     note = EditNote(1.5, 300, 40, 10, 212, digest)
     layout = layout_of(before, named_blocks(before, SALT)).moved(moves, (note,))
     made = [*ids[:300], *range(10), *ids[340:], *range(100, 107)]
