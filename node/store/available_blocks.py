@@ -1,5 +1,6 @@
 """The stored blocks of one context: what a record lists, and what of it can be used."""
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from fabric.kvcache.block import BlockRef
@@ -22,6 +23,16 @@ class AvailableBlocks:
         """Say what there is of a context of `tokens_count` tokens."""
         ends = {start: start + ref.tokens_count for start, ref in self.windows.items()}
         return Stored(min(self.full.tokens_count, tokens_count), ends, self.states.keys())
+
+    def without(self, lost: AbstractSet[BlockRef]) -> "AvailableBlocks":
+        """Return what there is where `lost` are none of them stored."""
+        if not lost:
+            return self
+        return AvailableBlocks(
+            self.full.slice(0, self.full.tokens_before(lost)),
+            {start: ref for start, ref in self.windows.items() if ref not in lost},
+            {end: ref for end, ref in self.states.items() if ref not in lost},
+        )
 
     def refs(self) -> list[BlockRef]:
         return [*self.full.blocks, *self.windows.values(), *self.states.values()]

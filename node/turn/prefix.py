@@ -104,8 +104,7 @@ class Prefixes:
 
     async def _find(self, agent: Agent, plan: PromptPlan, room: int, *, is_kept: bool) -> Prepared:
         resident = agent.cache
-        exact = agent.exact_tokens  # what was edited serves whoever asks for that only
-        usable = self.identity.usable_prefix(min(plan.kept_tokens, len(plan.ids) - 1, exact))
+        usable = self._usable(agent, plan)
         hot = resident.rewind_point(usable) if resident is not None else 0
         hot = hot if self.identity.usable_prefix(hot) == hot else 0
         source = None
@@ -131,6 +130,11 @@ class Prefixes:
             )
         return await self._cold(plan, room, is_kept=is_kept)
 
+    def _usable(self, agent: Agent, plan: PromptPlan) -> int:
+        """Return how much of a plan's prompt the agent's own memory may serve."""
+        exact = agent.exact_tokens  # what was edited serves whoever asks for that only
+        return self.identity.usable_prefix(min(plan.kept_tokens, len(plan.ids) - 1, exact))
+
     async def _cold(self, plan: PromptPlan, room: int, *, is_kept: bool) -> Prepared:
         fresh = await self.engine.between_steps(lambda: self.engine.engine.new_cache(0))
         fresh.keeps_slid = is_kept and self.health.reuses
@@ -151,12 +155,21 @@ class Prefixes:
         assert source is not None, "only what is stored is restored"
         if source.layout is not None:
             return await self.edited.restore(agent, prepared, source.layout, cache, cancel)
-        cached = await self.workers.run(lambda: self._load(tenant, source, cache, cancel))
+        cached = await self._loaded(tenant, source, cache, cancel)
+        if cached < source.point and not cancel.is_set():
+            # Damaged, or gone with a turn that was given up: what else there is may reach further.
+            usable = self._usable(agent, prepared.plan)
+            other = await self._best_prefix(agent, prepared.plan, usable)
+            if cached < other.point and len(other.ids) <= prepared.room_tokens:
+                source, cached = other, await self._loaded(tenant, other, cache, cancel)
         same = available_blocks(agent.saved, cached).full
         agent.stored_tokens = same.tokens_in_common(source.available.full)
         cache.assume(cached)
         tier = source.tier if cached else CacheTier.COLD
-        return replace(prepared, cache=cache, cached=cached, tier=tier, source=None)
+        available = source.available
+        return replace(
+            prepared, cache=cache, cached=cached, tier=tier, available=available, source=None
+        )
 
     def admitted(self, agent: Agent, prepared: Prepared) -> Admitted:
         """Note and tell how much of the prompt is known already."""
@@ -221,8 +234,18 @@ class Prefixes:
             }
         available.full = available.full.unedited(-(-limit // BLOCK_TOKENS) * BLOCK_TOKENS)
         common = min(limit, available.full.tokens_count)
+        available = available.without(set(self.store.blocks.missing(available.refs())))
         point = self.store.restore_point(available, ids, self.identity.usable_prefix(limit))
         return CachedPrefix(available, ids, point, tier, common)
+
+    async def _loaded(
+        self,
+        tenant: TenantId,
+        source: CachedPrefix,
+        into: ResidentCache,
+        cancel: threading.Event,
+    ) -> int:
+        return await self.workers.run(lambda: self._load(tenant, source, into, cancel))
 
     def _load(
         self,
