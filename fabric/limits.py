@@ -79,6 +79,10 @@ SCRUB_STEP_S: Final = 1.0  # a step's bytes, so that an arriving turn waits for 
 WARM_START_BYTES_MAX: Final = 4 * GIB  # read behind a start of what several records share
 WARM_START_BYTES_PER_S: Final = 256 * MIB  # of it, while no turn runs
 WARM_START_STEP_S: Final = 0.25  # a step's bytes, so that an arriving turn waits for few blocks
+SPAN_SHARERS_MIN: Final = 2  # agents that begin with a block before it counts as popular
+SPAN_LENDERS_MAX: Final = 1_024  # agents that are looked through for it, those used last
+SPAN_OFFERS_MAX: Final = 32  # beginnings that one node offers another, the most shared first
+SPAN_LEASE_S: Final = 900.0  # a borrowed beginning that nobody has gone on with, unless renewed
 FSCK_FINDINGS_MAX: Final = 10_000  # listed for one folder; the rest is counted
 
 # Encryption at rest
@@ -298,6 +302,10 @@ NODES_MAX: Final = 16  # of one fabric
 REPLICAS_WAITING_MAX: Final = 1_024  # agents noted for copying; the next sweep finds the rest
 REPLICA_REST_S: Final = 30.0  # before a copy that failed is tried again
 REPLICA_AGAIN_S: Final = 600.0  # before a copy that its node has evicted is made again
+NEWCOMER_AGENTS_MAX: Final = 4  # a node that has no more is to be given what others share
+NEWCOMER_AGAIN_S: Final = 300.0  # before it is given that again, while it stays so
+NEWCOMER_REST_S: Final = 30.0  # before that is tried again where it failed, or a move went first
+NEWCOMER_TIMEOUT_S: Final = 300.0  # all of it, from all its peers
 PREFETCHES_MAX: Final = 2  # per node, at once: they compete with turns for the disk
 PREFETCH_TIMEOUT_S: Final = 120.0
 PREFETCH_HINTS_MAX: Final = 4  # agents that one request may name

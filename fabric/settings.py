@@ -75,6 +75,7 @@ class NodeSettings:
     durability: str = "full"  # "full", "barrier" or "none": what a publish waits for
     scrub_bytes_per_s: int = 16 * MIB  # stored blocks read again while nothing runs; 0: never
     scrub_every_s: float = 24 * 3600.0  # a block's next check, at the earliest
+    popular_bytes: int = GIB  # of what agents of other nodes begin with, lent and borrowed; 0: none
 
     @property
     def rules(self) -> Rules:
@@ -265,6 +266,7 @@ def _check_ranges(settings: FabricSettings) -> None:
         (node.durability in ("full", "barrier", "none"), "node.durability is full|barrier|none"),
         (node.scrub_bytes_per_s >= 0, "node.scrub_bytes_per_s must not be negative"),
         (node.scrub_every_s > 0, "node.scrub_every_s must be positive"),
+        (node.popular_bytes >= 0, "node.popular_bytes must not be negative"),
         (0 <= router.port <= 65535, "router.port must be 0-65535"),
         (node.encrypt_links in ENCRYPTION_MODES, "node.encrypt_links is auto|always|never"),
         (router.tls.mode in ENCRYPTION_MODES, "router.tls.mode is auto|always|never"),

@@ -24,6 +24,8 @@ from node.migration.kept_copies import KeptCopies
 from node.migration.offers import Offers
 from node.migration.replicas import ReplicaTarget
 from node.migration.source import MoveSource
+from node.migration.span_source import SpanSource
+from node.migration.span_target import SpanTarget
 from node.migration.step_downs import StepDowns
 from node.migration.target import IncomingCopies, MoveTarget
 from node.migration.warm_up import WarmUp
@@ -57,6 +59,7 @@ from node.tiers.pins import Pinning, Pins
 from node.tiers.prefetch import Prefetches
 from node.tiers.record_mending import RecordMending
 from node.tiers.record_writer import RecordWriters
+from node.tiers.span_leases import SpanLeases
 from node.tiers.unsaved import Unsaved
 from node.transfer.client import TransferReport, fetch_blocks
 from node.transfer.server import TransferServer
@@ -100,6 +103,7 @@ class _Tiers:
     unsaved: Unsaved
     hot: HotTier
     eviction: Eviction
+    leases: SpanLeases
     budget: DiskBudget
     writers: RecordWriters
     records: AgentRecords
@@ -123,6 +127,8 @@ class _Moves:
     copy_source: CopySource
     replicas: ReplicaTarget
     forks: ForkTarget
+    span_source: SpanSource
+    span_target: SpanTarget
     exports: Exports
     imports: Imports
 
@@ -183,6 +189,8 @@ def assemble(ground: Ground) -> Node:
         copy_source=moves.copy_source,
         replicas=moves.replicas,
         forks=moves.forks,
+        span_source=moves.span_source,
+        span_target=moves.span_target,
         exports=moves.exports,
         imports=moves.imports,
         turns=turns,
@@ -207,7 +215,8 @@ def _tiers(ground: Ground, health: Health) -> _Tiers:
     eviction = Eviction(table, store, workers, offers, hot)
     survey = DiskSurvey(table, store, workers, offers, engine, settings.disk_bytes)
     others = OtherFolders(ground.identity, ground.clock, workers, ground.service_time)
-    budget = DiskBudget(settings, table, store, workers, survey, eviction, others)
+    leases = SpanLeases(ground.clock, store.blocks, ground.erased)
+    budget = DiskBudget(settings, table, store, workers, survey, eviction, others, leases)
     writers = RecordWriters(store, workers, engine, budget)
     records = AgentRecords(table, store, workers, hot)
     mending = RecordMending(records, writers)
@@ -216,6 +225,7 @@ def _tiers(ground: Ground, health: Health) -> _Tiers:
         unsaved=unsaved,
         hot=hot,
         eviction=eviction,
+        leases=leases,
         budget=budget,
         writers=writers,
         records=records,
@@ -254,6 +264,10 @@ def _moves(
         copy_source=CopySource(identity.name, owned, mending, offers),
         replicas=ReplicaTarget(store, moves, kept, end),
         forks=ForkTarget(clock, store, kept, erased, service_time, health),
+        span_source=SpanSource(identity, records.table, store, erased, workers, offers, health),
+        span_target=SpanTarget(
+            identity, store, budget, tiers.leases, copies, fetching, moves, end, health
+        ),
         exports=Exports(identity, clock, records, owned, mending, tiers.flusher),
         imports=Imports(identity, clock, records, budget, erased, service_time, health),
     )
@@ -262,7 +276,7 @@ def _moves(
 def _erasing(ground: Ground, health: Health, tiers: _Tiers, end: IncomingEnd) -> Erasing:
     identity, store, erased = ground.identity, ground.store, ground.erased
     removal = AgentRemoval(
-        tiers.records, ground.transfers.offers, tiers.prefetches, end.forget_agent
+        tiers.records, ground.transfers.offers, tiers.prefetches, end.forget_agent, tiers.leases
     )
     folders = ErasedFolders(
         identity.config.data_dir,

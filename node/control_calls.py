@@ -7,7 +7,15 @@ from contextlib import nullcontext
 from typing import Any
 
 from fabric.control.calls import CallRoute, decode_call, encode_reply, spec_of
-from fabric.control.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
+from fabric.control.copy_calls import (
+    DrainNode,
+    KeepFork,
+    KeepReplica,
+    OfferCopy,
+    OfferSpans,
+    PrefetchAgent,
+    TakeSpan,
+)
 from fabric.control.directive_calls import (
     CoolAgent,
     DirectAgent,
@@ -70,6 +78,8 @@ class ControlCalls:
             OfferCopy: node.copy_source.offer,
             KeepReplica: node.replicas.keep,
             KeepFork: node.forks.keep,
+            OfferSpans: node.span_source.offer,
+            TakeSpan: node.span_target.take,
             PrefetchAgent: node.prefetches.answer,
             DrainNode: node.drain_flag.drain,
             PeerList: self._set_peers,

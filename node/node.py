@@ -20,6 +20,8 @@ from node.migration.incoming import IncomingMoves
 from node.migration.incoming_end import IncomingEnd
 from node.migration.replicas import ReplicaTarget
 from node.migration.source import MoveSource
+from node.migration.span_source import SpanSource
+from node.migration.span_target import SpanTarget
 from node.migration.target import IncomingCopies, MoveTarget
 from node.migration.warm_up import WarmUp
 from node.mlx.chat_tokenizer import ChatTokenizer
@@ -95,6 +97,8 @@ class Node:
     copy_source: CopySource
     replicas: ReplicaTarget
     forks: ForkTarget
+    span_source: SpanSource
+    span_target: SpanTarget
     exports: Exports
     imports: Imports
     # Turns, and what is done beside them.

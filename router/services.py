@@ -11,6 +11,7 @@ from router.moves.drains import Drains
 from router.moves.erasures import Erasures
 from router.moves.forks import Forks
 from router.moves.migrations import Migrations
+from router.moves.newcomers import Newcomers
 from router.moves.prefetches import PrefetchRequests
 from router.moves.recovery import Recovery
 from router.moves.replicas import Replicas
@@ -33,6 +34,7 @@ class Services:
     drains: Drains
     forks: Forks
     replicas: Replicas
+    newcomers: Newcomers
     prefetches: PrefetchRequests
     peer_exchange: PeerExchange
     turns: Turns
@@ -44,6 +46,7 @@ class Services:
                 tasks.create_task(self.fleet.membership.run())
                 tasks.create_task(self._tend())
                 tasks.create_task(self.replicas.run())
+                tasks.create_task(self.newcomers.run())
         finally:
             await self.drains.close()
             await self.prefetches.close()
@@ -85,6 +88,7 @@ def assemble(
         drains=Drains(fleet, migrations),
         forks=Forks(fleet, migrations, telemetry),
         replicas=replicas,
+        newcomers=Newcomers(fleet, migrations, telemetry),
         prefetches=prefetches,
         peer_exchange=PeerExchange(fleet),
         turns=Turns(

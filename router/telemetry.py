@@ -78,7 +78,9 @@ class Telemetry:
         self._pause_s = timed("macfabric_migration_pause_seconds", "Time an agent was sealed.")
         self._migration_bytes = counter("macfabric_migration_bytes", "Bytes that moves sent.")
         self._copies = counter(
-            "macfabric_copies", "Replicas, forks and prefetches by outcome.", ["kind", "outcome"]
+            "macfabric_copies",
+            "Replicas, forks, prefetches and lent beginnings by outcome.",
+            ["kind", "outcome"],
         )
         self._copy_bytes = counter("macfabric_copy_bytes", "Bytes that copies sent.", ["kind"])
 

@@ -10,7 +10,16 @@ from enum import Enum
 from typing import Final, TypeVar
 
 from fabric.codec import pack, unpack
-from fabric.control.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
+from fabric.control.copy_calls import (
+    DrainNode,
+    KeepFork,
+    KeepReplica,
+    OfferCopy,
+    OfferSpans,
+    PrefetchAgent,
+    SpanOffers,
+    TakeSpan,
+)
 from fabric.control.directive_calls import (
     CoolAgent,
     DirectAgent,
@@ -41,7 +50,13 @@ from fabric.control.node_calls import (
     Stop,
 )
 from fabric.errors import RejectedError
-from fabric.limits import CONTROL_TIMEOUT_S, COPY_TIMEOUT_S, HEARTBEAT_S, PREFETCH_TIMEOUT_S
+from fabric.limits import (
+    CONTROL_TIMEOUT_S,
+    COPY_TIMEOUT_S,
+    HEARTBEAT_S,
+    NEWCOMER_TIMEOUT_S,
+    PREFETCH_TIMEOUT_S,
+)
 from fabric.net.links import PeerList
 
 Reply = TypeVar("Reply")
@@ -97,6 +112,8 @@ _SPECS: Final = (
     CallSpec("offer_copy", OfferCopy, Offer, waits=True),
     CallSpec("keep_replica", KeepReplica, AgentView, _SAVE_TIMEOUT_S),
     CallSpec("keep_fork", KeepFork, AgentView, _SAVE_TIMEOUT_S),
+    CallSpec("offer_spans", OfferSpans, SpanOffers, _SAVE_TIMEOUT_S),
+    CallSpec("take_span", TakeSpan, Copied, NEWCOMER_TIMEOUT_S),
     CallSpec("prefetch_agent", PrefetchAgent, AgentView, PREFETCH_TIMEOUT_S, waits=True),
     CallSpec("drain_node", DrainNode, Done),
     CallSpec("meet_peers", PeerList, Done, 2 * HEARTBEAT_S),

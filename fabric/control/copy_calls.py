@@ -2,13 +2,15 @@
 
     replica   offer_copy → copy_blocks → keep_replica → abort_migration (the offer is withdrawn)
     fork      offer_copy → [copy_blocks] → keep_fork → abort_migration
+    spans     offer_spans → take_span, once for each → abort_migration
 
 A copy never touches the agent that it is made of: what is offered is its last saved record.
 """
 
 from dataclasses import dataclass
 
-from fabric.control.agent_at import AgentAt, OfferRequest
+from fabric.control.agent_at import AgentAt, AgentName, OfferRequest
+from fabric.control.node_calls import Offer
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId
 
 
@@ -38,6 +40,38 @@ class KeepFork:
     operation: OperationId
     agent: AgentId
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfferSpans:
+    """To a node with agents: offer `target` what several of them begin with."""
+
+    migration: MigrationId
+    target: NodeName
+
+
+@dataclass(frozen=True, slots=True)
+class SpanOffer(AgentName):
+    """The beginning of one agent's record, which `sharers` agents of its tenant have."""
+
+    offer: Offer
+    sharers: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpanOffers:
+    """What is offered, the most shared first."""
+
+    spans: tuple[SpanOffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSpan:
+    """To the target: fetch one offered beginning, and keep it for a while."""
+
+    migration: MigrationId
+    source: NodeName
+    offer: Offer
 
 
 @dataclass(frozen=True, slots=True)

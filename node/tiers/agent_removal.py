@@ -8,6 +8,7 @@ from fabric.kvcache.block import BlockRef
 from node.agents.agent import Agent
 from node.tiers.agent_records import AgentRecords
 from node.tiers.prefetch import Prefetches
+from node.tiers.span_leases import SpanLeases
 from node.transfer.offer_book import OfferBook
 
 
@@ -19,11 +20,17 @@ class AgentRemoval:
     offers: OfferBook
     prefetches: Prefetches
     forget_incoming: Callable[[AgentKey], Awaitable[bool]]
+    leases: SpanLeases
 
     async def forget_moves(self, key: AgentKey) -> bool:
         """Let go of what a move without its router brought of the agent, or lets others fetch."""
         self.offers.withdraw_agent(key)
-        return await self.forget_incoming(key)
+        was_borrowed = self.leases.forget(key)
+        return await self.forget_incoming(key) or was_borrowed
+
+    def forget_borrowed(self) -> None:
+        """Let go of what was borrowed of agents that are erased, whether they lived here or not."""
+        self.leases.forget_erased()
 
     async def remove(self, key: AgentKey, epoch: int) -> tuple[list[BlockRef], bool]:
         """Take an agent and its record away; return the blocks that it let go of."""

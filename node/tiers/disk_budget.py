@@ -3,8 +3,9 @@
     make_room   before every block: free, or the least valuable goes; else the write is refused
     enforce     at start-up and once a minute: time to live, quotas, folders of other models
 
-Over the budget, other models' folders go first, then what only earlier points of the chosen
-agents need (old windows and states), then the agents. Who is chosen: `fabric.retention.policy`.
+Over the budget, what was borrowed of other nodes' agents goes first, then other models' folders,
+then what only earlier points of the chosen agents need (old windows and states), then the agents.
+Who is chosen: `fabric.retention.policy`.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from node.store.posix_disk import DiskError
 from node.tiers.disk_tier import DiskSurvey, DiskTier
 from node.tiers.eviction import Eviction
 from node.tiers.other_folders import OtherFolders
+from node.tiers.span_leases import SpanLeases
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class DiskBudget:
         survey: DiskSurvey,
         eviction: Eviction,
         others: OtherFolders,
+        leases: SpanLeases,
     ) -> None:
         self._rules = replace(settings.rules, ttl_s=settings.disk_ttl_s)
         self._table = table
@@ -94,6 +97,7 @@ class DiskBudget:
         self._disk = survey
         self._eviction = eviction
         self._others = others
+        self._leases = leases
         self._stands: Choice | None = None
         self._since: Counter[TenantId] = Counter()  # granted after that
         self._turn = asyncio.Lock()
@@ -103,6 +107,7 @@ class DiskBudget:
     async def enforce(self) -> None:
         """Enforce every limit now; a disk that refuses is told in the log."""
         async with self._turn:
+            self._leases.expire()
             for step in (self._others.measure, self._fit, lambda: self._fit_count(None)):
                 await attempt(step())
 
@@ -133,6 +138,15 @@ class DiskBudget:
                 message = f"no room for {size_bytes} bytes: the disk budget is full of what is used"
                 raise NoRoomError(message)
 
+    async def take_free(self, tenant: TenantId, size_bytes: int) -> bool:
+        """Grant `size_bytes` if nobody has to go for them; say whether that was so."""
+        if self._take(tenant, size_bytes):
+            return True
+        async with self._turn:
+            wish = (tenant, size_bytes)
+            self._keep(await self._survey(wish), wish)
+            return self._take(tenant, size_bytes)
+
     async def make_place(self, tenant: TenantId) -> None:
         """Let an agent go if the node holds as many as it may; raise DiskError."""
         if len(self._table) >= AGENTS_PER_NODE_MAX:
@@ -160,10 +174,9 @@ class DiskBudget:
         self, wish: tuple[TenantId, int] | None = None, *, replicas_only: bool = False
     ) -> None:
         """Let go of folders, of old states, and of agents until everything fits."""
-        # Saves that were refused leave blocks that nobody needs, and no record sweeps them.
-        with suppress(DiskError):
-            await self._workers.run(self._store.blocks.sweep)
-        tier = await self._survey(wish)
+        tier = await self._swept(wish)
+        if tier.is_crowded(self._rules.ttl_s) and self._leases.let_go():
+            tier = await self._swept(wish)
         if replicas_only:
             chosen = await self._chosen(tier.replicas_only())
             self.evicted_count += await self._eviction.evict(chosen)
@@ -185,6 +198,12 @@ class DiskBudget:
             _log.info("evicted %d agents", count)
             tier = await self._survey(wish)
         self._keep(tier, wish)
+
+    async def _swept(self, wish: tuple[TenantId, int] | None) -> DiskTier:
+        # Saves that were refused leave blocks that nobody needs, and no record sweeps them.
+        with suppress(DiskError):
+            await self._workers.run(self._store.blocks.sweep)
+        return await self._survey(wish)
 
     async def _survey(self, wish: tuple[TenantId, int] | None) -> DiskTier:
         incoming = +self.pending

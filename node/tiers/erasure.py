@@ -202,6 +202,7 @@ class Erasing:
 
     async def _remove_named(self, *, is_sure: bool) -> int:
         store, in_worker, count = self._store, self._workers.run, 0
+        self._removal.forget_borrowed()
         for agent in self._table:
             # Not only for the news: an earlier attempt may have failed half way.
             epoch = self._erased.floor(*agent.key)

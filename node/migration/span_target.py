@@ -1,0 +1,98 @@
+"""Take in what agents elsewhere begin with, and keep it for a while without an agent of one's own.
+
+Fetched and checked as the blocks of a move are: names are made anew from the tokens under this
+cluster's key and the tenant's salt. Nobody has to go for it, on disk or in memory.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from fabric.control.copy_calls import TakeSpan
+from fabric.control.node_calls import Copied, CopyBlocks
+from fabric.errors import ConflictError, RejectedError, RetryLaterError, UnauthorizedError
+from fabric.ids import SELF_TEST_TENANT
+from fabric.kvcache.block import BlockRef
+from fabric.limits import FILE_ALIGN_BYTES
+from fabric.net.wire import Urgency
+from fabric.record.manifest import Manifest
+from node.migration.fetching import Fetching
+from node.migration.incoming import IncomingMoves
+from node.migration.incoming_end import IncomingEnd
+from node.migration.target import IncomingCopies
+from node.runtime.health import Health
+from node.runtime.identity import NodeIdentity
+from node.store.agent_store import AgentStore
+from node.tiers.disk_budget import DiskBudget
+from node.tiers.span_leases import SpanLeases
+
+
+@dataclass(frozen=True, slots=True)
+class SpanTarget:
+    """The borrowing side of one node."""
+
+    identity: NodeIdentity
+    store: AgentStore
+    budget: DiskBudget
+    leases: SpanLeases
+    copies: IncomingCopies
+    fetching: Fetching
+    moves: IncomingMoves
+    end: IncomingEnd
+    health: Health
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def take(self, call: TakeSpan) -> Copied:
+        """Fetch what is missing of an offered beginning and hold it; a repeat renews that."""
+        record = self.copies.offered(call.offer.manifest)
+        self._refuse(record)
+        if self._one.locked():
+            message = "this node is fetching another beginning"
+            raise RetryLaterError(message, code="busy")
+        async with self._one:
+            await self._make_room(record)
+            try:
+                return await self._take(call, record)
+            finally:
+                await self.end.let_go(call.migration, ())  # the lease holds its blocks now
+
+    async def _take(self, call: TakeSpan, record: Manifest) -> Copied:
+        loop, key = asyncio.get_running_loop(), record.key
+
+        def arrived(ref: BlockRef) -> None:
+            loop.call_soon_threadsafe(self.moves.note_block, call.migration, key, ref)
+
+        copy = CopyBlocks(call.migration, call.source, call.offer, Urgency.PREFETCH)
+        try:
+            copied = await self.fetching.bring(copy, record, arrived)
+        except UnauthorizedError as error:  # towards the router this would be about its own secret
+            message = f"{call.source} does not offer this any more ({error.message})"
+            raise ConflictError(message, code=error.code) from None
+        if self.moves.is_aborted(call.migration) or self.leases.is_erased(record):
+            message = "what was fetched is not wanted any more"
+            raise ConflictError(message, code="aborted")
+        if not self.leases.keep(record):
+            message = "blocks went while others were fetched"
+            raise ConflictError(message, code="blocks_missing")
+        return copied
+
+    def _refuse(self, record: Manifest) -> None:
+        self.health.refuse_new()
+        if not self.health.reuses or self.health.degraded is not None:
+            message = "this node stores nothing now"
+            raise ConflictError(message, code="not_wanted")
+        if record.is_private or record.edited is not None or record.tenant == SELF_TEST_TENANT:
+            message = "this is for nobody else"
+            raise RejectedError(message, code="not_shared")
+        if self.leases.is_erased(record):
+            message = "the agent that it is of was erased"
+            raise ConflictError(message, code="erased")
+
+    async def _make_room(self, record: Manifest) -> None:
+        """Raise where the borrowed blocks would be too many, or somebody had to go for them."""
+        missing = set(self.store.missing(record))
+        size_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
+        held = self.leases.refs | set(record.refs)
+        is_over = sum(ref.payload_bytes for ref in held) > self.identity.settings.popular_bytes
+        if is_over or not await self.budget.take_free(record.tenant, size_bytes):
+            message = "this node has no room for more of what others share"
+            raise ConflictError(message, code="no_room")

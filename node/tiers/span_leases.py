@@ -1,0 +1,86 @@
+"""What was borrowed of other nodes' agents: beginnings that several of them share, for a while.
+
+No record refers to these blocks, so each lease holds them. They are named by their tenant's salt,
+as all are, and found by prompts that begin with them; an agent that goes on with one has it in a
+record of its own from then on. Leases are in memory only: a start sweeps what they held. They end
+with their time, with the erasure of whom they came from, and before anybody is evicted for room.
+"""
+
+from dataclasses import dataclass
+
+from fabric.ids import AgentKey
+from fabric.kvcache.block import BlockRef
+from fabric.limits import SPAN_LEASE_S
+from fabric.ports import Clock
+from fabric.record.manifest import Manifest
+from node.runtime.one_loop import on_its_loop
+from node.store.block_store import BlockStore
+from node.store.tombstones import TombstoneStore
+
+_Name = tuple[AgentKey, BlockRef]  # the lender, and the last of its blocks
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    epoch: int  # of the lender
+    refs: tuple[BlockRef, ...]
+    until_s: float
+
+
+class SpanLeases:
+    """One node's; lives on its event loop. What it lets go of the next sweep removes."""
+
+    def __init__(self, clock: Clock, blocks: BlockStore, erased: TombstoneStore) -> None:
+        self._clock = clock
+        self._blocks = blocks
+        self._erased = erased
+        self._leases: dict[_Name, _Lease] = {}
+
+    @property
+    def refs(self) -> frozenset[BlockRef]:
+        """Return all blocks that are held."""
+        return frozenset(ref for lease in self._leases.values() for ref in lease.refs)
+
+    def is_erased(self, lender: Manifest) -> bool:
+        """Say whether nothing of this agent may be kept."""
+        return lender.epoch <= self._erased.floor(*lender.key)
+
+    @on_its_loop
+    def keep(self, lender: Manifest) -> bool:
+        """Hold the blocks of a beginning, or go on holding them; say whether all are stored."""
+        refs, until_s = tuple(lender.refs), self._clock.monotonic_s() + SPAN_LEASE_S
+        if not refs or self._blocks.hold(refs):
+            self._blocks.release(refs)
+            return False
+        name = (lender.key, lender.pieces[-1].block)
+        self._end([name])
+        self._leases[name] = _Lease(lender.epoch, refs, until_s)
+        return True
+
+    @on_its_loop
+    def forget(self, lender: AgentKey) -> bool:
+        """Let go of what came from one agent; say whether there was anything."""
+        return self._end([name for name in self._leases if name[0] == lender])
+
+    @on_its_loop
+    def forget_erased(self) -> None:
+        """Let go of what came from agents that are erased by now."""
+        floor = self._erased.floor
+        self._end([n for n, lease in self._leases.items() if lease.epoch <= floor(*n[0])])
+
+    @on_its_loop
+    def expire(self) -> None:
+        """Let go of what was not renewed in time."""
+        now_s = self._clock.monotonic_s()
+        self._end([name for name, lease in self._leases.items() if lease.until_s <= now_s])
+
+    @on_its_loop
+    def let_go(self) -> bool:
+        """Let go of everything: others need the room; say whether there was anything."""
+        return self._end(list(self._leases))
+
+    def _end(self, names: list[_Name]) -> bool:
+        found = [lease for name in names if (lease := self._leases.pop(name, None))]
+        for lease in found:
+            self._blocks.release(lease.refs)
+        return bool(found)

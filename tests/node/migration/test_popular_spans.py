@@ -1,0 +1,293 @@
+"""What several agents begin with, lent to a node that has nothing, between real nodes."""
+
+import itertools
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from fabric.control.copy_calls import OfferSpans, SpanOffers, TakeSpan
+from fabric.control.directive_calls import WishOfAgent
+from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
+from fabric.control.node_calls import AbortMigration, AgentView, Copied, Done
+from fabric.errors import FabricError
+from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
+from fabric.limits import BLOCK_TOKENS, SPAN_LEASE_S
+from fabric.record.manifest import decode_manifest, encode_manifest
+from fabric.record.tombstone import tombstone
+from fabric.turn.generation import CacheTier
+from tests.support.architectures import ARCHITECTURES
+from tests.support.incoming import pinned_blocks
+from tests.support.little_room import on_loop
+from tests.support.samples import sample
+from tests.support.services import KEY, TENANT, ask, call, running
+from tests.support.tiny_models import LLAMA, write_model
+
+_names = itertools.count()
+SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 30}
+OTHER = TenantId("other")
+
+
+def turn(service, agent, words="naïve café 東京", tenant=TENANT, system=SYSTEM):
+    messages = [system, {"role": "user", "content": words}]
+    options = {"max_tokens": 4, "ignore_eos": True}
+    return ask(service, messages, agent=agent, epoch=1, tenant=tenant, **options)
+
+
+def offered(source, target):
+    name = MigrationId(f"spans-{next(_names):06d}")
+    spans = call(source, OfferSpans(name, NodeName(target.node.name)), SpanOffers).spans
+    return name, spans
+
+
+def taken(source, target, name, span):
+    return call(target, TakeSpan(name, NodeName(source.node.name), span.offer), Copied)
+
+
+def lend(source, target):
+    """Do what the router does."""
+    name, spans = offered(source, target)
+    copied = [taken(source, target, name, span) for span in spans]
+    for span in spans[:1]:
+        call(source, AbortMigration(*span.key, name), Done)
+    return spans, copied
+
+
+@contextmanager
+def two(folder, model, **settings):
+    with running(folder, model) as here, running(folder, model, "there", **settings) as there:
+        yield here, there
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"), LLAMA)
+
+
+@pytest.fixture(scope="module")
+def pair(model, tmp_path_factory):
+    with two(tmp_path_factory.mktemp("nodes"), model) as nodes:
+        yield nodes
+
+
+async def empty(node):
+    """Let go of everything, as if nothing had ever been here or been erased."""
+    node.span_target.leases.let_go()
+    for agent in node.table:
+        agent.cache = None
+        node.store.evict([agent.saved])
+        node.table.forget(agent)
+    node.erased._all = type(node.erased._all)()
+    await node.budget.enforce()
+    assert node.store.blocks.total_bytes == 0
+
+
+@pytest.fixture
+def nodes(pair):
+    for service in pair:
+        on_loop(service, empty(service.node))
+    here, there = pair
+    turn(here, "alice")
+    turn(here, "bob", "other words")
+    return here, there
+
+
+def stored(service):
+    return service.node.store.blocks.total_bytes
+
+
+def sweep(service):
+    service.node.store.blocks.sweep()
+    return stored(service)
+
+
+@pytest.mark.parametrize("name", sample(["llama", "gemma4_text", "qwen3_5"], "llama"))
+def test_a_new_agent_on_a_new_node_begins_with_what_others_share(name, tmp_path):
+    architecture = ARCHITECTURES[name] if name != "llama" else LLAMA
+    model = write_model(tmp_path / "model", architecture)
+    with two(tmp_path, model) as (here, there):
+        for agent in ("alice", "bob", "carol"):
+            turn(here, agent, f"I am {agent}, and these words are mine. " * 3)
+        spans, copied = lend(here, there)
+        assert spans
+        assert all(len(decode_manifest(s.offer.manifest).text) == 0 for s in spans)
+        assert copied[0].blocks_sent > 0
+        fresh = turn(there, "dave", "hello").admitted
+        assert fresh.cached_tokens >= BLOCK_TOKENS
+        assert fresh.cache is CacheTier.DISK
+        assert pinned_blocks(there.node) == {}
+        assert not here.node.transfers.offers.agents()
+
+
+def test_only_what_several_begin_with_is_lent(nodes):
+    here, there = nodes
+    turn(here, "loner", system={"role": "system", "content": "nobody else is told this. " * 80})
+    turn(here, "mallory", tenant=OTHER)  # the same words, and another tenant's
+    _, spans = offered(here, there)
+    records = [decode_manifest(span.offer.manifest) for span in spans]
+    assert {record.tenant for record in records} == {TENANT}
+    assert {span.sharers for span in spans} == {2}
+    common = here.node.table.get((TENANT, AgentId("alice"))).manifest.token_ids
+    for record in records:
+        assert record.tokens_count % BLOCK_TOKENS == 0
+        assert list(record.token_ids) == list(common[: record.tokens_count])
+
+
+def test_another_tenant_finds_nothing_of_it(nodes):
+    here, there = nodes
+    lend(here, there)
+    assert turn(there, "mallory", tenant=OTHER).admitted.cached_tokens == 0
+    assert turn(there, "dave").admitted.cached_tokens > 0
+
+
+@pytest.mark.parametrize("agents", [("alice", "bob"), ("bob",)])
+def test_what_agents_have_for_themselves_is_not_lent(nodes, agents):
+    here, there = nodes
+    for agent in agents:
+        call(here, WishOfAgent(TENANT, AgentId(agent), is_private=True), AgentView)
+    assert offered(here, there)[1] == ()
+    turn(here, "carol")
+    assert len(offered(here, there)[1]) == (len(agents) == 1)
+
+
+def forged(span, **changes):
+    record = replace(decode_manifest(span.offer.manifest), **changes)
+    return replace(span, offer=replace(span.offer, manifest=encode_manifest(record)))
+
+
+def test_names_that_do_not_follow_from_the_tokens_are_refused(nodes):
+    here, there = nodes
+    name, (span, *_) = offered(here, there)
+    ids = list(decode_manifest(span.offer.manifest).token_ids)
+    before = stored(there)
+    for changes in ({"tenant": OTHER}, {"token_ids": [ids[0] + 1, *ids[1:]]}):
+        with pytest.raises(FabricError):
+            taken(here, there, name, forged(span, **changes))
+    assert stored(there) == before
+    assert not there.node.span_target.leases.refs
+
+
+def test_a_damaged_block_is_not_kept(nodes):
+    here, there = nodes
+    name, (span, *_) = offered(here, there)
+    ref = decode_manifest(span.offer.manifest).refs[0]
+    (path,) = here._config.data_dir.rglob(f"{ref.name}*")
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(bytes(raw))
+    before = stored(there)
+    with pytest.raises(FabricError):
+        taken(here, there, name, span)
+    assert sweep(there) == before
+    assert not there.node.span_target.leases.refs
+    assert turn(there, "dave").admitted.cached_tokens == 0
+
+
+def erase(service, agent):
+    now_s, name = service.node.clock.wall_s(), f"erase-{next(_names):06d}"
+    call(service, EraseAgent(TENANT, agent, 2, OperationId(name), now_s), EraseReceipt)
+
+
+def share_erasure(service, agent):
+    """Tell a node that was away."""
+    erased = tombstone(KEY, TENANT, agent, 2, service.node.clock.wall_s())
+    call(service, ShareErasures((erased,)), KnownErasures)
+
+
+@pytest.mark.parametrize("tell", [erase, share_erasure])
+def test_what_came_of_an_erased_agent_goes_and_does_not_come_back(nodes, tell):
+    here, there = nodes
+    before = stored(there)
+    name, spans = offered(here, there)
+    for span in spans:
+        taken(here, there, name, span)
+    assert stored(there) > before
+    tell(there, spans[0].agent)
+    assert stored(there) == before
+    with pytest.raises(FabricError) as caught:
+        taken(here, there, name, spans[0])
+    assert caught.value.code == "erased"
+    assert sweep(there) == before
+
+
+def test_a_lease_ends_with_its_time_unless_it_is_renewed(nodes, monkeypatch):
+    here, there = nodes
+    before, leases = stored(there), there.node.span_target.leases
+    lend(here, there)
+    clock = leases._clock
+    now_s = clock.monotonic_s() + SPAN_LEASE_S - 5
+    monkeypatch.setattr(type(clock), "monotonic_s", lambda self: now_s)
+    assert [copied.blocks_sent for copied in lend(here, there)[1]] == [0]
+    now_s += 10
+    on_loop(there, there.node.budget.enforce())
+    assert leases.refs
+    now_s += SPAN_LEASE_S
+    on_loop(there, there.node.budget.enforce())
+    assert not leases.refs
+    assert stored(there) == before
+
+
+async def let_go(node):
+    assert node.span_target.leases.let_go()
+    node.store.blocks.sweep()
+
+
+def test_an_agent_keeps_what_it_went_on_with(nodes):
+    here, there = nodes
+    lend(here, there)
+    first = turn(there, "dave").admitted.cached_tokens
+    on_loop(there, let_go(there.node))
+    assert turn(there, "erin").admitted.cached_tokens >= first > 0
+
+
+def test_they_go_before_anybody_is_evicted(nodes, monkeypatch):
+    here, there = nodes
+    turn(there, "dave", system={"role": "system", "content": "none of the others says so. " * 40})
+    lend(here, there)
+    borrowed = sum(ref.payload_bytes for ref in there.node.span_target.leases.refs)
+    assert borrowed
+    budget, leases = there.node.budget, there.node.span_target.leases
+    limit_bytes = stored(there) - borrowed // 2 + (1 << 20)
+    monkeypatch.setattr(budget, "_disk", replace(budget._disk, limit_bytes=limit_bytes))
+    on_loop(there, budget.enforce())
+    assert leases.refs
+    on_loop(there, budget.make_room(TENANT, 1 << 20))
+    assert not leases.refs
+    assert there.node.table.get((TENANT, AgentId("dave"))) is not None
+
+
+def test_a_node_takes_no_more_than_its_limit(model, tmp_path):
+    with two(tmp_path, model, popular_bytes=1000) as (here, there):
+        turn(here, "alice")
+        turn(here, "bob")
+        before = stored(there)
+        with pytest.raises(FabricError) as caught:
+            lend(here, there)
+        assert caught.value.code == "no_room"
+        assert stored(there) == before
+        assert offered(there, here)[1] == ()
+
+
+def test_encrypted_nodes_lend_alike(model, tmp_path):
+    with (
+        running(tmp_path, model, encrypt_at_rest=True) as here,
+        running(tmp_path, model, "there", encrypt_at_rest=True) as there,
+    ):
+        turn(here, "alice")
+        turn(here, "bob")
+        assert lend(here, there)[1][0].blocks_sent
+        assert turn(there, "dave").admitted.cached_tokens >= BLOCK_TOKENS
+
+
+def test_a_restart_leaves_nothing_of_it(model, tmp_path):
+    with running(tmp_path, model) as here:
+        turn(here, "alice")
+        turn(here, "bob")
+        with running(tmp_path, model, "there") as there:
+            before = stored(there)
+            lend(here, there)
+            assert stored(there) > before
+        with running(tmp_path, model, "there") as there:
+            assert stored(there) == before
+            assert lend(here, there)[1][0].blocks_sent

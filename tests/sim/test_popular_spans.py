@@ -1,0 +1,80 @@
+"""Nodes of a whole fabric that hold nothing are given what agents elsewhere begin with."""
+
+import asyncio
+
+from fabric.ids import AgentId
+from fabric.limits import HEARTBEAT_S, NEWCOMER_REST_S
+from tests.sim.scripted import TENANT, begin, play
+
+WORD = "lantern"  # of what all are told
+
+
+async def two_alike(world):
+    """Have two agents begin alike on one node; return it and the others."""
+    admitted, _, _ = await world.ask("alice", begin("zebra"))
+    again, _, _ = await world.ask("bob", begin("tapir"))
+    assert again.node == admitted.node, "where its beginning is"
+    home = world.nodes[admitted.node]
+    return home, [host for host in world.nodes.values() if host is not home]
+
+
+def has_borrowed(host):
+    return host.node is not None and bool(host.node.span_target.leases.refs)
+
+
+async def until_borrowed(hosts):
+    async with asyncio.timeout(2 * NEWCOMER_REST_S):
+        while not all(map(has_borrowed, hosts)):  # noqa: ASYNC110 - simulated time
+            await asyncio.sleep(HEARTBEAT_S)
+
+
+def test_a_first_turn_on_a_node_without_memory_finds_it():
+    async def script(world):
+        home, others = await two_alike(world)
+        await until_borrowed(others)
+        home.kill()
+        admitted, _, finished = await world.ask("carol", begin("okapi"))
+        assert finished is not None
+        assert admitted.node != home.name
+        return admitted.cached_tokens
+
+    assert play(script).result >= 256
+
+
+def test_a_node_that_restarts_is_given_it_again():
+    async def script(world):
+        _, (host, _) = await two_alike(world)
+        await until_borrowed([host])
+        host.kill()
+        assert not has_borrowed(host)
+        await until_borrowed([host])
+
+    play(script)
+
+
+def test_nothing_of_erased_agents_is_left_on_nodes_that_borrowed_it():
+    async def script(world):
+        _, others = await two_alike(world)
+        await until_borrowed(others)
+        assert all(world.words_on(host, WORD) for host in others)
+        for agent in ("alice", "bob"):
+            await world.erase(agent)
+        await asyncio.sleep(HEARTBEAT_S)
+        return [world.words_on(host, WORD) for host in world.nodes.values()]
+
+    assert not any(play(script).result)
+
+
+def test_a_move_goes_first():
+    """While one is under way nobody is asked."""
+
+    async def script(world):
+        services = world.router.services
+        services.migrations._running[TENANT, AgentId("nobody")] = None
+        _, others = await two_alike(world)
+        await asyncio.sleep(3 * HEARTBEAT_S)
+        assert not any(host.node.span_target.leases.refs for host in others)
+        services.migrations._running.clear()
+        await until_borrowed(others)
+
+    play(script)
