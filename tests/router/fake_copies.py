@@ -3,7 +3,15 @@
 import asyncio
 import json
 
-from fabric.control.copy_calls import DrainNode, KeepFork, KeepReplica, OfferCopy, PrefetchAgent
+from fabric.control.copy_calls import (
+    DrainNode,
+    KeepFork,
+    KeepReplica,
+    OfferCopy,
+    OfferSpans,
+    PrefetchAgent,
+    SpanOffers,
+)
 from fabric.control.node_calls import Done, Offer
 from fabric.errors import ConflictError, RetryElsewhereError, StaleEpochError
 from fabric.record.manifest import OwnerState
@@ -18,6 +26,7 @@ class FakeCopies:
     def copy_handlers(self):
         return {
             OfferCopy: self._offer_copy,
+            OfferSpans: lambda _: SpanOffers(()),
             KeepReplica: self._keep_replica,
             KeepFork: self._keep_fork,
             PrefetchAgent: self._prefetch,
