@@ -172,14 +172,7 @@ def assemble(ground: Ground) -> Node:
         prefetches=tiers.prefetches,
         erasing=erasing,
         pinning=Pinning(tiers.owned, tiers.pins, upkeep.round),
-        directing=Directing(
-            tiers.owned,
-            tiers.records,
-            tiers.mending,
-            tiers.flusher,
-            ground.tokenizer.markup_ids,
-            tiers.eviction,
-        ),
+        directing=_directing(ground, tiers),
         moves=moves.moves,
         warm_up=moves.warm_up,
         incoming_end=moves.incoming_end,
@@ -287,6 +280,12 @@ def _erasing(ground: Ground, health: Health, tiers: _Tiers, end: IncomingEnd) ->
     )
     key = identity.cluster_key
     return Erasing(ground.table, store, ground.workers, erased, folders, removal, health, key)
+
+
+def _directing(ground: Ground, tiers: _Tiers) -> Directing:
+    markup_ids = ground.tokenizer.markup_ids
+    records, mending, flusher = tiers.records, tiers.mending, tiers.flusher
+    return Directing(tiers.owned, records, mending, flusher, markup_ids, tiers.eviction)
 
 
 def _turns(
