@@ -81,6 +81,7 @@ WARM_START_BYTES_PER_S: Final = 256 * MIB  # of it, while no turn runs
 WARM_START_STEP_S: Final = 0.25  # a step's bytes, so that an arriving turn waits for few blocks
 SPAN_SHARERS_MIN: Final = 2  # agents that begin with a block before it counts as popular
 SPAN_LENDERS_MAX: Final = 1_024  # agents that are looked through for it, those used last
+SPAN_TRIES_MAX: Final = 4  # agents tried for one: their windows and states there may be gone
 SPAN_OFFERS_MAX: Final = 32  # beginnings that one node offers another, the most shared first
 SPAN_LEASE_S: Final = 900.0  # a borrowed beginning that nobody has gone on with, unless renewed
 FSCK_FINDINGS_MAX: Final = 10_000  # listed for one folder; the rest is counted

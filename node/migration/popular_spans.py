@@ -13,14 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fabric.ids import BlockHash
-from fabric.limits import BLOCK_TOKENS, SPAN_OFFERS_MAX, SPAN_SHARERS_MIN
+from fabric.limits import BLOCK_TOKENS, SPAN_OFFERS_MAX, SPAN_SHARERS_MIN, SPAN_TRIES_MAX
 from fabric.record.manifest import Manifest, OwnerState, Placed
 from fabric.record.restore_plan import essential
 from fabric.u32s import U32s
 from node.store.agent_store import AgentStore
 from node.store.available_blocks import available_blocks
-
-_LENDERS_MAX = 4  # tried for one end: windows and states of an agent's earlier points may be gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ def popular_spans(
     taken: set[object] = set()
     size_bytes = 0
     for name in sorted(ends, key=lambda name: (-counts[name], ends[name][0][1])):
-        cuts = (_cut(store, *end) for end in ends[name][:_LENDERS_MAX])
+        cuts = (_cut(store, *end) for end in ends[name][:SPAN_TRIES_MAX])
         record = next((cut for cut in cuts if cut is not None), None)
         if record is None:
             continue
