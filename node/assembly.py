@@ -259,7 +259,7 @@ def _moves(
         forks=ForkTarget(clock, store, kept, erased, service_time, health),
         span_source=SpanSource(identity, records.table, store, erased, workers, offers, health),
         span_target=SpanTarget(
-            identity, store, budget, tiers.leases, copies, fetching, moves, end, health
+            identity, store, workers, budget, tiers.leases, copies, fetching, moves, end, health
         ),
         exports=Exports(identity, clock, records, owned, mending, tiers.flusher),
         imports=Imports(identity, clock, records, budget, erased, service_time, health),

@@ -14,6 +14,7 @@ from fabric.control.copy_calls import (
     OfferCopy,
     OfferSpans,
     PrefetchAgent,
+    ReturnSpans,
     TakeSpan,
 )
 from fabric.control.directive_calls import (
@@ -80,6 +81,7 @@ class ControlCalls:
             KeepFork: node.forks.keep,
             OfferSpans: node.span_source.offer,
             TakeSpan: node.span_target.take,
+            ReturnSpans: node.span_target.give_back,
             PrefetchAgent: node.prefetches.answer,
             DrainNode: node.drain_flag.drain,
             PeerList: self._set_peers,

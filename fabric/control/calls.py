@@ -17,6 +17,7 @@ from fabric.control.copy_calls import (
     OfferCopy,
     OfferSpans,
     PrefetchAgent,
+    ReturnSpans,
     SpanOffers,
     TakeSpan,
 )
@@ -114,6 +115,7 @@ _SPECS: Final = (
     CallSpec("keep_fork", KeepFork, AgentView, _SAVE_TIMEOUT_S),
     CallSpec("offer_spans", OfferSpans, SpanOffers, _SAVE_TIMEOUT_S),
     CallSpec("take_span", TakeSpan, Copied, NEWCOMER_TIMEOUT_S),
+    CallSpec("return_spans", ReturnSpans, Done),
     CallSpec("prefetch_agent", PrefetchAgent, AgentView, PREFETCH_TIMEOUT_S, waits=True),
     CallSpec("drain_node", DrainNode, Done),
     CallSpec("meet_peers", PeerList, Done, 2 * HEARTBEAT_S),

@@ -75,6 +75,11 @@ class TakeSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class ReturnSpans(AgentName):
+    """To a node that may have borrowed: let go of what came from this agent, and is on its way."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrefetchAgent(AgentAt):
     """To the owner: bring the agent from disk into memory; with `cancel`, let that be."""
 

@@ -7,8 +7,8 @@ cluster's key and the tenant's salt. Nobody has to go for it, on disk or in memo
 import asyncio
 from dataclasses import dataclass, field
 
-from fabric.control.copy_calls import TakeSpan
-from fabric.control.node_calls import Copied, CopyBlocks
+from fabric.control.copy_calls import ReturnSpans, TakeSpan
+from fabric.control.node_calls import Copied, CopyBlocks, Done
 from fabric.errors import ConflictError, RejectedError, RetryLaterError, UnauthorizedError
 from fabric.ids import SELF_TEST_TENANT
 from fabric.kvcache.block import BlockRef
@@ -21,6 +21,7 @@ from node.migration.incoming_end import IncomingEnd
 from node.migration.target import IncomingCopies
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
+from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.span_leases import SpanLeases
@@ -32,6 +33,7 @@ class SpanTarget:
 
     identity: NodeIdentity
     store: AgentStore
+    workers: Workers
     budget: DiskBudget
     leases: SpanLeases
     copies: IncomingCopies
@@ -55,6 +57,12 @@ class SpanTarget:
             finally:
                 await self.end.let_go(call.migration, ())  # the lease holds its blocks now
 
+    async def give_back(self, call: ReturnSpans) -> Done:
+        """Let go of what an agent lent that is for itself alone by now."""
+        self.leases.give_back(call.key)
+        await self.workers.run(self.store.sweep)
+        return Done()
+
     async def _take(self, call: TakeSpan, record: Manifest) -> Copied:
         loop, key = asyncio.get_running_loop(), record.key
 
@@ -71,7 +79,7 @@ class SpanTarget:
             message = "what was fetched is not wanted any more"
             raise ConflictError(message, code="aborted")
         if not self.leases.keep(record):
-            message = "blocks went while others were fetched"
+            message = "blocks went while others were fetched, or were to be given back"
             raise ConflictError(message, code="blocks_missing")
         return copied
 

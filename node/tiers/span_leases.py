@@ -3,14 +3,15 @@
 No record refers to these blocks, so each lease holds them. They are named by their tenant's salt,
 as all are, and found by prompts that begin with them; an agent that goes on with one has it in a
 record of its own from then on. Leases are in memory only: a start sweeps what they held. They end
-with their time, with the erasure of whom they came from, and before anybody is evicted for room.
+with their time, with the erasure of whom they came from, once that agent is for itself alone, and
+before anybody is evicted for room.
 """
 
 from dataclasses import dataclass
 
 from fabric.ids import AgentKey
 from fabric.kvcache.block import BlockRef
-from fabric.limits import SPAN_LEASE_S
+from fabric.limits import SPAN_LEASE_S, SPAN_RETURNS_MAX
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest
 from node.runtime.one_loop import on_its_loop
@@ -35,6 +36,7 @@ class SpanLeases:
         self._blocks = blocks
         self._erased = erased
         self._leases: dict[_Name, _Lease] = {}
+        self._returned: dict[AgentKey, float] = {}  # until when nothing of an agent is kept
 
     @property
     def refs(self) -> frozenset[BlockRef]:
@@ -47,8 +49,10 @@ class SpanLeases:
 
     @on_its_loop
     def keep(self, lender: Manifest) -> bool:
-        """Hold the blocks of a beginning, or go on holding them; say whether all are stored."""
+        """Hold the blocks of a beginning, or go on holding them; say whether that could be."""
         refs, until_s = tuple(lender.refs), self._clock.monotonic_s() + SPAN_LEASE_S
+        if lender.key in self._returned:
+            return False
         if not refs or self._blocks.hold(refs):
             self._blocks.release(refs)
             return False
@@ -63,6 +67,15 @@ class SpanLeases:
         return self._end([name for name in self._leases if name[0] == lender])
 
     @on_its_loop
+    def give_back(self, lender: AgentKey) -> None:
+        """Let go of what came from one agent, also of what is on its way."""
+        self._returned.pop(lender, None)
+        self._returned[lender] = self._clock.monotonic_s() + SPAN_LEASE_S
+        if len(self._returned) > SPAN_RETURNS_MAX:
+            del self._returned[next(iter(self._returned))]
+        self.forget(lender)
+
+    @on_its_loop
     def forget_erased(self) -> None:
         """Let go of what came from agents that are erased by now."""
         floor = self._erased.floor
@@ -72,6 +85,7 @@ class SpanLeases:
     def expire(self) -> None:
         """Let go of what was not renewed in time."""
         now_s = self._clock.monotonic_s()
+        self._returned = {key: end_s for key, end_s in self._returned.items() if end_s > now_s}
         self._end([name for name, lease in self._leases.items() if lease.until_s <= now_s])
 
     @on_its_loop

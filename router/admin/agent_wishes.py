@@ -25,6 +25,7 @@ from router.fresh_ids import fresh_operation
 from router.http.auth import agent_key, caller_of
 from router.http.fields import Fields, refuse
 from router.http.json_body import read_object
+from router.moves.newcomers import take_back
 
 _SCOPES = ("tenant", "agent")
 _TIERS = ("memory", "disk")
@@ -69,7 +70,11 @@ class AgentWishesApi:
         scope = fields.require("scope")
         if scope not in _SCOPES:
             refuse("scope", "expected one of " + ", ".join(_SCOPES))
-        return await self._wish(WishOfAgent(*key, is_private=scope == "agent"))
+        is_private = scope == "agent"
+        answer = await self._wish(WishOfAgent(*key, is_private=is_private))
+        if is_private:  # before the answer: from then on nobody begins with it
+            await take_back(self._fleet, key)
+        return answer
 
     async def evict(self, request: Request) -> Response:
         """Let go of an agent's memory, or of a copy of it on another node's disk."""

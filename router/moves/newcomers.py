@@ -13,10 +13,10 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass
 
-from fabric.control.copy_calls import OfferSpans, SpanOffers, TakeSpan
+from fabric.control.copy_calls import OfferSpans, ReturnSpans, SpanOffers, TakeSpan
 from fabric.control.node_calls import AbortMigration, Copied, NodeView
 from fabric.errors import FabricError
-from fabric.ids import NodeName
+from fabric.ids import AgentKey, NodeName
 from fabric.limits import (
     NEWCOMER_AGAIN_S,
     NEWCOMER_AGENTS_MAX,
@@ -130,3 +130,9 @@ class Newcomers:
         if not self._migrations.is_idle:
             message = "an agent is on the move"
             raise _MovesGoFirstError(message)
+
+
+async def take_back(fleet: Fleet, key: AgentKey) -> None:
+    """Have nodes let go of what they borrowed of an agent; of who does not hear, the lease ends."""
+    members = [m for m in fleet.membership.members if fleet.is_alive(m.name)]
+    await asyncio.gather(*(told(member.link, ReturnSpans(*key)) for member in members))

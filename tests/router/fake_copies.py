@@ -10,6 +10,7 @@ from fabric.control.copy_calls import (
     OfferCopy,
     OfferSpans,
     PrefetchAgent,
+    ReturnSpans,
     SpanOffers,
 )
 from fabric.control.node_calls import Done, Offer
@@ -27,6 +28,7 @@ class FakeCopies:
         return {
             OfferCopy: self._offer_copy,
             OfferSpans: lambda _: SpanOffers(()),
+            ReturnSpans: lambda _: Done(),
             KeepReplica: self._keep_replica,
             KeepFork: self._keep_fork,
             PrefetchAgent: self._prefetch,

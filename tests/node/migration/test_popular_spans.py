@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fabric.control.copy_calls import OfferSpans, SpanOffers, TakeSpan
+from fabric.control.copy_calls import OfferSpans, ReturnSpans, SpanOffers, TakeSpan
 from fabric.control.directive_calls import WishOfAgent
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
 from fabric.control.node_calls import AbortMigration, AgentView, Copied, Done
@@ -85,6 +85,7 @@ async def empty(node):
 @pytest.fixture
 def nodes(pair):
     for service in pair:
+        service.node.span_target.leases._returned.clear()
         on_loop(service, empty(service.node))
     here, there = pair
     turn(here, "alice")
@@ -291,3 +292,16 @@ def test_a_restart_leaves_nothing_of_it(model, tmp_path):
         with running(tmp_path, model, "there") as there:
             assert stored(there) == before
             assert lend(here, there)[1][0].blocks_sent
+
+
+def test_what_is_for_its_agent_alone_by_now_is_given_back(nodes):
+    here, there = nodes
+    before = stored(there)
+    name, spans = offered(here, there)
+    taken(here, there, name, spans[0])
+    assert stored(there) > before
+    call(there, ReturnSpans(*spans[0].key), Done)
+    assert stored(there) == before
+    with pytest.raises(FabricError):  # offered before, and on its way meanwhile
+        taken(here, there, name, spans[0])
+    assert sweep(there) == before

@@ -1,0 +1,33 @@
+"""A real fabric lends a node without agents what those of the other one begin with."""
+
+import time
+
+from router.client.client import Fabric
+from tests.support.local_fabric import local_fabric
+
+KEYS = {"one": "key-of-tenant-number-one"}
+SYSTEM = "Nobody knows why the library has a second bridge near the old harbour market. " * 24
+WAIT_S = 60.0
+
+
+def until(holds):
+    end_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < end_s, "it never came to be"
+        time.sleep(0.05)
+
+
+def test_what_agents_share_goes_to_the_other_node_and_back_when_they_want_it(tmp_path):
+    with local_fabric(tmp_path, "recall", "left", "right", api_keys=KEYS) as running:
+        fabric = Fabric(running.url, KEYS["one"])
+        agents = [fabric.agent(name) for name in ("mira", "otto")]
+        for agent in agents:
+            said = {"role": "user", "content": f"Hello, this is {agent.name}."}
+            agent.generate(None, {"role": "system", "content": SYSTEM}, said, max_tokens=4)
+        (home,) = {agent.show()["owner"] for agent in agents}
+        (other,) = {"left", "right"} - {home}
+        leases = running.services[other].node.span_target.leases
+        until(lambda: leases.refs)
+        for agent in agents:
+            agent.share("agent")
+        assert not leases.refs
