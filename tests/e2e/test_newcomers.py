@@ -21,12 +21,12 @@ def test_what_agents_share_goes_to_the_other_node_and_back_when_they_want_it(tmp
     with local_fabric(tmp_path, "recall", "left", "right", api_keys=KEYS) as running:
         fabric = Fabric(running.url, KEYS["one"])
         agents = [fabric.agent(name) for name in ("mira", "otto")]
+        assert running.http.post("/v1/nodes/right/drain").is_success
         for agent in agents:
             said = {"role": "user", "content": f"Hello, this is {agent.name}."}
             agent.generate(None, {"role": "system", "content": SYSTEM}, said, max_tokens=4)
-        (home,) = {agent.show()["owner"] for agent in agents}
-        (other,) = {"left", "right"} - {home}
-        leases = running.services[other].node.span_target.leases
+        assert running.http.post("/v1/nodes/right/undrain").is_success
+        leases = running.services["right"].node.span_target.leases
         until(lambda: leases.refs)
         for agent in agents:
             agent.share("agent")
