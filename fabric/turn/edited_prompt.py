@@ -167,9 +167,12 @@ def _stay(tokens: _Tokens, stored: Transcript) -> None:
     first, second, *_ = (*_runs_of(tokens.old), None, None)
     if first is None or second is None or first.start or first.new_start:
         return
-    if second.start - first.end >= second.new_start - first.new_end:
-        same = common_prefix(tokens.ids[: second.new_end], stored.ids)
-        tokens.old[:same] = range(same)
+    old, same = tokens.old, common_prefix(tokens.ids[: second.new_end], stored.ids)
+    old[:same] = range(same)
+    for at in range(same, len(old)):
+        if old[at] >= same:
+            break
+        old[at] = -1  # it cannot be at both places
 
 
 def _gaps(old: Sequence[int]) -> Iterator[tuple[int, int]]:

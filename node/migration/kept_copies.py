@@ -39,12 +39,12 @@ class KeptCopies:
             message = "this copy was aborted"
             raise ConflictError(message, code="aborted")
         table = self.records.table
-        previous, is_new = agent.saved, table.get(agent.key) is None
+        is_new = table.get(agent.key) is None
         if is_new:
             table.put(agent)
         async with agent.turn_lock:
             try:
-                await self._store(record, previous)
+                await self._store(record, agent.saved)
             except BaseException:
                 if is_new:
                     agent.was_evicted = True  # turns that wait for it begin anew

@@ -17,6 +17,7 @@ from fabric.control.node_calls import (
     SealAgent,
 )
 from fabric.errors import ConflictError, RetryLaterError
+from fabric.ids import MigrationId
 from fabric.record.manifest import OwnerState
 from node.agents.agent import Agent, LiveTurn
 from node.agents.outgoing import Successor
@@ -145,12 +146,22 @@ class MoveSource:
         agent = self.records.table.get(call.key)
         if agent is not None and agent.turn is not None:
             await agent.turn.keep(call.migration)
-        if (
-            agent is None
-            or agent.word.state is not OwnerState.SEALED
-            or agent.manifest.migration != call.migration
-        ):
+        if agent is None or not _is_sealed_by(agent, call.migration):
             return Done("nothing to abort")
+        try:
+            await asyncio.wait_for(agent.turn_lock.acquire(), SEAL_WAIT_S)
+        except TimeoutError:
+            message = "a turn of this agent has not stopped yet"
+            raise RetryLaterError(message, code="agent_busy") from None
+        try:
+            # The same call, come twice, may have done so by now, or an erasure taken it away.
+            if self.records.is_here(agent) and _is_sealed_by(agent, call.migration):
+                await self._take_back(agent)
+        finally:
+            agent.turn_lock.release()
+        return Done()
+
+    async def _take_back(self, agent: Agent) -> None:
         owned = replace(
             agent.manifest,
             state=OwnerState.OWNED,
@@ -168,4 +179,7 @@ class MoveSource:
             agent.manifest = replace(agent.manifest, sealed_to=None)
             self.records.table.put(agent)
         agent.outgoing.settle()
-        return Done()
+
+
+def _is_sealed_by(agent: Agent, migration: MigrationId) -> bool:
+    return agent.word.state is OwnerState.SEALED and agent.manifest.migration == migration

@@ -52,7 +52,8 @@ class AgentRecords:
         await self.workers.run(lambda: self.store.publish(record, previous))
 
     async def republish(self, agent: Agent, record: Manifest) -> None:
-        """Replace an agent's record; what it lost to a failing drive is cut off it."""
+        """Replace an agent's record, under its turn lock; what the drive lost is cut off it."""
+        assert agent.turn_lock.locked(), "two at once would let go of its blocks twice"
         await despite_losses(lambda: self._republish(agent, record))
 
     async def _republish(self, agent: Agent, record: Manifest) -> None:

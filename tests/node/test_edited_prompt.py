@@ -97,6 +97,19 @@ def test_what_begins_as_what_was_taken_out_stays(tokenizer: ChatTokenizer) -> No
     _check(tokenizer, stored, text)
 
 
+def test_what_begins_as_what_is_put_in_before_it_stays(tokenizer: ChatTokenizer) -> None:
+    """Of two messages that begin alike the later was there: its beginning is in its own place."""
+    there, put_in = f"{_said(40)} {_said(41)}", f"{_said(40)} {_said(42)} {_said(43)}"
+    told = [*MESSAGES[:4], there, *MESSAGES[4:]]
+    stored = _stored(tokenizer, _text(told))
+    text = _text([*told[:4], put_in, MESSAGES[8], *told[4:], _said(30)])
+    plan = _planned(tokenizer, text, stored)
+    assert plan is not None
+    assert plan.kept_tokens == common_prefix(plan.ids, stored.ids)
+    assert plan.kept_tokens > len(tokenizer.encode(_text([*MESSAGES[:4], _said(40)])).ids) - 10
+    assert _check(tokenizer, stored, text) > 0
+
+
 def test_a_pair_of_messages_taken_out_moves_what_follows(tokenizer: ChatTokenizer) -> None:
     """With nothing in its place there is no hole."""
     stored = _stored(tokenizer, _text(MESSAGES))

@@ -4,16 +4,18 @@ import pytest
 
 from fabric.control.calls import ErrorReply, decode_reply, encode_call
 from fabric.control.node_calls import (
+    AbortMigration,
     CommitMigration,
     Committed,
     Copied,
     CopyBlocks,
+    Done,
     Offer,
     OfferMigration,
     SealAgent,
 )
 from fabric.ids import AgentId, MigrationId, NodeName
-from fabric.record.manifest import decode_manifest
+from fabric.record.manifest import OwnerState, decode_manifest
 from tests.support.incoming import pinned_blocks
 from tests.support.services import CALL_S, TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA, write_model
@@ -55,3 +57,19 @@ def test_calls_that_arrive_twice_at_once_are_answered_alike(nodes):
     assert pinned_blocks(target.node) == {}, "nothing is held for a move that is over"
     more = [*MESSAGES, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
     assert ask(target, more, agent="kim", epoch=epoch + 1).admitted.epoch == epoch + 1
+
+
+def test_a_move_undone_twice_at_once_lets_go_of_lost_blocks_once(nodes, tmp_path):
+    source, _ = nodes
+    epoch = ask(source, MESSAGES, agent="kim").admitted.epoch
+    call(source, OfferMigration(TENANT, KIM, epoch, MOVE, B), Offer)
+    call(source, SealAgent(TENANT, KIM, epoch, MOVE, B), Offer)
+    for path in (tmp_path / "a").rglob("*.full"):
+        path.write_bytes(b"lost")
+    agent = source.node.table.get((TENANT, KIM))
+    store = source.node.store
+    assert store.blocks.verify(agent.saved.refs)
+    twice(source, AbortMigration(TENANT, KIM, MOVE), Done)
+    assert agent.manifest.state is OwnerState.OWNED
+    assert agent.manifest.revision == agent.saved.revision
+    assert ask(source, MESSAGES, agent="kim").admitted.epoch == epoch
