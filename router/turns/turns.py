@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from fabric.edit_mode import EditMode
 from fabric.errors import (
     FabricError,
     RejectedError,
@@ -110,6 +111,8 @@ class Turns:
         started_s = self._now_s()
         placed = await self._admitted(turn)
         key = turn.tenant, placed.first.agent
+        # Its client was told which memory serves it: what comes of a new try is no other.
+        edits = turn.edits if placed.first.amortized_tokens else EditMode.FORGET
         publish = self._fleet.events.publish if turn.is_kept else _unheard
         publish(TurnBegan.of(turn.tenant, placed.first))
 
@@ -121,7 +124,8 @@ class Turns:
             nonlocal placed
             placed.end()
             identity = Identity(IdentityKind.AGENT, key[1])
-            further = replace(turn, identity=identity, resume=handed.resume, was_admitted=True)
+            further = replace(turn, identity=identity, resume=handed.resume, edits=edits)
+            further = replace(further, was_admitted=True)
             _LOG.info("agent %s: its turn goes on where it went", self._fleet.alias(key))
             self._resuming[key] += 1
             try:

@@ -76,6 +76,7 @@ class Behaviour:
     refuse: FabricError | None = None  # instead of a stream
     raw_answer: tuple[int, bytes] | None = None  # HTTP status and body
     events: list | None = None  # after the admission, in place of the echo
+    amortized_tokens: int = 0  # that it says it kept behind an edit
     break_after: int | None = None  # cut the connection after so many events
     hands_over: bool = False  # a turn that runs ends where its agent is sealed
     hang: bool = False  # answer nothing at all

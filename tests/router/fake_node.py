@@ -244,7 +244,15 @@ class FakeNode(FakeControl):
         memory.last_match = LastMatch(kind, cached, len(text), reason)
         tier = CacheTier.COLD if not cached else CacheTier.HOT if memory.hot else CacheTier.DISK
         admitted = Admitted(
-            memory.agent, self.name, memory.epoch, tier, kind, len(text), cached, reason
+            memory.agent,
+            self.name,
+            memory.epoch,
+            tier,
+            kind,
+            len(text),
+            cached,
+            reason,
+            amortized_tokens=self.does.amortized_tokens,
         )
         events = [admitted, *self._answer(asked, text)]
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})

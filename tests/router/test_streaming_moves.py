@@ -6,6 +6,7 @@ import json
 import pytest
 
 from fabric.control.node_calls import CommitMigration
+from fabric.edit_mode import EditMode
 from fabric.errors import CorruptDataError
 from fabric.turn.generation import HandedOver
 from router.events.fleet_event import TurnEnded
@@ -68,6 +69,26 @@ async def test_a_turn_given_back_before_its_first_token_is_asked_again_as_one_th
 
     assert reply.status_code == 200
     assert [asked.was_admitted for asked in node.requests] == [False, True]
+
+
+@pytest.mark.parametrize("amortized_tokens", [0, 7])
+async def test_a_turn_asked_again_is_answered_from_the_memory_that_its_client_was_told_of(
+    amortized_tokens,
+):
+    async with rig("a") as made:
+        node = made["node-a"]
+        answered = node._answer
+
+        node._answer = lambda asked, text: (
+            answered(asked, text) if asked.was_admitted else [HandedOver(None)]
+        )
+        node.does.amortized_tokens = amortized_tokens
+        wish = {"edits": "anywhere"}
+        reply = await made.chat("x", WORDS, agent="alice", max_tokens=40, macfabric=wish)
+
+    assert reply.status_code == 200
+    kept = EditMode.ANYWHERE if amortized_tokens else EditMode.FORGET
+    assert [asked.edits for asked in node.requests] == [EditMode.ANYWHERE, kept]
 
 
 @pytest.mark.parametrize("how", ["refused", "never arrived", "answer lost"])
