@@ -17,6 +17,7 @@ from fabric.record.layout import Layout
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, Transcript
 from node.agents.outgoing import OutgoingMove, OutgoingState, Successor
+from node.agents.turn_lock import TurnLock
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.one_loop import of_one_loop
 
@@ -77,7 +78,7 @@ class Agent:
     is_pin_held: bool = False  # the pin is honoured: it fits its tenant's part
     came_from_peer: bool = False  # until its first turn here
     last_match: LastMatch | None = None
-    turn_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    turn_lock: TurnLock = field(default_factory=TurnLock)
     waiting_count: int = 0
     turn: LiveTurn | None = None  # the one that runs now
     outgoing: OutgoingMove = field(init=False)
