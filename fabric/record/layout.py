@@ -67,6 +67,15 @@ class Layout:
         """Tokens of all parts."""
         return sum(part.tokens_count for part in self.parts)
 
+    @property
+    def is_edited(self) -> bool:
+        """Say whether an edit has a part in any of it."""
+        return self.head_tokens > 0 and self.tokens_count > self.exact_tokens
+
+    def as_it_is(self) -> "Layout":
+        """Return it without edits where none has a part in any of it."""
+        return self if self.is_edited else Layout(self.parts, 0, 0)
+
     def placed(self) -> Iterator[tuple[int, int, Part]]:
         """Yield each part with the positions where it begins and ends."""
         end = 0

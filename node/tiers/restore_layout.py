@@ -40,16 +40,21 @@ def load_layout(
     """Read a layout's blocks straight into an unused `cache`; return what of it that holds then.
 
     `ids` are the tokens that it claims to hold. Where `cancel` is set, nothing more is read.
-    `goes_on`: as `load_parts` has it.
+    `goes_on`: as `load_parts` has it; if then nothing behind the first edit is left, what the turn
+    computes there is as if there had been none.
     """
-    window_tokens = store.spec.window_tokens
+
+    def usable(found: Layout) -> Layout:
+        found = with_windows(found, store.spec.window_tokens)
+        return found.as_it_is() if goes_on else found
+
     good = load_parts(
         store, tenant, ids, layout, cache, loaded_tokens, cancel=cancel, goes_on=goes_on
     )
-    good = with_windows(good, window_tokens)
+    good = usable(good)
     lost = _load_windows(store, tenant, good, cache, cancel)
     while lost is not None:
-        good = with_windows(good.losing({lost}), window_tokens)
+        good = usable(good.losing({lost}))
         lost = _load_windows(store, tenant, good, cache, cancel)
     found = good.arrangement
     cache.hold(found.tokens_count, found.ahead, found.shifts, good.grid)

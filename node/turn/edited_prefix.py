@@ -60,7 +60,7 @@ class EditedPrefixes:
         if hot is not None or (agent.cache is not None and agent.layout is not None):
             return hot
         layout = with_windows(layout, window_tokens)
-        if layout.tokens_count <= layout.exact_tokens:
+        if not layout.is_edited:
             return None
         cached = layout.arrangement.tokens_count
         tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
@@ -109,7 +109,7 @@ class EditedPrefixes:
         """Lay out what the prompt has of a record's memory; None where no edit has a part in it."""
         if not plan.moves:
             layout = whole.cut(min(plan.kept_tokens, len(plan.ids) - 1, whole.tokens_count))
-            return layout if layout.tokens_count > layout.exact_tokens else None
+            return layout if layout.is_edited else None
         if len(moves) < 2 or len(whole.parts) + 2 * len(moves) > EDITED_PIECES_MAX:
             return None
         return whole.moved(moves, self._noted(agent, moves, plan))
@@ -152,9 +152,12 @@ class EditedPrefixes:
             self.store.blocks.release(refs)
             await self.workers.run(self.store.sweep)
         is_own = source is None or source.is_own
-        agent.stored_tokens = min(agent.stored_tokens, layout.exact_tokens) if is_own else 0
+        # Where nothing is left of what lay behind the first edit, the turn is as any other.
+        edited = layout if layout.is_edited else None
+        exact = layout.exact_tokens if edited is not None else layout.tokens_count
+        agent.stored_tokens = min(agent.stored_tokens, exact) if is_own else 0
         prepared = replace(
-            prepared, cache=cache, cached=cache.tokens_count, source=None, layout=layout
+            prepared, cache=cache, cached=cache.tokens_count, source=None, layout=edited
         )
         return prepared if prepared.reused_tokens else replace(prepared, tier=CacheTier.COLD)
 

@@ -182,7 +182,16 @@ class Chaos:
 
     async def _damage(self):
         host = self._some_node()
-        self._world.note(f"{host.name}: damaged {host.platter.damage()}")
+        self._world.note(f"{host.name}: damaged {self._hurt(host)}")
+
+    def _hurt(self, host, name="blocks/"):
+        """Damage a file, and note whose memory that is by now."""
+        records = self._world.platters.records(host.name)
+        name = host.platter.damage(name)
+        for key, record in records.items():
+            if name in map(file_name, record.refs):
+                self._world.watch.note_hurt(key)
+        return name
 
     async def _lose_an_edit(self):
         """Damage a block of an edited record, have it found, and have the record made good."""
@@ -191,7 +200,7 @@ class Chaos:
             return
         blocks = agent.saved.pieces.blocks
         block = file_name(blocks[-1] if self._random.random() < 0.7 else blocks[0])
-        self._world.note(f"{host.name}: damaged {host.platter.damage(block)} of {agent.key}")
+        self._world.note(f"{host.name}: damaged {self._hurt(host, block)} of {agent.key}")
         await self._deeds.scrub(host)
         await self._deeds.pin(agent.key)
         self._world.invariants.check_names(host)

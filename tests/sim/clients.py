@@ -178,6 +178,7 @@ class Clients:
     async def insist(self, talk, sampling, hang_up_after=None, patience_s=PATIENCE_S):
         """Send a turn until it is answered; fail the run where that takes too long."""
         world = self._world
+        patience_s *= 1 + world.is_slow  # answers of many seconds, in a queue
         deadline_s = world.loop.now_s + patience_s
         while world.loop.now_s < deadline_s:
             try:

@@ -87,6 +87,8 @@ class Warmth:
             need = min(need, _common(attempt.prompt, prompt))
         was_exact = any(each.edits is EditMode.FORGET for each in (*attempts, now))
         if exact_tokens is not None and (was_exact or need <= exact_tokens):
+            if self._world.kind is not FULL and exact_tokens < need:
+                return None  # a move or a full disk leaves windows for the end alone
             need = min(need, exact_tokens)  # for whoever does not go on with the edit
         return need or None
 
@@ -94,6 +96,8 @@ class Warmth:
         world, acked = self._world, talk.acked
         was_evicted = world.watch.was_evicted
         if any(was_evicted(talk.key, name, acked.at_s) for name in (node, acked.node)):
+            return True
+        if world.watch.was_hurt(talk.key, acked.at_s):
             return True
         if any(acked.files & host.platter.hurt for host in world.nodes.values()):
             return True

@@ -27,6 +27,7 @@ class Watch:
         self._cuts = defaultdict(int)  # how many last
         self.evicted = defaultdict(set)  # by agent: the nodes that let it go, or may have
         self._evicted_s = {}  # (agent, node): when that was last begun, or done
+        self._hurt_s = {}  # by agent: when a block of its record was last damaged
         self.released = {}  # (node, life, agent): the epoch at which another owns it
         self._finished = defaultdict(list)  # operation: (node, epoch, when) that acknowledged it
         self._hosts = defaultdict(dict)  # by agent: each node that had it, when it last got it
@@ -62,6 +63,14 @@ class Watch:
         A turn that began it anew may have ended before its client hears of its beginning.
         """
         return name in self.evicted[key] or self._evicted_s.get((key, name), -1.0) >= since_s
+
+    def note_hurt(self, key):
+        """Note that a block of the record that an agent has by now is damaged."""
+        self._hurt_s[key] = self._world.loop.now_s
+
+    def was_hurt(self, key, since_s):
+        """Say whether that was so since then: its record may be a later one than acknowledged."""
+        return self._hurt_s.get(key, -1.0) >= since_s
 
     def on_host(self, key, name):
         """Note that a node has an agent now, by a client's word or its disk's."""

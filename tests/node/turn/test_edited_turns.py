@@ -272,6 +272,7 @@ def test_where_what_lies_behind_an_edit_is_lost_it_is_computed(tmp_path, model):
     with running(tmp_path, model) as service:
         reply = ask(service, edited, agent="a", edits=AMORTIZE)
         assert agent_of(service).is_durable
+        assert agent_of(service).saved.edited is None, "it is as good as anybody's"
     assert reply.text == exact.text
     assert reply.admitted.amortized_tokens == 0
 
