@@ -160,6 +160,8 @@ class Erasing:
         refs, was_here = await self._removal.remove(key, epoch)
         unknown = await part(lambda: store.erase_unknown(key), otherwise=0)
         blocks = await self._workers.run(lambda: store.erase_blocks(refs))
+        # What it waited for may have found a block damaged meanwhile.
+        await part(lambda: store.erase_quarantined(key), otherwise=False)
         if refused:
             raise refused[0]
         return EraseReceipt(

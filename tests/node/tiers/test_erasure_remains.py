@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -120,6 +121,24 @@ def test_a_node_that_was_away_removes_what_may_be_a_block_of_theirs(tmp_path, mo
         told = tombstone(KEY, TENANT, "alice", 1_001, service.node.clock.wall_s())
         call(service, ShareErasures((told,)), KnownErasures)
         assert not damaged.exists()
+
+
+def test_a_block_found_damaged_while_its_agent_is_erased_goes_too(tmp_path, model):
+    """Such as by a pin that is under way: the erasure waits for it."""
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice")
+        agent = service.node.table.get((TENANT, "alice"))
+        lock, store = agent.turn_lock, service.node.store
+        on_loop(service, lock.acquire())
+        with ThreadPoolExecutor(1) as pool:
+            receipt = pool.submit(erase, service, "alice")
+            wait_until(lambda: lock._waiting_count)
+            block = next(tmp_path.glob("node-a/*/blocks/*.full"))
+            block.write_bytes(block.read_bytes()[:-1])
+            assert store.blocks.verify(agent.saved.refs)
+            service._loop.call_soon_threadsafe(lock.release)
+        assert receipt.result().existed
+        assert files(tmp_path) == []
 
 
 def test_an_agent_whose_record_was_quarantined_goes_too(tmp_path, model):
