@@ -10,7 +10,9 @@ that an edit had a part in.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from itertools import accumulate, takewhile
 
 from fabric.ids import BlockHash
 from fabric.limits import BLOCK_TOKENS, SPAN_OFFERS_MAX, SPAN_SHARERS_MIN, SPAN_TRIES_MAX
@@ -43,7 +45,12 @@ def popular_spans(
     taken: set[object] = set()
     size_bytes = 0
     for name in sorted(ends, key=lambda name: (-counts[name], ends[name][0][1])):
-        cuts = (_cut(store, *end) for end in ends[name][:SPAN_TRIES_MAX])
+        room_bytes = bytes_max - size_bytes
+        fitting = (
+            (record, min(count, _fitting(record, taken, room_bytes)))
+            for record, count in ends[name][:SPAN_TRIES_MAX]
+        )
+        cuts = (_cut(store, record, count) for record, count in fitting)
         record = next((cut for cut in cuts if cut is not None), None)
         if record is None:
             continue
@@ -74,6 +81,12 @@ def _ends(
             return
         if at == len(chain) or counts[chain[at]] < counts[name]:
             yield name, at
+
+
+def _fitting(record: Manifest, taken: AbstractSet[object], room_bytes: int) -> int:
+    """Count the first blocks of a record that fit beside those that are taken anyway."""
+    sizes = (0 if ref in taken else ref.payload_bytes for ref in record.pieces.blocks)
+    return sum(1 for _ in takewhile(lambda end: end <= room_bytes, accumulate(sizes)))
 
 
 def _cut(store: AgentStore, record: Manifest, blocks_count: int) -> Manifest | None:

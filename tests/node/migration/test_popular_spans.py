@@ -16,6 +16,7 @@ from fabric.limits import BLOCK_TOKENS, SPAN_LEASE_S
 from fabric.record.manifest import decode_manifest, encode_manifest
 from fabric.record.tombstone import tombstone
 from fabric.turn.generation import CacheTier
+from node.migration.popular_spans import popular_spans
 from tests.support.architectures import ARCHITECTURES
 from tests.support.incoming import pinned_blocks
 from tests.support.little_room import on_loop
@@ -268,6 +269,23 @@ def test_a_node_takes_no_more_than_its_limit(model, tmp_path):
         assert caught.value.code == "no_room"
         assert stored(there) == before
         assert offered(there, here)[1] == ()
+
+
+def test_of_more_than_fits_the_beginning_is_lent(nodes):
+    here, _ = nodes
+    long = {"role": "system", "content": SYSTEM["content"] * 3}
+    for agent in ("erin", "frank"):
+        turn(here, agent, system=long)
+    records = [here.node.table.get((TENANT, AgentId(name))).saved for name in ("erin", "frank")]
+    block_bytes = records[0].pieces[0].block.payload_bytes
+
+    def tokens(bytes_max):
+        found = popular_spans(here.node.store, records, bytes_max)
+        return [span.record.tokens_count for span in found]
+
+    assert tokens(1 << 30)[0] > BLOCK_TOKENS
+    assert tokens(2 * block_bytes - 1) == [BLOCK_TOKENS]
+    assert tokens(block_bytes - 1) == []
 
 
 def test_encrypted_nodes_lend_alike(model, tmp_path):
