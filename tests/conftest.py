@@ -9,7 +9,9 @@ assert_one_loop()
 # By what they take on two idle cores (docs/testing.md), the longest first.
 LONGEST = (
     "cluster/test_faults.py",
+    "node/turn/test_edited_turns.py",
     "sim/test_simulation.py",
+    "e2e/test_preemption.py",
     "faults/test_migration_kills.py",
     "cluster/test_launch.py",
     "node/mlx/test_every_architecture.py",

@@ -286,6 +286,7 @@ class RayFabric:
                 watch.longest_s = max(watch.longest_s, time.monotonic() - began_s)
                 if not agent.secret.startswith(answer.split()[0]):
                     watch.failures.append(f"{agent.name}: {answer}")
+                watch.ended.wait(PAUSE_S)
 
     def close(self) -> None:
         """End the fabric as a user would; nothing of it may be left."""

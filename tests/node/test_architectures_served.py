@@ -140,7 +140,7 @@ def test_a_model_that_fails_its_self_test_is_served_without_reuse(tmp_path, monk
     """Memory that does not come back as it went is not used, and the node says so."""
     folder = str(write_model(tmp_path / "llama", ARCHITECTURES["llama"]))
     monkeypatch.setattr(SelfTests, "_compare", _differs)
-    with running(tmp_path, folder) as service:
+    with running(tmp_path, folder, tries_everything=True) as service:
         messages = [SYSTEM, {"role": "user", "content": "alpha"}]
         replies = [ask(service, messages, agent="agent", max_tokens=5) for _ in range(2)]
         stored = service.node.store.blocks.total_bytes

@@ -13,7 +13,7 @@ from fabric.ids import AgentId, OperationId, TenantId
 from fabric.turn.generation import CacheTier, MatchKind
 from node.service import NodeService
 from tests.support.services import ask, call, migrate, running
-from tests.support.tiny_models import LLAMA, write_model
+from tests.support.tiny_models import SHALLOW, write_model
 
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 60}
 BRIEF = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 20}
@@ -28,13 +28,13 @@ def user(text: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a tiny llama's folder."""
-    return str(write_model(tmp_path_factory.mktemp("models") / "llama", LLAMA))
+    return str(write_model(tmp_path_factory.mktemp("models") / "llama", SHALLOW, seed=4))
 
 
 @pytest.fixture(scope="module")
 def service(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeService]:
     """Run one node for the module."""
-    with running(tmp_path_factory.mktemp("node"), model) as made:
+    with running(tmp_path_factory.mktemp("node"), model, tries_everything=True) as made:
         yield made
 
 
@@ -46,7 +46,7 @@ def test_self_test_brought_an_agent_back(service: NodeService) -> None:
 
 def test_its_speed_is_known_before_anybody_asks(model: str, tmp_path: Path) -> None:
     """Turns are placed by it; a node of unknown speed would get none, or all."""
-    with running(tmp_path, model) as service:
+    with running(tmp_path, model, tries_everything=True) as service:
         view = service.node.view()
 
     assert view.prefill_tokens_per_s > 0.0

@@ -27,6 +27,8 @@ RARE = {
     "target_commits_without_the_tail",
     "others_memory_is_taken_unasked",
 }
+# Short lives that find many of them. `python -m tests.sim --plant NAME --count 60` says which do.
+TRIED_FIRST = (4, 5, 3, 44, 27)
 TRACE_TAIL = 40
 
 
@@ -63,7 +65,7 @@ def planted():
 
 @pytest.mark.parametrize("plant", list(planted()))
 def test_a_planted_fault_is_found(plant):
-    for seed in range(PLANTED_SEEDS_MAX):
+    for seed in (*TRIED_FIRST, *range(PLANTED_SEEDS_MAX)):
         with plant():
             if run(seed).violation is not None:
                 return

@@ -40,6 +40,7 @@ from node import service as node_service
 from node.service import NodeConfig, NodeService
 from tests.support.conversations import said
 from tests.support.known_models import load_known
+from tests.support.known_starts import KnownService
 
 T = TypeVar("T")
 KEY = bytes(range(32))
@@ -83,6 +84,7 @@ def start_service(
     *,
     cluster_key: bytes = KEY,
     tls: ssl.SSLContext | None = None,
+    tries_everything: bool = False,
     **settings: Any,
 ) -> NodeService:
     """Start a node on `folder`; with durability off, as tests restart but never lose power."""
@@ -96,7 +98,7 @@ def start_service(
         incarnation=next(_incarnations),
         tls=tls,
     )
-    service = NodeService(config)
+    service = NodeService(config) if tries_everything else KnownService(config)
     service.start()
     return service
 

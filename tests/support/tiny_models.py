@@ -42,6 +42,8 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 32_768,
     "tie_word_embeddings": False,
 }
+# For long prompts: of the layers' attention, only the first's is computed of most of their tokens.
+SHALLOW: dict[str, Any] = {**LLAMA, "num_hidden_layers": 2}
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -35,11 +35,11 @@ def wait_until(holds):
 
 
 def test_a_full_disk_during_the_start_turns_nothing_off(model, tmp_path, monkeypatch):
-    with running(tmp_path, model) as service:
+    with running(tmp_path, model, tries_everything=True) as service:
         first = ask(service, WORDS, agent="alice", **BRIEF)
     faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
     faults.is_broken = True
-    with running(tmp_path, model) as service:
+    with running(tmp_path, model, tries_everything=True) as service:
         node = service.node
         assert not node.self_tests.found.passed
         assert "could not tell" in node.view().degraded
@@ -59,7 +59,7 @@ def test_a_disk_that_cannot_read_for_a_moment_turns_nothing_off(model, tmp_path,
 
     with monkeypatch.context() as patch:
         patch.setattr(BlockStore, "load_into", unreadable)
-        with running(tmp_path, model) as service:
+        with running(tmp_path, model, tries_everything=True) as service:
             assert not service.node.self_tests.found.passed
             assert service.node.health.reuses
             patch.undo()
@@ -78,7 +78,7 @@ def test_a_test_that_is_cut_off_turns_nothing_off(model, tmp_path, monkeypatch, 
         submit(turn, *args)
 
     monkeypatch.setattr(Turn, "_submit", cut_off)
-    with running(tmp_path, model) as service:
+    with running(tmp_path, model, tries_everything=True) as service:
         node = service.node
         assert not node.self_tests.found.passed
         assert "could not tell" in node.view().degraded
@@ -88,7 +88,7 @@ def test_a_test_that_is_cut_off_turns_nothing_off(model, tmp_path, monkeypatch, 
 
 def test_a_repeated_test_still_finds_wrong_memory(model, tmp_path, monkeypatch):
     """The first could not tell; the second reads what was never written."""
-    with running(tmp_path, model):
+    with running(tmp_path, model, tries_everything=True):
         pass
     faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
     faults.is_broken = True
@@ -99,7 +99,7 @@ def test_a_repeated_test_still_finds_wrong_memory(model, tmp_path, monkeypatch):
         for place in places:
             place[...] = 1
 
-    with running(tmp_path, model) as service:
+    with running(tmp_path, model, tries_everything=True) as service:
         assert service.node.health.reuses
         monkeypatch.setattr(BlockStore, "load_into", wrong)
         faults.mend()
@@ -108,11 +108,11 @@ def test_a_repeated_test_still_finds_wrong_memory(model, tmp_path, monkeypatch):
 
 
 def test_what_an_earlier_test_left_is_removed_first(model, tmp_path, monkeypatch):
-    with running(tmp_path, model) as service:
+    with running(tmp_path, model, tries_everything=True) as service:
         monkeypatch.setattr(service.node.store, "erase_record", lambda *_: [])
         service.node.self_tests.is_sure = False
         wait_until(lambda: service.node.self_tests.is_sure)
-    with running(tmp_path, model) as service:
+    with running(tmp_path, model, tries_everything=True) as service:
         assert service.node.self_tests.found.passed
         assert list(service.node.table) == []
         assert service.node.store.blocks.total_bytes == 0
@@ -127,7 +127,7 @@ def test_blocks_that_the_disk_keeps_are_let_go_of_once(model, tmp_path, monkeypa
         message = "Input/output error"
         raise DiskError(message, errno.EIO)
 
-    with running(tmp_path, model) as service:
+    with running(tmp_path, model, tries_everything=True) as service:
         node = service.node
         blocks = node.store.blocks
         with monkeypatch.context() as patch:

@@ -12,7 +12,7 @@ from tests.support.agent_traffic import words
 from tests.support.architectures import ARCHITECTURES, CHUNKED
 from tests.support.services import TENANT, ask, migrate, running
 from tests.support.shiftable import SHIFTABLE
-from tests.support.tiny_models import LLAMA, write_model
+from tests.support.tiny_models import SHALLOW, write_model
 
 AMORTIZE = EditMode.AMORTIZE
 OTHER = TenantId("other")
@@ -29,7 +29,7 @@ def _marked(name):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model") / "llama", LLAMA))
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", SHALLOW, seed=9))
 
 
 def history(*said):
@@ -183,6 +183,8 @@ def test_edit_upon_edit(tmp_path, model):
 @pytest.mark.parametrize("name", [_marked(name) for name in (*SHIFTABLE, *WINDOWED)])
 def test_models_whose_rows_may_be_moved(tmp_path, name):
     config = {key: int(n) if n == 64.0 else n for key, n in (SHIFTABLE | WINDOWED)[name].items()}
+    if name in SHIFTABLE:
+        config |= {"num_hidden_layers": 2}
     folder = write_model(tmp_path / "model", config)
     with running(tmp_path / "a", str(folder)) as service:
         edited = start(service)
