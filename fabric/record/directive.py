@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import isfinite
+from operator import itemgetter
+from typing import TypeAlias
 
 from fabric.codec import left_out
 from fabric.edit_mode import EditMode
@@ -101,6 +103,9 @@ def undone(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
     return tuple(each for each in directives or () if not each.is_live)[-UNDONE_SHOWN_MAX:]
 
 
+_Numbered: TypeAlias = tuple[int, Directive]  # in the order in which they were made
+
+
 @dataclass(frozen=True, slots=True)
 class DirectedMessages:
     """A conversation as directives have it, and which of these concerned any of it."""
@@ -114,13 +119,13 @@ def directed(
     messages: Sequence[Message], directives: Sequence[Directive], salt: bytes = b""
 ) -> DirectedMessages:
     """Replace what directives concern; of two for a whole message the newer one counts."""
-    results: dict[str, list[Directive]] = {}
-    digests: dict[bytes, list[Directive]] = {}
-    for each in live(directives):
+    results: dict[str, list[_Numbered]] = {}
+    digests: dict[bytes, list[_Numbered]] = {}
+    for number, each in enumerate(live(directives)):
         if each.result_of is not None:
-            results.setdefault(each.result_of, []).append(each)
+            results.setdefault(each.result_of, []).append((number, each))
         elif each.said is not None:
-            digests.setdefault(each.said, []).append(each)
+            digests.setdefault(each.said, []).append((number, each))
     made: list[Message] = []
     spoken: list[Spoken] = []
     matched: dict[int, Directive] = {}
@@ -139,13 +144,14 @@ def directed(
 
 
 def _concerned(
-    message: Message, results: Mapping[str, list[Directive]], said: Iterable[Directive], nth: int
+    message: Message, results: Mapping[str, list[_Numbered]], said: Iterable[_Numbered], nth: int
 ) -> list[Directive]:
     """List what is to be done to a message: all of it is replaced once, or spans of it are."""
     if message.role is MessageRole.SYSTEM:  # what the system says is never edited
         return []
     told = results.get(message.result_of, []) if message.result_of is not None else []
-    found = [*told, *(each for each in said if each.nth in {None, nth})]
+    placed = (each for each in said if each[1].nth in {None, nth})
+    found = [each for _, each in sorted([*told, *placed], key=itemgetter(0))]
     whole = [each for each in found if each.span is None]
     return whole[-1:] or found
 

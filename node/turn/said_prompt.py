@@ -30,16 +30,18 @@ def said_after(
     before: SaidMessages | None, made: Directed, text: bytes, answer: bytes, shown: ShownAnswer
 ) -> SaidMessages | None:
     """Return where messages are once a prompt `text` had its answer; `before` it others were."""
-    request = made.request
+    request, said = made.request, made.said
     if request.resume is not None:
-        return before
-    if request.extends:
+        if before is None or request.extends or not made.spoken:
+            return before
+        said = SaidMessages(before.messages[: len(made.spoken)])  # less the answer as it was begun
+    elif request.extends:
         return before.edited(edits_of(made.matched)) if before is not None else None
-    said = made.said
     if said is None or not answer:
         return said.within(len(text)) if said is not None else None
     if request.continues:  # what its client sends is that message with its rest
-        return SaidMessages(said.messages[:-1])
+        sent = len(made.spoken) or len(said.messages)
+        return SaidMessages(said.messages[: sent - 1])
     found = place([_spoken(shown)], answer, ()).messages[0]
     start = None if found.start is None else len(text) + found.start
     return SaidMessages((*said.messages, replace(found, start=start)))

@@ -14,6 +14,7 @@ from fabric.control.node_calls import SealAgent
 from fabric.errors import FabricError, HungUpError, RejectedError, StaleEpochError
 from fabric.ids import MigrationId
 from fabric.limits import STREAM_EVENTS_MAX
+from fabric.record.directive import Directive
 from fabric.record.manifest import Manifest
 from fabric.turn.generation import (
     CacheTier,
@@ -36,13 +37,14 @@ from node.engine.sequence import Broke, Computed, Ended, Produced, Sequence, Seq
 from node.grammar.answer_matcher import AnswerMatcher
 from node.mlx.answer import Answer
 from node.mlx.engine import SampledToken
-from node.turn.directed import Directed, direct, upon
+from node.turn.directed import Directed, upon
 from node.turn.prepared import Prepared
-from node.turn.restored import PutBack, ShownAnswer, put_back
+from node.turn.restored import Located, ShownAnswer
 from node.turn.resumption import plan_resumption, resumption, without_answer
 from node.turn.said_prompt import planned
 from node.turn.saver import Saver
 from node.turn.shown_events import echo_events, shown_events
+from node.turn.spelled_turn import spell_turn
 from node.turn.turn_parts import TurnParts
 from node.turn.turn_sequence import end_of, is_unchanged
 
@@ -181,33 +183,31 @@ class Turn:
         limit = parts.prompts.limit(self._unwanted.is_set)
         found = await parts.prompts.located(request)
         self._shown.places = found.places
-        known = parts.claims.answers(found.request, found.wanted)
         directives = parts.claims.directives(found.request)
-        salt = parts.prefixes.store.salt(request.tenant)
-
-        def begin() -> tuple[PutBack, Directed, Rendered, Answer]:
-            restored = put_back(found, known)
-            directed = direct(restored.request, directives, restored.note, salt)
-            asked = directed.request
-            rendered = parts.prompts.render(asked, limit)
-            answer = parts.sequences.begin_answer(asked, rendered.text, self._shown)
-            return restored, directed, rendered, answer
-
-        restored, directed, rendered, answer = await parts.prompts.encoders.run(begin)
-        self._request, self._directed, self._folds = restored.request, directed, rendered.notes
-        self._shown.put_back = restored.answers
-        request = directed.request
-        self._matcher = await parts.grammars.begin(request, rendered.text)
-        async with parts.claims.hold(request, rendered.text) as agent:
+        rendered, answer = await self._spelled(found, directives, limit)
+        async with parts.claims.hold(self._directed.request, rendered.text) as agent:
             self._is_waiting = False
             agent.turn, self._outgoing = self, agent.outgoing
             try:
+                told = parts.claims.directives(found.request)
+                if told != directives and request.resume is None:  # it came here meanwhile
+                    rendered, answer = await self._spelled(found, told, limit)
                 last = await self._serve(agent, rendered, answer, limit)
             finally:
                 agent.turn = None
             if isinstance(last, HandedOver) and last.resume is not None:
                 agent.handed_on = HandedOn(agent.manifest.epoch)
             return last
+
+    async def _spelled(
+        self, found: Located, directives: tuple[Directive, ...], limit: PromptLimit
+    ) -> tuple[Rendered, Answer]:
+        made = await spell_turn(self._parts, found, directives, limit, self._shown)
+        rendered, self._directed = made.rendered, made.directed
+        self._request, self._folds = made.restored.request, rendered.notes
+        self._shown.put_back = made.restored.answers
+        self._matcher = await self._parts.grammars.begin(made.directed.request, rendered.text)
+        return rendered, made.answer
 
     async def _serve(
         self, agent: Agent, rendered: Rendered, answer: Answer, limit: PromptLimit

@@ -121,6 +121,19 @@ def test_of_a_call_and_its_result_neither_is_left_out_alone():
     assert sorted(each.dropped.chars for each in found.matched) == [4, 7]
 
 
+@pytest.mark.parametrize("is_by_call_last", [True, False])
+def test_of_two_for_a_whole_message_the_newer_one_counts(is_by_call_last):
+    told = Message(MessageRole.TOOL, ("much",), result_of="call-1")
+    said = Directive(
+        OperationId("operation-1"), EditMode.FORGET, "by text", None, said_digest(told)
+    )
+    result = Directive(OperationId("operation-2"), EditMode.FORGET, "by call", "call-1")
+    found = directed([told], [said, result] if is_by_call_last else [result, said])
+    newer = result if is_by_call_last else said
+    assert found.messages == (replace(told, texts=(newer.replacement,)),)
+    assert [replace(each, dropped=None) for each in found.matched] == [newer]
+
+
 def test_directives_survive_a_restart_and_a_move(tmp_path, model):
     with running(tmp_path / "a", model, name="node-a") as source:
         ask(source, history(*LONG), agent="a")

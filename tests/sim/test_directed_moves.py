@@ -1,0 +1,77 @@
+"""A turn that is sent to where its agent goes finds there what the agent was told, whenever."""
+
+import asyncio
+
+from fabric.control.directive_calls import DirectAgent
+from fabric.edit_mode import EditMode
+from fabric.ids import AgentId, OperationId
+from fabric.record.directive import Directive
+from fabric.record.said import said_digest
+from fabric.record.spans import WantedSpan
+from fabric.settings import NodeSettings
+from fabric.turn.generation import Sampling
+from fabric.turn.messages import Message, MessageRole
+from tests.sim import oracle
+from tests.sim.script import Talk, play
+
+MIB = 1 << 20
+SETTINGS = NodeSettings(hot_bytes=MIB, disk_bytes=64 * MIB)
+ALICE = AgentId("alice")
+SAMPLING = Sampling(max_tokens=8, ignore_eos=True)
+STEP_S, STEPS = 0.01, 8
+MID_ANSWER_S = 0.3
+
+
+def test_a_turn_that_comes_ahead_of_a_move_is_told_what_the_agent_was():
+    async def live(world):
+        alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
+        await alice.say("a secret")
+        assert await alice.say("two")
+        told = Message(MessageRole.USER, ("a secret",))
+        directive = Directive(
+            OperationId("operation-1"), EditMode.FORGET, "nothing", said=said_digest(told)
+        )
+        await services.fleet.ask_owner(DirectAgent(*alice.key, (directive,)))
+        for step in range(STEPS):
+            source = alice.last.node
+            target = min(world.nodes.keys() - {source})
+            moving = asyncio.create_task(services.migrations.migrate(*alice.key, target))
+            await asyncio.sleep(step * STEP_S)
+            alice.messages.append({"role": "user", "content": f"and {step}?"})
+            answer, _ = await alice._read(SAMPLING)
+            await moving
+            wanted = [
+                {**each, "content": "nothing"} if each["content"] == "a secret" else each
+                for each in alice.messages
+            ]
+            assert answer == oracle.answer(wanted, SAMPLING).text, step
+            alice.messages.append({"role": "assistant", "content": answer})
+
+    play(live, SETTINGS)
+
+
+def test_an_answer_that_moved_in_the_middle_is_named_by_its_number():
+    async def live(world):
+        alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
+        assert await alice.say("one")
+        target = min(world.nodes.keys() - {alice.last.node})
+        alice.messages.append({"role": "user", "content": "go on"})
+        answering = asyncio.create_task(alice._read(Sampling(max_tokens=24, ignore_eos=True)))
+        await asyncio.sleep(MID_ANSWER_S)
+        await services.migrations.migrate(*alice.key, target)
+        answer, _ = await answering
+        number = len(alice.messages)
+        wanted = WantedSpan(
+            "directives[0]", OperationId("operation-1"), EditMode.FORGET, "nothing", first=number
+        )
+        await services.fleet.ask_owner(DirectAgent(*alice.key, spans=(wanted,)))
+        alice.messages += [
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": "and now?"},
+        ]
+        now, _ = await alice._read(SAMPLING)
+        said = list(alice.messages)
+        said[number] = {"role": "assistant", "content": "nothing"}
+        assert now == oracle.answer(said, SAMPLING).text
+
+    play(live, SETTINGS)
