@@ -20,7 +20,7 @@ class Chaos:
     def __init__(self, world):
         self._world = world
         self._random = world.stream("chaos")
-        self._deeds = Deeds(world)
+        self.deeds = Deeds(world)
         self.has_faults = False
         self.was_network_bad = False
 
@@ -36,7 +36,7 @@ class Chaos:
             faults = [*faults[:1], self._deafen, self._deafen]
         if self._world.is_far:
             faults += [self._router_stop, self._router_stop]
-        deeds = self._deeds.draw()
+        deeds = self.deeds.draw()
         if self._world.edits.is_pressed:
             faults += [self._refuse_an_edit] * 3 + [self._lose_an_edit] * 3
         if random.random() < 0.5:
@@ -81,7 +81,7 @@ class Chaos:
     async def _router_stop(self):
         """Stop the router in the middle of somebody's move."""
         router = self._world.router
-        moving = asyncio.create_task(self._deeds.move_somebody())
+        moving = asyncio.create_task(self.deeds.move_somebody())
         await asyncio.sleep((2.0 if self._world.is_far else 0.05) * self._random.random())
         if self._is_well(router) and router.is_serving:
             self._world.note("stop the router")
@@ -201,8 +201,8 @@ class Chaos:
         blocks = agent.saved.pieces.blocks
         block = file_name(blocks[-1] if self._random.random() < 0.7 else blocks[0])
         self._world.note(f"{host.name}: damaged {self._hurt(host, block)} of {agent.key}")
-        await self._deeds.scrub(host)
-        await self._deeds.pin(agent.key)
+        await self.deeds.scrub(host)
+        await self.deeds.pin(agent.key)
         self._world.invariants.check_names(host)
 
     async def _refuse_an_edit(self):

@@ -22,7 +22,6 @@ from router.turn_request import TurnRequest
 from tests.sim import oracle
 from tests.sim.epochs import Epochs, told
 from tests.sim.model import MODEL
-from tests.sim.tokenizer import render
 from tests.sim.warmth import ANSWER_TOKENS_MAX, Ack, Attempt
 from tests.support.conversations import said
 
@@ -134,16 +133,20 @@ class Clients:
     async def _talk(self, talk):
         begins_s = 4.0 * talk.random.random()
         await asyncio.sleep(2.0 + (0.0 if self._world.is_crowded else begins_s))
-        for _ in range(ROUNDS + self._world.edits.rounds(talk)):
+        directing = self._world.directing
+        for _ in range(ROUNDS + self._world.edits.rounds(talk) + directing.rounds(talk)):
             if not await self._round(talk):
                 return
+            await directing.act(talk)
             await asyncio.sleep(self._pause_s(talk))
             if (
                 talk.acked
                 and talk.identity.kind is IdentityKind.AGENT
                 and talk.random.random() < 0.1
             ):
+                await directing.end(talk)
                 await self._erase(talk)
+        await directing.end(talk)
 
     def _pause_s(self, talk):
         """Say how long a client thinks; in some lives all of them come back at once."""
@@ -162,6 +165,7 @@ class Clients:
         if talk.messages[-1]["role"] == "assistant":
             talk.messages = [*talk.messages, {"role": "user", "content": talk.say()}]
         world.edits.edit(talk)
+        world.directing.prepare(talk)
         sampled = random.random() < 0.4
         sampling = Sampling(
             max_tokens=ANSWER_TOKENS_MAX if world.is_slow else random.choice([3, 8, 24]),
@@ -198,10 +202,13 @@ class Clients:
 
     async def _attempt(self, talk, sampling, hang_up_after):
         world = self._world
-        wanted = oracle.answer(talk.messages, sampling, world.kind)
-        prompt, router = render(talk.messages), world.router
+        router, hearing = world.router, world.directing.hearing
+        tellings = hearing.tellings(talk, sampling)
         told_epochs = told(router, world.nodes, talk.tenant)
-        talk.attempts.append(Attempt(prompt, talk.edits))
+        edits = EditMode.FORGET if hearing.may_forget(talk) else talk.edits
+        prompts = [each.prompt for each in tellings]
+        may_keep = talk.edits is not EditMode.FORGET
+        talk.attempts.append(Attempt(prompts[0], edits, tuple(prompts[1:]), may_keep))
         text, admitted, count = "", None, 0
         call = self._send(talk, sampling)
         try:
@@ -214,13 +221,15 @@ class Clients:
                 if isinstance(event, Delta):
                     text += event.text
                     count += 1
-                    if talk.edits is EditMode.FORGET and not wanted.text.startswith(text):
-                        world.fail(f"{talk.name}: got {text!r}, not {wanted.text!r}")
+                    is_plain = talk.edits is EditMode.FORGET and not world.directing.directs(talk)
+                    if is_plain and not tellings[0].wanted.text.startswith(text):
+                        world.fail(f"{talk.name}: got {text!r}, not {tellings[0].wanted.text!r}")
                         return
                 else:
                     admitted, told_epoch = event, told_epochs.get(event.agent, 0)
                     world.watch.on_admitted(talk.tenant, event, router)
                     world.warmth.check_admitted(talk, event)
+                    hearing.check_admitted(talk, event, tellings)
                     floor = talk.epochs.floor(event.agent, router.incarnation, told_epoch)
                     if event.epoch < floor and not talk.may_be_erased:
                         world.fail(
@@ -234,12 +243,11 @@ class Clients:
             self._calls.pop(call, None)
         world.watch.check_fence(talk, admitted, call.operation, router)
         got = oracle.Expected(text, event.reason, event.completion_tokens)
-        if got != wanted and not world.edits.explains(talk, prompt, admitted, sampling, got):
-            world.fail(f"{talk.name}: got {got}, not {wanted}")
-            return
-        self._finish(talk, prompt, text, event, admitted, call.operation)
+        if found := hearing.check_answer(talk, admitted, sampling, got, tellings):
+            prompts = [each.prompt for each in found]
+            self._finish(talk, prompts, text, event, admitted, call.operation)
 
-    def _finish(self, talk, prompt, text, finished, admitted, operation):
+    def _finish(self, talk, prompts, text, finished, admitted, operation):
         world = self._world
         self.answered_count += 1
         talk.epochs.note(admitted.agent, world.router.incarnation, admitted.epoch)
@@ -253,9 +261,11 @@ class Clients:
             key = (talk.tenant, admitted.agent)
             end = world.watch.finisher(operation, admitted)
             if not (talk.is_shared or talk.may_be_erased):
-                world.platters.check_acknowledged(talk, key, prompt + text, end[1])
-            talk.acked = world.warmth.ack(key, prompt, text, end, admitted)
+                texts = [prompt + text for prompt in prompts]
+                world.platters.check_acknowledged(talk, key, texts, end[1])
+            talk.acked = world.warmth.ack(key, prompts[0], text, end, admitted)
             talk.attempts = []
+            world.directing.hearing.note_durable(talk, end)
 
     async def last_words(self):
         """After the quiet, everybody who is still there gets an answer."""
@@ -294,6 +304,7 @@ class Clients:
         talk.acked, talk.attempts, talk.is_copied = None, [], False
         talk.lives_count += 1
         talk.epochs.clear()
+        world.directing.forget(talk)
         if erasure.unreachable:
             talk.may_be_erased = True
         else:
@@ -308,6 +319,7 @@ class Clients:
             if record is not None and not (talk.is_shared or talk.may_be_erased):
                 world.fail(f"{talk.name}: unknown, and {name} has it at epoch {record.epoch}")
         talk.acked, talk.attempts = None, []
+        world.directing.forget(talk)
 
     # --- the client's connection to the router -----------------------------------------------
 

@@ -2,33 +2,19 @@
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
 
 from fabric.control.node_calls import AgentView, Done, Flush, PinAgent
-from fabric.errors import FabricError, NotFoundError, RejectedError
 from fabric.ids import AgentId, OperationId
 from fabric.record.hibernation_file import peek_header
 from fabric.turn.generation import IdentityKind
 from router.moves.drains import DrainState
 from router.moves.hibernations import Upload, Wanted
+from tests.sim.asking import ANSWER_S, DAMAGE_CODES, Asking
 from tests.sim.disk import PointFault
 from tests.sim.router_host import ROUTER
 
-REFUSALS = {404, 409, 421, 429, 503}
-DISK_CODES = {"disk_error", "disk_budget", "undecided"}
-DAMAGE_CODES = {"corrupt_data", "block_missing"}
-ANSWER_S = 60.0
 DRAINED_S = 40.0
 ALL_BYTES = 1 << 40
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a deed ended: its result, or the error; neither where nobody answered."""
-
-    result: object = None
-    error: FabricError | None = None
-    is_over: bool = False
 
 
 class Deeds:
@@ -37,6 +23,7 @@ class Deeds:
     def __init__(self, world):
         self._world = world
         self._random = world.stream("deeds")
+        self._in_router = Asking(world).in_router
         self.files = []  # hibernated agents
 
     def draw(self):
@@ -209,11 +196,13 @@ class Deeds:
         if talk is None:
             return
         talk.begin_copy()
-        resumed = await self._copy_by_file(talk)
+        name = AgentId(f"file-{self._random.randrange(10**6)}")
+        resumed = await self.copy_by_file(talk, name)
         if resumed is None or resumed.is_over:
             talk.end_copy()
 
-    async def _copy_by_file(self, talk):
+    async def copy_by_file(self, talk, name):
+        """Make another agent of one by a file; return how that ended, None before it began."""
         host = self._world.router
 
         async def hibernate(_):
@@ -226,7 +215,7 @@ class Deeds:
         done = await self._in_router(f"hibernate {talk.name}", hibernate, meets_damage=True)
         if not done.result:
             return None
-        raw, name = done.result, AgentId(f"file-{self._random.randrange(10**6)}")
+        raw = done.result
         header = peek_header(raw)
         if header is None:
             return None
@@ -241,37 +230,3 @@ class Deeds:
             lambda _: host.hibernations.resume(wanted, header, Upload(b"", rest())),
             may_be_cut=True,
         )
-
-    # --- how ---------------------------------------------------------------------------------
-
-    async def _in_router(self, what, work, *, meets_damage=False, may_be_cut=False):
-        """Have the router do something, as an operator's request would."""
-        world, router = self._world, self._world.router
-        if router.services is None:
-            return Outcome()
-        world.note(what)
-        task = world.loop.spawn(router.process, work(router.services))
-        await asyncio.wait({task}, timeout=ANSWER_S)
-        if not task.done() or task.cancelled():
-            return Outcome()
-        try:
-            result = task.result()
-        except FabricError as error:
-            world.note(f"{what}: {error.status} {error.code}")
-            if not self._is_fine(error, meets_damage=meets_damage, may_be_cut=may_be_cut):
-                world.fail(f"{what}: {error.status} {error.code}: {error.message}")
-            return Outcome(None, error, is_over=True)
-        world.note(f"{what}: done")
-        return Outcome(result, None, is_over=True)
-
-    def _is_fine(self, error, *, meets_damage, may_be_cut):
-        hosts = self._world.nodes.values()
-        if int(error.status) in REFUSALS or isinstance(error, NotFoundError):
-            return True
-        if may_be_cut and isinstance(error, RejectedError):
-            return True  # the file broke off where its agent's node died, or met damage
-        if error.code in DISK_CODES:
-            # The one who tells of it may have hung for a while.
-            has_refused = any(h.platter.has_failed or h.platter.has_been_full for h in hosts)
-            return has_refused or error.code == "disk_budget"
-        return meets_damage and error.code in DAMAGE_CODES and any(h.platter.hurt for h in hosts)

@@ -88,7 +88,7 @@ class Edits:
         if talk not in self._anywhere:
             self._anywhere[talk] = random.random() < ANYWHERE_ODDS
         keeps = EditMode.ANYWHERE if self._anywhere[talk] else EditMode.AMORTIZE
-        self._wish(talk, keeps if wishes else EditMode.FORGET)
+        self.wish(talk, keeps if wishes else EditMode.FORGET)
         if self._world.kind is FULL and random.random() < READ_ODDS:
             read = random.sample(self._documents, random.choice([1, 2]))
             texts = [{"role": "user", "content": text} for text in read]
@@ -97,7 +97,8 @@ class Edits:
             for _ in range(random.choice([1, 1, 2, 3])):
                 self._edit_once(talk, random)
 
-    def _wish(self, talk, mode):
+    def wish(self, talk, mode):
+        """Let a conversation's turns ask for memory of before an edit, or not."""
         talk.edits = mode
         if mode is EditMode.ANYWHERE:
             self._takers.add(talk.key)
@@ -140,7 +141,7 @@ class Edits:
         self._world.note(f"{talk.name}: somebody else says the same")
         made = type(talk)(random.choice(sorted(tenants)), identity, random, talk.number)
         made.messages = messages
-        self._wish(made, random.choice([EditMode.AMORTIZE, EditMode.ANYWHERE]))
+        self.wish(made, random.choice([EditMode.AMORTIZE, EditMode.ANYWHERE]))
         return made
 
     def _stream(self, talk):
@@ -199,14 +200,14 @@ class Edits:
                 return f"the window's row {at} is that of another token"
         return None
 
-    def explains(self, talk, prompt, admitted, sampling, got):
+    def explains(self, talk, telling, admitted, sampling, got):
         """Say whether an answer is what the edited memory makes that it began with."""
-        if talk.edits is EditMode.FORGET or not admitted.amortized_tokens:
+        if not admitted.amortized_tokens:
             return False
-        self._amortized[talk] = talk.messages
+        self._amortized[talk] = telling.messages
         self.amortized_count += 1
         self.borrowed_count += admitted.match is MatchKind.SPANS
-        return self._is_answer(tuple(map(ord, prompt)), sampling, got)
+        return self._is_answer(tuple(map(ord, telling.prompt)), sampling, got)
 
     def _is_answer(self, prompt, sampling, got):
         """Follow an answer from where it began, or was taken up with what was left."""

@@ -208,7 +208,7 @@ class Invariants:
         exact = min(saved.edited.exact_tokens, count)
         self._check_cache(where, agent.key, cache, ids[:count], exact)
         hot = agent.cache if agent.is_durable and count == len(ids) else None
-        if hot is not None and (hot.shifts, hot.parts()) != (cache.shifts, cache.parts()):
+        if hot is not None and not oracle.are_alike(hot, cache):
             self._fail(f"{where}: its memory is not what was saved of it")
 
     def _wanted_tokens(self, node, saved, stock):

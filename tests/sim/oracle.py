@@ -42,6 +42,17 @@ def is_cache_of(cache, ids) -> bool:
     return (held, window, state) == (wanted[0], wanted[2][start:], wanted[3])
 
 
+def are_alike(one, other) -> bool:
+    """Say whether two caches hold the same; either may have more rows of windows in front."""
+    held, base, window, *rest = one.parts()
+    others_held, others_base, others_window, *others_rest = other.parts()
+    common = max(base, others_base)
+    rows = window[(common - base) * WINDOW_ENTRY_BYTES :]
+    others_rows = others_window[(common - others_base) * WINDOW_ENTRY_BYTES :]
+    mine = one.shifts, held, rows, rest
+    return mine == (other.shifts, others_held, others_rows, others_rest)
+
+
 def exact_tokens(cache, ids) -> int:
     """Count the leading tokens of a cache that are what these tokens make."""
     held = cache.held

@@ -32,6 +32,7 @@ from router.moves.migration import Migration
 from router.moves.recovery import Recovery
 from router.placement import placement
 from router.turns.open_turn import OpenTurn
+from tests.sim.planted_directives import DIRECTIVE_PLANTS
 from tests.sim.planted_edits import EDIT_PLANTS
 
 
@@ -338,6 +339,7 @@ def prefetches_reserve_nothing():
 
 
 PLANTS = {
+    "directives": DIRECTIVE_PLANTS,
     "edits": EDIT_PLANTS,
     "memory": (
         restores_wait_for_no_memory,

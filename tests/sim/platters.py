@@ -81,13 +81,16 @@ class Platters:
 
     # --- acknowledged ------------------------------------------------------------------------
 
-    def check_acknowledged(self, talk, key, text, epoch):
-        """Judge an acknowledgement: some disk holds what it says is durable, none a later owner."""
+    def check_acknowledged(self, talk, key, texts, epoch):
+        """Judge an acknowledgement: some disk holds what it says is durable, none a later owner.
+
+        It is one of `texts`, where several may be.
+        """
         self._check_superseded(talk, key, epoch)
-        wanted = text.rstrip(chr(END))
+        wanted = {text.rstrip(chr(END)) for text in texts}
         for name in self._world.nodes:
             record = self.records(name).get(key)
-            if record is not None and record.text.rstrip(chr(END)) == wanted:
+            if record is not None and record.text.rstrip(chr(END)) in wanted:
                 return
             if record is not None and record.provenance.truncated_by is TruncatedBy.FSCK:
                 return  # a drive lost some of it meanwhile: others judge that

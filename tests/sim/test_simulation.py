@@ -26,6 +26,8 @@ RARE = {
     "stale_owners_are_not_released",
     "target_commits_without_the_tail",
     "others_memory_is_taken_unasked",
+    "moves_leave_directives_behind",
+    "waiting_turns_know_what_was_said_before",
 }
 # Short lives that find many of them. `python -m tests.sim --plant NAME --count 60` says which do.
 TRIED_FIRST = (4, 5, 3, 44, 27)

@@ -12,7 +12,7 @@ from node.dialect.folding import Rendered
 from node.dialect.reader import MarkedReader
 from tests.sim.model import END
 
-ROLES = {"system": "\x01", "user": "\x02", "assistant": "\x03"}
+ROLES = {"system": "\x01", "user": "\x02", "assistant": "\x03", "tool": "\x05"}
 _END = chr(END)
 CUT_TEXTS = {ord(text): text.encode() for text in (*ROLES.values(), _END)}
 

@@ -36,6 +36,13 @@ class Attempt:
 
     prompt: str
     edits: EditMode  # that it wished
+    others: tuple = ()  # what else it may have been rewritten as
+    may_keep: bool = False  # what lies behind an edit, and so have memory that is exact in part
+
+    @property
+    def prompts(self):
+        """All that its agent may have been given."""
+        return self.prompt, *self.others
 
 
 class Warmth:
@@ -53,6 +60,8 @@ class Warmth:
         exact = None
         if admitted.amortized_tokens:
             exact = admitted.cached_tokens - admitted.amortized_tokens
+        elif record is not None and record.edited is not None:  # what was kept met damage
+            exact = record.edited.exact_tokens
         return Ack(prompt, prompt + answer, node, epoch, at_s, frozenset(files), exact)
 
     def is_judged(self, talk):
@@ -78,13 +87,15 @@ class Warmth:
 
     def _needed_tokens(self, acked, attempts):
         *attempts, now = attempts
-        prompt, stored, exact_tokens = now.prompt, acked.text.rstrip(chr(END)), acked.exact_tokens
-        need = min(_common(stored, prompt), len(prompt) - 1)
+        stored, exact_tokens = acked.text.rstrip(chr(END)), acked.exact_tokens
+        need = min(min(_common(stored, prompt), len(prompt) - 1) for prompt in now.prompts)
         if self._world.kind is not FULL and (need < len(stored) or attempts):
             # Elsewhere than at its end a context can be taken up where that was worth keeping.
             return None
         for attempt in attempts:  # each may have been answered, on no disk
-            need = min(need, _common(attempt.prompt, prompt))
+            need = min(need, *(_common(a, b) for a in attempt.prompts for b in now.prompts))
+        if now.edits is EditMode.FORGET and any(each.may_keep for each in attempts):
+            return None  # nobody said how far the memory is exact
         was_exact = any(each.edits is EditMode.FORGET for each in (*attempts, now))
         if exact_tokens is not None and (was_exact or need <= exact_tokens):
             if self._world.kind is not FULL and exact_tokens < need:
@@ -94,18 +105,22 @@ class Warmth:
 
     def _is_excused(self, talk, node):
         world, acked = self._world, talk.acked
-        was_evicted = world.watch.was_evicted
-        if any(was_evicted(talk.key, name, acked.at_s) for name in (node, acked.node)):
-            return True
         if world.watch.was_hurt(talk.key, acked.at_s):
             return True
         if any(acked.files & host.platter.hurt for host in world.nodes.values()):
             return True
-        if node == acked.node:
+        return self.may_have_less(talk.key, node, acked.node, acked.at_s)
+
+    def may_have_less(self, key, node, acked_node, at_s):
+        """Say whether a node may have an agent from before what another acknowledged then."""
+        watch = self._world.watch
+        if any(watch.was_evicted(key, name, at_s) for name in (node, acked_node)):
+            return True
+        if node == acked_node:
             return False
-        names = {acked.node, ROUTER, *world.watch.hosts_since(talk.key, acked.at_s)} - {node}
-        is_well = all(world.watch.was_well_since(name, acked.at_s) for name in names)
-        return not is_well or world.chaos.was_network_bad
+        names = {acked_node, ROUTER, *watch.hosts_since(key, at_s)} - {node}
+        is_well = all(watch.was_well_since(name, at_s) for name in names)
+        return not is_well or self._world.chaos.was_network_bad
 
     # --- when all is quiet ---------------------------------------------------------------------
 
@@ -132,7 +147,7 @@ class Warmth:
         text, acked = record.text.rstrip(chr(END)), talk.acked.text.rstrip(chr(END))
         if text == acked:
             return True
-        for attempt in (each.prompt for each in talk.attempts):
+        for attempt in (prompt for each in talk.attempts for prompt in each.prompts):
             least = _common(acked, attempt)
             if len(acked) > 2 * least or CacheGroup.STATE in self._world.kind.spec.groups:
                 least = 0  # it was begun anew

@@ -18,6 +18,7 @@ from node.store.posix_disk import PosixDisk
 from tests.sim import chances
 from tests.sim.chaos import Chaos
 from tests.sim.clients import Clients
+from tests.sim.directing import Directing
 from tests.sim.edits import Edits
 from tests.sim.invariants import Invariants
 from tests.sim.loop import PROCESS, SimLoop, StuckError
@@ -79,6 +80,7 @@ class World:
         self.speeds = [500, 2_000, 8_000]
         self._press(self.stream("pressure"))
         self.edits = Edits(self, self.stream("edits"))
+        self.directing = Directing(self, self.stream("directing"))
         self.watch = Watch(self)
         self.platters = Platters(self)
         self.warmth = Warmth(self)
@@ -141,6 +143,7 @@ class World:
             simulated_locks(),
             self.watch.taps(),
             self.edits.taps(),
+            self.directing.privacy.taps(),
             mock.patch.object(drain_flag, "PosixDisk", open_disk),
             mock.patch.object(PosixDisk, "__init__", refuse),
         ):

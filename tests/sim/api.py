@@ -1,0 +1,73 @@
+"""The fabric's own API as clients reach it: its real routes, in the simulated router's process."""
+
+import asyncio
+import json
+
+from starlette.requests import Request
+
+from fabric.errors import RejectedError
+from router.admin.agent_wishes import AgentWishesApi
+from router.admin.directives import DirectivesApi
+from router.http.auth import Principal
+from tests.sim.asking import Asking
+
+TRIES = 40
+# What cannot be placed in the record that a node has.
+PLACING_CODES = frozenset(
+    {
+        "attention_sink", "message_edited", "no_messages", "out_of_range", "overlapping_spans",
+        "span_cuts_template", "text_ambiguous", "text_not_found",
+    }
+)  # fmt: skip
+
+
+class Api:
+    """Calls that are repeated with the same words until it is clear what came of them."""
+
+    def __init__(self, world):
+        self._world = world
+        self._ask = Asking(world).in_router
+
+    async def insist(self, talk, random, verb, body=None, **path):
+        """Ask until it is done or refused.
+
+        Return the answer, or None; and whether it is certain that nothing was done.
+        """
+        is_certain = True
+        for _ in range(TRIES):
+            done = await self._ask(
+                f"{talk.name}: {verb} {path or ''}",
+                lambda services: _called(services, talk.key, verb, body, path),
+                allowed={"invalid_value"} if verb == "evict" else PLACING_CODES,
+            )
+            if done.is_over and done.error is None:
+                return done.result, False
+            if isinstance(done.error, RejectedError) and done.error.code != "nothing_saved":
+                return None, is_certain
+            is_certain &= done.error is not None and done.error.code == "nothing_saved"
+            await asyncio.sleep(0.5 + random.random())
+        return None, is_certain
+
+
+async def _called(services, key, verb, body, path):
+    kind = DirectivesApi if hasattr(DirectivesApi, verb) else AgentWishesApi
+    api = kind(services.fleet, services.fleet.clock)
+    response = await getattr(api, verb)(_request(key, body, path))
+    return json.loads(response.body)
+
+
+def _request(key, body, path):
+    tenant, agent = key
+    raw = b"" if body is None else json.dumps(body).encode()
+
+    async def receive():
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path_params": {"agent": agent, **path},
+        "headers": [],
+        "macfabric.caller": Principal(tenant),
+    }
+    return Request(scope, receive)

@@ -1,0 +1,65 @@
+"""Requests beside turns, of operators and clients: carried out in the router's process."""
+
+import asyncio
+from dataclasses import dataclass
+
+from fabric.errors import FabricError, NotFoundError, RejectedError
+
+REFUSALS = {404, 409, 421, 429, 503}
+DISK_CODES = {"disk_error", "disk_budget", "undecided"}
+DAMAGE_CODES = {"corrupt_data", "block_missing"}
+ANSWER_S = 60.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a deed ended: its result, or the error; neither where nobody answered."""
+
+    result: object = None
+    error: FabricError | None = None
+    is_over: bool = False
+
+
+class Asking:
+    """Whoever asks something of the router."""
+
+    def __init__(self, world):
+        self._world = world
+
+    async def in_router(
+        self, what, work, *, meets_damage=False, may_be_cut=False, allowed=frozenset()
+    ):
+        """Have the router do something, as an operator's request would.
+
+        `allowed` are codes with which it may be refused, beside those with which anything may.
+        """
+        world, router = self._world, self._world.router
+        if router.services is None:
+            return Outcome()
+        world.note(what)
+        task = world.loop.spawn(router.process, work(router.services))
+        await asyncio.wait({task}, timeout=ANSWER_S)
+        if not task.done() or task.cancelled():
+            return Outcome()
+        try:
+            result = task.result()
+        except FabricError as error:
+            world.note(f"{what}: {error.status} {error.code}")
+            is_fine = self._is_fine(error, meets_damage=meets_damage, may_be_cut=may_be_cut)
+            if not (is_fine or error.code in allowed):
+                world.fail(f"{what}: {error.status} {error.code}: {error.message}")
+            return Outcome(None, error, is_over=True)
+        world.note(f"{what}: done")
+        return Outcome(result, None, is_over=True)
+
+    def _is_fine(self, error, *, meets_damage, may_be_cut):
+        hosts = self._world.nodes.values()
+        if int(error.status) in REFUSALS or isinstance(error, NotFoundError):
+            return True
+        if may_be_cut and isinstance(error, RejectedError):
+            return True  # the file broke off where its agent's node died, or met damage
+        if error.code in DISK_CODES:
+            # The one who tells of it may have hung for a while.
+            has_refused = any(h.platter.has_failed or h.platter.has_been_full for h in hosts)
+            return has_refused or error.code == "disk_budget"
+        return meets_damage and error.code in DAMAGE_CODES and any(h.platter.hurt for h in hosts)

@@ -1,0 +1,226 @@
+"""Clients who have macfabric edit what their agents remember, and copies of such agents."""
+
+import asyncio
+
+from fabric.edit_mode import EditMode
+from fabric.ids import AgentId, OperationId
+from fabric.turn.generation import Identity, IdentityKind, Sampling
+from tests.sim.api import Api
+from tests.sim.asking import Asking
+from tests.sim.directives import TOOL, adding, removing, removing_all
+from tests.sim.hearing import REBUILD, Hearing
+from tests.sim.placing import draw_items, superseding
+from tests.sim.privacy import Privacy
+from tests.sim.verbs import Verbs
+
+DIRECTING_ODDS = {"full": 0.7, "window": 0.7}  # of lives, by model, else:
+OTHERS_DIRECTING_ODDS = 0.4
+TALK_ODDS, DEED_ODDS, TOOL_ODDS, UNSAID_ODDS = 0.8, 0.8, 0.5, 0.6
+AGAIN_ODDS, ASIDE_ODDS, SHOW_ODDS = 0.1, 0.25, 0.3
+DIRECTING_ROUNDS = 2  # more than others have
+
+
+class Directing:
+    """What clients direct in one run."""
+
+    def __init__(self, world, random):
+        self._world = world
+        odds = DIRECTING_ODDS.get(world.kind.name, OTHERS_DIRECTING_ODDS)
+        self._is_directing = random.random() < odds and not world.is_crowded
+        self._streams = {}
+        self._does = {}
+        self._aside = {}  # by talk: what is done while it takes its turns
+        self._api = Api(world)
+        self._ask = Asking(world).in_router
+        self.hearing = Hearing(world)
+        self.verbs = Verbs(world, self._api, self.stream)
+        self.privacy = Privacy(world, self.verbs)
+
+    def directs(self, talk):
+        """Say whether a conversation has directives now and then."""
+        is_named = talk.identity.kind is IdentityKind.AGENT and not talk.is_shared
+        if not (self._is_directing and is_named):
+            return False
+        if talk not in self._does:
+            self._does[talk] = self.stream(talk).random() < TALK_ODDS
+        return self._does[talk]
+
+    def rounds(self, talk):
+        """Say how many more turns than others' such a conversation has."""
+        return DIRECTING_ROUNDS if self.directs(talk) else 0
+
+    def stream(self, talk):
+        """Return a conversation's own randomness."""
+        name = f"directing {talk.number}"
+        if name not in self._streams:
+            self._streams[name] = self._world.stream(name)
+        return self._streams[name]
+
+    def prepare(self, talk):
+        """Let some results of tools come, and some turns say nothing of edits."""
+        if not self.directs(talk):
+            return
+        random = self.stream(talk)
+        if random.random() < TOOL_ODDS:
+            call = f"call-{random.choice([1, 2, 3])}"
+            result = {"role": TOOL, "tool_call_id": call, "content": f"it is {talk.say()}"}
+            talk.messages = [*talk.messages[:-1], result, talk.messages[-1]]
+        if random.random() < UNSAID_ODDS:
+            talk.edits = None  # as its directives say
+        elif talk.edits is None:
+            talk.edits = EditMode.FORGET
+
+    # --- deeds -------------------------------------------------------------------------------
+
+    async def act(self, talk):
+        """Now and then direct the agent, or see what it was told."""
+        await self.end(talk)
+        if not self.directs(talk) or talk.acked is None:
+            return
+        random = self.stream(talk)
+        if random.random() >= DEED_ODDS:
+            return
+        changes = [self._post] * 10 + [self._undo] * 3 + [self._undo_all, self._supersede]
+        others = [self._rebuild, self._show] + [self._copy] * 2 + [self.verbs.say] * 4
+        if _operations(self.hearing.of(talk)):
+            others += [self._copy] * 4
+        deed = random.choice([*changes, *others])
+        if deed in changes and random.random() < ASIDE_ODDS:
+            work = deed(talk, is_aside=True)
+            self._aside[talk] = asyncio.create_task(work)
+            return
+        await deed(talk)
+        if random.random() < SHOW_ODDS:
+            await self._show(talk)
+
+    async def end(self, talk):
+        """Wait for what is done beside a conversation's turns."""
+        aside = self._aside.pop(talk, None)
+        if aside is not None:
+            await aside
+
+    def forget(self, talk):
+        """Note that a conversation's agent is gone for good."""
+        self.hearing.of(talk).begin_anew()
+        self.verbs.forget(talk.key)
+
+    async def _post(self, talk, *, is_aside=False):
+        random, known = self.stream(talk), self.hearing.of(talk)
+        operation = OperationId(f"direct-{random.randrange(10**9):09}")
+        held = _operations(known)
+        if held and random.random() < AGAIN_ODDS:
+            operation = OperationId(random.choice(held))  # again: it changes nothing
+        may_place = not (is_aside or talk.attempts)
+        items, told = draw_items(random, talk, known, operation, may_place=may_place)
+        if items:
+            body = {"operation": operation, "directives": items}
+            await self._change(talk, "add", body, operation, adding(told), is_aside=is_aside)
+
+    async def _supersede(self, talk, *, is_aside=False):
+        random = self.stream(talk)
+        calls = sorted({m["tool_call_id"] for m in talk.messages if m["role"] == TOOL})
+        if len(calls) < 2:
+            return
+        operation = OperationId(f"direct-{random.randrange(10**9):09}")
+        (earlier, later), mode = random.sample(calls, 2), random.choice(["exact", "amortize"])
+        body = {"earlier": {"tool_call_id": earlier}, "later": {"tool_call_id": later}}
+        body |= {"mode": mode, "operation": operation}
+        change = adding([superseding(operation, mode, earlier, later)])
+        await self._change(talk, "supersede", body, operation, change, is_aside=is_aside)
+
+    async def _undo(self, talk, *, is_aside=False):
+        held = _operations(self.hearing.of(talk))
+        if held:
+            gone = self.stream(talk).choice(held)
+            await self._change(talk, "remove", None, gone, removing({gone}), is_aside=is_aside)
+
+    async def _undo_all(self, talk, *, is_aside=False):
+        await self._change(talk, "remove_all", None, None, removing_all, is_aside=is_aside)
+
+    async def _change(self, talk, verb, body, operation, change, *, is_aside):
+        """Have directives changed, and again by the same operation until it is clear."""
+        world, known = self._world, self.hearing.of(talk)
+        before, since_s = known.possible, world.loop.now_s
+        known.outstanding[verb, operation] = change
+        known.spread(change)
+        world.note(f"{talk.name}: {verb} {operation} {body}")
+        path = {"operation": operation} if verb == "remove" else {}
+        row, is_certain = await self._api.insist(talk, self.stream(talk), verb, body, **path)
+        if row is None:
+            if is_certain and not world.network.is_bad and not is_aside:
+                known.possible = before
+                del known.outstanding[verb, operation]
+            return
+        if self.hearing.is_lost(talk, row["node"]):
+            # By number it may be another message there.
+            known.is_unknown |= any(each.nth is not None for s in known.possible for each in s)
+            known.possible = known.past
+        del known.outstanding[verb, operation]
+        known.settle(change)
+        known.held = (row["node"], since_s)
+        self.hearing.check_listed(talk, row["directives"], row["node"])
+        is_new = operation not in {told.operation for state in before for told in state}
+        if verb in {"add", "supersede"} and is_new and not (is_aside or talk.attempts):
+            known.exact_since = operation
+
+    async def _rebuild(self, talk):
+        row, _ = await self._api.insist(talk, self.stream(talk), "rebuild")
+        if row is not None and not talk.attempts:
+            self.hearing.of(talk).exact_since = REBUILD
+
+    async def _show(self, talk):
+        row, _ = await self._api.insist(talk, self.stream(talk), "show")
+        if row is not None:
+            self.hearing.check_listed(talk, row["directives"], row["node"])
+            self.hearing.check_applied(talk, row["directives"], row["node"])
+
+    # --- copies ------------------------------------------------------------------------------
+
+    async def _copy(self, talk):
+        """Make another agent of one, by a fork or a file, and have it take the next turn."""
+        if talk.attempts:
+            return
+        random, world = self.stream(talk), self._world
+        name = AgentId(f"heir-{random.randrange(10**6)}")
+        is_private = self.verbs.is_private(talk.key)
+        talk.begin_copy()
+        if random.random() < 0.6:
+            done = await self._fork(talk, name)
+            if done.result is not None and is_private:
+                world.fail(f"{talk.name}: its memory is for itself alone, and is forked")
+        else:
+            done = await world.chaos.deeds.copy_by_file(talk, name)
+        if done is None or done.is_over:
+            talk.end_copy()
+        if done is not None and done.result is not None:
+            await self._go_on_as(talk, name, getattr(done.result, "source", None))
+
+    async def _fork(self, talk, name):
+        random = self.stream(talk)
+        to = random.choice([None, *self._world.nodes])
+        operation = OperationId(f"op-{random.randrange(10**12):012}")
+        return await self._ask(
+            f"fork {talk.name} as {name} to {to}",
+            lambda services: services.forks.fork(talk.key, name, to, operation),
+            meets_damage=True,
+        )
+
+    async def _go_on_as(self, talk, name, source):
+        world, key = self._world, (talk.tenant, name)
+        node = next((n for n in world.nodes if key in world.platters.records(n)), None)
+        heir = type(talk)(
+            talk.tenant, Identity(IdentityKind.AGENT, name), self.stream(talk), talk.number
+        )
+        heir.lives_count, heir.edits = talk.lives_count, talk.edits
+        heir.messages = [*talk.messages, {"role": "user", "content": heir.say()}]
+        self.hearing.copied(talk, heir, (node, world.loop.now_s))
+        known, held = self.hearing.of(heir), self.hearing.of(talk).held
+        source = source or (held and held[0])
+        known.is_unknown |= node is None or self.hearing.is_lost(talk, source)
+        world.note(f"{talk.name}: {name} goes on from there")
+        world.edits.wish(heir, heir.edits)
+        await world.clients.insist(heir, Sampling(max_tokens=8))
+
+
+def _operations(known):
+    return sorted({told.operation for state in known.possible for told in state})

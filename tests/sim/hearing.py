@@ -1,0 +1,157 @@
+"""The judge of agents that were told how their history reads: by their answers and lists.
+
+An answer must be that of the history as acknowledged directives have it: never that of what was
+sent, and once they are undone never that of what they said. Excused is only whose node was in
+trouble since, so that the agent went on elsewhere with less.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from fabric.edit_mode import EditMode
+from tests.sim import oracle
+from tests.sim.directives import Knowledge, concerned, rewritten
+from tests.sim.tokenizer import render
+
+REBUILD = "rebuild"
+
+
+@dataclass(frozen=True)
+class Telling:
+    """One way in which an agent may have been told a conversation, and what it answers then."""
+
+    state: tuple
+    messages: list
+    prompt: str
+    wanted: oracle.Expected
+
+
+class Hearing:
+    """Compares what agents say with what they were told."""
+
+    def __init__(self, world):
+        self._world = world
+        self._known = {}  # by talk
+        self.judged_count = 0  # answers that directives had a part in, for certain
+
+    def of(self, talk):
+        """Return what is known of a talk's directives."""
+        return self._known.setdefault(talk, Knowledge())
+
+    def copied(self, talk, made, held):
+        """Note that another agent begins with a talk's directives, on a node since then."""
+        self._known[made] = self.of(talk).copy()
+        self._known[made].held = held
+
+    def tellings(self, talk, sampling):
+        """List what an answer may be an answer to."""
+        return self._tellings(talk, sampling, self.of(talk).possible)
+
+    def _tellings(self, talk, sampling, states):
+        found = {}
+        for state in states:
+            messages = rewritten(talk.messages, state)
+            prompt = render(messages)
+            if prompt not in found:
+                wanted = oracle.answer(messages, sampling, self._world.kind)
+                found[prompt] = Telling(state, messages, prompt, wanted)
+        return list(found.values())
+
+    def may_forget(self, talk):
+        """Say whether a turn may have to begin with exact memory, whatever it asks for."""
+        known = self.of(talk)
+        is_unsaid = talk.edits in {None, EditMode.FORGET}
+        told = [each for state in known.past for each in state]
+        return bool(is_unsaid or known.exact_since or any(each.forgets for each in told))
+
+    def check_admitted(self, talk, admitted, tellings):
+        """Judge what a turn begins with: the first one behind a word to forget is exact."""
+        known = self.of(talk)
+        why, known.exact_since = known.exact_since, None
+        if not (why and admitted.amortized_tokens) or self.is_lost(talk, admitted.node):
+            return
+        told = [told for each in tellings for told in concerned(talk.messages, each.state)]
+        if why == REBUILD or any(each.operation == why and each.forgets for each in told):
+            self._world.fail(
+                f"{talk.name}: told by {why} to forget, and goes on with"
+                f" {admitted.amortized_tokens} tokens of before"
+            )
+
+    def check_answer(self, talk, admitted, sampling, got, tellings):
+        """Judge an answer; return what it may be an answer to, nothing where it is wrong."""
+        known, node = self.of(talk), admitted.node
+        # What is said meanwhile may have come in time.
+        states = dict.fromkeys([*(each.state for each in tellings), *known.possible])
+        if is_lost := self.is_lost(talk, node):
+            states |= dict.fromkeys(known.past)
+        found = self._answered(talk, admitted, sampling, got, states)
+        if found and len(states) == 1:
+            self.judged_count += bool(concerned(talk.messages, known.possible[0]))
+        if is_lost:
+            prompts = {each.prompt for each in found}
+            states = [s for s in states if render(rewritten(talk.messages, s)) in prompts]
+            known.narrow(states, (node, self._world.loop.now_s))
+        if found or known.is_unknown:
+            return found or tellings
+        before = self._answered(talk, admitted, sampling, got, known.past)
+        what = f" (as it was told {before[0].state} once)" if before else ""
+        wanted = [each.wanted for each in tellings]
+        self._world.fail(f"{talk.name}: got {got}{what}, not {wanted}")
+        return []
+
+    def _answered(self, talk, admitted, sampling, got, states):
+        tellings = self._tellings(talk, sampling, states)
+        return [each for each in tellings if self._is_answer(talk, each, admitted, sampling, got)]
+
+    def _is_answer(self, talk, telling, admitted, sampling, got):
+        if got == telling.wanted:
+            return True
+        is_kept = talk.edits is not None and talk.edits.keeps
+        if talk.edits is None:
+            told = concerned(talk.messages, telling.state)
+            is_kept = any(not each.forgets for each in told)
+        return is_kept and self._world.edits.explains(talk, telling, admitted, sampling, got)
+
+    def note_durable(self, talk, end):
+        """Note who acknowledged a turn, and what it was told with it."""
+        known, (node, _, at_s) = self.of(talk), end
+        known.held = (node, at_s)
+        told = [concerned(talk.messages[:-1], state) for state in known.possible]
+        known.applied = frozenset(told[0]) if len(told) == 1 else frozenset()
+
+    def is_lost(self, talk, node):
+        """Say whether what an agent was told may be lost with where it was."""
+        known = self.of(talk)
+        if talk.may_be_erased or known.is_unknown:
+            return True
+        if known.held is None:
+            return False
+        return self._world.warmth.may_have_less(talk.key, node, *known.held)
+
+    def check_listed(self, talk, rows, node):
+        """Judge what an agent's owner lists."""
+        known, listed = self.of(talk), [_listed(row) for row in rows]
+        told = [[_as_listed(each) for each in state] for state in known.possible]
+        if listed not in told and not self.is_lost(talk, node):
+            self._world.fail(f"{talk.name}: {node} lists {listed}, it was told {told}")
+
+    def check_applied(self, talk, rows, node):
+        """Judge whether what an acknowledged turn was told is said to be in its memory."""
+        if talk.attempts or len(self.of(talk).possible) > 1 or self.is_lost(talk, node):
+            return
+        known = self.of(talk)
+        told = Counter(_as_listed(each) for each in known.applied if each in known.possible[0])
+        said = Counter(_listed(row) for row in rows if row["is_applied"])
+        if told - said:
+            self._world.fail(f"{talk.name}: {node} does not say that {told - said} is applied")
+
+
+def _listed(row):
+    span = None if row["start"] is None else (row["start"], row["end"])
+    is_exact = row["mode"] == EditMode.FORGET
+    return row["operation"], is_exact, row["replacement_chars"], row["result_of"], span
+
+
+def _as_listed(told):
+    chars = None if told.replacement is None else len(told.replacement)
+    return told.operation, told.forgets, chars, told.result_of, told.span

@@ -1,0 +1,117 @@
+"""Directives as a client writes them, each beside what it must come to."""
+
+from tests.sim.directives import SYSTEM, TOOL, Told, name_of, numbered
+
+CONTENT, RESULT, NUMBER, NUMBERS, CHARS, TEXT = range(6)
+SPAN_CHARS_MAX = 20
+
+
+def draw_items(random, talk, known, operation, *, may_place):
+    """Draw the directives of one operation: as items of the API, and as the judge has them.
+
+    With `may_place` the agent's record has just the talk's messages, so that they go by number.
+    """
+    free = _free(talk.messages, known)
+    items, told = [], []
+    kinds = [CONTENT, RESULT]
+    if may_place:
+        kinds += [NUMBER, NUMBERS, CHARS, TEXT]
+    for _ in range(random.choice([1, 1, 2, 3])):
+        how = {
+            "mode": random.choice(["forget", "exact", "amortize", "amortize"]),
+            "replacement": random.choice([None, "", "[cleared]", talk.say()]),
+        }
+        made = _drawn(random, random.choice(kinds), talk.messages, free)
+        if made is None:
+            continue
+        item, places = made
+        items.append(item | {name: each for name, each in how.items() if each is not None})
+        for at, place in enumerate(places):
+            text = how["replacement"] if at == 0 else None
+            if text is None and ("result_of" in place or "span" in place):
+                text = ""
+            told.append(Told(operation, how["mode"], text, **place))
+    told.sort(key=lambda each: each.nth is not None)  # what a record places comes behind
+    return items, told
+
+
+def superseding(operation, mode, earlier, later):
+    """Return what it comes to that a later result supersedes an earlier one."""
+    return Told(operation, mode, f"[superseded by the result of {later}]", result_of=earlier)
+
+
+def _free(messages, known):
+    """List the numbers of messages of which nothing was said yet."""
+    told = [each for state in known.past for each in state]
+    pairs = enumerate(numbered(messages))
+    is_free = {
+        number: message["role"] != SYSTEM and not any(each.concerns(message, nth) for each in told)
+        for number, (message, nth) in pairs
+    }
+    return [number for number, free in is_free.items() if free]
+
+
+def _drawn(random, kind, messages, free):
+    """Draw one item and where it must be; None where there is nothing for it."""
+    if kind == RESULT:
+        return _of_result(random, messages)
+    if not free:
+        return None
+    number = free.pop(random.randrange(len(free)))
+    if kind == CONTENT:
+        return _by_content(random, messages, number, free)
+    if kind == NUMBER:
+        return {"message": number}, [_place(messages, number)]
+    if kind == NUMBERS:
+        return _several(random, messages, number, free)
+    return _part(random, kind, messages, number)
+
+
+def _of_result(random, messages):
+    calls = sorted({m["tool_call_id"] for m in messages if m["role"] == TOOL})
+    if not calls:
+        return None
+    call = random.choice(calls)
+    return {"tool_call_id": call}, [{"result_of": call}]
+
+
+def _by_content(random, messages, number, free):
+    message = messages[number]
+    item = {"message": {"role": message["role"], "content": message["content"]}}
+    place = {"said": name_of(message)}
+    free[:] = [other for other in free if name_of(messages[other]) != name_of(message)]
+    if random.random() < 0.3 and message["content"]:
+        item["start"], item["end"] = place["span"] = _span(random, message["content"])
+    return item, [place]
+
+
+def _several(random, messages, first, free):
+    last = first
+    while last + 1 in free and random.random() < 0.6:
+        last += 1
+        free.remove(last)
+    numbers = range(first, last + 1)
+    return {"messages": {"first": first, "last": last}}, [_place(messages, at) for at in numbers]
+
+
+def _part(random, kind, messages, number):
+    text, place = messages[number]["content"], _place(messages, number)
+    if not text:
+        return None
+    start, end = place["span"] = _span(random, text)
+    if kind == CHARS:
+        return {"message": number, "start": start, "end": end}, [place]
+    sought = text[start:end]
+    if sum(each["content"].count(sought) for each in messages) != 1:
+        return None
+    return {"text": sought}, [place]
+
+
+def _place(messages, number):
+    message, nth = list(numbered(messages))[number]
+    return {"said": name_of(message), "nth": nth}
+
+
+def _span(random, text):
+    start = random.randrange(len(text))
+    return start, min(len(text), start + random.randrange(1, SPAN_CHARS_MAX))

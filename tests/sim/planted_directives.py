@@ -1,0 +1,111 @@
+"""Faults put into what holds and follows directives, which the simulation must find."""
+
+from dataclasses import replace
+from unittest.mock import patch
+
+from fabric.edit_mode import EditMode
+from fabric.record import directive
+from node.migration import forks
+from node.migration.target import IncomingCopies
+from node.tiers.directing import Directing
+from node.turn import directed
+from node.turn.claim import Claims
+
+
+def directives_are_never_written():
+    """What an agent is told is acknowledged, and only memory has it."""
+
+    async def publish(self, agent, record):
+        agent.manifest = record
+        self.records.put(agent)
+
+    return patch.object(Directing, "_publish", publish)
+
+
+def moves_leave_directives_behind():
+    """An agent comes without what it was told to where it goes."""
+    offered = IncomingCopies.offered
+    return patch.object(
+        IncomingCopies, "offered", lambda self, raw: replace(offered(self, raw), directives=None)
+    )
+
+
+def forks_forget_directives():
+    """A fork begins with the memory alone."""
+    anew = forks.owned_anew
+    return patch.object(
+        forks, "owned_anew", lambda record, *more: replace(anew(record, *more), directives=None)
+    )
+
+
+def what_is_undone_goes_on_holding():
+    """Whoever takes a directive back is shown that it is gone, and it is not."""
+    changed = Directing._direct
+
+    async def direct(self, agent, call):
+        if call.added or call.spans:
+            return await changed(self, agent, call)
+        return self._changed(agent.manifest, call)
+
+    return patch.object(Directing, "_direct", direct)
+
+
+def waiting_turns_know_what_was_said_before():
+    """A turn that waited for its agent is rendered as that was told when the turn came."""
+    known, directives = {}, Claims.directives
+
+    def as_before(self, request):
+        return known.setdefault((id(self), request.operation), directives(self, request))
+
+    return patch.object(Claims, "directives", as_before)
+
+
+def the_older_of_two_counts():
+    """Of two directives for one message the one that was there first holds."""
+    concerned = directive._concerned
+
+    def replaced(message, results, said, nth):
+        turned = {name: [(-at, each) for at, each in found] for name, found in results.items()}
+        return concerned(message, turned, [(-at, each) for at, each in said], nth)
+
+    return patch.object(directive, "_concerned", replaced)
+
+
+def nothing_is_forgotten():
+    """What lies behind a message is kept, whatever its directive says."""
+
+    def kept(wished, matched):
+        return EditMode.AMORTIZE if matched else wished
+
+    return patch.object(directed, "_kept", kept)
+
+
+def closed_agents_stay_hot():
+    """Who is closed or evicted keeps its hot memory."""
+    return patch.object(Directing, "_cool", lambda self, agent: None)
+
+
+def closing_is_never_written():
+    """What is said of an agent as a whole is in memory only."""
+
+    async def publish(self, agent, record):
+        if record.directives == agent.manifest.directives:
+            agent.manifest = record
+            return
+        await written(self, agent, record)
+
+    written = Directing._publish
+    return patch.object(Directing, "_publish", publish)
+
+
+DIRECTIVE_PLANTS = (
+    directives_are_never_written,
+    moves_leave_directives_behind,
+    forks_forget_directives,
+    what_is_undone_goes_on_holding,
+    waiting_turns_know_what_was_said_before,
+    the_older_of_two_counts,
+    nothing_is_forgotten,
+    closed_agents_stay_hot,
+    closing_is_never_written,
+)

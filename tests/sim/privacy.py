@@ -1,0 +1,68 @@
+"""The judge of memory that is for its agent alone: nobody else begins with what only it has."""
+
+import contextlib
+from unittest import mock
+
+from fabric.record.manifest import OwnerState
+from node.turn.prefix import Prefixes
+from tests.sim.rows import ENTRY_BYTES, Rows
+
+
+class Privacy:
+    """Looks at every cache that is read back for a turn."""
+
+    def __init__(self, world, verbs):
+        self._world = world
+        self._verbs = verbs
+        self._lenders = {}  # by agent: what may be lent to its turn, and whose memory may not
+        self.judged_count = 0
+
+    @contextlib.contextmanager
+    def taps(self):
+        """Look at who may lend when a turn is prepared, and at what it got."""
+        prepare, restore = Prefixes.prepare, Prefixes.restore
+
+        def prepared(prefixes, agent, plan, request):
+            self._lenders[agent.key] = self._now(prefixes, agent)
+            return prepare(prefixes, agent, plan, request)
+
+        async def restored(prefixes, agent, made, cache, cancel):
+            made = await restore(prefixes, agent, made, cache, cancel)
+            self._check(agent, cache, made.plan.ids)
+            return made
+
+        with (
+            mock.patch.object(Prefixes, "prepare", prepared),
+            mock.patch.object(Prefixes, "restore", restored),
+        ):
+            yield
+
+    def _now(self, prefixes, agent):
+        """List the tokens of those who lend, and those who have said that they do not."""
+        lent, private = [], set()
+        for other in prefixes.table:
+            if other.key[0] != agent.key[0] or other.saved is None:
+                continue
+            is_owned = other.manifest.state is OwnerState.OWNED
+            if other is agent or not other.manifest.is_private:
+                lent.append(list(other.saved.token_ids))
+            if other is not agent and is_owned and self._verbs.is_private(other.key):
+                private.add(other.key)
+        return lent, private
+
+    def _check(self, agent, cache, ids):
+        lent, private = self._lenders.pop(agent.key, ((), ()))
+        if not private:
+            return
+        held = cache.held.tobytes()
+        for at in range(cache.tokens_count):
+            row = Rows.known.get(held[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES])
+            if row is None or row[1] != at or agent.key in row[2:]:
+                return  # it is moved, or its own: so is what lies behind
+            self.judged_count += 1
+            if {*row[2:]} <= private and not any(each[: at + 1] == ids[: at + 1] for each in lent):
+                self._world.fail(
+                    f"{agent.key} begins with {at + 1} tokens that only {row[2:]} has, who is"
+                    " for itself alone"
+                )
+                return

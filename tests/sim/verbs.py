@@ -1,0 +1,99 @@
+"""What clients say of agents as a whole, and the judge of whether it is so."""
+
+from fabric.record.manifest import OwnerState
+from fabric.record.wishes import Wishes
+
+HOT = "hot"
+
+
+class Verbs:
+    """Decay, close, evict and share in one run."""
+
+    def __init__(self, world, api, stream):
+        self._world = world
+        self._api = api
+        self._stream = stream
+        self._private_s = {}  # by agent: since when its memory is for itself alone, for certain
+        self.said_count = 0
+
+    def is_private(self, key):
+        """Say whether an agent's memory is for itself alone, as was acknowledged."""
+        since_s = self._private_s.get(key)
+        evicted = self._world.watch.was_evicted
+        return since_s is not None and not any(evicted(key, n, since_s) for n in self._world.nodes)
+
+    def private_since(self, key):
+        """Return since when it is; None where it may not be."""
+        return self._private_s.get(key)
+
+    def forget(self, key):
+        """Note that an agent is gone for good."""
+        self._private_s.pop(key, None)
+
+    async def say(self, talk):
+        """Say something of an agent."""
+        random = self._stream(talk)
+        verb = random.choice([self._close, self._evict, self._decay, self._share, self._share])
+        await verb(talk, random)
+
+    async def _close(self, talk, random):
+        row, _ = await self._api.insist(talk, random, "close")
+        if row is None:
+            return
+        self.said_count += 1
+        if HOT in row["tiers"] or row["pinned"] or not row["closed"]:
+            self._world.fail(f"{talk.name}: closed, and {row}")
+        self._check_record(talk, lambda wishes: wishes.is_closed, "closed")
+
+    async def _evict(self, talk, random):
+        world = self._world
+        node = random.choice([None, None, *world.nodes])
+        body = None if node is None else {"from": "disk", "node": node}
+        row, _ = await self._api.insist(talk, random, "evict", body)
+        if row is None:
+            return
+        self.said_count += 1
+        if node is None and (HOT in row["tiers"] or "disk" not in row["tiers"]):
+            world.fail(f"{talk.name}: evicted, and it is in {row['tiers']}")
+        if node == row["node"]:
+            world.fail(f"{talk.name}: evicted from the disk of {node}, which owns it")
+
+    async def _decay(self, talk, random):
+        if random.random() < 0.3:
+            await self._api.insist(talk, random, "last")
+            return
+        after_s = random.choice([0, 5, 60])
+        row, _ = await self._api.insist(talk, random, "decay", {"after_s": after_s})
+        if row is None:
+            return
+        self.said_count += 1
+        if row["decays_after_s"] != after_s:
+            self._world.fail(f"{talk.name}: it decays after {row['decays_after_s']}, not {after_s}")
+        self._check_record(talk, lambda wishes: wishes.decays_after_s == after_s, "decaying")
+
+    async def _share(self, talk, random):
+        scope = random.choice(["agent", "agent", "tenant"])
+        self._private_s.pop(talk.key, None)  # until it is acknowledged
+        row, _ = await self._api.insist(talk, random, "share", {"scope": scope})
+        if row is None:
+            return
+        self.said_count += 1
+        if row["share"] != scope:
+            self._world.fail(f"{talk.name}: shared with its {row['share']}, not its {scope}")
+        self._check_record(talk, lambda wishes: wishes.is_private == (scope == "agent"), scope)
+        if scope == "agent":
+            self._private_s[talk.key] = self._world.loop.now_s
+
+    def _check_record(self, talk, holds, what):
+        """Judge that an owner's disk says so, where no turn can have changed it since."""
+        world = self._world
+        if talk.attempts or talk.may_be_erased or world.watch.evicted[talk.key]:
+            return
+        records = [world.platters.records(name).get(talk.key) for name in world.nodes]
+        owned = [r for r in records if r is not None and r.state is not OwnerState.REPLICA]
+        if owned and not world.network.is_bad and not any(holds(_wishes(r)) for r in owned):
+            world.fail(f"{talk.name}: said to be {what}, and on no disk")
+
+
+def _wishes(record):
+    return record.wishes or Wishes()
