@@ -244,10 +244,9 @@ class Clients:
         world.watch.check_fence(talk, admitted, call.operation, router)
         got = oracle.Expected(text, event.reason, event.completion_tokens)
         if found := hearing.check_answer(talk, admitted, sampling, got, tellings):
-            prompts = [each.prompt for each in found]
-            self._finish(talk, prompts, text, event, admitted, call.operation)
+            self._finish(talk, found, text, event, admitted, call.operation)
 
-    def _finish(self, talk, prompts, text, finished, admitted, operation):
+    def _finish(self, talk, found, text, finished, admitted, operation):
         world = self._world
         self.answered_count += 1
         talk.epochs.note(admitted.agent, world.router.incarnation, admitted.epoch)
@@ -261,11 +260,11 @@ class Clients:
             key = (talk.tenant, admitted.agent)
             end = world.watch.finisher(operation, admitted)
             if not (talk.is_shared or talk.may_be_erased):
-                texts = [prompt + text for prompt in prompts]
+                texts = [each.prompt + text for each in found]
                 world.platters.check_acknowledged(talk, key, texts, end[1])
-            talk.acked = world.warmth.ack(key, prompts[0], text, end, admitted)
+            talk.acked = world.warmth.ack(key, found[0].prompt, text, end, admitted)
             talk.attempts = []
-            world.directing.hearing.note_durable(talk, end)
+            world.directing.hearing.note_durable(talk, end, found)
 
     async def last_words(self):
         """After the quiet, everybody who is still there gets an answer."""
@@ -280,6 +279,7 @@ class Clients:
         if services is None or world.router.process.is_frozen:
             return
         began_s = world.loop.now_s
+        world.directing.verbs.forget(talk.key)  # whatever comes of it
         task = world.loop.spawn(
             world.router.process, services.erasures.erase(talk.tenant, talk.identity.agent)
         )

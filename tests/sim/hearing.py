@@ -112,11 +112,11 @@ class Hearing:
             is_kept = any(not each.forgets for each in told)
         return is_kept and self._world.edits.explains(talk, telling, admitted, sampling, got)
 
-    def note_durable(self, talk, end):
+    def note_durable(self, talk, end, found):
         """Note who acknowledged a turn, and what it was told with it."""
         known, (node, _, at_s) = self.of(talk), end
         known.held = (node, at_s)
-        told = [concerned(talk.messages[:-1], state) for state in known.possible]
+        told = [concerned(talk.messages[:-1], each.state) for each in found]
         known.applied = frozenset(told[0]) if len(told) == 1 else frozenset()
 
     def is_lost(self, talk, node):
