@@ -70,7 +70,7 @@ class Claims:
                     return
             finally:
                 agent.turn_lock.release()
-                if agent.is_blank and not agent.is_busy:
+                if agent.is_blank and not agent.waiting_count:  # whoever else waits looks again
                     self.table.forget(agent)  # it never got to remember anything
                 elif self.table.get(agent.key) is agent:
                     self.table.use.retain(agent.key, request.retain_s)

@@ -17,6 +17,7 @@ from tests.sim.clock import WALL_S
 from tests.sim.memory import Memory
 from tests.sim.model import SimCache
 from tests.sim.node_host import CLUSTER_KEY
+from tests.sim.window import WINDOW_ENTRY_BYTES
 from tests.support.incoming import pinned_blocks
 
 LEFT_IN_PLACE = ("is stored but not indexed", "is no block")  # until a start that can remove it
@@ -219,6 +220,8 @@ class Invariants:
         """
         truncated_by, count = saved.provenance.truncated_by, saved.tokens_count
         hurt = [name for host in self._world.nodes.values() for name in host.platter.hurt]
+        if not count:  # it says who owns the agent, and no more
+            return 0
         if truncated_by is TruncatedBy.FSCK and not hurt:
             self._fail(f"{node.name}: {saved.agent} was cut, and no drive has lost a block")
         # A copy under another name does not say who cut it, and one cut by its client is whole.
@@ -295,3 +298,13 @@ class Invariants:
 def _hash_of(name):
     """Return the block's name within that of its file."""
     return name.removeprefix("blocks/").partition("-")[0]
+
+
+def _are_alike(hot, read):
+    """Say whether two caches hold the same; memory may have more of the windows than is needed."""
+    base = max(hot.window_base, read.window_base)
+    (held, first, rows, state), (other, begins, windows, another) = hot.parts(), read.parts()
+    rows = rows[(base - first) * WINDOW_ENTRY_BYTES :]
+    windows = windows[(base - begins) * WINDOW_ENTRY_BYTES :]
+    same = (held, rows, state) == (other, windows, another)
+    return same and hot.shifts == read.shifts
