@@ -24,6 +24,7 @@ from router.cli.hibernate import add_hibernation
 from router.cli.launch.launch import add_launch, split_off
 from router.cli.moves import add_moves
 from router.cli.queries import add_queries
+from router.cli.scenario.scenario import add_scenario
 from router.cli.serve import add_serve
 from router.cli.up import add_down, add_up
 from router.cli.verbs import add_verbs
@@ -41,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         declare(commands)
     for declare in (add_verbs, add_direct, add_agent_wishes, add_moves, add_hibernation):
         declare(commands)
-    for declare in (add_doctor, add_fsck, add_config, add_certs, add_demo, add_bench):
+    for declare in (add_scenario, add_doctor, add_fsck, add_config, add_certs, add_demo, add_bench):
         declare(commands)
     return parser
 

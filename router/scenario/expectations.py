@@ -26,6 +26,11 @@ class Verdict:
     holds: bool
     found: str
 
+    @property
+    def is_of_cache(self) -> bool:
+        """Say whether it is about figures, and not about what was said."""
+        return self.expectation.cached_share_min is not None
+
 
 def judged(
     scenario: Scenario, phase_id: str, said: Said, figures: Mapping[TurnKey, PromptFigures]

@@ -23,7 +23,7 @@ class AnsweredCall:
 
     id: str  # the same in every prompt: directives name results by it
     name: str
-    arguments: Mapping[str, Any] | str  # text where the model wrote no object
+    arguments: dict[str, Any] | str  # text where the model wrote no object
     result: str
 
 

@@ -15,7 +15,7 @@ COMMANDS = {
     *("up", "down", "serve", "status", "nodes", "agents", "agent", "migrate", "pin", "erase"),
     *("hibernate", "resume", "fork", "replicate", "prefetch", "drain", "undrain"),
     *("doctor", "fsck", "config", "certs", "demo", "bench", "launch", "events", "direct"),
-    *("rebuild", "decay", "close", "evict", "share", "supersede"),
+    *("rebuild", "decay", "close", "evict", "share", "supersede", "scenario"),
 }
 MISUSES = {
     "no command": [],
@@ -49,7 +49,7 @@ def test_help(run, command):
     assert command in out
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS - {"config", "certs"}))
+@pytest.mark.parametrize("command", sorted(COMMANDS - {"config", "certs", "scenario"}))
 def test_json_everywhere(command):
     assert "--json" in choices()[command].format_help()
 

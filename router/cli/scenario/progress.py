@@ -1,0 +1,91 @@
+"""How far a run is: a bar on a terminal, lines elsewhere."""
+
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+from router.cli.output import Steps
+from router.scenario.run_events import (
+    AgentAsked,
+    AgentCopied,
+    AgentSpoke,
+    PhaseBegan,
+    PhaseEnded,
+    RunEvent,
+    StepTaken,
+    Waited,
+)
+from router.scenario.run_state import RunState
+from router.scenario.scenario import Scenario
+
+
+class RunProgress:
+    """Tells a person of a run's events as they come."""
+
+    def __init__(
+        self, scenario: Scenario, state: RunState, title: str, *, is_quiet: bool = False
+    ) -> None:
+        self._total = sum(len(list(phase.turns)) for phase in scenario.phases)
+        self._done = len(state.said)
+        self._title = title
+        self._steps = Steps(quiet=is_quiet)
+        self._bar: Any = None
+        self._task: Any = None
+        self._has_bar = sys.stderr.isatty() and not is_quiet
+
+    def __enter__(self) -> Self:
+        if self._has_bar:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bars
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            self._bar = Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+            self._bar.start()
+            self._task = self._bar.add_task(self._title, total=self._total, completed=self._done)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def tell(self, event: RunEvent) -> None:
+        """Say what has happened."""
+        if isinstance(event, AgentSpoke):
+            self._done += 1
+        text = _line(event)
+        if self._bar is not None:
+            shown = f"{self._title}: {text}" if text else self._title
+            self._bar.update(self._task, completed=self._done, description=shown[:72])
+        elif text:
+            self._steps.say(f"{self._done}/{self._total} {text}")
+
+
+def _line(event: RunEvent) -> str:
+    if isinstance(event, PhaseBegan):
+        return f"{event.phase} begins"
+    if isinstance(event, AgentAsked):
+        return f"{event.turn.phase}: {event.turn.speaker} is asked"
+    if isinstance(event, StepTaken):
+        names = ", ".join(call.name for call in event.step.calls)
+        return f"{event.turn.phase}: {event.turn.speaker} calls {names}"
+    if isinstance(event, AgentSpoke):
+        made, said = event.figures, event.utterance
+        return (
+            f"{said.phase}: {said.speaker} on {made.node}, first token after {made.ttft_s:.2f} s, "
+            f"{made.cached_tokens:,} of {made.prompt_tokens:,} tokens cached ({made.cache})"
+        )
+    if isinstance(event, AgentCopied):
+        how = "moves" if event.source is None else f"is forked from {event.source}"
+        return f"{event.phase}: {event.agent} {how}, to {event.copied.node}"
+    if isinstance(event, Waited):
+        return f"{event.what}: {event.why}"
+    if isinstance(event, PhaseEnded):
+        held = sum(verdict.holds for verdict in event.verdicts)
+        return f"{event.phase} has ended, {held} of {len(event.verdicts)} expectations hold"
+    return f"{event.phase}: the memory of {event.agent} is edited"

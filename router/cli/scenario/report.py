@@ -1,0 +1,50 @@
+"""Tables of what runs cost."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+
+from router.cli.output import human_bytes, human_count, print_table
+from router.scenario.report import Saving, rows
+from router.scenario.run_state import RunState
+
+_COLUMNS = ("phase", "agent", "answers", "ttft s", "min", "max", "cached", "of", "moved", "nodes")
+
+
+def print_report(title: str, state: RunState) -> None:
+    """Print a row for each agent of each phase."""
+    cells = [
+        (
+            row.phase,
+            row.agent,
+            row.answers,
+            f"{row.ttft_median_s:.3f}",
+            f"{row.ttft_min_s:.3f}",
+            f"{row.ttft_max_s:.3f}",
+            f"{row.cached_share:.1%}",
+            human_count(row.prompt_tokens),
+            human_bytes(row.moved_bytes),
+            ", ".join(row.nodes),
+        )
+        for row in rows(state)
+    ]
+    print_table(title, _COLUMNS, cells)
+
+
+def print_savings(found: Sequence[Saving]) -> None:
+    """Print how many cold seconds a warm one is worth: medians of all repetitions, and spread."""
+    by_phase: dict[str | None, list[Saving]] = defaultdict(list)
+    for saving in found:
+        by_phase[saving.phase].append(saving)
+    if not by_phase:
+        return
+    cells = [
+        (phase or "all", _spread([s.ttft for s in several]), _spread([s.total for s in several]))
+        for phase, several in by_phase.items()
+    ]
+    print_table("cold / warm", ("phase", "first token", "whole answers"), cells)
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    middle = f"{median(ratios):.2f}x"
+    return middle if len(ratios) == 1 else f"{middle} ({min(ratios):.2f}-{max(ratios):.2f})"

@@ -1,0 +1,324 @@
+"""`macfabric scenario`: perform scenarios on a fabric, check them, show those that there are."""
+
+import argparse
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from fabric.codec import to_plain
+from fabric.errors import FabricError
+from router.cli.data_folder import default_data_dir
+from router.cli.endpoint import Endpoint
+from router.cli.errors import FAILED, MISUSED, CommandError
+from router.cli.output import print_json, print_table
+from router.cli.queries import add_common, endpoint_of
+from router.cli.scenario.http_speaker import HttpSpeaker
+from router.cli.scenario.progress import RunProgress
+from router.cli.scenario.report import print_report, print_savings
+from router.scenario.agent_ids import agent_id
+from router.scenario.folder import read_scenario_file
+from router.scenario.journal import JournalHead, RunJournal
+from router.scenario.reader import json_schema
+from router.scenario.report import rows, savings
+from router.scenario.run import ScenarioRun
+from router.scenario.run_state import RunState
+from router.scenario.scenario import Scenario
+from router.scenario.shipped import shipped_file, shipped_names, shipped_scenario
+from router.scenario.variables import with_variables
+
+COLD = "cold"  # the arm whose agents are erased before each phase
+WARM = "warm"
+
+
+def add_scenario(commands: Any) -> None:
+    """Declare the commands."""
+    scenario = commands.add_parser(
+        "scenario", help="perform agents' scenarios: run, check, list, show, schema"
+    )
+    verbs = scenario.add_subparsers(metavar="VERB", required=True)
+    run = verbs.add_parser(
+        "run",
+        help="perform a scenario on a fabric",
+        description="Perform a scenario: a file, or the name of a shipped one. What was said is "
+        "written down as it is said; the same --run again goes on where it broke off. Exit status "
+        "1 where an expectation does not hold.",
+    )
+    run.add_argument("what", metavar="FILE|NAME")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="NAME=TEXT", help="set a variable"
+    )
+    run.add_argument("--as", dest="namespace", default="", metavar="NAME",
+                     help="keep this series' agents apart from others'")  # fmt: skip
+    run.add_argument(
+        "--run", dest="run_name", metavar="NAME", help="the run's name (default: the time)"
+    )
+    run.add_argument("--model", help="a model that the fabric serves (default: its first)")
+    run.add_argument("--cold", action="store_true",
+                     help="once more with agents erased before each phase; compare")  # fmt: skip
+    run.add_argument("--repeat", type=int, default=1, metavar="N",
+                     help="so often, each time from nothing (default: %(default)s)")  # fmt: skip
+    run.add_argument("--journals", type=Path, metavar="DIR", help="where runs are written down")
+    run.set_defaults(run=run_run)
+    add_common(run)
+    for name, about, command in (
+        ("check", "say what is wrong with a file", run_check),
+        ("show", "say who speaks when, and who hears it", run_show),
+    ):
+        verb = verbs.add_parser(name, help=about)
+        verb.add_argument("what", metavar="FILE|NAME")
+        verb.add_argument("--json", action="store_true", help="print JSON")
+        verb.set_defaults(run=command)
+    listing = verbs.add_parser("list", help="list the shipped scenarios")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.set_defaults(run=run_list)
+    schema = verbs.add_parser("schema", help="print the JSON schema for editors")
+    schema.add_argument("--json", action="store_true", help="it is JSON in any case")
+    schema.set_defaults(run=run_schema)
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """Read a file; say what is wrong with it, or that nothing is."""
+    scenario = _read(arguments.what)
+    turns = sum(len(list(phase.turns)) for phase in scenario.phases)
+    row = {"scenario": scenario.name, "phases": len(scenario.phases), "turns": turns,
+           "agents": len(scenario.agents)}  # fmt: skip
+    if arguments.json:
+        print_json(row)
+    else:
+        print(f"{scenario.name}: {turns} turns in {len(scenario.phases)} phases, nothing is wrong")
+    return 0
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    """Show a scenario's phases."""
+    scenario = _read(arguments.what)
+    shown = [
+        {
+            "phase": phase.id,
+            "title": phase.title or phase.id,
+            "speak": list(phase.agents),
+            "hear": sorted(phase.hearers),
+            "turns": len(list(phase.turns)),
+            "order": phase.order.value,
+            "expectations": len(phase.expect),
+        }
+        for phase in scenario.phases
+    ]
+    if arguments.json:
+        print_json({"scenario": scenario.name, "phases": shown})
+        return 0
+    cells = [
+        (r["phase"], r["turns"], r["order"], ", ".join(r["speak"]), ", ".join(r["hear"]))  # type: ignore[arg-type]
+        for r in shown
+    ]
+    print_table(
+        scenario.title or scenario.name, ("phase", "turns", "order", "speak", "hear"), cells
+    )
+    return 0
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    """List the shipped scenarios."""
+    found = {name: shipped_scenario(name).title or "" for name in shipped_names()}
+    if arguments.json:
+        print_json({"data": [{"name": name, "title": title} for name, title in found.items()]})
+    else:
+        print_table("scenarios", ("name", "title"), found.items())
+    return 0
+
+
+def run_schema(_: argparse.Namespace) -> int:
+    """Print the schema."""
+    print_json(json_schema())
+    return 0
+
+
+# --- run ---------------------------------------------------------------------------------------
+
+
+def run_run(arguments: argparse.Namespace) -> int:
+    """Perform a scenario, as often and in as many arms as is asked for."""
+    if arguments.repeat < 1:
+        message = "--repeat is at least 1"
+        raise CommandError(message, MISUSED)
+    scenario = _with_set(_read(arguments.what), arguments.set)
+    endpoint = endpoint_of(arguments)
+    series = _Series(
+        scenario,
+        arguments.run_name or time.strftime("%Y%m%d-%H%M%S"),
+        arguments.namespace,
+        HttpSpeaker(endpoint, arguments.model or _first_model(endpoint)),
+        _journals(arguments),
+        _digest_of(arguments.what, scenario),
+        is_compared=arguments.cold,
+        is_quiet=arguments.json,
+    )
+    try:
+        performed = asyncio.run(series.perform(arguments.repeat))
+    except FabricError as error:
+        message = f"the run broke off: {error.message}. Go on with --run {series.name}."
+        raise CommandError(message) from None
+    except KeyboardInterrupt:
+        message = f"stopped. Go on with --run {series.name}."
+        raise CommandError(message) from None
+    return _told(scenario, series, performed, as_json=arguments.json)
+
+
+@dataclass(frozen=True, slots=True)
+class Performed:
+    """One run that has ended."""
+
+    number: int
+    arm: str
+    run: ScenarioRun
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    scenario: Scenario
+    name: str
+    namespace: str
+    speaker: HttpSpeaker
+    folder: Path
+    digest: str
+    is_compared: bool
+    is_quiet: bool
+
+    async def perform(self, repeats: int) -> list[Performed]:
+        """Perform each run; arms take turns, so that both meet the same machine."""
+        # The cold arm goes first: what it leaves is erased before the other begins.
+        arms = (COLD, WARM) if self.is_compared else (WARM,)
+        return [
+            Performed(number, arm, await self._run(number, arm, repeats))
+            for number in range(1, repeats + 1)
+            for arm in arms
+        ]
+
+    async def _run(self, number: int, arm: str, repeats: int) -> ScenarioRun:
+        name = self.name if repeats == 1 else f"{self.name}-{number}"
+        parts = [self.namespace, COLD if arm == COLD else ""]
+        namespace = "-".join(part for part in parts if part)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        head = JournalHead(name, self.scenario.name, self.digest)
+        journal = RunJournal(self.folder / f"{name}{'.cold' if arm == COLD else ''}.jsonl", head)
+        try:
+            state = RunState.of(self.scenario, journal.events)
+            ids = {a: agent_id(self.scenario, a, name, namespace) for a in self.scenario.agents}
+            with RunProgress(
+                self.scenario, state, f"{name} {arm}", is_quiet=self.is_quiet
+            ) as progress:
+                run = ScenarioRun(name + arm, state, self.speaker, journal, ids.__getitem__,
+                          progress.tell, begins_cold=arm == COLD)  # fmt: skip
+                if (repeats > 1 or self.is_compared) and not journal.events:
+                    await run.erase_all()
+                await run.perform()
+                if arm == COLD:
+                    await run.erase_all()
+        finally:
+            journal.close()
+        return run
+
+
+def _told(
+    scenario: Scenario, series: _Series, performed: Sequence[Performed], *, as_json: bool
+) -> int:
+    """Tell what came of it; return the exit status."""
+    failed = [
+        verdict
+        for each in performed
+        for found in each.run.verdicts.values()
+        for verdict in found
+        if not verdict.holds and not (each.arm == COLD and verdict.is_of_cache)
+    ]
+    compared = list(_savings(performed))
+    if as_json:
+        print_json(
+            {
+                "scenario": scenario.name,
+                "run": series.name,
+                "runs": [_row(each) for each in performed],
+                "savings": [to_plain(saving) for saving in compared],
+                "holds": not failed,
+            }
+        )
+    else:
+        for each in performed:
+            print_report(f"{series.name}, {each.arm} {each.number}", each.run.state)
+        print_savings(compared)
+        for verdict in failed:
+            print(f"does not hold: {verdict.expectation}: {verdict.found}")
+        print("all expectations hold" if not failed else f"{len(failed)} expectations do not hold")
+    return FAILED if failed else 0
+
+
+def _savings(performed: Sequence[Performed]) -> Iterator[Any]:
+    arms: dict[int, dict[str, ScenarioRun]] = {}
+    for each in performed:
+        arms.setdefault(each.number, {})[each.arm] = each.run
+    for runs in arms.values():
+        if COLD in runs:
+            yield from savings(runs[WARM].state, runs[COLD].state)
+
+
+def _row(each: Performed) -> dict[str, Any]:
+    state = each.run.state
+    return {
+        "number": each.number,
+        "arm": each.arm,
+        "transcript": [to_plain(utterance) for utterance in state.said.values()],
+        "verdicts": {
+            phase: [{"holds": v.holds, "found": v.found} for v in found]
+            for phase, found in each.run.verdicts.items()
+        },
+        "report": [to_plain(row) | {"cached_share": row.cached_share} for row in rows(state)],
+    }
+
+
+# --- what is performed, and where --------------------------------------------------------------
+
+
+def _read(what: str) -> Scenario:
+    path = Path(what)
+    try:
+        if path.suffix or path.exists():
+            return read_scenario_file(path)
+        return shipped_scenario(what)
+    except FabricError as error:
+        raise CommandError(error.message) from None
+
+
+def _with_set(scenario: Scenario, chosen: Sequence[str]) -> Scenario:
+    pairs = [item.partition("=") for item in chosen]
+    if not all(equals for _, equals, _ in pairs):
+        message = "--set expects NAME=TEXT"
+        raise CommandError(message, MISUSED)
+    try:
+        return with_variables(scenario, {name: text for name, _, text in pairs})
+    except FabricError as error:
+        raise CommandError(error.message, MISUSED) from None
+
+
+def _first_model(endpoint: Endpoint) -> str:
+    listed = endpoint.get("/v1/models").get("data") or []
+    if not listed:
+        message = f"{endpoint.url} serves no model yet"
+        raise CommandError(message)
+    return str(listed[0]["id"])
+
+
+def _journals(arguments: argparse.Namespace) -> Path:
+    base = arguments.journals or (arguments.data or default_data_dir()).expanduser() / "scenarios"
+    return Path(base)
+
+
+def _digest_of(what: str, scenario: Scenario) -> str:
+    """Digest all that a run is made of: a journal fits no other."""
+    path = Path(what)
+    raw = (path if path.suffix or path.exists() else shipped_file(what)).read_bytes()
+    made = blake2b(raw, digest_size=16)
+    made.update(repr(scenario).encode())  # with its variables, and the texts of its files
+    return made.hexdigest()

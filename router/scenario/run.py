@@ -1,0 +1,283 @@
+"""One performance of a scenario: whoever may speak is asked, until all has been said.
+
+    state ─▶ due turns ─▶ begin their phases: forks, directives ─▶ ask ─▶ tools ─▶ ask … ─▶ journal
+      ▲                                                                                       │
+      └───────────────────────────────────────────────────────────────────────────────────────┘
+
+A run keeps nothing but what its journal has, so that one that broke off goes on behind its last
+line, and asks nobody twice.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from hashlib import blake2b
+from typing import Protocol, TypeVar
+
+from fabric.errors import FabricError
+from fabric.ids import AgentId, OperationId
+from fabric.limits import (
+    SCENARIO_ASKING_MAX,
+    SCENARIO_PREFETCHED_MAX,
+    SCENARIO_STEPS_MAX,
+    SCENARIO_TRIES_MAX,
+)
+from router.scenario.conversation import prompt
+from router.scenario.expectations import Verdict, judged
+from router.scenario.memory_edits import directive_items
+from router.scenario.run_events import (
+    AgentAsked,
+    AgentCopied,
+    AgentSpoke,
+    Lasting,
+    MemoryEdited,
+    PhaseBegan,
+    PhaseEnded,
+    RunEvent,
+    StepTaken,
+    Waited,
+)
+from router.scenario.run_state import RunState
+from router.scenario.scenario import Phase, PlaceHint, Scenario
+from router.scenario.speaker import AskAgainError, Question, ScenarioSpeaker, SpokenAnswer
+from router.scenario.tool_answers import answer_call, offered_tools
+from router.scenario.turn_order import next_turns, phase_has_ended, turns_to_come
+from router.scenario.utterance import AnsweredCall, ToolStep, TurnKey, Utterance
+
+_T = TypeVar("_T")
+_OPERATION_BYTES = 12
+_CALL_ID_BYTES = 6
+
+
+class Journal(Protocol):
+    """Where a run is written down."""
+
+    def note(self, event: Lasting) -> None:
+        """Write an event down; it lasts when this returns. Raise DiskError or OSError."""
+        ...
+
+
+class ScenarioRun:
+    """Performs one scenario, from where its state is."""
+
+    def __init__(
+        self,
+        name: str,
+        state: RunState,
+        speaker: ScenarioSpeaker,
+        journal: Journal,
+        agent_ids: Callable[[str], AgentId],
+        tell: Callable[[RunEvent], None],
+        *,
+        begins_cold: bool = False,
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            name: the run's own; operations that must not be done twice are named after it.
+            state: what was done before.
+            speaker: the fabric.
+            journal: is told what lasts, before anybody else.
+            agent_ids: by which id the fabric knows an agent.
+            tell: is told everything, as it happens.
+            begins_cold: all agents are erased before each phase, and nothing is edited or forked:
+                what that costs is compared.
+        """
+        self.state = state
+        self.verdicts: dict[str, tuple[Verdict, ...]] = {}
+        self._name = name
+        self._speaker = speaker
+        self._journal = journal
+        self._id_of = agent_ids
+        self._tell = tell
+        self._begins_cold = begins_cold
+        self._asking = asyncio.Semaphore(SCENARIO_ASKING_MAX)
+        self._begun: dict[str, asyncio.Task[None]] = {}
+        self._prefetching: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.state.scenario
+
+    async def erase_all(self) -> None:
+        """Begin from nothing, whatever permanent agents remember of earlier runs."""
+        for agent in self.scenario.agents:
+            await self._insist("erase", partial(self._speaker.erase, self._id_of(agent)))
+
+    async def perform(self) -> None:
+        """Go on until all has been said; raise FabricError where the fabric refuses for good."""
+        under_way: dict[TurnKey, asyncio.Task[None]] = {}
+        self._judge()
+        try:
+            while due := next_turns(self.scenario, self.state.said):
+                for turn in due:
+                    if turn not in under_way:
+                        under_way[turn] = asyncio.create_task(self._turn(turn))
+                self._prefetch({turn.speaker for turn in under_way})
+                done, _ = await asyncio.wait(
+                    under_way.values(), return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    task.result()
+                under_way = {turn: task for turn, task in under_way.items() if task not in done}
+                self._judge()
+        finally:
+            await _end([*under_way.values(), *self._begun.values(), *self._prefetching.values()])
+
+    # --- a phase -----------------------------------------------------------------------------
+
+    async def _begin(self, phase: Phase) -> None:
+        """Do what comes before a phase's first turn, once."""
+        self._tell(PhaseBegan(phase.id))
+        has_begun = any(turn.phase == phase.id for turn in self.state.said)
+        if self._begins_cold and not has_begun:
+            await self.erase_all()  # also those from whom a prompt's beginning could come
+        for copy in phase.fork.copies if phase.fork is not None else ():
+            if not self._begins_cold and not self.state.was_forked(phase.id, copy):
+                assert phase.fork is not None, "its copies are listed"
+                await self._fork(phase, phase.fork.source, copy)
+        for number, edit in enumerate(phase.directives):
+            if (phase.id, number) not in self.state.edits and not self._begins_cold:
+                items = directive_items(self.scenario, self.state.said, phase, edit)
+                op = self._operation("direct", phase.id, str(number))
+                agent = self._id_of(edit.agent)
+                if items:
+                    await self._insist("direct", partial(self._speaker.direct, agent, items, op))
+                self._note(MemoryEdited(phase.id, number, edit.agent))
+
+    async def _fork(self, phase: Phase, source: str, copy: str) -> None:
+        op = self._operation("fork", phase.id, copy)
+        to = await self._wished_node(copy)
+        await self._insist("erase", lambda: self._speaker.erase(self._id_of(copy)))
+        copied = await self._insist(
+            "fork", lambda: self._speaker.fork(self._id_of(source), self._id_of(copy), to, op)
+        )
+        self._note(AgentCopied(phase.id, copy, source, copied))
+
+    async def _wished_node(self, agent: str) -> str | None:
+        """Name the node where an agent would best live, as far as that can be had."""
+        place = self.scenario.agents[agent].place
+        if place is None:
+            return None
+        nodes = await self._insist("nodes", self._speaker.nodes)
+        return _wished(place, nodes, self.state)
+
+    def _judge(self) -> None:
+        """Judge each phase that has ended since."""
+        for phase in self.scenario.phases:
+            said = self.state.said
+            if phase.id not in self.verdicts and phase_has_ended(self.scenario, phase.id, said):
+                found = judged(self.scenario, phase.id, said, self.state.prompt_figures())
+                self.verdicts[phase.id] = found
+                self._tell(PhaseEnded(phase.id, found))
+
+    # --- a turn ------------------------------------------------------------------------------
+
+    async def _turn(self, turn: TurnKey) -> None:
+        phase = self.scenario.phase(turn.phase)
+        if phase.id not in self._begun:
+            self._begun[phase.id] = asyncio.create_task(self._begin(phase))
+        await asyncio.shield(self._begun[phase.id])
+        loading = self._prefetching.pop(turn.speaker, None)
+        if loading is not None:
+            await asyncio.wait([loading])
+        self._tell(AgentAsked(turn))
+        was_there = self.state.node_of(turn.speaker) is not None
+        while True:
+            steps = tuple(self.state.steps[turn])
+            answer = await self._answer(turn, steps)
+            if not answer.calls or len(steps) == SCENARIO_STEPS_MAX:
+                break
+            step = self._step(turn, len(steps), answer)
+            self._note(StepTaken(turn, len(steps), step, answer.figures))
+        utterance = Utterance(turn.phase, turn.round, turn.speaker, answer.text, steps)
+        self._note(AgentSpoke(utterance, answer.figures))
+        if not was_there:
+            await self._settle(turn)
+
+    async def _answer(self, turn: TurnKey, steps: tuple[ToolStep, ...]) -> SpokenAnswer:
+        scenario = self.scenario
+        question = Question(
+            self._id_of(turn.speaker),
+            prompt(scenario, self.state.said, turn, steps),
+            tuple(offered_tools(scenario, turn.speaker)),
+            scenario.options(turn.speaker),
+        )
+        async with self._asking:
+            return await self._insist(turn.speaker, lambda: self._speaker.ask(question))
+
+    def _step(self, turn: TurnKey, number: int, answer: SpokenAnswer) -> ToolStep:
+        """SpokenAnswer an answer's calls; their ids are the same whenever they are made."""
+        calls = []
+        for index, call in enumerate(answer.calls):
+            result = answer_call(self.scenario, turn.speaker, call.name, call.arguments)
+            place = (turn.phase, str(turn.round), turn.speaker, str(number), str(index))
+            name = f"call_{_digest(_CALL_ID_BYTES, *place)}"
+            calls.append(AnsweredCall(name, call.name, call.arguments, result))
+        return ToolStep(tuple(calls), answer.text)
+
+    async def _settle(self, turn: TurnKey) -> None:
+        """Take an agent where it would best live, once it is there; a wish, and no more."""
+        to = await self._wished_node(turn.speaker)
+        if to is None or to == self.state.node_of(turn.speaker):
+            return
+        try:
+            copied = await self._speaker.move(self._id_of(turn.speaker), to)
+        except FabricError as error:
+            self._tell(Waited(f"{turn.speaker} stays where it is", str(error), 0.0))
+        else:
+            self._note(AgentCopied(turn.phase, turn.speaker, None, copied))
+
+    def _prefetch(self, busy: set[str]) -> None:
+        """Have those who speak soon ready."""
+        coming = turns_to_come(self.scenario, self.state.said, SCENARIO_PREFETCHED_MAX)
+        for agent in {turn.speaker: None for turn in coming}:
+            known = self.state.node_of(agent) is not None and not self._begins_cold
+            if known and agent not in busy and agent not in self._prefetching:
+                self._prefetching[agent] = asyncio.create_task(self._prefetched(agent))
+
+    async def _prefetched(self, agent: str) -> None:
+        try:
+            await self._speaker.prefetch(self._id_of(agent))
+        except FabricError as error:  # its turn loads it as well
+            self._tell(Waited(f"prefetch of {agent}", str(error), 0.0))
+
+    # --- all of them -------------------------------------------------------------------------
+
+    def _note(self, event: Lasting) -> None:
+        self._journal.note(event)
+        self.state.note(event)
+        self._tell(event)
+
+    async def _insist(self, what: str, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Try until it is done, as often as is sensible."""
+        for _ in range(SCENARIO_TRIES_MAX - 1):
+            try:
+                return await work()
+            except AskAgainError as error:
+                self._tell(Waited(what, error.message, error.wait_s))
+                await asyncio.sleep(error.wait_s)
+        return await work()
+
+    def _operation(self, *place: str) -> OperationId:
+        return OperationId(f"scn-{_digest(_OPERATION_BYTES, self._name, *place)}")
+
+
+def _wished(place: PlaceHint, nodes: tuple[str, ...], state: RunState) -> str | None:
+    if place.node is not None:
+        return place.node if place.node in nodes else None
+    if place.together_with is not None:
+        near = [state.node_of(agent) for agent in place.together_with]
+        return next((node for node in near if node in nodes), None)
+    taken = {state.node_of(agent) for agent in place.apart_from or ()}
+    return next((node for node in nodes if node not in taken), None)
+
+
+def _digest(size: int, *parts: str) -> str:
+    return blake2b("\0".join(parts).encode(), digest_size=size).hexdigest()
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
