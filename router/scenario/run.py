@@ -9,7 +9,7 @@ line, and asks nobody twice.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from hashlib import blake2b
 from typing import Protocol, TypeVar
@@ -42,7 +42,7 @@ from router.scenario.scenario import Phase, PlaceHint, Scenario
 from router.scenario.speaker import AskAgainError, Question, ScenarioSpeaker, SpokenAnswer
 from router.scenario.tool_answers import answer_call, offered_tools
 from router.scenario.turn_order import next_turns, phase_has_ended, turns_to_come
-from router.scenario.utterance import AnsweredCall, ToolStep, TurnKey, Utterance
+from router.scenario.utterance import AnsweredCall, Said, ToolStep, TurnKey, Utterance
 
 _T = TypeVar("_T")
 _OPERATION_BYTES = 12
@@ -99,10 +99,10 @@ class ScenarioRun:
     def scenario(self) -> Scenario:
         return self.state.scenario
 
-    async def erase_all(self) -> None:
+    async def erase(self, agents: Iterable[AgentId]) -> None:
         """Begin from nothing, whatever permanent agents remember of earlier runs."""
-        for agent in self.scenario.agents:
-            await self._insist("erase", partial(self._speaker.erase, self._id_of(agent)))
+        for agent in agents:
+            await self._insist("erase", partial(self._speaker.erase, agent))
 
     async def perform(self) -> None:
         """Go on until all has been said; raise FabricError where the fabric refuses for good."""
@@ -129,9 +129,9 @@ class ScenarioRun:
     async def _begin(self, phase: Phase) -> None:
         """Do what comes before a phase's first turn, once."""
         self._tell(PhaseBegan(phase.id))
-        has_begun = any(turn.phase == phase.id for turn in self.state.said)
+        has_begun = _has_spoken(phase, self.state.said)
         if self._begins_cold and not has_begun:
-            await self.erase_all()  # also those from whom a prompt's beginning could come
+            await self.erase(map(self._id_of, self._idle()))
         for copy in phase.fork.copies if phase.fork is not None else ():
             if not self._begins_cold and not self.state.was_forked(phase.id, copy):
                 assert phase.fork is not None, "its copies are listed"
@@ -144,6 +144,17 @@ class ScenarioRun:
                 if items:
                     await self._insist("direct", partial(self._speaker.direct, agent, items, op))
                 self._note(MemoryEdited(phase.id, number, edit.agent))
+
+    def _idle(self) -> list[str]:
+        """Name who takes part in no phase under way: a prompt may begin with anybody's memory."""
+        running = [phase for phase in self.scenario.phases if phase.id in self._begun]
+        said = self.state.said
+        busy = {
+            turn.speaker
+            for turn in next_turns(self.scenario, said)
+            if any(turn.phase == p.id and _has_spoken(p, said) for p in running)
+        }
+        return [agent for agent in self.scenario.agents if agent not in busy]
 
     async def _fork(self, phase: Phase, source: str, copy: str) -> None:
         op = self._operation("fork", phase.id, copy)
@@ -271,6 +282,10 @@ def _wished(place: PlaceHint, nodes: tuple[str, ...], state: RunState) -> str | 
         return next((node for node in near if node in nodes), None)
     taken = {state.node_of(agent) for agent in place.apart_from or ()}
     return next((node for node in nodes if node not in taken), None)
+
+
+def _has_spoken(phase: Phase, said: Said) -> bool:
+    return any(turn.phase == phase.id for turn in said)
 
 
 def _digest(size: int, *parts: str) -> str:

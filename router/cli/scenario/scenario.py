@@ -11,6 +11,7 @@ from typing import Any
 
 from fabric.codec import to_plain
 from fabric.errors import FabricError
+from fabric.ids import AgentId
 from router.cli.data_folder import default_data_dir
 from router.cli.endpoint import Endpoint
 from router.cli.errors import FAILED, MISUSED, CommandError
@@ -190,7 +191,7 @@ class _Series:
 
     async def perform(self, repeats: int) -> list[Performed]:
         """Perform each run; arms take turns, so that both meet the same machine."""
-        # The cold arm goes first: what it leaves is erased before the other begins.
+        # Before each, the agents of both are erased: a prompt may begin with anybody's memory.
         arms = (COLD, WARM) if self.is_compared else (WARM,)
         return [
             Performed(number, arm, await self._run(number, arm, repeats))
@@ -198,26 +199,28 @@ class _Series:
             for arm in arms
         ]
 
-    async def _run(self, number: int, arm: str, repeats: int) -> ScenarioRun:
-        name = self.name if repeats == 1 else f"{self.name}-{number}"
+    def _ids(self, name: str, arm: str) -> dict[str, AgentId]:
         parts = [self.namespace, COLD if arm == COLD else ""]
         namespace = "-".join(part for part in parts if part)
+        return {a: agent_id(self.scenario, a, name, namespace) for a in self.scenario.agents}
+
+    async def _run(self, number: int, arm: str, repeats: int) -> ScenarioRun:
+        name = self.name if repeats == 1 else f"{self.name}-{number}"
+        ids = self._ids(name, arm)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         head = JournalHead(name, self.scenario.name, self.digest)
         journal = RunJournal(self.folder / f"{name}{'.cold' if arm == COLD else ''}.jsonl", head)
         try:
             state = RunState.of(self.scenario, journal.events)
-            ids = {a: agent_id(self.scenario, a, name, namespace) for a in self.scenario.agents}
             with RunProgress(
                 self.scenario, state, f"{name} {arm}", is_quiet=self.is_quiet
             ) as progress:
                 run = ScenarioRun(name + arm, state, self.speaker, journal, ids.__getitem__,
                           progress.tell, begins_cold=arm == COLD)  # fmt: skip
                 if (repeats > 1 or self.is_compared) and not journal.events:
-                    await run.erase_all()
+                    for each in (WARM, COLD):
+                        await run.erase(self._ids(name, each).values())
                 await run.perform()
-                if arm == COLD:
-                    await run.erase_all()
         finally:
             journal.close()
         return run
