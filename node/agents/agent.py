@@ -79,7 +79,7 @@ class Agent:
     came_from_peer: bool = False  # until its first turn here
     last_match: LastMatch | None = None
     turn_lock: TurnLock = field(default_factory=TurnLock)
-    waiting_count: int = 0
+    waiting_count: int = 0  # turns in line; who waits at the lock for other things is none
     turn: LiveTurn | None = None  # the one that runs now
     outgoing: OutgoingMove = field(init=False)
     handed_on: HandedOn | None = None  # its last answer, where that is to go on here

@@ -1,7 +1,11 @@
 """The lock that one turn of an agent, or one change of its record, holds at a time."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Literal
+
+from fabric.errors import RetryLaterError
 
 
 class TurnLock(asyncio.Lock):
@@ -21,6 +25,21 @@ class TurnLock(asyncio.Lock):
             return await super().acquire()
         finally:
             self._waiting_count -= 1
+
+    @asynccontextmanager
+    async def held(
+        self, within_s: float, busy: str = "a turn of this agent is still running"
+    ) -> AsyncIterator[None]:
+        """Have it for a while; raise RetryLaterError that says `busy` where it is not to be had."""
+        try:
+            async with asyncio.timeout(within_s):  # unlike `wait_for`: at once if free
+                await self.acquire()
+        except TimeoutError:
+            raise RetryLaterError(busy, code="agent_busy") from None
+        try:
+            yield
+        finally:
+            self.release()
 
     def locked(self) -> bool:
         """Say whether somebody has it, or will before anybody else."""

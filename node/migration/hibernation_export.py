@@ -1,12 +1,11 @@
 """Write one agent into a file, a block at a time, while it goes on serving turns."""
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 
 from fabric.control.hibernation_calls import Hibernate
-from fabric.errors import ConflictError, RejectedError, RetryLaterError
+from fabric.errors import ConflictError, RejectedError
 from fabric.ids import TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan
@@ -100,12 +99,7 @@ class Export:
         agent = parts.owned.require(call.key, call.epoch)
         if agent.is_unsaved:
             await parts.flusher.flush()
-        try:
-            await asyncio.wait_for(agent.turn_lock.acquire(), SEAL_WAIT_S)
-        except TimeoutError:
-            message = "a turn of this agent is still running"
-            raise RetryLaterError(message, code="agent_busy") from None
-        try:
+        async with agent.turn_lock.held(SEAL_WAIT_S):
             parts.owned.recheck(agent, call.epoch)
             if agent.saved is None or not agent.saved.token_ids or not agent.is_durable:
                 message = "the agent's last turn is not on disk yet"
@@ -115,8 +109,6 @@ class Export:
             record = portable(agent.saved, store.spec.window_tokens)
             self._held = record.refs
             missing = store.blocks.hold(record.refs)
-        finally:
-            agent.turn_lock.release()
         if missing:
             message = f"{len(missing)} blocks of the agent are lost; its next turn heals it"
             raise ConflictError(message, code="blocks_missing")

@@ -32,6 +32,7 @@ from node.tiers.record_mending import RecordMending
 
 _log = logging.getLogger(__name__)
 
+_NOT_STOPPED = "a turn of this agent has not stopped yet"
 SEAL_WAIT_S = 8.0  # for a turn in progress to end; the caller's own limit is above
 
 
@@ -128,15 +129,8 @@ class MoveSource:
         self.step_downs.begin(agent, Successor(call.owner, call.epoch))
         if agent.turn is not None:
             agent.turn.cancel()
-        try:
-            await asyncio.wait_for(agent.turn_lock.acquire(), SEAL_WAIT_S)
-        except TimeoutError:
-            message = "a turn of this agent has not stopped yet"
-            raise RetryLaterError(message, code="agent_busy") from None
-        try:
+        async with agent.turn_lock.held(SEAL_WAIT_S, _NOT_STOPPED):
             await self.step_downs.finish(agent)
-        finally:
-            agent.turn_lock.release()
         return Done()
 
     async def take_back(self, call: AbortMigration) -> Done:
@@ -148,17 +142,10 @@ class MoveSource:
             await agent.turn.keep(call.migration)
         if agent is None or not _is_sealed_by(agent, call.migration):
             return Done("nothing to abort")
-        try:
-            await asyncio.wait_for(agent.turn_lock.acquire(), SEAL_WAIT_S)
-        except TimeoutError:
-            message = "a turn of this agent has not stopped yet"
-            raise RetryLaterError(message, code="agent_busy") from None
-        try:
+        async with agent.turn_lock.held(SEAL_WAIT_S, _NOT_STOPPED):
             # The same call, come twice, may have done so by now, or an erasure taken it away.
             if self.records.is_here(agent) and _is_sealed_by(agent, call.migration):
                 await self._take_back(agent)
-        finally:
-            agent.turn_lock.release()
         return Done()
 
     async def _take_back(self, agent: Agent) -> None:

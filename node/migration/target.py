@@ -16,7 +16,6 @@ from fabric.errors import (
     ConflictError,
     FabricError,
     RejectedError,
-    RetryLaterError,
     UnauthorizedError,
 )
 from fabric.ids import MigrationId, NodeName
@@ -132,15 +131,9 @@ class MoveTarget:
             agent = self.records.table.get(key)
             if agent is None or agent.word.epoch >= call.epoch:  # new here, or a repeat
                 return await self._commit(call, record)
-            try:  # a replica of it may be on its way out, or a turn may take it over
-                await asyncio.wait_for(agent.turn_lock.acquire(), COMMIT_WAIT_S)
-            except TimeoutError:
-                message = "the agent is at work here"
-                raise RetryLaterError(message, code="agent_busy") from None
-            try:
+            # A replica of it may be on its way out, or a turn may take it over.
+            async with agent.turn_lock.held(COMMIT_WAIT_S, "the agent is at work here"):
                 return await self._commit(call, record)
-            finally:
-                agent.turn_lock.release()
 
     def _committed(self, call: CommitMigration, record: Manifest) -> AgentView | None:
         """Return the agent if this very call was carried out before; raise if it never can be."""

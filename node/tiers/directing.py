@@ -4,7 +4,6 @@ Its next turn makes its memory what they say. Until then nothing of it is touche
 as quick as one write, and done as a whole or not at all.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -114,16 +113,9 @@ class Directing:
         agent = self.owned.require(key)
         if agent.is_unsaved:
             await self.flusher.flush()
-        try:
-            await asyncio.wait_for(agent.turn_lock.acquire(), TURN_WAIT_S)
-        except TimeoutError:
-            message = "a turn of this agent is still running"
-            raise RetryLaterError(message, code="agent_busy") from None
-        try:
+        async with agent.turn_lock.held(TURN_WAIT_S):
             self.owned.recheck(agent)
             yield agent
-        finally:
-            agent.turn_lock.release()
 
     async def _direct(self, agent: Agent, call: DirectAgent) -> tuple[Directive, ...]:
         await self.mending.mend(agent)

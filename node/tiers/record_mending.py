@@ -4,11 +4,9 @@ Its next turn would do the same. What cannot wait for that (a move, a copy, a pi
 so that one lost block keeps nobody where it is.
 """
 
-import asyncio
 import logging
 from dataclasses import dataclass, replace
 
-from fabric.errors import RetryLaterError
 from fabric.record.manifest import OwnerState
 from fabric.record.truncate import truncate_record
 from node.agents.agent import Agent
@@ -37,16 +35,9 @@ class RecordMending:
             await self.records.verify(saved)
         if saved is None or not store.missing(saved):
             return
-        try:
-            await asyncio.wait_for(agent.turn_lock.acquire(), MEND_WAIT_S)
-        except TimeoutError:
-            message = "a turn of this agent is still running"
-            raise RetryLaterError(message, code="agent_busy") from None
-        try:
+        async with agent.turn_lock.held(MEND_WAIT_S):
             if self.records.is_here(agent):
                 await self.mend(agent)
-        finally:
-            agent.turn_lock.release()
 
     async def mend(self, agent: Agent, *, may_truncate: bool = True) -> bool:
         """Make the record whole, under the agent's turn lock; say if it is. Raises DiskError."""
