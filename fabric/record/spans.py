@@ -11,7 +11,7 @@ send it again; what the record has of it is replaced there for those who do not.
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, takewhile
 from typing import NoReturn
 
 from fabric.edit_mode import EditMode
@@ -166,7 +166,12 @@ class Spans:
         return max(sinks, default=0)
 
     def _tail_areas(self) -> Iterator[tuple[int, int]]:
-        """Yield what was said behind the known messages, without what opens a message."""
+        """Yield what was said behind the known messages, without what opens a message.
+
+        Nothing where the last of them may be in it: its client sends that one again.
+        """
+        if any(map(_is_somewhere, takewhile(lambda said: said.at is None, reversed(self.said)))):
+            return
         tail, parts = self._tail, list(self._parts())
         openings = sorted(self._openings(parts), key=len, reverse=True)
         for start, end in parts:
@@ -346,6 +351,10 @@ def _places(text: bytes, sought: bytes, start: int, end: int) -> Iterator[tuple[
     while at >= 0:
         yield at, at + len(sought)
         at = text.find(sought, at + len(sought), end)
+
+
+def _is_somewhere(said: SaidMessage) -> bool:
+    return bool(said.chars) and not said.is_edited
 
 
 def _why_unknown(number: int, said: SaidMessage) -> str:

@@ -103,6 +103,19 @@ def test_what_follows_the_known_messages_holds_for_the_record_alone():
     assert refused(record(), text="assistant\nthe") == "text_not_found"
 
 
+def test_what_may_be_of_a_known_message_is_not_taken_for_what_follows_them_all():
+    """Its client sends that message again: an edit of the record alone would not last."""
+    blank = (MessageRole.ASSISTANT, "  ")
+    made = record(TEXT + "<s>assistant\n  <e>\n", (*SAID, blank))
+    assert made.said.messages[-1].start is None, "white space is not told from the template's"
+    assert refused(made, text="  ") == "text_not_found"
+    (named,) = spans(made, first=4, chars=(0, 2))
+    assert named.span == (0, 2)
+    nothing = (MessageRole.ASSISTANT, "")
+    (behind,) = spans(record(spoken=(*SAID, nothing)), text="answer")
+    assert behind.said is None
+
+
 def test_edits_of_the_record_move_what_lies_behind():
     made = record()
     (one,) = spans(made, text="and", first=3)
