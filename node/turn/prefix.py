@@ -155,13 +155,17 @@ class Prefixes:
         assert source is not None, "only what is stored is restored"
         if source.layout is not None:
             return await self.edited.restore(agent, prepared, source.layout, cache, cancel)
-        cached = await self._loaded(tenant, source, cache, cancel)
+
+        async def load(prefix: CachedPrefix) -> int:
+            return await self.workers.run(lambda: self._load(tenant, prefix, cache, cancel))
+
+        cached = await load(source)
         if cached < source.point and not cancel.is_set():
             # Damaged, or gone with a turn that was given up: what else there is may reach further.
             usable = self._usable(agent, prepared.plan)
             other = await self._best_prefix(agent, prepared.plan, usable)
             if cached < other.point and len(other.ids) <= prepared.room_tokens:
-                source, cached = other, await self._loaded(tenant, other, cache, cancel)
+                source, cached = other, await load(other)
         same = available_blocks(agent.saved, cached).full
         agent.stored_tokens = same.tokens_in_common(source.available.full)
         cache.assume(cached)
@@ -237,15 +241,6 @@ class Prefixes:
         available = available.without(set(self.store.blocks.missing(available.refs())))
         point = self.store.restore_point(available, ids, self.identity.usable_prefix(limit))
         return CachedPrefix(available, ids, point, tier, common)
-
-    async def _loaded(
-        self,
-        tenant: TenantId,
-        source: CachedPrefix,
-        into: ResidentCache,
-        cancel: threading.Event,
-    ) -> int:
-        return await self.workers.run(lambda: self._load(tenant, source, into, cancel))
 
     def _load(
         self,
