@@ -147,14 +147,14 @@ class ScenarioRun:
 
     def _idle(self) -> list[str]:
         """Name who takes part in no phase under way: a prompt may begin with anybody's memory."""
-        running = [phase for phase in self.scenario.phases if phase.id in self._begun]
-        said = self.state.said
+        scenario, said = self.scenario, self.state.said
         busy = {
-            turn.speaker
-            for turn in next_turns(self.scenario, said)
-            if any(turn.phase == p.id and _has_spoken(p, said) for p in running)
+            speaker
+            for phase in scenario.phases
+            if _has_spoken(phase, said) and not phase_has_ended(scenario, phase.id, said)
+            for _, speaker in phase.turns
         }
-        return [agent for agent in self.scenario.agents if agent not in busy]
+        return [agent for agent in scenario.agents if agent not in busy]
 
     async def _fork(self, phase: Phase, source: str, copy: str) -> None:
         op = self._operation("fork", phase.id, copy)

@@ -197,6 +197,29 @@ async def test_a_cold_run_erases_who_speaks_before_each_phase(tmp_path):
     assert told(run) == told(await perform(tmp_path / "warm.jsonl", Script()))
 
 
+async def test_a_cold_run_erases_nobody_between_the_turns_of_a_phase(tmp_path):
+    rooms = b"""
+scenario: crew
+agents: {one: {}, two: {}, other: {}}
+phases:
+  - {id: long, agents: [one, two], rounds: 3}
+  - {id: short, agents: [other], after: []}
+  - {id: later, agents: [other], after: [short]}
+"""
+
+    class Noted(Script):
+        async def ask(self, question):
+            self.done.append(("ask", question.agent))
+            return await super().ask(question)
+
+    script = Noted()
+    await perform(tmp_path / "r.jsonl", script, begins_cold=True, raw=rooms)
+    for agent in ("scn.crew.one", "scn.crew.two"):
+        kinds = [what for what, who, *_ in script.done if who == agent]
+        assert kinds[-3:] == ["ask"] * 3, "what it heard in its phase stays"
+    assert script.done.count(("erase", "scn.crew.other")) == 3
+
+
 async def test_a_report_has_each_agent_of_each_phase(tmp_path):
     warm = await perform(tmp_path / "warm.jsonl", Script())
     cold = await perform(tmp_path / "cold.jsonl", Script(), begins_cold=True)
