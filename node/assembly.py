@@ -309,7 +309,17 @@ def _turns(
     edited = EditedPrefixes(store, workers, clock)
     borrowed = BorrowedSpans(identity, store, workers, clock, table, tokenizer)
     prefixes = Prefixes(
-        identity, store, workers, engine, tiers.prefetches, health, table, edited, borrowed
+        identity,
+        store,
+        workers,
+        engine,
+        tiers.prefetches,
+        health,
+        table,
+        edited,
+        borrowed,
+        moves.moves,
+        tiers.leases,
     )
     sequences = Sequences(identity, tokenizer, prefixes, engine, hot, health)
     savers = Savers(ground.clock, table, tiers.writers, tiers.unsaved, ground.service_time, health)

@@ -95,8 +95,8 @@ def routes_of(
     snapshots = Snapshots(fleet, services.drains, services.migrations)
     named = [  # these name agents or nodes
         *AgentsApi(fleet, services.migrations, services.erasures).routes(),
-        *DirectivesApi(fleet, fleet.clock).routes(),
-        *AgentWishesApi(fleet, fleet.clock).routes(),
+        *DirectivesApi(fleet, services.telling, fleet.clock).routes(),
+        *AgentWishesApi(fleet, services.telling, fleet.clock).routes(),
         *HibernationApi(Hibernations(fleet, services.migrations)).routes(),
         *CopiesApi(services.forks, services.replicas, services.prefetches).routes(),
         *NodesApi(fleet, services.drains).routes(),

@@ -15,6 +15,7 @@ from router.moves.newcomers import Newcomers
 from router.moves.prefetches import PrefetchRequests
 from router.moves.recovery import Recovery
 from router.moves.replicas import Replicas
+from router.moves.telling import Telling
 from router.placement.placement import Placement
 from router.telemetry import Telemetry
 from router.turns.turns import Turns
@@ -34,6 +35,7 @@ class Services:
     drains: Drains
     forks: Forks
     replicas: Replicas
+    telling: Telling
     newcomers: Newcomers
     prefetches: PrefetchRequests
     peer_exchange: PeerExchange
@@ -88,6 +90,7 @@ def assemble(
         drains=Drains(fleet, migrations),
         forks=Forks(fleet, migrations, telemetry),
         replicas=replicas,
+        telling=Telling(fleet, replicas),
         newcomers=Newcomers(fleet, migrations, telemetry),
         prefetches=prefetches,
         peer_exchange=PeerExchange(fleet),

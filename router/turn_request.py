@@ -50,11 +50,16 @@ class TurnRequest:
         return (self.tenant, agent) if agent is not None else None
 
     def request(
-        self, epoch: int, floor: Callable[[AgentKey], int] = lambda _: 0
+        self,
+        epoch: int,
+        floor: Callable[[AgentKey], int] = lambda _: 0,
+        *,
+        is_private: bool = False,
     ) -> GenerateRequest:
         """Spell the turn for a node, at the epoch that the directory knows.
 
-        `floor` says up to which epoch an agent was erased.
+        `floor` says up to which epoch an agent was erased, `is_private` whether its memory is for
+        itself alone, for a node that begins it anew or takes it over.
         """
         prompt = self.prompt
         return GenerateRequest(
@@ -83,4 +88,5 @@ class TurnRequest:
             extends=prompt.extends,
             after=self.after,
             erased_epoch=floor(self.key) if self.key is not None else 0,
+            is_private=is_private,
         )

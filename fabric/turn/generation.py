@@ -132,6 +132,7 @@ class GenerateRequest:
     beside: AgentId | None = None  # whose conversation a turn shares that is not kept
     # Where the prompt differs in the middle from what is kept; None: as the agent's directives say.
     edits: EditMode | None = None
+    is_private: bool = False  # what its agent's memory is for, where the node knows nothing later
 
     @property
     def is_scored(self) -> bool:

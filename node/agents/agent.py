@@ -77,6 +77,7 @@ class Agent:
     was_evicted: bool = False  # while turns waited: they begin anew
     is_pin_held: bool = False  # the pin is honoured: it fits its tenant's part
     came_from_peer: bool = False  # until its first turn here
+    is_taken_over: bool = False  # by the turn that begins: who owned it may have known more
     last_match: LastMatch | None = None
     turn_lock: TurnLock = field(default_factory=TurnLock)
     waiting_count: int = 0  # turns in line; who waits at the lock for other things is none

@@ -1,8 +1,8 @@
 """All agents of one node, who is hot, and whom to cool down first."""
 
 import secrets
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -251,11 +251,27 @@ class AgentTable:
         )
         return list(islice(others, ALIKE_AGENTS_MAX))
 
-    def hidden_from(self, agent: Agent) -> Counter[BlockRef]:
-        """Count the blocks of the tenant's agents whose memory is for none but themselves."""
-        others = (key for key in self._private if key[0] == agent.key[0] and key != agent.key)
-        records = (self._agents[key].saved for key in others)
-        return Counter(ref for record in records if record is not None for ref in record.refs)
+    def has_private(self, agent: Agent) -> bool:
+        """Say whether another agent of the tenant has memory for none but itself."""
+        return any(key[0] == agent.key[0] and key != agent.key for key in self._private)
+
+    def lent(self, agent: Agent, shared: PieceTable, leased: Container[BlockRef]) -> int:
+        """Count the leading blocks that are the agent's own, or that somebody lends.
+
+        A block that is in no record yet is a running turn's, or on its way here: nobody can tell
+        then whom it is for.
+        """
+        count = _in_leases(shared, 0, leased)
+        first = shared[0].block.block_hash if shared else None
+        for key in self._first_blocks.newest(agent.key[0], first) if first is not None else ():
+            other = self._agents[key]
+            if other.saved is None or (other is not agent and _is_private(other)):
+                continue
+            pieces = other.saved.pieces
+            most = min(len(shared), len(pieces))
+            while count < most and pieces[count].block == shared[count].block:
+                count += 1
+        return _in_leases(shared, count, leased)
 
     def name_new(self, tenant: TenantId, identity: Identity) -> AgentId:
         """Choose an unused id for a conversation without one."""
@@ -317,3 +333,13 @@ class AgentTable:
             is_pinned=record.pinned,
             is_spent=is_spent(record.wishes, idle_s),
         )
+
+
+def _is_private(agent: Agent) -> bool:
+    return agent.manifest.is_private or (agent.saved is not None and agent.saved.is_private)
+
+
+def _in_leases(shared: PieceTable, count: int, leased: Container[BlockRef]) -> int:
+    while count < len(shared) and shared[count].block in leased:
+        count += 1
+    return count

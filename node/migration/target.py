@@ -77,7 +77,8 @@ class IncomingCopies:
             loop.call_soon_threadsafe(self.moves.note_block, call.migration, key, ref)
 
         try:
-            return await self.fetching.bring(call, record, arrived)
+            with self.moves.hiding(call.migration, record):
+                return await self.fetching.bring(call, record, arrived)
         except UnauthorizedError as error:  # towards the router this would be about its own secret
             message = f"{call.source} does not offer the agent any more ({error.message})"
             raise ConflictError(message, code=error.code) from None

@@ -5,7 +5,7 @@ except as buffers.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fabric.errors import CorruptDataError
@@ -146,18 +146,13 @@ class AgentStore:
 
     # --- read --------------------------------------------------------------------------------
 
-    def shared_blocks(
-        self, tenant: TenantId, ids: Sequence[int], hidden: Mapping[BlockRef, int] | None = None
-    ) -> AvailableBlocks:
-        """List stored full blocks of any conversation of `tenant` that begin `ids`.
-
-        What only `hidden` records refer to, so often each, is not for others.
-        """
+    def shared_blocks(self, tenant: TenantId, ids: Sequence[int]) -> AvailableBlocks:
+        """List stored full blocks of any conversation of `tenant` that begin `ids`."""
         available, salt, groups = AvailableBlocks(), self.salt(tenant), self.spec.groups
         full = []
         for span in self.spans(tenant, ids):
             ref = self.blocks.find(span.block_hash) if span.is_full else None
-            if ref is None or (hidden and self.blocks.references(ref) <= hidden.get(ref, -1)):
+            if ref is None:
                 break
             full.append(ref)
             if CacheGroup.WINDOW in groups:

@@ -162,7 +162,8 @@ class Directing:
             for d in live(known)
             if d.operation in gone
         )
-        here = {d.operation for d in kept}
+        # What was undone is not made again by a message that comes twice, or late.
+        here = {d.operation for d in (*kept, *undone(known))}
         added = [d for d in call.added if d.operation not in here]
         spans = [span for span in call.spans if span.operation not in here]
         if spans:

@@ -17,6 +17,7 @@ from fabric.limits import AGENT_TURNS_WAITING_MAX
 from fabric.record.answers import Answers
 from fabric.record.directive import Directive, live
 from fabric.record.manifest import OwnerState
+from fabric.record.wishes import Wishes
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.turn.sketch import goes_on
 from node.agents.agent import Agent, HandedOn
@@ -63,6 +64,7 @@ class Claims:
             agent = await self._lock(request, text)
             try:
                 await self._own(agent, request.epoch, request.erased_epoch)
+                self._keep_private(agent, request)
                 before = agent.handed_on
                 if request.resume is not None or not before or before.epoch != agent.manifest.epoch:
                     agent.take_up()
@@ -136,6 +138,15 @@ class Claims:
         agent = self._known(request) if request.identity.kind is IdentityKind.AGENT else None
         return live(agent.manifest.directives) if agent is not None else ()
 
+    def _keep_private(self, agent: Agent, request: GenerateRequest) -> None:
+        """Let nobody else have the memory of an agent that was told so where it was before."""
+        is_news = agent.is_blank or agent.is_taken_over
+        agent.is_taken_over = False
+        if request.is_private and is_news and not agent.manifest.is_private:
+            wishes = replace(agent.manifest.wishes or Wishes(), is_private=True)
+            agent.manifest = replace(agent.manifest, wishes=wishes)
+            self.table.put(agent)
+
     def _known(self, request: GenerateRequest) -> Agent | None:
         """Return whom a chat is with, as far as that is known before its prompt is rendered."""
         identity, agent = request.identity, request.identity.agent
@@ -203,6 +214,7 @@ class Claims:
             message = f"epoch {asked} was superseded by {record.epoch}"
             raise StaleEpochError(message)
         if asked > record.epoch:  # the directory made this node the owner
+            agent.is_taken_over = self.table.is_copy(agent)
             agent.manifest = replace(
                 record, epoch=asked, owner=self.health.name, state=OwnerState.OWNED
             )

@@ -26,6 +26,7 @@ from fabric.turn.text_match import common_prefix
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.engine.engine_thread import EngineThread
+from node.migration.incoming import IncomingMoves
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
@@ -34,6 +35,7 @@ from node.store.agent_store import AgentStore
 from node.store.available_blocks import AvailableBlocks, available_blocks, exact_beginning
 from node.tiers.prefetch import Prefetches
 from node.tiers.restore import load_blocks
+from node.tiers.span_leases import SpanLeases
 from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.edited_prefix import EditedPrefixes
 from node.turn.prepared import NOT_MADE, CachedPrefix, Prepared
@@ -55,6 +57,8 @@ class Prefixes:
     table: AgentTable
     edited: EditedPrefixes
     borrowed: BorrowedSpans
+    moves: IncomingMoves
+    leases: SpanLeases
 
     def begin(self, prepared: Prepared) -> ResidentCache:
         """Return its cache, with room for prompt and answer; runs on the engine thread."""
@@ -205,8 +209,13 @@ class Prefixes:
         if not self.health.reuses:
             return CachedPrefix(AvailableBlocks(), (), 0, CacheTier.COLD)
         known, tenant = plan.ids[: len(plan.ids) - 1], agent.manifest.tenant
-        hidden = self.table.hidden_from(agent)
-        shared = await self.workers.run(lambda: self.store.shared_blocks(tenant, known, hidden))
+        is_hidden = self._hides(agent)  # before, as what is let go of is found for a moment yet
+        shared = await self.workers.run(lambda: self.store.shared_blocks(tenant, known))
+        if is_hidden or self._hides(agent):
+            lent = self.table.lent(agent, shared.full, self.leases.refs)
+            if lent < len(shared.full):
+                lent_ids = known[: lent * BLOCK_TOKENS]
+                shared = await self.workers.run(lambda: self.store.shared_blocks(tenant, lent_ids))
         alike = self.table.alike(agent, shared.full)
         tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
 
@@ -219,6 +228,10 @@ class Prefixes:
             return replace(best, common_tokens=max(prefix.common_tokens for prefix in found))
 
         return await self.workers.run(choose)
+
+    def _hides(self, agent: Agent) -> bool:
+        """Say whether there are blocks of the tenant here that this agent may not begin with."""
+        return self.table.has_private(agent) or self.moves.hides(agent.manifest.tenant)
 
     def _of(self, record: Manifest, plan: PromptPlan, limit: int, tier: CacheTier) -> CachedPrefix:
         """Say how far a record's own blocks serve; its last one need not be full."""

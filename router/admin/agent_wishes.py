@@ -26,6 +26,7 @@ from router.http.auth import agent_key, caller_of
 from router.http.fields import Fields, refuse
 from router.http.json_body import read_object
 from router.moves.newcomers import take_back
+from router.moves.telling import Telling
 
 _SCOPES = ("tenant", "agent")
 _TIERS = ("memory", "disk")
@@ -34,8 +35,9 @@ _TIERS = ("memory", "disk")
 class AgentWishesApi:
     """Verbs that say what an agent's memory is worth, and to whom."""
 
-    def __init__(self, fleet: Fleet, clock: Clock) -> None:
+    def __init__(self, fleet: Fleet, telling: Telling, clock: Clock) -> None:
         self._fleet = fleet
+        self._telling = telling
         self._clock = clock
 
     def routes(self) -> list[Route]:
@@ -101,10 +103,10 @@ class AgentWishesApi:
         made = Made(operation, self._clock.wall_s(), caller_of(request).owner)
         added, spans = parse_directives(items, made)
         call = DirectAgent(*key, added=added, spans=spans, now_s=made.made_s)
-        return JSONResponse(directives_row(await self._fleet.ask_owner(call), operation))
+        return JSONResponse(directives_row(await self._telling.tell(call), operation))
 
     async def _wish(self, call: WishOfAgent) -> Response:
-        return JSONResponse(wishes_row(await self._fleet.ask_owner(call)))
+        return JSONResponse(wishes_row(await self._telling.tell(call)))
 
     async def _drop(self, key: AgentKey, node: str) -> AgentView:
         """Let go of a copy while the owner is there and has all of it on disk; describe that."""

@@ -17,13 +17,15 @@ from router.fresh_ids import fresh_operation
 from router.http.auth import agent_key, caller_of
 from router.http.fields import Fields, refuse
 from router.http.json_body import read_object
+from router.moves.telling import Telling
 
 
 class DirectivesApi:
     """Edits that hold until they are taken back."""
 
-    def __init__(self, fleet: Fleet, clock: Clock) -> None:
+    def __init__(self, fleet: Fleet, telling: Telling, clock: Clock) -> None:
         self._fleet = fleet
+        self._telling = telling
         self._clock = clock
 
     def routes(self) -> list[Route]:
@@ -71,10 +73,10 @@ class DirectivesApi:
         """Let an agent's next turn compute anew what was kept behind edits."""
         key = agent_key(request)
         call = WishOfAgent(*key, rebuilds=True)
-        return JSONResponse(rebuild_row(await self._fleet.ask_owner(call)))
+        return JSONResponse(rebuild_row(await self._telling.tell(call)))
 
     async def _change(
         self, key: AgentKey, call: DirectAgent, operation: OperationId | None
     ) -> Response:
-        view = await self._fleet.ask_owner(replace(call, now_s=self._clock.wall_s()))
+        view = await self._telling.tell(replace(call, now_s=self._clock.wall_s()))
         return JSONResponse(directives_row(view, operation))

@@ -14,7 +14,7 @@ twice, or in any order.
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fabric.control.node_calls import AgentList, AgentView
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
@@ -29,6 +29,7 @@ from router.events.fleet_event import (
     AgentMoved,
 )
 from router.fleet.given_epochs import GivenEpochs
+from router.fleet.words import words_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class Holding:
         """
         if self.view is None or owner.view is None:
             return False
-        return self.view.tail == owner.view.tail != ""
+        is_whole = self.view.tail == owner.view.tail != ""
+        return is_whole and words_of(self.view) == words_of(owner.view)
 
 
 @dataclass(slots=True)
@@ -142,6 +144,18 @@ class Directory:
         is_known = old is not None and (old.epoch, old.state) == (holding.epoch, holding.state)
         if not is_late and not is_known:
             self._put(key, holding)
+
+    def note_words(self, key: AgentKey, view: AgentView) -> None:
+        """Note what an owner was told, before its next list says so."""
+        held = self.holding(key, view.node)
+        if held is not None and held.view is not None and held.epoch == view.epoch:
+            known = replace(held.view, wishes=view.wishes, directives=view.directives)
+            self._holdings[key][view.node] = replace(held, view=known)
+
+    def is_private(self, key: AgentKey) -> bool:
+        """Say whether an agent's memory is for itself alone, as who knows it last has said."""
+        told = max((h for h in self.living(key) if h.view), key=_authority, default=None)
+        return bool(told and told.view and told.view.wishes and told.view.wishes.is_private)
 
     def forget(self, key: AgentKey, node: NodeName) -> None:
         self._by_node.get(node, set()).discard(key)
@@ -369,6 +383,10 @@ class Directory:
         """
         if epoch > self._promised.last(key):
             self._issued.note(key, epoch)
+
+
+def _authority(holding: Holding) -> tuple[bool, tuple[int, bool, float, str]]:
+    return holding.state is not OwnerState.REPLICA, _rank(holding)
 
 
 def _rank(holding: Holding) -> tuple[int, bool, float, str]:

@@ -16,13 +16,15 @@ from contextlib import asynccontextmanager
 from itertools import islice
 
 from fabric.control.copy_calls import KeepReplica
-from fabric.errors import ConflictError
+from fabric.control.node_calls import AgentView
+from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
 from fabric.limits import REPLICA_AGAIN_S, REPLICA_REST_S, REPLICAS_WAITING_MAX
 from fabric.record.manifest import OwnerState
 from router.fleet import snapshots
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
+from router.fleet.words import words_of
 from router.moves.copier import CopyReceipt, copy_agent
 from router.moves.migrations import Migrations
 from router.placement.destination import ways
@@ -47,9 +49,10 @@ class Replicas:
         self._count = count
         self._copying: dict[AgentKey, asyncio.Task[CopyReceipt]] = {}
         self._barred: Counter[AgentKey] = Counter()
+        self._told: Counter[AgentKey] = Counter()  # of these, those that are told something
         self._rest_until_s: dict[AgentKey, float] = {}
         # The end of what was copied where, until when: a full disk evicts one replica for the next.
-        self._made: dict[tuple[AgentKey, NodeName], tuple[str, float]] = {}
+        self._made: dict[tuple[AgentKey, NodeName], tuple[object, float]] = {}
         self._swept: object = None  # what the nodes had said when nothing was due
 
     async def replicate(self, key: AgentKey, to: str, *, kept: bool | None) -> CopyReceipt:
@@ -64,13 +67,27 @@ class Replicas:
         task = self._start(key, target, kept=kept)
         await asyncio.wait([task])  # it goes on even if the caller goes away
         if task.cancelled():
+            if key in self._told:
+                message = f"agent {key[1]} was told something while it was copied: try again"
+                raise RetryLaterError(message, code="agent_changing")
             message = f"agent {key[1]} was erased while it was copied"
             raise ConflictError(message, code="erased")
         return task.result()
 
     @asynccontextmanager
+    async def telling(self, key: AgentKey) -> AsyncIterator[None]:
+        """Let no copy be made of the record from before the agent is told something."""
+        self._told[key] += 1
+        try:
+            async with self.barred(key):
+                yield
+        finally:
+            self._told[key] -= 1
+            self._told += Counter()
+
+    @asynccontextmanager
     async def barred(self, key: AgentKey) -> AsyncIterator[None]:
-        """Let no copy of the agent be made, nor come to an end: it is being erased."""
+        """Let no copy of the agent be made, nor come to an end: it is being erased, or told."""
         self._barred[key] += 1
         try:
             task = self._copying.get(key)
@@ -81,6 +98,10 @@ class Replicas:
         finally:
             self._barred[key] -= 1
             self._barred += Counter()  # zeros go
+
+    async def refresh(self, key: AgentKey, copy: Holding) -> None:
+        """Copy an agent anew to a node that has a copy of it; the caller has barred others."""
+        await self._copy(key, copy.node, kept=None, background=True)
 
     async def run(self) -> None:
         while True:
@@ -149,8 +170,8 @@ class Replicas:
             yield from islice((node for node in targets if node not in done | made), wanted)
 
     def _was_made(self, key: AgentKey, node: NodeName, owner: Holding) -> bool:
-        tail, _ = self._made.get((key, node), ("", 0.0))
-        return owner.view is not None and tail == owner.view.tail != ""
+        made, _ = self._made.get((key, node), (None, 0.0))
+        return owner.view is not None and made == _end_of(owner.view) and owner.view.tail != ""
 
     # --- copying -----------------------------------------------------------------------------
 
@@ -165,7 +186,7 @@ class Replicas:
             self._rest_until_s[key] = self._fleet.clock.monotonic_s() + REPLICA_REST_S
         elif owner is not None and owner.view is not None:
             until_s = self._fleet.clock.monotonic_s() + REPLICA_AGAIN_S
-            self._made[key, target] = owner.view.tail, until_s
+            self._made[key, target] = _end_of(owner.view), until_s
 
     def _start(
         self, key: AgentKey, target: NodeName, *, kept: bool | None, background: bool = False
@@ -203,3 +224,8 @@ class Replicas:
     def _is_kept(self, key: AgentKey, target: NodeName) -> bool:
         holdings = self._fleet.directory.holdings(key)
         return any(h.node == target and h.view is not None and h.view.kept for h in holdings)
+
+
+def _end_of(view: AgentView) -> object:
+    """Return by what a copy is known to be of an agent's last turn, and of all it was told."""
+    return view.tail, words_of(view)

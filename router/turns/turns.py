@@ -224,7 +224,9 @@ class Turns:
 
     async def _start(self, turn: TurnRequest, target: Target) -> AdmittedTurn:
         fleet, reservation = self._fleet, target.reservation
-        source = fleet.link(target.node).generate(turn.request(target.epoch, self._directory.floor))
+        is_private = turn.key is not None and self._directory.is_private(turn.key)
+        request = turn.request(target.epoch, self._directory.floor, is_private=is_private)
+        source = fleet.link(target.node).generate(request)
         if reservation:
             reservation.turns_count += 1
         entry = fleet.ledger.begin(target.node, target.prefill_s, cold=target.cold)

@@ -138,13 +138,16 @@ def test_private_memory_is_for_its_agent_alone(running, fabric):
     stranger = node.table.unlisted(TenantId("two"), AgentId("stranger"), None, 1)
     ids = own.manifest.token_ids
 
-    def shared(hidden):
-        return node.store.shared_blocks(TenantId("two"), ids, hidden).full.tokens_count
+    def lent(agent):
+        shared = node.store.shared_blocks(TenantId("two"), ids).full
+        return node.table.lent(agent, shared, ())
 
-    assert shared(node.table.hidden_from(own)) > 256
-    assert shared(node.table.hidden_from(stranger)) == 0
+    assert not node.table.has_private(own)
+    assert node.table.has_private(stranger)
+    assert lent(own) > 1
+    assert lent(stranger) == 0
     agent.share("tenant")
-    assert shared(node.table.hidden_from(stranger)) > 256
+    assert lent(stranger) > 1
     assert agent.fork("private-2").show()["share"] == "tenant"
 
 

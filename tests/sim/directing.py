@@ -108,6 +108,8 @@ class Directing:
         random, known = self.stream(talk), self.hearing.of(talk)
         operation = OperationId(f"direct-{random.randrange(10**9):09}")
         held = _operations(known)
+        if not all(len({told.operation for told in s}) == len(held) for s in known.possible):
+            held = []  # one that was undone meanwhile would not be made again
         if held and random.random() < AGAIN_ODDS:
             operation = OperationId(random.choice(held))  # again: it changes nothing
         may_place = not (is_aside or talk.attempts)

@@ -166,6 +166,18 @@ def test_an_operation_is_made_once_and_undone_as_a_whole(tmp_path, model):
         assert LONG[3] in text_of(service)
 
 
+def test_a_directive_that_comes_again_behind_its_undoing_stays_undone(tmp_path, model):
+    with running(tmp_path, model) as service:
+        ask(service, history(*LONG), agent="a")
+        made = cleared(EditMode.FORGET)
+        assert direct(service, made).directives
+        assert not direct(service, removed=(made.operation,)).directives
+        revision = service.node.table.get((TENANT, NAME)).manifest.revision
+        assert not direct(service, made).directives
+        assert service.node.table.get((TENANT, NAME)).manifest.revision == revision
+        assert direct(service, cleared(EditMode.FORGET, operation="operation-2")).directives
+
+
 def test_too_many_are_refused_and_change_nothing(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, history(*LONG), agent="a")

@@ -1,0 +1,60 @@
+"""What is said of an agent is heard by its copies before it is acknowledged.
+
+    owner   writes it into its record
+    copies  get that record, or are let go of
+
+A copy whose node is away gets it later. Should it take the agent over before, or a node that has
+no copy, the turn itself says whom the memory is for, as far as anybody alive has told the router.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from fabric.control.agent_at import AgentName
+from fabric.control.directive_calls import DropReplica
+from fabric.control.node_calls import AgentView
+from fabric.errors import FabricError
+from fabric.ids import AgentKey
+from fabric.record.manifest import OwnerState
+from router.fleet.directory import Holding
+from router.fleet.fleet import Fleet
+from router.fleet.words import words_of
+from router.moves.attempts import told
+from router.moves.replicas import Replicas
+
+_LOG = logging.getLogger("macfabric.router.telling")
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """Tells agents something, wherever there is anything of them."""
+
+    fleet: Fleet
+    replicas: Replicas
+
+    async def tell(self, call: AgentName) -> AgentView:
+        """Have the owner carry out a call, and its copies hear of it; raise as the owner does."""
+        async with self.replicas.telling(call.key):
+            view = await self.fleet.ask_owner(call)
+            self.fleet.directory.note_words(call.key, view)
+            copies = self._behind(call.key, view)
+            await asyncio.gather(*(self._refresh(call.key, copy) for copy in copies))
+        return view
+
+    def _behind(self, key: AgentKey, owned: AgentView) -> list[Holding]:
+        """List the copies that were not told all that the owner was."""
+        held = [each for each in self.fleet.directory.living(key) if each.node != owned.node]
+        copies = [each for each in held if each.state is OwnerState.REPLICA]
+        return [c for c in copies if c.view is None or words_of(c.view) != words_of(owned)]
+
+    async def _refresh(self, key: AgentKey, copy: Holding) -> None:
+        """Have a copy know what its owner does; without that it goes."""
+        if not self.fleet.is_up(copy.node):
+            return  # its next copy has it, and whoever takes it over is told whom it is for
+        try:
+            await self.replicas.refresh(key, copy)
+        except FabricError as error:
+            alias = self.fleet.alias(key)
+            _LOG.info("agent %s: %s did not hear what it is told: %s", alias, copy.node, error.code)
+            await told(self.fleet.link(copy.node), DropReplica(*key))

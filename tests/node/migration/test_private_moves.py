@@ -1,0 +1,42 @@
+"""What is on its way to a node for one agent alone serves nobody else there meanwhile."""
+
+import pytest
+
+from fabric.control.directive_calls import WishOfAgent
+from fabric.control.node_calls import AgentView
+from fabric.ids import AgentId
+from tests.support.copies import copied_offer, withdraw
+from tests.support.services import TENANT, ask, call, running
+from tests.support.tiny_models import SHALLOW, write_model
+
+WORDS = "the cat sat on the mat and the dog sat on the log. " * 30
+HELLO = [{"role": "system", "content": WORDS}, {"role": "user", "content": "naïve café"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", SHALLOW))
+
+
+def cached(service, agent):
+    """Return how many tokens an agent's first turn begins with."""
+    reply = ask(service, HELLO, agent=agent, epoch=1, max_tokens=4, ignore_eos=True)
+    return reply.admitted.cached_tokens
+
+
+def test_blocks_that_arrive_before_the_commit_are_hidden(model, tmp_path):
+    with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
+        cached(here, "alice")
+        call(here, WishOfAgent(TENANT, AgentId("alice"), is_private=True), AgentView)
+        name, _, copied = copied_offer(here, there, "alice", 1)
+        assert copied.blocks_sent > 1
+        assert cached(there, "bob") == 0
+        withdraw(there, name, "alice")
+        assert cached(there, "carol") > 0, "what bob has saved himself is lent"
+
+
+def test_blocks_of_who_shares_serve_others_before_the_commit(model, tmp_path):
+    with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
+        cached(here, "alice")
+        copied_offer(here, there, "alice", 1)
+        assert cached(there, "bob") > 0

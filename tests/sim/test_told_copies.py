@@ -1,0 +1,49 @@
+"""What an agent was told holds on where its owner is lost: its copies heard it, and its heirs."""
+
+import asyncio
+
+from fabric.control.directive_calls import DirectAgent, WishOfAgent
+from fabric.edit_mode import EditMode
+from fabric.ids import AgentId, OperationId
+from fabric.record.directive import Directive
+from fabric.record.said import said_digest
+from fabric.settings import NodeSettings
+from fabric.turn.messages import Message, MessageRole
+from tests.sim.script import Talk, play
+
+MIB = 1 << 20
+SETTINGS = NodeSettings(hot_bytes=MIB, disk_bytes=64 * MIB)
+ALICE = AgentId("alice")
+LEASE_OVER_S = 10.0
+SECRET = Message(MessageRole.USER, ("a secret",))
+FORGET = Directive(OperationId("operation-1"), EditMode.FORGET, "nothing", said=said_digest(SECRET))
+
+
+def test_a_copy_hears_what_its_agent_is_told_before_that_is_acknowledged():
+    async def live(world):
+        alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
+        assert await alice.say("a secret")
+        copy = min(world.nodes.keys() - {alice.last.node})
+        await services.replicas.replicate(alice.key, copy, kept=True)
+        for call in (DirectAgent(*alice.key, (FORGET,)), WishOfAgent(*alice.key, is_private=True)):
+            await services.telling.tell(call)
+        record = world.nodes[copy].node.table.get(alice.key).saved
+        assert [each.operation for each in record.directives] == ["operation-1"]
+        assert record.is_private
+
+    play(live, SETTINGS)
+
+
+def test_an_agent_that_is_begun_anew_is_for_itself_as_it_was():
+    async def live(world):
+        alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
+        assert await alice.say("one")
+        await services.telling.tell(WishOfAgent(*alice.key, is_private=True))
+        lost = alice.last.node
+        world.nodes[lost].freeze()
+        await asyncio.sleep(LEASE_OVER_S)
+        assert await alice.say("two")
+        assert alice.last.node != lost
+        assert world.nodes[alice.last.node].node.table.get(alice.key).manifest.is_private
+
+    play(live, SETTINGS)
