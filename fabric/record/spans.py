@@ -130,7 +130,9 @@ class Spans:
         """List where a text stands in what may be edited."""
         sought = text.encode("utf-8", "surrogatepass")
         areas = list(self._areas(wanted))
-        found = [place for area in areas for place in _places(self.text, sought, *area)]
+        # One that overlaps itself may mean either place.
+        step = len(sought) if wanted.is_every else 1
+        found = [place for area in areas for place in _places(self.text, sought, area, step)]
         if not found:
             edited = any(m.is_edited for m in self.said)
             why = "; of messages that directives edit only what is left" if edited else ""
@@ -346,11 +348,14 @@ def _cross(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return one[0] < other[1] and other[0] < one[1]
 
 
-def _places(text: bytes, sought: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+def _places(
+    text: bytes, sought: bytes, area: tuple[int, int], step: int
+) -> Iterator[tuple[int, int]]:
+    start, end = area
     at = text.find(sought, start, end)
     while at >= 0:
         yield at, at + len(sought)
-        at = text.find(sought, at + len(sought), end)
+        at = text.find(sought, at + step, end)
 
 
 def _is_somewhere(said: SaidMessage) -> bool:

@@ -102,9 +102,14 @@ def _part(random, kind, messages, number):
     if kind == CHARS:
         return {"message": number, "start": start, "end": end}, [place]
     sought = text[start:end]
-    if sum(each["content"].count(sought) for each in messages) != 1:
+    if sum(_count(each["content"], sought) for each in messages) != 1:
         return None
     return {"text": sought}, [place]
+
+
+def _count(text, sought):
+    """Count where a text stands, also where it overlaps itself."""
+    return sum(text.startswith(sought, at) for at in range(len(text)))
 
 
 def _place(messages, number):

@@ -152,6 +152,13 @@ def test_marks_sinks_and_what_the_template_writes_stay():
     assert refused(made, tokens=(head, head + 2)) == "span_cuts_template"
 
 
+def test_a_text_that_overlaps_itself_is_there_more_than_once():
+    tail = TAIL.replace("größe", "la la la")
+    made = record(TEXT + tail)
+    assert refused(made, text="la la") == "text_ambiguous"
+    assert len(spans(made, text="la la", is_every=True)) == 1
+
+
 def test_every_place_and_a_range_are_directives_of_their_own():
     made = spans(record(), text="größe", is_every=True)
     assert [(d.said is not None, d.span) for d in made] == [
