@@ -49,7 +49,15 @@ def main() -> int:
             from router.serve import serve
 
             placement = Placement(Policy(arguments.policy))
-            asyncio.run(serve(chosen, keys, arguments.ray_address, listener, placement=placement))
+            serving = serve(
+                chosen,
+                keys,
+                arguments.ray_address,
+                listener,
+                placement=placement,
+                runs_dir=folder.router_runs,
+            )
+            asyncio.run(serving)
     except (FabricError, CommandError) as error:
         print(f"router: {error}", file=sys.stderr)  # noqa: T201 - why it did not start
         return 1

@@ -1,6 +1,7 @@
 """The router's ASGI application: routes behind the error boundary, the keys and the limits."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -8,6 +9,7 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
 from fabric.edit_mode import EDIT_MODES, EXACT
+from fabric.limits import SCENARIO_REQUEST_BYTES_MAX
 from fabric.ports import Clock
 from fabric.settings import RouterSettings
 from router.admin import description as of_admin
@@ -55,6 +57,12 @@ from router.openai.responses.adapter import ResponsesAdapter
 from router.openai.responses.store import ResponseStore
 from router.openai.responses.stored_api import StoredApi
 from router.policies.editing import Editing
+from router.runs import description as of_runs
+from router.runs.own_host import OwnHost
+from router.runs.routes import PATH as RUNS_PATH
+from router.runs.routes import RunsApi
+from router.runs.run_folders import RunFolders
+from router.runs.runs import Runs
 from router.services import Services
 
 _ANTHROPIC: Final = "anthropic-version"  # a header that its clients send
@@ -63,7 +71,7 @@ _OLLAMA: Final = "/api"  # what its clients ask; nothing of it is here
 
 def described() -> dict[str, Any]:
     """Return the OpenAPI document of all routes."""
-    rooms = (of_openai, of_responses, of_anthropic, of_admin)
+    rooms = (of_openai, of_responses, of_anthropic, of_admin, of_runs)
     either = {"anyOf": [ref("OpenAiError"), ref("AnthropicError")]}
     schemas = {name: schema for room in rooms for name, schema in room.SCHEMAS.items()}
     operations = [each for room in rooms for each in room.DESCRIBED]
@@ -80,18 +88,24 @@ def adapters_of(clock: Clock, stored: ResponseStore) -> list[ApiAdapter[Any]]:
     ]
 
 
-def routes_of(
-    settings: RouterSettings,
-    services: Services,
-    adapters: Sequence[ApiAdapter[Any]],
-    stored: ResponseStore,
-) -> list[BaseRoute]:
-    """Collect the routes of all APIs."""
+def desk_of(settings: RouterSettings, services: Services) -> Desk:
+    """Put together what all turns are answered with."""
     fleet = services.fleet
     names = ModelNames(fleet, settings.model_aliases)
     mode = EDIT_MODES[settings.edits] if settings.edits != EXACT else None
     edits = EditStage(fleet, Editing(settings.policies), mode)
-    desk = Desk(services.turns, names, settings.completion_tokens_max, edits)
+    return Desk(services.turns, names, settings.completion_tokens_max, edits)
+
+
+def routes_of(
+    services: Services,
+    desk: Desk,
+    adapters: Sequence[ApiAdapter[Any]],
+    stored: ResponseStore,
+    runs: Runs,
+) -> list[BaseRoute]:
+    """Collect the routes of all APIs."""
+    fleet, names, edits = services.fleet, desk.names, desk.edits
     snapshots = Snapshots(fleet, services.drains, services.migrations)
     named = [  # these name agents or nodes
         *AgentsApi(fleet, services.migrations, services.erasures).routes(),
@@ -111,6 +125,7 @@ def routes_of(
         *CountTokensApi(fleet, names, edits).routes(),
         *ModelsApi(fleet, names, OpenAiModels(), {_ANTHROPIC: AnthropicModels()}).routes(),
         *StoredApi(stored).routes(),
+        *RunsApi(runs, OpenAiErrors()).routes(),
         *absent_routes(),
         *openapi.openapi_routes(described()),
         *waiting(named, fleet.meeting),
@@ -118,16 +133,24 @@ def routes_of(
     ]
 
 
-def build_app(settings: RouterSettings, services: Services) -> Starlette:
-    """Build the application; whoever owns `services` runs their background work."""
+def build_app(
+    settings: RouterSettings, services: Services, runs_dir: Path | None = None
+) -> Starlette:
+    """Build the application; whoever owns `services` runs their background work.
+
+    `state.runs` is to be gone on with and closed by the same; without a folder there are none.
+    """
     stored = ResponseStore(services.erasures.floor)
     services.erasures.on_erased = stored.forget
     adapters = adapters_of(services.fleet.clock, stored)
+    desk = desk_of(settings, services)
+    host = OwnHost(settings, services, desk, ChatAdapter(services.fleet.clock))
+    runs = Runs(None if runs_dir is None else RunFolders(runs_dir), host)
     by_path = {adapter.path: adapter for adapter in adapters}
     by_prefix: dict[str, ErrorDialect] = {**by_path, _OLLAMA: PlainErrors()}
     dialects = Dialects(OpenAiErrors(), by_prefix, {_ANTHROPIC: AnthropicErrors()})
     app = Starlette(
-        routes=routes_of(settings, services, adapters, stored),
+        routes=routes_of(services, desk, adapters, stored, runs),
         middleware=[
             Middleware(Cors, origins=settings.cors_origins),
             Middleware(ErrorBoundary, dialects=dialects),
@@ -136,10 +159,12 @@ def build_app(settings: RouterSettings, services: Services) -> Starlette:
                 BodyLimit,
                 prompt_paths={*by_path, COUNT_TOKENS_PATH},
                 prompt_bytes_max=services.fleet.prompt_bytes_max,
+                call_bytes_max={RUNS_PATH: SCENARIO_REQUEST_BYTES_MAX},
             ),
         ],
         exception_handlers=error_handlers(dialects),
     )
     # A redirect would drop the body of a POST; a wrong path is a 404 in our own shape.
     app.router.redirect_slashes = False
+    app.state.runs = runs
     return app

@@ -26,8 +26,11 @@ _LOCKS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Locks] = WeakKeyDictionary
 
 async def run_sized(owner: str, size_bytes: int, work: Callable[[], T]) -> T:
     """Do work on so many bytes here, or in a thread in the owner's turn."""
-    if size_bytes <= LARGE_BYTES:
-        return work()
+    return work() if size_bytes <= LARGE_BYTES else await run_apart(owner, work)
+
+
+async def run_apart(owner: str, work: Callable[[], T]) -> T:
+    """Do work of unknown size in a thread, in the owner's turn."""
     loop = asyncio.get_running_loop()
     locks = _LOCKS.setdefault(loop, WeakValueDictionary())
     lock = locks.get(owner)

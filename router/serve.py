@@ -9,6 +9,7 @@ import socket
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Generator
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -30,6 +31,7 @@ from router.fleet.node_client import ControlTransport, HttpNodeLink
 from router.fleet.node_http import NodeHttp
 from router.listener import url_of
 from router.placement.placement import Placement
+from router.runs.runs import Runs
 from router.services import Services, assemble
 from router.tls.contexts import RouterKeys
 
@@ -78,6 +80,7 @@ async def serve(
     *,
     placement: Placement | None = None,
     on_ready: Callable[[str, list[str]], None] = announce,
+    runs_dir: Path | None = None,
 ) -> None:
     """Serve clients of the fabric at `ray_address` until SIGTERM or SIGINT."""
     ray_control.connect(ray_address)
@@ -92,12 +95,13 @@ async def serve(
             placement=placement,
             on_ready=on_ready,
             signals=signals,
+            runs_dir=runs_dir,
         )
     finally:
         ray_control.disconnect()
 
 
-async def serve_roster(
+async def serve_roster(  # noqa: PLR0913 - all by name, from one place
     settings: RouterSettings,
     cluster_key: bytes,
     roster: Roster,
@@ -107,10 +111,12 @@ async def serve_roster(
     on_ready: Callable[[str, list[str]], None] = announce,
     signals: StopSignals | None = None,
     keys: RouterKeys | None = None,
+    runs_dir: Path | None = None,
 ) -> None:
     """Serve clients of the nodes in `roster` on a socket that listens already.
 
-    Without `keys`, nodes are asked and clients served in clear text.
+    Without `keys`, nodes are asked and clients served in clear text; without `runs_dir`, no
+    scenarios are performed.
     """
     tls = keys.client_facing(settings.tls) if keys and settings.uses_tls else None
     async with NodeHttp(keys.node_facing() if keys else None) as http:
@@ -124,10 +130,23 @@ async def serve_roster(
 
         fleet = Fleet(roster, link, SystemClock())
         services = assemble(fleet, settings, cluster_key, placement)
-        server = _Server(http_config(build_app(settings, services), tls=tls), fleet.events.close)
+        app = build_app(settings, services, runs_dir)
+        runs: Runs = app.state.runs
+
+        def end_streams() -> None:
+            fleet.events.close()
+            runs.stop()
+
+        server = _Server(http_config(app, tls=tls), end_streams)
         (signals or StopSignals()).stop(server)
         url = url_of(listener, "http" if tls is None else "https")
-        await _run(server, services, listener, url, on_ready)
+        going_on = asyncio.create_task(runs.go_on())
+        try:
+            await _run(server, services, listener, url, on_ready)
+        finally:
+            going_on.cancel()
+            await asyncio.gather(going_on, return_exceptions=True)
+            await runs.close()
 
 
 def http_config(

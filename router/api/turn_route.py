@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from fabric.ids import TenantId
 from fabric.turn.generation import Admitted
 from router.api.adapter import ApiAdapter, Asked, SeveralAdapter
 from router.api.edit_fields import edits_of
@@ -50,15 +51,10 @@ def turn_routes(adapters: Sequence[ApiAdapter[Any]], desk: Desk) -> list[Route]:
 
 async def answer_turn(adapter: ApiAdapter[Any], desk: Desk, request: Request) -> Response:
     """Answer one request, whole or as its events come."""
-    parsed = await read_parsed(request, partial(_parsed, adapter, request.headers))
+    parsed = await read_parsed(request, partial(parsed_request, adapter, request.headers))
     tenant = tenant_of(request)
     asked: Asked = await adapter.recalled(tenant, parsed)
-    limit = min(asked.sampling.max_tokens, desk.completion_tokens_max)
-    asked = replace(asked, sampling=replace(asked.sampling, max_tokens=limit))
-    model = await desk.names.resolve(asked.model)
-    asked = await unless_gone(request, desk.edits.edited(tenant, asked, model))
-    turn = asked.turn(fresh_operation(), tenant)
-    turn = replace(turn, model=model, edits=desk.edits.mode(asked.edits))
+    asked, turn = await unless_gone(request, turn_of(desk, tenant, asked))
     if asked.several is not None:
         return await _answer_several(
             cast("SeveralAdapter[Any]", adapter), desk.turns, request, asked, turn
@@ -78,7 +74,17 @@ async def answer_turn(adapter: ApiAdapter[Any], desk: Desk, request: Request) ->
     return JSONResponse(adapter.whole(asked, opened.admitted, answer), headers=headers)
 
 
-def _parsed(adapter: ApiAdapter[A], headers: Mapping[str, str], body: dict[str, Any]) -> A:
+async def turn_of(desk: Desk, tenant: TenantId, asked: A) -> tuple[A, TurnRequest]:
+    """Turn a request into the turn that is asked of nodes, in the operator's bounds, edited."""
+    limit = min(asked.sampling.max_tokens, desk.completion_tokens_max)
+    asked = replace(asked, sampling=replace(asked.sampling, max_tokens=limit))
+    model = await desk.names.resolve(asked.model)
+    asked = await desk.edits.edited(tenant, asked, model)
+    turn = asked.turn(fresh_operation(), tenant)
+    return asked, replace(turn, model=model, edits=desk.edits.mode(asked.edits))
+
+
+def parsed_request(adapter: ApiAdapter[A], headers: Mapping[str, str], body: dict[str, Any]) -> A:
     """Check a request, and what may be said in every dialect."""
     asked, edits = adapter.parse(headers, body), edits_of(headers, Fields(body))
     if edits.policies and not asked.is_whole_conversation:

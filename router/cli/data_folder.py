@@ -5,6 +5,7 @@ ca.pem, …     the certificates that nodes, router and Ray know each other by (
 nodes/NAME/   each node's blocks and manifests
 config.yaml   the settings in force        logs/          what every process printed
 endpoint.json where clients reach it       run.json       which processes belong to it
+runs/         scenarios that the router performs     scenarios/    those of the command line
 operator.key  lets the command line drain, flush and look; new at each start
 """
 
@@ -70,6 +71,11 @@ class DataFolder:
     def run(self) -> Path:
         """Which processes belong to the running fabric."""
         return self.path / "run.json"
+
+    @property
+    def router_runs(self) -> Path:
+        """What the router writes down of scenarios that it performs."""
+        return self.path / "runs"
 
     def log(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.log"

@@ -7,8 +7,9 @@ held, and has limits of its own.
 
 import asyncio
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -33,6 +34,7 @@ from fabric.limits import (
 )
 from router.http.auth import owner_of
 
+_NO_CALLS: Final[Mapping[str, int]] = MappingProxyType({})
 _PASSES_THROUGH: Final = re.compile(r"/v1/agents/[^/]+/resume")
 
 
@@ -78,12 +80,20 @@ class BodyLimit:
     """Counts requests and bodies by tenant while they are served."""
 
     def __init__(
-        self, app: ASGIApp, prompt_paths: Collection[str], prompt_bytes_max: Callable[[], int]
+        self,
+        app: ASGIApp,
+        prompt_paths: Collection[str],
+        prompt_bytes_max: Callable[[], int],
+        call_bytes_max: Mapping[str, int] = _NO_CALLS,
     ) -> None:
-        """Take from whoever knows the nodes how many bytes of text the longest context holds."""
+        """Take from whoever knows the nodes how many bytes of text the longest context holds.
+
+        `call_bytes_max` has other limits than the common one, of single paths.
+        """
         self._app = app
         self._prompt_paths = prompt_paths
         self._prompt_bytes_max = prompt_bytes_max
+        self._call_bytes_max = call_bytes_max
         self._requests = FairShare[str](REQUESTS_MAX)
         self._arriving = FairShare[str](BODIES_ARRIVING_BYTES_MAX)
         self._held = FairShare[str](BODIES_BYTES_MAX)
@@ -144,7 +154,7 @@ class BodyLimit:
         if _PASSES_THROUGH.fullmatch(path):
             return _Gauge(HIBERNATION_BYTES_MAX)
         if path not in self._prompt_paths:
-            return _Gauge(CALL_BODY_BYTES_MAX)
+            return _Gauge(self._call_bytes_max.get(path, CALL_BODY_BYTES_MAX))
         return _Gauge(BODY_BYTES_MAX, self._prompt_bytes_max())
 
     def _take(self, share: FairShare[str], owner: str, size_bytes: int) -> int:

@@ -6,7 +6,9 @@
 Each line is on the drive before anybody is told of it. A last line that was cut off is dropped.
 """
 
+import errno
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,7 @@ class RunJournal:
     def __init__(self, path: Path, head: JournalHead) -> None:
         """Open or begin one; raise ConflictError where it is another run's, or is written to."""
         self.path = path
+        self._writing = threading.Lock()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._file = os.fdopen(os.open(path, flags, 0o600), "r+b")
         try:
@@ -76,8 +79,12 @@ class RunJournal:
             _sync_folder(self.path.parent)
 
     def note(self, event: Lasting) -> None:
-        """Write an event down; raise OSError."""
-        self._write(dump_json({"event": _NAMES[type(event)], "of": event}))
+        """Write an event down, from any thread; raise OSError, also where this was closed."""
+        line = dump_json({"event": _NAMES[type(event)], "of": event})
+        with self._writing:
+            if self._file.closed:
+                raise OSError(errno.EBADF, "the journal is closed", str(self.path))
+            self._write(line)
 
     def _write(self, line: bytes) -> None:
         self._file.write(line + b"\n")
@@ -86,7 +93,8 @@ class RunJournal:
 
     def close(self) -> None:
         """Let others open it."""
-        self._file.close()
+        with self._writing:
+            self._file.close()
 
 
 def _event(value: object, where: str) -> Lasting:

@@ -53,7 +53,7 @@ class Journal(Protocol):
     """Where a run is written down."""
 
     def note(self, event: Lasting) -> None:
-        """Write an event down; it lasts when this returns. Raise DiskError or OSError."""
+        """Write an event down, from any thread; it lasts when this returns. Raise OSError."""
         ...
 
 
@@ -143,7 +143,7 @@ class ScenarioRun:
                 agent = self._id_of(edit.agent)
                 if items:
                     await self._insist("direct", partial(self._speaker.direct, agent, items, op))
-                self._note(MemoryEdited(phase.id, number, edit.agent))
+                await self._note(MemoryEdited(phase.id, number, edit.agent))
 
     def _idle(self) -> list[str]:
         """Name who takes part in no phase under way: a prompt may begin with anybody's memory."""
@@ -163,7 +163,7 @@ class ScenarioRun:
         copied = await self._insist(
             "fork", lambda: self._speaker.fork(self._id_of(source), self._id_of(copy), to, op)
         )
-        self._note(AgentCopied(phase.id, copy, source, copied))
+        await self._note(AgentCopied(phase.id, copy, source, copied))
 
     async def _wished_node(self, agent: str) -> str | None:
         """Name the node where an agent would best live, as far as that can be had."""
@@ -200,9 +200,9 @@ class ScenarioRun:
             if not answer.calls or len(steps) == SCENARIO_STEPS_MAX:
                 break
             step = self._step(turn, len(steps), answer)
-            self._note(StepTaken(turn, len(steps), step, answer.figures))
+            await self._note(StepTaken(turn, len(steps), step, answer.figures))
         utterance = Utterance(turn.phase, turn.round, turn.speaker, answer.text, steps)
-        self._note(AgentSpoke(utterance, answer.figures))
+        await self._note(AgentSpoke(utterance, answer.figures))
         if not was_there:
             await self._settle(turn)
 
@@ -237,7 +237,7 @@ class ScenarioRun:
         except FabricError as error:
             self._tell(Waited(f"{turn.speaker} stays where it is", str(error), 0.0))
         else:
-            self._note(AgentCopied(turn.phase, turn.speaker, None, copied))
+            await self._note(AgentCopied(turn.phase, turn.speaker, None, copied))
 
     def _prefetch(self, busy: set[str]) -> None:
         """Have those who speak soon ready."""
@@ -255,8 +255,9 @@ class ScenarioRun:
 
     # --- all of them -------------------------------------------------------------------------
 
-    def _note(self, event: Lasting) -> None:
-        self._journal.note(event)
+    async def _note(self, event: Lasting) -> None:
+        # A drive takes milliseconds, in which whoever shares the event loop is served.
+        await asyncio.to_thread(self._journal.note, event)
         self.state.note(event)
         self._tell(event)
 

@@ -47,7 +47,7 @@ def test_ten_thousand_random_requests_are_answered_as_documented(fabric):
 def test_every_route_but_health_refuses_a_wrong_key(fabric):
     for operation in operations():
         path = operation.path
-        for name in ("agent", "node", "model", "response"):
+        for name in ("agent", "node", "model", "response", "run"):
             path = path.replace(f"{{{name}}}", "left")
         answer = httpx2.request(
             operation.method, fabric.url + path, headers={"authorization": "Bearer wrong"}

@@ -67,3 +67,73 @@ def test_a_cold_arm_beside_it(scenario):
     assert [u["text"] for u in warm["transcript"]] == [u["text"] for u in cold["transcript"]]
     assert all(row["cached_tokens"] == 0 for row in cold["report"])
     assert told["savings"][-1]["phase"] is None
+
+
+def follow(http, run, after=None, until="run.ended"):
+    """Read a run's events, up to one of that name."""
+    headers = {"accept": "text/event-stream"} | ({"last-event-id": after} if after else {})
+    read, fields = [], {}
+    with http.stream("GET", f"/v1/scenarios/{run}", headers=headers) as response:
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            name, _, value = line.partition(": ")
+            if name:
+                fields[name] = value
+            elif line == "" and "data" in fields:
+                read.append((fields["event"], json.loads(fields["data"]), fields["id"]))
+                fields = {}
+                if read[-1][0] == until:
+                    return read
+    return read
+
+
+def said(transcript):
+    return [(u["phase"], u["round"], u["speaker"], u["text"]) for u in transcript]
+
+
+def test_the_router_performs_what_the_command_line_does(fabric, tmp_path, capsys):
+    body = {"scenario": "prisoners-dilemma", "as": "router", "run": "dilemma"}
+    begun = fabric.http.post("/v1/scenarios", json=body)
+    assert begun.status_code == 202, begun.text
+    first = follow(fabric.http, "dilemma", until="phase.ended")
+    rest = follow(fabric.http, "dilemma", after=first[-1][2])
+    shown = fabric.http.get("/v1/scenarios/dilemma").json()
+    status = main(["scenario", "run", "prisoners-dilemma", "--url", fabric.url, "--json",
+                   "--as", "cli", "--journals", str(tmp_path)])  # fmt: skip
+    own = json.loads(capsys.readouterr().out)
+    assert status == 0
+    assert rest[-1][1]["holds"] is True
+    assert shown["holds"] is True
+    told = [row["event"]["utterance"] for name, row, _ in first + rest if name == "turn.ended"]
+    transcript = said(shown["runs"][0]["transcript"])
+    assert transcript == said(own["runs"][0]["transcript"])
+    assert sorted(said(told)) == sorted(transcript)
+    assert len(transcript) == 25
+
+
+def test_a_run_is_cancelled_and_forgotten(fabric):
+    body = {
+        "yaml": ROOMS.replace("max_tokens: 24", "max_tokens: 2000"),
+        "as": "gone",
+        "run": "gone",
+    }
+    assert fabric.http.post("/v1/scenarios", json=body).status_code == 202
+    assert fabric.http.delete("/v1/scenarios/gone").json()["cancelled"] is True
+    assert fabric.http.get("/v1/scenarios/gone").json()["state"] == "cancelled"
+    assert fabric.http.delete("/v1/scenarios/gone").json()["deleted"] is True
+    assert fabric.http.get("/v1/scenarios/gone").status_code == 404
+
+
+def test_a_run_goes_on_where_a_router_was_restarted(fabric):
+    body = {"scenario": "prisoners-dilemma", "as": "again", "run": "again"}
+    fabric.http.post("/v1/scenarios", json=body)
+    before = follow(fabric.http, "again", until="phase.ended")
+    fabric.restart_router()
+    read = follow(fabric.http, "again")
+    done = sum(name == "turn.ended" for name, *_ in before)
+    assert read[-1][1]["holds"] is True
+    assert sum(name == "turn.ended" for name, *_ in read) == 25
+    assert sum(name == "turn.began" for name, *_ in read) <= 25 - done
+    whole = fabric.http.get("/v1/scenarios/dilemma").json()
+    again = fabric.http.get("/v1/scenarios/again").json()
+    assert said(again["runs"][0]["transcript"]) == said(whole["runs"][0]["transcript"])

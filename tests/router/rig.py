@@ -124,6 +124,7 @@ async def rig(
     tended=True,
     placement=None,
     places=None,
+    runs_dir=None,
 ):
     """Start fake nodes called node-a, … and a router over them."""
     nodes = nodes or [FakeNode(f"node-{letter}") for letter in names]
@@ -143,7 +144,7 @@ async def rig(
 
         fleet = Fleet(roster, connect, ScaledClock(scale), heartbeat_s=HEARTBEAT_S / scale)
         services = assemble(fleet, settings, CLUSTER_KEY, placement)
-        app = build_app(settings, services)
+        app = build_app(settings, services, runs_dir)
         listener = socket.create_server(("127.0.0.1", 0))
         judged = Documented(app)
         config = http_config(judged, places)
@@ -158,12 +159,15 @@ async def rig(
         if started:
             await fleet.membership.discover()
             await fleet.membership.refresh()
+        going_on = asyncio.create_task(app.state.runs.go_on())
         if tended:
             made.tending = asyncio.create_task(services.run())
         try:
             yield made
         finally:
             await made.close()
+            going_on.cancel()
+            await app.state.runs.close()
             await _stop(server, serving)
             if made.tending:
                 made.tending.cancel()

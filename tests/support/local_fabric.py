@@ -67,6 +67,9 @@ class LocalFabric:
         self._settings = settings
         self._down: set[str] = set()
         self.services: dict[str, NodeService] = {n: self._start(n) for n in names}
+        self._start_router()
+
+    def _start_router(self) -> None:
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -89,6 +92,7 @@ class LocalFabric:
             self._roster,
             listener,
             on_ready=lambda *_: self._ready.set(),
+            runs_dir=self._folder / "runs",
         )
         self._serving = self._loop.create_task(work)
         try:
@@ -195,12 +199,20 @@ class LocalFabric:
         assert got.status_code == 200, got.text
         return dict(got.json())
 
-    def stop(self) -> None:
-        """Stop router and nodes."""
+    def restart_router(self) -> None:
+        """Stop the router and start another one, at another port, over the same nodes."""
+        self._stop_router()
+        self._start_router()
+
+    def _stop_router(self) -> None:
         self.http.close()
         self.openai.close()
         self._loop.call_soon_threadsafe(self._serving.cancel)
         self._thread.join(20)
+
+    def stop(self) -> None:
+        """Stop router and nodes."""
+        self._stop_router()
         for service in self.services.values():
             service.stop()
 

@@ -32,7 +32,9 @@ ENDLESS = "/v1/events"
 KEPT = ("/v1/nodes/{node}/drain",)  # what would leave nobody to ask
 TIMEOUT_S = 60
 MESSAGES = [{"role": "user", "content": "The vault code of Mira is otter lantern quartz."}]
-REQUIRED = ("model", "messages", "prompt", "input", "max_tokens", "to", "as", "pinned")
+RUN = {"run": "cases", "yaml": "{scenario: s, agents: {a: {}}, phases: [{id: p, agents: [a]}]}"}
+REQUIRED = ("model", "messages", "prompt", "input", "max_tokens", "to", "as", "pinned",
+            "yaml")  # fmt: skip
 
 
 @dataclass
@@ -138,6 +140,8 @@ class _Sender:
         if "response" in places and choose.random() < 0.6:
             asked = {"model": self.model, "input": "hello", "max_output_tokens": 1}
             places["response"] = self._post("/v1/responses", json=asked).json()["id"]
+        if "run" in places and choose.random() < 0.8:
+            places["run"] = self._post("/v1/scenarios", json=RUN).json()["id"]
         if path.startswith("/v1/agents/"):
             self._make(places["agent"])
         if path.endswith("/resume") and choose.random() < 0.6:

@@ -13,26 +13,24 @@ from typing import Any
 from fabric.errors import FabricError
 from fabric.ids import AgentId, OperationId
 from fabric.limits import SCENARIO_LINE_BYTES_MAX
-from fabric.turn.messages import Message, template_form
 from router.cli.endpoint import Endpoint, agent_path
 from router.cli.errors import CommandError
 from router.scenario.speaker import (
+    LATER,
+    WAIT_S,
     AgentCopy,
     AskAgainError,
     Question,
     SpokenAnswer,
     TurnFigures,
     WantedCall,
+    chat_body,
+    read_arguments,
 )
 
 CHAT = "/v1/chat/completions"
 SILENT_S = 120.0  # streams say every few seconds that they live
 COPY_S = 600.0  # a large agent over Wi-Fi
-WAIT_S = 1.0  # before something is tried again of which the fabric does not say when
-_LATER = frozenset(
-    {HTTPStatus.CONFLICT, HTTPStatus.MISDIRECTED_REQUEST, HTTPStatus.TOO_MANY_REQUESTS,
-     HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
-)  # fmt: skip
 
 
 class RunRefusedError(FabricError):
@@ -110,7 +108,7 @@ class HttpSpeaker:
         return connection.getresponse()
 
     def _ask(self, question: Question) -> SpokenAnswer:
-        body, agent = _body(question, self.model), {"x-agent-id": question.agent}
+        body, agent = chat_body(question, self.model), {"x-agent-id": question.agent}
         began_s = time.monotonic()
         with _in_words(), self.endpoint.asking("POST", CHAT, SILENT_S) as connection:
             response = self._send(connection, "POST", CHAT, body, agent)
@@ -165,44 +163,10 @@ class _Parts:
             headers.get("x-macfabric-cache") or "",
         )
         calls = tuple(
-            WantedCall(name, _arguments("".join(parts)))
+            WantedCall(name, read_arguments("".join(parts)))
             for _, (name, *parts) in sorted(self.calls.items())
         )
         return SpokenAnswer("".join(self.texts), calls, figures)
-
-
-def _body(question: Question, model: str) -> dict[str, Any]:
-    options = question.options
-    chosen = {"max_tokens": options.max_tokens, "temperature": options.temperature}
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": [_message(message) for message in question.messages],
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    body |= {name: value for name, value in chosen.items() if value is not None}
-    if question.tools:
-        body["tools"] = [dict(tool) for tool in question.tools]
-    if options.edits is not None:
-        body["macfabric"] = {"edits": options.edits.value}
-    return body
-
-
-def _message(message: Message) -> dict[str, Any]:
-    spelled = template_form(message)
-    for use in spelled.get("tool_calls", ()):
-        arguments = use["function"]["arguments"]
-        if not isinstance(arguments, str):
-            use["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
-    return spelled
-
-
-def _arguments(text: str) -> dict[str, Any] | str:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, dict) else text
 
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
@@ -218,7 +182,7 @@ def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 def _require_answered(response: http.client.HTTPResponse, raw: bytes) -> None:
     """Raise AskAgainError for what may be answered later."""
-    if response.status not in _LATER:
+    if response.status not in LATER:
         return
     try:
         why = json.loads(raw)["error"]["message"]

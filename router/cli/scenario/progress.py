@@ -1,8 +1,9 @@
 """How far a run is: a bar on a terminal, lines elsewhere."""
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from router.cli.output import Steps
 from router.scenario.run_events import (
@@ -15,25 +16,23 @@ from router.scenario.run_events import (
     StepTaken,
     Waited,
 )
-from router.scenario.run_state import RunState
-from router.scenario.scenario import Scenario
 
 
 class RunProgress:
     """Tells a person of a run's events as they come."""
 
     def __init__(
-        self, scenario: Scenario, state: RunState, title: str, *, is_quiet: bool = False
+        self, turns_total: int, turns_done: int, title: str, *, is_quiet: bool = False
     ) -> None:
-        self._total = sum(len(list(phase.turns)) for phase in scenario.phases)
-        self._done = len(state.said)
+        self._total = turns_total
+        self._done = turns_done
         self._title = title
         self._steps = Steps(quiet=is_quiet)
         self._bar: Any = None
         self._task: Any = None
         self._has_bar = sys.stderr.isatty() and not is_quiet
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Callable[[RunEvent], None]:
         if self._has_bar:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -43,7 +42,7 @@ class RunProgress:
             self._bar = Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True))
             self._bar.start()
             self._task = self._bar.add_task(self._title, total=self._total, completed=self._done)
-        return self
+        return self.tell
 
     def __exit__(
         self,

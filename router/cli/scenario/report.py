@@ -1,17 +1,16 @@
 """Tables of what runs cost."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from router.cli.output import human_bytes, human_count, print_table
-from router.scenario.report import Saving, rows
-from router.scenario.run_state import RunState
+from router.scenario.report import ReportRow, Saving
 
 _COLUMNS = ("phase", "agent", "answers", "ttft s", "min", "max", "cached", "of", "moved", "nodes")
 
 
-def print_report(title: str, state: RunState) -> None:
+def print_report(title: str, rows: Iterable[ReportRow]) -> None:
     """Print a row for each agent of each phase."""
     cells = [
         (
@@ -26,7 +25,7 @@ def print_report(title: str, state: RunState) -> None:
             human_bytes(row.moved_bytes),
             ", ".join(row.nodes),
         )
-        for row in rows(state)
+        for row in rows
     ]
     print_table(title, _COLUMNS, cells)
 

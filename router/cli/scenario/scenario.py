@@ -3,15 +3,13 @@
 import argparse
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from fabric.codec import to_plain
 from fabric.errors import FabricError
-from fabric.ids import AgentId
 from router.cli.data_folder import default_data_dir
 from router.cli.endpoint import Endpoint
 from router.cli.errors import FAILED, MISUSED, CommandError
@@ -20,19 +18,16 @@ from router.cli.queries import add_common, endpoint_of
 from router.cli.scenario.http_speaker import HttpSpeaker
 from router.cli.scenario.progress import RunProgress
 from router.cli.scenario.report import print_report, print_savings
-from router.scenario.agent_ids import agent_id
 from router.scenario.folder import read_scenario_file
-from router.scenario.journal import JournalHead, RunJournal
+from router.scenario.outcome import failed_verdicts, outcome_row, series_savings
 from router.scenario.reader import json_schema
-from router.scenario.report import rows, savings
-from router.scenario.run import ScenarioRun
+from router.scenario.report import rows
+from router.scenario.run_events import Lasting, RunEvent
 from router.scenario.run_state import RunState
 from router.scenario.scenario import Scenario
+from router.scenario.series import Arm, Series, SeriesPlan
 from router.scenario.shipped import shipped_file, shipped_names, shipped_scenario
 from router.scenario.variables import with_variables
-
-COLD = "cold"  # the arm whose agents are erased before each phase
-WARM = "warm"
 
 
 def add_scenario(commands: Any) -> None:
@@ -148,137 +143,50 @@ def run_run(arguments: argparse.Namespace) -> int:
         raise CommandError(message, MISUSED)
     scenario = _with_set(_read(arguments.what), arguments.set)
     endpoint = endpoint_of(arguments)
-    series = _Series(
+    plan = SeriesPlan(
         scenario,
         arguments.run_name or time.strftime("%Y%m%d-%H%M%S"),
-        arguments.namespace,
-        HttpSpeaker(endpoint, arguments.model or _first_model(endpoint)),
-        _journals(arguments),
         _digest_of(arguments.what, scenario),
-        is_compared=arguments.cold,
-        is_quiet=arguments.json,
+        arguments.namespace,
+        arguments.repeat,
+        arguments.cold,
     )
+
+    def watch(
+        arm: Arm, state: RunState, _: Sequence[Lasting]
+    ) -> AbstractContextManager[Callable[[RunEvent], None]]:
+        title = f"{plan.name_of(arm)} {arm.kind}"
+        return RunProgress(plan.turns, len(state.said), title, is_quiet=arguments.json)
+
+    speaker = HttpSpeaker(endpoint, arguments.model or _first_model(endpoint))
+    series = Series(plan, speaker, _journals(arguments), watch)
     try:
-        performed = asyncio.run(series.perform(arguments.repeat))
+        asyncio.run(series.perform())
     except FabricError as error:
-        message = f"the run broke off: {error.message}. Go on with --run {series.name}."
+        message = f"the run broke off: {error.message}. Go on with --run {plan.name}."
         raise CommandError(message) from None
     except KeyboardInterrupt:
-        message = f"stopped. Go on with --run {series.name}."
+        message = f"stopped. Go on with --run {plan.name}."
         raise CommandError(message) from None
-    return _told(scenario, series, performed, as_json=arguments.json)
+    return _told(series, as_json=arguments.json)
 
 
-@dataclass(frozen=True, slots=True)
-class Performed:
-    """One run that has ended."""
-
-    number: int
-    arm: str
-    run: ScenarioRun
-
-
-@dataclass(frozen=True, slots=True)
-class _Series:
-    scenario: Scenario
-    name: str
-    namespace: str
-    speaker: HttpSpeaker
-    folder: Path
-    digest: str
-    is_compared: bool
-    is_quiet: bool
-
-    async def perform(self, repeats: int) -> list[Performed]:
-        """Perform each run; arms take turns, so that both meet the same machine."""
-        # Before each, the agents of both are erased: a prompt may begin with anybody's memory.
-        arms = (COLD, WARM) if self.is_compared else (WARM,)
-        return [
-            Performed(number, arm, await self._run(number, arm, repeats))
-            for number in range(1, repeats + 1)
-            for arm in arms
-        ]
-
-    def _ids(self, name: str, arm: str) -> dict[str, AgentId]:
-        parts = [self.namespace, COLD if arm == COLD else ""]
-        namespace = "-".join(part for part in parts if part)
-        return {a: agent_id(self.scenario, a, name, namespace) for a in self.scenario.agents}
-
-    async def _run(self, number: int, arm: str, repeats: int) -> ScenarioRun:
-        name = self.name if repeats == 1 else f"{self.name}-{number}"
-        ids = self._ids(name, arm)
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        head = JournalHead(name, self.scenario.name, self.digest)
-        journal = RunJournal(self.folder / f"{name}{'.cold' if arm == COLD else ''}.jsonl", head)
-        try:
-            state = RunState.of(self.scenario, journal.events)
-            with RunProgress(
-                self.scenario, state, f"{name} {arm}", is_quiet=self.is_quiet
-            ) as progress:
-                run = ScenarioRun(name + arm, state, self.speaker, journal, ids.__getitem__,
-                          progress.tell, begins_cold=arm == COLD)  # fmt: skip
-                if (repeats > 1 or self.is_compared) and not journal.events:
-                    for each in (WARM, COLD):
-                        await run.erase(self._ids(name, each).values())
-                await run.perform()
-        finally:
-            journal.close()
-        return run
-
-
-def _told(
-    scenario: Scenario, series: _Series, performed: Sequence[Performed], *, as_json: bool
-) -> int:
+def _told(series: Series, *, as_json: bool) -> int:
     """Tell what came of it; return the exit status."""
-    failed = [
-        verdict
-        for each in performed
-        for found in each.run.verdicts.values()
-        for verdict in found
-        if not verdict.holds and not (each.arm == COLD and verdict.is_of_cache)
-    ]
-    compared = list(_savings(performed))
+    plan, performed = series.plan, series.performed
+    failed = failed_verdicts(performed)
     if as_json:
-        print_json(
-            {
-                "scenario": scenario.name,
-                "run": series.name,
-                "runs": [_row(each) for each in performed],
-                "savings": [to_plain(saving) for saving in compared],
-                "holds": not failed,
-            }
-        )
+        head = {"scenario": plan.scenario.name, "run": plan.name}
+        print_json(head | outcome_row(performed) | {"holds": not failed})
     else:
         for each in performed:
-            print_report(f"{series.name}, {each.arm} {each.number}", each.run.state)
-        print_savings(compared)
+            title = f"{plan.name}, {each.arm.kind} {each.arm.number}"
+            print_report(title, rows(each.run.state))
+        print_savings(list(series_savings(performed)))
         for verdict in failed:
             print(f"does not hold: {verdict.expectation}: {verdict.found}")
         print("all expectations hold" if not failed else f"{len(failed)} expectations do not hold")
     return FAILED if failed else 0
-
-
-def _savings(performed: Sequence[Performed]) -> Iterator[Any]:
-    arms: dict[int, dict[str, ScenarioRun]] = {}
-    for each in performed:
-        arms.setdefault(each.number, {})[each.arm] = each.run
-    for runs in arms.values():
-        if COLD in runs:
-            yield from savings(runs[WARM].state, runs[COLD].state)
-
-
-def _row(each: Performed) -> dict[str, Any]:
-    state = each.run.state
-    return {
-        "number": each.number,
-        "arm": each.arm,
-        "transcript": [to_plain(utterance) for utterance in state.said.values()],
-        "verdicts": {
-            phase: [{"holds": v.holds, "found": v.found} for v in found]
-            for phase, found in each.run.verdicts.items()
-        },
-        "report": [to_plain(row) | {"cached_share": row.cached_share} for row in rows(state)],
-    }
 
 
 # --- what is performed, and where --------------------------------------------------------------

@@ -35,6 +35,7 @@ ASKED = {
     "/v1/agents/{agent}/supersede": {"earlier": {"message": 1}, "later": {"message": 2}},
     "/v1/agents/{agent}/directives": {"directives": [{"tool_call_id": "call_1"}]},
     "/v1/nodes/{node}/flush": {},
+    "/v1/scenarios": {"scenario": "none"},
 }
 
 
@@ -94,7 +95,9 @@ def test_every_operation_has_a_name_of_its_own_and_its_path_parameters():
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("path", "schema"), list(bodies()))
-async def test_it_names_every_parameter_that_is_read_and_no_other(path, schema, monkeypatch):
+async def test_it_names_every_parameter_that_is_read_and_no_other(
+    path, schema, monkeypatch, tmp_path
+):
     read = set()
     for method in (Fields.raw, Fields.require):
 
@@ -104,7 +107,7 @@ async def test_it_names_every_parameter_that_is_read_and_no_other(path, schema, 
 
         monkeypatch.setattr(Fields, method.__name__, watched)
     asked = path.replace("{agent}", "mira").replace("{node}", "node-a")
-    async with rig("a") as made:
+    async with rig("a", runs_dir=tmp_path) as made:
         answer = await made.http().post(asked, json=ASKED[path])
 
     assert answer.status_code in (200, 404), answer.text
@@ -114,7 +117,11 @@ async def test_it_names_every_parameter_that_is_read_and_no_other(path, schema, 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("path", "read"),
-    [("/v1/agents/mira/resume", {"node", "replace"}), ("/v1/responses/x", {"stream"})],
+    [
+        ("/v1/agents/mira/resume", {"node", "replace"}),
+        ("/v1/responses/x", {"stream"}),
+        ("/v1/scenarios/x", {"stream"}),
+    ],
 )
 async def test_it_names_every_query(path, read):
     found = [p for p in DOCUMENT["paths"] if re.fullmatch(re.sub(r"\{\w+\}", r"\\w+", p), path)]

@@ -178,7 +178,8 @@ async def test_the_journal_has_each_turn_before_anybody_is_told(tmp_path):
     run._tell = tell
     await run.perform()
     journal.close()
-    assert seen == [1, 2, 3, 4, 5, 6]
+    assert len(seen) == 6
+    assert all(count >= number for number, count in enumerate(seen, 1))
 
 
 async def test_what_cannot_be_done_yet_is_tried_again(tmp_path):

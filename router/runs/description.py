@@ -1,0 +1,144 @@
+"""The routes of runs as the OpenAPI document describes them."""
+
+from typing import Final
+
+from fabric.limits import (
+    SCENARIO_BYTES_MAX,
+    SCENARIO_FILES_MAX,
+    SCENARIO_KEY_CHARS_MAX,
+    SCENARIO_REPEATS_MAX,
+    SCENARIO_VARIABLES_MAX,
+)
+from router.api.description import (
+    EVENT,
+    EVENTS,
+    FLAG,
+    JSON,
+    NAMED,
+    OBJECT,
+    TENANTS,
+    WRITES,
+    Described,
+    Parameter,
+    Schema,
+    answer,
+    array,
+    body,
+    integer,
+    listing,
+    nullable,
+    number,
+    one_of,
+    ref,
+    text,
+)
+from router.runs.routes import LAST_ID_HEADER, PATH
+from router.runs.run_record import RunStatus
+
+_SHORT: Final = {
+    "id": text(),
+    "object": one_of("scenario.run"),
+    "scenario": text(),
+    "title": nullable(text()),
+    "state": one_of(*(status.value for status in RunStatus)),
+    "holds": nullable(FLAG),
+    "error": nullable(answer(code=text(), message=text())),
+    "model": text(),
+    "created_s": number(),
+    "ended_s": nullable(number()),
+    "turns": answer(done=integer(), total=integer()),
+}
+SCHEMAS: Final[dict[str, Schema]] = {
+    "ScenarioRun": answer(**_SHORT),
+    "ScenarioOutcome": answer(
+        **_SHORT,
+        runs=array(
+            answer(
+                number=integer(1),
+                arm=one_of("warm", "cold"),
+                transcript=array(
+                    answer(
+                        phase=text(),
+                        round=integer(1),
+                        speaker=text(),
+                        text=text(),
+                        steps=array(OBJECT),
+                    )
+                ),
+                verdicts=OBJECT,
+                report=array(
+                    answer(
+                        phase=text(),
+                        agent=text(),
+                        answers=integer(1),
+                        ttft_median_s=number(),
+                        prompt_tokens=integer(),
+                        cached_tokens=integer(),
+                        moved_bytes=integer(),
+                        nodes=array(text()),
+                        cached_share=number(),
+                    )
+                ),
+            )
+        ),
+        savings=array(answer(phase=nullable(text()), ttft=number(), total=number())),
+    ),
+}
+_TEXTS: Final[Schema] = {"type": "object", "additionalProperties": text()}
+_NAME: Final = text(pattern=rf"^[a-z0-9][a-z0-9_-]{{0,{SCENARIO_KEY_CHARS_MAX - 1}}}$")
+_RUN: Final = Parameter("run", "path", text(), "A run's id.")
+DESCRIBED: Final = (
+    Described(
+        "POST",
+        PATH,
+        "scenarios",
+        "Begins a run; 200 for one of that `run` that has ended.",
+        {JSON: ref("ScenarioRun")},
+        WRITES,
+        body=body(
+            {},
+            scenario=text(),
+            yaml=text(maxLength=SCENARIO_BYTES_MAX),
+            files=_TEXTS | {"maxProperties": SCENARIO_FILES_MAX},
+            set=_TEXTS | {"maxProperties": SCENARIO_VARIABLES_MAX},
+            run=_NAME,
+            model=text(),
+            cold=FLAG,
+            repeat=integer(1, SCENARIO_REPEATS_MAX),
+            **{"as": _NAME},
+        ),
+        statuses=(200, 202),
+        headers={"location": text()},
+        detail="Send either `scenario`, the name of a shipped one, or `yaml`, with the `files` "
+        "that it names. Agents are those of the key's tenant.",
+    ),
+    Described(
+        "GET", PATH, "scenarios", "The tenant's runs.", {JSON: listing(ref("ScenarioRun"))}, TENANTS
+    ),
+    Described(
+        "GET",
+        f"{PATH}/{{run}}",
+        "scenarios",
+        "A run: what was said, what it cost; or its events, from the first one on.",
+        {JSON: ref("ScenarioOutcome"), EVENTS: EVENT},
+        NAMED,
+        parameters=(
+            _RUN,
+            Parameter("stream", "query", FLAG, "Events, as with `Accept: text/event-stream`."),
+            Parameter(LAST_ID_HEADER, "header", text(), "Goes on behind that event."),
+        ),
+    ),
+    Described(
+        "DELETE",
+        f"{PATH}/{{run}}",
+        "scenarios",
+        "Cancels a run under way; forgets one that has ended, with all that it wrote.",
+        {
+            JSON: answer(
+                id=text(), object=one_of("scenario.run.deleted"), cancelled=FLAG, deleted=FLAG
+            )
+        },
+        WRITES,
+        parameters=(_RUN,),
+    ),
+)

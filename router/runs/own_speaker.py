@@ -1,0 +1,173 @@
+"""The router's own turns as a run's speaker.
+
+In this process, and not over loopback: a run that goes on behind a restart has no request whose key
+it could send, and the router keeps digests of keys only. So it holds the tenant that it was asked
+by, and each question goes the way of a chat from its parsing on: the same checks, policies, bounds
+of answers, placement, and admission by nodes as this tenant's. What bounds requests before that
+(bodies, connections) has a bound of its own here: runs at once, and agents of a run at once.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fabric.control.directive_calls import DirectAgent
+from fabric.errors import FabricError, NotFoundError, RetryLaterError
+from fabric.ids import AgentId, OperationId, TenantId
+from fabric.turn.generation import Admitted, Delta, ToolCallPart, ToolCalls
+from router.admin.directive_fields import Made, parse_directives
+from router.api.adapter import ApiAdapter, Asked
+from router.api.turn_route import Desk, parsed_request, turn_of
+from router.http.errors import status_of
+from router.http.turn_headers import AGENT_HEADER
+from router.large_work import run_sized, weigh
+from router.scenario.speaker import (
+    LATER,
+    WAIT_S,
+    AgentCopy,
+    AskAgainError,
+    Question,
+    SpokenAnswer,
+    TurnFigures,
+    WantedCall,
+    chat_body,
+    read_arguments,
+)
+from router.services import Services
+from router.turns.answer import AnswerParts
+from router.turns.open_turn import OpenTurn
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSpeaker:
+    """Asks as one tenant, with what the routes of chats and agents ask with."""
+
+    services: Services
+    desk: Desk
+    chats: ApiAdapter[Any]  # reads a chat as clients send it
+    tenant: TenantId
+    model: str
+
+    async def ask(self, question: Question) -> SpokenAnswer:
+        """Return an agent's answer."""
+        began_s = self._now_s()
+        size_bytes = weigh([list(question.messages), list(question.tools)])
+        with _repeatable():
+            asked = await run_sized(self.tenant, size_bytes, partial(self._asked, question))
+            _, turn = await turn_of(self.desk, self.tenant, asked)
+            opened = await self.desk.turns.open(turn)
+        try:
+            return await self._answer(opened, began_s)
+        except FabricError as error:  # it broke off
+            raise AskAgainError(error.message, _wait_s(error)) from None
+        finally:
+            await opened.close()
+
+    def _asked(self, question: Question) -> Asked:
+        body = chat_body(question, self.model)
+        asked: Asked = parsed_request(self.chats, {AGENT_HEADER: question.agent}, body)
+        return asked
+
+    async def _answer(self, opened: OpenTurn, began_s: float) -> SpokenAnswer:
+        first_s, parts = None, AnswerParts()
+        async with aclosing(opened.parts()) as events:
+            async for event in events:
+                says = isinstance(event, ToolCallPart | ToolCalls) or (
+                    isinstance(event, Delta) and event.text
+                )
+                if says and first_s is None:
+                    first_s = self._now_s()
+                parts.add(event)
+        whole, ended_s = parts.whole(), self._now_s()
+        calls = tuple(WantedCall(c.name, read_arguments(c.arguments)) for c in whole.calls)
+        figures = _figures(
+            opened.admitted,
+            whole.finished.completion_tokens,
+            (first_s or ended_s) - began_s,
+            ended_s - began_s,
+        )
+        return SpokenAnswer(whole.text, calls, figures)
+
+    async def fork(
+        self, source: AgentId, copy: AgentId, to: str | None, op: OperationId
+    ) -> AgentCopy:
+        """Make an agent that begins with the memory of another."""
+        await self._meet()
+        with _repeatable():
+            receipt = await self.services.forks.fork((self.tenant, source), copy, to, op)
+        return AgentCopy(receipt.target, receipt.bytes_sent)
+
+    async def direct(
+        self, agent: AgentId, items: Sequence[Mapping[str, Any]], op: OperationId
+    ) -> None:
+        """Edit an agent's memory from now on."""
+        await self._meet()
+        now_s = self.services.fleet.clock.wall_s()
+        with _repeatable():
+            added, spans = parse_directives(list(items), Made(op, now_s, self.tenant))
+            call = DirectAgent(self.tenant, agent, added=added, spans=spans, now_s=now_s)
+            await self.services.fleet.ask_owner(call)
+
+    async def move(self, agent: AgentId, to: str) -> AgentCopy:
+        """Move an agent to a node."""
+        await self._meet()
+        with _repeatable():
+            receipt = await self.services.migrations.migrate(self.tenant, agent, to)
+        return AgentCopy(receipt.target, receipt.bytes_sent)
+
+    async def nodes(self) -> tuple[str, ...]:
+        """Name the nodes that take agents."""
+        await self.services.fleet.meeting.roster()
+        return tuple(view.name for view in self.services.fleet.ready())
+
+    async def prefetch(self, agent: AgentId) -> None:
+        """Bring an agent's memory where its next turn finds it at once."""
+        await self._meet()
+        with _repeatable():
+            await self.services.prefetches.load((self.tenant, agent))
+
+    async def erase(self, agent: AgentId) -> None:
+        """Remove an agent and its memory; one that nobody knows is gone already."""
+        await self._meet()
+        with _repeatable():
+            try:
+                await self.services.erasures.erase(self.tenant, agent)
+            except NotFoundError:
+                return
+
+    async def _meet(self) -> None:
+        await self.services.fleet.meeting.agents()
+
+    def _now_s(self) -> float:
+        return self.services.fleet.clock.monotonic_s()
+
+
+def _figures(
+    admitted: Admitted, completion_tokens: int, ttft_s: float, total_s: float
+) -> TurnFigures:
+    return TurnFigures(
+        admitted.prompt_tokens,
+        admitted.cached_tokens,
+        completion_tokens,
+        ttft_s,
+        total_s,
+        admitted.node,
+        admitted.cache.value,
+    )
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Tell a run what the same call may do later."""
+    try:
+        yield
+    except FabricError as error:
+        if status_of(error) not in LATER:
+            raise
+        raise AskAgainError(error.message, _wait_s(error)) from None
+
+
+def _wait_s(error: FabricError) -> float:
+    return error.retry_after_s if isinstance(error, RetryLaterError) else WAIT_S

@@ -1,0 +1,101 @@
+"""A run's events for whoever follows it: all that are kept, then each as it comes.
+
+    tell ──▶ kept: the last SCENARIO_EVENTS_MAX, as frames
+                ├─▶ follower: a place among them, moved on as it reads
+                └─▶ too slow: `cut`, and its end; it comes back with the id of the last it saw
+
+Followers hold no events, so one that reads nothing costs nothing, and nobody waits for it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from itertools import islice
+from typing import Any
+
+from fabric.errors import OverloadedError
+from fabric.limits import (
+    SCENARIO_EVENTS_BYTES_MAX,
+    SCENARIO_EVENTS_MAX,
+    SCENARIO_FOLLOWERS_MAX,
+    SCENARIO_FRAMES_MAX,
+    SCENARIO_LAG_EVENTS_MAX,
+)
+from router.fresh_ids import fresh_name
+from router.http.sse import COMMENT, frame
+
+CUT = "cut"
+MISSED = "missed"
+
+
+class RunLog:
+    """The events of one run in this process; another process tells what lasts under new ids."""
+
+    def __init__(self) -> None:
+        self._prefix = fresh_name("")
+        self._kept: deque[bytes] = deque()
+        self._kept_bytes = 0
+        self._count = 0  # of all events; the last one's number
+        self._news = asyncio.Event()
+        self._is_closed = False
+        self.followers_count = 0
+
+    def tell(self, name: str, row: dict[str, Any]) -> None:
+        """Add an event; the oldest go where there is no more room."""
+        self._count += 1
+        told = frame(row, name, f"{self._prefix}-{self._count}")
+        self._kept.append(told)
+        self._kept_bytes += len(told)
+        while self._kept_bytes > SCENARIO_EVENTS_BYTES_MAX or len(self._kept) > SCENARIO_EVENTS_MAX:
+            self._kept_bytes -= len(self._kept.popleft())
+        self._wake()
+
+    def close(self) -> None:
+        """Nothing follows: let followers read to the end, and go."""
+        self._is_closed = True
+        self._wake()
+
+    def join(self) -> None:
+        """Take a place; raise OverloadedError where too many follow already."""
+        if self.followers_count >= SCENARIO_FOLLOWERS_MAX:
+            message = "too many follow this run already"
+            raise OverloadedError(message)
+        self.followers_count += 1
+
+    def leave(self) -> None:
+        self.followers_count -= 1
+
+    async def frames(self, after: str | None) -> AsyncGenerator[bytes, None]:
+        """Yield events behind the one with the id `after`; from the beginning for any other id."""
+        seen = self._number_of(after)
+        yield COMMENT  # so that headers go out, whatever there is to tell
+        while True:
+            first = self._count - len(self._kept)
+            if seen < first:
+                yield frame({"count": first - seen}, MISSED)
+                seen = first
+            count = self._count
+            if seen < count:
+                at = seen - first
+                batch = list(islice(self._kept, at, at + SCENARIO_FRAMES_MAX))
+                seen += len(batch)
+                yield b"".join(batch)
+                if self._count - count > SCENARIO_LAG_EVENTS_MAX:
+                    yield frame({"last": self._id_of(seen)}, CUT)
+                    return
+            elif self._is_closed:
+                return
+            else:
+                await self._news.wait()
+
+    def _id_of(self, number: int) -> str:
+        return f"{self._prefix}-{number}"
+
+    def _number_of(self, name: str | None) -> int:
+        prefix, _, number = (name or "").rpartition("-")
+        known = prefix == self._prefix and number.isascii() and number.isdecimal()
+        return min(int(number[:20]), self._count) if known else 0
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()

@@ -1,0 +1,386 @@
+"""Scenarios that the router performs: begun, followed, gone on with, cancelled, forgotten."""
+
+import asyncio
+import json
+import threading
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from fabric.limits import SCENARIO_REQUEST_BYTES_MAX
+from fabric.settings import RouterSettings
+from router.runs import runs as module
+from router.runs.run_log import RunLog
+from router.scenario.script import Script
+from tests.router.fake_node import FakeNode
+from tests.router.rig import KEY, OTHER_KEY, rig, until
+from tests.router.sse_reader import Reader
+
+pytestmark = pytest.mark.anyio
+TENANTS = RouterSettings(
+    api_keys={"one": KEY, "two": OTHER_KEY}, loopback_without_key=False, takeover_after_s=20.0
+)
+YAML = """
+scenario: two-rooms
+title: Two rooms
+variables: {city: Oslo}
+defaults: {max_tokens: 1, temperature: 0}
+agents: {marco: {}, danny: {}}
+phases:
+  - {id: cell, agents: [marco], visible_to: [], prompts: {marco: "The secret is otter. ${city}"}}
+  - id: yard
+    agents: [danny, marco]
+    rounds: 2
+    ask: {danny: What is new, marco: The code is}
+    expect: [{agent: danny, never_hears: otter}]
+"""
+OTHER_YAML = YAML.replace("two-rooms", "other-rooms")
+
+
+async def begin(http, status=202, **body):
+    got = await http.post("/v1/scenarios", json=body or {"yaml": YAML, "run": "first"})
+    assert got.status_code == status, got.text
+    return got.json()
+
+
+@asynccontextmanager
+async def following(http, run="first", after=None, *, by_query=False):
+    headers = {"last-event-id": after} if after else {}
+    headers |= {} if by_query else {"accept": "text/event-stream"}
+    path = f"/v1/scenarios/{run}" + ("?stream=true" if by_query else "")
+    async with http.stream("GET", path, headers=headers) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield Reader(response)
+
+
+async def ended(http, run="first"):
+    async with following(http, run) as stream:
+        return await stream.until("run.ended")
+
+
+def spoken(read):
+    return [
+        (told.data["event"]["utterance"]["phase"], told.data["event"]["utterance"]["speaker"])
+        for told in read
+        if told.name == "turn.ended"
+    ]
+
+
+def code_of(got):
+    return got.status_code, got.json()["error"]["code"]
+
+
+ORDER = [("cell", "marco"), *[("yard", "danny"), ("yard", "marco")] * 2]
+
+
+async def test_a_run_is_begun_followed_shown_and_forgotten(tmp_path):
+    async with rig("ab", runs_dir=tmp_path / "runs") as made:
+        http = made.http()
+        begun = await begin(http)
+        async with following(http, by_query=True) as stream:
+            read = await stream.until("run.ended")
+            assert await stream.next() is None, "the stream ends with the run"
+        shown = (await http.get("/v1/scenarios/first")).json()
+        listed = (await http.get("/v1/scenarios")).json()["data"]
+        written = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+        modes = {path.stat().st_mode & 0o077 for path in written}
+        again = await begin(http, 200, yaml=YAML, run="first")
+        forgotten = (await http.delete("/v1/scenarios/first")).json()
+        gone = await http.get("/v1/scenarios/first")
+
+    assert (begun["id"], begun["state"]) == ("first", "running")
+    assert begun["turns"] == {"done": 0, "total": 5}
+    names = [told.name for told in read]
+    assert names[:2] == ["run.began", "arm.began"]
+    assert names.count("turn.began") == 5
+    assert spoken(read) == ORDER
+    assert read[-1].data["holds"] is True
+    assert "otter" not in json.dumps([told.data for told in read]), "nobody's prompt is told"
+    (performed,) = shown["runs"]
+    assert [(u["phase"], u["speaker"]) for u in performed["transcript"]] == ORDER
+    assert (shown["state"], shown["holds"], shown["turns"]["done"]) == ("ended", True, 5)
+    assert {row["agent"] for row in performed["report"]} == {"marco", "danny"}
+    assert listed == [{name: shown[name] for name in listed[0]}]
+    assert again == listed[0]
+    assert {path.name for path in written} == {
+        "run.json", "first.jsonl", "outcome.json", "end.json"
+    }  # fmt: skip
+    assert modes == {0}
+    assert forgotten["deleted"] is True
+    assert code_of(gone) == (404, "run_not_found")
+    assert not list((tmp_path / "runs").iterdir())
+
+
+async def test_a_shipped_one_has_its_own_files_and_what_it_is_told(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as made:
+        body = {"scenario": "gossip-network", "as": "tests"}
+        begun = await begin(made.http(), **body)
+        read = await ended(made.http(), begun["id"])
+        agents = [agent["id"] for agent in (await made.http().get("/v1/agents")).json()["data"]]
+    assert begun["turns"]["total"] == len(spoken(read)) == 18
+    assert all(agent.startswith("scn.gossip-network@tests.") for agent in agents)
+
+
+async def test_nobody_sees_another_tenants_run(tmp_path):
+    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as made:
+        one, two = made.http(KEY, operates=False), made.http(OTHER_KEY, operates=False)
+        await begin(one)
+        await ended(one)
+        seen = [
+            await two.get("/v1/scenarios/first"),
+            await two.get("/v1/scenarios/first?stream=true"),
+            await two.delete("/v1/scenarios/first"),
+        ]
+        listed = (await two.get("/v1/scenarios")).json()["data"]
+        operators = await made.http().get("/v1/scenarios/first")
+        await begin(two, yaml=OTHER_YAML, run="first")
+        own = (await one.get("/v1/scenarios/first")).json()
+        of_one = {key for node in made.nodes.values() for key in node.memory}
+    assert [code_of(got) for got in seen] == [(404, "run_not_found")] * 3
+    assert listed == []
+    assert code_of(operators) == (403, "tenant_required")
+    assert own["scenario"] == "two-rooms"
+    assert {("one", "scn.two-rooms.marco"), ("one", "scn.two-rooms.danny")} <= of_one
+
+
+async def test_who_comes_back_goes_on_behind_the_last_event(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as made:
+        await begin(made.http())
+        whole = await ended(made.http())
+        async with following(made.http(), after=whole[4].id) as stream:
+            rest = await stream.until("run.ended")
+        async with following(made.http(), after="of-another-process-4") as stream:
+            anew = await stream.until("run.ended")
+    assert [told.id for told in rest] == [told.id for told in whole[5:]]
+    assert anew == whole
+
+
+async def test_a_restart_goes_on_and_asks_nothing_twice(tmp_path):
+    nodes = [FakeNode("node-a")]
+    async with rig(nodes=nodes, runs_dir=tmp_path) as made:
+        made["node-a"].does = replace(made["node-a"].does, first_delay_s=0.0)
+        await begin(made.http())
+        async with following(made.http()) as stream:
+            before = await stream.until("turn.ended")
+            before += await stream.until("turn.ended")
+            made["node-a"].does.first_delay_s = 3600.0
+            made.app.state.runs.stop()
+    asked = len([r for r in nodes[0].requests if r.identity.agent])
+    nodes[0].does.first_delay_s = 0.0
+    async with rig(nodes=nodes, runs_dir=tmp_path) as made:
+        read = await ended(made.http())
+        row = (await made.http().get("/v1/scenarios/first")).json()
+    async with rig(nodes=nodes, runs_dir=tmp_path) as made:  # and one more, of what has ended
+        later = await ended(made.http())
+        assert (await made.http().get("/v1/scenarios/first")).json() == row
+    assert row["state"] == "ended"
+    assert spoken(read) == spoken(later) == ORDER
+    last_asked = [told for told in read if told.name == "turn.began"]
+    assert len(last_asked) <= 3, "what the journal has is not asked again"
+    assert len(nodes[0].requests) - asked == len(last_asked)
+
+
+async def test_a_run_that_cannot_go_on_says_so(tmp_path):
+    nodes = [FakeNode("node-a")]
+    async with rig(nodes=nodes, settings=TENANTS, runs_dir=tmp_path) as made:
+        made["node-a"].does.first_delay_s = 3600.0
+        for key in (KEY, OTHER_KEY):
+            await begin(made.http(key))
+        await until(lambda: len(nodes[0].requests) == 2)
+        made.app.state.runs.stop()
+    nodes[0].does.first_delay_s = 0.0
+    for path in tmp_path.rglob("*.jsonl"):
+        path.write_bytes(path.read_bytes() + b"{}\n")
+    left = replace(TENANTS, api_keys={"one": KEY})
+    async with rig(nodes=nodes, settings=left, runs_dir=tmp_path) as made:
+        read = await ended(made.http(KEY))
+        states = {k[0]: r.row()["error"]["code"] for k, r in made.app.state.runs._runs.items()}
+    assert read[-1].data["state"] == "failed"
+    assert "line 2" in read[-1].data["message"]
+    assert states == {"one": "corrupt_data", "two": "tenant_unknown"}
+
+
+async def test_a_cancelled_run_is_kept_and_may_go_on(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as made:
+        http, node = made.http(), made["node-a"]
+        node.does.first_delay_s = 3600.0
+        await begin(http)
+        await until(lambda: node.requests)
+        async with following(http) as stream:
+            cancelled = (await http.delete("/v1/scenarios/first")).json()
+            read = await stream.until("run.ended")
+        shown = (await http.get("/v1/scenarios/first")).json()
+        node.does.first_delay_s = 0.0
+        await begin(http)
+        again = await ended(http)
+    assert (cancelled["cancelled"], cancelled["deleted"]) == (True, False)
+    assert read[-1].data["state"] == shown["state"] == "cancelled"
+    assert shown["holds"] is None
+    assert spoken(again) == ORDER
+
+
+async def test_a_cold_arm_and_repeats(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as made:
+        begun = await begin(made.http(), yaml=YAML, cold=True, repeat=2, set={"city": "Bergen"})
+        read = await ended(made.http(), begun["id"])
+        shown = (await made.http().get(f"/v1/scenarios/{begun['id']}")).json()
+    arms = [(told.data["number"], told.data["arm"]) for told in read if told.name == "arm.began"]
+    assert arms == [(1, "cold"), (1, "warm"), (2, "cold"), (2, "warm")]
+    assert shown["turns"] == {"done": 20, "total": 20}
+    assert [saving["phase"] for saving in shown["savings"]] == ["cell", "yard", None] * 2
+
+
+async def test_what_is_wrong_is_told_with_its_place(tmp_path):
+    wrong = YAML.replace("[danny, marco]", "[dany, marco]")
+    cases = [
+        ({"yaml": wrong}, 400, "invalid_scenario"),
+        ({"yaml": "a: &x [*x]"}, 400, "invalid_scenario"),
+        ({"scenario": "prisoner-dilemma"}, 404, "not_found"),
+        ({"scenario": "debate", "yaml": YAML}, 400, "invalid_value"),
+        ({}, 400, "invalid_value"),
+        ({"yaml": YAML, "set": {"town": "Bergen"}}, 400, "invalid_value"),
+        ({"yaml": YAML, "run": "Not a name"}, 400, "invalid_value"),
+        ({"yaml": YAML, "model": "none"}, 404, "model_not_found"),
+        ({"yaml": YAML, "repeat": 99}, 400, "invalid_value"),
+        ({"yaml": YAML.replace("rounds: 2", "rounds: 1000")}, 400, "invalid_scenario"),
+        ({"yaml": "x" * SCENARIO_REQUEST_BYTES_MAX}, 413, "too_large"),
+        ({"yaml": YAML.replace("What is new", "{file: a.txt}")}, 400, "invalid_scenario"),
+    ]
+    async with rig("a", runs_dir=tmp_path) as made:
+        http = made.http()
+        got = [await http.post("/v1/scenarios", json=body) for body, *_ in cases]
+        with_file = dict(cases[-1][0], files={"a.txt": "What is new"})
+        await begin(http, **with_file)
+    assert [code_of(each) for each in got] == [(status, code) for _, status, code in cases]
+    place = got[0].json()["error"]["message"]
+    assert place.startswith("scenario.yaml:10:14: phases[1].agents[0]: 'dany' is no agent;")
+    async with rig("a") as made:
+        nowhere = await made.http().post("/v1/scenarios", json={"yaml": YAML})
+    assert code_of(nowhere) == (503, "no_runs")
+
+
+async def test_hostile_text_is_read_beside_the_event_loop(tmp_path, monkeypatch):
+    threads, read = [], Script.read
+
+    def noted(script):
+        threads.append(threading.current_thread())
+        return read(script)
+
+    monkeypatch.setattr(Script, "read", noted)
+    async with rig("a", runs_dir=tmp_path) as made:
+        bomb = "scenario: [" + "a, " * 30_000 + "]"
+        assert code_of(await made.http().post("/v1/scenarios", json={"yaml": bomb}))[0] == 400
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_a_name_is_one_run_and_agents_are_in_one(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as made:
+        http = made.http()
+        made["node-a"].does.first_delay_s = 3600.0
+        bodies = [
+            {"yaml": YAML, "run": "first"},
+            {"yaml": YAML, "run": "first"},
+            {"yaml": YAML + "\n", "run": "first"},
+            {"yaml": YAML, "run": "second"},
+            {"yaml": YAML, "run": "second", "as": "mine"},
+        ]
+        got = [await http.post("/v1/scenarios", json=body) for body in bodies]
+    assert [each.status_code for each in got] == [202, 202, 409, 409, 202]
+    assert [code_of(each)[1] for each in got[2:4]] == ["other_run", "agents_in_use"]
+
+
+async def test_runs_at_once_are_bounded_and_old_ones_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SCENARIO_RUNS_MAX", 2)
+    monkeypatch.setattr(module, "SCENARIO_ENDED_MAX", 2)
+    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as made:
+        one, two, node = made.http(KEY), made.http(OTHER_KEY), made["node-a"]
+        node.does.first_delay_s = 3600.0
+        await begin(one, yaml=YAML)
+        full = await one.post("/v1/scenarios", json={"yaml": OTHER_YAML})
+        await begin(two, yaml=YAML, run="kept")
+        node.does.first_delay_s = 0.0
+        await two.delete("/v1/scenarios/kept")
+        (row,) = (await one.get("/v1/scenarios")).json()["data"]
+        await one.delete(f"/v1/scenarios/{row['id']}")
+        for name in ("b", "c"):
+            await begin(one, yaml=YAML, run=name)
+            await ended(one, name)
+        await until(lambda: len(made.app.state.runs._runs) == 2)
+        left = [row["id"] for row in (await one.get("/v1/scenarios")).json()["data"]]
+        kept = [row["id"] for row in (await two.get("/v1/scenarios")).json()["data"]]
+    assert code_of(full) == (429, "too_many_runs")
+    assert full.headers["retry-after"]
+    assert (left, kept) == (["c"], ["kept"]), "the tenant with most loses its oldest"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+async def test_streams_speak_while_nothing_happens(tmp_path, monkeypatch):
+    monkeypatch.setattr("router.http.sse.STREAM_SILENCE_S", 0.02)
+    async with rig("a", runs_dir=tmp_path) as made:
+        made["node-a"].does.first_delay_s = 3600.0
+        await begin(made.http())
+        async with following(made.http()) as stream:
+            await stream.until("turn.began")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await stream.next()
+        assert len(stream.comments) > 3
+        head = await made.http().head("/v1/scenarios/first?stream=true")
+        assert head.status_code == 200
+        await until(lambda: not _followers(made))
+
+
+async def test_too_many_followers_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("router.runs.run_log.SCENARIO_FOLLOWERS_MAX", 0)
+    async with rig("a", runs_dir=tmp_path) as made:
+        await begin(made.http())
+        got = await made.http().get("/v1/scenarios/first?stream=true")
+    assert code_of(got) == (429, "overloaded")
+
+
+def _followers(made):
+    return sum(run._log.followers_count for run in made.app.state.runs._runs.values())
+
+
+async def frames_of(log, after=None, count=None):
+    found = []
+    async for raw in log.frames(after):
+        found += [part for part in raw.decode().split("\n\n") if part and part[0] != ":"]
+        if count is not None and len(found) >= count:
+            break
+    return [dict(line.split(": ", 1) for line in part.splitlines()) for part in found]
+
+
+async def test_old_events_go_and_who_missed_some_is_told_how_many(monkeypatch):
+    monkeypatch.setattr("router.runs.run_log.SCENARIO_EVENTS_MAX", 3)
+    log = RunLog()
+    for number in range(5):
+        log.tell("waited", {"number": number})
+    log.close()
+    missed, *rest = await frames_of(log)
+    assert (missed["event"], json.loads(missed["data"])) == ("missed", {"count": 2})
+    assert [json.loads(part["data"])["number"] for part in rest] == [2, 3, 4]
+    monkeypatch.setattr("router.runs.run_log.SCENARIO_EVENTS_BYTES_MAX", 1)
+    log.tell("waited", {})
+    assert [part["event"] for part in await frames_of(log)] == ["missed"]
+
+
+async def test_a_slow_follower_is_cut_and_can_go_on(monkeypatch):
+    monkeypatch.setattr("router.runs.run_log.SCENARIO_LAG_EVENTS_MAX", 4)
+    log = RunLog()
+    log.tell("waited", {"number": 0})
+    frames = log.frames(None)
+    await anext(frames)  # the first comment
+    first = await anext(frames)
+    for number in range(1, 7):  # while it reads nothing
+        log.tell("waited", {"number": number})
+    cut = (await anext(frames)).decode()
+    with pytest.raises(StopAsyncIteration):
+        await anext(frames)
+    assert cut.startswith("event: cut")
+    last = json.loads(cut.partition("data: ")[2])["last"]
+    assert f"id: {last}\n".encode() in first
+    log.close()
+    assert [json.loads(p["data"])["number"] for p in await frames_of(log, last)] == [*range(1, 7)]
