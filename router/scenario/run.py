@@ -147,14 +147,15 @@ class ScenarioRun:
 
     def _idle(self) -> list[str]:
         """Name who takes part in no phase under way: a prompt may begin with anybody's memory."""
-        scenario, said = self.scenario, self.state.said
-        busy = {
-            speaker
-            for phase in scenario.phases
-            if _has_spoken(phase, said) and not phase_has_ended(scenario, phase.id, said)
-            for _, speaker in phase.turns
-        }
-        return [agent for agent in scenario.agents if agent not in busy]
+        under_way = [phase for phase in self.scenario.phases if self._is_under_way(phase)]
+        busy = {agent for phase in under_way for agent in phase.agents}
+        return [agent for agent in self.scenario.agents if agent not in busy]
+
+    def _is_under_way(self, phase: Phase) -> bool:
+        """Say whether somebody of a phase was asked, maybe before this run went on, or soon is."""
+        begun, said = self._begun.get(phase.id), self.state.said
+        has_begun = _has_spoken(phase, said) or (begun is not None and begun.done())
+        return has_begun and not phase_has_ended(self.scenario, phase.id, said)
 
     async def _fork(self, phase: Phase, source: str, copy: str) -> None:
         op = self._operation("fork", phase.id, copy)

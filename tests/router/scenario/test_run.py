@@ -14,6 +14,7 @@ from router.scenario.run import ScenarioRun
 from router.scenario.run_events import AgentAsked, AgentSpoke, PhaseBegan, Waited
 from router.scenario.run_state import RunState
 from router.scenario.speaker import AgentCopy, AskAgainError, SpokenAnswer, TurnFigures, WantedCall
+from router.scenario.utterance import Utterance
 
 pytestmark = pytest.mark.anyio
 CREW = b"""
@@ -42,6 +43,14 @@ phases:
     directives: [{agent: lead, clear_results_of: read_file}]
     prompts: {lead: Decide.}
     expect: [{agent: lead, never_hears: You are the first}]
+"""
+ROOMS = b"""
+scenario: crew
+agents: {first: {}, second: {}, other: {}}
+phases:
+  - {id: long, agents: [first, second], rounds: 2}
+  - {id: short, agents: [other], after: []}
+  - {id: later, agents: [other], after: [short]}
 """
 
 
@@ -198,27 +207,33 @@ async def test_a_cold_run_erases_who_speaks_before_each_phase(tmp_path):
     assert told(run) == told(await perform(tmp_path / "warm.jsonl", Script()))
 
 
-async def test_a_cold_run_erases_nobody_between_the_turns_of_a_phase(tmp_path):
-    rooms = b"""
-scenario: crew
-agents: {one: {}, two: {}, other: {}}
-phases:
-  - {id: long, agents: [one, two], rounds: 3}
-  - {id: short, agents: [other], after: []}
-  - {id: later, agents: [other], after: [short]}
-"""
+@pytest.mark.parametrize("turn", ["first", "second"])
+async def test_a_cold_run_erases_nobody_whose_phase_has_begun(tmp_path, turn):
+    has_begun = asyncio.Event()
 
-    class Noted(Script):
+    class Slow(Script):
         async def ask(self, question):
             self.done.append(("ask", question.agent))
+            if self.done.count(("ask", "scn.crew.other")) == 2:
+                has_begun.set()
+            elif question.agent.endswith(turn):
+                await has_begun.wait()
             return await super().ask(question)
 
-    script = Noted()
-    await perform(tmp_path / "r.jsonl", script, begins_cold=True, raw=rooms)
-    for agent in ("scn.crew.one", "scn.crew.two"):
+    script = Slow()
+    await perform(tmp_path / "r.jsonl", script, begins_cold=True, raw=ROOMS)
+    for agent in ("scn.crew.first", "scn.crew.second"):
         kinds = [what for what, who, *_ in script.done if who == agent]
-        assert kinds[-3:] == ["ask"] * 3, "what it heard in its phase stays"
+        assert kinds[-2:] == ["ask"] * 2, "what it heard in its phase stays"
     assert script.done.count(("erase", "scn.crew.other")) == 3
+
+
+async def test_a_cold_run_that_goes_on_erases_nobody_of_a_phase_that_had_begun(tmp_path):
+    journal, run = prepared(tmp_path / "r.jsonl", Script(), begins_cold=True, raw=ROOMS)
+    journal.close()
+    figures = TurnFigures(1, 0, 1, 0.5, 1.0, "a", "hot")
+    run.state.note(AgentSpoke(Utterance("long", 1, "first", "yes", ()), figures))
+    assert run._idle() == ["other"]
 
 
 async def test_a_report_has_each_agent_of_each_phase(tmp_path):
