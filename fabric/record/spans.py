@@ -158,9 +158,15 @@ class Spans:
 
     @property
     def _tail(self) -> int:
-        """Where the last known message ends; behind it is what nobody sends again."""
+        """Where the last known message ends; behind it is what nobody sends again.
+
+        White space there may be that message's own.
+        """
         ends = [end for message in self.said if (end := message.end) is not None]
-        return max(ends, default=self._sinks_end)
+        if not ends:
+            return self._sinks_end
+        rest = self.text[max(ends) :].decode("utf-8", "replace")
+        return max(ends) + len(rest[: len(rest) - len(rest.lstrip())].encode())
 
     @property
     def _sinks_end(self) -> int:

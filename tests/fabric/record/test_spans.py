@@ -27,12 +27,13 @@ TEXT = "".join(f"<s>{role.value}\n{text.strip()}<e>\n" for role, text in SAID)
 TAIL = "<s>assistant\nthe größe answer<e>\n"
 
 
-def record(text=TEXT + TAIL, spoken=SAID):
+def record(text=TEXT + TAIL, spoken=SAID, answer=""):
     """Make one with a token to a byte, and one to a mark of the template."""
+    shown = (TEXT + answer).encode()
     raw = text.encode()
     ends = [m.end() for m in re.finditer(rb"<[se]>|[\s\S]", raw)]
     ids = [MARK if raw[a:b] in (b"<s>", b"<e>") else 1 for a, b in zip([0, *ends], ends)]  # noqa: B905
-    marks = [m.span() for m in re.finditer(rb"<[se]>", TEXT.encode())]
+    marks = [m.span() for m in re.finditer(rb"<[se]>", shown)]
     told = [Spoken(r, said_digest(Message(r, (t,))), len(t), t) for r, t in spoken]
     return replace(
         make_manifest([], 1, 1),
@@ -40,7 +41,7 @@ def record(text=TEXT + TAIL, spoken=SAID):
         token_ids=ids,
         token_ends=ends,
         prompt_tokens_count=len(ids),
-        said=place(told, TEXT.encode(), marks),
+        said=place(told, shown, marks),
     )
 
 
@@ -111,6 +112,10 @@ def test_what_may_be_of_a_known_message_is_not_taken_for_what_follows_them_all()
     assert refused(made, text="  ") == "text_not_found"
     (named,) = spans(made, first=4, chars=(0, 2))
     assert named.span == (0, 2)
+    ended = (MessageRole.ASSISTANT, "so  ")
+    made = record(TEXT + "<s>assistant\nso  <e>\n", (*SAID, ended), "<s>assistant\nso  <e>")
+    assert made.said.messages[-1].start is not None
+    assert refused(made, text="  ") == "text_not_found"
     nothing = (MessageRole.ASSISTANT, "")
     (behind,) = spans(record(spoken=(*SAID, nothing)), text="answer")
     assert behind.said is None
