@@ -247,12 +247,13 @@ class Saver:
             parts.unsaved.note_success()
         return agent.is_durable
 
-    def _directives_after(self, ended: Ended) -> tuple[Directive, ...] | None:
+    def _directives_after(self, *, is_whole: bool) -> tuple[Directive, ...] | None:
         """Return the agent's directives; a whole prompt's memory is what they say.
 
-        What a record's own text has no more does not come back, however far its turn got.
+        That is so however its answer ends: the node where it goes on knows nothing of them. And
+        what a record's own text has no more does not come back, however far its turn got.
         """
-        known, is_whole = self._agent.manifest.directives, ended.reason is not None
+        known = self._agent.manifest.directives
         if not known or not (is_whole or self._request.extends):
             return known
         return applied(known, self._directed.matched) if self._request.resume is None else known
@@ -294,7 +295,7 @@ class Saver:
             windows=(),
             states=(),
             edited=None,
-            directives=self._directives_after(ended),
+            directives=self._directives_after(is_whole=count == len(plan.ids)),
             said=said_after(old.said, self._directed, text, answer, shown),
             wishes=self._wishes_after(ended),
             sketch=self._request.sketch or old.sketch,

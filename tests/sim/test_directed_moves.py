@@ -75,3 +75,22 @@ def test_an_answer_that_moved_in_the_middle_is_named_by_its_number():
         assert now == oracle.answer(said, SAMPLING).text
 
     play(live, SETTINGS)
+
+
+def test_an_answer_that_moved_in_the_middle_has_the_memory_that_it_was_told_to_have():
+    async def live(world):
+        alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
+        assert await alice.say("a secret")
+        told = said_digest(Message(MessageRole.USER, ("a secret",)))
+        directive = Directive(OperationId("operation-1"), EditMode.FORGET, "nothing", said=told)
+        await services.fleet.ask_owner(DirectAgent(*alice.key, (directive,)))
+        target = min(world.nodes.keys() - {alice.last.node})
+        alice.messages.append({"role": "user", "content": "go on"})
+        answering = asyncio.create_task(alice._read(Sampling(max_tokens=24, ignore_eos=True)))
+        await asyncio.sleep(MID_ANSWER_S)
+        await services.migrations.migrate(*alice.key, target)
+        assert await answering
+        view = await services.fleet.ask_owner(DirectAgent(*alice.key))
+        assert [d.is_applied for d in view.directives] == [True]
+
+    play(live, SETTINGS)
