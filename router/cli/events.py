@@ -1,30 +1,16 @@
 """`macfabric events`: what happens in a fabric, one line per event, until Ctrl-C."""
 
 import argparse
-import http.client
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from http import HTTPStatus
 from typing import Any
 
-from fabric.limits import FLEET_LINE_BYTES_MAX
-from router.cli.endpoint import Endpoint
 from router.cli.errors import CommandError
+from router.cli.event_stream import ToldEvent, follow_events
 from router.cli.output import human_bytes, human_count
 from router.cli.queries import add_common, endpoint_of
 
 PATH = "/v1/events"
-SILENT_S = 30.0  # a quiet fabric says every few seconds that it lives
-MEDIA_TYPE = "text/event-stream"
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    name: str
-    id: str | None
-    data: dict[str, Any]
 
 
 def add_events(commands: Any) -> None:
@@ -44,7 +30,7 @@ def run_events(arguments: argparse.Namespace) -> int:
     """Follow until Ctrl-C; exit status 1 where the fabric ends it."""
     endpoint = endpoint_of(arguments)
     try:
-        for told in _follow(endpoint):
+        for told in follow_events(endpoint, PATH):
             print(_as_json(told) if arguments.json else _as_line(told), flush=True)
     except KeyboardInterrupt:
         return 0
@@ -52,40 +38,12 @@ def run_events(arguments: argparse.Namespace) -> int:
     raise CommandError(message)
 
 
-def _follow(endpoint: Endpoint) -> Iterator[_Told]:
-    with endpoint.asking("GET", PATH, SILENT_S) as connection:
-        connection.request("GET", endpoint.path_of(PATH), headers=endpoint.headers({}))
-        response = connection.getresponse()
-        if response.status != HTTPStatus.OK:
-            endpoint.read(response.status, response.read())
-        if response.headers.get_content_type() != MEDIA_TYPE:
-            message = f"{endpoint.url} has no events to follow; is this a fabric of this version?"
-            raise CommandError(message)
-        try:
-            yield from _events(response)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            message = f"{endpoint.url} broke off ({error or type(error).__name__})"
-            raise CommandError(message) from None
-
-
-def _events(response: http.client.HTTPResponse) -> Iterator[_Told]:
-    fields: dict[str, str] = {}
-    while line := response.readline(FLEET_LINE_BYTES_MAX):
-        name, _, value = line.decode().rstrip("\n").partition(": ")
-        if name:  # a comment has none
-            fields[name] = value
-        elif "data" in fields and line == b"\n":
-            data = json.loads(fields["data"])
-            yield _Told(fields.get("event", "message"), fields.get("id"), data)
-            fields = {}
-
-
-def _as_json(told: _Told) -> str:
+def _as_json(told: ToldEvent) -> str:
     row = {"event": told.name, "id": told.id, "data": told.data}
     return json.dumps(row, ensure_ascii=False)
 
 
-def _as_line(told: _Told) -> str:
+def _as_line(told: ToldEvent) -> str:
     """Spell an event for people: when, what, who, and everything else by its name."""
     data = dict(told.data)
     at = datetime.fromtimestamp(data.pop("at_s"), UTC).astimezone() if "at_s" in data else None

@@ -26,7 +26,7 @@ from router.scenario.journal import RunJournal
 from router.scenario.outcome import failed_verdicts, outcome_row
 from router.scenario.run_events import AgentSpoke, Lasting, RunEvent
 from router.scenario.run_state import RunState
-from router.scenario.series import Arm, Series
+from router.scenario.series import Arm, Series, SeriesPlan
 from router.scenario.speaker import WAIT_S, ScenarioSpeaker
 
 _LOG = logging.getLogger("macfabric.router.runs")
@@ -62,11 +62,11 @@ class HostedRun:
         self.end = end
         self._folders = folders
         self._host = host
-        self._log: RunLog | None = None  # None: of one that ended in another process
+        self._log = RunLog() if end is None else None  # None: it ended in another process
         self._series: Series | None = None
         self._turns_done = 0
         self._task: asyncio.Task[None] | None = None
-        self._is_cancelled = False
+        self._is_cancelled = self._is_ending = False
         self._replaying = asyncio.Lock()
 
     @property
@@ -77,25 +77,34 @@ class HostedRun:
     def is_running(self) -> bool:
         return self.end is None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Say whether it goes on, and has not been started in this process."""
+        return self.end is None and self._task is None
+
     # --- how it is asked for -----------------------------------------------------------------
 
     def start(self, on_end: Callable[["HostedRun"], None], *, waits: bool = False) -> None:
         """Perform it from where its journals end; `waits`: nodes may still be to come."""
-        self.end, self._log, self._turns_done = None, RunLog(), 0
-        self._log.tell("run.began", self._began())
+        self._told().tell("run.began", self._began())
         self._task = asyncio.create_task(self._run(waits=waits))
         self._task.add_done_callback(lambda _: on_end(self))
 
-    async def cancel(self) -> None:
-        """End it early; return once that is written down."""
-        if self._task is not None and self.end is None:
-            self._is_cancelled = True
-            self._task.cancel()
+    async def cancel(self) -> bool:
+        """End it early; return once that is written down, whether it did not end by itself."""
+        self._is_cancelled = True
+        if self._task is None:
+            await self._write_end(self._ended(RunStatus.CANCELLED))
+        else:
+            if not self._is_ending:
+                self._task.cancel()
             await asyncio.wait([self._task])
+        return self.end is not None and self.end.status is RunStatus.CANCELLED
 
     def fail(self, code: str, message: str) -> None:
-        """Let it go on no more, though it might; its disk still says that it goes on."""
-        self.end = self._ended(RunStatus.FAILED, code=code, message=message)
+        """Start it no more, unless it has ended; its disk still says that it goes on."""
+        if self.end is None:
+            self._conclude(self._ended(RunStatus.FAILED, code=code, message=message))
 
     def stop(self) -> None:
         """Let go of it: another process goes on with it."""
@@ -165,7 +174,7 @@ class HostedRun:
         return log
 
     def _journaled(self) -> Iterator[tuple[Arm, tuple[Lasting, ...]]]:
-        plan, folder = self.record.plan(), self._folders.of(self.tenant, self.record.name)
+        plan, folder = self._plan(), self._folders.of(self.tenant, self.record.name)
         for arm in plan.arms:
             path = plan.journal(folder, arm)
             if path.exists():
@@ -173,8 +182,11 @@ class HostedRun:
                 journal.close()
                 yield arm, journal.events
 
+    def _plan(self) -> SeriesPlan:
+        return self.record.plan(self._folders.script(self.record))
+
     def _began(self) -> Row:
-        kept = ("scenario", "title", "model", "created_s", "turns_total")
+        kept = ("scenario", "title", "model", "created_s", "turns_total", "arm_turns")
         return {"id": self.record.name} | {name: getattr(self.record, name) for name in kept}
 
     def _told_end(self, end: RunEnd) -> Row:
@@ -202,7 +214,7 @@ class HostedRun:
 
     async def _performed(self, *, waits: bool) -> RunEnd:
         record = self.record
-        plan = await run_apart(self.tenant, record.plan)
+        plan = await run_apart(self.tenant, self._plan)
         if waits:
             await self._await_nodes()
         speaker = self._host.speaker(self.tenant, record.model)
@@ -226,7 +238,7 @@ class HostedRun:
                 return
 
     async def _write_end(self, end: RunEnd) -> None:
-        assert self._log is not None, "it was started"
+        self._is_ending = True
         performed = self._series.performed if self._series is not None else []
         write = partial(self._folders.end, self.record, end, outcome_row(performed))
         try:
@@ -234,9 +246,17 @@ class HostedRun:
             self._series = None  # the disk has it
         except OSError as error:
             _LOG.warning("the end of a run cannot be written: %s", error.strerror)
+        self._conclude(end)
+
+    def _conclude(self, end: RunEnd) -> None:
         self.end = end
-        self._log.tell("run.ended", self._told_end(end))
-        self._log.close()
+        log = self._told()
+        log.tell("run.ended", self._told_end(end))
+        log.close()
+
+    def _told(self) -> RunLog:
+        assert self._log is not None, "it did not end in another process"
+        return self._log
 
     def _ended(
         self,
@@ -253,16 +273,14 @@ class HostedRun:
     def _watch(
         self, arm: Arm, state: RunState, done: Sequence[Lasting]
     ) -> Iterator[Callable[[RunEvent], None]]:
-        assert self._log is not None, "it was started"
-        _tell_begin(self._log, arm, len(state.said))
+        _tell_begin(self._told(), arm, len(state.said))
         for event in done:
             self._note(arm, event)
         yield partial(self._note, arm)
 
     def _note(self, arm: Arm, event: RunEvent) -> None:
-        assert self._log is not None, "it was started"
         self._turns_done += isinstance(event, AgentSpoke)
-        _tell(self._log, arm, event)
+        _tell(self._told(), arm, event)
 
 
 def _tell_begin(log: RunLog, arm: Arm, turns_done: int) -> None:

@@ -72,7 +72,7 @@ class RunsApi:
         """Cancel one that is under way, and keep it; forget one that has ended."""
         name = request.path_params["run"]
         removed = await self._runs.remove(tenant_of(request), name)
-        told = {"cancelled": removed.was_cancelled, "deleted": not removed.was_cancelled}
+        told = {"cancelled": removed.was_cancelled, "deleted": removed.is_gone}
         return JSONResponse({"id": name, "object": "scenario.run.deleted", **told})
 
 

@@ -1,6 +1,7 @@
 """Runs on the router's disk, open to its owner alone.
 
 DIR/<digest of tenant and name>/run.json      how it was asked for
+                                script.json   its scenario as text, with all that it names
                                 *.jsonl       journals, one for each performance
                                 outcome.json  what came of it, once it has ended
                                 end.json      how it ended; without it, it goes on
@@ -16,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from fabric.codec import from_plain, to_plain
-from fabric.errors import FabricError, RejectedError
+from fabric.errors import CorruptDataError, FabricError, RejectedError
 from router.private_files import write_private
 from router.runs.run_record import FORMAT, RunEnd, RunRecord
+from router.scenario.script import Script
 
 _LOG = logging.getLogger("macfabric.router.runs")
 _NAME_BYTES = 16
-_ASKED, _END, _OUTCOME = "run.json", "end.json", "outcome.json"
+_ASKED, _SCRIPT, _END, _OUTCOME = "run.json", "script.json", "end.json", "outcome.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,24 @@ class RunFolders:
         digest = blake2b(f"{tenant}\0{name}".encode(), digest_size=_NAME_BYTES).hexdigest()
         return self._path / digest
 
-    def begin(self, record: RunRecord) -> None:
+    def begin(self, record: RunRecord, script: Script) -> None:
         """Write down that a run begins, or goes on; raise OSError."""
         folder = self.of(record.tenant, record.name)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in (_END, _OUTCOME):
             (folder / name).unlink(missing_ok=True)
+        write_private(folder / _SCRIPT, json.dumps(to_plain(script)))
         write_private(folder / _ASKED, json.dumps(to_plain(record)))
+
+    def script(self, record: RunRecord) -> Script:
+        """Return what a run performs; raise OSError, or CorruptDataError."""
+        path = self.of(record.tenant, record.name) / _SCRIPT
+        try:
+            script: Script = from_plain(Script, json.loads(path.read_text()), _SCRIPT)
+        except (ValueError, RejectedError):
+            message = f"{path} is no scenario of this version"
+            raise CorruptDataError(message) from None
+        return script
 
     def end(self, record: RunRecord, end: RunEnd, outcome: dict[str, Any]) -> None:
         """Write down how a run ended, and what came of it; raise OSError."""

@@ -30,26 +30,20 @@ class RunRecord:
     scenario: str
     title: str | None
     turns_total: int  # of all performances
+    arm_turns: int  # of one
     agents: tuple[str, ...]  # all that take part, by their ids
     model: str
-    yaml: str
-    files: dict[str, str]
-    variables: dict[str, str]
+    digest: str  # of its script, which lies beside it
     namespace: str
     repeats: int
     is_compared: bool
     format: int = FORMAT
 
-    @property
-    def script(self) -> Script:
-        return Script(self.yaml, self.files, self.variables)
-
-    def plan(self) -> SeriesPlan:
+    def plan(self, script: Script) -> SeriesPlan:
         """Read the scenario again; raise RejectedError where this version reads it otherwise."""
-        script = self.script
         scenario = script.read()
         return SeriesPlan(
-            scenario, self.name, script.digest, self.namespace, self.repeats, self.is_compared
+            scenario, self.name, self.digest, self.namespace, self.repeats, self.is_compared
         )
 
     def is_alike(self, other: "RunRecord") -> bool:
@@ -61,7 +55,7 @@ class RunRecord:
         return self.tenant == other.tenant and not set(self.agents).isdisjoint(other.agents)
 
     def _wanted(self) -> tuple[Any, ...]:
-        return (self.script.digest, self.model, self.namespace, self.repeats, self.is_compared)
+        return (self.digest, self.model, self.namespace, self.repeats, self.is_compared)
 
 
 @dataclass(frozen=True, slots=True)

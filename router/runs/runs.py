@@ -1,6 +1,7 @@
 """All runs of the router: begun, gone on with behind a restart, found, cancelled, forgotten."""
 
 import asyncio
+import logging
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,9 @@ from router.runs.hosted_run import HostedRun, RunHost
 from router.runs.run_folders import RunFolders
 from router.runs.run_record import RunRecord, RunStatus
 from router.runs.wanted_run import WantedRun
+from router.scenario.script import Script
+
+_LOG = logging.getLogger("macfabric.router.runs")
 
 AGAIN_S = 10.0  # a run takes from seconds to hours
 PLACE_POLL_S = 1.0
@@ -36,7 +40,8 @@ _Key = tuple[TenantId, str]
 class Removed:
     """What a DELETE came to."""
 
-    was_cancelled: bool  # and is kept; else it is gone
+    was_cancelled: bool  # else it had ended by itself
+    is_gone: bool
 
 
 class Runs:
@@ -60,14 +65,13 @@ class Runs:
             return
         await self._load()
         for key, hosted in list(self._runs.items()):
-            if not hosted.is_running:
-                continue
             if not self._host.is_known(key[0]):
                 hosted.fail("tenant_unknown", "no key of its tenant is configured any more")
-                continue
-            while not self._places.take(key[0]):  # noqa: ASYNC110 - others' runs end some time
-                await asyncio.sleep(PLACE_POLL_S)
-            hosted.start(self._ended, waits=True)
+            while hosted.is_waiting:
+                if self._places.take(key[0]):
+                    hosted.start(self._ended, waits=True)
+                else:
+                    await asyncio.sleep(PLACE_POLL_S)  # until others' runs end
 
     def stop(self) -> None:
         """Let go of all runs, and end what follows them."""
@@ -91,7 +95,7 @@ class Runs:
         """
         folders = await self._load()
         model = await self._host.model(wanted.model)
-        record = await run_apart(tenant, partial(self._read, tenant, wanted, model))
+        record, script = await run_apart(tenant, partial(self._read, tenant, wanted, model))
         key = tenant, record.name
         async with self._changing:
             known = self._runs.get(key)
@@ -103,7 +107,7 @@ class Runs:
             self._require_free(record)
             self._take_place(tenant)
             try:
-                await asyncio.to_thread(folders.begin, record)
+                await asyncio.to_thread(folders.begin, record, script)
             except OSError as error:
                 self._places.give(tenant)
                 message = f"the router's disk takes no run: {error.strerror}"
@@ -135,10 +139,9 @@ class Runs:
         """Cancel a run that is under way; forget one that has ended, with all that it wrote."""
         hosted = await self.get(tenant, name)
         if hosted.is_running:
-            await hosted.cancel()
-            return Removed(was_cancelled=True)
+            return Removed(was_cancelled=await hosted.cancel(), is_gone=False)
         await self._forget(hosted)
-        return Removed(was_cancelled=False)
+        return Removed(was_cancelled=False, is_gone=True)
 
     # --- within ------------------------------------------------------------------------------
 
@@ -155,7 +158,7 @@ class Runs:
                 self._is_loaded = True
         return self._folders
 
-    def _read(self, tenant: TenantId, wanted: WantedRun, model: str) -> RunRecord:
+    def _read(self, tenant: TenantId, wanted: WantedRun, model: str) -> tuple[RunRecord, Script]:
         """Read what is wanted, however long that takes; raise RejectedError."""
         script = wanted.script()
         record = RunRecord(
@@ -166,29 +169,30 @@ class Runs:
             scenario="",
             title=None,
             turns_total=0,
+            arm_turns=0,
             agents=(),
             model=model,
-            yaml=script.yaml,
-            files=dict(script.files),
-            variables=dict(script.variables),
+            digest=script.digest,
             namespace=wanted.namespace,
             repeats=wanted.repeats,
             is_compared=wanted.is_compared,
         )
-        plan = record.plan()
+        plan = record.plan(script)
         total = plan.turns * len(plan.arms)
         if total > SCENARIO_RUN_TURNS_MAX:
             message = f"{total:,} turns with all repeats; one run has {SCENARIO_RUN_TURNS_MAX:,}"
             raise RejectedError(message, code="invalid_value", param="repeat")
         agents = {agent: None for arm in plan.arms for agent in plan.ids(arm).values()}
         scenario = plan.scenario
-        return replace(
+        named = replace(
             record,
             scenario=scenario.name,
             title=scenario.title,
             turns_total=total,
+            arm_turns=plan.turns,
             agents=tuple(agents),
         )
+        return named, script
 
     def _require_free(self, wanted: RunRecord) -> None:
         for hosted in self._runs.values():
@@ -221,7 +225,11 @@ class Runs:
                 return
             most = Counter(each.tenant for each in ended).most_common(1)[0][0]
             own = [each for each in ended if each.tenant == most]
-            await self._forget(min(own, key=lambda each: each.record.created_s))
+            try:
+                await self._forget(min(own, key=lambda each: each.record.created_s))
+            except RetryLaterError as error:
+                _LOG.warning("an old run is not forgotten: %s", error.message)
+                return
 
     async def _forget(self, hosted: HostedRun) -> None:
         assert self._folders is not None, "it was found there"

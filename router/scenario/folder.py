@@ -13,12 +13,16 @@ from router.scenario.scenario import Scenario
 
 def read_scenario_file(path: Path) -> Scenario:
     """Read a scenario and the texts that it names; raise ScenarioError with all that is wrong."""
+    return read_scenario(scenario_bytes(path), path.name, ScenarioFolder(path.parent))
+
+
+def scenario_bytes(path: Path) -> bytes:
+    """Read a scenario's file, within its bounds; raise NotFoundError, or TooLargeError."""
     try:
-        raw = _bytes_of(path, SCENARIO_BYTES_MAX)
+        return _bytes_of(path, SCENARIO_BYTES_MAX)
     except OSError as error:
         message = f"{path}: {error.strerror}"
         raise NotFoundError(message) from None
-    return read_scenario(raw, path.name, ScenarioFolder(path.parent))
 
 
 class ScenarioFolder:

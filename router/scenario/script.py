@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 
 from fabric.codec import dump_json
-from router.scenario.folder import ScenarioFolder
+from router.scenario.folder import ScenarioFolder, scenario_bytes
 from router.scenario.reader import no_files, read_scenario
 from router.scenario.scenario import Scenario
 from router.scenario.shipped import shipped_file
@@ -20,8 +21,8 @@ class Script:
     """All that a scenario is read from, wherever and whenever that is."""
 
     yaml: str
-    files: Mapping[str, str] = field(default_factory=dict)  # texts that it names
-    variables: Mapping[str, str] = field(default_factory=dict)  # those that are set otherwise
+    files: dict[str, str] = field(default_factory=dict)  # texts that it names
+    variables: dict[str, str] = field(default_factory=dict)  # those that are set otherwise
 
     def read(self) -> Scenario:
         """Read it; raise ScenarioError with all that is wrong, RejectedError for a variable."""
@@ -40,8 +41,11 @@ class Script:
 
 def shipped_script(name: str, variables: Mapping[str, str]) -> Script:
     """Return a shipped scenario as text; raise NotFoundError for a name that none has."""
-    path = shipped_file(name)
-    folder = ScenarioFolder(path.parent)
-    raw = path.read_bytes()
+    return script_file(shipped_file(name), variables)
+
+
+def script_file(path: Path, variables: Mapping[str, str]) -> Script:
+    """Return a file as text; raise NotFoundError, or ScenarioError with all that is wrong."""
+    raw, folder = scenario_bytes(path), ScenarioFolder(path.parent)
     read_scenario(raw, path.name, folder)  # asks the folder for all texts that it names
-    return Script(raw.decode(), folder.texts, variables)
+    return Script(raw.decode("utf-8-sig"), folder.texts, dict(variables))

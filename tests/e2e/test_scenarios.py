@@ -111,6 +111,25 @@ def test_the_router_performs_what_the_command_line_does(fabric, tmp_path, capsys
     assert len(transcript) == 25
 
 
+def test_the_command_line_follows_a_run_in_the_router(fabric, tmp_path, capsys):
+    file = tmp_path / "rooms.yaml"
+    file.write_text(ROOMS.replace("What is new", "{file: asked.txt}"))
+    (tmp_path / "asked.txt").write_text("What is new")
+    options = ["--url", fabric.url]
+    run = ["scenario", "run", str(file), "--remote", "--run", "mine", "--as", "remote", *options]
+    assert main(run) == 0
+    told = capsys.readouterr()
+    assert "3/3 yard: marco on" in told.err
+    assert told.out.endswith("ended\n")
+    assert main([*run, "--json"]) == 0, "the same run again is the one that has ended"
+    assert json.loads(capsys.readouterr().out)["turns"] == {"done": 3, "total": 3}
+    assert main(["scenario", "runs", *options, "--json"]) == 0
+    listed = {row["id"]: row["state"] for row in json.loads(capsys.readouterr().out)["data"]}
+    assert listed["mine"] == "ended"
+    assert main(["scenario", "cancel", "mine", *options]) == 0
+    assert "gone" in capsys.readouterr().out
+
+
 def test_a_run_is_cancelled_and_forgotten(fabric):
     body = {
         "yaml": ROOMS.replace("max_tokens: 24", "max_tokens: 2000"),

@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from pathlib import Path
@@ -17,6 +17,7 @@ from router.cli.output import print_json, print_table
 from router.cli.queries import add_common, endpoint_of
 from router.cli.scenario.http_speaker import HttpSpeaker
 from router.cli.scenario.progress import RunProgress
+from router.cli.scenario.remote import add_remote, run_remote
 from router.cli.scenario.report import print_report, print_savings
 from router.scenario.folder import read_scenario_file
 from router.scenario.outcome import failed_verdicts, outcome_row, series_savings
@@ -33,7 +34,8 @@ from router.scenario.variables import with_variables
 def add_scenario(commands: Any) -> None:
     """Declare the commands."""
     scenario = commands.add_parser(
-        "scenario", help="perform agents' scenarios: run, check, list, show, schema"
+        "scenario",
+        help="perform agents' scenarios: run, check, list, show, schema, runs, cancel",
     )
     verbs = scenario.add_subparsers(metavar="VERB", required=True)
     run = verbs.add_parser(
@@ -58,6 +60,8 @@ def add_scenario(commands: Any) -> None:
     run.add_argument("--repeat", type=int, default=1, metavar="N",
                      help="so often, each time from nothing (default: %(default)s)")  # fmt: skip
     run.add_argument("--journals", type=Path, metavar="DIR", help="where runs are written down")
+    run.add_argument("--remote", action="store_true",
+                     help="in the router, which goes on with it alone; follow it")  # fmt: skip
     run.set_defaults(run=run_run)
     add_common(run)
     for name, about, command in (
@@ -68,6 +72,7 @@ def add_scenario(commands: Any) -> None:
         verb.add_argument("what", metavar="FILE|NAME")
         verb.add_argument("--json", action="store_true", help="print JSON")
         verb.set_defaults(run=command)
+    add_remote(verbs)
     listing = verbs.add_parser("list", help="list the shipped scenarios")
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=run_list)
@@ -141,7 +146,10 @@ def run_run(arguments: argparse.Namespace) -> int:
     if arguments.repeat < 1:
         message = "--repeat is at least 1"
         raise CommandError(message, MISUSED)
-    scenario = _with_set(_read(arguments.what), arguments.set)
+    chosen = _chosen(arguments.set)
+    if arguments.remote:
+        return run_remote(arguments, chosen)
+    scenario = _with_set(_read(arguments.what), chosen)
     endpoint = endpoint_of(arguments)
     plan = SeriesPlan(
         scenario,
@@ -202,13 +210,17 @@ def _read(what: str) -> Scenario:
         raise CommandError(error.message) from None
 
 
-def _with_set(scenario: Scenario, chosen: Sequence[str]) -> Scenario:
-    pairs = [item.partition("=") for item in chosen]
+def _chosen(items: Sequence[str]) -> dict[str, str]:
+    pairs = [item.partition("=") for item in items]
     if not all(equals for _, equals, _ in pairs):
         message = "--set expects NAME=TEXT"
         raise CommandError(message, MISUSED)
+    return {name: text for name, _, text in pairs}
+
+
+def _with_set(scenario: Scenario, chosen: Mapping[str, str]) -> Scenario:
     try:
-        return with_variables(scenario, {name: text for name, _, text in pairs})
+        return with_variables(scenario, chosen)
     except FabricError as error:
         raise CommandError(error.message, MISUSED) from None
 

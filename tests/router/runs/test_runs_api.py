@@ -104,7 +104,7 @@ async def test_a_run_is_begun_followed_shown_and_forgotten(tmp_path):
     assert listed == [{name: shown[name] for name in listed[0]}]
     assert again == listed[0]
     assert {path.name for path in written} == {
-        "run.json", "first.jsonl", "outcome.json", "end.json"
+        "run.json", "script.json", "first.jsonl", "outcome.json", "end.json"
     }  # fmt: skip
     assert modes == {0}
     assert forgotten["deleted"] is True
@@ -218,6 +218,24 @@ async def test_a_cancelled_run_is_kept_and_may_go_on(tmp_path):
     assert read[-1].data["state"] == shown["state"] == "cancelled"
     assert shown["holds"] is None
     assert spoken(again) == ORDER
+
+
+async def test_a_run_that_waits_for_a_place_is_followed_and_cancelled(tmp_path, monkeypatch):
+    nodes = [FakeNode("node-a")]
+    nodes[0].does.first_delay_s = 3600.0
+    async with rig(nodes=nodes, runs_dir=tmp_path) as made:
+        await begin(made.http())
+        await until(lambda: nodes[0].requests)
+        made.app.state.runs.stop()
+    monkeypatch.setattr(module, "SCENARIO_RUNS_MAX", 0)
+    async with rig(nodes=nodes, runs_dir=tmp_path) as made, following(made.http()) as stream:
+        assert (await made.http().get("/v1/scenarios/first")).json()["state"] == "running"
+        cancelled = (await made.http().delete("/v1/scenarios/first")).json()
+        read = await stream.until("run.ended")
+    assert cancelled["cancelled"] is True
+    assert read[-1].data["state"] == "cancelled"
+    async with rig(nodes=nodes, runs_dir=tmp_path) as made:
+        assert (await made.http().get("/v1/scenarios/first")).json()["state"] == "cancelled"
 
 
 async def test_a_cold_arm_and_repeats(tmp_path):
