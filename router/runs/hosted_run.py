@@ -203,7 +203,9 @@ class HostedRun:
                 raise
             end = self._ended(RunStatus.CANCELLED)
         except FabricError as error:
-            end = self._ended(RunStatus.FAILED, code=error.code, message=error.message)
+            where = f"{self._folders.of(self.tenant, self.record.name)}/"
+            why = error.message.replace(where, "")  # where the router's disk has it is its own
+            end = self._ended(RunStatus.FAILED, code=error.code, message=why)
         except OSError as error:
             why = f"the router's disk refuses the journal: {error.strerror}"
             end = self._ended(RunStatus.FAILED, code="disk_refused", message=why)
