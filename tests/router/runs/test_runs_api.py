@@ -11,7 +11,6 @@ import pytest
 from fabric.limits import SCENARIO_REQUEST_BYTES_MAX
 from fabric.settings import RouterSettings
 from router.runs import runs as module
-from router.runs.run_log import RunLog
 from router.scenario.script import Script
 from tests.router.fake_node import FakeNode
 from tests.router.rig import KEY, OTHER_KEY, rig, until
@@ -361,46 +360,3 @@ async def test_too_many_followers_are_refused(tmp_path, monkeypatch):
 
 def _followers(made):
     return sum(run._log.followers_count for run in made.app.state.runs._runs.values())
-
-
-async def frames_of(log, after=None, count=None):
-    found = []
-    async for raw in log.frames(after):
-        found += [part for part in raw.decode().split("\n\n") if part and part[0] != ":"]
-        if count is not None and len(found) >= count:
-            break
-    return [dict(line.split(": ", 1) for line in part.splitlines()) for part in found]
-
-
-async def test_old_events_go_and_who_missed_some_is_told_how_many(monkeypatch):
-    monkeypatch.setattr("router.runs.run_log.SCENARIO_EVENTS_MAX", 3)
-    log = RunLog()
-    for number in range(5):
-        log.tell("waited", {"number": number})
-    log.close()
-    missed, *rest = await frames_of(log)
-    assert (missed["event"], json.loads(missed["data"])) == ("missed", {"count": 2})
-    assert [json.loads(part["data"])["number"] for part in rest] == [2, 3, 4]
-    monkeypatch.setattr("router.runs.run_log.SCENARIO_EVENTS_BYTES_MAX", 1)
-    log.tell("waited", {})
-    assert [part["event"] for part in await frames_of(log)] == ["missed"]
-
-
-async def test_a_slow_follower_is_cut_and_can_go_on(monkeypatch):
-    monkeypatch.setattr("router.runs.run_log.SCENARIO_LAG_EVENTS_MAX", 4)
-    log = RunLog()
-    log.tell("waited", {"number": 0})
-    frames = log.frames(None)
-    await anext(frames)  # the first comment
-    first = await anext(frames)
-    for number in range(1, 7):  # while it reads nothing
-        log.tell("waited", {"number": number})
-    async with asyncio.timeout(10):
-        cut = (await anext(frames)).decode()
-    with pytest.raises(StopAsyncIteration):
-        await anext(frames)
-    assert cut.startswith("event: cut")
-    last = json.loads(cut.partition("data: ")[2])["last"]
-    assert f"id: {last}\n".encode() in first
-    log.close()
-    assert [json.loads(p["data"])["number"] for p in await frames_of(log, last)] == [*range(1, 7)]
