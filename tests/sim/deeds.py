@@ -158,13 +158,17 @@ class Deeds:
 
     async def _drain(self):
         host, since_s = self._some_host(), self._world.loop.now_s
-        begun = await self._in_router(
-            f"drain {host.name}", lambda services: services.drains.start(host.name)
-        )
+        begun = await self.begin_drain(host)
         if begun.result is not None:
             await self._watch_drain(host, since_s)
-        while not await self._undrain(host):  # noqa: ASYNC110 - simulated time
+        while not await self.undrain(host):  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(0.5)
+
+    async def begin_drain(self, host):
+        """Have all agents leave a node."""
+        return await self._in_router(
+            f"drain {host.name}", lambda services: services.drains.start(host.name)
+        )
 
     async def _watch_drain(self, host, since_s):
         """Judge a drain: while nothing else goes wrong everybody leaves."""
@@ -184,7 +188,8 @@ class Deeds:
             if why.code in DAMAGE_CODES | {"agent_changing"}:
                 world.fail(f"{host.name} does not let go of {key}: {why.code}: {why.message}")
 
-    async def _undrain(self, host):
+    async def undrain(self, host):
+        """Let a node take agents again; say whether that is certain."""
         outcome = await self._in_router(
             f"undrain {host.name}", lambda services: services.drains.stop(host.name)
         )

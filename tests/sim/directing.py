@@ -9,6 +9,7 @@ from tests.sim.api import Api
 from tests.sim.asking import Asking
 from tests.sim.directives import TOOL, adding, removing, removing_all
 from tests.sim.hearing import REBUILD, Hearing
+from tests.sim.mimics import Mimics
 from tests.sim.placing import draw_items, superseding
 from tests.sim.privacy import Privacy
 from tests.sim.verbs import Verbs
@@ -35,6 +36,7 @@ class Directing:
         self.hearing = Hearing(world)
         self.verbs = Verbs(world, self._api, self.stream)
         self.privacy = Privacy(world, self.verbs)
+        self.mimics = Mimics(world, self.verbs)
 
     def directs(self, talk):
         """Say whether a conversation has directives now and then."""
@@ -78,6 +80,7 @@ class Directing:
         if not self.directs(talk) or talk.acked is None:
             return
         random = self.stream(talk)
+        await self.mimics.act(talk)
         if random.random() >= DEED_ODDS:
             return
         changes = [self._post] * 10 + [self._undo] * 3 + [self._undo_all, self._supersede]

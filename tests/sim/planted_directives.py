@@ -5,7 +5,9 @@ from unittest.mock import patch
 
 from fabric.edit_mode import EditMode
 from fabric.record import directive
+from node.agents.agent_table import AgentTable
 from node.migration import forks
+from node.migration.incoming import IncomingMoves
 from node.migration.target import IncomingCopies
 from node.tiers.directing import Directing
 from node.turn import directed
@@ -98,7 +100,19 @@ def closing_is_never_written():
     return patch.object(Directing, "_publish", publish)
 
 
+def private_memory_is_lent():
+    """Who is for itself alone is no exception when others' blocks are looked for."""
+    return patch.object(AgentTable, "has_private", lambda self, agent: False)
+
+
+def private_moves_are_lent():
+    """What arrives of an agent for itself alone serves others until the move is committed."""
+    return patch.object(IncomingMoves, "hides", lambda self, tenant: False)
+
+
 DIRECTIVE_PLANTS = (
+    private_memory_is_lent,
+    private_moves_are_lent,
     directives_are_never_written,
     moves_leave_directives_behind,
     forks_forget_directives,

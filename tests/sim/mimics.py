@@ -1,0 +1,57 @@
+"""Strangers who say what an agent has heard whose memory is for itself alone.
+
+They shall compute all that only it has, also where it is just on its way to.
+"""
+
+import asyncio
+
+from fabric.ids import AgentId
+from fabric.turn.generation import Identity, IdentityKind, Sampling
+
+MIMIC_ODDS, DRAIN_ODDS = 0.8, 0.8
+LOOK_S, LOOKS_MAX = 0.002, 500  # for blocks of it that have come to where it goes
+
+
+class Mimics:
+    """One run's; with a randomness of its own, so that all else is as it was without them."""
+
+    def __init__(self, world, verbs):
+        self._world = world
+        self._verbs = verbs
+        self._random = world.stream("mimics")
+
+    async def act(self, talk):
+        """Now and then say the same as a private agent, perhaps while its node is emptied."""
+        random = self._random
+        if not self._verbs.is_private(talk.key) or talk.attempts or talk.acked is None:
+            return
+        if random.random() >= MIMIC_ODDS:
+            return
+        deeds, host = self._world.chaos.deeds, None
+        if random.random() < DRAIN_ODDS:
+            host = self._world.nodes[talk.acked.node]
+            await deeds.begin_drain(host)
+            await self._await_blocks(talk)
+        talk.begin_copy()
+        try:
+            await self._mimic(talk)
+        finally:
+            talk.end_copy()
+        while host is not None and not await deeds.undrain(host):  # noqa: ASYNC110 - simulated time
+            await asyncio.sleep(0.5)
+
+    async def _await_blocks(self, talk):
+        for _ in range(LOOKS_MAX):
+            nodes = [host.node for host in self._world.nodes.values() if host.node is not None]
+            if any(move.key == talk.key and move.refs for node in nodes for move in node.moves):
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def _mimic(self, talk):
+        name = AgentId(f"mimic-{self._random.randrange(10**6)}")
+        identity = Identity(IdentityKind.AGENT, name)
+        mimic = type(talk)(talk.tenant, identity, self._random, talk.number)
+        mimic.lives_count = talk.lives_count
+        mimic.messages = [*talk.messages, {"role": "user", "content": mimic.say()}]
+        self._world.note(f"{talk.name}: {name} says the same")
+        await self._world.clients.insist(mimic, Sampling(max_tokens=8))
