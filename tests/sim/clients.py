@@ -13,6 +13,7 @@ from fabric.ids import AgentId, OperationId, TenantId
 from fabric.turn.generation import (
     Delta,
     Finished,
+    FinishReason,
     Identity,
     IdentityKind,
     Sampling,
@@ -21,7 +22,7 @@ from router.prompt import chat_prompt
 from router.turn_request import TurnRequest
 from tests.sim import oracle
 from tests.sim.epochs import Epochs, told
-from tests.sim.model import MODEL
+from tests.sim.model import END, MODEL
 from tests.sim.warmth import ANSWER_TOKENS_MAX, Ack, Attempt
 from tests.support.conversations import said
 
@@ -94,6 +95,7 @@ class Clients:
         self._calls = {}  # in order, whatever their addresses
         self.talks = []
         self.answered_count = 0
+        self.answered_s = 0.0  # when the last one was
         self.errors = {}
         self.erased = []  # names, and words that must be nowhere any more
 
@@ -249,6 +251,7 @@ class Clients:
     def _finish(self, talk, found, text, finished, admitted, operation):
         world = self._world
         self.answered_count += 1
+        self.answered_s = world.loop.now_s
         talk.epochs.note(admitted.agent, world.router.incarnation, admitted.epoch)
         talk.messages = [*talk.messages, {"role": "assistant", "content": text}]
         world.note(
@@ -262,7 +265,8 @@ class Clients:
             if not (talk.is_shared or talk.may_be_erased):
                 texts = [each.prompt + text for each in found]
                 world.platters.check_acknowledged(talk, key, texts, end[1])
-            talk.acked = world.warmth.ack(key, found[0].prompt, text, end, admitted)
+            kept = text + chr(END) * (finished.reason is FinishReason.STOP)
+            talk.acked = world.warmth.ack(key, found[0].prompt, kept, end, admitted)
             talk.attempts = []
             world.directing.hearing.note_durable(talk, end, found)
 

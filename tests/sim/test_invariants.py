@@ -1,5 +1,6 @@
 """The judge of a run lets damage pass that was done behind a node's back, and nothing else."""
 
+import asyncio
 import random
 import weakref
 from types import SimpleNamespace
@@ -12,11 +13,12 @@ from node.store.block_files import file_name
 from node.store.block_store import BlockStore
 from tests.sim.disk import Platter, SimDisk
 from tests.sim.invariants import Invariants
-from tests.sim.loop import Process
+from tests.sim.loop import Process, SimLoop
 from tests.sim.memory import Memory
 from tests.sim.model import FULL, SimCache
 from tests.sim.platters import Platters
 from tests.sim.rows import Growth
+from tests.sim.world import LIMIT_S, _check_progress
 
 TOKENS = list(range(40))
 
@@ -76,6 +78,23 @@ def test_what_a_node_does_to_its_own_blocks_is_a_violation(fault, said):
     Invariants(world)._check_records()
     assert len(world.found) == 1
     assert said in world.found[0]
+
+
+@pytest.mark.parametrize(("answered_s", "is_fine"), [(None, False), (500.0, True)])
+def test_a_run_hangs_where_nobody_is_answered_and_not_where_answers_take_long(answered_s, is_fine):
+    loop, found = SimLoop(), []
+    asyncio.set_event_loop(loop)
+    clients = SimpleNamespace(answered_s=0.0)
+    world = SimpleNamespace(clients=clients, fail=found.append)
+    loop.call_later(LIMIT_S, _check_progress, world, loop)
+    if answered_s is not None:
+        loop.call_later(answered_s, setattr, clients, "answered_s", answered_s)
+    loop.run_until_complete(asyncio.sleep(LIMIT_S + 400.0))
+    assert (found == []) is is_fine
+    loop.run_until_complete(asyncio.sleep(LIMIT_S))
+    asyncio.set_event_loop(None)
+    loop.close()
+    assert len(found) == 1
 
 
 class Cache:

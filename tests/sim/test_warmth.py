@@ -6,7 +6,7 @@ import pytest
 
 from fabric.edit_mode import EditMode
 from fabric.turn.generation import IdentityKind
-from tests.sim.model import FULL
+from tests.sim.model import END, FULL, KINDS
 from tests.sim.warmth import Attempt, Warmth
 from tests.sim.watch import Watch
 
@@ -45,13 +45,22 @@ class Case:
         turn = Part(seen_epoch=(epoch, KEY), _request=request, _parts=parts)
         self.at(at_s).watch._on_finished(turn, is_durable=is_durable)
 
-    def judge(self, node, cached_tokens=0, *, amortized_tokens=0, edits=EditMode.FORGET):
+    def judge(
+        self,
+        node,
+        cached_tokens=0,
+        *,
+        amortized_tokens=0,
+        edits=EditMode.FORGET,
+        answer="",
+        prompt=SAID + "!",
+    ):
         """Let the client hear of it, and `node` admit its next turn; return what failed."""
         self.at(5.0)
         taken = Part(node="node-a", epoch=1, cached_tokens=300, amortized_tokens=amortized_tokens)
-        acked = self.warmth.ack(KEY, SAID, "", self.watch.finisher("op-1", taken), taken)
+        acked = self.warmth.ack(KEY, SAID, answer, self.watch.finisher("op-1", taken), taken)
         talk = Part(key=KEY, name="alice", acked=acked)
-        talk.attempts = [Attempt(SAID + "!", edits)]
+        talk.attempts = [Attempt(prompt, edits)]
         talk.is_shared = talk.may_be_erased = False
         talk.identity = Part(kind=IdentityKind.AGENT)
         self.at(6.0)
@@ -76,6 +85,17 @@ def test_edited_memory_must_be_found_by_whoever_wishes_it_and_else_what_was_befo
     assert Case().judge("node-a", cached_tokens=280, **edited) == []
     assert len(Case().judge("node-a", cached_tokens=279, **edited)) == 1
     assert len(Case().judge("node-a", cached_tokens=280, **edited, edits=AMORTIZE)) == 1
+
+
+@pytest.mark.parametrize("answer", [chr(END), "a word" + chr(END)])
+def test_a_context_ends_with_the_token_that_ended_its_answer(answer):
+    """Where a state is needed, who reads otherwise from there on cannot take it up at its end."""
+    said, case = SAID + answer, Case()
+    case.kind = KINDS["recurrent"]
+    edited = said[:-1] + "[cleared]"
+    assert case.judge("node-a", len(SAID) - 1, answer=answer, prompt=edited) == []
+    assert case.judge("node-a", len(said), answer=answer, prompt=said + "!") == []
+    assert len(case.judge("node-a", len(said) - 1, answer=answer, prompt=said + "!")) == 1
 
 
 @pytest.mark.parametrize(("evicted_s", "is_fine"), [(0.5, False), (3.0, True)])

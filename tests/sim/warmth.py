@@ -22,7 +22,7 @@ class Ack:
     """A turn whose last event said that it is durable."""
 
     prompt: str
-    text: str  # and the answer
+    text: str  # and the answer, with the token that ended it, if one did
     node: str
     epoch: int
     at_s: float  # when its node said so
@@ -87,7 +87,7 @@ class Warmth:
 
     def _needed_tokens(self, acked, attempts):
         *attempts, now = attempts
-        stored, exact_tokens = acked.text.rstrip(chr(END)), acked.exact_tokens
+        stored, exact_tokens = acked.text, acked.exact_tokens
         need = min(min(_common(stored, prompt), len(prompt) - 1) for prompt in now.prompts)
         if self._world.kind is not FULL and (need < len(stored) or attempts):
             # Elsewhere than at its end a context can be taken up where that was worth keeping.
