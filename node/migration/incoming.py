@@ -22,7 +22,6 @@ from fabric.ids import AgentKey, MigrationId, TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.limits import ABORTED_MOVES_MAX
 from fabric.ports import Clock
-from fabric.record.manifest import Manifest
 from node.migration.warm_cache import WarmCache
 from node.runtime.one_loop import of_one_loop, on_its_loop
 
@@ -47,7 +46,6 @@ class IncomingMove:
     state: IncomingState = IncomingState.COPYING
     key: AgentKey | None = None  # of the agent whose blocks have come
     refs: list[BlockRef] = field(default_factory=list)  # pinned blocks that no record refers to
-    is_private: bool = False  # what has come is for that agent alone
     at_s: float = 0.0  # when one last came
     warm: WarmCache | None = None  # what is in memory of it
     loading: list[WarmCache] = field(default_factory=list)  # and what is being read
@@ -66,7 +64,7 @@ class IncomingMoves:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._moves: dict[MigrationId, IncomingMove] = {}
-        self._hiding: Counter[tuple[TenantId, MigrationId]] = Counter()
+        self._copying: Counter[TenantId] = Counter()
         self._deciding: WeakValueDictionary[AgentKey, asyncio.Lock] = WeakValueDictionary()
 
     def __iter__(self) -> Iterator[IncomingMove]:
@@ -96,27 +94,25 @@ class IncomingMoves:
         """Note that a block has come, and is pinned for this move."""
         move = self.of(name)
         move.key, move.at_s = key, self._clock.monotonic_s()
-        move.is_private |= (key[0], name) in self._hiding
         move.refs.append(ref)
 
     @contextmanager
-    def hiding(self, name: MigrationId, record: Manifest) -> Iterator[None]:
-        """Let what comes meanwhile be for its agent alone, where its record says so."""
-        slot = record.tenant, name
-        self._hiding[slot] += record.is_private
-        self._hiding += Counter()  # zeros go
+    def copying(self, tenant: TenantId) -> Iterator[None]:
+        """Let it be known that blocks of a tenant come, also those that nobody noted yet."""
+        self._copying[tenant] += 1
         try:
             yield
         finally:
-            self._hiding[slot] -= record.is_private
-            self._hiding += Counter()
+            self._copying[tenant] -= 1
+            self._copying += Counter()  # zeros go
 
-    def hides(self, tenant: TenantId) -> bool:
-        """Say whether a tenant's agent is on its way whose memory is for itself alone."""
-        if any(slot[0] == tenant for slot in self._hiding):
-            return True
-        coming = (move for move in self._moves.values() if move.is_private and move.refs)
-        return any(move.key is not None and move.key[0] == tenant for move in coming)
+    def is_bringing(self, tenant: TenantId) -> bool:
+        """Say whether blocks of a tenant are here that no record has yet.
+
+        Whom they are for is said with the record: until then they are for nobody else.
+        """
+        held = (move.key[0] for move in self._moves.values() if move.refs and move.key is not None)
+        return tenant in self._copying or tenant in held
 
     def is_aborted(self, name: MigrationId) -> bool:
         """Say whether a move came to nothing for good."""

@@ -71,7 +71,8 @@ class SpanTarget:
 
         copy = CopyBlocks(call.migration, call.source, call.offer, Urgency.PREFETCH)
         try:
-            copied = await self.fetching.bring(copy, record, arrived)
+            with self.moves.copying(record.tenant):
+                copied = await self.fetching.bring(copy, record, arrived)
         except UnauthorizedError as error:  # towards the router this would be about its own secret
             message = f"{call.source} does not offer this any more ({error.message})"
             raise ConflictError(message, code=error.code) from None

@@ -77,7 +77,7 @@ class IncomingCopies:
             loop.call_soon_threadsafe(self.moves.note_block, call.migration, key, ref)
 
         try:
-            with self.moves.hiding(call.migration, record):
+            with self.moves.copying(record.tenant):
                 return await self.fetching.bring(call, record, arrived)
         except UnauthorizedError as error:  # towards the router this would be about its own secret
             message = f"{call.source} does not offer the agent any more ({error.message})"

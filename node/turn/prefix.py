@@ -230,8 +230,8 @@ class Prefixes:
         return await self.workers.run(choose)
 
     def _hides(self, agent: Agent) -> bool:
-        """Say whether there are blocks of the tenant here that this agent may not begin with."""
-        return self.table.has_private(agent) or self.moves.hides(agent.manifest.tenant)
+        """Say whether there may be blocks of the tenant here that this agent may not begin with."""
+        return self.table.has_private(agent) or self.moves.is_bringing(agent.manifest.tenant)
 
     def _of(self, record: Manifest, plan: PromptPlan, limit: int, tier: CacheTier) -> CachedPrefix:
         """Say how far a record's own blocks serve; its last one need not be full."""

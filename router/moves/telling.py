@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fabric.control.agent_at import AgentName
 from fabric.control.directive_calls import DropReplica
 from fabric.control.node_calls import AgentView
-from fabric.errors import FabricError
+from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import AgentKey
 from fabric.record.manifest import OwnerState
 from router.fleet.directory import Holding
@@ -34,7 +34,10 @@ class Telling:
     replicas: Replicas
 
     async def tell(self, call: AgentName) -> AgentView:
-        """Have the owner carry out a call, and its copies hear of it; raise as the owner does."""
+        """Have the owner carry out a call, and its copies hear of it; raise as the owner does.
+
+        Raises RetryLaterError where a copy did not: said again, the owner changes nothing.
+        """
         async with self.replicas.telling(call.key):
             view = await self.fleet.ask_owner(call)
             self.fleet.directory.note_words(call.key, view)
@@ -49,7 +52,7 @@ class Telling:
         return [c for c in copies if c.view is None or words_of(c.view) != words_of(owned)]
 
     async def _refresh(self, key: AgentKey, copy: Holding) -> None:
-        """Have a copy know what its owner does; without that it goes."""
+        """Have a copy hear it, or go; raise RetryLaterError where it does neither."""
         if not self.fleet.is_up(copy.node):
             return  # its next copy has it, and whoever takes it over is told whom it is for
         try:
@@ -57,4 +60,6 @@ class Telling:
         except FabricError as error:
             alias = self.fleet.alias(key)
             _LOG.info("agent %s: %s did not hear what it is told: %s", alias, copy.node, error.code)
-            await told(self.fleet.link(copy.node), DropReplica(*key))
+            if not await told(self.fleet.link(copy.node), DropReplica(*key)):
+                message = f"the copy on {copy.node} has not heard it yet; say it again"
+                raise RetryLaterError(message, code="copy_unaware") from None

@@ -48,9 +48,9 @@ class Privacy:
                 lent.append(list(other.saved.token_ids))
             if other is not agent and is_owned and self._verbs.is_private(other.key):
                 private.add(other.key)
-        for move in prefixes.moves:  # what has come of who is alone by its record
+        for move in prefixes.moves:
             is_other = move.key is not None and move.key != agent.key
-            if move.is_private and is_other and self._verbs.is_private(move.key):
+            if is_other and self._verbs.is_private(move.key):
                 private.add(move.key)
         return lent, private
 

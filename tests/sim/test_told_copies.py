@@ -1,14 +1,20 @@
 """What an agent was told holds on where its owner is lost: its copies heard it, and its heirs."""
 
 import asyncio
+from unittest.mock import AsyncMock, patch
+
+import pytest
 
 from fabric.control.directive_calls import DirectAgent, WishOfAgent
 from fabric.edit_mode import EditMode
+from fabric.errors import RetryLaterError
 from fabric.ids import AgentId, OperationId
 from fabric.record.directive import Directive
 from fabric.record.said import said_digest
 from fabric.settings import NodeSettings
 from fabric.turn.messages import Message, MessageRole
+from node.tiers.eviction import Eviction
+from router.moves.replicas import Replicas
 from tests.sim.script import Talk, play
 
 MIB = 1 << 20
@@ -30,6 +36,28 @@ def test_a_copy_hears_what_its_agent_is_told_before_that_is_acknowledged():
         record = world.nodes[copy].node.table.get(alice.key).saved
         assert [each.operation for each in record.directives] == ["operation-1"]
         assert record.is_private
+
+    play(live, SETTINGS)
+
+
+def test_what_a_copy_neither_hears_nor_goes_for_is_not_acknowledged():
+    async def live(world):
+        alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
+        assert await alice.say("a secret")
+        copy = min(world.nodes.keys() - {alice.last.node})
+        await services.replicas.replicate(alice.key, copy, kept=True)
+        refused = AsyncMock(side_effect=RetryLaterError("in use", code="busy"))
+        call = DirectAgent(*alice.key, (FORGET,))
+        with (
+            patch.object(Replicas, "refresh", refused),
+            patch.object(Eviction, "evict", AsyncMock(return_value=())),
+            pytest.raises(RetryLaterError, match="has not heard it yet"),
+        ):
+            await services.telling.tell(call)
+        view = await services.telling.tell(call)
+        assert [each.operation for each in view.directives] == ["operation-1"]
+        record = world.nodes[copy].node.table.get(alice.key).saved
+        assert [each.operation for each in record.directives] == ["operation-1"]
 
     play(live, SETTINGS)
 

@@ -35,8 +35,12 @@ def test_blocks_that_arrive_before_the_commit_are_hidden(model, tmp_path):
         assert cached(there, "carol") > 0, "what bob has saved himself is lent"
 
 
-def test_blocks_of_who_shares_serve_others_before_the_commit(model, tmp_path):
+def test_nobody_knows_yet_whom_a_moves_blocks_are_for(model, tmp_path):
+    """The agent may be told to be private while they come."""
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
         cached(here, "alice")
-        copied_offer(here, there, "alice", 1)
-        assert cached(there, "bob") > 0
+        name, _, _ = copied_offer(here, there, "alice", 1)
+        call(here, WishOfAgent(TENANT, AgentId("alice"), is_private=True), AgentView)
+        assert cached(there, "bob") == 0
+        withdraw(there, name, "alice")
+        assert cached(there, "carol") > 0, "what bob has saved himself is lent"
