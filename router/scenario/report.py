@@ -1,5 +1,6 @@
 """What a run cost, by phase and agent, and what a warm one saves against a cold one."""
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -42,11 +43,16 @@ class Saving:
 
 def rows(state: RunState) -> Iterator[ReportRow]:
     """Yield a row for each agent that spoke in a phase, in the order of the file."""
+    made: dict[tuple[str, str], list[TurnFigures]] = defaultdict(list)
+    for turn, several in state.figures.items():
+        made[turn.phase, turn.speaker] += several
+    moved_bytes = Counter[tuple[str, str]]()
+    for copy in state.copies:
+        moved_bytes[copy.phase, copy.agent] += copy.copied.sent_bytes
     for phase in state.scenario.phases:
         for agent in phase.agents:
-            found = list(_figures(state, phase.id, agent))
-            if found:
-                yield _row(state, phase.id, agent, found)
+            if found := made.get((phase.id, agent)):
+                yield _row(phase.id, agent, found, moved_bytes[phase.id, agent])
 
 
 def savings(warm: RunState, cold: RunState) -> Iterator[Saving]:
@@ -62,9 +68,9 @@ def savings(warm: RunState, cold: RunState) -> Iterator[Saving]:
         yield _saving(None, _all(warm.figures), _all(cold.figures))
 
 
-def _figures(state: RunState, phase: str, agent: str | None = None) -> Iterator[TurnFigures]:
+def _figures(state: RunState, phase: str) -> Iterator[TurnFigures]:
     for turn, several in state.figures.items():
-        if turn.phase == phase and agent in {None, turn.speaker}:
+        if turn.phase == phase:
             yield from several
 
 
@@ -73,7 +79,7 @@ def _all(figures: Mapping[TurnKey, Iterable[TurnFigures]]) -> Iterator[TurnFigur
         yield from several
 
 
-def _row(state: RunState, phase: str, agent: str, found: list[TurnFigures]) -> ReportRow:
+def _row(phase: str, agent: str, found: list[TurnFigures], moved_bytes: int) -> ReportRow:
     times = [each.ttft_s for each in found]
     return ReportRow(
         phase,
@@ -86,7 +92,7 @@ def _row(state: RunState, phase: str, agent: str, found: list[TurnFigures]) -> R
         sum(each.prompt_tokens for each in found),
         sum(each.cached_tokens for each in found),
         sum(each.completion_tokens for each in found),
-        sum(c.copied.sent_bytes for c in state.copies if (c.phase, c.agent) == (phase, agent)),
+        moved_bytes,
         tuple(dict.fromkeys(each.node for each in found)),
     )
 

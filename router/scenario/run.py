@@ -41,8 +41,8 @@ from router.scenario.run_state import RunState
 from router.scenario.scenario import Phase, PlaceHint, Scenario
 from router.scenario.speaker import AskAgainError, Question, ScenarioSpeaker, SpokenAnswer
 from router.scenario.tool_answers import answer_call, offered_tools
-from router.scenario.turn_order import next_turns, phase_has_ended, turns_to_come
 from router.scenario.utterance import AnsweredCall, Said, ToolStep, TurnKey, Utterance
+from router.scenario.work import beside
 
 _T = TypeVar("_T")
 _OPERATION_BYTES = 12
@@ -107,9 +107,9 @@ class ScenarioRun:
     async def perform(self) -> None:
         """Go on until all has been said; raise FabricError where the fabric refuses for good."""
         under_way: dict[TurnKey, asyncio.Task[None]] = {}
-        self._judge()
+        await self._judge()
         try:
-            while due := next_turns(self.scenario, self.state.said):
+            while due := self.state.turns.next(self.state.said):
                 for turn in due:
                     if turn not in under_way:
                         under_way[turn] = asyncio.create_task(self._turn(turn))
@@ -120,7 +120,7 @@ class ScenarioRun:
                 for task in done:
                     task.result()
                 under_way = {turn: task for turn, task in under_way.items() if task not in done}
-                self._judge()
+                await self._judge()
         finally:
             await _end([*under_way.values(), *self._begun.values(), *self._prefetching.values()])
 
@@ -155,7 +155,7 @@ class ScenarioRun:
         """Say whether somebody of a phase was asked, maybe before this run went on, or soon is."""
         begun, said = self._begun.get(phase.id), self.state.said
         has_begun = _has_spoken(phase, said) or (begun is not None and begun.done())
-        return has_begun and not phase_has_ended(self.scenario, phase.id, said)
+        return has_begun and not self.state.turns.has_ended(phase.id, said)
 
     async def _fork(self, phase: Phase, source: str, copy: str) -> None:
         op = self._operation("fork", phase.id, copy)
@@ -174,12 +174,13 @@ class ScenarioRun:
         nodes = await self._insist("nodes", self._speaker.nodes)
         return _wished(place, nodes, self.state)
 
-    def _judge(self) -> None:
+    async def _judge(self) -> None:
         """Judge each phase that has ended since."""
         for phase in self.scenario.phases:
             said = self.state.said
-            if phase.id not in self.verdicts and phase_has_ended(self.scenario, phase.id, said):
-                found = judged(self.scenario, phase.id, said, self.state.prompt_figures())
+            if phase.id not in self.verdicts and self.state.turns.has_ended(phase.id, said):
+                figures = self.state.prompt_figures()
+                found = await beside(partial(judged, self.scenario, phase.id, said, figures))
                 self.verdicts[phase.id] = found
                 self._tell(PhaseEnded(phase.id, found))
 
@@ -211,7 +212,7 @@ class ScenarioRun:
         scenario = self.scenario
         question = Question(
             self._id_of(turn.speaker),
-            prompt(scenario, self.state.said, turn, steps),
+            await beside(partial(prompt, scenario, self.state.said, turn, steps)),
             tuple(offered_tools(scenario, turn.speaker)),
             scenario.options(turn.speaker),
         )
@@ -242,7 +243,7 @@ class ScenarioRun:
 
     def _prefetch(self, busy: set[str]) -> None:
         """Have those who speak soon ready."""
-        coming = turns_to_come(self.scenario, self.state.said, SCENARIO_PREFETCHED_MAX)
+        coming = self.state.turns.to_come(self.state.said, SCENARIO_PREFETCHED_MAX)
         for agent in {turn.speaker: None for turn in coming}:
             known = self.state.node_of(agent) is not None and not self._begins_cold
             if known and agent not in busy and agent not in self._prefetching:
@@ -257,8 +258,7 @@ class ScenarioRun:
     # --- all of them -------------------------------------------------------------------------
 
     async def _note(self, event: Lasting) -> None:
-        # A drive takes milliseconds, in which whoever shares the event loop is served.
-        await asyncio.to_thread(self._journal.note, event)
+        await beside(partial(self._journal.note, event))
         self.state.note(event)
         self._tell(event)
 

@@ -8,6 +8,7 @@ from router.scenario.expectations import PromptFigures
 from router.scenario.run_events import AgentCopied, AgentSpoke, Lasting, MemoryEdited, StepTaken
 from router.scenario.scenario import Scenario
 from router.scenario.speaker import TurnFigures
+from router.scenario.turn_order import TurnTable
 from router.scenario.utterance import Said, ToolStep, TurnKey, by_turn
 
 
@@ -21,7 +22,11 @@ class RunState:
     figures: dict[TurnKey, list[TurnFigures]] = field(default_factory=lambda: defaultdict(list))
     copies: list[AgentCopied] = field(default_factory=list)
     edits: set[tuple[str, int]] = field(default_factory=set)  # a phase, and its directive's number
+    turns: TurnTable = field(init=False)
     _nodes: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.turns = TurnTable(self.scenario)
 
     @classmethod
     def of(cls, scenario: Scenario, events: Iterable[Lasting]) -> "RunState":
@@ -40,7 +45,9 @@ class RunState:
                 self._nodes[event.turn.speaker] = event.figures.node
         elif isinstance(event, AgentSpoke):
             utterance = event.utterance
-            self.said = by_turn(self.scenario, [*self.said.values(), utterance])
+            if utterance.turn in self.said or utterance.turn not in self.turns:
+                by_turn(self.scenario, [*self.said.values(), utterance])  # raises, and says why
+            self.said = {**self.said, utterance.turn: utterance}  # others read what was before
             self.figures[utterance.turn].append(event.figures)
             self._nodes[utterance.speaker] = event.figures.node
         elif isinstance(event, AgentCopied):

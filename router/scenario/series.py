@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fabric.ids import AgentId
@@ -14,6 +15,7 @@ from router.scenario.run_events import Lasting, RunEvent
 from router.scenario.run_state import RunState
 from router.scenario.scenario import Scenario
 from router.scenario.speaker import ScenarioSpeaker
+from router.scenario.work import beside
 
 COLD = "cold"  # the arm whose agents are erased before each phase
 WARM = "warm"
@@ -123,7 +125,7 @@ class Series:
             journal.close()
 
     async def _opened(self, arm: Arm) -> RunJournal:
-        opening = asyncio.create_task(asyncio.to_thread(self._journal, arm))
+        opening = asyncio.create_task(beside(partial(self._journal, arm)))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:

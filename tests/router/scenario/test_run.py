@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
-from fabric.errors import ConflictError, CorruptDataError, FabricError
+from fabric.errors import ConflictError, CorruptDataError, FabricError, RejectedError
 from router.scenario.agent_ids import agent_id
 from router.scenario.journal import JournalHead, RunJournal
 from router.scenario.reader import read_scenario
@@ -272,6 +273,17 @@ def test_journals_that_are_none_or_anothers_are_refused(tmp_path):
         path.write_bytes(path.read_bytes().splitlines(keepends=True)[0] + line)
         with pytest.raises(CorruptDataError, match="line 2"):
             RunJournal(path, head)
+
+
+async def test_what_was_said_twice_or_by_nobody_is_refused(tmp_path):
+    events = []
+    run = await perform(tmp_path / "r.jsonl", Script(), events=events)
+    first = next(event for event in events if isinstance(event, AgentSpoke))
+    with pytest.raises(RejectedError, match="said twice"):
+        RunState.of(run.scenario, [first, first])
+    stranger = replace(first, utterance=replace(first.utterance, speaker="one"))
+    with pytest.raises(RejectedError, match="nobody who has a turn"):
+        RunState.of(run.scenario, [stranger])
 
 
 def test_two_processes_do_not_write_one_journal(tmp_path):

@@ -3,8 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.scenario.precedence import earlier_phases
 from router.scenario.reader import read_scenario
-from router.scenario.turn_order import next_turns, phase_has_ended, turns_to_come
+from router.scenario.turn_order import TurnTable, next_turns, phase_has_ended, turns_to_come
 from router.scenario.utterance import TurnKey
 from tests.router.scenario.small_scenario import runs, small
 
@@ -28,6 +29,19 @@ def walk(scenario):
     while due := next_turns(scenario, ended):
         yield names(due)
         ended.add(due[0])
+
+
+def by_definition(scenario, ended):
+    """Yield what may run: the first open turn of each phase that has begun, or its round's."""
+    left = {
+        p.id: [t for n, s in p.turns if (t := TurnKey(p.id, n, s)) not in ended]
+        for p in scenario.phases
+    }
+    for phase in scenario.phases:
+        if left[phase.id] and not any(left[name] for name in earlier_phases(scenario)[phase.id]):
+            first = left[phase.id][0]
+            together = [turn for turn in left[phase.id] if turn.round == first.round]
+            yield from together if phase.order == "parallel" else [first]
 
 
 def test_turns_follow_each_other_or_run_at_once():
@@ -77,7 +91,10 @@ def test_a_run_resumed_anywhere_has_the_same_turns(run, data):
     assert {u.turn for u in transcript} == every
     ended = {u.turn for u in transcript[: data.draw(st.integers(0, len(transcript)))]}
     left = every - ended
-    while due := next_turns(scenario, ended):
+    followed = TurnTable(scenario)
+    while due := followed.next(ended):
+        assert due == next_turns(scenario, ended) == tuple(by_definition(scenario, ended))
+        assert followed.to_come(ended, 5) == turns_to_come(scenario, ended, 5)
         assert set(due) <= left
         phase = scenario.phase(due[0].phase)
         assert len({(t.phase, t.round) for t in due}) == 1
