@@ -45,9 +45,11 @@ class RunFolders:
         digest = blake2b(f"{tenant}\0{name}".encode(), digest_size=_NAME_BYTES).hexdigest()
         return self._path / digest
 
-    def begin(self, record: RunRecord, script: Script) -> None:
+    def begin(self, record: RunRecord, script: Script, *, goes_on: bool) -> None:
         """Write down that a run begins, or goes on; raise OSError."""
         folder = self.of(record.tenant, record.name)
+        if folder.exists() and not goes_on:  # what no version of ours could read
+            shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in (_END, _OUTCOME):
             (folder / name).unlink(missing_ok=True)

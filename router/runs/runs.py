@@ -107,7 +107,8 @@ class Runs:
             self._require_free(record)
             self._take_place(tenant)
             try:
-                await asyncio.to_thread(folders.begin, record, script)
+                goes_on = known is not None
+                await asyncio.to_thread(partial(folders.begin, record, script, goes_on=goes_on))
             except OSError as error:
                 self._places.give(tenant)
                 message = f"the router's disk takes no run: {error.strerror}"

@@ -46,7 +46,9 @@ def _performed_row(each: Performed) -> dict[str, Any]:
         "arm": each.arm.kind,
         "transcript": [to_plain(utterance) for utterance in state.said.values()],
         "verdicts": {
-            phase: [{"holds": v.holds, "found": v.found} for v in found]
+            phase: [
+                {"holds": v.holds, "found": v.found, "about_cache": v.is_of_cache} for v in found
+            ]
             for phase, found in each.run.verdicts.items()
         },
         "report": [to_plain(row) | {"cached_share": row.cached_share} for row in rows(state)],

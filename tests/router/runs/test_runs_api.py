@@ -201,6 +201,18 @@ async def test_a_run_that_cannot_go_on_says_so(tmp_path):
     assert states == {"one": "corrupt_data", "two": "tenant_unknown"}
 
 
+async def test_what_this_version_cannot_read_makes_room(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as made:
+        await begin(made.http())
+        await ended(made.http())
+    (asked,) = tmp_path.glob("*/run.json")
+    asked.write_text('{"format": 9}')
+    async with rig("a", runs_dir=tmp_path) as made:
+        assert (await made.http().get("/v1/scenarios")).json()["data"] == []
+        await begin(made.http())
+        assert spoken(await ended(made.http())) == ORDER
+
+
 async def test_a_cancelled_run_is_kept_and_may_go_on(tmp_path):
     async with rig("a", runs_dir=tmp_path) as made:
         http, node = made.http(), made["node-a"]
