@@ -55,9 +55,9 @@ def _message(raw: dict[str, Any], param: str, inner: ItemCount) -> Message:
 
 
 def _reasoning(fields: Fields) -> str | None:
-    """Read a thought by either of the names that servers of local models give it."""
-    thought, named = fields.text("reasoning_content"), fields.raw("reasoning")
-    return named if thought is None and isinstance(named, str) else thought
+    """Read a thought by any of the names that servers of local models give it."""
+    named = fields.text("reasoning_content"), fields.raw("reasoning"), fields.raw("thinking")
+    return next((thought for thought in named if isinstance(thought, str)), None)
 
 
 def _content(fields: Fields, role: MessageRole) -> tuple[str, ...]:

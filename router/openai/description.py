@@ -40,9 +40,9 @@ from router.api.description import (
     text,
 )
 
-_STOP: Final = text(minLength=1, maxLength=STOP_STRING_CHARS_MAX)
+_STOP: Final = text(maxLength=STOP_STRING_CHARS_MAX)
 _SHORT: Final = text(maxLength=KEY_CHARS_MAX)
-_TOKENS: Final = integer(1, COMPLETION_TOKENS_MAX)
+TOKENS: Final = either(integer(-1, -1), integer(1, COMPLETION_TOKENS_MAX))
 # Of all three kinds of turns.
 SAMPLING: Final[dict[str, Schema]] = {
     "temperature": number(0, 2),
@@ -106,6 +106,7 @@ _MESSAGE: Final = body(
     tool_call_id=text(maxLength=MESSAGE_NAME_CHARS_MAX),
     reasoning_content=text(),
     reasoning=ANYTHING,
+    thinking=ANYTHING,
     prefix=FLAG,
 )
 _FUNCTION: Final = body({"name": text(minLength=1)}, description=text(), parameters=OBJECT)
@@ -121,8 +122,8 @@ _CHAT: Final = body(
     **STREAMED,
     **SAMPLING,
     **IDENTITY,
-    max_tokens=_TOKENS,
-    max_completion_tokens=_TOKENS,
+    max_tokens=TOKENS,
+    max_completion_tokens=TOKENS,
     logprobs=FLAG,
     top_logprobs=integer(0, TOP_LOGPROBS_MAX),
     tools=array(
@@ -153,7 +154,7 @@ _COMPLETION: Final = body(
     **STREAMED,
     **SAMPLING,
     **IDENTITY,
-    max_tokens=integer(0, COMPLETION_TOKENS_MAX),
+    max_tokens=integer(-1, COMPLETION_TOKENS_MAX),
     logprobs=integer(0, TOP_LOGPROBS_MAX),
     echo=FLAG,
     suffix=ANYTHING,

@@ -38,7 +38,10 @@ def parse_sampling(fields: Fields, *, max_tokens: int, logprobs: int | None) -> 
 
 
 def tokens_limit(fields: Fields, name: str) -> int | None:
-    """Read one of the spellings of max_tokens."""
+    """Read one of the spellings of max_tokens; other servers' clients say -1 for no limit."""
+    value = fields.raw(name)
+    if value == -1 and isinstance(value, int):
+        return COMPLETION_TOKENS_MAX
     return fields.integer(name, 1, COMPLETION_TOKENS_MAX)
 
 
@@ -52,7 +55,8 @@ def _stop(fields: Fields) -> tuple[str, ...]:
     if value is None:
         return ()
     items = [value] if isinstance(value, str) else fields.items("stop", STOP_STRINGS_MAX)
-    return stop_strings(items or [], param)
+    # Forms that were left empty say nothing.
+    return stop_strings([item for item in items or [] if item != ""], param)
 
 
 def _logit_bias(fields: Fields) -> dict[str, float]:

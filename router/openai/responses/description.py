@@ -3,7 +3,6 @@
 from typing import Final
 
 from fabric.limits import (
-    COMPLETION_TOKENS_MAX,
     INCLUDED_MAX,
     MESSAGE_NAME_CHARS_MAX,
     MESSAGES_MAX,
@@ -31,7 +30,7 @@ from router.api.description import (
     ref,
     text,
 )
-from router.openai.description import CHOICE, IDENTITY, SAMPLING
+from router.openai.description import CHOICE, IDENTITY, SAMPLING, TOKENS
 
 _PARTS: Final = either(text(), array(body({"type": text()}, text=text())))
 _ITEM: Final = body(
@@ -61,7 +60,7 @@ _ASKED: Final = body(
     tools=array(body({"type": text()}, name=text(), parameters=OBJECT), TOOLS_MAX),
     tool_choice=CHOICE,
     parallel_tool_calls=FLAG,
-    max_output_tokens=integer(1, COMPLETION_TOKENS_MAX),
+    max_output_tokens=TOKENS,
     top_logprobs=integer(0, TOP_LOGPROBS_MAX),
     reasoning=body({}, effort=text(maxLength=MESSAGE_NAME_CHARS_MAX), summary=text()),
     include=array(text(), INCLUDED_MAX),

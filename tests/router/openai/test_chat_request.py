@@ -34,15 +34,17 @@ def test_smallest_request_has_openai_defaults():
     assert chat.prompt.tools is None
 
 
-def test_a_thought_comes_back_by_either_name():
+def test_a_thought_comes_back_by_any_name():
     said = {"role": "assistant", "content": "x"}
     for thought in (
         {"reasoning_content": "hm"},
         {"reasoning": "hm"},
+        {"thinking": "hm"},
         {"reasoning_content": "hm", "reasoning": "other"},
     ):
         assert messages({**said, **thought})[0]["reasoning_content"] == "hm"
-    assert "reasoning_content" not in messages({**said, "reasoning": {"effort": "low"}})[0]
+    for other in ({"reasoning": {"effort": "low"}}, {"thinking": True}):
+        assert "reasoning_content" not in messages({**said, **other})[0]
 
 
 def test_all_known_fields():
@@ -133,9 +135,10 @@ REFUSED = [
     ("best_of", {"best_of": 2}, "unsupported_parameter"),
     ("stop", {"stop": [1]}, "invalid_type"),
     ("stop", {"stop": ["x"] * 17}, "invalid_value"),
-    ("stop", {"stop": [""]}, "invalid_value"),
     ("stop", {"stop": "x" * 513}, "invalid_value"),
     ("max_tokens", {"max_tokens": 0}, "invalid_value"),
+    ("max_tokens", {"max_tokens": -2}, "invalid_value"),
+    ("max_tokens", {"max_tokens": -1.0}, "invalid_type"),
     ("max_tokens", {"max_tokens": 1 << 40}, "invalid_value"),
     ("max_completion_tokens", {"max_completion_tokens": "3"}, "invalid_type"),
     ("stream", {"stream": "yes"}, "invalid_type"),

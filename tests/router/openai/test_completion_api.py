@@ -76,7 +76,7 @@ async def test_logprobs_have_offsets_over_the_whole_stream():
         ({"prompt": "x", "echo": True, "extra_headers": {"X-Agent-ID": "mira"}}, "echo"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "logprobs": True}, "logprobs"),
-        ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": -2}, "max_tokens"),
     ],
 )
 async def test_refusals(fields, param):
