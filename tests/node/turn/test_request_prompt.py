@@ -1,11 +1,15 @@
 """What a request may bring: ids of tokens that the model has, and no longer a prompt than fits."""
 
+import json
+
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from fabric.errors import RejectedError
+from fabric.ids import AgentId
 from fabric.limits import MIB
-from tests.support.services import ask, running
+from tests.support.services import TENANT, ask, running
 from tests.support.tiny_models import LLAMA, VOCABULARY, write_model, write_tokenizer
 
 WORDS = "the cat sat on the mat and the dog sat on the log. "
@@ -128,6 +132,27 @@ def test_the_longest_prompt_that_fits_is_served_and_one_token_more_is_not(servic
     assert fits.admitted.prompt_tokens == CONTEXT_TOKENS - 1
     assert fits.finished.completion_tokens == 1
     assert refused(service, "x" * CONTEXT_TOKENS).code == "context_length_exceeded"
+
+
+def test_a_model_without_a_template_reads_a_chat_as_it_reads_any_text(tmp_path):
+    """Behind the token that its tokenizer puts in front of each."""
+    folder = write_model(tmp_path / "llama", LLAMA)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    first = "<|endoftext|>"
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, tokenizer.token_to_id(first))]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with running(tmp_path, str(folder)) as service:
+        reply = ask(service, messages("the cat"), agent="a", max_tokens=1)
+        agent = service.node.table.get((TENANT, AgentId("a")))
+        ids = agent.manifest.token_ids[: reply.admitted.prompt_tokens]
+
+    assert list(ids) == tokenizer.encode("the cat").ids
+    assert ids[0] == tokenizer.token_to_id(first)
 
 
 def count_encoded(service, monkeypatch):
