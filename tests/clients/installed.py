@@ -1,5 +1,7 @@
 """Clients as their users install them: from the registry, each in a folder of its own.
 
+So are files of others that tests read.
+
 The folders are kept between runs (MACFABRIC_CLIENTS says where), named after what is in them.
 """
 
@@ -47,6 +49,17 @@ def npm_folder(group: str) -> Path:
     def install(folder: Path) -> None:
         quiet = ["--no-audit", "--no-fund", "--loglevel=error"]
         _run([npm, "install", *quiet, "--prefix", str(folder), *packages], group)
+
+    return _folder(group, packages, install)
+
+
+def wheel_folder(group: str) -> Path:
+    """Return a folder with the files of a wheel, none of which is run."""
+    packages = versions()["wheels"][group]
+
+    def install(folder: Path) -> None:
+        whole = ["--no-deps", "--only-binary=:all:", "--target", str(folder)]
+        _run([sys.executable, "-m", "pip", "install", "--quiet", *whole, *packages], group)
 
     return _folder(group, packages, install)
 

@@ -1,0 +1,136 @@
+"""Conversations over the families' own chat templates, as a package of a registry ships them."""
+
+import json
+import re
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from mlx_lm.tokenizer_utils import load
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from fabric.turn.text_match import common_prefix
+from node.mlx.chat_tokenizer import ChatTokenizer
+from tests.clients.installed import wheel_folder
+from tests.node.mlx.test_chat_tokenizer import answer
+from tests.node.turn.test_reuse import converse, judge
+from tests.support.agent_traffic import SCENARIOS, TOOLS, corpus
+from tests.support.template_shapes import Said, Shape, write_tokenizer
+
+pytestmark = [pytest.mark.nightly, pytest.mark.slow]
+# What ends an answer; another token may end one that calls.
+ENDS = {
+    "cohere": ("<|END_OF_TURN_TOKEN|>",),
+    "cohere2": ("<|END_OF_TURN_TOKEN|>",),
+    "deepseek_r1_distill": ("<｜end▁of▁sentence｜>",),
+    "deepseekv3": ("<｜end▁of▁sentence｜>",),
+    "gemma": ("<end_of_turn>",),
+    "gemma3": ("<end_of_turn>",),
+    "gemma4_v5": ("<turn|>", "<|tool_response>"),
+    "glm4moe": ("<|user|>", "<|observation|>"),
+    "gptoss": ("<|return|>", "<|call|>"),
+    "lfm2_2_5": ("<|im_end|>",),
+    "llama3": ("<|eot_id|>",),
+    "llama3_1": ("<|eot_id|>",),
+    "llama3_2": ("<|eot_id|>",),
+    "nemotron_3_nano": ("<|im_end|>",),
+    "nemotron_3_super": ("<|im_end|>",),
+    "phi3": ("<|end|>",),
+    "phi3_5": ("<|end|>",),
+    "qwen2_5": ("<|im_end|>",),
+    "qwen3": ("<|im_end|>",),
+    "qwen3_instruct_2507": ("<|im_end|>",),
+    "qwen3_5_nothink": ("<|im_end|>",),
+    "qwen3_5_think": ("<|im_end|>",),
+    "qwen3_6": ("<|im_end|>",),
+    "qwen3_8": ("<|im_end|>",),
+}
+RECURRENT = ("nemotron_3_nano", "qwen3_5_think", "qwen3_5_nothink", "qwen3_6")
+MARK = re.compile(r"<\|[\w ]+\|?>|<\w+\|>|<｜[\w▁]+｜>|</?(?:think|tool_call)>|\[gMASK\]|<sop>")
+QUESTION = {"role": "user", "content": "?"}
+
+
+def render(template, messages, **options):
+    (text,), _ = render_jinja_template([messages], chat_template=template, **options)
+    return text
+
+
+def say(template, ends, options, said):
+    """Spell an answer as the template itself writes the last one of a conversation."""
+    asked = render(template, [QUESTION], add_generation_prompt=True, **options)
+    thought = "" if asked.rstrip().endswith("</think>") else said.thought
+    message = {"role": "assistant", "content": said.text}
+    if thought:
+        message |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), thought)
+    whole = ""
+    for spelled in (lambda given: given, json.dumps):
+        if said.call:
+            name, arguments = said.call
+            function = {"name": name, "arguments": spelled(arguments)}
+            message["tool_calls"] = [{"type": "function", "id": "abcdefghi", "function": function}]
+        try:
+            whole = render(template, [QUESTION, message], **options)
+            break
+        except TypeError:  # it puts a text together
+            continue
+    shared = asked[: common_prefix(asked, whole)]
+    rest = whole[len(re.sub(r"<[^<>\n]*$", "", shared)) :].rstrip("\n")
+    for end in ends:
+        rest = rest.removesuffix(end)
+    if asked.rstrip().endswith("<think>") and shared != asked:  # it takes thoughts away
+        rest = f"{thought}\n</think>\n\n{rest}"
+    return rest
+
+
+def original(name):
+    template = "{% set bos_token = '<s>' %}"
+    template += (wheel_folder("trl") / f"trl/chat_templates/{name}.jinja").read_text()
+    ends = ENDS[name]
+    specials = dict.fromkeys(["<s>", *ends, *MARK.findall(template)])
+    options = {"enable_thinking": False} if name.endswith("nothink") else {}
+    specials |= dict.fromkeys(["<start_of_turn>", "<end_of_turn>"] if "gemma" in name else [])
+    return Shape(
+        name,
+        template,
+        tuple(specials),
+        ends[0],
+        partial(say, template, ends, options),
+        end_of_call=ends[-1],
+        options=options,
+        has_tools="read" in say(template, ends, options, Said(call=("read", {}))),
+    )
+
+
+# Their templates have a switch that keeps thoughts.
+SWITCHED = [("full", name) for name in ("qwen3_6", "gemma4_v5", "lfm2_2_5")]
+NEED_TOOLS = {"tools", "tools_trimmed", "tools_kept", "long_loop", "sub_agents"}
+CELLS = [("full", name) for name in ENDS] + [("recurrent", name) for name in RECURRENT]
+
+
+@pytest.mark.parametrize("has_ids", [False, True], ids=["no ids", "ids"])
+@pytest.mark.parametrize(("weights", "name"), CELLS)
+def test_every_scenario_over_the_families_own_templates(tmp_path, weights, name, has_ids):
+    shape = original(name)
+    scenarios = [each for each in SCENARIOS if shape.has_tools or each not in NEED_TOOLS]
+    judge(name, converse(tmp_path, weights, shape, scenarios, has_ids=has_ids))
+
+
+@pytest.mark.parametrize(("weights", "name"), [("recurrent", "qwen3_6"), *SWITCHED])
+def test_a_question_behind_a_loop_is_warm_where_thoughts_are_kept(tmp_path, weights, name):
+    shape = replace(original(name), options={"preserve_thinking": True})
+    judge(name, converse(tmp_path, weights, shape, ["long_loop"], has_ids=False))
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_answer_is_read_as_the_template_writes_it(tmp_path, name):
+    shape = original(name)
+    write_tokenizer(tmp_path, shape, corpus())
+    tokenizer = ChatTokenizer(load(tmp_path))
+    call = ("read", {"path": "the sky"}) if shape.has_tools else None
+    told = "" if name == "gptoss" else "I look."  # which has a thought or a text beside calls
+    says = shape.say(Said(told, "Where?", call))
+    text, thought, calls = answer(tokenizer, [QUESTION], says + shape.end, TOOLS, **shape.options)
+
+    assert text == (told if told in says else "")
+    assert thought == ("Where?" if "Where?" in says else "")
+    assert [(each.name, json.loads(each.arguments)) for each in calls] == ([call] if call else [])
