@@ -190,12 +190,30 @@ def assemble(ground: Ground) -> Node:
         live_turns=live_turns,
         self_tests=self_tests,
         upkeep=upkeep,
-        retries=Retries(
-            erasing, tiers.unsaved, tiers.flusher, moves.step_downs, self_tests, health
-        ),
+        retries=_retries(ground, health, tiers, moves, erasing, self_tests),
         scrubber=Scrubber(settings, clock, workers, store.blocks, live_turns, health),
         warm_start=WarmStart(workers, store.blocks, live_turns, health),
         drain_flag=DrainFlag(identity.config.data_dir, workers, health),
+    )
+
+
+def _retries(
+    ground: Ground,
+    health: Health,
+    tiers: _Tiers,
+    moves: _Moves,
+    erasing: Erasing,
+    self_tests: SelfTests,
+) -> Retries:
+    return Retries(
+        erasing,
+        ground.store,
+        ground.workers,
+        tiers.unsaved,
+        tiers.flusher,
+        moves.step_downs,
+        self_tests,
+        health,
     )
 
 

@@ -2,7 +2,8 @@
 
 Upkeep    once a minute: the disk's limits, pins, moves whose router is gone, the time served
 Retries   every few seconds, or at once: what the disk refused, agents of others that it still
-          claims, and a self-test that could not tell. A restart does the first, too.
+          claims, blocks of turns that were given up, and a self-test that could not tell. A
+          restart does the first, too.
 """
 
 import asyncio
@@ -84,6 +85,8 @@ class Retries:
     def __init__(
         self,
         erasing: Erasing,
+        store: AgentStore,
+        workers: Workers,
         unsaved: Unsaved,
         flusher: Flusher,
         step_downs: StepDowns,
@@ -91,6 +94,8 @@ class Retries:
         health: Health,
     ) -> None:
         self._erasing = erasing
+        self._store = store
+        self._workers = workers
         self._unsaved = unsaved
         self._flusher = flusher
         self._step_downs = step_downs
@@ -116,6 +121,7 @@ class Retries:
             await self._erasing.finish()
         if self._unsaved.agents() and await self._flusher.flush():
             await asyncio.sleep(FLUSH_RETRY_S)  # whoever is in a hurry
+        await self._workers.run(self._store.sweep)
         await self._step_downs.finish_all()  # of what is in memory only, behind its save
         await self._self_tests.retry()
         return FLUSH_IDLE_S

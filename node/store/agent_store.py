@@ -209,7 +209,7 @@ class AgentStore:
         self._settle(manifest.key)
         if previous is not None:
             self.blocks.release(removed)
-            self.sweep()
+        self.sweep()  # also what a first turn has read of a record that is gone by now
 
     def doubted(self, key: AgentKey) -> Manifest | None:
         """Return the last record whose publish failed and that a restart may find, if any."""

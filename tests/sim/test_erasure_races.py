@@ -86,6 +86,28 @@ def test_a_turn_that_overtakes_an_erasure_brings_nothing_back():
     assert (cached_tokens, left) == (0, [])
 
 
+async def erased_under_a_turn(world):
+    services, host = world.router.services, world.nodes["node-c"]
+    for name in ("node-a", "node-b"):
+        await world.on(world.router, services.drains.start(name))
+    await world.ask("alice", begin("zebra"))
+    borrowed = host.node.table.get(ALICE).saved.pieces[1].block
+    asking = asyncio.create_task(world.ask("bob", begin("giraffe"), max_tokens=300))
+    await until(lambda: host.node.store.blocks.references(borrowed) > 1)
+    await world.erase("alice")
+    kept = world.words_on(host, "zebra")
+    _, _, finished = await asking
+    return kept, finished.durable, world.words_on(host, "zebra")
+
+
+def test_what_a_first_turn_keeps_of_an_erased_agent_goes_with_its_end():
+    """It has read the beginning of a block, and its own record does without the block."""
+    kept, is_durable, left = play(erased_under_a_turn).result
+    assert len(kept) == 1
+    assert is_durable
+    assert left == []
+
+
 def erase(node):
     return node.erasing.erase(EraseAgent(*ALICE, ERASED, OperationId("op-erase"), 1.0))
 

@@ -1,5 +1,7 @@
 """A drive that lets go of nothing: blocks that nobody needs stay, and nobody is told of it."""
 
+import asyncio
+
 import pytest
 
 from fabric.control.calls import encode_call
@@ -7,6 +9,7 @@ from fabric.control.copy_calls import PrefetchAgent
 from fabric.control.hibernation_calls import Hibernate, Resume
 from fabric.control.node_calls import Flush
 from fabric.ids import AgentId
+from fabric.limits import FLUSH_IDLE_S
 from fabric.record.manifest import OwnerState
 from tests.sim.scripted import TENANT, begin, play
 
@@ -67,5 +70,18 @@ def test_a_deed_that_is_done_succeeds_whatever_else_the_drive_keeps(deed):
         stored = await world.on(host, work())
         left = len(host.platter.files) - (deed is resume)  # of its record
         assert left == stored - 1, "it goes with a later sweep"
+
+    play(script)
+
+
+def test_what_a_turn_left_behind_that_was_given_up_goes_by_itself():
+    async def script(world):
+        admitted, _, _ = await world.ask(ALICE, begin("zebra"))
+        host = world.nodes[admitted.node]
+        before = set(host.platter.files)
+        litter(host.node)
+        assert set(host.platter.files) > before
+        await asyncio.sleep(FLUSH_IDLE_S + 1.0)
+        assert set(host.platter.files) == before
 
     play(script)
