@@ -21,9 +21,10 @@ from fabric.turn.generation import (
 from router.prompt import chat_prompt
 from router.turn_request import TurnRequest
 from tests.sim import oracle
-from tests.sim.epochs import Epochs, told
+from tests.sim.epochs import told
 from tests.sim.model import END, MODEL
-from tests.sim.warmth import ANSWER_TOKENS_MAX, Ack, Attempt
+from tests.sim.talk import WORDS, Talk
+from tests.sim.warmth import ANSWER_TOKENS_MAX, Attempt
 from tests.support.conversations import said
 
 TENANTS = (TenantId("red"), TenantId("blue"))
@@ -31,56 +32,6 @@ ROUNDS = 4
 RHYTHM_S = 5.0
 PATIENCE_S = 120.0  # late messages and deeds that go wrong included
 ALLOWED_STATUS = {409, 421, 429, 503}
-_WORDS = ("river", "stone", "amber", "cloud", "lantern", "meadow", "harbor", "quiet", "copper")
-
-
-@dataclass(eq=False)
-class Talk:
-    """One conversation as its client keeps it."""
-
-    tenant: TenantId
-    identity: Identity
-    random: object
-    number: int
-    messages: list = field(default_factory=list)
-    acked: Ack | None = None
-    epochs: Epochs = field(default_factory=Epochs)  # those that answered
-    attempts: list = field(default_factory=list)  # since the acknowledged one
-    erased_s: float | None = None
-    may_be_erased: bool = False  # an erasure may still be on its way
-    is_shared: bool = False  # others speak under its name, too
-    is_copied: bool = False  # another agent was made of its memory
-    copying_count: int = 0  # is being made, or may yet be
-    lives_count: int = 0  # how often it began anew
-    edits: EditMode = EditMode.FORGET  # what its next turn wishes
-
-    @property
-    def marker(self):
-        """A word that only this conversation has, since it began anew."""
-        return f"<{self.number}.{self.lives_count}>"
-
-    def begin_copy(self):
-        """Note that another agent is being made of its memory, perhaps once it has begun anew."""
-        self.is_copied = True
-        self.copying_count += 1
-
-    def end_copy(self):
-        """Note that this is over."""
-        self.is_copied = True
-        self.copying_count -= 1
-
-    def say(self):
-        """Make up the next message."""
-        count = self.random.choice([2, 6, 24])
-        return f"{self.marker} {' '.join(self.random.choices(_WORDS, k=count))}"
-
-    @property
-    def key(self):
-        return self.tenant, self.identity.agent
-
-    @property
-    def name(self):
-        return f"{self.tenant}/{self.identity.agent or self.messages[1]['content'][:12]}"
 
 
 class HungUpError(Exception):
@@ -102,7 +53,7 @@ class Clients:
     async def run(self):
         world = self._world
         random = world.stream("clients")
-        shared = {tenant: " ".join(random.choices(_WORDS, k=48)) for tenant in TENANTS}
+        shared = {tenant: " ".join(random.choices(WORDS, k=48)) for tenant in TENANTS}
         for number in range(world.talks_count):
             tenant = TENANTS[number % len(TENANTS)]
             kind = random.choice([IdentityKind.AGENT] * 3 + [IdentityKind.GROUP, "content"])
@@ -175,6 +126,7 @@ class Clients:
             seed=random.randrange(1000) if sampled else None,
             ignore_eos=world.is_slow,
         )
+        sampling = talk.as_before(sampling, world.kind)
         hang_up_after = random.randrange(8) if random.random() < 0.15 else None
         if not await self.insist(talk, sampling, hang_up_after):
             return False

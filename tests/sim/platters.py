@@ -22,6 +22,7 @@ class Platters:
     def __init__(self, world):
         self._world = world
         self._known = {}  # (node, file): (bytes, record)
+        self.owned = set()  # (agent, epoch): some node said on disk that it owns it then
         self.moved = set()  # (agent, epoch): began with a move, after all turns before it
         self._seen = None
 
@@ -60,8 +61,9 @@ class Platters:
             return None
         if record.state is OwnerState.OWNED:
             self._world.watch.on_host(record.key, record.owner)
-        if record.migration is not None and record.state is OwnerState.OWNED:
-            self.moved.add((record.key, record.epoch))
+            self.owned.add((record.key, record.epoch))
+            if record.migration is not None:
+                self.moved.add((record.key, record.epoch))
         return record
 
     def _check_owners(self):

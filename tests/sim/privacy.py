@@ -4,6 +4,7 @@ import contextlib
 from unittest import mock
 
 from fabric.record.manifest import OwnerState
+from node.store.available_blocks import exact_beginning
 from node.turn.prefix import Prefixes
 from tests.sim.rows import ENTRY_BYTES, Rows
 
@@ -27,6 +28,7 @@ class Privacy:
             return prepare(prefixes, agent, plan, request)
 
         async def restored(prefixes, agent, made, cache, cancel):
+            self._add_leased(prefixes, agent, made.plan.ids)
             made = await restore(prefixes, agent, made, cache, cancel)
             self._check(agent, cache, made.plan.ids)
             return made
@@ -38,24 +40,34 @@ class Privacy:
             yield
 
     def _now(self, prefixes, agent):
-        """List the tokens of those who lend, and those who have said that they do not."""
+        """List the tokens of those who lend, who has said that they do not, and what is leased."""
         lent, private = [], set()
         for other in prefixes.table:
             if other.key[0] != agent.key[0] or other.saved is None:
                 continue
             is_owned = other.manifest.state is OwnerState.OWNED
             if other is agent or not other.manifest.is_private:
-                lent.append(list(other.saved.token_ids))
+                lent += [list(other.saved.token_ids), list(exact_beginning(other.saved)[0])]
             if other is not agent and is_owned and self._verbs.is_private(other.key):
                 private.add(other.key)
         for move in prefixes.moves:
             is_other = move.key is not None and move.key != agent.key
             if is_other and self._verbs.is_private(move.key):
                 private.add(move.key)
-        return lent, private
+        return lent, private, prefixes.leases.refs
+
+    def _add_leased(self, prefixes, agent, ids):
+        """Count what was leased from elsewhere as lent: a lease is of nobody's private memory."""
+        lent, _, leased = self._lenders.setdefault(agent.key, ([], set(), frozenset()))
+        end = 0
+        for piece in prefixes.store.shared_blocks(agent.key[0], ids).full:
+            if piece.block not in leased | prefixes.leases.refs:
+                break
+            end += piece.block.tokens_count
+        lent.append(list(ids[:end]))
 
     def _check(self, agent, cache, ids):
-        lent, private = self._lenders.pop(agent.key, ((), ()))
+        lent, private, _ = self._lenders.pop(agent.key)
         if not private:
             return
         held = cache.held.tobytes()

@@ -118,11 +118,13 @@ class Watch:
         """Judge an acknowledgement: no later epoch may have been given out before.
 
         Unless that began with a move: it has what was acknowledged, however late that is heard.
+        Epochs of moves that came to nothing are nobody's.
         """
         node, epoch, _ = self.finisher(operation, admitted)
         given = self._admitted.get((talk.tenant, admitted.agent, router.incarnation), 0)
-        key, moved = (talk.tenant, admitted.agent), self._world.platters.moved
-        if any((key, later) not in moved for later in range(epoch + 1, given + 1)):
+        key, platters = (talk.tenant, admitted.agent), self._world.platters
+        between = {(key, later) for later in range(epoch + 1, given)} & platters.owned
+        if given > epoch and not between | {(key, given)} <= platters.moved:
             self._world.fail(
                 f"{talk.name}: {node} acknowledges at epoch {epoch} what was given out at {given}"
             )

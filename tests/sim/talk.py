@@ -1,0 +1,72 @@
+"""One conversation as its client keeps it."""
+
+from dataclasses import dataclass, field
+
+from fabric.edit_mode import EditMode
+from fabric.ids import TenantId
+from fabric.turn.generation import Identity
+from tests.sim import oracle
+from tests.sim.epochs import Epochs
+from tests.sim.tokenizer import render
+from tests.sim.warmth import Ack
+
+WORDS = ("river", "stone", "amber", "cloud", "lantern", "meadow", "harbor", "quiet", "copper")
+
+
+@dataclass(eq=False)
+class Talk:
+    """One conversation as its client keeps it."""
+
+    tenant: TenantId
+    identity: Identity
+    random: object
+    number: int
+    messages: list = field(default_factory=list)
+    acked: Ack | None = None
+    epochs: Epochs = field(default_factory=Epochs)  # those that answered
+    attempts: list = field(default_factory=list)  # since the acknowledged one
+    erased_s: float | None = None
+    may_be_erased: bool = False  # an erasure may still be on its way
+    is_shared: bool = False  # others speak under its name, too
+    is_copied: bool = False  # another agent was made of its memory
+    copying_count: int = 0  # is being made, or may yet be
+    lives_count: int = 0  # how often it began anew
+    edits: EditMode = EditMode.FORGET  # what its next turn wishes
+    spelled: dict = field(default_factory=dict)  # by prompt and trimmed answer: how it was sampled
+
+    @property
+    def marker(self):
+        """A word that only this conversation has, since it began anew."""
+        return f"<{self.number}.{self.lives_count}>"
+
+    def begin_copy(self):
+        """Note that another agent is being made of its memory, perhaps once it has begun anew."""
+        self.is_copied = True
+        self.copying_count += 1
+
+    def end_copy(self):
+        """Note that this is over."""
+        self.is_copied = True
+        self.copying_count -= 1
+
+    def say(self):
+        """Make up the next message."""
+        count = self.random.choice([2, 6, 24])
+        return f"{self.marker} {' '.join(self.random.choices(WORDS, k=count))}"
+
+    def as_before(self, sampling, kind):
+        """Return the sampling of an earlier turn whose answer differs in its last spaces only.
+
+        A client that said one of the two cannot be told from one that trims the other.
+        """
+        text = oracle.answer(self.messages, sampling, kind).text
+        before = self.spelled.setdefault((render(self.messages), text.rstrip()), sampling)
+        return before if oracle.answer(self.messages, before, kind).text != text else sampling
+
+    @property
+    def key(self):
+        return self.tenant, self.identity.agent
+
+    @property
+    def name(self):
+        return f"{self.tenant}/{self.identity.agent or self.messages[1]['content'][:12]}"
