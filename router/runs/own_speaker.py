@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fabric.control.directive_calls import DirectAgent
+from fabric.control.directive_calls import DirectAgent, MemoryView, ReadMemory
 from fabric.errors import FabricError, NotFoundError, RetryLaterError
 from fabric.ids import AgentId, OperationId, TenantId
 from fabric.turn.generation import Admitted, Delta, ToolCallPart, ToolCalls
@@ -25,6 +25,7 @@ from router.http.turn_headers import AGENT_HEADER
 from router.large_work import run_sized, weigh
 from router.scenario.speaker import (
     LATER,
+    RUN_EDITS,
     WAIT_S,
     AgentCopy,
     AskAgainError,
@@ -81,7 +82,7 @@ class OwnSpeaker:
                     first_s = self._now_s()
                 parts.add(event)
         whole, ended_s = parts.whole(), self._now_s()
-        calls = tuple(WantedCall(c.name, read_arguments(c.arguments)) for c in whole.calls)
+        calls = tuple(WantedCall(c.name, read_arguments(c.arguments), c.id) for c in whole.calls)
         figures = _figures(
             opened.admitted,
             whole.finished.completion_tokens,
@@ -109,6 +110,22 @@ class OwnSpeaker:
             added, spans = parse_directives(list(items), Made(op, now_s, self.tenant))
             call = DirectAgent(self.tenant, agent, added=added, spans=spans, now_s=now_s)
             await self.services.fleet.ask_owner(call)
+
+    async def take_back(self, agent: AgentId) -> None:
+        """Undo what runs have edited of an agent's memory."""
+        key, fleet = (self.tenant, agent), self.services.fleet
+        await self._meet()
+        with _repeatable():
+            try:
+                owner = await fleet.heard_owner(key)
+                view = await fleet.link(owner.node).call(ReadMemory(*key), MemoryView)
+                made = dict.fromkeys(each.operation for each in view.directives)
+                removed = tuple(op for op in made if op.startswith(RUN_EDITS))
+                if removed:
+                    now_s = fleet.clock.wall_s()
+                    await fleet.ask_owner(DirectAgent(*key, removed=removed, now_s=now_s))
+            except NotFoundError:
+                return
 
     async def move(self, agent: AgentId, to: str) -> AgentCopy:
         """Move an agent to a node."""

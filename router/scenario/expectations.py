@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from router.scenario.complaints import told
 from router.scenario.conversation import memory_behind
-from router.scenario.scenario import Expectation, Phase, Scenario
+from router.scenario.scenario import CHECKS, Expectation, Phase, Scenario
 from router.scenario.template import MessagesPlace, TextTemplate, VariablePlace, render
 from router.scenario.utterance import Said, TurnKey, Utterance
 
@@ -30,6 +30,24 @@ class Verdict:
     def is_of_cache(self) -> bool:
         """Say whether it is about figures, and not about what was said."""
         return self.expectation.cached_share_min is not None
+
+    @property
+    def expected(self) -> str:
+        """Spell what was to hold, in the words of the file."""
+        return told(" ".join(_spelled(self.expectation)), 300)
+
+
+def _spelled(expected: Expectation) -> Iterator[str]:
+    if expected.agent is not None:
+        yield expected.agent
+    for check in CHECKS:
+        wanted = getattr(expected, check)
+        if isinstance(wanted, float):
+            yield f"{check} {wanted:g}"
+        elif wanted is not None:
+            words = wanted if isinstance(wanted, tuple) else (wanted,)
+            shown = (w.source.strip() if isinstance(w, TextTemplate) else w for w in words)
+            yield f"{check} " + " or ".join(f"'{word}'" for word in shown)
 
 
 def judged(

@@ -1,6 +1,7 @@
 """What came of a run, as plain data: transcripts, verdicts, figures and savings."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 from fabric.codec import to_plain
@@ -8,17 +9,26 @@ from router.scenario.expectations import Verdict
 from router.scenario.report import Saving, rows, savings
 from router.scenario.run import ScenarioRun
 from router.scenario.series import COLD, WARM, Performed
+from router.scenario.utterance import by_turn
 
 
 def failed_verdicts(performed: Iterable[Performed]) -> list[Verdict]:
-    """List what does not hold; of cold arms, nothing about caches is expected."""
+    """List what does not hold of what counts."""
     return [
         verdict
         for each in performed
-        for found in each.run.verdicts.values()
+        for phase, found in each.run.verdicts.items()
         for verdict in found
-        if not verdict.holds and not (each.arm.kind == COLD and verdict.is_of_cache)
+        if not verdict.holds and _counts(each, phase, verdict)
     ]
+
+
+def _counts(each: Performed, phase_id: str, verdict: Verdict) -> bool:
+    """Say whether an expectation is one of this arm: in a cold one nothing is cached or edited."""
+    phases = takewhile(lambda phase: phase.id != phase_id, each.run.scenario.phases)
+    before = (*phases, each.run.scenario.phase(phase_id))
+    is_edited = any(phase.directives for phase in before)
+    return each.arm.kind != COLD or not (is_edited or verdict.is_of_cache)
 
 
 def series_savings(performed: Iterable[Performed]) -> Iterator[Saving]:
@@ -41,13 +51,20 @@ def outcome_row(performed: Sequence[Performed]) -> dict[str, Any]:
 
 def _performed_row(each: Performed) -> dict[str, Any]:
     state = each.run.state
+    said = by_turn(state.scenario, state.said.values())  # and not as they happened to end
     return {
         "number": each.arm.number,
         "arm": each.arm.kind,
-        "transcript": [to_plain(utterance) for utterance in state.said.values()],
+        "transcript": [to_plain(utterance) for utterance in said.values()],
         "verdicts": {
             phase: [
-                {"holds": v.holds, "found": v.found, "about_cache": v.is_of_cache} for v in found
+                {
+                    "holds": v.holds,
+                    "expected": v.expected,
+                    "found": v.found,
+                    "counts": _counts(each, phase, v),
+                }
+                for v in found
             ]
             for phase, found in each.run.verdicts.items()
         },

@@ -38,8 +38,14 @@ from router.scenario.run_events import (
     Waited,
 )
 from router.scenario.run_state import RunState
-from router.scenario.scenario import Phase, PlaceHint, Scenario
-from router.scenario.speaker import AskAgainError, Question, ScenarioSpeaker, SpokenAnswer
+from router.scenario.scenario import Lifetime, Phase, PlaceHint, Scenario
+from router.scenario.speaker import (
+    RUN_EDITS,
+    AskAgainError,
+    Question,
+    ScenarioSpeaker,
+    SpokenAnswer,
+)
 from router.scenario.tool_answers import answer_call, offered_tools
 from router.scenario.utterance import AnsweredCall, Said, ToolStep, TurnKey, Utterance
 from router.scenario.work import beside
@@ -103,6 +109,13 @@ class ScenarioRun:
         """Begin from nothing, whatever permanent agents remember of earlier runs."""
         for agent in agents:
             await self._insist("erase", partial(self._speaker.erase, agent))
+
+    async def take_back(self) -> None:
+        """Begin with nothing edited: what earlier runs had permanent agents forget is told anew."""
+        for agent, role in self.scenario.agents.items():
+            if role.lifetime is Lifetime.PERMANENT:
+                own = self._id_of(agent)
+                await self._insist("take back", partial(self._speaker.take_back, own))
 
     async def perform(self) -> None:
         """Go on until all has been said; raise FabricError where the fabric refuses for good."""
@@ -220,12 +233,12 @@ class ScenarioRun:
             return await self._insist(turn.speaker, lambda: self._speaker.ask(question))
 
     def _step(self, turn: TurnKey, number: int, answer: SpokenAnswer) -> ToolStep:
-        """SpokenAnswer an answer's calls; their ids are the same whenever they are made."""
+        """Answer the calls of an answer; one without an id gets the same whenever it is made."""
         calls = []
         for index, call in enumerate(answer.calls):
             result = answer_call(self.scenario, turn.speaker, call.name, call.arguments)
             place = (turn.phase, str(turn.round), turn.speaker, str(number), str(index))
-            name = f"call_{_digest(_CALL_ID_BYTES, *place)}"
+            name = call.id or f"call_{_digest(_CALL_ID_BYTES, *place)}"
             calls.append(AnsweredCall(name, call.name, call.arguments, result))
         return ToolStep(tuple(calls), answer.text)
 
@@ -273,7 +286,7 @@ class ScenarioRun:
         return await work()
 
     def _operation(self, *place: str) -> OperationId:
-        return OperationId(f"scn-{_digest(_OPERATION_BYTES, self._name, *place)}")
+        return OperationId(f"{RUN_EDITS}{_digest(_OPERATION_BYTES, self._name, *place)}")
 
 
 def _wished(place: PlaceHint, nodes: tuple[str, ...], state: RunState) -> str | None:

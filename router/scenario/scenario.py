@@ -205,7 +205,7 @@ class Expectation:
     )
 
 
-_CHECKS = ("says", "never_says", "hears", "never_hears", "calls", "cached_share_min")
+CHECKS = ("says", "never_says", "hears", "never_hears", "calls", "cached_share_min")
 Asked = TextTemplate | tuple[TextTemplate | None, ...]
 
 
@@ -266,7 +266,7 @@ class Phase:
         default=(),
     )
     expect: tuple[Expectation, ...] = given(
-        Items(Record(Expectation, _CHECKS), SCENARIO_ITEMS_MAX, is_unique=False),
+        Items(Record(Expectation, CHECKS), SCENARIO_ITEMS_MAX, is_unique=False),
         "what is to hold behind it",
         default=(),
     )

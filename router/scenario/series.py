@@ -120,6 +120,8 @@ class Series:
                     # Of both arms: a prompt may begin with anybody's memory.
                     for kind in (WARM, COLD):
                         await run.erase(plan.ids(Arm(arm.number, kind)).values())
+                elif not journal.events:
+                    await run.take_back()
                 await run.perform()
         finally:
             journal.close()

@@ -12,6 +12,7 @@ from fabric.turn.messages import Message, template_form
 from router.scenario.scenario import TurnOptions
 
 WAIT_S: Final = 1.0  # before something is tried again of which the fabric does not say when
+RUN_EDITS: Final = "scn-"  # begins the operations of runs, so that they know their own
 LATER: Final = frozenset(
     {HTTPStatus.CONFLICT, HTTPStatus.MISDIRECTED_REQUEST, HTTPStatus.TOO_MANY_REQUESTS,
      HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
@@ -44,6 +45,7 @@ class WantedCall:
 
     name: str
     arguments: dict[str, Any] | str
+    id: str = ""  # as the fabric has it: directives name a call's result by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,10 @@ class ScenarioSpeaker(Protocol):
         self, agent: AgentId, items: Sequence[Mapping[str, Any]], op: OperationId
     ) -> None:
         """Edit an agent's memory from now on; repeatable."""
+        ...
+
+    async def take_back(self, agent: AgentId) -> None:
+        """Undo what runs have edited of an agent's memory; it may be nowhere."""
         ...
 
     async def move(self, agent: AgentId, to: str) -> AgentCopy:

@@ -65,4 +65,4 @@ def by_turn(scenario: Scenario, transcript: Iterable[Utterance]) -> Said:
             message = f"the transcript does not fit the scenario: {what} is said {why}"
             raise RejectedError(message, code="wrong_transcript")
         said[turn] = utterance
-    return said
+    return {turn: said[turn] for turn in turns if turn in said}

@@ -30,6 +30,18 @@ _NUMBER = re.compile(
     r"[-+]?(?:[0-9]{1,18}\.[0-9]{0,18}|\.[0-9]{1,18}|[0-9]{1,18})(?:[eE][-+]?[0-9]{1,2})?"
 )
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
+# What to write instead, by a part of what either of PyYAML's loaders calls the fault.
+_REMEDIES = (
+    ("expected ','", "close the bracket, or put a text with braces, commas or ': ' in quotes"),
+    ("mapping values", "put a text with ': ' in quotes, and a space behind each 'name:'"),
+    ("start any token", "set in by spaces, no tabs; quote a text that begins with @, ` or %"),
+    ("end of stream", "a quote is not closed"),
+    ("escape", "use single quotes, or write \\\\ for \\"),
+    ("alphabetic", "put a text that begins with * or & in quotes"),
+    ("comment or line", "begin the text behind | in the next line"),
+    ("chomping", "begin the text behind | in the next line"),
+    ("expected", "set this line in as its neighbours are, or put the whole text in quotes"),
+)
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where it is built
 
 
@@ -58,10 +70,15 @@ def read_tree(raw: bytes, complaints: Complaints) -> YamlNode | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        complaints.add(place, (), f"this is no YAML: {told(str(error.problem))}")
+        complaints.add(place, (), _no_yaml(str(error.problem)))
     except yaml.YAMLError as error:
-        complaints.add((1, 1), (), f"this is no YAML: {told(str(error))}")
+        complaints.add((1, 1), (), _no_yaml(str(error)))
     return None
+
+
+def _no_yaml(problem: str) -> str:
+    remedy = next((f"; {remedy}" for part, remedy in _REMEDIES if part in problem), "")
+    return f"this is no YAML: {told(problem)}{remedy}"
 
 
 def plain(node: YamlNode) -> object:

@@ -21,6 +21,19 @@ phases:
               {agent: danny, never_hears: otter lantern quartz}]}
 """
 
+FORGETS = """
+scenario: forgets
+defaults: {max_tokens: 24, temperature: 0}
+agents: {marco: {system: You remember what you are told.}}
+phases:
+  - {id: told, agents: [marco], prompts: {marco: The vault code of Mira is otter lantern quartz.},
+     ask: {marco: Say it. The vault code of Mira is},
+     expect: [{agent: marco, says: otter lantern quartz}]}
+  - {id: later, agents: [marco], directives: [{agent: marco, forget: told}],
+     ask: {marco: Try to remember. The vault code of Mira is},
+     expect: [{agent: marco, never_says: otter lantern quartz}]}
+"""
+
 
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory):
@@ -67,6 +80,38 @@ def test_a_cold_arm_beside_it(scenario):
     assert [u["text"] for u in warm["transcript"]] == [u["text"] for u in cold["transcript"]]
     assert all(row["cached_tokens"] == 0 for row in cold["report"])
     assert told["savings"][-1]["phase"] is None
+
+
+def test_a_run_begins_with_nothing_edited_by_the_run_before(fabric, tmp_path, capsys):
+    file = tmp_path / "forgets.yaml"
+    file.write_text(FORGETS)
+    options = ["--url", fabric.url, "--journals", str(tmp_path)]
+    for more in [], ["--remote", "--run", "forgets"], ["--run", "again"], ["--cold"]:
+        assert main(["scenario", "run", str(file), *options, *more]) == 0, capsys.readouterr()
+        held = fabric.http.get("/v1/agents/scn.forgets.marco/directives").json()["directives"]
+        assert len({each["operation"] for each in held}) == 1
+
+
+@pytest.mark.parametrize("where", [[], ["--remote", "--run", "clears"]], ids=["here", "router"])
+def test_results_are_cleared_for_whom_a_scenario_says(fabric, tmp_path, where):
+    options = ["--url", fabric.url, "--journals", str(tmp_path), "--as", f"clears{len(where)}"]
+    assert main(["scenario", "run", "code-review-crew", *options, *where]) == 0
+    lead = f"/v1/agents/scn.code-review-crew@clears{len(where)}.lead/directives"
+    held = fabric.http.get(lead).json()["directives"]
+    assert [each["is_applied"] for each in held] == [True, True]
+
+
+def test_what_was_said_and_what_does_not_hold_are_told(fabric, tmp_path, capsys):
+    file = tmp_path / "rooms.yaml"
+    file.write_text(ROOMS.replace("says: otter lantern quartz", "says: open sesame"))
+    for more in ["--journals", str(tmp_path)], ["--remote", "--run", "unmet"]:
+        command = ["scenario", "run", str(file), "--url", fabric.url, "--as", "unmet"]
+        assert main([*command, "--transcript", *more]) == 1
+        told = capsys.readouterr().out
+        assert "\n  yard\n    danny: " in told
+        assert "\n    marco: otter lantern quartz.\n" in told
+        unmet = "does not hold: yard: marco says 'open sesame': said otter lantern quartz."
+        assert told.splitlines().count(unmet) == 1
 
 
 def follow(http, run, after=None, until="run.ended"):

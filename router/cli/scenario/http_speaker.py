@@ -17,6 +17,7 @@ from router.cli.endpoint import Endpoint, agent_path
 from router.cli.errors import CommandError
 from router.scenario.speaker import (
     LATER,
+    RUN_EDITS,
     WAIT_S,
     AgentCopy,
     AskAgainError,
@@ -64,6 +65,14 @@ class HttpSpeaker:
         """Edit an agent's memory from now on."""
         body = {"directives": list(items), "operation": op}
         await self._call("POST", agent_path(agent, "directives"), body)
+
+    async def take_back(self, agent: AgentId) -> None:
+        """Undo what runs have edited of an agent's memory."""
+        path = agent_path(agent, "directives")
+        held = (await self._call("GET", path, None, gone=True)).get("directives", ())
+        for operation in {str(each["operation"]) for each in held}:
+            if operation.startswith(RUN_EDITS):
+                await self._call("DELETE", f"{path}/{operation}", None, gone=True)
 
     async def move(self, agent: AgentId, to: str) -> AgentCopy:
         """Move an agent to a node."""
@@ -129,7 +138,7 @@ class _Parts:
     began_s: float
     first_s: float | None = None
     texts: list[str] = field(default_factory=list)
-    calls: dict[int, list[str]] = field(default_factory=dict)  # name, then parts of arguments
+    calls: dict[int, list[str]] = field(default_factory=dict)  # id, name, then parts of arguments
     usage: dict[str, Any] = field(default_factory=dict)
     is_whole: bool = False
 
@@ -143,7 +152,8 @@ class _Parts:
             self.texts.append(delta.get("content") or "")
             for call in delta.get("tool_calls") or ():
                 of = call.get("function") or {}
-                known = self.calls.setdefault(int(call["index"]), [of.get("name") or ""])
+                begun = [call.get("id") or "", of.get("name") or ""]
+                known = self.calls.setdefault(int(call["index"]), begun)
                 known.append(of.get("arguments") or "")
             self.is_whole |= choice.get("finish_reason") is not None
 
@@ -163,8 +173,8 @@ class _Parts:
             headers.get("x-macfabric-cache") or "",
         )
         calls = tuple(
-            WantedCall(name, read_arguments("".join(parts)))
-            for _, (name, *parts) in sorted(self.calls.items())
+            WantedCall(name, read_arguments("".join(parts)), own)
+            for _, (own, name, *parts) in sorted(self.calls.items())
         )
         return SpokenAnswer("".join(self.texts), calls, figures)
 

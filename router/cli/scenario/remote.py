@@ -16,12 +16,16 @@ from router.cli.event_stream import BrokenOffError, ToldEvent, follow_events
 from router.cli.output import print_answer, print_json, print_table
 from router.cli.queries import add_common, endpoint_of, rows_of
 from router.cli.scenario.progress import RunProgress
-from router.cli.scenario.report import print_report, print_savings
+from router.cli.scenario.report import (
+    print_report,
+    print_savings,
+    print_transcripts,
+    print_unmet,
+)
 from router.scenario.event_rows import read_event
 from router.scenario.report import ReportRow, Saving
 from router.scenario.run_events import RunEvent
 from router.scenario.script import script_file
-from router.scenario.series import COLD
 
 PATH = "/v1/scenarios"
 AGAIN_S = 1.0
@@ -85,6 +89,8 @@ def run_remote(arguments: argparse.Namespace, chosen: dict[str, str]) -> int:
     if arguments.json:
         print_json(shown)
     else:
+        if arguments.transcript:
+            print_transcripts(shown["runs"])
         _tell(shown)
     return 0 if shown.get("holds") else FAILED
 
@@ -171,12 +177,7 @@ def _tell(shown: dict[str, Any]) -> None:
         found: list[ReportRow] = [from_plain(ReportRow, row) for row in rows]
         print_report(f"{shown['id']}, {run['arm']} {run['number']}", found)
     print_savings([from_plain(Saving, saving) for saving in shown["savings"]])
-    for run in shown["runs"]:
-        for phase, verdicts in run["verdicts"].items():
-            for verdict in verdicts:
-                is_expected = not (run["arm"] == COLD and verdict["about_cache"])
-                if is_expected and not verdict["holds"]:
-                    print(f"does not hold: {phase}, {run['arm']}: {verdict['found']}")
+    print_unmet(shown["runs"])
     error = shown.get("error") or {}
     print(shown["state"] + (f": {error['message']}" if error else ""))
 

@@ -1,8 +1,9 @@
 """Tables of what runs cost."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from router.cli.output import human_bytes, human_count, print_table
 from router.scenario.report import ReportRow, Saving
@@ -28,6 +29,30 @@ def print_report(title: str, rows: Iterable[ReportRow]) -> None:
         for row in rows
     ]
     print_table(title, _COLUMNS, cells)
+
+
+def print_transcripts(runs: Iterable[Mapping[str, Any]]) -> None:
+    """Print what was said, and by which tools' help, of each performance."""
+    for run in runs:
+        print(f"{run['arm']} {run['number']}")
+        phase = None
+        for said in run["transcript"]:
+            if said["phase"] != phase:
+                phase = said["phase"]
+                print(f"  {phase}")
+            names = [call["name"] for step in said["steps"] for call in step["calls"]]
+            called = f" (calls {', '.join(names)})" if names else ""
+            text = said["text"].strip().replace("\n", "\n      ")
+            print(f"    {said['speaker']}{called}: {text}")
+
+
+def print_unmet(runs: Iterable[Mapping[str, Any]]) -> None:
+    """Print what does not hold of what counts."""
+    for run in runs:
+        for phase, verdicts in run["verdicts"].items():
+            for verdict in verdicts:
+                if verdict["counts"] and not verdict["holds"]:
+                    print(f"does not hold: {phase}: {verdict['expected']}: {verdict['found']}")
 
 
 def print_savings(found: Sequence[Saving]) -> None:

@@ -18,7 +18,12 @@ from router.cli.queries import add_common, endpoint_of
 from router.cli.scenario.http_speaker import HttpSpeaker
 from router.cli.scenario.progress import RunProgress
 from router.cli.scenario.remote import add_remote, run_remote
-from router.cli.scenario.report import print_report, print_savings
+from router.cli.scenario.report import (
+    print_report,
+    print_savings,
+    print_transcripts,
+    print_unmet,
+)
 from router.scenario.folder import read_scenario_file
 from router.scenario.outcome import failed_verdicts, outcome_row, series_savings
 from router.scenario.reader import json_schema
@@ -62,6 +67,7 @@ def add_scenario(commands: Any) -> None:
     run.add_argument("--journals", type=Path, metavar="DIR", help="where runs are written down")
     run.add_argument("--remote", action="store_true",
                      help="in the router, which goes on with it alone; follow it")  # fmt: skip
+    run.add_argument("--transcript", action="store_true", help="print what was said, too")
     run.set_defaults(run=run_run)
     add_common(run)
     for name, about, command in (
@@ -176,23 +182,25 @@ def run_run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         message = f"stopped. Go on with --run {plan.name}."
         raise CommandError(message) from None
-    return _told(series, as_json=arguments.json)
+    return _told(series, arguments)
 
 
-def _told(series: Series, *, as_json: bool) -> int:
+def _told(series: Series, arguments: argparse.Namespace) -> int:
     """Tell what came of it; return the exit status."""
     plan, performed = series.plan, series.performed
     failed = failed_verdicts(performed)
-    if as_json:
+    outcome = outcome_row(performed)
+    if arguments.json:
         head = {"scenario": plan.scenario.name, "run": plan.name}
-        print_json(head | outcome_row(performed) | {"holds": not failed})
+        print_json(head | outcome | {"holds": not failed})
     else:
+        if arguments.transcript:
+            print_transcripts(outcome["runs"])
         for each in performed:
             title = f"{plan.name}, {each.arm.kind} {each.arm.number}"
             print_report(title, rows(each.run.state))
         print_savings(list(series_savings(performed)))
-        for verdict in failed:
-            print(f"does not hold: {verdict.expectation}: {verdict.found}")
+        print_unmet(outcome["runs"])
         print("all expectations hold" if not failed else f"{len(failed)} expectations do not hold")
     return FAILED if failed else 0
 

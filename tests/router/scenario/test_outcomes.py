@@ -73,6 +73,28 @@ def test_an_expectation_is_judged(expected, holds, found):
     assert (verdict.holds, verdict.found.startswith(found)) == (holds, True), verdict.found
 
 
+@pytest.mark.parametrize(
+    ("expected", "spelled"),
+    [
+        (
+            "{agent: ann, never_says: ['${word}', the moon]}",
+            "ann never_says '${word}' or 'the moon'",
+        ),
+        ("{agent: ann, calls: look}", "ann calls 'look'"),
+        ("{cached_share_min: 0.5}", "cached_share_min 0.5"),
+        ("{agent: eve, cached_share_min: 0}", "eve cached_share_min 0"),
+    ],
+)
+def test_an_expectation_is_told_as_it_was_written(expected, spelled):
+    file = scenario(expected)
+    (verdict,) = judged(file, "two", by_turn(file, SAID), {})
+    assert verdict.expected == spelled
+
+
+def test_what_was_said_is_told_in_the_order_of_the_file():
+    assert list(by_turn(scenario(), reversed(SAID)).values()) == SAID
+
+
 def test_directives_name_results_and_messages():
     file = scenario()
     phase = file.phases[1]

@@ -91,6 +91,9 @@ class Script:
     async def direct(self, agent, items, op):
         self.done.append(("direct", agent, json.dumps(items), op))
 
+    async def take_back(self, agent):
+        self.done.append(("take back", agent))
+
     async def move(self, agent, to):
         self.done.append(("move", agent, to))
         return AgentCopy(to, 10)
