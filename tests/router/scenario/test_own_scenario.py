@@ -1,0 +1,85 @@
+"""docs/own-scenario.md: who follows it has a file that holds, and sees what is printed there."""
+
+import re
+from pathlib import Path
+
+import mlx_lm
+import pytest
+
+from benchmarks.models import recall
+from fabric.codec import to_plain
+from router.cli.scenario.report import print_transcripts
+from router.scenario.complaints import ScenarioError
+from router.scenario.conversation import prompt
+from router.scenario.reader import read_scenario
+from router.scenario.utterance import TurnKey, by_turn
+from tests.support.scenario_player import Player
+
+PAGE = (Path(__file__).parents[3] / "docs" / "own-scenario.md").read_text()
+FENCED = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS = [text for kind, text in FENCED if kind == "yaml"]
+SHOWN = [text for kind, text in FENCED if not kind]
+FILE = "lighthouse.yaml"
+MISTAKES = [
+    ("agents: [keeper, guest]", "agents: [keeper, gest]"),
+    ("    prompts:", "    promts:"),
+    ("keeper: Open the door.", "keeper: [Open the door., Close it.]"),
+    ("${code}.", "${cod}."),
+    ("${evening.messages[guest]}", "${evening.messages[keeper]}"),
+    ("${evening.messages[guest]}", "${reports.messages[guest]}"),
+    ("otter lantern quartz", "4711"),
+    ('says: "${code}"}', 'says: "${code}", hears: storm}'),
+    ('says: "${code}"}', "says: ${code}}"),
+    ("Open the door.", "Open the door: slowly."),
+    ("    visible_to: []", "\tvisible_to: []"),
+    ("clerk: {lifetime: ephemeral}", "clerk: {lifetime: ephemeral, system: You write.}"),
+    ("title: A letter home", "after: []"),
+]
+
+
+def stages():
+    """Yield the file as it is after each of the page's steps."""
+    text = ""
+    for block in BLOCKS:
+        if block.startswith(("scenario:", "  - id:")):
+            text += block
+        else:
+            text = text.replace("agents:\n", "agents:\n" + block, 1)
+        yield text
+
+
+def test_each_step_leaves_a_file_that_can_be_read():
+    first, *_, last = (read_scenario(text.encode(), FILE) for text in stages())
+    turns = sum(len(list(phase.turns)) for phase in first.phases)
+    assert f"lighthouse: {turns} turns in {len(first.phases)} phases, nothing is wrong\n" in SHOWN
+    assert len(BLOCKS) == 5
+    assert len(last.phases) == 5
+
+
+def test_it_goes_as_the_page_says(capsys):
+    whole = list(stages())[-1]
+    scenario = read_scenario(whole.encode(), FILE)
+    player = Player(scenario, mlx_lm.load(str(recall.DEFAULT_OUT))[:2]).play()
+    assert [v.expectation for v in player.verdicts if not v.holds] == []
+    assert len(player.verdicts) == 5
+
+    said = by_turn(scenario, player.transcript)
+    rows = [to_plain(utterance) for utterance in said.values()]
+    for phases in ("evening", "morning"), tuple(phase.id for phase in scenario.phases):
+        told = [row for row in rows if row["phase"] in phases]
+        print_transcripts([{"arm": "warm", "number": 1, "transcript": told}])
+        assert any(capsys.readouterr().out in block for block in SHOWN)
+    asked = prompt(scenario, said, TurnKey("letter", 1, "guest"))[-1]
+    assert asked.texts[0] + "\n" in SHOWN
+
+
+def test_each_mistake_is_told_as_the_page_says():
+    whole = list(stages())[-1]
+    told = []
+    for right, wrong in MISTAKES:
+        assert right in whole
+        with pytest.raises(ScenarioError) as caught:
+            read_scenario(whole.replace(right, wrong, 1).encode(), FILE)
+        told.append(caught.value.message.splitlines()[0])
+    shown = [block for block in SHOWN if block.startswith(f"{FILE}:")]
+    assert shown == ["\n".join(told) + "\n"]
