@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 from urllib.parse import quote
 
@@ -73,7 +74,7 @@ def run_remote(arguments: argparse.Namespace, chosen: dict[str, str]) -> int:
     body = _what(arguments.what) | {
         "set": chosen,
         "as": arguments.namespace or None,
-        "run": arguments.run_name or time.strftime("%Y%m%d-%H%M%S"),
+        "run": arguments.run_name or fresh_run_name(),
         "model": arguments.model,
         "cold": arguments.cold,
         "repeat": arguments.repeat,
@@ -93,6 +94,11 @@ def run_remote(arguments: argparse.Namespace, chosen: dict[str, str]) -> int:
             print_transcripts(shown["runs"])
         _tell(shown)
     return 0 if shown.get("holds") else FAILED
+
+
+def fresh_run_name() -> str:
+    """Name a run after the time; no other one of that second has the same name."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{token_hex(2)}"
 
 
 def _what(what: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from hashlib import blake2b
@@ -17,7 +16,7 @@ from router.cli.output import print_json, print_table
 from router.cli.queries import add_common, endpoint_of
 from router.cli.scenario.http_speaker import HttpSpeaker
 from router.cli.scenario.progress import RunProgress
-from router.cli.scenario.remote import add_remote, run_remote
+from router.cli.scenario.remote import add_remote, fresh_run_name, run_remote
 from router.cli.scenario.report import (
     print_report,
     print_savings,
@@ -159,7 +158,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     endpoint = endpoint_of(arguments)
     plan = SeriesPlan(
         scenario,
-        arguments.run_name or time.strftime("%Y%m%d-%H%M%S"),
+        arguments.run_name or fresh_run_name(),
         _digest_of(arguments.what, scenario),
         arguments.namespace,
         arguments.repeat,
