@@ -1,0 +1,209 @@
+"""No agent's memory holds what was said to others alone: prompts, records, cached tokens.
+
+Each secret is told to somebody. Read are all prompts as the run sends them and as nodes render
+them, and what every node's disk has of every agent, also where agents were moved, forked and
+nodes restarted.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from node.turn.request_prompt import Prompts
+from router.cli.endpoint import Endpoint
+from router.cli.scenario.http_speaker import HttpSpeaker
+from router.scenario.reader import read_scenario
+from router.scenario.scenario import Phase
+from router.scenario.series import Series, SeriesPlan
+from tests.support.local_fabric import local_fabric
+from tests.support.told_words import Told, leaks, on_disks
+
+NODES = ("mac-a", "mac-b", "mac-c")
+# Who may have what. Ada and Bert begin as forks of Marco.
+CREW = {"marco", "ada", "bert"}
+SECRETS = {
+    "amber falcon copper": {"warden", *CREW},  # the opening of room A
+    "otter lantern quartz": {"warden", *CREW},  # Marco is told it, and says it there
+    "violin saddle meadow": CREW,  # told to Marco, who keeps it to himself
+    "garden harbor archive": {"warden"},  # told to the Warden
+    "silver maple thunder": {"danny"},  # he is told it, and says it where nobody listens
+    "ivory engine tower": {"danny"},  # what his tool answers
+    "bridge ember cellar": {"ada"},
+    "motto keeper number": {"ada", "marco"},  # Ada reports it to Marco, and Bert hears nothing
+    "vault color falcon": {"bert"},
+}
+WHOLE = """
+scenario: whispers
+defaults: {max_tokens: 48, temperature: 0}
+agents:
+  warden: {system: You remember what you are told.}
+  marco: {system: You remember what you are told.}
+  danny: {system: You remember what you are told., tools: [look]}
+  ada: {place: {apart_from: [marco]}}
+  bert: {place: {apart_from: [marco, ada]}}
+tools:
+  look:
+    description: Looks.
+    parameters: {type: object, properties: {path: {type: string}}}
+    answers: [{text: There lies ivory engine tower.}]
+phases:
+  - id: room_a
+    agents: [marco, warden]
+    opening: On the wall stands amber falcon copper.
+    prompts:
+      marco: |
+        The code of Mira is otter lantern quartz.
+        Your doubt is violin saddle meadow.
+      warden: The offer of the court is garden harbor archive.
+    ask: {marco: The code of Mira is, warden: What now}
+  - id: room_b
+    agents: [danny, warden]
+    order: parallel
+    visible_to: []
+    prompts:
+      danny: |
+        The boat of Lena is silver maple thunder.
+        The room is seen like this:<tool_call>
+        {"name": "look", "arguments": {"path": "here"}}
+        </tool_call>
+    rounds: 2
+    ask: {danny: ["The boat of Lena is", "The room is seen like this:"], warden: What now}
+  - id: crew
+    agents: [ada, bert]
+    order: parallel
+    visible_to: [marco]
+    fork: {from: marco, as: [ada, bert]}
+    prompts:
+      ada: |
+        You doubt bridge ember cellar.
+        The report of Ada is motto keeper number.
+      bert: You doubt vault color falcon.
+    ask: {ada: The report of Ada is, bert: What now}
+  - id: yard
+    agents: [marco, danny, ada, bert]
+    visible_to: []
+    prompts:
+      marco: |
+        From room A:
+        ${room_a.messages[marco]}
+"""
+SCENARIO = read_scenario(WHOLE.encode(), "whispers.yaml")
+
+
+@dataclass(frozen=True)
+class MovingSpeaker(HttpSpeaker):
+    """Notes what agents are asked, and what forks begin with; moves all behind each answer."""
+
+    on_disks: Callable[[], list[Told]]
+    asked: list[Told] = field(default_factory=list)
+    forked: list[Told] = field(default_factory=list)
+
+    async def ask(self, question):
+        texts = [text for message in question.messages for text in message.texts]
+        self.asked.extend(Told(question.agent, "prompt", text) for text in texts)
+        answer = await super().ask(question)
+        to = NODES[(NODES.index(answer.figures.node) + 1) % len(NODES)]
+        await self.move(question.agent, to)
+        return answer
+
+    async def fork(self, source, copy, to, op):
+        made = await super().fork(source, copy, to, op)
+        self.forked.extend(told for told in self.on_disks() if told.agent == copy)
+        return made
+
+
+@pytest.fixture
+def rendered(monkeypatch):
+    """Note each prompt as a node renders it."""
+    noted, render = [], Prompts.render
+
+    def noting(self, request, limit):
+        made = render(self, request, limit)
+        noted.append(Told(request.identity.agent, "rendered prompt", made.text))
+        return made
+
+    monkeypatch.setattr(Prompts, "render", noting)
+    return noted
+
+
+def perform(fabric, folder, name, run="first"):
+    """Perform it by agents of a name of their own; return the run's speaker and their ids."""
+    plan = SeriesPlan(SCENARIO, run, "digest", name)
+    speaker = MovingSpeaker(Endpoint(fabric.url), fabric.model_name, lambda: all_told(fabric))
+
+    @contextmanager
+    def watch(*_):
+        yield lambda _: None
+
+    series = Series(plan, speaker, folder, watch)
+    asyncio.run(series.perform())
+    assert len(series.performed[0].run.state.said) == plan.turns
+    return speaker, plan.ids(plan.arms[0])
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whispers")
+    with local_fabric(folder, "recall", *NODES) as made:
+        made.folder = folder
+        yield made
+
+
+def all_told(fabric):
+    tokenizer = fabric.services[NODES[0]].node.tokenizer._tokenizer
+    return list(on_disks(fabric.folder, tokenizer.decode))
+
+
+def holders(ids):
+    return {words: {ids[agent] for agent in agents} for words, agents in SECRETS.items()}
+
+
+def who_has(found, may_have):
+    return {(words, told.agent) for told in found for words in may_have if words in told.text}
+
+
+def every(may_have):
+    return {(words, agent) for words, agents in may_have.items() for agent in agents}
+
+
+def test_nobody_has_the_words_of_others(fabric, tmp_path, rendered):
+    first, ids = perform(fabric, tmp_path, "calm")
+    may_have, danny = holders(ids), ids["danny"]
+    moved, rendered_first = all_told(fabric), list(rendered)
+    fabric.http.post(f"/v1/agents/{danny}/fork", json={"as": "copy", "to": NODES[0]})
+    for name in NODES:
+        fabric.restart(name)
+    for agent in ids.values():
+        owner = fabric.http.get(f"/v1/agents/{agent}").json()["owner"]
+        fabric.migrate(agent, NODES[(NODES.index(owner) + 1) % len(NODES)])
+    restarted = all_told(fabric)
+    copied = {w: {*agents, "copy"} if danny in agents else agents for w, agents in may_have.items()}
+    rendered.clear()
+    second, _ = perform(fabric, tmp_path, "calm", run="second")  # by agents that remember
+    again = all_told(fabric)
+
+    assert leaks([*first.asked, *first.forked, *rendered_first, *moved], may_have) == []
+    assert leaks([*second.asked, *second.forked, *restarted, *rendered, *again], copied) == []
+    assert {told.agent for told in first.forked} == {ids["ada"], ids["bert"]}
+    for found in (rendered_first, moved, rendered):
+        assert who_has(found, may_have) == every(may_have)
+    for found in (restarted, again):
+        assert who_has(found, copied) == every(copied)
+    places = {(told.where.split()[0], told.agent) for told in restarted}
+    everybody = {*ids.values(), "copy"}
+    assert places == {
+        (what, agent) for what in ("record", "block", "memory") for agent in everybody
+    }
+
+
+def test_a_scope_that_is_not_looked_at_is_seen(fabric, tmp_path, monkeypatch, rendered):
+    """Without one check of who hears, the words are in the prompts and on the disks."""
+    monkeypatch.setattr(Phase, "hears", lambda *_: True)
+    speaker, ids = perform(fabric, tmp_path, "leaky")
+    found = leaks([*speaker.asked, *rendered, *all_told(fabric)], holders(ids))
+    for what in ("prompt", "rendered prompt", "record", "block", "memory"):
+        told = f"{ids['bert']} has 'motto keeper number' in its {what}"
+        assert any(leak.startswith(told) for leak in found), what

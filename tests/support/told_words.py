@@ -1,0 +1,63 @@
+"""Who has which words: in prompts as sent and as rendered, and in memory as it lies on disks."""
+
+import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+
+from fabric.ids import AgentId
+from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_file import TOKEN_BYTES
+from fabric.limits import MANIFEST_BYTES_MAX
+from fabric.record.manifest import Manifest, decode_manifest
+
+
+@dataclass(frozen=True)
+class Told:
+    """A text that an agent has, and where."""
+
+    agent: AgentId
+    where: str
+    text: str
+
+
+def on_disks(folder: Path, decode: Callable[[list[int]], str]) -> Iterator[Told]:
+    """Yield what every node's disk has of every agent: its record's text, and its cached tokens.
+
+    Cached tokens are read from the blocks that the record names: all tokens of each, also those
+    that it does not use.
+    """
+    for path in sorted(folder.glob("*/*/manifests/*.mf")):
+        record = decode_manifest(path.read_bytes()[:MANIFEST_BYTES_MAX])
+        where = f"{path.parents[2].name}, {record.state}"
+        yield Told(record.agent, f"record on {where}", record.text)
+        tokens = {ref: block_tokens(path.parents[1], ref) for ref in record.refs}
+        assert cached_tokens(record, tokens) == list(record.token_ids), "not of its text"
+        for ref, ids in tokens.items():
+            yield Told(record.agent, f"block {ref.name} on {where}", decode(ids))
+        yield Told(record.agent, f"memory on {where}", decode(cached_tokens(record, tokens)))
+
+
+def block_tokens(folder: Path, ref: BlockRef) -> list[int]:
+    """Read the tokens at the end of a block's file: those that its keys and values are of."""
+    raw = (folder / "blocks" / f"{ref.name}.{ref.group}").read_bytes()[
+        -ref.tokens_count * TOKEN_BYTES :
+    ]
+    return array.array("I", raw).tolist()
+
+
+def cached_tokens(record: Manifest, tokens: Mapping[BlockRef, list[int]]) -> list[int]:
+    """Put a record's cache together from its pieces."""
+    parts = (tokens[piece.block][piece.start : piece.end] for piece in record.pieces)
+    return [token for part in parts for token in part]
+
+
+def leaks(found: Iterable[Told], may_have: Mapping[str, AbstractSet[str]]) -> list[str]:
+    """Name who has words that are not theirs."""
+    return [
+        f"{told.agent} has {words!r} in its {told.where}"
+        for told in found
+        for words, agents in may_have.items()
+        if words in told.text and told.agent not in agents
+    ]
