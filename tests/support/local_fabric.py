@@ -131,11 +131,14 @@ class LocalFabric:
         """Wait until the router sees every node ready."""
         for _ in range(600):
             nodes = self.http.get("/v1/nodes").json()["data"]
-            want = {s.node.identity.config.incarnation for s in self.services.values()}
-            if {node["incarnation"] for node in nodes if node["state"] == "ready"} == want:
+            serving = {node["incarnation"] for node in nodes if node["state"] == "ready"}
+            if serving == self._incarnations():
                 return
             threading.Event().wait(0.1)
         raise AssertionError(nodes)
+
+    def _incarnations(self) -> set[int]:
+        return {s.node.identity.config.incarnation for s in self.services.values()}
 
     def chat(
         self, messages: list[Any], agent: str | None = None, *, stream: bool = False, **body: Any

@@ -1,0 +1,118 @@
+"""A node killed and an agent moved in every phase: the transcript is the undisturbed one's."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from router.scenario.outcome import outcome_row
+from router.scenario.reader import read_scenario
+from router.scenario.report import rows
+from router.scenario.scenario import Scenario
+from router.scenario.series import Performed
+from router.scenario.shipped import shipped_names, shipped_scenario
+from tests.support.disturbed_run import BETWEEN, KILL, MOVE, Nemesis, perform
+from tests.support.local_fabric import local_fabric
+from tests.support.process_fabric import process_fabric
+
+# Of one token. An answer must last longer than a move: some of the shipped ones' have two words.
+STEP_S, LONG_STEP_S = 0.03, 0.12
+NODES = ("mac-a", "mac-b", "mac-c")
+MARCO = "otter lantern quartz, violin saddle copper, meadow falcon ember, garden harbor archive"
+DANNY = "seven blue boats, nine grey gulls, two green lamps, one old mill by the river"
+NIGHT = f"""
+scenario: night
+defaults: {{max_tokens: 40, temperature: 0}}
+agents:
+  marco: {{system: You remember what you are told.}}
+  danny: {{system: You remember what you are told., place: {{apart_from: [marco]}}}}
+  ada: {{}}
+phases:
+  - id: cells
+    agents: [marco, danny]
+    order: parallel
+    visible_to: []
+    prompts: {{marco: "The song of Marco goes {MARCO}.", danny: "The tale of Danny goes {DANNY}."}}
+    ask: {{marco: The song of Marco goes, danny: The tale of Danny goes}}
+  - id: copy
+    agents: [ada, marco]
+    fork: {{from: marco, as: [ada]}}
+    ask: {{marco: Sing again. The song of Marco goes, ada: Sing. The song of Marco goes}}
+    expect:
+      - {{agent: ada, says: "{MARCO}"}}
+  - id: yard
+    agents: [danny, marco]
+    ask: {{danny: Tell it. The tale of Danny goes, marco: Once more. The song of Marco goes}}
+    expect:
+      - {{agent: danny, says: "{DANNY}"}}
+      - {{agent: marco, says: "{MARCO}"}}
+      - {{agent: marco, hears: "{DANNY}"}}
+      - {{agent: ada, never_hears: "{DANNY}"}}
+"""
+
+
+def transcript(performed: Performed) -> object:
+    return outcome_row([performed])["runs"][0]["transcript"]
+
+
+def disturbed(
+    folder: Path, scenario: Scenario, step_s: float, *, first_stays_away: bool
+) -> Nemesis:
+    """Perform it calmly, then under a nemesis; check that nobody could tell."""
+    with local_fabric(folder / "calm", "recall", *NODES) as fabric:
+        calm = perform(fabric, scenario, folder, "calm")
+    with process_fabric(folder, "recall", *NODES, step_s=step_s) as fabric:
+        fabric.await_agents()
+        nemesis = Nemesis(fabric, scenario, first_stays_away)
+        stormy = perform(fabric, scenario, folder, "storm", nemesis)
+    print(*nemesis.deeds, sep="\n")
+    assert transcript(stormy) == transcript(calm)
+    for each in (calm, stormy):
+        assert [v for found in each.run.verdicts.values() for v in found if not v.holds] == []
+    check_journal(folder / "storm.jsonl", stormy)
+    assert nemesis.asked_again == nemesis.strayed == []
+    check_report(stormy, nemesis)
+    return nemesis
+
+
+def check_journal(journal: Path, performed: Performed) -> None:
+    """Each answer was written down once, and each of them is the transcript's."""
+    lines = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
+    turns = [line["of"]["utterance"] for line in lines if line["event"] == "turn"]
+    steps = [line["of"] for line in lines if line["event"] == "step"]
+    by_turn = {json.dumps(turn, sort_keys=True) for turn in turns}
+    assert len(by_turn) == len(turns) == len(performed.run.state.said)
+    assert len({(*step["turn"].values(), step["number"]) for step in steps}) == len(steps)
+
+
+def check_report(performed: Performed, nemesis: Nemesis) -> None:
+    """The report names each node that an agent answered on, and no other."""
+    shown = {(r.phase, r.agent, node) for r in rows(performed.run.state) for node in r.nodes}
+    assert shown == set(nemesis.answers)
+
+
+def check_deeds(nemesis: Nemesis, *wanted: str) -> None:
+    """In each phase a node was killed, and one of the wanted things was done, too."""
+    done = {(deed.phase, deed.what) for deed in nemesis.deeds}
+    for phase in nemesis.scenario.phases:
+        assert (phase.id, KILL) in done
+        assert any((phase.id, what) in done for what in wanted)
+
+
+@pytest.mark.slow
+def test_a_short_night(tmp_path):
+    scenario = read_scenario(NIGHT.encode(), "night.yaml")
+    nemesis = disturbed(tmp_path, scenario, STEP_S, first_stays_away=True)
+    check_deeds(nemesis, MOVE)
+    done = {(deed.phase, deed.what) for deed in nemesis.deeds}
+    assert done >= {("copy", BETWEEN), ("yard", BETWEEN)}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first_stays_away", [False, True], ids=["back at once", "away at first"])
+@pytest.mark.parametrize("name", shipped_names())
+def test_the_shipped_ones(name, first_stays_away, tmp_path):
+    scenario = shipped_scenario(name)
+    nemesis = disturbed(tmp_path, scenario, LONG_STEP_S, first_stays_away=first_stays_away)
+    # Where all answers of a phase are one word, none lasts as long as a move.
+    check_deeds(nemesis, MOVE, BETWEEN)

@@ -1,0 +1,219 @@
+"""A scenario performed over HTTP while somebody kills its agents' nodes and moves its agents.
+
+In each phase, as far as its turns allow: an agent is moved before it is asked; the node of one is
+killed in the middle of an answer; one is moved in the middle of an answer.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from router.cli.endpoint import Endpoint
+from router.cli.scenario.http_speaker import CHAT, HttpSpeaker
+from router.scenario.run_events import AgentAsked, Lasting, RunEvent
+from router.scenario.run_state import RunState
+from router.scenario.scenario import Scenario
+from router.scenario.series import Arm, Performed, Series, SeriesPlan
+from router.scenario.speaker import Question, SpokenAnswer
+from router.scenario.utterance import TurnKey
+from tests.support.local_fabric import LocalFabric
+from tests.support.process_fabric import ProcessFabric
+
+BETWEEN, KILL, MOVE = "moved between turns", "killed in mid-answer", "moved in mid-answer"
+MOVED_S = 60.0
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What was done to an agent in a phase, and to which node: the killed one, or the new one."""
+
+    phase: str
+    what: str
+    agent: str
+    node: str
+
+
+@dataclass
+class Nemesis:
+    """Does each thing once in a phase; a killed node is back at once, or in the next phase."""
+
+    fabric: ProcessFabric
+    scenario: Scenario
+    first_stays_away: bool = False
+    deeds: list[Deed] = field(default_factory=list)
+    asked_again: list[str] = field(default_factory=list)  # though they had answered
+    strayed: list[Deed] = field(default_factory=list)  # moved, and asked elsewhere
+    answers: list[tuple[str, str, str]] = field(default_factory=list)  # phase, agent, node
+    _turns: dict[str, TurnKey] = field(default_factory=dict)
+    _names: dict[str, str] = field(default_factory=dict)
+    _fallen: dict[str, str] = field(default_factory=dict)  # node, and the phase it fell in
+    _answered: set[tuple[str, int]] = field(default_factory=set)
+    _lock: Any = field(default_factory=threading.RLock)
+
+    def watch(self, ids: dict[str, str]) -> Callable[[RunEvent], None]:
+        """Learn which agent answers in which turn."""
+        self._names = {agent_id: agent for agent, agent_id in ids.items()}
+
+        def tell(event: RunEvent) -> None:
+            if isinstance(event, AgentAsked):
+                self._turns[event.turn.speaker] = event.turn
+
+        return tell
+
+    def before(self, agent_id: str) -> None:
+        """Bring back who fell in another phase, and take an agent elsewhere between its turns."""
+        agent = self._names[agent_id]
+        phase = self._turns[agent].phase
+        with self._lock:
+            for node in [n for n, fell_in in self._fallen.items() if fell_in != phase]:
+                self._revive(node)
+            is_known = any(name == agent for _, name, _ in self.answers)
+            if is_known and self._is_due(phase, BETWEEN):
+                shown = self.fabric.http.get(f"/v1/agents/{agent_id}").json()
+                self._move(phase, BETWEEN, agent_id, shown.get("owner"))
+
+    def in_mid_answer(self, agent_id: str, node: str) -> threading.Thread | None:
+        """Do what is due, as the first words of an answer have come from a node."""
+        agent = self._names[agent_id]
+        phase = self._turns[agent].phase
+        with self._lock:
+            self._look_for(agent, node)
+            if self._is_due(phase, KILL):
+                self._kill(phase, agent_id, node)
+            elif self._is_due(phase, MOVE):
+                moving = threading.Thread(target=self._move, args=(phase, MOVE, agent_id, node))
+                moving.start()
+                return moving
+        return None
+
+    def _look_for(self, agent: str, node: str) -> None:
+        """Note whether an agent that was moved, to a node that lives, answers elsewhere."""
+        for deed in reversed(self.deeds):
+            if deed.agent == agent or deed.what == KILL:
+                if deed.agent == agent and deed.what == BETWEEN and deed.node != node:
+                    self.strayed.append(deed)
+                return
+
+    def behind(self, agent_id: str, messages_count: int, node: str) -> None:
+        """Note an answer."""
+        with self._lock:
+            agent = self._names[agent_id]
+            self.answers.append((self._turns[agent].phase, agent, node))
+            if (agent_id, messages_count) in self._answered:
+                self.asked_again.append(f"{agent_id}, {messages_count} messages")
+            self._answered.add((agent_id, messages_count))
+
+    def forget(self, deed: Deed) -> None:
+        """Let something be due again that came too late."""
+        with self._lock:
+            self.deeds.remove(deed)
+
+    def last(self, agent_id: str, what: str) -> Deed | None:
+        agent = self._names[agent_id]
+        mine = (d for d in self.deeds if (d.agent, d.what) == (agent, what))
+        return next((d for d in mine if d.phase == self._turns[agent].phase), None)
+
+    def _is_due(self, phase: str, what: str) -> bool:
+        return not any((d.phase, d.what) == (phase, what) for d in self.deeds)
+
+    def _kill(self, phase: str, agent_id: str, node: str) -> None:
+        if node in self._fallen or len(self._fallen) + 2 > len(self.fabric.services):
+            return
+        self.fabric.kill(node)
+        self._fallen[node] = phase
+        self.deeds.append(Deed(phase, KILL, self._names[agent_id], node))
+        number = [each.id for each in self.scenario.phases].index(phase)
+        if bool(number % 2) is self.first_stays_away:
+            threading.Thread(target=self._revive, args=(node,)).start()
+
+    def _revive(self, node: str) -> None:
+        with self._lock:
+            if node in self._fallen:
+                self.fabric.revive(node)
+                del self._fallen[node]
+
+    def _move(self, phase: str, what: str, agent_id: str, node: str | None) -> None:
+        others = [n for n in self.fabric.services if n not in {node, *self._fallen}]
+        for to in others:
+            path = f"/v1/agents/{agent_id}/migrate"
+            got = self.fabric.http.post(path, json={"to": to}, timeout=MOVED_S)
+            if got.status_code == 200 and got.json()["to"] == to:
+                self.deeds.append(Deed(phase, what, self._names[agent_id], to))
+                return
+
+
+@dataclass(frozen=True)
+class DisturbedSpeaker(HttpSpeaker):
+    """Asks as the command line does, and lets somebody in before and within each answer."""
+
+    nemesis: Nemesis
+
+    async def ask(self, question: Question) -> SpokenAnswer:
+        await asyncio.to_thread(self.nemesis.before, question.agent)
+        answer = await super().ask(question)
+        self.nemesis.behind(question.agent, len(question.messages), answer.figures.node)
+        return answer
+
+    def _send(self, connection: Any, method: str, path: str, body: object, more: Any = None) -> Any:
+        response = super()._send(connection, method, path, body, more)
+        if path == CHAT and response.status == 200:
+            self._disturb(more["x-agent-id"], response)
+        return response
+
+    def _disturb(self, agent_id: str, response: Any) -> None:
+        """Call the nemesis at an answer's first words; a move must be over before its last ones."""
+        readline, node = response.readline, response.headers["x-macfabric-node"]
+        moving: list[threading.Thread | None] = []
+        late: list[bool] = []
+
+        def lines(limit: int) -> bytes:
+            line = readline(limit)
+            if _has_words(line):
+                if not moving:
+                    moving.append(self.nemesis.in_mid_answer(agent_id, node))
+                late[:] = [thread is not None and thread.is_alive() for thread in moving]
+            elif moving and moving[0] is not None and b"[DONE]" in line:
+                moving[0].join(MOVED_S)
+                deed = self.nemesis.last(agent_id, MOVE)
+                if deed is not None and late == [True]:
+                    self.nemesis.forget(deed)
+            return line
+
+        response.readline = lines
+
+
+def _has_words(line: bytes) -> bool:
+    if not line.startswith(b"data: {"):
+        return False
+    deltas = [choice["delta"] for choice in json.loads(line[6:]).get("choices") or ()]
+    return any(delta.get("content") or delta.get("tool_calls") for delta in deltas)
+
+
+def perform(
+    fabric: LocalFabric,
+    scenario: Scenario,
+    folder: Path,
+    name: str,
+    nemesis: Nemesis | None = None,
+) -> Performed:
+    """Perform a scenario once, by agents and a journal of its own."""
+    endpoint, model = Endpoint(fabric.url), fabric.model_name
+    plan = SeriesPlan(scenario, name, "digest", namespace=name)
+    ids = plan.ids(plan.arms[0])
+
+    @contextmanager
+    def watch(
+        _arm: Arm, _state: RunState, _events: Sequence[Lasting]
+    ) -> Iterator[Callable[[RunEvent], None]]:
+        yield nemesis.watch(ids) if nemesis is not None else lambda _: None
+
+    calm = HttpSpeaker(endpoint, model)
+    speaker = calm if nemesis is None else DisturbedSpeaker(endpoint, model, nemesis)
+    series = Series(plan, speaker, folder, watch)
+    asyncio.run(series.perform())
+    return series.performed[0]

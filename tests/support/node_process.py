@@ -1,0 +1,116 @@
+"""A node in a process of its own, which may be killed: control calls go over a pipe."""
+
+import itertools
+import multiprocessing
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+
+from node.mlx.engine import Engine
+from node.runtime.identity import NodeConfig
+from node.service import NodeService
+from router.fleet.node_client import NodeLostError
+
+READY, STOP = b"ready", b"stop"
+NUMBER_BYTES = 8
+STOP_S = 60.0
+# Where forking is safe, one process imports MLX for all nodes: two seconds of each start.
+FORKS = sys.platform.startswith("linux")
+_CONTEXT = multiprocessing.get_context("forkserver" if FORKS else "spawn")
+
+
+class NodeProcess:
+    """A running node; `control` may be called by any thread, also when the node is dead."""
+
+    def __init__(self, config: NodeConfig, step_s: float = 0.0) -> None:
+        """Start it, and wait until it serves; each step of its engine lasts `step_s` longer."""
+        if FORKS:
+            _CONTEXT.set_forkserver_preload([__name__])
+        self.incarnation = config.incarnation
+        self._pipe, theirs = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=_serve, args=(theirs, config, step_s), daemon=True)
+        self._process.start()
+        theirs.close()
+        assert self._pipe.recv_bytes() == READY
+        self._numbers = itertools.count()
+        self._asked: dict[int, Future[bytes]] = {}
+        self._sending = threading.Lock()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def control(self, raw: bytes) -> Future[bytes]:
+        """Make one control call; it raises NodeLostError if the process ends before it answers."""
+        answer: Future[bytes] = Future()
+        with self._sending:
+            number = next(self._numbers)
+            self._asked[number] = answer
+            try:
+                self._pipe.send_bytes(number.to_bytes(NUMBER_BYTES) + raw)
+            except OSError:
+                self._give_up()
+        return answer
+
+    def kill(self) -> None:
+        """End it with SIGKILL, at once."""
+        self._process.kill()
+        self._process.join(STOP_S)
+        self._reader.join(STOP_S)
+        assert not self._process.is_alive()
+
+    def stop(self) -> None:
+        """End it in order."""
+        with self._sending, suppress(OSError):
+            self._pipe.send_bytes(STOP)
+        self._process.join(STOP_S)
+        self.kill()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                raw = self._pipe.recv_bytes()
+                asked = self._asked.pop(int.from_bytes(raw[:NUMBER_BYTES]))
+                if asked.set_running_or_notify_cancel():
+                    asked.set_result(raw[NUMBER_BYTES:])
+        except (EOFError, OSError):
+            with self._sending:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        while self._asked:
+            _, asked = self._asked.popitem()
+            if asked.set_running_or_notify_cancel():
+                asked.set_exception(NodeLostError("its process is dead"))
+
+
+def _serve(pipe: Connection, config: NodeConfig, step_s: float) -> None:
+    if step_s:
+        _decode_slowly(step_s)
+    service = NodeService(config)
+    service.start()
+    pipe.send_bytes(READY)
+    sending = threading.Lock()
+
+    def answer(number: bytes, reply: Future[bytes]) -> None:
+        with sending:
+            pipe.send_bytes(number + reply.result())
+
+    with suppress(EOFError):  # whoever started it is gone
+        while (raw := pipe.recv_bytes()) != STOP:
+            number, call = raw[:NUMBER_BYTES], raw[NUMBER_BYTES:]
+            service.control(call).add_done_callback(partial(answer, number))
+    service.stop()
+
+
+def _decode_slowly(step_s: float) -> None:
+    """Let every step last, so that no answer is over before something happens to its agent."""
+    launch = Engine.launch
+
+    def slow(self: Engine, slots: list) -> None:
+        time.sleep(step_s)
+        launch(self, slots)
+
+    Engine.launch = slow
