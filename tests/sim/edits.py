@@ -42,6 +42,7 @@ class Edits:
         self._streams = {}
         self._taken_out = {}  # by a talk's marker: the last edit's place, and what was there
         self._begun = defaultdict(list)  # by prompt: edited caches that answers began with
+        self._begun_exactly = set()  # prompts, and answers taken up again with exact memory
         self._copied = {}  # by talk: the identity of who repeats it
         self._amortized = {}  # by talk: its last prompt that was answered by edited memory
         self._documents = _documents(world.stream("documents"))
@@ -163,6 +164,7 @@ class Edits:
         if cache.owner is not None:  # it may share what others computed for the same text
             Rows.share(cache.held[: exact * ENTRY_BYTES].tobytes(), cache.owner)
         if exact == len(ids):
+            self._begun_exactly.add(tuple(prompt))
             return
         problem = self.problem(cache, ids, cache.owner)
         if problem:
@@ -220,10 +222,7 @@ class Edits:
                 continue
             seen.add(first)
             ids = prompt + tuple(map(ord, got.text[:first]))
-            for cache in self._begun[ids]:
-                whole = cache.copy(cache.tokens_count + 1)
-                whole.append(ids[-1])
-                made = oracle.answer_from(whole, sampling, first)
+            for made in self._answers(ids, sampling, first):
                 text = got.text[:first] + made.text
                 if (text, made.reason, made.tokens_count) == (
                     got.text,
@@ -234,6 +233,15 @@ class Edits:
                 same = _common(text, got.text)
                 due += range(first + 1, same + 1)
         return False
+
+    def _answers(self, ids, sampling, first):
+        """Answer from every memory that an answer began with there, or was taken up with."""
+        for cache in self._begun[ids]:
+            whole = cache.copy(cache.tokens_count + 1)
+            whole.append(ids[-1])
+            yield oracle.answer_from(whole, sampling, first)
+        if ids in self._begun_exactly:  # what was preempted may find no edited memory any more
+            yield oracle.answer_to(ids, sampling, self._world.kind, first)
 
 
 def _trims_only(messages, others):

@@ -64,8 +64,12 @@ def exact_tokens(cache, ids) -> int:
 
 def answer(messages, sampling, kind=FULL) -> Expected:
     """Answer a conversation from scratch."""
-    ids = tuple(ord(char) for char in render(messages))
-    return answer_from(_cache_of(ids, kind), sampling)
+    return answer_to(tuple(ord(char) for char in render(messages)), sampling, kind)
+
+
+def answer_to(ids, sampling, kind=FULL, first=0) -> Expected:
+    """Answer a prompt that ends with the `first` tokens of its answer, from scratch."""
+    return answer_from(_cache_of(ids, kind), sampling, first)
 
 
 def answer_from(cache, sampling, first=0) -> Expected:

@@ -67,7 +67,7 @@ class Privacy:
         lent.append(list(ids[:end]))
 
     def _check(self, agent, cache, ids):
-        lent, private, _ = self._lenders.pop(agent.key)
+        lent, private, _ = self._lenders.pop(agent.key, ((), (), ()))
         if not private:
             return
         held = cache.held.tobytes()
