@@ -46,7 +46,7 @@ CASES: list[tuple[str, dict[str, Any], int, str]] = [
         400,
         "",
     ),
-    ("negative max_tokens", {"json": body(max_tokens=-1)}, 400, "max_tokens"),
+    ("negative max_tokens", {"json": body(max_tokens=-2)}, 400, "max_tokens"),
     ("temperature text", {"json": body(temperature="hot")}, 400, "temperature"),
     ("too many choices", {"json": body(n=33)}, 400, "n"),
     (
