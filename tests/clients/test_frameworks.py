@@ -45,6 +45,7 @@ PROGRAMS = [
     Program("smolagents", "smol_agents.py", frozenset({"structured"})),
     Program("litellm", "litellm_calls.py"),
     Program("llama-index", "llama_index_llms.py"),
+    Program("dspy", "dspy_programs.py", frozenset({"streamed", "tool", "cancel"})),
     Program("crewai", "crews.py", frozenset({"streamed", "cancel"})),
     Program("autogen", "autogen_agents.py"),
     Program("agent-framework", "framework_agents.py"),

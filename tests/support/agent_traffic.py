@@ -7,6 +7,7 @@ and those that an exact match with anything computed before could have spared.
 import asyncio
 import itertools
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -90,6 +91,7 @@ class Driver:
     edits: EditMode | None = None
     turns: list[Reuse] = field(default_factory=list)
     computed: list[list[int]] = field(default_factory=list)
+    spelled: list[bytes] = field(default_factory=list)  # answers, as the model gave them
 
     def ask(
         self, name: str, messages: list[dict[str, Any]], answer: Said, tools: list[Any] | None
@@ -100,6 +102,7 @@ class Driver:
         end = (answer.call and self.shape.end_of_call) or self.shape.end
         (self.script.end,) = tokenizer.encode(end).ids
         self.script.tokens.extend(tokenizer.encode(self.shape.say(answer)).ids)
+        self.spelled.append(self.shape.say(answer).encode())
         options = {**self.shape.options, **self.options}
         said = read_messages(messages)
         prompt = chat_prompt(said, tools, options, continues=self.continues)
@@ -132,6 +135,7 @@ class Driver:
         assert len(prompt) == admitted.prompt_tokens
         spelled = self.service.node.tokenizer._tokenizer.decode(prompt)
         text = agent.transcript().text[: record.token_ends[len(prompt) - 1]]
+        self._compare(prompt, list(record.token_ends[: len(prompt)]), text)
         if self.shape.eats_space_behind:  # which is not spelled again
             spelled, text = "".join(spelled.split()), b"".join(text.split())
         assert spelled.encode() == text, (spelled[-200:], text[-200:])
@@ -147,6 +151,18 @@ class Driver:
             )
         )
         self.computed.append(fed)
+
+    def _compare(self, fed: list[int], ends: list[int], text: bytes) -> None:
+        """Hold that a cold run would be fed the same, but for answers, which keep their tokens."""
+        fresh = self.service.node.tokenizer.encode(text.decode())
+        ours = {*zip([0, *ends], ends, fed, strict=False)}
+        theirs = {*zip([0, *fresh.ends], fresh.ends, fresh.ids, strict=False)}
+        kept = [
+            found.span() for said in self.spelled for found in re.finditer(re.escape(said), text)
+        ]
+        for start, end, _ in ours ^ theirs:
+            around = text[max(0, start - 40) : end + 40]
+            assert any(first <= start and end <= last for first, last in kept), around
 
     @property
     def share(self) -> float:

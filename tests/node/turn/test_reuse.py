@@ -10,6 +10,7 @@ import pytest
 
 from fabric.ids import AgentId, TenantId
 from tests.support.agent_traffic import SCENARIOS, Driver, Talk, corpus, drop_thought, words
+from tests.support.nasty_traffic import NASTY
 from tests.support.scripted_answers import scripted
 from tests.support.services import TENANT, ask, running
 from tests.support.template_shapes import SHAPES, WEIGHTS, write_shape
@@ -17,9 +18,14 @@ from tests.support.tiny_models import LLAMA, write_model
 
 SHARE_MIN = 0.97
 LOST_TOKENS_MAX = 512  # of any turn
-AGENTS = {"sub_agents": 3, "date_at_the_end": 3, "interleaved": 2}  # conversations in each
+AGENTS = {
+    "date_at_the_head": 3,
+    "sub_agents": 3,
+    "date_at_the_end": 3,
+    "interleaved": 2,
+}  # conversations in each
 # Where the client goes back or leaves out something, what it sends is another conversation.
-FORKS = {"edit_last", "edit_early", "compact", "slide"}
+FORKS = {"edit_last", "edit_early", "compact", "slide", "elided", "reminded"}
 CORE = {
     ("full", "thought_opened"): ("chat", "tools_kept", "sub_agents"),
     ("full", "role_tokens"): ("chat_kept",),
@@ -31,8 +37,13 @@ CORE = {
 # record has it no longer: others that begin with it, or go back to it, find it nowhere.
 HEAD_GONE = {
     ("head_at_last_question", name)
-    for name in ("date_at_the_end", "edit_early", "compact", "sub_agents", "slide")
+    for name in (
+        *("date_at_the_end", "edit_early", "compact", "sub_agents", "slide"),
+        *("date_at_the_head", "elided", "reminded"),
+    )
 }
+# Of a message that is changed in its middle, no recurrent state lies at the very place.
+NASTY_SHARE_MIN = {"full": SHARE_MIN, "recurrent": 0.9}
 
 
 def converse(tmp_path, weights, shape, scenarios, *, has_ids):
@@ -43,11 +54,11 @@ def converse(tmp_path, weights, shape, scenarios, *, has_ids):
         for number, name in enumerate(scenarios):
             tenant = TenantId(f"tenant-{number}")
             drivers[name] = Driver(service, shape, script, has_ids, tenant)
-            SCENARIOS[name](drivers[name])
+            {**SCENARIOS, **NASTY}[name](drivers[name])
     return drivers
 
 
-def judge(shape, drivers):
+def judge(shape, drivers, share_min=SHARE_MIN):
     found = []
     for name, driver in drivers.items():
         turns = [(turn.prompt, turn.cached, turn.possible) for turn in driver.turns]
@@ -61,7 +72,7 @@ def judge(shape, drivers):
         keeps = driver.shape.options.get("preserve_thinking")
         if keeps and name == "long_loop" and last.cached < 0.9 * last.prompt:
             found.append(f"{name}: a question behind the loop reuses {last.cached}")
-        if driver.share < SHARE_MIN and (shape, name) not in HEAD_GONE:
+        if driver.share < share_min and (shape, name) not in HEAD_GONE:
             found.append(f"{name}: {driver.share:.0%} of {turns}")
     assert not found, found
 
@@ -78,6 +89,13 @@ def test_a_second_turn_is_warm_without_an_id(tmp_path, weights, shape):
 @pytest.mark.parametrize(("weights", "shape"), list(product(WEIGHTS, SHAPES)), ids=str)
 def test_every_scenario_over_every_template(tmp_path, weights, shape, has_ids):
     judge(shape, converse(tmp_path, weights, SHAPES[shape], SCENARIOS, has_ids=has_ids))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("weights", "shape"), list(product(WEIGHTS, SHAPES)), ids=str)
+def test_what_is_hard_on_a_cache_over_every_template(tmp_path, weights, shape):
+    drivers = converse(tmp_path, weights, SHAPES[shape], NASTY, has_ids=False)
+    judge(shape, drivers, NASTY_SHARE_MIN[weights])
 
 
 @pytest.mark.slow
