@@ -138,8 +138,8 @@ class Scheduler:
             _held(sequence).count(sequence.reserve_bytes)
 
     def _place(self) -> bool:
-        """Start, pause and resume until the policy is content."""
-        queue, has_room, changed = self.queue, True, False
+        """Start, pause and resume until the policy is content; say whether others run now."""
+        queue, has_room, ran = self.queue, True, {id(each) for each in self.queue.running}
         while queue.waiting or queue.paused:
             room = Capacity(
                 slots=self._active_max - len(queue.running),
@@ -153,12 +153,14 @@ class Scheduler:
                 self._preempt(move)
             elif not self._start(move):
                 has_room = False  # idle caches are in the way; their owner was asked
-                continue
-            changed = True
+        is_shed = False
         if (queue.waiting or queue.paused) and self._may_force():
             first = min(queue.undecoded, key=lambda s: (not s.is_urgent, s.order))
-            changed |= self._shed(first) or self._start(Start(first))
-        return changed
+            is_shed = self._shed(first)
+            if not is_shed:
+                self._start(Start(first))
+        # Who was paused for somebody that found no room goes on: else this would go round and round.
+        return is_shed or {id(each) for each in queue.running} != ran
 
     def _shed(self, first: Sequence) -> bool:
         """Let one that waits give its cache back where the others' exceed the budget without it.

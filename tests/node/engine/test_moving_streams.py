@@ -52,6 +52,20 @@ def test_a_prompt_is_held_for_one_move_no_longer_than_its_limit(rig):
     assert rig.scheduler.iterate()
 
 
+def test_who_gives_its_place_up_for_nobody_keeps_the_engine_idle():
+    """Idle caches are in the way of who waits, and their owner has not answered yet."""
+    rig = SchedulerRig(active_max=2, total_bytes=100, make_room=lambda size_bytes: None)
+    for _ in range(2):
+        rig.add(16_000, tenant="a", reserve_bytes=10)
+    rig.run(1)
+    rig.budget.set_idle(75)
+    waiting, _ = rig.add(500, tenant="b", reserve_bytes=20)
+    rig.moving.fall_silent(MOVE)
+    assert not rig.scheduler.iterate(), "all is as before: nothing is to be done again at once"
+    assert waiting in rig.queue.waiting
+    assert len(rig.queue.running) == 2
+
+
 def test_prompts_go_on_however_many_agents_move(rig):
     """Moves without end hold a prompt for their limit, then let a short chunk of it pass."""
     prompt, events = rig.add(16_000, answer_tokens=2)
