@@ -52,7 +52,11 @@ phases:
 
 
 def transcript(performed: Performed) -> object:
-    return outcome_row([performed])["runs"][0]["transcript"]
+    """Return it without its calls' ids: a fabric makes new ones in each answer."""
+    shown = outcome_row([performed])["runs"][0]["transcript"]
+    for call in (call for said in shown for step in said["steps"] for call in step["calls"]):
+        del call["id"]
+    return shown
 
 
 def disturbed(
@@ -92,11 +96,15 @@ def check_report(performed: Performed, nemesis: Nemesis) -> None:
 
 
 def check_deeds(nemesis: Nemesis, *wanted: str) -> None:
-    """In each phase a node was killed, and one of the wanted things was done, too."""
+    """In each phase a node was killed, and one of the wanted things was done, too.
+
+    But not where one agent answers once: with one word, that is over before it could be moved.
+    """
     done = {(deed.phase, deed.what) for deed in nemesis.deeds}
     for phase in nemesis.scenario.phases:
         assert (phase.id, KILL) in done
-        assert any((phase.id, what) in done for what in wanted)
+        if len(list(phase.turns)) > 1:
+            assert any((phase.id, what) in done for what in wanted)
 
 
 @pytest.mark.slow
