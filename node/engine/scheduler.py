@@ -159,7 +159,7 @@ class Scheduler:
             is_shed = self._shed(first)
             if not is_shed:
                 self._start(Start(first))
-        # Who was paused for somebody that found no room goes on: else this would go round and round.
+        # Who was paused for somebody that found no room goes on: that is no change.
         return is_shed or {id(each) for each in queue.running} != ran
 
     def _shed(self, first: Sequence) -> bool:
