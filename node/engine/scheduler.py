@@ -139,7 +139,10 @@ class Scheduler:
 
     def _place(self) -> bool:
         """Start, pause and resume until the policy is content; say whether others run now."""
-        queue, has_room, ran = self.queue, True, {id(each) for each in self.queue.running}
+        queue, has_room = self.queue, True
+        if not (queue.waiting or queue.paused):  # most often
+            return False
+        ran = {id(each) for each in queue.running}
         while queue.waiting or queue.paused:
             room = Capacity(
                 slots=self._active_max - len(queue.running),

@@ -25,7 +25,6 @@ from router.http.turn_headers import AGENT_HEADER
 from router.large_work import run_sized, weigh
 from router.scenario.speaker import (
     LATER,
-    RUN_EDITS,
     WAIT_S,
     AgentCopy,
     AskAgainError,
@@ -34,6 +33,7 @@ from router.scenario.speaker import (
     TurnFigures,
     WantedCall,
     chat_body,
+    edits_of_runs,
     read_arguments,
 )
 from router.services import Services
@@ -119,8 +119,7 @@ class OwnSpeaker:
             try:
                 owner = await fleet.heard_owner(key)
                 view = await fleet.link(owner.node).call(ReadMemory(*key), MemoryView)
-                made = dict.fromkeys(each.operation for each in view.directives)
-                removed = tuple(op for op in made if op.startswith(RUN_EDITS))
+                removed = edits_of_runs(each.operation for each in view.directives)
                 if removed:
                     now_s = fleet.clock.wall_s()
                     await fleet.ask_owner(DirectAgent(*key, removed=removed, now_s=now_s))

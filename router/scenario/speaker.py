@@ -1,7 +1,7 @@
 """What a run asks of a fabric, whichever way it reaches one."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -116,6 +116,12 @@ class ScenarioSpeaker(Protocol):
     async def erase(self, agent: AgentId) -> None:
         """Remove an agent and its memory; it may be nowhere."""
         ...
+
+
+def edits_of_runs(operations: Iterable[str]) -> tuple[OperationId, ...]:
+    """Choose what runs have done among an agent's operations, each once."""
+    own = (each for each in dict.fromkeys(operations) if each.startswith(RUN_EDITS))
+    return tuple(map(OperationId, own))
 
 
 def chat_body(question: Question, model: str) -> dict[str, Any]:

@@ -5,9 +5,7 @@ them, and what every node's disk has of every agent, also where agents were move
 nodes restarted.
 """
 
-import asyncio
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,8 +15,9 @@ from router.cli.endpoint import Endpoint
 from router.cli.scenario.http_speaker import HttpSpeaker
 from router.scenario.reader import read_scenario
 from router.scenario.scenario import Phase
-from router.scenario.series import Series, SeriesPlan
+from router.scenario.series import SeriesPlan
 from tests.support.local_fabric import local_fabric
+from tests.support.performed import performed
 from tests.support.told_words import Told, leaks, on_disks
 
 NODES = ("mac-a", "mac-b", "mac-c")
@@ -133,14 +132,7 @@ def perform(fabric, folder, name, run="first"):
     """Perform it by agents of a name of their own; return the run's speaker and their ids."""
     plan = SeriesPlan(SCENARIO, run, "digest", name)
     speaker = MovingSpeaker(Endpoint(fabric.url), fabric.model_name, lambda: all_told(fabric))
-
-    @contextmanager
-    def watch(*_):
-        yield lambda _: None
-
-    series = Series(plan, speaker, folder, watch)
-    asyncio.run(series.perform())
-    assert len(series.performed[0].run.state.said) == plan.turns
+    assert len(performed(plan, speaker, folder).run.state.said) == plan.turns
     return speaker, plan.ids(plan.arms[0])
 
 

@@ -7,21 +7,20 @@ killed in the middle of an answer; one is moved in the middle of an answer.
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from router.cli.endpoint import Endpoint
 from router.cli.scenario.http_speaker import CHAT, HttpSpeaker
-from router.scenario.run_events import AgentAsked, Lasting, RunEvent
-from router.scenario.run_state import RunState
+from router.scenario.run_events import AgentAsked, RunEvent
 from router.scenario.scenario import Scenario
-from router.scenario.series import Arm, Performed, Series, SeriesPlan
+from router.scenario.series import Performed, SeriesPlan
 from router.scenario.speaker import Question, SpokenAnswer
 from router.scenario.utterance import TurnKey
 from tests.support.local_fabric import LocalFabric
+from tests.support.performed import performed
 from tests.support.process_fabric import ProcessFabric
 
 BETWEEN, KILL, MOVE = "moved between turns", "killed in mid-answer", "moved in mid-answer"
@@ -204,16 +203,7 @@ def perform(
     """Perform a scenario once, by agents and a journal of its own."""
     endpoint, model = Endpoint(fabric.url), fabric.model_name
     plan = SeriesPlan(scenario, name, "digest", namespace=name)
-    ids = plan.ids(plan.arms[0])
-
-    @contextmanager
-    def watch(
-        _arm: Arm, _state: RunState, _events: Sequence[Lasting]
-    ) -> Iterator[Callable[[RunEvent], None]]:
-        yield nemesis.watch(ids) if nemesis is not None else lambda _: None
-
-    calm = HttpSpeaker(endpoint, model)
-    speaker = calm if nemesis is None else DisturbedSpeaker(endpoint, model, nemesis)
-    series = Series(plan, speaker, folder, watch)
-    asyncio.run(series.perform())
-    return series.performed[0]
+    if nemesis is None:
+        return performed(plan, HttpSpeaker(endpoint, model), folder)
+    tell = nemesis.watch(plan.ids(plan.arms[0]))
+    return performed(plan, DisturbedSpeaker(endpoint, model, nemesis), folder, tell)

@@ -17,7 +17,6 @@ from router.cli.endpoint import Endpoint, agent_path
 from router.cli.errors import CommandError
 from router.scenario.speaker import (
     LATER,
-    RUN_EDITS,
     WAIT_S,
     AgentCopy,
     AskAgainError,
@@ -26,6 +25,7 @@ from router.scenario.speaker import (
     TurnFigures,
     WantedCall,
     chat_body,
+    edits_of_runs,
     read_arguments,
 )
 
@@ -70,9 +70,8 @@ class HttpSpeaker:
         """Undo what runs have edited of an agent's memory."""
         path = agent_path(agent, "directives")
         held = (await self._call("GET", path, None, gone=True)).get("directives", ())
-        for operation in {str(each["operation"]) for each in held}:
-            if operation.startswith(RUN_EDITS):
-                await self._call("DELETE", f"{path}/{operation}", None, gone=True)
+        for operation in edits_of_runs(str(each["operation"]) for each in held):
+            await self._call("DELETE", f"{path}/{operation}", None, gone=True)
 
     async def move(self, agent: AgentId, to: str) -> AgentCopy:
         """Move an agent to a node."""
