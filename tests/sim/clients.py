@@ -126,7 +126,6 @@ class Clients:
             seed=random.randrange(1000) if sampled else None,
             ignore_eos=world.is_slow,
         )
-        sampling = talk.as_before(sampling, world.kind)
         hang_up_after = random.randrange(8) if random.random() < 0.15 else None
         if not await self.insist(talk, sampling, hang_up_after):
             return False

@@ -131,8 +131,6 @@ class Edits:
         messages = self._amortized.pop(talk, None)
         if messages is None or self._stream(talk).random() >= COPYCAT_ODDS:
             return None
-        if _trims_only(talk.messages, messages):
-            return None  # what a directive took is put back for whoever seems to trim
         return self._as_somebody_else(talk, messages)
 
     def _as_somebody_else(self, talk, messages):
@@ -242,14 +240,6 @@ class Edits:
             yield oracle.answer_from(whole, sampling, first)
         if ids in self._begun_exactly:  # what was preempted may find no edited memory any more
             yield oracle.answer_to(ids, sampling, self._world.kind, first)
-
-
-def _trims_only(messages, others):
-    """Say whether one of `others` is one of `messages` but for spaces at its ends."""
-    said = {message["content"] for message in messages}
-    trimmed = {text.strip() for text in said}
-    others = {message["content"] for message in others} - said
-    return any(text.strip() in trimmed for text in others if text.strip())
 
 
 def _documents(random):

@@ -5,11 +5,14 @@ sent, and once they are undone never that of what they said. Excused is only who
 trouble since, so that the agent went on elsewhere with less.
 """
 
+import contextlib
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from unittest import mock
 
 from fabric.edit_mode import EditMode
+from node.turn.prefix import Prefixes
 from tests.sim import oracle
 from tests.sim.directives import Knowledge, concerned, rewritten
 from tests.sim.tokenizer import render
@@ -33,8 +36,20 @@ class Hearing:
     def __init__(self, world):
         self._world = world
         self._known = {}  # by talk
-        self.fed = {}  # by agent: the prompt that its last turn was fed
+        self._fed = {}  # by agent: the prompt that its last turn was fed
         self.judged_count = 0  # answers that directives had a part in, for certain
+
+    @contextlib.contextmanager
+    def taps(self):
+        """Listen to what nodes are fed."""
+        prepare = Prefixes.prepare
+
+        def prepared(prefixes, agent, plan, request):
+            self._fed[agent.key] = plan.text.decode()
+            return prepare(prefixes, agent, plan, request)
+
+        with mock.patch.object(Prefixes, "prepare", prepared):
+            yield
 
     def of(self, talk):
         """Return what is known of a talk's directives."""
@@ -108,7 +123,7 @@ class Hearing:
 
         A client that never had them cannot be told from one that trims them.
         """
-        fed = self.fed.get((talk.tenant, admitted.agent), "")
+        fed = self._fed.get((talk.tenant, admitted.agent), "")
         alike = (each for each in tellings if _trimmed(each.prompt) == _trimmed(fed))
         found = [replace(each, prompt=fed) for each in alike]
         is_put_back = "restored spelling" in admitted.match_reason

@@ -25,7 +25,6 @@ class Privacy:
 
         def prepared(prefixes, agent, plan, request):
             self._lenders[agent.key] = self._now(prefixes, agent)
-            self._world.directing.hearing.fed[agent.key] = plan.text.decode()
             return prepare(prefixes, agent, plan, request)
 
         async def restored(prefixes, agent, made, cache, cancel):

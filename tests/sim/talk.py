@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 from fabric.edit_mode import EditMode
 from fabric.ids import TenantId
 from fabric.turn.generation import Identity
-from tests.sim import oracle
 from tests.sim.epochs import Epochs
-from tests.sim.tokenizer import render
 from tests.sim.warmth import Ack
 
 WORDS = ("river", "stone", "amber", "cloud", "lantern", "meadow", "harbor", "quiet", "copper")
@@ -32,7 +30,6 @@ class Talk:
     copying_count: int = 0  # is being made, or may yet be
     lives_count: int = 0  # how often it began anew
     edits: EditMode = EditMode.FORGET  # what its next turn wishes
-    spelled: dict = field(default_factory=dict)  # by prompt and trimmed answer: how it was sampled
 
     @property
     def marker(self):
@@ -53,15 +50,6 @@ class Talk:
         """Make up the next message."""
         count = self.random.choice([2, 6, 24])
         return f"{self.marker} {' '.join(self.random.choices(WORDS, k=count))}"
-
-    def as_before(self, sampling, kind):
-        """Return the sampling of an earlier turn whose answer differs in its last spaces only.
-
-        A client that said one of the two cannot be told from one that trims the other.
-        """
-        text = oracle.answer(self.messages, sampling, kind).text
-        before = self.spelled.setdefault((render(self.messages), text.rstrip()), sampling)
-        return before if oracle.answer(self.messages, before, kind).text != text else sampling
 
     @property
     def key(self):

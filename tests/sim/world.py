@@ -144,6 +144,7 @@ class World:
             self.watch.taps(),
             self.edits.taps(),
             self.directing.privacy.taps(),
+            self.directing.hearing.taps(),
             mock.patch.object(drain_flag, "PosixDisk", open_disk),
             mock.patch.object(PosixDisk, "__init__", refuse),
         ):
