@@ -8,9 +8,10 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTS  ?= tests
 ARGS   ?=
+PART   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz lint clean
+.PHONY: help setup demo test test-all nightly fuzz lint clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +31,13 @@ test: $(READY)  ## run what a change needs: minutes (TESTS=tests/node ARGS="-k n
 
 test-all: $(READY)  ## run every test: hours (10,000 simulated lives, every kill, emulated Macs)
 	@$(PYTEST) -m "" $(TESTS) $(ARGS)
+
+# Parts of one file are spread test by test, or they would keep a single process busy.
+SPREAD = $(if $(filter lives-% fuzz templates,$(PART)),--dist worksteal)
+
+nightly: $(READY)  ## run one part of the nightly tests, up to an hour (PART=lives-1); without: list
+	@if [ -n "$(PART)" ]; then $(PYTEST) $(SPREAD) -m nightly --part $(PART) $(TESTS) $(ARGS); \
+	else $(BIN)/python -m tests.nightly_parts; fi
 
 fuzz: $(READY)  ## a million hostile inputs for every parser: minutes (ARGS="-k manifest" narrows)
 	@$(BIN)/python -m pytest tests/fuzz -q -s -m nightly $(ARGS)

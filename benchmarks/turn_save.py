@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from mlx_lm.tokenizer_utils import load
 
 from benchmarks.memory import GEOMETRIES, half_precision_spec
 from benchmarks.report import Limit, Report, say
@@ -38,6 +39,8 @@ from node.clock import SystemClock
 from node.dialect.shown import Shown
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Ended
+from node.mlx.chat_tokenizer import ChatTokenizer
+from node.mlx.loaded_model import BUNDLED
 from node.mlx.resident_cache import ResidentCache
 from node.node import Node
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
@@ -58,6 +61,7 @@ from node.turn.saver import Saver
 DESCRIPTION = "CPU time and bytes to save a 50-token turn at 1k and at 32k tokens"
 
 MODEL = "Llama 3.1 8B"
+TOKENIZER = "recall"  # a bundled model's; a turn is saved alike with any
 CONTEXTS = (1_024, 8_192, 32_768)
 BEHIND_BLOCK_TOKENS = 103  # where in a block the turn begins: it ends half-way on average
 PROMPT_TOKENS, ANSWER_TOKENS = 20, 30
@@ -177,15 +181,15 @@ def _open_desk(folder: Path) -> Desk:
     blocks = BlockStore(disk, spec, FINGERPRINT)
     config = NodeConfig(name, folder, MODEL, KEY, NodeSettings(), "127.0.0.1", 1)
     engine = EngineThread(clock, active_max=1, waiting_max=1, exact_chunks=False)
-    none = cast("Any", None)  # of what computes and tokenizes, saving a turn asks nothing
-    engine.start(lambda: (none, None))
+    no_engine = cast("Any", None)  # the thread runs nothing: saving a turn computes no token
+    engine.start(lambda: (no_engine, None))
     model = ServedModel(MODEL, spec, FINGERPRINT, context_tokens_max=1 << 17, vocabulary_size=0)
     node = assemble(
         Ground(
             identity=NodeIdentity(config, model),
             clock=clock,
             engine=engine,
-            tokenizer=none,
+            tokenizer=ChatTokenizer(load(BUNDLED / TOKENIZER)),
             store=AgentStore(blocks, ManifestStore(disk, KEY), KEY, FINGERPRINT, spec),
             table=AgentTable(name, FINGERPRINT, clock),
             erased=TombstoneStore(PosixDisk(folder / ERASED, "full"), KEY),

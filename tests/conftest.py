@@ -3,11 +3,13 @@
 import pytest
 
 from node.runtime.one_loop import assert_one_loop
+from tests.nightly_parts import parts, select
 
 assert_one_loop()
 
 # By what they take on two idle cores (docs/testing.md), the longest first.
 LONGEST = (
+    "e2e/test_benchmarks.py",
     "cluster/test_faults.py",
     "node/turn/test_edited_turns.py",
     "sim/test_simulation.py",
@@ -27,14 +29,33 @@ LONGEST = (
 )
 
 
+def pytest_addoption(parser):
+    """Declare the option by which `make nightly` runs one part of the nightly tests."""
+    parser.addoption("--part", choices=parts(), help="run only this part of the nightly tests")
+
+
 @pytest.hookimpl(trylast=True)  # only what was not deselected counts
-def pytest_collection_modifyitems(items):
-    """Put the longest files first, then others with slow tests; workers then end together."""
+def pytest_collection_modifyitems(config, items):
+    """Keep the part asked for; put the longest files first, then others with slow tests."""
+    if part := config.getoption("--part"):
+        keep_part(config, items, part)
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     def place(item):
-        name = item.path.relative_to(item.config.rootpath / "tests").as_posix()
-        return ranks.get(name, len(LONGEST)), item.path not in slow
+        return ranks.get(path_below_tests(item), len(LONGEST)), item.path not in slow
 
     items.sort(key=place)
+
+
+def keep_part(config, items, part):
+    """Deselect every test but the nightly ones of `part`."""
+    nightly = [item for item in items if item.get_closest_marker("nightly")]
+    chosen = select(map(path_below_tests, nightly), part)
+    kept = {item for item, is_chosen in zip(nightly, chosen, strict=True) if is_chosen}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def path_below_tests(item):
+    return item.path.relative_to(item.config.rootpath / "tests").as_posix()

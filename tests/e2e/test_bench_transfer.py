@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.emulated_fleet import why_not
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.slow, pytest.mark.privileged]
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))

@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end, so that none rots between the days when somebody measures."""
+"""Run every benchmark with `--quick` in CI, so that none rots between measurements."""
 
 import json
 import os
@@ -11,34 +11,24 @@ import pytest
 from benchmarks.__main__ import found
 
 ROOT = Path(__file__).resolve().parents[2]
-PRIVILEGED = {"transfer"}  # needs emulated Macs; tests/e2e/test_bench_transfer.py runs it
-MARKS = {
-    "contract": [pytest.mark.nightly],
-    "decode": [pytest.mark.slow, pytest.mark.nightly],
-    "interleave": [pytest.mark.slow, pytest.mark.nightly],
-    "memory": [pytest.mark.slow, pytest.mark.nightly],
-    "migrate": [pytest.mark.slow, pytest.mark.nightly, pytest.mark.cluster],
-    "moved-runs": [pytest.mark.nightly],
-    "perplexity": [pytest.mark.nightly],
-    "restore": [pytest.mark.nightly],
-    "soak": [pytest.mark.slow, pytest.mark.nightly],
-    "span-agreement": [pytest.mark.nightly],
-    "spans": [pytest.mark.nightly],
-    "turn-save": [pytest.mark.slow, pytest.mark.nightly],
-}
+EMULATED = {"transfer"}  # tests/e2e/test_bench_transfer.py runs it on emulated Macs
+CLUSTER = {"migrate"}
 HANG_S = 540
 
 
 def test_every_benchmark_is_known_here_and_in_the_documents():
     text = (ROOT / "docs" / "benchmarks.md").read_text()
 
-    assert set(MARKS) | PRIVILEGED <= set(found())
+    assert set(found()) >= EMULATED | CLUSTER
     assert all(f"| `{name}` |" in text for name in found())
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=MARKS.get(n, ())) for n in found() if n not in PRIVILEGED]
-)
+def marked(name):
+    return pytest.param(name, marks=pytest.mark.cluster) if name in CLUSTER else name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [marked(name) for name in found() if name not in EMULATED])
 def test_a_quick_run(name, tmp_path):
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks", name, "--quick", "--json"],
@@ -54,4 +44,4 @@ def test_a_quick_run(name, tmp_path):
     record = json.loads(ran.stdout)
     assert record["name"] == name
     assert record["figures"]
-    assert record["met"] is None, "nobody judges what a busy machine did in seconds"
+    assert record["met"] is None, "the figures of a quick run are not judged"
