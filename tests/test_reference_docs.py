@@ -12,7 +12,7 @@ import pytest
 from fabric.retention.policy import TenantShare
 from fabric.settings import FabricSettings
 from router.app import adapters_of, described
-from router.cli.main import build_parser
+from router.cli.commands import build_parser
 from router.clock import SystemClock
 from router.openai.responses.store import ResponseStore
 

@@ -7,6 +7,7 @@ left, 2 used wrongly or the folder is in use.
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Final
 
 from fabric.errors import FatalError, RejectedError
 from fabric.ids import parse_node_name
+from fabric.shown_text import escape_block, escape_json, escape_line
 from node.fsck.folder import FolderCheck, Progress
 from node.fsck.report import FolderReport, Kind
 from node.keys import read_cluster_key
@@ -25,12 +27,28 @@ from node.store.posix_disk import DiskError, PosixDisk
 NODES: Final = "nodes"
 FOLDER_CHARS: Final = 16  # of the fingerprint, in hex
 PROGRESS_S: Final = 2.0
-PROBLEMS, MISUSED = 1, 2
+PROBLEMS, MISUSED, INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    arguments = _parser().parse_args(argv)
+    try:
+        status = _check(_parser().parse_args(argv))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        _print_error("interrupted")
+        return INTERRUPTED
+    except OSError as error:
+        # Python's own exit would fail on what is still buffered: it goes into a pipe instead.
+        os.dup2(os.pipe()[1], sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            _print_error(f"cannot write to standard output: {error.strerror}")
+        return PROBLEMS
+    return status
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    """Check, and print what was found; return the exit status."""
     try:
         nodes = _nodes(arguments.data.expanduser(), arguments.node)
         key, why = _cluster_key((arguments.keys or arguments.data).expanduser())
@@ -38,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             folders = _claimed(nodes, stack, key)
             reports = [_checked(node, disk, key, repair=arguments.repair) for node, disk in folders]
     except (FatalError, RejectedError) as error:
-        sys.stderr.write(f"fsck: {error.message}\n")
+        _print_error(error.message)
         return MISUSED
     for report in reports if why else ():
         report.add(Kind.NO_KEY, "cluster.key", f"names are not checked: {why}")
@@ -128,8 +146,7 @@ def _progress(what: str) -> Progress:
         if now_s - told_s >= PROGRESS_S:
             told_s = now_s
             share = f"{100 * done_bytes // total_bytes} % of {total_bytes:,} bytes"
-            sys.stderr.write(f"fsck: {what}: {share}\n")
-            sys.stderr.flush()
+            _print_error(f"{what}: {share}")
 
     return tell
 
@@ -138,12 +155,17 @@ def _tell(reports: list[FolderReport], *, as_json: bool) -> None:
     if as_json:
         sound = all(report.is_sound for report in reports)
         whole = {"sound": sound, "folders": [report.to_json() for report in reports]}
-        sys.stdout.write(json.dumps(whole, indent=2) + "\n")
+        sys.stdout.write(escape_json(json.dumps(whole, indent=2)) + "\n")
         return
-    for report in reports:
-        sys.stdout.write("\n".join(report.lines()) + "\n")
-    if not reports:
-        sys.stdout.write("nothing is stored\n")
+    encoding = sys.stdout.encoding or "utf-8"
+    for line in [line for report in reports for line in report.lines()] or ["nothing is stored"]:
+        shown = escape_line(line).encode(encoding, "backslashreplace").decode(encoding)
+        sys.stdout.write(f"{shown}\n")
+
+
+def _print_error(message: str) -> None:
+    sys.stderr.write(f"fsck: {escape_block(message)}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

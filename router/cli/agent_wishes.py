@@ -5,36 +5,48 @@ from typing import Any
 
 from router.cli.endpoint import agent_path
 from router.cli.output import print_answer
-from router.cli.queries import add_common, endpoint_of
+from router.cli.queries import add_agent_id, add_common, endpoint_of
 
 _BY = "a tool call's id, or message:N"
 
 
 def add_agent_wishes(commands: Any) -> None:
     """Declare the commands."""
-    decay = commands.add_parser("decay", help="evict an agent before others, at once or later")
-    decay.add_argument("id", metavar="ID")
+    decay = commands.add_parser("decay", help="evict an agent early, at once or later")
+    add_agent_id(decay)
     decay.add_argument(
         "--after", type=float, default=0.0, metavar="S", help="once it was idle for so long"
     )
     decay.add_argument("--off", action="store_true", help="take it back")
     decay.set_defaults(run=run_decay)
-    close = commands.add_parser("close", help="let go of a done agent's hot memory; evict it first")
-    close.add_argument("id", metavar="ID")
+    close = commands.add_parser("close", help="drop a finished agent from RAM, and evict it first")
+    add_agent_id(close)
     close.set_defaults(run=run_close)
-    share = commands.add_parser("share", help="say who may begin with an agent's memory")
-    share.add_argument("id", metavar="ID")
-    share.add_argument("--scope", choices=("tenant", "agent"), default="tenant")
+    share = commands.add_parser("share", help="choose which agents may reuse an agent's memory")
+    add_agent_id(share)
+    share.add_argument(
+        "--scope",
+        choices=("tenant", "agent"),
+        default="tenant",
+        help="all agents of the tenant, or this agent alone (default: %(default)s)",
+    )
     share.set_defaults(run=run_share)
-    evict = commands.add_parser("evict", help="let go of an agent's hot memory, or of a copy")
-    evict.add_argument("id", metavar="ID")
+    evict = commands.add_parser("evict", help="drop an agent from RAM, or a copy of it from disk")
+    add_agent_id(evict)
     evict.add_argument("--copy-on", metavar="NODE", help="the copy on that node's disk instead")
     evict.set_defaults(run=run_evict)
-    supersede = commands.add_parser("supersede", help="let a later result take an earlier's place")
-    supersede.add_argument("id", metavar="ID")
+    supersede = commands.add_parser(
+        "supersede", help="mark a tool result as replaced by a later one"
+    )
+    add_agent_id(supersede)
     supersede.add_argument("earlier", metavar="EARLIER", help=_BY)
     supersede.add_argument("later", metavar="LATER", help=_BY)
-    supersede.add_argument("--edits", choices=("exact", "amortize"), default="exact")
+    supersede.add_argument(
+        "--edits",
+        choices=("exact", "amortize"),
+        default="exact",
+        help="recompute what follows the edit, or keep it (default: %(default)s)",
+    )
     supersede.set_defaults(run=run_supersede)
     for parser in (decay, close, share, evict, supersede):
         add_common(parser)

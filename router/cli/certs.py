@@ -14,8 +14,8 @@ from router.cli.config_file import our_section, read_cluster_file
 from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.errors import MISUSED, CommandError
 from router.cli.keys.key_folder import AUTHORITY_KEY, KeyFolder
-from router.cli.output import print_json
 from router.cli.own_folder import own_folder
+from router.cli.terminal import print_json, print_line
 from router.cli.up import own_subject
 from router.tls.authority import Subject, expires_at
 
@@ -130,5 +130,5 @@ def _tell(keys: KeyFolder, done: list[str], *, as_json: bool) -> None:
         print_json({"folder": str(keys.path), "done": done, "expires": ends.isoformat()})
         return
     for line in done or ["nothing to do"]:
-        print(line)
-    print(f"the keys are in {keys.path}; the certificate is valid until {ends:%Y-%m-%d}")
+        print_line(line)
+    print_line(f"the keys are in {keys.path}; the certificate is valid until {ends:%Y-%m-%d}")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from router.cli.errors import FAILED, CommandError
+from router.cli.errors import FAILED, INTERRUPTED, CommandError
 
 
 def run_module(module: str, argv: Sequence[str], beside: Path | None = None) -> int:
@@ -26,7 +26,7 @@ def run_module(module: str, argv: Sequence[str], beside: Path | None = None) -> 
         except KeyboardInterrupt:
             child.wait()  # the terminal told it as well
             message = "interrupted"
-            raise CommandError(message) from None
+            raise CommandError(message, INTERRUPTED) from None
         finally:
             signal.signal(signal.SIGTERM, before)
     return status if status >= 0 else FAILED

@@ -17,7 +17,8 @@ from fabric.limits import STOPS_AT_ONCE_MAX
 from fabric.settings import parse_settings
 from router.cli.config_file import our_section, read_cluster_file
 from router.cli.errors import FAILED, MISUSED, CommandError
-from router.cli.output import Steps, print_json, print_table
+from router.cli.output import Steps, print_table
+from router.cli.terminal import print_json
 
 # Where cluster.yaml puts the programs.
 PROGRAMS = "~/macfabric/venv/bin"

@@ -7,15 +7,20 @@ from typing import Any
 import yaml
 
 from fabric.settings import FabricSettings, check_keys, parse_settings
-from router.cli.errors import MISUSED, CommandError
+from router.cli.errors import MISUSED, CommandError, describe_os_error
 
 
 def read_cluster_file(path: Path) -> dict[str, Any]:
     """Read the whole file as plain data."""
     try:
         whole = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        message = f"{path}: {error}"
+    except OSError as error:
+        raise CommandError(describe_os_error(error, path), MISUSED) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        message = f"{path} is no YAML: {error}"
+        raise CommandError(message, MISUSED) from None
+    except RecursionError:
+        message = f"{path} is nested too deeply"
         raise CommandError(message, MISUSED) from None
     if not isinstance(whole, dict):
         message = f"{path} is no cluster file: it holds no keys"

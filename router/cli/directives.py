@@ -6,8 +6,9 @@ from typing import Any
 from fabric.edit_mode import DIRECTIVE_MODES
 from router.cli.endpoint import agent_path
 from router.cli.errors import MISUSED, CommandError
-from router.cli.output import print_answer, print_json, print_pairs, print_table
-from router.cli.queries import add_common, endpoint_of
+from router.cli.output import print_answer, print_pairs, print_table
+from router.cli.queries import add_agent_id, add_common, endpoint_of
+from router.cli.terminal import print_json
 
 CLEARED = "[cleared]"
 
@@ -17,7 +18,7 @@ def add_direct(commands: Any) -> None:
     direct = commands.add_parser(
         "direct", help="replace a part of what an agent remembers, or undo that"
     )
-    direct.add_argument("id", metavar="ID")
+    add_agent_id(direct)
     what = direct.add_argument_group("what (each as often as you like; all are made, or none)")
     named = (
         ("--result-of", "CALL", "the result of a tool's call, by its id", str),
@@ -47,9 +48,9 @@ def add_direct(commands: Any) -> None:
     direct.add_argument("--undo-all", action="store_true", help="take all directives back")
     direct.set_defaults(run=run_direct)
     rebuild = commands.add_parser(
-        "rebuild", help="compute an agent's edited memory anew with its next turn"
+        "rebuild", help="recompute an agent's memory after its edits, with its next turn"
     )
-    rebuild.add_argument("id", metavar="ID")
+    add_agent_id(rebuild)
     rebuild.set_defaults(run=run_rebuild)
     for parser in (direct, rebuild):
         add_common(parser)
@@ -134,6 +135,6 @@ def run_rebuild(arguments: argparse.Namespace) -> int:
     """Have an agent's memory computed anew, and say behind which token."""
     answer = endpoint_of(arguments).call("POST", agent_path(arguments.id, "rebuild"), {})
     exact = answer.get("exact_tokens")
-    said = "its memory is exact already" if exact is None else f"what lies behind token {exact}"
-    pairs = [("agent", arguments.id), ("computed anew with its next turn", said)]
+    need = "not needed" if exact is None else f"from token {exact} on, with its next turn"
+    pairs = [("agent", arguments.id), ("rebuild", need)]
     return print_answer(answer, pairs, as_json=arguments.json)

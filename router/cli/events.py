@@ -1,7 +1,6 @@
 """`macfabric events`: what happens in a fabric, one line per event, until Ctrl-C."""
 
 import argparse
-import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,6 +8,7 @@ from router.cli.errors import CommandError
 from router.cli.event_stream import ToldEvent, follow_events
 from router.cli.output import human_bytes, human_count
 from router.cli.queries import add_common, endpoint_of
+from router.cli.terminal import print_json, print_line
 
 PATH = "/v1/events"
 
@@ -31,16 +31,18 @@ def run_events(arguments: argparse.Namespace) -> int:
     endpoint = endpoint_of(arguments)
     try:
         for told in follow_events(endpoint, PATH):
-            print(_as_json(told) if arguments.json else _as_line(told), flush=True)
+            if arguments.json:
+                print_json(_as_row(told), indent=None, flush=True)
+            else:
+                print_line(_as_line(told), flush=True)
     except KeyboardInterrupt:
         return 0
     message = f"the router at {endpoint.url} has stopped"
     raise CommandError(message)
 
 
-def _as_json(told: ToldEvent) -> str:
-    row = {"event": told.name, "id": told.id, "data": told.data}
-    return json.dumps(row, ensure_ascii=False)
+def _as_row(told: ToldEvent) -> dict[str, Any]:
+    return {"event": told.name, "id": told.id, "data": told.data}
 
 
 def _as_line(told: ToldEvent) -> str:

@@ -6,7 +6,6 @@ import os
 import secrets
 import select
 import ssl
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -23,6 +22,7 @@ from fabric.record.hibernation_file import (
 )
 from router.cli.endpoint import Endpoint
 from router.cli.errors import MISUSED, CommandError
+from router.cli.terminal import errors_are_terminal, start_bar
 
 CHUNK_BYTES = 1 * MIB
 # A node waits for a running turn before it answers, and syncs its disk behind the last byte.
@@ -34,29 +34,14 @@ Advance = Callable[[int], None]
 @contextlib.contextmanager
 def progress(label: str, total_bytes: int, *, quiet: bool) -> Iterator[Advance]:
     """Show a bar on a terminal; give a function that takes the bytes of each step."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not errors_are_terminal():
         yield lambda _: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=total_bytes)
-        yield lambda count: bar.advance(task, count)
+    bar = start_bar(label, total_bytes, counts_bytes=True)
+    try:
+        yield bar.advance
+    finally:
+        bar.stop()
 
 
 def download(

@@ -19,14 +19,14 @@ from router.cli.errors import MISUSED, CommandError
 from router.cli.file_exchange import download, read_header, upload
 from router.cli.keys.key_file import SALT_BYTES, signing_key
 from router.cli.output import human_bytes, human_count, print_answer
-from router.cli.queries import add_common, endpoint_of
+from router.cli.queries import add_agent_id, add_common, endpoint_of
 
 
 def add_hibernation(commands: Any) -> None:
     """Declare the commands."""
     hibernate = commands.add_parser("hibernate", help="write an agent into one signed file")
-    hibernate.add_argument("id", metavar="ID")
-    hibernate.add_argument("file", metavar="FILE", type=Path)
+    add_agent_id(hibernate)
+    hibernate.add_argument("file", metavar="FILE", type=Path, help="where to write it")
     hibernate.add_argument(
         "--keep",
         action=argparse.BooleanOptionalAction,
@@ -36,7 +36,7 @@ def add_hibernation(commands: Any) -> None:
     hibernate.add_argument("--force", action="store_true", help="replace an existing FILE")
     hibernate.set_defaults(run=run_hibernate)
     resume = commands.add_parser("resume", help="bring an agent back from its file")
-    resume.add_argument("file", metavar="FILE", type=Path)
+    resume.add_argument("file", metavar="FILE", type=Path, help="what `hibernate` wrote")
     resume.add_argument(
         "--as", dest="name", metavar="ID", help="under this name (default: its own)"
     )

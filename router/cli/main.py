@@ -1,69 +1,63 @@
-"""The `macfabric` command: what there is, and how errors are told.
+"""The `macfabric` command: runs one, and says in a line why it failed.
 
-Exit status: 0 done, 1 failed, 2 used wrongly.
+Exit status: 0 done, 1 failed, 2 used wrongly, 130 interrupted.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
-import fabric
-from router.cli.agent_wishes import add_agent_wishes
-from router.cli.bench import add_bench
-from router.cli.certs import add_certs
-from router.cli.demo.demo import add_demo
-from router.cli.directives import add_direct
-from router.cli.doctor.config_check import add_config
-from router.cli.doctor.doctor import add_doctor
-from router.cli.doctor.import_check import require_own_names
-from router.cli.errors import FAILED, MISUSED, CommandError
-from router.cli.events import add_events
-from router.cli.fsck import add_fsck
-from router.cli.hibernate import add_hibernation
-from router.cli.launch.launch import add_launch, split_off
-from router.cli.moves import add_moves
-from router.cli.queries import add_queries
-from router.cli.scenario.scenario import add_scenario
-from router.cli.serve import add_serve
-from router.cli.up import add_down, add_up
-from router.cli.verbs import add_verbs
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Declare every command."""
-    parser = argparse.ArgumentParser(
-        prog="macfabric",
-        description="A fabric of Macs that gives LLM agents a persistent, movable KV cache.",
-    )
-    parser.add_argument("--version", action="version", version=f"macfabric {fabric.__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for declare in (add_up, add_down, add_serve, add_launch, add_queries, add_events):
-        declare(commands)
-    for declare in (add_verbs, add_direct, add_agent_wishes, add_moves, add_hibernation):
-        declare(commands)
-    for declare in (add_scenario, add_doctor, add_fsck, add_config, add_certs, add_demo, add_bench):
-        declare(commands)
-    return parser
+from fabric.errors import FabricError
+from router.cli.errors import FAILED, INTERRUPTED, MISUSED, CommandError, describe_os_error
+from router.cli.terminal import discard_output, flush_output, print_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
-    if not __debug__:
-        print("macfabric: assertions guard stored caches; do not use python -O", file=sys.stderr)
-        return MISUSED
-    own, further = split_off(list(sys.argv[1:] if argv is None else argv))
-    arguments = build_parser().parse_args(own, argparse.Namespace(further=further))
     try:
-        require_own_names()
-        return int(arguments.run(arguments))
+        if not __debug__:
+            message = "assertions guard stored caches; do not use python -O"
+            raise CommandError(message, MISUSED)  # noqa: TRY301 - reported below like every error
+        return _run(list(sys.argv[1:] if argv is None else argv))
     except CommandError as error:
-        print(f"macfabric: {error}", file=sys.stderr)
-        return error.status
+        return _fail(str(error), error.status)
+    except FabricError as error:
+        return _fail(error.message, FAILED)
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader (head, less) has seen enough; Python must not complain at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return FAILED
+    except OSError as error:
+        return _fail(describe_os_error(error), FAILED)
+
+
+def _run(argv: list[str]) -> int:
+    # Imported here: Ctrl-C while the commands load must not end in a traceback either.
+    from router.cli.commands import build_parser
+    from router.cli.doctor.import_check import require_own_names
+    from router.cli.launch.launch import split_off
+
+    own, further = split_off(argv)
+    try:
+        arguments = build_parser().parse_args(own, argparse.Namespace(further=further))
+    except SystemExit:  # after --help or --version
+        flush_output()
+        raise
+    require_own_names()
+    status = int(arguments.run(arguments))
+    flush_output()
+    return status
+
+
+def _fail(message: str, status: int) -> int:
+    print_error(f"macfabric: {message}")
+    try:
+        flush_output()
+    except (CommandError, BrokenPipeError):
+        discard_output()
+    return status
 
 
 if __name__ == "__main__":

@@ -1,23 +1,22 @@
 """Commands about where agents are: fork, replicate, prefetch, drain, undrain."""
 
 import argparse
-import sys
 import time
 from typing import Any
 from urllib.parse import quote
 
 from router.cli.endpoint import Endpoint, agent_path
-from router.cli.errors import FAILED, CommandError
+from router.cli.errors import FAILED, INTERRUPTED, CommandError
 from router.cli.output import (
     Steps,
     human_bytes,
     human_count,
     print_answer,
-    print_json,
     print_pairs,
     print_table,
 )
-from router.cli.queries import add_common, endpoint_of, rows_of
+from router.cli.queries import add_agent_id, add_common, endpoint_of, rows_of
+from router.cli.terminal import print_error, print_json
 
 COPY_TIMEOUT_S = 3600.0  # a large agent over Wi-Fi
 POLL_S = 0.5
@@ -26,17 +25,17 @@ POLL_S = 0.5
 def add_moves(commands: Any) -> None:
     """Declare the commands."""
     fork = commands.add_parser("fork", help="make a new agent with the context of another one")
-    fork.add_argument("id", metavar="ID")
+    add_agent_id(fork)
     fork.add_argument("--as", dest="name", required=True, metavar="ID", help="its name")
     fork.add_argument("--to", metavar="NODE", help="where it lives (default: on the other's node)")
     fork.set_defaults(run=run_fork)
     replicate = commands.add_parser("replicate", help="keep a copy of an agent on another node")
-    replicate.add_argument("id", metavar="ID")
+    add_agent_id(replicate)
     replicate.add_argument("--to", required=True, metavar="NODE", help="the node that keeps it")
     replicate.add_argument("--once", action="store_true", help="copy now, and not after each turn")
     replicate.set_defaults(run=run_replicate)
     prefetch = commands.add_parser("prefetch", help="load an agent ahead of its turn")
-    prefetch.add_argument("id", metavar="ID")
+    add_agent_id(prefetch)
     prefetch.add_argument("--to", metavar="NODE", help="bring a copy to this node's disk instead")
     prefetch.set_defaults(run=run_prefetch)
     drain = commands.add_parser(
@@ -52,7 +51,7 @@ def add_moves(commands: Any) -> None:
     undrain = commands.add_parser("undrain", help="let a node take agents again")
     undrain.set_defaults(run=run_undrain)
     for parser in (drain, undrain):
-        parser.add_argument("node", metavar="NODE")
+        parser.add_argument("node", metavar="NODE", help="as `macfabric nodes` lists it")
     for parser in (fork, replicate, prefetch, drain, undrain):
         add_common(parser)
 
@@ -92,7 +91,7 @@ def run_drain(arguments: argparse.Namespace) -> int:
             drain = _watch(endpoint, node, drain, arguments)
         except KeyboardInterrupt:
             message = f"the drain goes on; `macfabric undrain {node}` ends it"
-            raise CommandError(message) from None
+            raise CommandError(message, INTERRUPTED) from None
     if arguments.json:
         print_json(drain)
     else:
@@ -150,7 +149,7 @@ def _print_drain(drain: dict[str, Any]) -> None:
         print_table("Left behind", ("agent", "why"), rows)
     if drain.get("stuck_others"):
         count = drain["stuck_others"]
-        print(f"warning: {count} more, of other tenants or not listed", file=sys.stderr)
+        print_error(f"warning: {count} more, of other tenants or not listed")
 
 
 def _replica(made: dict[str, Any]) -> list[tuple[str, object]]:

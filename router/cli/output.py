@@ -1,36 +1,49 @@
-"""What commands print: tables for people, plain columns for pipes, JSON for programs."""
+"""What commands print: tables and pairs for people, JSON for programs."""
 
-import json
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fabric.shown_text import escape_line
+from router.cli.terminal import (
+    output_is_terminal,
+    print_error,
+    print_json,
+    print_line,
+    terminal_columns,
+)
+
 _KIB = 1024
-
-
-def print_json(value: object) -> None:
-    """Print one JSON document on standard output."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+_GAP = "  "
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table: with lines on a terminal, in aligned columns otherwise."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.table import Table
+    """Print aligned columns. A terminal also gets the title, and only the columns that fit.
 
-        table = Table(*map(escape, columns), title=escape(title))
-        for row in cells:
-            table.add_row(*map(escape, row))
-        Console().print(table)
-        return
-    table_rows = [list(columns), *cells]
-    widths = [max(len(row[i]) for row in table_rows) for i in range(len(columns))]
-    for row in table_rows:
-        print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+    No cell is ever cut: ids are there to be copied.
+    """
+    table = [[escape_line(str(cell)) for cell in row] for row in (columns, *rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(columns))]
+    shown = len(columns)
+    if output_is_terminal():
+        print_line(f"{title}:")
+        shown = _columns_that_fit(widths, terminal_columns())
+    for row in table:
+        cells = zip(row[:shown], widths[:shown], strict=True)
+        print_line(_GAP.join(cell.ljust(width) for cell, width in cells).rstrip())
+    if shown < len(columns):
+        left_out = ", ".join(filter(None, columns[shown:]))
+        print_error(f"(not shown in {terminal_columns()} columns: {left_out}; --json has all)")
+
+
+def _columns_that_fit(widths: Sequence[int], available: int) -> int:
+    """Count the leading columns that fit; the first two are shown in any case."""
+    total = 0
+    for count, width in enumerate(widths):
+        total += width + (len(_GAP) if count else 0)
+        if total > available:
+            return max(count, min(2, len(widths)))
+    return len(widths)
 
 
 def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
@@ -38,7 +51,7 @@ def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
     listed = list(pairs)
     width = max((len(name) for name, _ in listed), default=0)
     for name, value in listed:
-        print(f"{name.ljust(width)}  {value}")
+        print_line(f"{name.ljust(width)}{_GAP}{value}")
 
 
 def print_answer(answer: Any, pairs: Iterable[tuple[str, object]], *, as_json: bool) -> int:
@@ -69,7 +82,7 @@ class Steps:
 
     def say(self, text: str) -> None:
         if not self._quiet:
-            print(f"[{self.seconds:5.1f} s] {text}", file=sys.stderr, flush=True)
+            print_error(f"[{self.seconds:5.1f} s] {text}")
 
 
 def human_bytes(count: Any) -> str:

@@ -1,7 +1,6 @@
 """Commands that look: status, nodes, agents, agent."""
 
 import argparse
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from router.cli.output import (
     human_bytes,
     human_count,
     print_answer,
-    print_json,
     print_pairs,
     print_table,
 )
+from router.cli.terminal import print_error, print_json, print_line
 
 
 def add_queries(commands: Any) -> None:
@@ -28,10 +27,15 @@ def add_queries(commands: Any) -> None:
     agents = commands.add_parser("agents", help="list the agents and how their last turn matched")
     agents.set_defaults(run=run_agents)
     agent = commands.add_parser("agent", help="show one agent")
-    agent.add_argument("id", metavar="ID")
+    add_agent_id(agent)
     agent.set_defaults(run=run_agent)
     for parser in (status, nodes, agents, agent):
         add_common(parser)
+
+
+def add_agent_id(parser: argparse.ArgumentParser) -> None:
+    """Declare the argument that names an agent."""
+    parser.add_argument("id", metavar="ID", help="the agent, as `macfabric agents` lists it")
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +54,7 @@ def endpoint_of(arguments: argparse.Namespace) -> Endpoint:
     """Return the fabric that the common options name."""
     endpoint = find_endpoint(arguments.url, arguments.data, arguments.key)
     if endpoint.warning is not None:
-        print(endpoint.warning, file=sys.stderr)
+        print_error(endpoint.warning)
     return endpoint
 
 
@@ -89,9 +93,9 @@ def run_status(arguments: argparse.Namespace) -> int:
     for node in nodes:
         if node.get("failure"):
             again = failed_again(node["failure"], node.get("starts_again_in_s"))
-            print(f"warning: {node.get('name')} {again}")
+            print_line(f"warning: {node.get('name')} {again}")
         for problem in _problems(node):
-            print(f"warning: {node.get('name')}: {problem}")
+            print_line(f"warning: {node.get('name')}: {problem}")
     return status
 
 

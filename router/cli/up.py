@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -22,8 +21,9 @@ from router.cli.config_file import read_settings
 from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.errors import MISUSED, CommandError
 from router.cli.model_choice import chosen_model
-from router.cli.output import Steps, print_json
+from router.cli.output import Steps
 from router.cli.supervisor import Plan, Supervisor
+from router.cli.terminal import print_json, print_line
 from router.http.own_hosts import own_hosts
 from router.supervise.keeper import Keeper
 from router.supervise.processes import ProcessId, end, is_alive, send, session_members, wait_gone
@@ -186,12 +186,11 @@ def tell_ready(supervisor: Supervisor, model: str, *, as_json: bool) -> None:
             "seconds": seconds,
             "phases": supervisor.phases,
         }
-        print(json.dumps(ready), flush=True)
+        print_json(ready, indent=None, flush=True)
     else:
         listed = ", ".join(nodes) or "no nodes yet"
-        print(
-            f"macfabric is ready at {supervisor.url} ({listed}; {model}; {seconds} s)", flush=True
-        )
+        ready_line = f"macfabric is ready at {supervisor.url} ({listed}; {model}; {seconds} s)"
+        print_line(ready_line, flush=True)
 
 
 def _settings(arguments: argparse.Namespace, steps: Steps) -> tuple[FabricSettings, list[NodeName]]:

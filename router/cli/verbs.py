@@ -5,8 +5,9 @@ from typing import Any
 
 from router.cli.endpoint import agent_path
 from router.cli.errors import FAILED
-from router.cli.output import human_bytes, print_answer, print_json, print_pairs, print_table
-from router.cli.queries import add_common, endpoint_of
+from router.cli.output import human_bytes, print_answer, print_pairs, print_table
+from router.cli.queries import add_agent_id, add_common, endpoint_of
+from router.cli.terminal import print_json, print_line
 
 MIGRATE_TIMEOUT_S = 600.0  # a large agent over Wi-Fi
 
@@ -14,15 +15,20 @@ MIGRATE_TIMEOUT_S = 600.0  # a large agent over Wi-Fi
 def add_verbs(commands: Any) -> None:
     """Declare the commands."""
     migrate = commands.add_parser("migrate", help="move an agent to another node")
-    migrate.add_argument("id", metavar="ID")
+    add_agent_id(migrate)
     migrate.add_argument("--to", required=True, metavar="NODE", help="where it should live")
     migrate.set_defaults(run=run_migrate)
     pin = commands.add_parser("pin", help="make an agent the last to be evicted")
-    pin.add_argument("id", metavar="ID")
+    add_agent_id(pin)
     pin.add_argument("--off", action="store_true", help="evict it like any other again")
     pin.set_defaults(run=run_pin)
-    erase = commands.add_parser("erase", help="remove every byte of an agent, everywhere")
-    erase.add_argument("id", metavar="ID")
+    erase = commands.add_parser(
+        "erase",
+        help="remove every byte of an agent, everywhere",
+        description="Remove every byte of an agent, on every node, and print a receipt. This "
+        "cannot be undone: to keep a copy, run `macfabric hibernate ID FILE` first.",
+    )
+    add_agent_id(erase)
     erase.set_defaults(run=run_erase)
     for parser in (migrate, pin, erase):
         add_common(parser)
@@ -92,7 +98,7 @@ def run_erase(arguments: argparse.Namespace) -> int:
         ),
     )
     for node in receipt.get("unreachable", ()):
-        print(f"warning: {node} is away; it erases its part when it is back")
+        print_line(f"warning: {node} is away; it erases its part when it is back")
     if receipt.get("remembered") == []:
-        print("warning: no node's disk took the note that this was erased; repeat it later")
+        print_line("warning: no node's disk took the note that this was erased; repeat it later")
     return 0 if receipt.get("deleted") else FAILED

@@ -148,6 +148,8 @@ class FakeFabric:
         self.key: str | None = None
         self.page: bytes | None = None
         self.media_type = "application/json"
+        self.holds = False  # does not answer before it is closed
+        self._closes = threading.Event()
         fabric = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -165,6 +167,7 @@ class FakeFabric:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def close(self) -> None:
+        self._closes.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -173,6 +176,9 @@ class FakeFabric:
         length = int(request.headers.get("content-length", 0))
         body = json.loads(request.rfile.read(length)) if length else None
         self.asked.append((request.command, request.path, body))
+        if self.holds:
+            self._closes.wait(60)
+            return
         answer = ANSWERS.get((request.command, request.path))
         status = STATUSES.get((request.command, request.path), 200) if answer else 404
         answer = answer or {"error": {"message": "no agent is called that"}}

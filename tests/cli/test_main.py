@@ -1,5 +1,6 @@
 """Arguments: what is accepted, what is refused, and with which exit status."""
 
+import argparse
 import socket
 import subprocess
 import sys
@@ -7,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from router.cli.commands import build_parser
 from router.cli.doctor import import_check
-from router.cli.main import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
@@ -47,6 +48,43 @@ def test_help(run, command):
 
     assert status == 0
     assert command in out
+
+
+def parsers(parser=None):
+    parser = parser or build_parser()
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from parsers(inner)
+
+
+@pytest.mark.parametrize("parser", list(parsers()), ids=lambda parser: parser.prog)
+def test_help_describes_the_command_and_every_argument(parser):
+    assert parser.description
+    named = [a.dest for a in parser._actions if not isinstance(a, argparse._SubParsersAction)
+             and not a.help]  # fmt: skip
+    assert named == []
+
+
+def test_help_of_erase_says_that_it_is_final(run):
+    assert "cannot be undone" in " ".join(run("erase", "--help")[1].split())
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["migrat"], "Did you mean migrate"),
+        (["erease", "mira"], "Did you mean erase"),
+        (["config", "chek"], "Did you mean check"),
+        (["fly"], "See `macfabric --help`"),
+    ],
+)
+def test_an_unknown_command_suggests_one(run, argv, hint):
+    status, out, err = run(*argv)
+
+    assert (status, out) == (2, "")
+    assert hint in err
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS - {"config", "certs", "scenario"}))
@@ -118,7 +156,7 @@ def test_a_foreign_package_is_refused(run, monkeypatch, tmp_path):
 
 def test_help_needs_no_heavy_package():
     code = (
-        "import sys; from router.cli.main import build_parser; build_parser();"
+        "import sys; from router.cli.commands import build_parser; build_parser();"
         "print(sorted({'ray', 'mlx', 'openai', 'rich', 'aiohttp'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -44,7 +44,8 @@ from router.cli.demo.demo_table import (
 )
 from router.cli.endpoint import Endpoint, agent_path
 from router.cli.errors import FAILED, CommandError
-from router.cli.output import Steps, print_json
+from router.cli.output import Steps
+from router.cli.terminal import print_json, print_line
 from router.cli.up import catch_signals
 from router.supervise.keeper import Keeper
 from router.supervise.processes import ProcessId, is_alive
@@ -275,4 +276,4 @@ def _report(demo: Demo, untrue: list[str], ready: Ready, seconds: float, *, as_j
         return
     show(demo.agents, demo.turns, demo.pulse, seconds)
     for problem in untrue:
-        print(f"UNTRUE: {problem}")
+        print_line(f"UNTRUE: {problem}")

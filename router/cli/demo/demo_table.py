@@ -7,6 +7,7 @@ from typing import Any
 
 from router.cli.demo.demo_client import DemoTurn, Pulse
 from router.cli.output import print_table
+from router.cli.terminal import print_line
 
 COLD, HOT, DISK, PEER, KILLED = "cold", "hot", "disk", "peer", "killed"
 STATES = (COLD, HOT, DISK, PEER, KILLED)
@@ -60,12 +61,12 @@ def show(agents: Sequence[str], turns: Sequence[DemoTurn], pulse: Pulse, seconds
     rows = [[agent, *(_cell(by_place.get((agent, state))) for state in STATES)] for agent in agents]
     print_table("Milliseconds to the first token", ("agent", *STATES), rows)
     for state in STATES:
-        print(f"  {state:7} {MEANING[state]}")
+        print_line(f"  {state:7} {MEANING[state]}")
     found = ratios(turns)
     if found:
-        print("; ".join(f"{name} {times:g}x" for name, times in found.items()))
+        print_line("; ".join(f"{name} {times:g}x" for name, times in found.items()))
     right = sum(turn.right for turn in turns)
-    print(
+    print_line(
         f"{right} of {len(turns)} answers right; the endpoint answered {pulse.asked} pulses, "
         f"{len(pulse.failures)} failed, the slowest took {pulse.slowest_ms:.0f} ms; "
         f"{seconds:.1f} s in all"

@@ -24,7 +24,7 @@ from router.cli.config_file import (
     with_key_files,
 )
 from router.cli.errors import FAILED, CommandError
-from router.cli.output import print_json
+from router.cli.terminal import print_json, print_line
 from router.policies.configured import configured_policies
 
 PROVIDER_KEYS = {"type", "head_ip", "worker_ips"}
@@ -71,7 +71,7 @@ def add_config(commands: Any) -> None:
         description="Ask Ray, then look for mistakes that Ray accepts, and check "
         "metadata.macfabric. Exit status 1 where there is an error.",
     )
-    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("file", type=Path, metavar="FILE", help="cluster.yaml")
     check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(run=run_check)
 
@@ -86,9 +86,9 @@ def run_check(arguments: argparse.Namespace) -> int:
         print_json({"ok": not wrong, "findings": [asdict(finding) for finding in findings]})
     else:
         for finding in findings:
-            print(f"{finding.level}: {finding.where}: {finding.message}")
+            print_line(f"{finding.level}: {finding.where}: {finding.message}")
         if not wrong:
-            print(f"{arguments.file} is fine; `ray up {arguments.file}` will take it")
+            print_line(f"{arguments.file} is fine; `ray up {arguments.file}` will take it")
     return FAILED if wrong else 0
 
 

@@ -24,8 +24,9 @@ from router.cli.doctor.doctor_links import link_checks, link_rows, stations_of
 from router.cli.doctor.doctor_network import network_checks
 from router.cli.doctor.import_check import foreign_names
 from router.cli.errors import FAILED, CommandError
-from router.cli.output import human_bytes, print_json
+from router.cli.output import human_bytes
 from router.cli.queries import add_common, endpoint_of, rows_of
+from router.cli.terminal import print_json, print_line
 from router.supervise.ray_processes import SOCKET_PATH_BYTES_MAX, SOCKET_SUFFIX_BYTES
 
 PACKAGES = ("ray", "mlx", "mlx-lm", "aiohttp", "uvicorn", "openai")
@@ -59,7 +60,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
         print_json({"ok": not wrong, "checks": rows, "links": links})
     else:
         for check in checks:
-            print(f"{check.verdict:7}  {check.name}: {check.detail}")
+            print_line(f"{check.verdict:7}  {check.name}: {check.detail}")
     return FAILED if wrong else 0
 
 

@@ -4,15 +4,14 @@ import argparse
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from router.cli.endpoint import KEY_VARIABLE, Endpoint
 from router.cli.errors import MISUSED, CommandError
 from router.cli.launch.programs import PROGRAMS, AgentProgram, LaunchTarget, ProgramStart
-from router.cli.output import print_json
 from router.cli.queries import add_common, endpoint_of, rows_of
+from router.cli.terminal import print_error, print_json, print_line
 
 _NO_KEY = "macfabric"  # programs refuse to start without one; a fabric without keys takes any
 
@@ -27,7 +26,9 @@ def add_launch(commands: Any) -> None:
         " Nothing is written to the program's own configuration.",
         epilog="Everything behind -- goes to the program: macfabric launch claude -- -p 'hello'",
     )
-    launch.add_argument("client", metavar="CLIENT", choices=sorted(PROGRAMS))
+    launch.add_argument(
+        "client", metavar="CLIENT", choices=sorted(PROGRAMS), help="which program to start"
+    )
     launch.add_argument("--model", metavar="NAME", help="which model, where several are served")
     launch.add_argument(
         "--print", action="store_true", dest="prints", help="print what it needs, start nothing"
@@ -58,14 +59,15 @@ def run_launch(arguments: argparse.Namespace) -> int:
     if endpoint.key and is_printed:  # terminals keep what they show
         key = f"${KEY_VARIABLE}"
         if KEY_VARIABLE not in os.environ:
-            print(f"note: put the key into {KEY_VARIABLE} first", file=sys.stderr)
+            print_error(f"note: put the key into {KEY_VARIABLE} first")
     launch = client.configure(LaunchTarget(endpoint.url, model, key, _authority(endpoint)))
     command = [program, *launch.arguments, *further]
     if arguments.json:
         print_json({"command": command, "environment": dict(launch.environment), "model": model})
         return 0
     if is_printed:
-        print("\n".join(_shell_lines(command, launch.environment)))
+        for line in _shell_lines(command, launch.environment):
+            print_line(line)
         return 0
     found = shutil.which(program)
     if found is None:

@@ -1,11 +1,10 @@
 """How far a run is: a bar on a terminal, lines elsewhere."""
 
-import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 from router.cli.output import Steps
+from router.cli.terminal import ProgressBar, errors_are_terminal, start_bar
 from router.scenario.run_events import (
     AgentAsked,
     AgentCopied,
@@ -28,20 +27,12 @@ class RunProgress:
         self._done = turns_done
         self._title = title
         self._steps = Steps(quiet=is_quiet)
-        self._bar: Any = None
-        self._task: Any = None
-        self._has_bar = sys.stderr.isatty() and not is_quiet
+        self._bar: ProgressBar | None = None
+        self._has_bar = errors_are_terminal() and not is_quiet
 
     def __enter__(self) -> Callable[[RunEvent], None]:
         if self._has_bar:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as Bars
-
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-            self._bar = Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True))
-            self._bar.start()
-            self._task = self._bar.add_task(self._title, total=self._total, completed=self._done)
+            self._bar = start_bar(self._title, self._total, completed=self._done)
         return self.tell
 
     def __exit__(
@@ -60,7 +51,7 @@ class RunProgress:
         text = _line(event)
         if self._bar is not None:
             shown = f"{self._title}: {text}" if text else self._title
-            self._bar.update(self._task, completed=self._done, description=shown[:72])
+            self._bar.update(self._done, shown[:72])
         elif text:
             self._steps.say(f"{self._done}/{self._total} {text}")
 

@@ -12,9 +12,9 @@ from urllib.parse import quote
 from fabric.codec import from_plain
 from fabric.errors import FabricError
 from router.cli.endpoint import Endpoint
-from router.cli.errors import FAILED, CommandError
+from router.cli.errors import FAILED, INTERRUPTED, CommandError
 from router.cli.event_stream import BrokenOffError, ToldEvent, follow_events
-from router.cli.output import print_answer, print_json, print_table
+from router.cli.output import print_answer, print_table
 from router.cli.queries import add_common, endpoint_of, rows_of
 from router.cli.scenario.progress import RunProgress
 from router.cli.scenario.report import (
@@ -23,6 +23,7 @@ from router.cli.scenario.report import (
     print_transcripts,
     print_unmet,
 )
+from router.cli.terminal import print_json, print_line
 from router.scenario.event_rows import read_event
 from router.scenario.report import ReportRow, Saving
 from router.scenario.run_events import RunEvent
@@ -40,7 +41,7 @@ def add_remote(verbs: Any) -> None:
     cancel = verbs.add_parser(
         "cancel", help="end a run in the router; of one that has ended, remove all it wrote"
     )
-    cancel.add_argument("id", metavar="ID")
+    cancel.add_argument("id", metavar="ID", help="as `scenario runs` lists it")
     cancel.set_defaults(run=run_cancel)
     for parser in (runs, cancel):
         add_common(parser)
@@ -85,7 +86,7 @@ def run_remote(arguments: argparse.Namespace, chosen: dict[str, str]) -> int:
         _show(endpoint, begun, is_quiet=arguments.json)
     except KeyboardInterrupt:
         message = f"{name} goes on in the router; `macfabric scenario cancel {name}` ends it."
-        raise CommandError(message) from None
+        raise CommandError(message, INTERRUPTED) from None
     shown = endpoint.get(_path(name))
     if arguments.json:
         print_json(shown)
@@ -185,7 +186,7 @@ def _tell(shown: dict[str, Any]) -> None:
     print_savings([from_plain(Saving, saving) for saving in shown["savings"]])
     print_unmet(shown["runs"])
     error = shown.get("error") or {}
-    print(shown["state"] + (f": {error['message']}" if error else ""))
+    print_line(shown["state"] + (f": {error['message']}" if error else ""))
 
 
 def _path(name: str) -> str:

@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from router.cli.output import human_bytes, human_count, print_table
+from router.cli.terminal import print_line
 from router.scenario.report import ReportRow, Saving
 
 _COLUMNS = ("phase", "agent", "answers", "ttft s", "min", "max", "cached", "of", "moved", "nodes")
@@ -34,16 +35,18 @@ def print_report(title: str, rows: Iterable[ReportRow]) -> None:
 def print_transcripts(runs: Iterable[Mapping[str, Any]]) -> None:
     """Print what was said, and by which tools' help, of each performance."""
     for run in runs:
-        print(f"{run['arm']} {run['number']}")
+        print_line(f"{run['arm']} {run['number']}")
         phase = None
         for said in run["transcript"]:
             if said["phase"] != phase:
                 phase = said["phase"]
-                print(f"  {phase}")
+                print_line(f"  {phase}")
             names = [call["name"] for step in said["steps"] for call in step["calls"]]
             called = f" (calls {', '.join(names)})" if names else ""
-            text = said["text"].strip().replace("\n", "\n      ")
-            print(f"    {said['speaker']}{called}: {text}")
+            first, *rest = said["text"].strip().split("\n")
+            print_line(f"    {said['speaker']}{called}: {first}")
+            for line in rest:
+                print_line(f"      {line}")
 
 
 def print_unmet(runs: Iterable[Mapping[str, Any]]) -> None:
@@ -52,7 +55,7 @@ def print_unmet(runs: Iterable[Mapping[str, Any]]) -> None:
         for phase, verdicts in run["verdicts"].items():
             for verdict in verdicts:
                 if verdict["counts"] and not verdict["holds"]:
-                    print(f"does not hold: {phase}: {verdict['expected']}: {verdict['found']}")
+                    print_line(f"does not hold: {phase}: {verdict['expected']}: {verdict['found']}")
 
 
 def print_savings(found: Sequence[Saving]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from fabric.errors import FabricError
 from router.cli.data_folder import default_data_dir
 from router.cli.endpoint import Endpoint
-from router.cli.errors import FAILED, MISUSED, CommandError
-from router.cli.output import print_json, print_table
+from router.cli.errors import FAILED, INTERRUPTED, MISUSED, CommandError
+from router.cli.output import print_table
 from router.cli.queries import add_common, endpoint_of
 from router.cli.scenario.http_speaker import HttpSpeaker
 from router.cli.scenario.progress import RunProgress
@@ -23,6 +23,7 @@ from router.cli.scenario.report import (
     print_transcripts,
     print_unmet,
 )
+from router.cli.terminal import print_json, print_line
 from router.scenario.folder import read_scenario_file
 from router.scenario.outcome import failed_verdicts, outcome_row, series_savings
 from router.scenario.reader import json_schema
@@ -33,6 +34,8 @@ from router.scenario.scenario import Scenario
 from router.scenario.series import Arm, Series, SeriesPlan
 from router.scenario.shipped import shipped_file, shipped_names, shipped_scenario
 from router.scenario.variables import with_variables
+
+_WHAT = "a scenario file, or the name of a shipped scenario"
 
 
 def add_scenario(commands: Any) -> None:
@@ -49,7 +52,7 @@ def add_scenario(commands: Any) -> None:
         "written down as it is said; the same --run again goes on where it broke off. Exit status "
         "1 where an expectation does not hold.",
     )
-    run.add_argument("what", metavar="FILE|NAME")
+    run.add_argument("what", metavar="FILE|NAME", help=_WHAT)
     run.add_argument(
         "--set", action="append", default=[], metavar="NAME=TEXT", help="set a variable"
     )
@@ -74,7 +77,7 @@ def add_scenario(commands: Any) -> None:
         ("show", "say who speaks when, and who hears it", run_show),
     ):
         verb = verbs.add_parser(name, help=about)
-        verb.add_argument("what", metavar="FILE|NAME")
+        verb.add_argument("what", metavar="FILE|NAME", help=_WHAT)
         verb.add_argument("--json", action="store_true", help="print JSON")
         verb.set_defaults(run=command)
     add_remote(verbs)
@@ -95,7 +98,9 @@ def run_check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(row)
     else:
-        print(f"{scenario.name}: {turns} turns in {len(scenario.phases)} phases, nothing is wrong")
+        print_line(
+            f"{scenario.name}: {turns} turns in {len(scenario.phases)} phases, nothing is wrong"
+        )
     return 0
 
 
@@ -180,7 +185,7 @@ def run_run(arguments: argparse.Namespace) -> int:
         raise CommandError(message) from None
     except KeyboardInterrupt:
         message = f"stopped. Go on with --run {plan.name}."
-        raise CommandError(message) from None
+        raise CommandError(message, INTERRUPTED) from None
     return _told(series, arguments)
 
 
@@ -200,7 +205,9 @@ def _told(series: Series, arguments: argparse.Namespace) -> int:
             print_report(title, rows(each.run.state))
         print_savings(list(series_savings(performed)))
         print_unmet(outcome["runs"])
-        print("all expectations hold" if not failed else f"{len(failed)} expectations do not hold")
+        print_line(
+            "all expectations hold" if not failed else f"{len(failed)} expectations do not hold"
+        )
     return FAILED if failed else 0
 
 

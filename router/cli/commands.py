@@ -1,0 +1,40 @@
+"""All commands of `macfabric`."""
+
+import argparse
+
+import fabric
+from router.cli.agent_wishes import add_agent_wishes
+from router.cli.bench import add_bench
+from router.cli.certs import add_certs
+from router.cli.demo.demo import add_demo
+from router.cli.directives import add_direct
+from router.cli.doctor.config_check import add_config
+from router.cli.doctor.doctor import add_doctor
+from router.cli.events import add_events
+from router.cli.fsck import add_fsck
+from router.cli.hibernate import add_hibernation
+from router.cli.launch.launch import add_launch
+from router.cli.moves import add_moves
+from router.cli.parser import CommandParser
+from router.cli.queries import add_queries
+from router.cli.scenario.scenario import add_scenario
+from router.cli.serve import add_serve
+from router.cli.up import add_down, add_up
+from router.cli.verbs import add_verbs
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Declare every command."""
+    parser = CommandParser(
+        prog="macfabric",
+        description="A fabric of Macs that gives LLM agents a persistent, movable KV cache.",
+    )
+    parser.add_argument("--version", action="version", version=f"macfabric {fabric.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for declare in (add_up, add_down, add_serve, add_launch, add_queries, add_events):
+        declare(commands)
+    for declare in (add_verbs, add_direct, add_agent_wishes, add_moves, add_hibernation):
+        declare(commands)
+    for declare in (add_scenario, add_doctor, add_fsck, add_config, add_certs, add_demo, add_bench):
+        declare(commands)
+    return parser

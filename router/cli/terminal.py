@@ -1,0 +1,153 @@
+"""The only module that writes to standard output and standard error.
+
+Everything shown may come from models, files, clients or other machines, so control characters are
+escaped here (`fabric/shown_text.py`), and characters that the terminal's encoding lacks as well.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from fabric.shown_text import escape_block, escape_json, escape_line
+from router.cli.errors import CommandError, describe_os_error
+
+_UTF8 = "utf"
+
+
+def print_line(text: object = "", *, flush: bool = False) -> None:
+    """Write one line to standard output; line ends within `text` are escaped, too."""
+    _write(sys.stdout, escape_line(str(text)), flush=flush)
+
+
+def print_block(text: str, *, flush: bool = False) -> None:
+    """Write text of several lines to standard output."""
+    _write(sys.stdout, escape_block(text), flush=flush)
+
+
+def print_error(text: object) -> None:
+    """Write a message of one or more lines to standard error."""
+    with contextlib.suppress(OSError, CommandError):  # there is no place left to report that to
+        _write(sys.stderr, escape_block(str(text)), flush=True)
+
+
+def print_json(value: object, *, indent: int | None = 2, flush: bool = False) -> None:
+    """Write one JSON document to standard output."""
+    document = json.dumps(value, indent=indent, ensure_ascii=not _is_utf8(sys.stdout))
+    _write(sys.stdout, escape_json(document), flush=flush)
+
+
+def is_error_stream(stream: object) -> bool:
+    """Say whether a stream that a library was about to write to is standard error."""
+    return stream is None or stream is sys.stderr
+
+
+def output_is_terminal() -> bool:
+    """Say whether a person reads standard output."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def errors_are_terminal() -> bool:
+    """Say whether a person reads standard error."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def terminal_columns() -> int:
+    """Return the width of the terminal in characters."""
+    return shutil.get_terminal_size().columns
+
+
+def flush_output() -> None:
+    """Write out what is buffered; raise CommandError where it cannot be written."""
+    if sys.stdout is not None:
+        with _named_failure(sys.stdout):
+            sys.stdout.flush()
+
+
+def discard_output() -> None:
+    """Send the rest of standard output nowhere, so that Python's exit does not fail on it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+class ProgressBar:
+    """A progress bar on standard error."""
+
+    def __init__(self, bar: Any, task: Any) -> None:
+        self._bar = bar
+        self._task = task
+
+    def advance(self, count: int) -> None:
+        """Move on by a number of units."""
+        self._bar.advance(self._task, count)
+
+    def update(self, completed: int, label: str) -> None:
+        """Set what is done and what is shown beside it."""
+        self._bar.update(self._task, completed=completed, description=escape_line(label))
+
+    def stop(self) -> None:
+        """Leave the bar as it stands and end it."""
+        self._bar.stop()
+
+
+def start_bar(
+    label: str, total: int, *, completed: int = 0, counts_bytes: bool = False
+) -> ProgressBar:
+    """Show a bar on standard error until it is stopped."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    text = TextColumn("{task.description}", markup=False)
+    if counts_bytes:
+        speed = (TransferSpeedColumn(), TimeRemainingColumn())
+        bar = Progress(text, BarColumn(), DownloadColumn(binary_units=True), *speed,
+                       console=Console(stderr=True))  # fmt: skip
+    else:
+        bar = Progress(text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                       console=Console(stderr=True))  # fmt: skip
+    bar.start()
+    return ProgressBar(bar, bar.add_task(escape_line(label), total=total, completed=completed))
+
+
+def _write(stream: TextIO | None, text: str, *, flush: bool) -> None:
+    if stream is None:  # closed before this process began
+        return
+    encoding = stream.encoding or "utf-8"
+    shown = text.encode(encoding, "backslashreplace").decode(encoding)
+    with _named_failure(stream):
+        stream.write(f"{shown}\n")
+        if flush:
+            stream.flush()
+
+
+@contextlib.contextmanager
+def _named_failure(stream: TextIO) -> Iterator[None]:
+    """Turn a full disk into a message; a closed pipe stays what it is."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        name = "standard error" if stream is sys.stderr else "standard output"
+        if stream is sys.stdout:
+            discard_output()
+        message = f"cannot write to {name}: {describe_os_error(error)}"
+        raise CommandError(message) from None
+
+
+def _is_utf8(stream: TextIO | None) -> bool:
+    return stream is None or (stream.encoding or _UTF8).lower().startswith(_UTF8)

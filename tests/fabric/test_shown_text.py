@@ -1,0 +1,52 @@
+"""No text that is shown can be obeyed by a terminal; JSON keeps its meaning."""
+
+import json
+import unicodedata
+
+import pytest
+
+from fabric.shown_text import escape_block, escape_json, escape_line
+
+ATTACKS = {
+    "colour": "\x1b[31mred",
+    "window title": "\x1b]0;owned\x07",
+    "C1 control sequence": "\x9b31m",
+    "overwritten line": "fine\rgone",
+    "erased characters": "secret\x08\x08\x7f",
+    "override": "\u202egnp.exe",
+    "isolate": "\u2066a\u2069",
+    "line separator": "a\u2028b\u2029c",
+    "invisible": "a\u200bb\ufeffc\xadd",
+    "language tags": "a\U000e0041",
+    "lone surrogate": "a\ud800",
+}
+HARMLESS = ["", "plain", "Ünïcödé 漢字 עברית", "👩\u200d💻", r"back\slash", "a  b"]
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("escape", [escape_line, escape_block])
+def test_controls_are_escaped(escape, name):
+    shown = escape(ATTACKS[name])
+
+    assert not any(unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"} for c in shown)
+    assert shown.isprintable()
+    assert escape(shown) == shown
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_other_text_stays(text):
+    assert escape_line(text) == escape_block(text) == text
+
+
+def test_only_a_block_keeps_its_lines():
+    assert escape_line("a\n\tb") == r"a\n\tb"
+    assert escape_block("a\n\tb\x1b") == "a\n\tb\\x1b"
+
+
+@pytest.mark.parametrize("text", [*ATTACKS.values(), *HARMLESS])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_means_the_same(text, indent):
+    document = escape_json(json.dumps({text: [text]}, ensure_ascii=False, indent=indent))
+
+    assert json.loads(document) == {text: [text]}
+    assert escape_block(document) == document
