@@ -5,11 +5,11 @@ file is read here: the rest belongs to Ray.
 """
 
 import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
-from fabric.codec import from_plain
 from fabric.edit_mode import EDIT_MODES, EXACT
 from fabric.errors import RejectedError
 from fabric.ids import SELF_TEST_TENANT, TenantId, parse_node_name, parse_tenant_id
@@ -30,13 +30,16 @@ from fabric.limits import (
     WAITING_REQUESTS_MAX,
 )
 from fabric.retention.policy import Rules, TenantShare
+from fabric.settings_reader import SettingProblem, read_class, require_sound
 from fabric.template_options import RESERVED_OPTIONS
 
 _POLICY_NAME = re.compile(rf"\w[\w.-]{{0,{POLICY_NAME_CHARS_MAX - 1}}}", re.ASCII)
 _POLICY_USE = re.compile(r"\w+|\w+(\.\w+)*:\w+", re.ASCII)
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?", re.ASCII)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9_.:\[\]-]{1,253}", re.ASCII)
+_ROOT = "macfabric"
 KV_BITS = {0, 4, 8}
+DURABILITIES = ("full", "barrier", "none")
 AUTO, ALWAYS, NEVER = ENCRYPTION_MODES = ("auto", "always", "never")
 
 
@@ -154,150 +157,191 @@ class FabricSettings:
 
 
 def parse_settings(section: Any) -> FabricSettings:
-    """Check and build the settings; raise RejectedError naming the offending key."""
-    settings: FabricSettings = from_plain(FabricSettings, section or {}, "macfabric")
-    for name in settings.local_nodes:
-        parse_node_name(name)
-    check_keys(settings.router)
-    check_doors(settings.router)
-    _check_ranges(settings)
-    _check_tenants(settings.node.tenants)
-    _check_policies(settings.router.policies)
-    for name in settings.node.template_options.keys() & RESERVED_OPTIONS:
-        message = f"macfabric.node.template_options.{name}: it belongs to the node"
-        raise RejectedError(message, code="invalid_settings")
+    """Check and build the settings; raise SettingsError naming every wrong key."""
+    settings, problems = look_at_settings(section)
+    require_sound(problems)
     return settings
 
 
+def look_at_settings(section: Any) -> tuple[FabricSettings, tuple[SettingProblem, ...]]:
+    """Return the settings, with defaults in place of what is wrong, and all that is wrong."""
+    problems: list[SettingProblem] = []
+    settings: FabricSettings = read_class(FabricSettings, section, _ROOT, problems)
+    node, router = settings.node, settings.router
+    for at, name in enumerate(settings.local_nodes):
+        problems += _named_problem(parse_node_name, name, f"local_nodes[{at}]")
+    problems += _broken(_node_rules(node))
+    problems += _broken(_router_rules(router))
+    problems += _key_problems(router)
+    problems += _door_problems(router)
+    problems += _tenant_problems(node.tenants)
+    if not any(problem.where.startswith(f"{_ROOT}.router.policies") for problem in problems):
+        problems += _policy_problems(router.policies)  # by their places in a list that is whole
+    for option in sorted(node.template_options.keys() & RESERVED_OPTIONS):
+        problems.append(_problem(f"node.template_options.{option}", "it belongs to the node"))
+    return settings, tuple(problems)
+
+
 def check_keys(router: RouterSettings) -> None:
-    """Raise RejectedError for what is no key, or is the key of two."""
+    """Raise SettingsError for what is no key, or is the key of two."""
+    require_sound(_key_problems(router))
+
+
+def check_doors(router: RouterSettings) -> None:
+    """Raise SettingsError for what is no host's name, or no one page's origin."""
+    require_sound(_door_problems(router))
+
+
+def _problem(setting: str, message: str) -> SettingProblem:
+    return SettingProblem(f"{_ROOT}.{setting}", message)
+
+
+def _broken(rules: Iterable[tuple[bool, str, str]]) -> Iterator[SettingProblem]:
+    """Yield the rules that do not hold: (holds, setting, what it must be)."""
+    for holds, setting, message in rules:
+        if not holds:
+            yield _problem(setting, message)
+
+
+def _named_problem(
+    parse: Callable[[object], object], name: str, setting: str
+) -> Iterator[SettingProblem]:
+    try:
+        parse(name)
+    except RejectedError as error:
+        yield _problem(setting, error.message)
+
+
+def _key_problems(router: RouterSettings) -> Iterator[SettingProblem]:
     owners: dict[bytes, str] = {}
     for kind, keys in (("api_keys", router.api_keys), ("operator_keys", router.operator_keys)):
         for name, key in keys.items():
             where = f"{kind}.{name}"
-            if kind == "api_keys":
-                _check_tenant(name, f"router.{where}")
-            else:
-                parse_tenant_id(name)
+            parse = _parse_tenant if kind == "api_keys" else parse_tenant_id
+            yield from _named_problem(parse, name, f"router.{where}")
             try:
                 digest = key_digest(key)
             except RejectedError as error:
-                message = f"macfabric.router.{where}: {error.message}"
-                raise RejectedError(message, code="invalid_settings") from None
+                yield _problem(f"router.{where}", error.message)
+                continue
             if digest in owners:
-                message = f"macfabric.router.{where}: this is the key of {owners[digest]}, too"
-                raise RejectedError(message, code="invalid_settings")
+                yield _problem(f"router.{where}", f"this is the key of {owners[digest]}, too")
             owners[digest] = where
 
 
-def check_doors(router: RouterSettings) -> None:
-    """Raise RejectedError for what is no host's name, or no one page's origin."""
+def _door_problems(router: RouterSettings) -> Iterator[SettingProblem]:
     rules = (
         ("allowed_hosts", router.allowed_hosts, _HOST_NAME, "a name without port or wildcard"),
         ("cors_origins", router.cors_origins, _ORIGIN, "an origin such as https://app.example"),
     )
     for setting, names, form, what in rules:
-        wrong = next((name for name in names if form.fullmatch(name) is None), None)
-        if wrong is not None:
-            message = f"macfabric.router.{setting}: '{wrong[:100]}' is not {what}, in lower case"
-            raise RejectedError(message, code="invalid_settings")
+        for at, name in enumerate(names):
+            if form.fullmatch(name) is None:
+                message = f"'{name[:100]}' is not {what}, in lower case"
+                yield _problem(f"router.{setting}[{at}]", message)
         if len(names) > ALLOWED_HOSTS_MAX:
-            message = f"macfabric.router.{setting}: more than {ALLOWED_HOSTS_MAX}"
-            raise RejectedError(message, code="invalid_settings")
+            yield _problem(f"router.{setting}", f"more than {ALLOWED_HOSTS_MAX}")
 
 
-def _check_tenant(name: str, where: str) -> None:
+def _parse_tenant(name: object) -> TenantId:
     """Refuse what is no tenant's name, and the one whose blocks no budget counts."""
-    if parse_tenant_id(name) == SELF_TEST_TENANT:
-        message = f"macfabric.{where}: this name is each node's own, for its self-test"
-        raise RejectedError(message, code="invalid_settings")
+    tenant = parse_tenant_id(name)
+    if tenant == SELF_TEST_TENANT:
+        message = "this name is each node's own, for its self-test"
+        raise RejectedError(message)
+    return tenant
 
 
-def _check_tenants(tenants: dict[str, TenantShare]) -> None:
-    rules = [(len(tenants) <= TENANT_SHARES_MAX, f": at most {TENANT_SHARES_MAX}")]
+def _tenant_problems(tenants: dict[str, TenantShare]) -> Iterator[SettingProblem]:
+    if len(tenants) > TENANT_SHARES_MAX:
+        yield _problem("node.tenants", f"at most {TENANT_SHARES_MAX}")
     for tenant, share in tenants.items():
-        _check_tenant(tenant, f"node.tenants.{tenant}")
+        where = f"node.tenants.{tenant}"
+        yield from _named_problem(_parse_tenant, tenant, where)
         floor = share.floor if share.floor is not None else 0.0
-        rules += [
-            (0 < share.quota <= 1, f".{tenant}.quota must be over 0 and at most 1"),
-            (0 <= floor <= share.quota, f".{tenant}.floor must be 0 to its quota"),
-        ]
-    rules.append((sum(s.floor or 0 for s in tenants.values()) <= 1, ": floors are over 1 together"))
-    for holds, message in rules:
-        if not holds:
-            text = f"macfabric.node.tenants{message}"
-            raise RejectedError(text, code="invalid_settings")
+        yield from _broken(
+            [
+                (0 < share.quota <= 1, f"{where}.quota", "must be over 0 and at most 1"),
+                (0 <= floor <= share.quota, f"{where}.floor", "must be 0 to its quota"),
+            ]
+        )
+    if sum(share.floor or 0 for share in tenants.values()) > 1:
+        yield _problem("node.tenants", "floors are over 1 together")
 
 
-def _check_policies(policies: tuple[PolicySettings, ...]) -> None:
+def _policy_problems(policies: tuple[PolicySettings, ...]) -> Iterator[SettingProblem]:
+    if len(policies) > POLICIES_MAX:
+        yield _problem("router.policies", f"at most {POLICIES_MAX}")
     names = [each.known_as for each in policies]
-    rules = [(len(policies) <= POLICIES_MAX, f": at most {POLICIES_MAX}")]
     for at, each in enumerate(policies):
-        is_named = _POLICY_NAME.fullmatch(each.known_as) is not None
-        is_known = _POLICY_USE.fullmatch(each.use) is not None
-        rules += [
-            (
-                is_known,
-                f"[{at}].use: '{each.use[:100]}' is no name of a policy, and no module:Class",
-            ),
-            (is_named, f"[{at}].name has letters, digits, '_', '.' and '-', at most 64"),
-            (names.index(each.known_as) == at, f"[{at}].name: another one has it, too"),
-        ]
-    for holds, message in rules:
-        if not holds:
-            text = f"macfabric.router.policies{message}"
-            raise RejectedError(text, code="invalid_settings")
+        where = f"router.policies[{at}]"
+        yield from _broken(
+            [
+                (
+                    _POLICY_USE.fullmatch(each.use) is not None,
+                    f"{where}.use",
+                    f"'{each.use[:100]}' is no name of a policy, and no module:Class",
+                ),
+                (
+                    _POLICY_NAME.fullmatch(each.known_as) is not None,
+                    f"{where}.name",
+                    "has letters, digits, '_', '.' and '-', at most 64",
+                ),
+                (
+                    names.index(each.known_as) == at,
+                    f"{where}.name",
+                    "another one has it, too",
+                ),
+            ]
+        )
 
 
-def _check_ranges(settings: FabricSettings) -> None:
-    node, router = settings.node, settings.router
-    rules = (
-        (node.hot_bytes > 0, "node.hot_bytes must be positive"),
-        (node.disk_bytes > 0, "node.disk_bytes must be positive"),
-        (node.disk_ttl_s > 0, "node.disk_ttl_s must be positive"),
-        (0 <= node.pin_share <= PIN_SHARE_MAX, f"node.pin_share must be 0-{PIN_SHARE_MAX}"),
-        (1 <= node.active_max <= ACTIVE_SEQUENCES_MAX, "node.active_max must be 1-32"),
-        (1 <= node.waiting_max <= WAITING_REQUESTS_MAX, "node.waiting_max must be 1-256"),
-        (node.context_tokens_max >= 0, "node.context_tokens_max must not be negative"),
-        (
-            {node.kv_bits.full, node.kv_bits.window, node.kv_bits.latent} <= KV_BITS,
-            "node.kv_bits are 0 (the model's own), 4 or 8",
-        ),
-        (node.durability in ("full", "barrier", "none"), "node.durability is full|barrier|none"),
-        (node.scrub_bytes_per_s >= 0, "node.scrub_bytes_per_s must not be negative"),
-        (node.scrub_every_s > 0, "node.scrub_every_s must be positive"),
-        (node.popular_bytes >= 0, "node.popular_bytes must not be negative"),
-        (0 <= router.port <= 65535, "router.port must be 0-65535"),
-        (node.encrypt_links in ENCRYPTION_MODES, "node.encrypt_links is auto|always|never"),
-        (router.tls.mode in ENCRYPTION_MODES, "router.tls.mode is auto|always|never"),
-        (
-            bool(router.tls.certificate) == bool(router.tls.key),
-            "router.tls.certificate and router.tls.key belong together",
-        ),
-        (
-            0 <= router.nodes_expected <= NODES_MAX,
-            f"router.nodes_expected must be 0-{NODES_MAX}",
-        ),
-        (
-            1 <= router.completion_tokens_max <= COMPLETION_TOKENS_MAX,
-            f"router.completion_tokens_max must be 1-{COMPLETION_TOKENS_MAX}",
-        ),
-        (
-            len(router.model_aliases) <= MODEL_ALIASES_MAX,
-            f"router.model_aliases are at most {MODEL_ALIASES_MAX}",
-        ),
-        (
-            all(router.model_aliases) and all(router.model_aliases.values()),
-            "router.model_aliases have names on both sides",
-        ),
-        (router.edits in EDIT_MODES, f"router.edits is {'|'.join(EDIT_MODES)}"),
-        (router.takeover_after_s > 0, "router.takeover_after_s must be positive"),
-        (0 <= router.replicas <= REPLICAS_MAX, f"router.replicas must be 0-{REPLICAS_MAX}"),
-    )
-    for holds, message in rules:
-        if not holds:
-            text = f"macfabric.{message}"
-            raise RejectedError(text, code="invalid_settings")
+def _node_rules(node: NodeSettings) -> Iterator[tuple[bool, str, str]]:
+    bits = {node.kv_bits.full, node.kv_bits.window, node.kv_bits.latent}
+    for name in ("hot_bytes", "disk_bytes", "disk_ttl_s", "scrub_every_s"):
+        yield getattr(node, name) > 0, f"node.{name}", "must be positive"
+    for name in ("context_tokens_max", "scrub_bytes_per_s", "popular_bytes",
+                 "edit_recomputed_tokens", "span_recomputed_tokens"):  # fmt: skip
+        yield getattr(node, name) >= 0, f"node.{name}", "must not be negative"
+    yield 0 <= node.pin_share <= PIN_SHARE_MAX, "node.pin_share", f"must be 0-{PIN_SHARE_MAX}"
+    active, waiting = ACTIVE_SEQUENCES_MAX, WAITING_REQUESTS_MAX
+    yield 1 <= node.active_max <= active, "node.active_max", f"must be 1-{active}"
+    yield 1 <= node.waiting_max <= waiting, "node.waiting_max", f"must be 1-{waiting}"
+    yield bits <= KV_BITS, "node.kv_bits", "are 0 (the model's own), 4 or 8"
+    yield node.durability in DURABILITIES, "node.durability", f"is {'|'.join(DURABILITIES)}"
+    modes = f"is {'|'.join(ENCRYPTION_MODES)}"
+    yield node.encrypt_links in ENCRYPTION_MODES, "node.encrypt_links", modes
+
+
+def _router_rules(router: RouterSettings) -> Iterator[tuple[bool, str, str]]:
+    tls, answer = router.tls, COMPLETION_TOKENS_MAX
+    host = "is an address or a name without scheme and port, such as 127.0.0.1 or 0.0.0.0"
+    yield is_host(router.host), "router.host", host
+    yield 0 <= router.port <= 65535, "router.port", "must be 0-65535"
+    yield tls.mode in ENCRYPTION_MODES, "router.tls.mode", f"is {'|'.join(ENCRYPTION_MODES)}"
+    together = "router.tls.certificate and router.tls.key belong together"
+    yield bool(tls.certificate) == bool(tls.key), "router.tls", together
+    count = router.nodes_expected
+    yield 0 <= count <= NODES_MAX, "router.nodes_expected", f"must be 0-{NODES_MAX}"
+    tokens = router.completion_tokens_max
+    yield 1 <= tokens <= answer, "router.completion_tokens_max", f"must be 1-{answer}"
+    aliases = router.model_aliases
+    at_most = f"are at most {MODEL_ALIASES_MAX}"
+    yield len(aliases) <= MODEL_ALIASES_MAX, "router.model_aliases", at_most
+    both = all(aliases) and all(aliases.values())
+    yield both, "router.model_aliases", "have names on both sides"
+    yield router.edits in EDIT_MODES, "router.edits", f"is {'|'.join(EDIT_MODES)}"
+    yield router.takeover_after_s > 0, "router.takeover_after_s", "must be positive"
+    yield 0 <= router.replicas <= REPLICAS_MAX, "router.replicas", f"must be 0-{REPLICAS_MAX}"
+
+
+def is_host(text: str) -> bool:
+    """Say whether a text is an address or a host's name, and nothing more."""
+    try:
+        ip_address(text)
+    except ValueError:
+        return _HOST_NAME.fullmatch(text.lower()) is not None
+    return True
 
 
 def is_loopback(host: str) -> bool:

@@ -9,12 +9,17 @@ _CONFIG = "config.json"
 _WEIGHTS = "*.safetensors"
 
 
+def bundled_models() -> list[str]:
+    """Name the models that come with macfabric."""
+    return sorted(path.parent.name for path in BUNDLED.glob(f"*/{_CONFIG}"))
+
+
 def chosen_model(model: str, said: str = "--model") -> str:
     """Return a bundled model's name, or the absolute path of a folder; raise CommandError.
 
     `said`: by which option or setting it was chosen.
     """
-    bundled = sorted(path.parent.name for path in BUNDLED.glob(f"*/{_CONFIG}"))
+    bundled = bundled_models()
     if model in bundled:
         return model
     folder = Path(model).expanduser()

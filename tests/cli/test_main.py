@@ -115,7 +115,7 @@ def test_a_wrong_setting_is_misuse(run, tmp_path):
     status, _, err = run("up", "--config", str(config))
 
     assert status == 2
-    assert "macfabric.node.hot_bytes must be positive" in err
+    assert "macfabric.node.hot_bytes: must be positive" in err
 
 
 def test_a_folder_that_cannot_be_made(run, tmp_path):

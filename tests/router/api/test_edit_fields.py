@@ -86,5 +86,5 @@ def test_a_request_of_an_older_router_says_nothing():
 def test_settings_know_both_ways():
     assert parse_settings({}).router.edits == "exact"
     assert parse_settings({"router": {"edits": "amortize"}}).router.edits == "amortize"
-    with pytest.raises(RejectedError, match=r"router\.edits is exact\|amortize"):
+    with pytest.raises(RejectedError, match=r"router\.edits: is exact\|amortize"):
         parse_settings({"router": {"edits": "forget"}})

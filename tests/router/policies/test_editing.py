@@ -185,7 +185,7 @@ def test_what_cannot_be_made_is_told_at_the_start(settings, why):
         ([{"use": "a.b:"}], "no name of a policy"),
         ([{"use": "../x:Y"}], "no name of a policy"),
         ([{"use": "keep_all", "name": "a b"}], "has letters"),
-        ([{"use": "keep_all", "order": 1}], "unknown field 'order'"),
+        ([{"use": "keep_all", "order": 1}], r"policies\[0\].order: is unknown"),
         ([{"use": "keep_all", "name": str(n)} for n in range(17)], "at most 16"),
         ([{}], "use: is missing"),
     ],

@@ -1,0 +1,20 @@
+"""Names of the formats that `node.tool_parser` and `node.reasoning_parser` choose from.
+
+A node's formats are in `node/dialect/formats.py`; a test holds these names to them.
+"""
+
+from typing import Final
+
+PARSER_MODES: Final = frozenset({"auto", "none", "harmony"})
+CALL_NAMES: Final = frozenset(
+    {
+        *("apertus", "command", "command_r", "deepseek", "deepseek_v32", "function_gemma"),
+        *("gemma", "gemma4", "glm", "glm47", "granite", "hermes", "hunyuan", "json"),
+        *("json_tools", "kimi_k2", "kimi_k3", "laguna", "llama", "llama4", "longcat"),
+        *("minicpm5", "minimax_m2", "mistral", "muse_spark", "nemotron", "phi4"),
+        *("qwen3_coder", "seed_oss"),
+    }
+)
+THOUGHT_NAMES: Final = frozenset(
+    {"apertus", "command", "gemma4", "longcat", "mistral", "seed", "think"}
+)

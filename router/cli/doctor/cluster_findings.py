@@ -1,0 +1,226 @@
+"""What Ray accepts in a cluster file although it is wrong: Macs, ssh, mounts and commands."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterable, Iterator
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+
+from fabric.keys.key_files import SHIPPED_KEYS
+from fabric.limits import NODES_MAX
+from fabric.settings import is_host, is_loopback
+from router.cli.doctor.finding import ConfigFinding, error, warning
+
+PROVIDER_KEYS = {"type", "head_ip", "worker_ips"}
+_COMMAND_LISTS = (
+    "initialization_commands",
+    "setup_commands",
+    "head_setup_commands",
+    "worker_setup_commands",
+    "head_start_ray_commands",
+    "worker_start_ray_commands",
+)
+# What every `ray start` of a fabric needs -> why.
+_START_NEEDS = {
+    r"RAY_AUTH_MODE=token": "RAY_AUTH_MODE=token is not set: Macs with mixed defaults refuse "
+    "each other without a word",
+    r"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1": "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1 is not set: Ray "
+    "refuses more than one Mac without it",
+    r"RAY_worker_niceness=0": "RAY_worker_niceness=0 is not set: Ray's default of 15 slows token "
+    "generation",
+    r"--node-ip-address": "--node-ip-address is missing: Ray guesses the address",
+    r"--labels\S*mac=|--labels=\S*mac": "--labels=mac=NAME is missing: no node will be put there",
+    r"--resources\S*mlx": "--resources='{\"mlx\": 1}' is missing: no node will be put there",
+    r"--object-store-memory": "--object-store-memory is missing: Ray takes up to 2 GiB for "
+    "objects that a fabric never has",
+}
+_IDLE_MINUTES_LEAST: Final = 1_440  # Ray may stop a Mac that is idle for so long
+_ADDRESS_ATTEMPT: Final = re.compile(r"[\d.]*\d[\d.]*[a-z]?", re.ASCII)
+
+
+def cluster_findings(whole: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
+    """Yield what is wrong outside our own section; paths start at `base`, where `ray up` runs."""
+    yield from _provider(map_at(whole, "provider"), whole)
+    yield from _access(whole, base)
+    yield from _commands(whole)
+
+
+def named_hosts(whole: dict[str, Any]) -> list[tuple[str, object]]:
+    """List the Macs of a file, each with the place that names it."""
+    provider = map_at(whole, "provider")
+    workers = provider.get("worker_ips")
+    listed = workers if isinstance(workers, list) else []
+    return [
+        ("provider.head_ip", provider.get("head_ip")),
+        *((_place(at), worker) for at, worker in enumerate(listed)),
+    ]
+
+
+def _place(at: int) -> str:
+    return f"provider.worker_ips[{at}]"
+
+
+def host_complaint(host: object) -> str | None:
+    """Say what is wrong with a Mac's address, if anything is."""
+    text = str(host)
+    if not isinstance(host, str) or not text:
+        return f"must be an address such as 192.168.1.11, not {host!r}"
+    if "://" in text:
+        return f"{text} has a scheme: write the address alone"
+    if "@" in text:
+        return f"{text} names an account: that belongs into auth.ssh_user"
+    if re.fullmatch(r"[^:]+:\d+", text):
+        return f"{text} has a port: write the address alone"
+    if not is_host(text) or _is_mistyped(text):
+        return f"{text} is no address: four numbers of 0-255 such as 192.168.1.11"
+    try:
+        socket.getaddrinfo(text, None, socket.AF_INET)
+    except (OSError, UnicodeError) as failure:
+        why = getattr(failure, "strerror", None) or failure
+        return f"{text} leads nowhere from here ({why}): give its address instead"
+    return None
+
+
+def _is_mistyped(text: str) -> bool:
+    """Say whether a text was meant as an address of four numbers, and is none."""
+    if _ADDRESS_ATTEMPT.fullmatch(text.lower()) is None:
+        return False
+    try:
+        ip_address(text)
+    except ValueError:
+        return True
+    return False
+
+
+def _provider(provider: dict[str, Any], whole: dict[str, Any]) -> Iterator[ConfigFinding]:
+    if not whole.get("cluster_name"):
+        yield warning("cluster_name", "is missing: a second cluster would share the default name")
+    if provider.get("type") != "local":
+        yield error("provider.type", "must be local: the Macs are there already")
+        return
+    for key in sorted(set(provider) - PROVIDER_KEYS):
+        yield error(f"provider.{key}", "is unknown, and Ray ignores it without a word")
+    yield from _hosts(whole)
+    workers = provider.get("worker_ips")
+    if isinstance(workers, list):  # else Ray has said so
+        yield from _workers(provider.get("head_ip"), workers, whole)
+    minutes = whole.get("idle_timeout_minutes")
+    if isinstance(minutes, int | float) and minutes < _IDLE_MINUTES_LEAST:
+        message = f"is {minutes}: Ray may stop a Mac that was idle for so long; 525600 is a year"
+        yield warning("idle_timeout_minutes", message)
+
+
+def _workers(head: object, workers: list[Any], whole: dict[str, Any]) -> Iterator[ConfigFinding]:
+    if 1 + len(workers) > NODES_MAX:
+        macs = 1 + len(workers)
+        message = f"these are {macs} Macs with the head: a fabric has at most {NODES_MAX}"
+        yield error("provider.worker_ips", message)
+    if head in workers:
+        yield error(_place(workers.index(head)), f"names the head {head}: it is a node anyway")
+    for at, address in enumerate(workers):
+        if address in workers[:at]:
+            yield error(_place(at), f"names {address} twice")
+    count = len(workers)
+    for key in ("min_workers", "max_workers"):
+        wanted = whole.get(key, count)
+        if isinstance(wanted, int) and wanted < count:
+            left_out = f"leaves {count - wanted} of {count} workers out"
+            yield error(key, f"is {wanted} and {left_out} without a word")
+        elif isinstance(wanted, int) and wanted > count:
+            yield warning(key, f"is {wanted}, but there are only {count} workers")
+
+
+def _hosts(whole: dict[str, Any]) -> Iterator[ConfigFinding]:
+    for where, host in named_hosts(whole):
+        if host is None and where == "provider.head_ip":
+            continue  # Ray says so
+        if is_loopback(str(host)):
+            yield error(where, f"names {host}, which every Mac takes for itself")
+        elif str(host).endswith(".local"):
+            message = f"names {host}; such a name may lead to the Mac itself: better its address"
+            yield warning(where, message)
+        elif (complaint := host_complaint(host)) is not None:
+            yield error(where, complaint)
+
+
+def _access(whole: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
+    auth = map_at(whole, "auth")
+    if not auth.get("ssh_user"):
+        yield error("auth.ssh_user", "is missing: `ray up` fails later, with a KeyError")
+    key = auth.get("ssh_private_key")
+    if not key and map_at(whole, "provider").get("worker_ips"):
+        message = "is missing: the head, which starts the workers, has no key to them"
+        yield error("auth.ssh_private_key", message)
+    if key and not Path(str(key)).expanduser().exists():
+        message = f"{key} does not exist on this machine, where `ray up` needs it"
+        yield error("auth.ssh_private_key", message)
+    for remote, local in map_at(whole, "file_mounts").items():
+        path = base / Path(str(local)).expanduser()
+        if not path.exists():
+            message = f"{local} does not exist, seen from {base}, where `ray up` would run"
+            if remote == SHIPPED_KEYS:
+                message = f"{local} does not exist: `macfabric certs create` makes it"
+            yield error(f"file_mounts.{remote}", message)
+        elif path.is_dir():
+            yield from _contents(f"file_mounts.{remote}", path)
+
+
+def _contents(where: str, folder: Path) -> Iterator[ConfigFinding]:
+    """Look for what Ray would read beside the sources: it reads every file, also excluded ones."""
+    files = [path for path in folder.rglob("*") if not path.is_dir()]
+    closed = [path for path in files if not os.access(path, os.R_OK)]
+    if closed:
+        yield error(where, f"this account may not read {closed[0]}: `ray up` fails (`make clean`?)")
+    compiled = sum(path.suffix == ".pyc" for path in files)
+    if compiled:
+        message = "compiled files, which Ray takes for changed code; `make clean` removes them"
+        yield warning(where, f"{folder} holds {compiled} {message}")
+
+
+def _commands(whole: dict[str, Any]) -> Iterator[ConfigFinding]:
+    for key in _COMMAND_LISTS:
+        for index, command in enumerate(_strings(whole.get(key))):
+            complaint = _shell_complaint(command)
+            if complaint:
+                yield error(f"{key}[{index}]", f"is no valid shell: {complaint}")
+    head = " ; ".join(_strings(whole.get("head_start_ray_commands")))
+    workers = " ; ".join(_strings(whole.get("worker_start_ray_commands")))
+    has_workers = bool(map_at(whole, "provider").get("worker_ips"))
+    for key, text in (("head_start_ray_commands", head), ("worker_start_ray_commands", workers)):
+        if key.startswith("worker") and not has_workers:
+            continue
+        for needed, why in _START_NEEDS.items():
+            if not re.search(needed, text):
+                yield warning(key, why)
+    if not re.search(r"RAY_enable_autoscaler_v2=0", head):
+        message = "RAY_enable_autoscaler_v2=0 is not set: Ray 2.60 starts one worker too few"
+        yield error("head_start_ray_commands", message)
+    if "macfabric serve" not in head:
+        yield error("head_start_ray_commands", "never runs `macfabric serve`: nothing answers")
+    if has_workers and "RAY_HEAD_IP" not in workers:
+        message = "never uses $RAY_HEAD_IP: the workers do not know the head"
+        yield error("worker_start_ray_commands", message)
+
+
+def _shell_complaint(command: str) -> str | None:
+    bash = shutil.which("bash")
+    if bash is None:
+        return None
+    done = subprocess.run(
+        [bash, "-n", "-c", command], capture_output=True, text=True, check=False, timeout=10
+    )
+    return (done.stderr.strip().splitlines() or ["?"])[0] if done.returncode else None
+
+
+def map_at(whole: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the map at a key, or an empty one."""
+    value = whole.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _strings(value: object) -> Iterable[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
