@@ -99,7 +99,10 @@ SERVED_EVERY_S: Final = 600.0  # how much idle time a crash may lose
 FOLDERS_EVERY_S: Final = 3_600.0  # how often the folders of other models are measured
 TRIM_ROUNDS_MAX: Final = 8  # records made smaller before agents are evicted after all
 EVICTIONS_MAX: Final = 64  # agents that one step removes; turns of others run in between
-DISK_FREE_MIN_BYTES: Final = 512 * MIB  # left to others of the drive, whatever the budget says
+# Left free of a drive, whatever the budget says: systems swap and update there.
+DISK_RESERVE_SHARE: Final = 0.1
+DISK_RESERVE_BYTES_MIN: Final = 10 * GIB
+DISK_RESERVE_BYTES_MAX: Final = 64 * GIB
 TENANT_SHARES_MAX: Final = 1_024
 RETAIN_S_MAX: Final = 86_400.0  # for which a client may say that it will come back
 REUSE_TENANTS_MAX: Final = 5_120  # five classes of agents each

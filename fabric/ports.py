@@ -1,5 +1,6 @@
 """The outside world as protocols: everything impure enters the pure code through these."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -13,6 +14,14 @@ class Clock(Protocol):
     def wall_s(self) -> float:
         """Seconds since the epoch, for records that people read."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class DriveSpace:
+    """How large a drive is, and how much of it may still be written."""
+
+    total_bytes: int
+    free_bytes: int
 
 
 class Disk(Protocol):
@@ -46,6 +55,6 @@ class Disk(Protocol):
         """Move a damaged file out of the way, keeping it for inspection."""
         ...
 
-    def free_bytes(self) -> int:
-        """Bytes that may still be written."""
+    def drive(self) -> DriveSpace:
+        """Return how large the drive is, and how much of it may still be written."""
         ...

@@ -20,6 +20,7 @@ from fabric.ids import BlockHash, Fingerprint
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.kvcache.hashing import token_bytes
+from fabric.ports import DriveSpace
 from node.store.block_files import BlockDisk, BlockFiles, file_name
 from node.store.block_index import BlockIndex
 from node.store.lent_payload import Payload
@@ -131,8 +132,8 @@ class BlockStore:
         """Return the bytes of every block's file, header included."""
         return {ref: size for ref, size in self._index.snapshot().items()}  # noqa: C416 - widens
 
-    def free_bytes(self) -> int:
-        return self._disk.free_bytes()
+    def drive(self) -> DriveSpace:
+        return self._disk.drive()
 
     def retain(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
         """Count a record's reference to each of `refs`; list those that are not stored.

@@ -24,6 +24,7 @@ from typing import Final
 
 from fabric.errors import CorruptDataError, FabricError, RejectedError
 from fabric.limits import QUARANTINE_FILES_MAX, QUARANTINE_REASON_CHARS_MAX
+from fabric.ports import DriveSpace
 from node.store.descriptors import (
     DURABILITIES,
     OPEN_DIRECTORY,
@@ -257,10 +258,10 @@ class PosixDisk:
             with contextlib.suppress(FileNotFoundError):  # another thread trims as well
                 trim(quarantine, QUARANTINE_FILES_MAX)
 
-    def free_bytes(self) -> int:
+    def drive(self) -> DriveSpace:
         with _disk_errors("ask for free space"):
             found = os.fstatvfs(self._root)
-        return found.f_bavail * found.f_frsize
+        return DriveSpace(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
     def _write(self, descriptor: int, parts: Iterable[Part]) -> None:
         write_all(descriptor, list(parts))

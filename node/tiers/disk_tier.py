@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from fabric.assumed_speeds import DISK_BYTES_PER_S, PREFILL_TOKENS_PER_S
 from fabric.ids import TenantId
-from fabric.limits import DISK_FREE_MIN_BYTES
 from fabric.record.directive import texts_bytes
 from fabric.record.manifest import Manifest
 from fabric.record.wishes import is_spent
+from fabric.retention.disk_reserve import disk_capacity_bytes
 from fabric.retention.policy import Candidate
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
@@ -65,15 +65,15 @@ class DiskSurvey:
         ]
 
         def look() -> DiskTier:
-            sizes, free_bytes = blocks.sizes(), blocks.free_bytes()
+            sizes, drive = blocks.sizes(), blocks.drive()
             candidates = [replace(c, pieces=_pieces(c, record, sizes)) for record, c in met]
             records_bytes = sum(record_bytes(record) for record, _ in met if record is not None)
             needed = {name for candidate in candidates for name in candidate.pieces}
             # In nobody's record yet: blocks of turns, which `incoming` has, too, and of moves.
             loose_bytes = sum(size for ref, size in sizes.items() if ref not in needed)
-            drive_bytes = sum(sizes.values()) + records_bytes + others_bytes
-            drive_bytes += max(0, free_bytes - DISK_FREE_MIN_BYTES)
-            capacity_bytes = min(self.limit_bytes, drive_bytes) - others_bytes
+            stored_bytes = sum(sizes.values()) + records_bytes + others_bytes
+            room_bytes = disk_capacity_bytes(drive.total_bytes, drive.free_bytes, stored_bytes)
+            capacity_bytes = min(self.limit_bytes, room_bytes) - others_bytes
             capacity_bytes -= max(0, loose_bytes - pending_bytes)
             return DiskTier(candidates, max(0, capacity_bytes), incoming)
 

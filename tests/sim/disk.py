@@ -8,6 +8,7 @@ import errno
 from dataclasses import dataclass, field
 
 from fabric.errors import CorruptDataError
+from fabric.ports import DriveSpace
 from node.store.posix_disk import DiskError
 from tests.sim.loop import PowerLostError
 from tests.sim.workers import pause
@@ -211,8 +212,8 @@ class SimDisk:
     def remove_leftovers(self):
         return
 
-    def free_bytes(self):
-        return FREE_BYTES
+    def drive(self):
+        return DriveSpace(2 * FREE_BYTES, FREE_BYTES)
 
     def _find(self, name):
         files = self._alive().files

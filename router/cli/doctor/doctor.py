@@ -8,6 +8,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
@@ -15,15 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import fabric
+from fabric.errors import FabricError
 from fabric.limits import GIB
-from fabric.settings import FabricSettings
-from router.cli.data_folder import default_data_dir
+from fabric.retention.disk_reserve import disk_capacity_bytes
+from fabric.settings import FabricSettings, parse_settings
+from router.cli.config_file import our_section, read_cluster_file
+from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.doctor.check import Check
 from router.cli.doctor.doctor_keys import key_checks
 from router.cli.doctor.doctor_links import link_checks, link_rows, stations_of
 from router.cli.doctor.doctor_network import network_checks
 from router.cli.doctor.import_check import foreign_names
-from router.cli.errors import FAILED, CommandError
+from router.cli.errors import FAILED, MISUSED, CommandError
 from router.cli.output import human_bytes
 from router.cli.queries import add_common, endpoint_of, rows_of
 from router.cli.terminal import print_json, print_line
@@ -31,7 +35,7 @@ from router.supervise.ray_processes import SOCKET_PATH_BYTES_MAX, SOCKET_SUFFIX_
 
 PACKAGES = ("ray", "mlx", "mlx-lm", "aiohttp", "uvicorn", "openai")
 TESTED_RAY = "2.60"
-FREE_BYTES_MIN = 10 * GIB
+ROOM_BYTES_LEAST = 10 * GIB
 OPEN_FILES_MIN = 4_096
 MACOS_MIN = (14, 0)
 
@@ -43,6 +47,12 @@ def add_doctor(commands: Any) -> None:
         help="check this machine, and explain the paths between the nodes",
         description="Exit status 1 where something is wrong; warnings do not count.",
     )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="judge by the settings of this cluster.yaml (default: those of the data folder)",
+    )
     add_common(parser)
     parser.set_defaults(run=run_doctor)
 
@@ -53,7 +63,8 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     nodes, fabric_found = look_at_fabric(arguments)
     stations = stations_of(nodes)
     keys = key_checks(folder, datetime.now(UTC))
-    checks = [*machine_checks(folder), *keys, fabric_found, *link_checks(stations)]
+    settings = settings_of(arguments.config, folder)
+    checks = [*machine_checks(folder, settings), *keys, fabric_found, *link_checks(stations)]
     wrong = any(check.verdict == "error" for check in checks)
     if arguments.json:
         rows, links = [asdict(check) for check in checks], link_rows(stations)
@@ -64,13 +75,26 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     return FAILED if wrong else 0
 
 
-def machine_checks(folder: Path) -> Iterator[Check]:
+def settings_of(file: Path | None, folder: Path) -> FabricSettings:
+    """Return the settings of a cluster file, or those that the data folder's fabric ran with."""
+    if file is not None:
+        try:
+            return parse_settings(our_section(read_cluster_file(file)))
+        except FabricError as error:
+            raise CommandError(error.message, MISUSED) from None
+    with suppress(CommandError, FabricError):  # none has run here
+        return parse_settings(our_section(read_cluster_file(DataFolder(folder).config)))
+    return FabricSettings()
+
+
+def machine_checks(folder: Path, settings: FabricSettings) -> Iterator[Check]:
     """Look at this machine."""
-    looks: tuple[Callable[[], Check], ...] = (_python, _system, _names, _ray, _memory, _files)
+    looks: tuple[Callable[[], Check], ...] = (_python, _system, _names, _ray, _files)
     for look in looks:
         yield look()
     yield from _packages()
-    yield _disk(folder)
+    yield _memory(settings.node.hot_bytes)
+    yield _disk(folder, settings.node.disk_bytes)
     yield _sockets(folder)
     yield _ray_variables(dict(os.environ))
     yield from network_checks()
@@ -144,13 +168,12 @@ def _ray() -> Check:
     return Check("Ray's version", "ok" if tested else "warning", detail)
 
 
-def _memory() -> Check:
+def _memory(hot_bytes: int) -> Check:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    wanted = FabricSettings().node.hot_bytes
-    detail = (
-        f"{human_bytes(total)}; agents at hand take up to {human_bytes(wanted)} (node.hot_bytes)"
-    )
-    return Check("memory", "ok" if wanted * 2 <= total else "warning", detail)
+    caches = f"agents' caches may use up to {human_bytes(hot_bytes)} of RAM (node.hot_bytes)"
+    fits = hot_bytes * 2 <= total
+    remedy = "" if fits else "; at most half leaves room for the model and the system"
+    return Check("memory", "ok" if fits else "warning", f"{human_bytes(total)}; {caches}{remedy}")
 
 
 def _files() -> Check:
@@ -160,11 +183,16 @@ def _files() -> Check:
     return Check("open files", "ok" if fits else "warning", detail)
 
 
-def _disk(folder: Path) -> Check:
+def _disk(folder: Path, disk_bytes: int) -> Check:
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    fits = free >= FREE_BYTES_MIN
-    detail = f"{human_bytes(free)} free for {folder}"
+    drive = shutil.disk_usage(there)
+    room = min(disk_bytes, disk_capacity_bytes(drive.total, drive.free, 0))
+    fits = room >= min(disk_bytes, ROOM_BYTES_LEAST)
+    detail = (
+        f"{human_bytes(drive.free)} of {human_bytes(drive.total)} free for {folder}; agents may "
+        f"take {human_bytes(room)} more (node.disk_bytes is {human_bytes(disk_bytes)}, "
+        f"{human_bytes(drive.free - disk_capacity_bytes(drive.total, drive.free, 0))} stay free)"
+    )
     if not os.access(there, os.W_OK):
         return Check("disk", "error", f"{there} may not be written")
     return Check("disk", "ok" if fits else "warning", detail)

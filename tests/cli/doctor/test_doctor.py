@@ -1,8 +1,10 @@
 """The doctor looks, says what it saw, and fails only where something is wrong."""
 
 import json
+import shutil
 import sys
 
+from fabric.limits import GIB, MIB
 from router.cli.doctor import doctor
 
 
@@ -48,7 +50,7 @@ def test_a_foreign_name_is_an_error(monkeypatch):
 def test_an_unwritable_disk_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)
 
-    assert doctor._disk(tmp_path / "not" / "yet").verdict == "error"
+    assert doctor._disk(tmp_path / "not" / "yet", GIB).verdict == "error"
 
 
 def test_a_missing_package_is_an_error(monkeypatch):
@@ -65,3 +67,44 @@ def test_a_long_folder_is_told(tmp_path):
 def test_this_system_is_known():
     assert doctor._system().verdict == "ok"
     assert ("macOS" in doctor._system().detail) == (sys.platform == "darwin")
+
+
+def details(run, *argv):
+    checks = json.loads(run("doctor", "--json", *argv)[1])["checks"]
+    return {check["name"]: (check["verdict"], check["detail"]) for check in checks}
+
+
+def test_memory_and_disk_are_judged_by_the_settings_given(run, tmp_path):
+    config = tmp_path / "cluster.yaml"
+    config.write_text("metadata: {macfabric: {node: {hot_bytes: 100TiB, disk_bytes: 3 MiB}}}")
+    found = details(run, "--data", str(tmp_path / "data"), "--config", str(config))
+
+    assert found["memory"][0] == "warning"
+    assert "up to 100.0 TiB" in found["memory"][1]
+    assert found["disk"][0] == "ok"
+    assert "agents may take 3.0 MiB more" in found["disk"][1]
+
+
+def test_memory_and_disk_are_judged_by_the_settings_in_force(run, tmp_path):
+    (tmp_path / "config.yaml").write_text("metadata: {macfabric: {node: {hot_bytes: 77MiB}}}")
+
+    assert "up to 77.0 MiB" in details(run, "--data", str(tmp_path))["memory"][1]
+
+
+def test_a_wrong_config_is_told(run, tmp_path):
+    config = tmp_path / "cluster.yaml"
+    config.write_text("metadata: {macfabric: {node: {hot_bytes: many}}}")
+    status, out, err = run("doctor", "--config", str(config))
+
+    assert (status, out) == (2, "")
+    assert "macfabric.node.hot_bytes" in err
+
+
+def test_a_drive_that_is_nearly_full_is_a_warning(monkeypatch, tmp_path):
+    usage = type(shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage(256 * GIB, 250 * GIB, 6 * GIB))
+    found = doctor._disk(tmp_path, 500 * GIB)
+
+    assert found.verdict == "warning"
+    assert "agents may take 3.0 GiB more" in found.detail
+    assert doctor._disk(tmp_path, 100 * MIB).verdict == "ok"

@@ -329,8 +329,10 @@ def test_quarantine_is_bounded(disk):
     assert kept[-1] == f"{QUARANTINE_FILES_MAX + 4:03}.bad"
 
 
-def test_free_bytes(disk):
-    assert 0 < disk.free_bytes() < 1 << 60
+def test_drive_space(disk):
+    drive = disk.drive()
+
+    assert 0 < drive.free_bytes <= drive.total_bytes < 1 << 60
 
 
 def test_every_level_flushes_file_then_name(tmp_path, monkeypatch):
