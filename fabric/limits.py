@@ -103,6 +103,7 @@ EVICTIONS_MAX: Final = 64  # agents that one step removes; turns of others run i
 DISK_RESERVE_SHARE: Final = 0.1
 DISK_RESERVE_BYTES_MIN: Final = 10 * GIB
 DISK_RESERVE_BYTES_MAX: Final = 64 * GIB
+WEIGHTS_INDEX_BYTES_MAX: Final = 64 * MIB  # of a model's list of weights, read before a start
 TENANT_SHARES_MAX: Final = 1_024
 RETAIN_S_MAX: Final = 86_400.0  # for which a client may say that it will come back
 REUSE_TENANTS_MAX: Final = 5_120  # five classes of agents each

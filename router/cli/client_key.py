@@ -14,7 +14,7 @@ from fabric.keys.api_keys import DIGEST_PREFIX, key_digest
 from fabric.settings import RouterSettings, check_keys
 from router.cli.config_file import keys_of_file, others_may_read
 from router.cli.endpoint import KEY_VARIABLE
-from router.cli.errors import MISUSED, CommandError
+from router.cli.errors import MISUSED, CommandError, describe_os_error
 
 _IN_SIGHT = (
     "anybody with an account on this machine can read --api-key in the list of processes: "
@@ -69,8 +69,10 @@ def _given(arguments: argparse.Namespace, say: Callable[[str], None]) -> Mapping
 def _in_file(path: Path) -> Mapping[str, str]:
     try:
         text = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"{path}: {error}"
+    except OSError as error:
+        raise CommandError(describe_os_error(error, path), MISUSED) from None
+    except UnicodeDecodeError as error:
+        message = f"{path} is no text: {error}"
         raise CommandError(message, MISUSED) from None
     if any(c.isspace() for c in text):  # several words: tenants and their keys
         return keys_of_file(path)

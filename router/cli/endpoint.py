@@ -17,7 +17,8 @@ from fabric.keys.api_keys import OPERATOR_HEADER
 from fabric.keys.key_files import AUTHORITY_CERTIFICATE, MADE_KEYS, SHIPPED_KEYS
 from fabric.settings import is_loopback
 from router.cli.data_folder import DataFolder, default_data_dir, read_json
-from router.cli.errors import MISUSED, CommandError
+from router.cli.errors import MISUSED, CommandError, FabricRefusedError
+from router.supervise.processes import is_alive
 
 URL_VARIABLE = "MACFABRIC_URL"
 KEY_VARIABLE = "MACFABRIC_API_KEY"
@@ -146,7 +147,7 @@ class Endpoint:
             try:
                 context.load_verify_locations(path)
             except (OSError, ssl.SSLError) as error:
-                message = f"{path} is no certificate ({error})"
+                message = f"{path} is no certificate ({error.strerror or error})"
                 raise CommandError(message) from None
         return context
 
@@ -172,7 +173,8 @@ class Endpoint:
             message = f"{self.url} refuses: {why or 'forbidden'}. {hint}"
         else:
             message = f"{self.url} answered {status}: {why or 'no JSON; is this a fabric?'}"
-        raise CommandError(message)
+        code = error.get("code") if isinstance(error, dict) else None
+        raise FabricRefusedError(message, code if isinstance(code, str) else None)
 
 
 def agent_path(agent: str, verb: str = "") -> str:
@@ -201,7 +203,11 @@ def find_endpoint(url: str | None, data_dir: Path | None, key: str | None = None
     if chosen and chosen.rstrip("/") != found:
         return Endpoint(chosen.rstrip("/"), key, operator_key, authorities)
     if not isinstance(found, str):
-        message = f"No fabric is running in {folder.path}. {_HOW_TO_START}"
+        starter, _ = folder.read_run()
+        if starter is not None and is_alive(starter):
+            message = f"The fabric in {folder.path} is starting (process {starter.pid}); try again."
+        else:
+            message = f"No fabric is running in {folder.path}. {_HOW_TO_START}"
         raise CommandError(message)
     withheld = operator_key is None and travels_readably(found)
     operator_key = operator_key or (None if withheld else folder.read_operator_key())

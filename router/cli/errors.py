@@ -22,6 +22,14 @@ class CommandError(Exception):
         self.status = status
 
 
+class FabricRefusedError(CommandError):
+    """A fabric answered with an error; `code` is the API's own."""
+
+    def __init__(self, message: str, code: str | None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def describe_os_error(error: OSError, name: object = None) -> str:
     """Say what the system refused, for which file, and what may help."""
     what = (error.strerror or str(error) or type(error).__name__).lower()

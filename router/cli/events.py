@@ -6,7 +6,7 @@ from typing import Any
 
 from router.cli.errors import CommandError
 from router.cli.event_stream import ToldEvent, follow_events
-from router.cli.output import human_bytes, human_count
+from router.cli.output import human_value
 from router.cli.queries import add_common, endpoint_of
 from router.cli.terminal import print_json, print_line
 
@@ -54,7 +54,9 @@ def _as_line(told: ToldEvent) -> str:
         return f"{time:8}  {told.name:16}  {_summary(data)}"
     tenant = data.pop("tenant", None)
     who = data.pop("id", None) or data.pop("node", "")
-    rest = ", ".join(f"{name} {_value(name, value)}" for name, value in data.items())
+    rest = ", ".join(
+        f"{name} {human_value(name, value)}" for name, value in data.items() if value is not None
+    )
     owner = f" of {tenant}" if tenant else ""
     return f"{time:8}  {told.name:16}  {who}{owner}  {rest}".rstrip()
 
@@ -66,13 +68,3 @@ def _summary(data: dict[str, Any]) -> str:
     moves = len(data.get("moves") or [])
     health = (data.get("health") or {}).get("status")
     return f"{health}: {ready} of {len(nodes)} nodes ready, {agents} agents, {moves} moves"
-
-
-def _value(name: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if name in {"bytes_sent", "bytes_per_s"}:
-        return human_bytes(value)
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    return human_count(value) if isinstance(value, int) and value is not True else str(value)

@@ -15,11 +15,13 @@ from fabric.control.hibernation_calls import (
 )
 from fabric.record.hibernation_file import HibernationHeader, SignedWith, brought_signing_key
 from router.cli.endpoint import Endpoint, agent_path
-from router.cli.errors import MISUSED, CommandError
+from router.cli.errors import MISUSED, CommandError, FabricRefusedError
 from router.cli.file_exchange import download, read_header, upload
 from router.cli.keys.key_file import SALT_BYTES, signing_key
 from router.cli.output import human_bytes, human_count, print_answer
 from router.cli.queries import add_agent_id, add_common, endpoint_of
+
+AGENT_EXISTS = "agent_exists"  # the code of that refusal
 
 
 def add_hibernation(commands: Any) -> None:
@@ -118,7 +120,14 @@ def run_resume(arguments: argparse.Namespace) -> int:
         path = agent_path(arguments.name or header.agent, "resume")
         path += f"?{urlencode(query)}" if query else ""
         endpoint = endpoint_of(arguments)
-        resumed = upload(endpoint, path, headers, file, quiet=arguments.json)
+        try:
+            resumed = upload(endpoint, path, headers, file, quiet=arguments.json)
+        except FabricRefusedError as error:
+            if error.code != AGENT_EXISTS:
+                raise
+            name = arguments.name or header.agent
+            message = f"an agent is called {name!r} already; use --replace, or --as ANOTHER"
+            raise CommandError(message) from None
     received, reused = resumed.get("blocks_received"), resumed.get("blocks_reused")
     return print_answer(
         resumed,

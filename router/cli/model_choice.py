@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from router.cli.errors import MISUSED, CommandError
+from router.cli.weights_check import WEIGHTS, weight_problems
 
 BUNDLED = Path(__file__).resolve().parents[2] / "node" / "bundled"
 _CONFIG = "config.json"
-_WEIGHTS = "*.safetensors"
 
 
 def bundled_models() -> list[str]:
@@ -29,10 +29,14 @@ def chosen_model(model: str, said: str = "--model") -> str:
             f"({', '.join(bundled)})"
         )
         raise CommandError(message, MISUSED)
-    for pattern, what in ((_CONFIG, _CONFIG), (_WEIGHTS, "weights (*.safetensors)")):
+    for pattern, what in ((_CONFIG, _CONFIG), (WEIGHTS, "weights (*.safetensors)")):
         if not any(folder.glob(pattern)):
             message = f"{said} {model}: that folder holds no {what}: mlx-lm cannot load it"
             raise CommandError(message, MISUSED)
+    problems = list(weight_problems(folder))
+    if problems:
+        message = f"{said} {model}: {'; '.join(problems)}"
+        raise CommandError(message, MISUSED)
     return str(folder.resolve())
 
 

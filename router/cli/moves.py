@@ -11,6 +11,7 @@ from router.cli.output import (
     Steps,
     human_bytes,
     human_count,
+    human_seconds,
     print_answer,
     print_pairs,
     print_table,
@@ -140,7 +141,7 @@ def _print_drain(drain: dict[str, Any]) -> None:
                 f"{drain.get('agents_moved')} agents, {human_bytes(drain.get('bytes_sent'))}",
             ),
             ("left", drain.get("agents_left")),
-            ("seconds", drain.get("seconds")),
+            ("time", human_seconds(drain.get("seconds"))),
         ]
     )
     stuck = drain.get("stuck") or ()
@@ -166,7 +167,7 @@ def _replica(made: dict[str, Any]) -> list[tuple[str, object]]:
 def _cost(made: dict[str, Any]) -> list[tuple[str, object]]:
     blocks = f"{made.get('blocks_sent')} sent, {made.get('blocks_reused')} there"
     sent = human_bytes(made.get("bytes_sent"))
-    return [("blocks", blocks), ("bytes", sent), ("seconds", made.get("seconds"))]
+    return [("blocks", blocks), ("bytes", sent), ("time", human_seconds(made.get("seconds")))]
 
 
 def _post(arguments: argparse.Namespace, verb: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """What commands print: tables and pairs for people, JSON for programs."""
 
+import math
 import time
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from fabric.shown_text import escape_line
@@ -14,6 +16,9 @@ from router.cli.terminal import (
 )
 
 _KIB = 1024
+_MINUTE_S, _HOUR_MIN, _DAY_H = 60, 60, 48
+_MOMENTS = frozenset({"at_s", "created_s", "used_s"})  # by the wall clock
+_IDENTIFIERS = frozenset({"epoch", "pid", "port", "revision"})  # compared, not counted
 _GAP = "  "
 
 
@@ -95,6 +100,47 @@ def human_bytes(count: Any) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= _KIB
     return f"{size:.1f} TiB"
+
+
+def human_seconds(seconds: Any) -> str:
+    """Write a duration with a unit."""
+    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+        return "-"
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < _MINUTE_S:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), _MINUTE_S)
+    if minutes < _HOUR_MIN:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, _HOUR_MIN)
+    return f"{hours} h {minutes} min" if hours < _DAY_H else f"{hours // 24} d {hours % 24} h"
+
+
+def human_value(name: str, value: Any) -> str:
+    """Write a value of an API's answer for people: its name says what it is."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        inner = ((key if name != "bytes" else f"{key}_bytes", key, x) for key, x in value.items())
+        return ", ".join(f"{key} {human_value(unit, x)}" for unit, key, x in inner) or "-"
+    if isinstance(value, list):
+        return ", ".join(human_value(name, item) for item in value) or "-"
+    return _human_number(name, value) if isinstance(value, int | float) else str(value)
+
+
+def _human_number(name: str, value: float) -> str:
+    if name in _MOMENTS:
+        return f"{datetime.fromtimestamp(value, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+    if name.endswith("bytes") or name.startswith("bytes_"):
+        return human_bytes(value) + ("/s" if name.endswith("_per_s") else "")
+    if name == "seconds" or (name.endswith(("_s", "_seconds")) and not name.endswith("_per_s")):
+        return human_seconds(value)
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(value) if name in _IDENTIFIERS else human_count(value)
 
 
 def human_count(count: Any) -> str:

@@ -11,6 +11,7 @@ from router.cli.output import (
     failed_again,
     human_bytes,
     human_count,
+    human_value,
     print_answer,
     print_pairs,
     print_table,
@@ -141,7 +142,7 @@ def run_agents(arguments: argparse.Namespace) -> int:
 def run_agent(arguments: argparse.Namespace) -> int:
     """Print one agent with everything the fabric tells of it."""
     agent = endpoint_of(arguments).get(agent_path(arguments.id))
-    pairs = ((name, _plain(value)) for name, value in agent.items())
+    pairs = ((name.removesuffix("_s"), human_value(name, value)) for name, value in agent.items())
     return print_answer(agent, pairs, as_json=arguments.json)
 
 
@@ -180,11 +181,3 @@ def _problems(node: dict[str, Any]) -> list[str]:
         [] if test.get("passed", True) else [f"its cache self-test failed: {test.get('detail')}"]
     )
     return found + ([str(node["degraded"])] if node.get("degraded") else [])
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_plain(inner)}" for name, inner in value.items())
-    if isinstance(value, list):
-        return ", ".join(str(_plain(item)) for item in value) or "-"
-    return "-" if value is None else value

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -233,9 +234,13 @@ def _require_port(router: RouterSettings) -> None:
         socket.create_server((router.host, router.port), family=family).close()
     except OSError as error:
         why = error.strerror or error
-        message = (
-            f"cannot listen at {router.host} port {router.port} ({why}); --port 0 takes a free one"
+        is_ports = error.errno in {errno.EADDRINUSE, errno.EACCES}
+        remedy = (
+            "--port 0 takes a free one"
+            if is_ports
+            else "--host takes an address of this machine, or 0.0.0.0 for all that it has"
         )
+        message = f"cannot listen at {router.host} port {router.port} ({why}); {remedy}"
         raise CommandError(message) from None
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from router.cli.endpoint import agent_path
 from router.cli.errors import FAILED
-from router.cli.output import human_bytes, print_answer, print_pairs, print_table
+from router.cli.output import human_bytes, human_seconds, print_answer, print_pairs, print_table
 from router.cli.queries import add_agent_id, add_common, endpoint_of
 from router.cli.terminal import print_json, print_line
 
@@ -40,6 +40,7 @@ def run_migrate(arguments: argparse.Namespace) -> int:
     moved = endpoint_of(arguments).call(
         "POST", path, {"to": arguments.to}, timeout_s=MIGRATE_TIMEOUT_S
     )
+    paused = human_seconds(moved.get("pause_seconds"))
     return print_answer(
         moved,
         [
@@ -49,7 +50,7 @@ def run_migrate(arguments: argparse.Namespace) -> int:
             ("epoch", moved.get("epoch")),
             ("blocks", f"{moved.get('blocks_sent')} sent, {moved.get('blocks_reused')} there"),
             ("bytes", human_bytes(moved.get("bytes_sent"))),
-            ("seconds", f"{moved.get('seconds')}, of which paused {moved.get('pause_seconds')}"),
+            ("time", f"{human_seconds(moved.get('seconds'))}, of which paused {paused}"),
         ],
         as_json=arguments.json,
     )

@@ -86,7 +86,7 @@ def test_files_that_are_refused(tmp_path, text, mode, why):
 
 def test_other_things_that_are_refused(tmp_path, monkeypatch):
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    with pytest.raises(CommandError, match="No such file"):
+    with pytest.raises(CommandError, match="no such file"):
         keys(f"--api-key-file={tmp_path / 'none'}")
     with pytest.raises(CommandError, match="--api-key: a key has at least 16 characters"):
         keys("--api-key", "short")

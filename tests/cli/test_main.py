@@ -135,6 +135,16 @@ def test_a_taken_port_is_told_at_once(run, tmp_path):
     assert f"cannot listen at 127.0.0.1 port {port}" in err
 
 
+def test_an_address_of_another_machine_is_told_as_such(run, tmp_path):
+    host = "203.0.113.7"  # for documentation: nobody has it
+    status, _, err = run("up", "--data", str(tmp_path / "d"), "--host", host, "--port", "0")
+
+    assert status == 1
+    assert f"cannot listen at {host} port 0" in err
+    assert "--host takes an address of this machine" in err
+    assert "a free one" not in err
+
+
 def test_optimized_python_is_refused():
     command = [sys.executable, "-O", "-m", "router.cli.main", "status"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,12 +1,15 @@
 """Commands that ask a running fabric: what they print, as text and as JSON, and how they fail."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from router.cli.data_folder import DataFolder
 from router.cli.endpoint import Endpoint
 from router.private_files import write_private
+from router.supervise.processes import identify
 from tests.cli.fake_fabric import (
     AGENT,
     ANSWERS,
@@ -26,10 +29,10 @@ from tests.cli.fake_fabric import (
 COMMANDS = {
     "nodes": (["nodes"], ["node-a", "ready", "1.0 MiB", "expired"], NODES),
     "agents": (["agents"], ["mira", "2,040/2,060", "the stored text ends there"], None),
-    "agent": (["agent", "mira"], ["owner", "node-a", "hot 1048576"], AGENT),
+    "agent": (["agent", "mira"], ["owner", "node-a", "hot 1.0 MiB"], AGENT),
     "migrate": (
         ["migrate", "mira", "--to", "node-b"],
-        ["8 sent, 1 there", "512.0 KiB", "0.12, of which paused 0.02"],
+        ["8 sent, 1 there", "512.0 KiB", "120 ms, of which paused 20 ms"],
         MOVED,
     ),
     "fork": (["fork", "mira", "--as", "ivan"], ["ivan", "2,048", "3 sent, 5 there"], FORKED),
@@ -246,3 +249,14 @@ def test_a_new_operators_key_is_private(tmp_path):
 
     assert first != second == folder.read_operator_key()
     assert folder.operator_key.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_fabric_that_is_starting_is_told_apart_from_none(run, tmp_path):
+    folder = DataFolder(tmp_path / "data")
+    folder.create()
+    assert "No fabric is running" in run("status")[2]
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as starter:
+        folder.write_run(identify(starter.pid), {}, None)
+        assert f"is starting (process {starter.pid}); try again" in run("status")[2]
+        starter.stdin.close()
+    assert "No fabric is running" in run("status")[2]

@@ -5,12 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save
 
 from router.cli.errors import CommandError
 from router.cli.model_choice import chosen_model
 
+WEIGHTS = save({"x": np.zeros(64, np.float32)})
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -56,7 +59,7 @@ def test_serve_says_the_same_of_the_model_of_its_file(tmp_path, model, why, monk
     for name in ("weightless", "mine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
-    (tmp_path / "mine" / "model.safetensors").touch()
+    (tmp_path / "mine" / "model.safetensors").write_bytes(WEIGHTS)
     chosen = model.format(tmp=tmp_path)
     config = tmp_path / "cluster.yaml"
     config.write_text(yaml.safe_dump({"metadata": {"macfabric": {"model": chosen}}}))
@@ -90,12 +93,47 @@ def test_models_that_are_none(tmp_path, model, why, monkeypatch):
 def test_models_that_are_some(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("{}")
-    (tmp_path / "mine" / "model.safetensors").touch()
+    (tmp_path / "mine" / "model.safetensors").write_bytes(WEIGHTS)
     monkeypatch.chdir(tmp_path)
 
     assert chosen_model("recall") == "recall"
     assert chosen_model("prose") == "prose"
     assert chosen_model("mine") == str(tmp_path / "mine")
+
+
+BROKEN = {
+    "cut short": ({"model.safetensors": WEIGHTS[:-1]}, "model.safetensors was cut short"),
+    "empty": ({"model.safetensors": b""}, "model.safetensors was cut short"),
+    "a pointer": ({"model.safetensors": b"version https://git-lfs.github.com/spec/v1"}, "git lfs"),
+    "the second of two": ({"a.safetensors": WEIGHTS, "b.safetensors": b"x" * 99}, "b.safetensors"),
+    "a shard that is missing": (
+        {
+            "model-1.safetensors": WEIGHTS,
+            "model.safetensors.index.json": b'{"weight_map": {"x": "model-1.safetensors", '
+            b'"y": "model-2.safetensors"}}',
+        },
+        "model-2.safetensors is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_weights_that_are_not_whole(tmp_path, name):
+    files, why = BROKEN[name]
+    for file, raw in ({"config.json": b"{}"} | files).items():
+        (tmp_path / file).write_bytes(raw)
+
+    with pytest.raises(CommandError, match=why):
+        chosen_model(str(tmp_path))
+
+
+def test_an_index_of_weights_that_are_there(tmp_path):
+    index = b'{"weight_map": {"x": "model-1.safetensors"}}'
+    files = {"config.json": b"{}", "model-1.safetensors": WEIGHTS}
+    for file, raw in (files | {"model.safetensors.index.json": index}).items():
+        (tmp_path / file).write_bytes(raw)
+
+    assert chosen_model(str(tmp_path)) == str(tmp_path.resolve())
 
 
 @pytest.mark.parametrize("key", ["nonsense", "abcd", ""])

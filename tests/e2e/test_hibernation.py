@@ -108,7 +108,7 @@ def test_refusals_are_told_in_words(fabric, run, tmp_path):
         (("hibernate", "carol", file), 2, "--force"),
         (("hibernate", "nobody", tmp_path / "x"), 1, "no agent is called 'nobody'"),
         (("hibernate", "carol", tmp_path / "no" / "x"), 2, "No such file"),
-        (("resume", file), 1, "called 'carol' already"),
+        (("resume", file), 1, "called 'carol' already; use --replace, or --as"),
         (("resume", file, "--as", "a b"), 1, "agent id must be"),
         (("resume", file, "--as", "eve", "--node", "nowhere"), 1, "known: left, right"),
         (("resume", cut, "--as", "eve"), 1, "cut short"),
