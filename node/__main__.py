@@ -1,12 +1,14 @@
 """Start the nodes of a Ray cluster: `python -m node --help`.
 
-What happens goes to stdout, one JSON object per line (`ready`, `lost`, `failed`), and in words
-to stderr. The exit status is 0 once all nodes are ready, or with --watch once told to end.
+Events go to stdout, one JSON object per line (`waiting` for Ray, `connected`, `phase` of a start,
+`ready`, `lost`, `failed`), and in words to stderr. The exit status is 0 once all nodes are ready,
+or with --watch once told to end.
 """
 
 import argparse
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -18,13 +20,8 @@ from typing import IO
 
 from fabric.errors import FabricError, FatalError
 from node.keys import read_keys
-from node.launch import (
-    Launch,
-    LaunchOptions,
-    connect,
-    read_settings,
-    why_late,
-)
+from node.launch import Launch, LaunchOptions, read_settings, why_late
+from node.ray_connection import connect
 
 _log = logging.getLogger("macfabric.node.launch")
 
@@ -61,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bind", help="address the nodes listen on (default: Ray's)")
     parser.add_argument("--expect", type=int, default=1, help="wait for this many nodes")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds until that")
+    parser.add_argument(
+        "--ray-timeout", type=float, default=math.inf, help="seconds until Ray must be joined"
+    )
     parser.add_argument("--watch", action="store_true", help="stay, and serve Macs that come later")
     parser.add_argument(
         "--at-exit",
@@ -83,8 +83,15 @@ def _run(arguments: argparse.Namespace, output: IO[str]) -> int:
         arguments.bind,
         arguments.service_module,
     )
-    deadline_s = time.monotonic() + arguments.timeout
-    connect(arguments.ray_address, deadline_s)
+    began_s = time.monotonic()
+    deadline_s = began_s + arguments.timeout
+    joined_by_s = began_s + min(arguments.timeout, arguments.ray_timeout)
+    connect(
+        arguments.ray_address,
+        joined_by_s,
+        lambda reason: _tell({"event": "waiting", "message": reason}, output),
+    )
+    _tell({"event": "connected"}, output)
     ended: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which sets its own
         signal.signal(number, lambda got, _frame: ended.append(got))
@@ -110,7 +117,7 @@ def _tell(event: dict[str, object], output: IO[str]) -> None:
     detail = event.get("message") or event.get("url") or ""
     if "retry_s" in event:
         detail = f"{detail} (tries to start again in {event['retry_s']} s)"
-    _log.info("%s %s %s", event["node"], event["event"], detail)
+    _log.info("%s %s %s", event.get("node", "Ray"), event["event"], detail)
 
 
 if __name__ == "__main__":

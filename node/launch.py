@@ -9,7 +9,6 @@ A Mac is a Ray node with the resource `mlx` and a label `mac`, which names it. W
 """
 
 import logging
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,7 +36,6 @@ DEAD_PAUSES_S = (0.0, 0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
 LASTING_S = 60.0
 RETOLD_S = 2.5  # a failure's next try that moves by more is that of another failure
 TICK_S = 0.1
-_CONNECT_POLL_S = 0.1
 EXIT_TIMEOUT_S = 20.0
 _DESCRIBE = encode_call(Describe())
 
@@ -70,6 +68,7 @@ class LaunchedNode:
     view: NodeView | None = None
     ready_at_s: float = 0.0
     failure: str | None = None
+    phase: str | None = None  # of a start that goes on
     again_at_s: float = 0.0  # when the start that failed is tried again
 
 
@@ -208,11 +207,11 @@ class Launch:
         import ray
 
         if node.view is not None:
-            yield {"event": "lost", "node": node.name}
+            yield {"event": "lost", "node": node.name, "message": _last_line(str(error))}
             node.since_s = time.monotonic()
         node.view = None
         node.ask_at_s = time.monotonic() + LOADING_POLL_S
-        node.failure = None
+        node.failure = node.phase = None
         if isinstance(error, ray.exceptions.ActorDiedError):  # for good: Ray restarts it no more
             del self.nodes[node.name]
             yield from self._on_dead(node, str(error))
@@ -226,15 +225,14 @@ class Launch:
         deaths.again_at_s = now_s + pause_s
         _log.warning("%s: its actor is gone, a new one in %g s", node.name, pause_s)
         if pause_s:
-            reason = (error.strip().splitlines() or ["?"])[-1].strip()[:START_REASON_CHARS_MAX]
-            yield failed_event(node, f"its actor is dead: {reason}", pause_s)
+            yield failed_event(node, f"its actor is dead: {_last_line(error)}", pause_s)
 
     def _on_reply(
         self, node: LaunchedNode, reply: NodeView | ErrorReply
     ) -> Iterator[dict[str, Any]]:
         if isinstance(reply, NodeView):
             restarted = node.view is None or node.view.incarnation != reply.incarnation
-            node.view, node.failure = reply, None
+            node.view, node.failure, node.phase = reply, None, None
             if restarted:
                 node.ready_at_s = time.monotonic()
                 yield ready_event(node, reply)
@@ -246,6 +244,9 @@ class Launch:
             if is_news:
                 node.failure, node.again_at_s = reply.message, again_at_s
                 yield failed_event(node, reply.message, wait_s)
+        elif reply.message != node.phase:
+            node.phase = reply.message
+            yield {"event": "phase", "node": node.name, "message": reply.message}
 
     def finish(self, how: str, timeout_s: float = EXIT_TIMEOUT_S) -> None:
         """Leave the nodes: as they are, with everything flushed, or stopped and removed."""
@@ -267,6 +268,12 @@ class Launch:
         if message not in self._strange:
             self._strange.add(message)
             _log.warning("%s", message)
+
+
+def _last_line(text: str) -> str:
+    """Return the last line of an error text, bounded; Ray puts the cause there."""
+    lines = text.strip().splitlines() or ["?"]
+    return lines[-1].strip()[:START_REASON_CHARS_MAX]
 
 
 def _is_gone(own: str, rows: list[dict[str, Any]]) -> bool:
@@ -292,44 +299,14 @@ def _ask(node: LaunchedNode) -> Any:
         return ray.put(b"")
 
 
-def connect(address: str, deadline_s: float) -> None:
-    """Become a driver of the Ray cluster at `address`, waiting until it answers."""
-    if address != "auto":
-        _wait_for_port(address, deadline_s)
-    import ray
-
-    from node.ray_actor import NAMESPACE
-
-    try:
-        ray.init(
-            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        message = f"no Ray cluster at {address}: {error}"
-        raise FatalError(message) from None
-
-
-def _wait_for_port(address: str, deadline_s: float) -> None:
-    host, _, port = address.rpartition(":")
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=1.0).close()
-        except OSError as error:
-            if time.monotonic() > deadline_s:
-                message = f"no Ray cluster answers at {address}: {error}"
-                raise FatalError(message) from None
-            time.sleep(_CONNECT_POLL_S)
-        else:
-            return
-
-
 def why_late(launch: Launch, expected: int, timeout_s: float) -> str:
     """Say what is missing, once the time is up."""
     import ray
 
     late = sorted(node.name for node in launch.nodes.values() if node.view is None)
     if late:
-        why = [launch.nodes[name].failure or "still loading, or not placed by Ray" for name in late]
+        nodes = [launch.nodes[name] for name in late]
+        why = [node.failure or node.phase or "not placed by Ray" for node in nodes]
         listed = "; ".join(f"{n}: {w}" for n, w in zip(late, why, strict=True))
         return f"not ready after {timeout_s:g} s: {listed}"
     seen = ", ".join(sorted(row["NodeManagerAddress"] for row in ray.nodes() if row["Alive"]))

@@ -85,6 +85,7 @@ class NodeActor:
         service_module: str = SERVICE_MODULE,
     ) -> None:
         self._service: Any = None
+        self._starting: Any = None  # the service whose start is under way
         self._refusal: ErrorReply | None = _loading("the model is loading")
         self._again_at_s = 0.0  # when a start that failed is tried again
         arguments = (name, data_dir, model, host, keys_dir, keys_digest, settings, service_module)
@@ -132,13 +133,15 @@ class NodeActor:
             else:
                 self._refusal = None
                 return
+            self._starting = None
             gc.collect()  # half a model may hang on the error
             time.sleep(wait_s)
             self._refusal = again
 
     def _timed(self, refusal: ErrorReply) -> ErrorReply:
         if refusal.code != StartFailedError.code:
-            return refusal
+            phase = getattr(self._starting, "phase", "")
+            return replace(refusal, message=phase) if phase else refusal
         return replace(refusal, retry_after_s=max(0.0, self._again_at_s - time.monotonic()))
 
     def _begin(
@@ -166,7 +169,7 @@ class NodeActor:
             host=host,
             incarnation=next_incarnation(folder),
         )
-        made = service.NodeService(config)
+        self._starting = made = service.NodeService(config)
         made.start()
         self._service = made
         keep_pauses_short()

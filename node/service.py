@@ -72,6 +72,7 @@ class NodeService:
             message = "assertions guard the cache: do not run under python -O"
             raise FatalError(message)
         self._config = config
+        self.phase = "loading the model"  # of a start, in words
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="node", daemon=True)
         self._node: Node | None = None
@@ -116,7 +117,9 @@ class NodeService:
         self._calls = ControlCalls(node)
         self._on_loop(node.upkeep.round()).result()
         self._on_loop(self._listen()).result()
+        self.phase = "testing save and restore"
         self._on_loop(node.self_tests.run()).result()
+        self.phase = "measuring prefill speed"
         self._on_loop(self._measure_prefill()).result()
         self._on_loop(node.drain_flag.recall()).result()
         self._sealing = FolderSealing(node.identity, node.workers, node.health)
@@ -187,6 +190,7 @@ class NodeService:
             loaded.vocabulary_size,
             loaded.problem,
         )
+        self.phase = "recovering the disk"
         disk, erased = self._open_disks(loaded)
         blocks = BlockStore(disk, model.spec, model.fingerprint)
         manifests = ManifestStore(disk, config.cluster_key, erased.epoch_of)

@@ -83,7 +83,7 @@ async def serve(
     runs_dir: Path | None = None,
 ) -> None:
     """Serve clients of the fabric at `ray_address` until SIGTERM or SIGINT."""
-    ray_control.connect(ray_address)
+    ray_control.connect(ray_address, wait_s=ray_control.JOIN_S)
     signals = StopSignals()
     try:
         await serve_roster(

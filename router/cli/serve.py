@@ -22,6 +22,7 @@ from router.cli.up import catch_signals, own_certificate, own_subject, tell_read
 from router.supervise.keeper import Keeper
 
 START_TIMEOUT_S = math.inf  # Macs may come in the evening
+RAY_TIMEOUT_S = 300.0  # until a Ray cluster must answer
 ENVIRONMENT = {
     "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
     "RAY_ENABLE_AUTO_CONNECT": "0",  # as in `ray_environment`
@@ -96,6 +97,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
             nodes_expected=0,
             at_exit="flush",
             start_timeout_s=START_TIMEOUT_S,
+            ray_timeout_s=RAY_TIMEOUT_S,
             operator_key=folder.renew_operator_key(),
             waits_for_good=True,
             trusted=keys / AUTHORITY_CERTIFICATE,
@@ -107,6 +109,10 @@ def run_serve(arguments: argparse.Namespace) -> int:
         if supervisor.start():
             tell_ready(supervisor, settings.model, as_json=arguments.json)
             supervisor.run()
+        has_served = "ready" in supervisor.phases
+    if not has_served:
+        message = "stopped before it served"
+        raise CommandError(message)
     steps.say("stopped; the nodes keep running")
     return 0
 

@@ -17,6 +17,7 @@ from router.cli.data_folder import DataFolder
 from router.cli.endpoint import Endpoint
 from router.cli.errors import CommandError
 from router.cli.output import failed_again
+from router.cli.start_watch import START_S_MAX, StartWatch
 from router.private_files import write_private
 from router.supervise.keeper import KEEPER, Keeper
 from router.supervise.processes import identify
@@ -46,12 +47,13 @@ class Plan:
     port: int
     nodes_expected: int  # to wait for; 0: as many as there are, now or later
     at_exit: str  # what becomes of the nodes: "stop" or "flush"
-    start_timeout_s: float
+    start_timeout_s: float = START_S_MAX  # of the nodes' start, even while it makes progress
+    ray_timeout_s: float = START_S_MAX  # until a Ray cluster that others start must be joined
     operator_key: str | None = None  # for asking our own router
     trusted: Path | None = None  # what the router's certificate is checked with, if it has one
     certificate: Path | None = None  # the operator's own, if it shows that one
     bind: str | None = None  # what the nodes listen on; None: the address Ray knows them by
-    waits_for_good: bool = False  # also for what cannot start at all
+    waits_for_good: bool = False  # for nodes that come later, once Ray is joined
     nodes_to_come: int = 0  # what the router may say "come again" for; 0: nobody knows
 
 
@@ -71,22 +73,28 @@ class Supervisor:
     _ended: dict[str, list[float]] = field(default_factory=dict)
     _router_started: bool = False
     _held_back: dict[str, float] = field(default_factory=dict)  # what ended, and until when
+    _first_failure: str | None = None  # of this start: what the later ones follow from
+    _start_phases: dict[str, str] = field(default_factory=dict)  # of nodes that are starting
+    _watch: StartWatch | None = None
 
     def start(self) -> bool:
         """Start everything and wait until it serves; False when asked to end meanwhile."""
+        logs = self.plan.folder.log(NODES).parent
+        self._watch = StartWatch(logs, self.keeper.process.pid, self.plan.start_timeout_s)
         if self.ray is not None:
             self.ray.start()
         self._start_nodes()
         while not self.wants_end():
             self._step()
             self._note_ray()
-            if not self._router_started and (self.ray is None or "ray_head" in self.phases):
+            ray_phase = "connected" if self.ray is None else "ray_head"
+            if not self._router_started and ray_phase in self.phases:
                 self._start_router()
             if self.url and len(self.nodes) >= self.plan.nodes_expected and self._all_seen():
                 self._mark("ready")
                 return True
-            if time.monotonic() - self._began_s > self.plan.start_timeout_s:
-                raise self._failure(NODES if self.url else ROUTER, "was not ready in time")
+            if not self.plan.waits_for_good and (reason := self._watch.expired()):
+                raise self._start_failure(self._awaited(), reason)
         return False
 
     def run(self) -> None:
@@ -110,6 +118,8 @@ class Supervisor:
     def _step(self) -> None:
         event = self.keeper.next_event(TICK_S)
         if event is not None:
+            if self._watch is not None:
+                self._watch.note()
             self._on_event(event)
         self._start_held_back()  # also what this very event ended
 
@@ -141,17 +151,25 @@ class Supervisor:
         if kind == "ready":
             test = event.get("self_test") or {}
             self.nodes[node] = event
+            self._start_phases.pop(node, None)
             self._mark(f"node {node}")
             self.say(f"{node} is ready (pid {event.get('pid')}, {event.get('model')})")
             if not test.get("passed"):
                 self.say(f"warning: {node}'s cache self-test failed: {test.get('detail')}")
         elif kind == "lost":
             self.nodes.pop(node, None)
-            self.say(f"{node} is lost; Ray restarts it")
+            self.say(f"{node} is lost ({event.get('message')}); Ray restarts it")
+        elif kind == "phase":
+            self._start_phases[node] = str(event.get("message"))
+            self.say(f"{node}: {event.get('message')}")
+        elif kind == "waiting":
+            self.say(str(event.get("message")))
+        elif kind == "connected":
+            self._mark("connected")
         elif kind == "failed":
             if "ready" not in self.phases and self.plan.nodes_expected:
                 message = f"{node} cannot start: {event.get('message')}"
-                raise CommandError(message)
+                raise CommandError(message + self._first_cause())
             self.say(f"{node} {failed_again(event.get('message'), event.get('retry_s'))}")
 
     def _on_exit(self, name: str, status: int | None, why: str) -> None:
@@ -162,14 +180,17 @@ class Supervisor:
         recent = [t for t in self._ended.get(name, []) if t > now_s - RESTART_WINDOW_S] + [now_s]
         self._ended[name] = recent
         if not self._may_try_again(name):
-            raise self._failure(name, told)
+            raise self._start_failure(name, told)
+        if "ready" not in self.phases and self._first_failure is None:
+            self._first_failure = str(self._failure(name, told))
         pause_s = RESTART_PAUSES_S[min(len(recent), len(RESTART_PAUSES_S)) - 1]
         self._held_back[name] = now_s + pause_s
         self.say(f"{name} {told}; starting it again{f' in {pause_s:g} s' if pause_s else ''}")
 
     def _may_try_again(self, name: str) -> bool:
         """Say whether what ended may be started again; what never served only for Ray's sake."""
-        if "ready" in self.phases or self.plan.waits_for_good:
+        has_joined = "ready" in self.phases or "connected" in self.phases
+        if "ready" in self.phases or (self.plan.waits_for_good and has_joined):
             return True
         is_rays = self.ray is not None and any(self.ray.find(ended) for ended in self._ended)
         return is_rays and len(self._ended[name]) < START_TRIES
@@ -198,6 +219,8 @@ class Supervisor:
         argv = [sys.executable, "-m", "node", "--watch", f"--at-exit={plan.at_exit}"]
         argv += ["--data-dir", str(plan.folder.path), "--ray-address", plan.ray_address]
         argv += ["--expect", str(plan.nodes_expected), "--timeout", str(plan.start_timeout_s)]
+        if "connected" not in self.phases:  # later, Ray may take as long as it likes to come back
+            argv += ["--ray-timeout", str(plan.ray_timeout_s)]
         argv += ["--config", str(plan.config)] if plan.config else []
         argv += ["--bind", plan.bind] if plan.bind else []
         self.keeper.start(NODES, argv, plan.environment, plan.folder.log(NODES), piped=True)
@@ -254,6 +277,24 @@ class Supervisor:
         if self.plan.certificate is not None:
             record["certificate"] = str(self.plan.certificate)
         write_private(self.plan.folder.endpoint, json.dumps(record))
+
+    def _awaited(self) -> str:
+        """Name the process that the start waits for."""
+        if self.ray is not None and "ray" not in self.phases:
+            late = [node for node in self.ray.nodes if not self.ray.has_started(node)]
+            if late:
+                return late[0].process
+        return NODES if self.url else ROUTER
+
+    def _start_failure(self, name: str, reason: str) -> CommandError:
+        """Describe a start's failure, and the first one of it where that was another process."""
+        phases = "; ".join(f"{node}: {phase}" for node, phase in self._start_phases.items())
+        failure = self._failure(name, f"{reason} ({phases})" if phases else reason)
+        return CommandError(f"{failure}{self._first_cause()}")
+
+    def _first_cause(self) -> str:
+        first = self._first_failure
+        return f"\nthe first failure of this start: {first}" if first else ""
 
     def _failure(self, name: str, told: str) -> CommandError:
         log = self.plan.folder.log(name)

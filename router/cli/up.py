@@ -31,7 +31,6 @@ from router.supervise.processes import ProcessId, end, is_alive, send, session_m
 from router.supervise.ray_processes import LocalRay
 from router.tls.authority import Subject
 
-START_TIMEOUT_S = 180.0
 DOWN_TIMEOUT_S = 60.0
 LEFTOVER_GRACE_S = 5.0
 
@@ -112,7 +111,6 @@ def run_up(arguments: argparse.Namespace) -> int:
             settings.router.port,
             nodes_expected=len(names),
             at_exit="stop",
-            start_timeout_s=START_TIMEOUT_S,
             operator_key=folder.renew_operator_key(),
             trusted=folder.keys.authority,
             certificate=own_certificate(settings.router),

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -24,13 +25,29 @@ ACTOR_PREFIX = "macfabric-node-"
 LABEL = "mac"  # what a Ray node is called by
 
 LEAVE_TIMEOUT_S = 10.0
+JOIN_S = 600.0  # for a new router to join Ray on a busy machine
+JOIN_POLL_S = 1.0
 
 _LOG = logging.getLogger("macfabric.router.ray")
 _joining = threading.Lock()  # Ray is joined and left by one thread at a time
 
 
-def connect(address: str, namespace: str = NAMESPACE) -> None:
-    """Join a running Ray cluster as a driver; raise FatalError where there is none."""
+def connect(address: str, namespace: str = NAMESPACE, wait_s: float = 0.0) -> None:
+    """Join a running Ray cluster as a driver; raise FatalError where that fails for `wait_s`.
+
+    A busy machine's cluster answers before it can be joined, so a failed join is tried again.
+    """
+    deadline_s = time.monotonic() + wait_s
+    while (reason := _failure_to_join(address, namespace)) is not None:
+        if time.monotonic() >= deadline_s:
+            message = f"no Ray cluster answers at {address}: {reason}"
+            raise FatalError(message)
+        _LOG.warning("cannot join Ray at %s yet: %s", address, reason)
+        time.sleep(JOIN_POLL_S)
+
+
+def _failure_to_join(address: str, namespace: str) -> str | None:
+    """Try to join once; return why that failed, or None."""
     with _joining:
         try:
             ray.init(
@@ -39,9 +56,10 @@ def connect(address: str, namespace: str = NAMESPACE) -> None:
                 log_to_driver=False,  # what nodes print may quote prompts
                 configure_logging=False,
             )
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            message = f"no Ray cluster answers at {address}: {error}"
-            raise FatalError(message) from None
+        except Exception as error:  # noqa: BLE001 - Ray raises plain Exception where it is slow
+            ray.shutdown()  # half a connection would refuse the next try
+            return str(error) or type(error).__name__
+    return None
 
 
 def disconnect() -> None:

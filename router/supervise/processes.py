@@ -32,6 +32,7 @@ class ProcessId:
 class _Row:
     parent: int
     started: str
+    cpu_s: float = 0.0
 
 
 def _linux_row(pid: int) -> _Row | None:
@@ -43,20 +44,30 @@ def _linux_row(pid: int) -> _Row | None:
     fields = stat.rpartition(")")[2].split()
     if fields[0] in "ZX":
         return None
-    return _Row(int(fields[1]), fields[19])
+    ticks = int(fields[11]) + int(fields[12])
+    return _Row(int(fields[1]), fields[19], ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def _ps_rows() -> dict[int, _Row]:
-    command = ["/bin/ps", "-axo", "pid=,ppid=,stat=,lstart="]
+    command = ["/bin/ps", "-axo", "pid=,ppid=,stat=,time=,lstart="]
     # A start is spelled alike in every shell and wherever a Mac travels.
     environment = {"LC_ALL": "C", "TZ": "UTC0"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     rows = {}
     for line in done.stdout.splitlines():
-        pid, parent, state, started = line.split(None, 3)
+        pid, parent, state, cpu, started = line.split(None, 4)
         if not state.startswith("Z"):
-            rows[int(pid)] = _Row(int(parent), started.strip())
+            rows[int(pid)] = _Row(int(parent), started.strip(), _clock_seconds(cpu))
     return rows
+
+
+def _clock_seconds(text: str) -> float:
+    """Read processor time as `ps` writes it: [[DD-]HH:]MM:SS[.ss]."""
+    days, _, clock = text.rpartition("-")
+    seconds = 0.0
+    for part in clock.split(":"):
+        seconds = seconds * 60 + float(part)
+    return seconds + 86_400 * int(days or 0)
 
 
 def _rows() -> dict[int, _Row]:
@@ -78,9 +89,18 @@ def is_alive(process: ProcessId) -> bool:
     return identify(process.pid) == process
 
 
+def cpu_seconds(root: int) -> float:
+    """Sum the processor time that the live descendants of a process have used."""
+    rows = _rows()
+    return sum(rows[process.pid].cpu_s for process in _descendants([root], rows))
+
+
 def descendants(roots: Iterable[int]) -> list[ProcessId]:
     """List the children of `roots`, theirs, and so on; the roots themselves are left out."""
-    rows = _rows()
+    return _descendants(roots, _rows())
+
+
+def _descendants(roots: Iterable[int], rows: dict[int, _Row]) -> list[ProcessId]:
     children: dict[int, list[int]] = {}
     for pid, row in rows.items():
         children.setdefault(row.parent, []).append(pid)

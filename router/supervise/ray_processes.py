@@ -4,12 +4,12 @@ Everything it writes is below one folder, unless that folder's path is too long 
 sockets. It listens with a password of its own, so other Rays on the machine are no concern.
 """
 
-import contextlib
 import json
 import os
 import secrets
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,9 +34,11 @@ SHORT_DIR_PREFIX = "macfabric-ray-"
 SESSION_VARIABLE = "MACFABRIC_RAY_SESSION"
 STARTED_MARK = "Ray runtime started."
 STOP_GRACE_S = 5.0
-RAYLET_START_S = 120.0
-_RAYLET_POLL_S = 0.2
+RAYLET_START_S = 1_200.0  # while the processes that it started live
+_RAYLET_POLL_S = 0.5
+_DEAD_CHILD_POLL_S = 2.0
 _PORT_TRIES = 64
+_SERVERS = ("raylet", "gcs_server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +68,45 @@ def trim_ray_start(ray_params: Any, head: bool) -> None:  # noqa: FBT001 - Ray c
 
 
 def _wait_longer_for_raylet(services: Any) -> None:
-    """Let a busy machine start its raylet in its own time; Ray gives up after 30 seconds.
+    """Wait for the raylet of a busy machine, for which Ray allows 30 seconds.
 
-    What began anew would only find the machine busier.
+    A new start would only find the machine busier.
     """
     ask = services.get_node
 
     def ask_patiently(gcs_address: str, node_id: str) -> Any:
-        deadline_s = time.monotonic() + RAYLET_START_S
+        deadline_s, look_at_s = time.monotonic() + RAYLET_START_S, 0.0
         while True:
             try:
                 return ask(gcs_address, node_id)
-            except RuntimeError:  # not there yet
-                if time.monotonic() > deadline_s or _has_dead_child():
-                    raise
+            except Exception as error:  # noqa: BLE001 - not there yet, or its tables are slow
+                now_s = time.monotonic()
+                dead = ""
+                if now_s >= look_at_s:
+                    dead = _dead_server()
+                    look_at_s = now_s + _DEAD_CHILD_POLL_S
+                if now_s > deadline_s or dead:
+                    message = f"{dead or 'the raylet'} ended or did not register: {error}"
+                    raise SystemExit(message) from None
                 time.sleep(_RAYLET_POLL_S)
 
     services.get_node = ask_patiently
 
 
-def _has_dead_child() -> bool:
-    if not hasattr(os, "waitid"):  # macOS before Python 3.13: patience alone
-        return False
-    with contextlib.suppress(ChildProcessError):
-        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    return False
+def _dead_server() -> str:
+    """Name the server of Ray that this process started and that has ended, if any.
+
+    Other children end without harm: helpers that nothing has waited for yet.
+    """
+    command = ["/bin/ps", "-axo", "ppid=,stat=,comm="]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    for line in done.stdout.splitlines():
+        parent, state, name = (*line.split(None, 2), "", "")[:3]
+        if parent == str(os.getpid()) and state.startswith("Z"):
+            found = next((server for server in _SERVERS if server in name), "")
+            if found:
+                return found
+    return ""
 
 
 def ray_environment(keys: Path, base: Mapping[str, str]) -> dict[str, str]:
@@ -111,8 +127,12 @@ def ray_environment(keys: Path, base: Mapping[str, str]) -> dict[str, str]:
         "RAY_enable_metrics_collection": "0",  # its exporters serve every interface, to anybody
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # How often a node asks for its head, every 2 s: a busy machine starts it in its own time.
-        "RAY_NUM_REDIS_GET_RETRIES": "60",
+        # A busy machine takes minutes for what Ray allows 20 to 60 s: asking for the head (one
+        # try a second, or two), and the registrations of agents, workers and raylets.
+        "RAY_NUM_REDIS_GET_RETRIES": "600",
+        "RAY_agent_register_timeout_ms": "600000",
+        "RAY_worker_register_timeout_seconds": "600",
+        "RAY_raylet_start_wait_time_s": "600",
         # A call of a driver that lost its cluster would start another one, in its own process.
         "RAY_ENABLE_AUTO_CONNECT": "0",
         "RAY_worker_niceness": "0",  # Ray's default of 15 slows token generation

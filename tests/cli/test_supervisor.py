@@ -1,12 +1,21 @@
 """What the supervisor does when a process ends."""
 
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from router.cli.data_folder import DataFolder
 from router.cli.errors import CommandError
-from router.cli.supervisor import NODES, RESTART_WINDOW_S, ROUTER, Plan, Supervisor
+from router.cli.supervisor import (
+    NODES,
+    RESTART_WINDOW_S,
+    ROUTER,
+    START_TRIES,
+    Plan,
+    Supervisor,
+)
 
 PORT = 4711
 TRACEBACK = """said before it
@@ -148,3 +157,47 @@ def test_ray_gets_more_than_one_try_to_start(supervisor):
     supervisor.keeper.events.append(exited("ray-node-a"))
     with pytest.raises(CommandError, match="ray-node-a ended"):
         supervisor._step()
+
+
+def test_a_start_that_fails_names_the_process_that_failed_first(supervisor):
+    del supervisor.phases["ready"]
+    supervisor.ray = FakeRay()
+    for name, text in (("ray-node-a", "the GCS has become overloaded"), (NODES, "no cluster")):
+        log = supervisor.plan.folder.log(name)
+        log.parent.mkdir(exist_ok=True)
+        log.write_text(text)
+    supervisor.keeper.events.append(exited("ray-node-a"))
+    supervisor._step()
+    supervisor.plan.folder.log("ray-node-a").unlink()  # as the next try does
+    supervisor._ended[NODES] = [time.monotonic()] * START_TRIES  # it has used its tries
+    supervisor.keeper.events.append(exited(NODES))
+
+    with pytest.raises(CommandError, match="nodes ended") as caught:
+        supervisor._step()
+
+    assert "first failure of this start: ray-node-a ended with status -9" in str(caught.value)
+    assert "GCS has become overloaded" in str(caught.value)
+
+
+def test_a_start_that_stalls_names_what_it_waits_for(supervisor):
+    supervisor.phases.clear()
+    supervisor.url = None
+    supervisor.ray = FakeRay()
+    assert supervisor._awaited() == "ray-node-a", "the router has not been started yet"
+    supervisor.ray.runs = True
+    assert supervisor._awaited() == ROUTER
+    supervisor.url = "http://127.0.0.1:1"
+    assert supervisor._awaited() == NODES
+
+
+def test_serve_gives_up_where_ray_was_never_joined(supervisor):
+    del supervisor.phases["ready"]
+    supervisor.plan = replace(supervisor.plan, waits_for_good=True)
+    supervisor.keeper.events.append(exited(NODES))
+    with pytest.raises(CommandError, match="nodes ended"):
+        supervisor._step()
+
+    supervisor._on_line(NODES, '{"event": "connected"}')
+    supervisor.keeper.events.append(exited(NODES))
+    supervisor._step()
+    assert [name for name, _ in supervisor.keeper.started] == [NODES]

@@ -34,7 +34,10 @@ class Launching:
             event = self.keeper.next_event(0.5)
             if event and event.get("name") == self.name:
                 if event["event"] == "line":
-                    return json.loads(event["text"])
+                    news = json.loads(event["text"])
+                    if news["event"] in ("waiting", "connected", "phase"):
+                        continue
+                    return news
                 if event["event"] == "exited":
                     return event
         pytest.fail(f"nothing was said: {self.log.read_text()}")

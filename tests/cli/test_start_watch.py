@@ -1,0 +1,58 @@
+"""How long a start may take: as long as it makes progress."""
+
+import pytest
+
+from router.cli.start_watch import CPU_PROGRESS_S, STALL_S, START_S_MAX, StartWatch
+
+
+class World:
+    """A clock and the processor time of what was started."""
+
+    def __init__(self, folder):
+        self.now_s, self.cpu_s = 100.0, 0.0
+        self.watch = StartWatch(folder, 1, now_s=lambda: self.now_s, cpu_s=lambda _: self.cpu_s)
+
+    def pass_time(self, seconds):
+        self.now_s += seconds
+        return self.watch.expired()
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_a_start_without_progress_is_given_up(world):
+    assert world.pass_time(STALL_S / 2) is None
+    assert "no progress" in world.pass_time(STALL_S / 2 + 1)
+
+
+def test_a_log_that_grows_is_progress(world, tmp_path):
+    log = tmp_path / "ray-node-a.log"
+    for step in range(8):
+        log.write_text("x" * (step + 1))
+        assert world.pass_time(STALL_S / 2) is None
+    assert "no progress" in world.pass_time(STALL_S + 1)
+
+
+def test_processor_time_is_progress_unless_it_is_that_of_an_idle_fabric(world):
+    for _ in range(8):
+        world.cpu_s += CPU_PROGRESS_S + 1
+        assert world.pass_time(STALL_S / 2) is None
+    for _ in range(3):
+        world.cpu_s += CPU_PROGRESS_S / 4
+        reason = world.pass_time(STALL_S / 2)
+    assert "no progress" in reason
+
+
+def test_an_event_of_a_process_is_progress(world):
+    for _ in range(4):
+        world.watch.note()
+        assert world.pass_time(STALL_S / 2) is None
+
+
+def test_no_start_takes_for_ever(world):
+    while world.now_s < 100.0 + START_S_MAX:
+        world.watch.note()
+        assert world.pass_time(60.0) is None
+    assert f"{START_S_MAX:g}" in world.pass_time(60.0)

@@ -1,0 +1,56 @@
+"""Joining a Ray cluster that is still starting."""
+
+import socket
+import time
+
+import pytest
+
+from fabric.errors import FatalError
+from node import ray_connection
+
+
+@pytest.fixture
+def address():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_join_that_ray_gives_up_is_tried_again(address, monkeypatch):
+    monkeypatch.setattr(ray_connection, "JOIN_POLL_S", 0.0)
+    tries, reports = [], []
+
+    def init(**options):
+        tries.append(options["address"])
+        if len(tries) < 3:
+            message = "The current node timed out during startup.\nmore"
+            raise Exception(message)  # noqa: TRY002 - what Ray raises
+
+    monkeypatch.setattr("ray.init", init)
+
+    ray_connection.connect(address, time.monotonic() + 60.0, reports.append)
+
+    assert tries == [address] * 3
+    assert len(reports) == 1, "one report of one wait"
+    assert "timed out during startup" in reports[0]
+
+
+def test_a_join_that_fails_until_the_deadline_gives_the_reason(address, monkeypatch):
+    def init(**_options):
+        message = "no tables"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr("ray.init", init)
+
+    with pytest.raises(FatalError, match="no tables"):
+        ray_connection.connect(address, time.monotonic())
+
+
+def test_a_port_where_nothing_listens_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    reports = []
+
+    with pytest.raises(FatalError, match=f"127.0.0.1:{port}"):
+        ray_connection.connect(f"127.0.0.1:{port}", time.monotonic() + 0.3, reports.append)
+
+    assert len(reports) == 1
