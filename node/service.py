@@ -39,6 +39,7 @@ from node.net.listeners import EVERYWHERE
 from node.net.probe import Caller
 from node.net.prober import LinkProber
 from node.node import Node
+from node.open_files import raise_limit
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
@@ -112,6 +113,7 @@ class NodeService:
 
     def _start(self) -> None:
         os.umask(0o077)
+        raise_limit()
         self._thread.start()
         self._node = node = self._build()
         self._calls = ControlCalls(node)

@@ -12,7 +12,7 @@ from pathlib import Path
 from router.supervise.processes import cpu_seconds
 
 STALL_S = 180.0  # without progress, after which a start has failed
-START_S_MAX = 1_800.0  # of one start, even while it makes progress
+START_LIMIT_S = 1_800.0  # of one start, even while it makes progress
 LOOK_S = 2.0
 # Idle processes of a fabric use less than a tenth of a core; a start on a busy machine uses more.
 CPU_PROGRESS_S = 20.0
@@ -24,7 +24,7 @@ class StartWatch:
 
     logs: Path
     root_pid: int
-    limit_s: float = START_S_MAX
+    limit_s: float = START_LIMIT_S
     stall_s: float = STALL_S
     now_s: Callable[[], float] = time.monotonic
     cpu_s: Callable[[int], float] = cpu_seconds

@@ -17,7 +17,7 @@ from router.cli.data_folder import DataFolder
 from router.cli.endpoint import Endpoint
 from router.cli.errors import CommandError
 from router.cli.output import failed_again
-from router.cli.start_watch import START_S_MAX, StartWatch
+from router.cli.start_watch import START_LIMIT_S, StartWatch
 from router.private_files import write_private
 from router.supervise.keeper import KEEPER, Keeper
 from router.supervise.processes import identify
@@ -47,8 +47,8 @@ class Plan:
     port: int
     nodes_expected: int  # to wait for; 0: as many as there are, now or later
     at_exit: str  # what becomes of the nodes: "stop" or "flush"
-    start_timeout_s: float = START_S_MAX  # of the nodes' start, even while it makes progress
-    ray_timeout_s: float = START_S_MAX  # until a Ray cluster that others start must be joined
+    start_timeout_s: float = START_LIMIT_S  # of the nodes' start, even while it makes progress
+    ray_timeout_s: float = START_LIMIT_S  # until a Ray cluster that others start must be joined
     operator_key: str | None = None  # for asking our own router
     trusted: Path | None = None  # what the router's certificate is checked with, if it has one
     certificate: Path | None = None  # the operator's own, if it shows that one

@@ -86,7 +86,8 @@ def _wait_longer_for_raylet(services: Any) -> None:
                     dead = _dead_server()
                     look_at_s = now_s + _DEAD_CHILD_POLL_S
                 if now_s > deadline_s or dead:
-                    message = f"{dead or 'the raylet'} ended or did not register: {error}"
+                    what = f"{dead} ended" if dead else "the raylet did not register in time"
+                    message = f"{what}: {error}"
                     raise SystemExit(message) from None
                 time.sleep(_RAYLET_POLL_S)
 

@@ -198,18 +198,27 @@ class Services:
         return address, node_id
 
 
-def test_a_raylet_gets_its_time_to_start_but_a_dead_one_none():
+def ended(program):
+    """Start a shell by this name that ends at once; leave it unwaited for."""
+    child = subprocess.Popen([program, "-c", "exit 0"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    return child
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="macOS before Python 3.13")
+def test_a_raylet_gets_its_time_to_start_but_a_dead_one_none(tmp_path):
     slow, dead = Services(), Services()
     ray_processes._wait_longer_for_raylet(slow)
     ray_processes._wait_longer_for_raylet(dead)
+    helper = ended("/bin/sh")
 
-    assert slow.get_node("gcs", "id") == ("gcs", "id")
-    if hasattr(os, "waitid"):
-        child = subprocess.Popen([sys.executable, "-c", ""])
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        with pytest.raises(RuntimeError, match="not there yet"):
-            dead.get_node("gcs", "id")
-        assert child.wait() == 0, "it is still its owner's to wait for"
+    assert slow.get_node("gcs", "id") == ("gcs", "id"), "a helper that ended is no raylet"
+
+    (tmp_path / "raylet").symlink_to("/bin/sh")
+    raylet = ended(tmp_path / "raylet")
+    with pytest.raises(SystemExit, match="raylet ended"):
+        dead.get_node("gcs", "id")
+    assert raylet.wait() == helper.wait() == 0, "both are still their owner's to wait for"
 
 
 @pytest.mark.cluster

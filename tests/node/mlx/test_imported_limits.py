@@ -1,0 +1,47 @@
+"""Importing the model code leaves the process's limits as they are."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))
+import node.mlx.loaded_model
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.parametrize("limit", [1_500, 12_000])
+def test_importing_mlx_lm_keeps_the_limit_of_open_files(limit):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(limit=limit)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[-2] == f"({limit}, {limit})"
+
+
+def test_a_node_raises_the_limit_as_far_as_it_may():
+    program = """
+import resource
+from node.open_files import OPEN_FILES, raise_limit
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+raise_limit()
+soft, after = resource.getrlimit(resource.RLIMIT_NOFILE)
+assert after == hard
+assert soft == (OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)), soft
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
