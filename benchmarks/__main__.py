@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.report import as_record, print_record, show
+from router.cli.main import run_guarded
 from router.cli.output import print_pairs
 
 FOLDER = Path(__file__).resolve().parent
@@ -80,8 +81,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    sys.stdout.flush()
+    status = run_guarded(lambda: main(sys.argv[1:]))
     sys.stderr.flush()
     # Python's own way out aborts, often, soon after a thread that used MLX has ended.
     os._exit(status)

@@ -15,6 +15,7 @@ _CONTROLS: Final = (
 )
 _IN_LINE: Final = re.compile(rf"[{_CONTROLS}]")
 _IN_BLOCK: Final = re.compile(rf"(?![\n\t])[{_CONTROLS}]")
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]{0,32}m")
 _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
@@ -24,8 +25,11 @@ def escape_line(text: str) -> str:
 
 
 def escape_block(text: str) -> str:
-    """Escape everything that a terminal would obey, except line ends and tabs."""
-    return _IN_BLOCK.sub(_escape, text)
+    """Drop colours, as logs have, and escape everything else that a terminal would obey.
+
+    Line ends and tabs stay.
+    """
+    return _IN_BLOCK.sub(_escape, _COLOURS.sub("", text))
 
 
 def escape_json(document: str) -> str:

@@ -343,8 +343,11 @@ def read_settings(path: Path | None) -> FabricSettings:
         return FabricSettings()
     try:
         whole = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        message = f"{path}: {error}"
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise FatalError(message) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        message = f"{path} is no YAML: {error}"
         raise FatalError(message) from None
     section = whole.get("metadata") if isinstance(whole, dict) else None
     return parse_settings(section.get("macfabric") if isinstance(section, dict) else None)

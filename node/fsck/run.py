@@ -36,7 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _check(_parser().parse_args(argv))
         sys.stdout.flush()
     except KeyboardInterrupt:
-        _print_error("interrupted")
         return INTERRUPTED
     except OSError as error:
         # Python's own exit would fail on what is still buffered: it goes into a pipe instead.

@@ -7,7 +7,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from router.cli.errors import FAILED, INTERRUPTED, CommandError
+from router.cli.errors import FAILED, INTERRUPTED
+
+# `python -m`, without a traceback where Ctrl-C comes while modules are imported.
+_RUN_MODULE = """
+import sys
+from runpy import run_module
+module = sys.argv.pop(1)
+try:
+    run_module(module, run_name="__main__", alter_sys=True)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
 
 
 def run_module(module: str, argv: Sequence[str], beside: Path | None = None) -> int:
@@ -16,7 +27,7 @@ def run_module(module: str, argv: Sequence[str], beside: Path | None = None) -> 
     `beside` is the folder that holds the module, if it is not installed.
     """
     # -P: a file in the user's folder must not take the place of a module.
-    command = [sys.executable, "-P", "-m", module, *argv]
+    command = [sys.executable, "-P", "-c", _RUN_MODULE, module, *argv]
     paths = [str(beside or ""), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     with subprocess.Popen(command, env=environment) as child:
@@ -24,9 +35,8 @@ def run_module(module: str, argv: Sequence[str], beside: Path | None = None) -> 
         try:
             status = child.wait()
         except KeyboardInterrupt:
-            child.wait()  # the terminal told it as well
-            message = "interrupted"
-            raise CommandError(message, INTERRUPTED) from None
+            child.wait()  # the terminal has interrupted it as well
+            return INTERRUPTED
         finally:
             signal.signal(signal.SIGTERM, before)
     return status if status >= 0 else FAILED

@@ -5,7 +5,7 @@ Exit status: 0 done, 1 failed, 2 used wrongly, 130 interrupted.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fabric.errors import FabricError
 from router.cli.errors import FAILED, INTERRUPTED, MISUSED, CommandError, describe_os_error
@@ -14,11 +14,20 @@ from router.cli.terminal import discard_output, flush_output, print_error
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
+    if not __debug__:
+        return _fail("assertions guard stored caches; do not use python -O", MISUSED)
+    return run_guarded(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def run_guarded(command: Callable[[], int]) -> int:
+    """Run a command; report whatever ends it early in one line, and return the exit status."""
     try:
-        if not __debug__:
-            message = "assertions guard stored caches; do not use python -O"
-            raise CommandError(message, MISUSED)  # noqa: TRY301 - reported below like every error
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        try:
+            status = command()
+        except SystemExit:  # after --help or --version
+            flush_output()
+            raise
+        flush_output()
     except CommandError as error:
         return _fail(str(error), error.status)
     except FabricError as error:
@@ -31,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except OSError as error:
         return _fail(describe_os_error(error), FAILED)
+    return status
 
 
 def _run(argv: list[str]) -> int:
@@ -40,15 +50,9 @@ def _run(argv: list[str]) -> int:
     from router.cli.launch.launch import split_off
 
     own, further = split_off(argv)
-    try:
-        arguments = build_parser().parse_args(own, argparse.Namespace(further=further))
-    except SystemExit:  # after --help or --version
-        flush_output()
-        raise
+    arguments = build_parser().parse_args(own, argparse.Namespace(further=further))
     require_own_names()
-    status = int(arguments.run(arguments))
-    flush_output()
-    return status
+    return int(arguments.run(arguments))
 
 
 def _fail(message: str, status: int) -> int:

@@ -188,6 +188,43 @@ def test_ctrl_c_is_one_line(fabric):
     assert (process.returncode, err) == (130, "macfabric: interrupted\n")
 
 
+def test_ctrl_c_ends_a_child_without_a_traceback(tmp_path):
+    module = "import signal\nprint('loads', flush=True)\nsignal.pause()\n"
+    (tmp_path / "imported.py").write_text(module)
+    code = (
+        "import pathlib, sys\n"
+        "from router.cli.child import run_module\n"
+        f"sys.exit(run_module('imported', [], pathlib.Path({str(tmp_path)!r})))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "loads\n"
+    os.killpg(process.pid, signal.SIGINT)  # as the terminal does
+    out, err = process.communicate(timeout=60)
+
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
+@pytest.mark.parametrize("argv", [["bench", "--list"], ["fsck"]])
+def test_a_full_disk_of_a_child_is_one_line(argv, tmp_path):
+    (tmp_path / "nodes" / "node-a").mkdir(parents=True)
+    data = ["--data", str(tmp_path)] if argv == ["fsck"] else []
+    with Path("/dev/full").open("w") as full:
+        process = macfabric(*argv, *data, stdout=full, stderr=subprocess.PIPE, text=True)
+        err = process.communicate(timeout=120)[1]
+
+    assert process.returncode == 1
+    assert len(err.splitlines()) == 1
+    assert "cannot write to standard output" in err
+
+
 def test_ctrl_c_while_commands_load_is_one_line():
     """A signal that comes while modules are imported."""
     code = (

@@ -43,6 +43,10 @@ def test_only_a_block_keeps_its_lines():
     assert escape_block("a\n\tb\x1b") == "a\n\tb\\x1b"
 
 
+def test_a_block_drops_colours():
+    assert escape_block("\x1b[1;31mred\x1b[0m \x1b[2J") == r"red \x1b[2J"
+
+
 @pytest.mark.parametrize("text", [*ATTACKS.values(), *HARMLESS])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_json_means_the_same(text, indent):
