@@ -143,8 +143,6 @@ def _named_failure(stream: TextIO) -> Iterator[None]:
         raise
     except OSError as error:
         name = "standard error" if stream is sys.stderr else "standard output"
-        if stream is sys.stdout:
-            discard_output()
         message = f"cannot write to {name}: {describe_os_error(error)}"
         raise CommandError(message) from None
 
