@@ -18,7 +18,7 @@ from fabric.ids import AgentKey, NodeName, parse_operation_id
 from fabric.limits import DECAY_S_MAX
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
-from router.admin.directive_fields import Made, parse_directives
+from router.admin.directive_fields import Made, parse_directives, require_held
 from router.admin.views.directives import directives_row, wishes_row
 from router.fleet.fleet import Fleet
 from router.fresh_ids import fresh_operation
@@ -103,7 +103,8 @@ class AgentWishesApi:
         made = Made(operation, self._clock.wall_s(), caller_of(request).owner)
         added, spans = parse_directives(items, made)
         call = DirectAgent(*key, added=added, spans=spans, now_s=made.made_s)
-        return JSONResponse(directives_row(await self._telling.tell(call), operation))
+        view = require_held(await self._telling.tell(call), operation)
+        return JSONResponse(directives_row(view, operation))
 
     async def _wish(self, call: WishOfAgent) -> Response:
         return JSONResponse(wishes_row(await self._telling.tell(call)))

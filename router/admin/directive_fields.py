@@ -3,7 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from fabric.control.node_calls import AgentView
 from fabric.edit_mode import DIRECTIVE_MODES, EditMode
+from fabric.errors import ConflictError
 from fabric.ids import OperationId
 from fabric.limits import (
     AGENT_TOKENS_MAX,
@@ -123,3 +125,17 @@ def parse_directives(
     found = [parse_directive(item, f"directives[{at}]", made) for at, item in enumerate(items)]
     directives = tuple(each for each in found if isinstance(each, Directive))
     return directives, tuple(each for each in found if isinstance(each, WantedSpan))
+
+
+def require_held(view: AgentView, operation: OperationId) -> AgentView:
+    """Return what a node answered; raise ConflictError where it did not make the directives.
+
+    A node never makes an undone operation again: the request may be a late copy of an old one.
+    """
+    if all(each.operation != operation for each in view.directives or ()):
+        message = (
+            f"operation {operation} was undone earlier, so nothing was changed: "
+            "send the directives with a new operation id"
+        )
+        raise ConflictError(message, code="operation_undone", param="operation")
+    return view

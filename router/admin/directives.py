@@ -7,10 +7,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fabric.control.directive_calls import DirectAgent, MemoryView, ReadMemory, WishOfAgent
+from fabric.control.node_calls import AgentView
 from fabric.ids import AgentKey, OperationId, parse_operation_id
 from fabric.limits import DIRECTIVES_MAX
 from fabric.ports import Clock
-from router.admin.directive_fields import Made, parse_directives
+from router.admin.directive_fields import Made, parse_directives, require_held
 from router.admin.views.directives import directives_row, memory_row, rebuild_row
 from router.fleet.fleet import Fleet
 from router.fresh_ids import fresh_operation
@@ -46,7 +47,7 @@ class DirectivesApi:
         return JSONResponse(memory_row(key[1], owner.node, view))
 
     async def add(self, request: Request) -> Response:
-        """Add directives, all or none; the same operation again changes nothing."""
+        """Add directives, all or none; 409 for an operation that was undone."""
         key = agent_key(request)
         fields = Fields(await read_object(request))
         named = fields.text("operation")
@@ -56,7 +57,9 @@ class DirectivesApi:
             refuse("directives", "expected a list with at least one directive")
         made = Made(operation, self._clock.wall_s(), caller_of(request).owner)
         added, spans = parse_directives(items, made)
-        return await self._change(key, DirectAgent(*key, added=added, spans=spans), operation)
+        call = DirectAgent(*key, added=added, spans=spans)
+        view = require_held(await self._send(call), operation)
+        return JSONResponse(directives_row(view, operation))
 
     async def remove(self, request: Request) -> Response:
         """Take back what one operation said; what is no directive is no error."""
@@ -78,5 +81,7 @@ class DirectivesApi:
     async def _change(
         self, key: AgentKey, call: DirectAgent, operation: OperationId | None
     ) -> Response:
-        view = await self._telling.tell(replace(call, now_s=self._clock.wall_s()))
-        return JSONResponse(directives_row(view, operation))
+        return JSONResponse(directives_row(await self._send(call), operation))
+
+    async def _send(self, call: DirectAgent) -> AgentView:
+        return await self._telling.tell(replace(call, now_s=self._clock.wall_s()))

@@ -212,6 +212,8 @@ class HostedRun:
         except Exception as error:  # noqa: BLE001 - a run tells its end in any case
             known = unknown_error(error)
             end = self._ended(RunStatus.FAILED, code=known.code, message=known.message)
+        if end.status is not RunStatus.ENDED and self._series is not None:
+            await self._series.end_agents()
         await self._write_end(end)
 
     async def _performed(self, *, waits: bool) -> RunEnd:

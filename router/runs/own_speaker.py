@@ -8,7 +8,7 @@ of answers, placement, and admission by nodes as this tenant's. What bounds requ
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,13 +17,14 @@ from fabric.control.directive_calls import DirectAgent, MemoryView, ReadMemory
 from fabric.errors import FabricError, NotFoundError, RetryLaterError
 from fabric.ids import AgentId, OperationId, TenantId
 from fabric.turn.generation import Admitted, Delta, ToolCallPart, ToolCalls
-from router.admin.directive_fields import Made, parse_directives
+from router.admin.directive_fields import Made, parse_directives, require_held
 from router.api.adapter import ApiAdapter, Asked
 from router.api.turn_route import Desk, parsed_request, turn_of
 from router.http.errors import status_of
 from router.http.turn_headers import AGENT_HEADER
 from router.large_work import run_sized, weigh
 from router.scenario.speaker import (
+    FINAL,
     LATER,
     WAIT_S,
     AgentCopy,
@@ -109,22 +110,33 @@ class OwnSpeaker:
         with _repeatable():
             added, spans = parse_directives(list(items), Made(op, now_s, self.tenant))
             call = DirectAgent(self.tenant, agent, added=added, spans=spans, now_s=now_s)
-            await self.services.fleet.ask_owner(call)
+            try:
+                require_held(await self.services.telling.tell(call), op)
+            except NotFoundError:
+                message = f"no node has {agent}"
+                raise AskAgainError(message, WAIT_S) from None
 
-    async def take_back(self, agent: AgentId) -> None:
-        """Undo what runs have edited of an agent's memory."""
+    async def edits(self, agent: AgentId) -> frozenset[OperationId] | None:
+        """Return the operations of runs whose edits an agent holds; None where no node has it."""
         key, fleet = (self.tenant, agent), self.services.fleet
         await self._meet()
         with _repeatable():
             try:
                 owner = await fleet.heard_owner(key)
                 view = await fleet.link(owner.node).call(ReadMemory(*key), MemoryView)
-                removed = edits_of_runs(each.operation for each in view.directives)
-                if removed:
-                    now_s = fleet.clock.wall_s()
-                    await fleet.ask_owner(DirectAgent(*key, removed=removed, now_s=now_s))
             except NotFoundError:
-                return
+                return None
+        return frozenset(edits_of_runs(each.operation for each in view.directives))
+
+    async def take_back(self, agent: AgentId) -> None:
+        """Undo what runs have edited of an agent's memory."""
+        removed = tuple(await self.edits(agent) or ())
+        if not removed:
+            return
+        now_s = self.services.fleet.clock.wall_s()
+        call = DirectAgent(self.tenant, agent, removed=removed, now_s=now_s)
+        with _repeatable(), suppress(NotFoundError):
+            await self.services.telling.tell(call)
 
     async def move(self, agent: AgentId, to: str) -> AgentCopy:
         """Move an agent to a node."""
@@ -137,6 +149,14 @@ class OwnSpeaker:
         """Name the nodes that take agents."""
         await self.services.fleet.meeting.roster()
         return tuple(view.name for view in self.services.fleet.ready())
+
+    async def owners(self, agents: Sequence[AgentId]) -> dict[AgentId, str]:
+        """Return the nodes where agents are now; those that are nowhere are left out."""
+        fleet = self.services.fleet
+        await self._meet()
+        await fleet.membership.refresh(relist=True)
+        found = {agent: fleet.directory.owner((self.tenant, agent)) for agent in agents}
+        return {agent: str(owner.node) for agent, owner in found.items() if owner is not None}
 
     async def prefetch(self, agent: AgentId) -> None:
         """Bring an agent's memory where its next turn finds it at once."""
@@ -180,7 +200,7 @@ def _repeatable() -> Iterator[None]:
     try:
         yield
     except FabricError as error:
-        if status_of(error) not in LATER:
+        if status_of(error) not in LATER or error.code in FINAL:
             raise
         raise AskAgainError(error.message, _wait_s(error)) from None
 

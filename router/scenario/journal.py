@@ -10,12 +10,12 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from fabric.codec import dump_json, from_plain, parse_json
+from fabric.codec import dump_json, from_plain, left_out, parse_json
 from fabric.errors import ConflictError, CorruptDataError, RejectedError
 from fabric.limits import SCENARIO_LINE_BYTES_MAX
 from router.scenario.run_events import AgentCopied, AgentSpoke, Lasting, MemoryEdited, StepTaken
@@ -35,6 +35,8 @@ class JournalHead:
     scenario: str
     digest: str
     format: int = FORMAT
+    # Random: operations are named after it, as another run may have the same name. Older have none.
+    key: str | None = field(default=None, metadata=left_out())
 
 
 class RunJournal:
@@ -43,6 +45,7 @@ class RunJournal:
     def __init__(self, path: Path, head: JournalHead) -> None:
         """Open or begin one; raise ConflictError where it is another run's, or is written to."""
         self.path = path
+        self.key = head.key  # that of the run which began it, once it was read
         self._writing = threading.Lock()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._file = os.fdopen(os.open(path, flags, 0o600), "r+b")
@@ -70,8 +73,10 @@ class RunJournal:
                 raise CorruptDataError(message) from None
             if not isinstance(read, JournalHead):
                 yield read
-            elif read != head:
+            elif replace(read, key=head.key) != head:
                 raise ConflictError(_difference(read, head), code="other_run")
+            else:
+                self.key = read.key
         self._file.seek(end)
         self._file.truncate(end)
         if not number:

@@ -11,11 +11,10 @@ line, and asks nobody twice.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from hashlib import blake2b
 from typing import Protocol, TypeVar
 
 from fabric.errors import FabricError
-from fabric.ids import AgentId, OperationId
+from fabric.ids import AgentId
 from fabric.limits import (
     SCENARIO_ASKING_MAX,
     SCENARIO_PREFETCHED_MAX,
@@ -24,7 +23,8 @@ from fabric.limits import (
 )
 from router.scenario.conversation import prompt
 from router.scenario.expectations import Verdict, judged
-from router.scenario.memory_edits import directive_items
+from router.scenario.given_edits import GivenEdits, digest, operation_id
+from router.scenario.placing import wished_node
 from router.scenario.run_events import (
     AgentAsked,
     AgentCopied,
@@ -38,9 +38,8 @@ from router.scenario.run_events import (
     Waited,
 )
 from router.scenario.run_state import RunState
-from router.scenario.scenario import Lifetime, Phase, PlaceHint, Scenario
+from router.scenario.scenario import Lifetime, Phase, Scenario
 from router.scenario.speaker import (
-    RUN_EDITS,
     AskAgainError,
     Question,
     ScenarioSpeaker,
@@ -51,7 +50,6 @@ from router.scenario.utterance import AnsweredCall, Said, ToolStep, TurnKey, Utt
 from router.scenario.work import beside
 
 _T = TypeVar("_T")
-_OPERATION_BYTES = 12
 _CALL_ID_BYTES = 6
 
 
@@ -95,6 +93,7 @@ class ScenarioRun:
         self._speaker = speaker
         self._journal = journal
         self._id_of = agent_ids
+        self._edits = GivenEdits(name, state, speaker, agent_ids)
         self._tell = tell
         self._begins_cold = begins_cold
         self._asking = asyncio.Semaphore(SCENARIO_ASKING_MAX)
@@ -108,14 +107,25 @@ class ScenarioRun:
     async def erase(self, agents: Iterable[AgentId]) -> None:
         """Begin from nothing, whatever permanent agents remember of earlier runs."""
         for agent in agents:
-            await self._insist("erase", partial(self._speaker.erase, agent))
+            await self._insist(f"erasing {agent}", partial(self._speaker.erase, agent))
+
+    async def end_agents(self) -> None:
+        """Erase the agents that no later run uses; what the fabric refuses is only reported."""
+        for agent, role in self.scenario.agents.items():
+            if self._begins_cold or role.lifetime is Lifetime.EPHEMERAL:
+                try:
+                    await self._speaker.erase(self._id_of(agent))
+                except FabricError as error:
+                    what = f"{self._id_of(agent)} is not erased"
+                    self._tell(Waited(what, error.message, 0.0))
 
     async def take_back(self) -> None:
         """Begin with nothing edited: what earlier runs had permanent agents forget is told anew."""
         for agent, role in self.scenario.agents.items():
             if role.lifetime is Lifetime.PERMANENT:
                 own = self._id_of(agent)
-                await self._insist("take back", partial(self._speaker.take_back, own))
+                what = f"undoing earlier edits of {self._located(agent)}"
+                await self._insist(what, partial(self._speaker.take_back, own))
 
     async def perform(self) -> None:
         """Go on until all has been said; raise FabricError where the fabric refuses for good."""
@@ -146,17 +156,25 @@ class ScenarioRun:
         if self._begins_cold and not has_begun:
             await self.erase(map(self._id_of, self._idle()))
         for copy in phase.fork.copies if phase.fork is not None else ():
-            if not self._begins_cold and not self.state.was_forked(phase.id, copy):
+            is_made = self.state.was_forked(phase.id, copy) or _has_spoken(
+                phase, self.state.said, copy
+            )
+            if not self._begins_cold and not is_made:
                 assert phase.fork is not None, "its copies are listed"
                 await self._fork(phase, phase.fork.source, copy)
         for number, edit in enumerate(phase.directives):
             if (phase.id, number) not in self.state.edits and not self._begins_cold:
-                items = directive_items(self.scenario, self.state.said, phase, edit)
-                op = self._operation("direct", phase.id, str(number))
-                agent = self._id_of(edit.agent)
-                if items:
-                    await self._insist("direct", partial(self._speaker.direct, agent, items, op))
-                await self._note(MemoryEdited(phase.id, number, edit.agent))
+                await self._edit(phase, number, edit.agent)
+
+    async def _edit(self, phase: Phase, number: int, agent: str) -> None:
+        """Edit an agent's memory, or leave it to the check after its next answer."""
+        what = f"editing the memory of {self._located(agent)}"
+        try:
+            await self._insist(what, lambda: self._edits.give(agent, phase, number))
+        except AskAgainError as error:
+            why = f"{error.message}; edited once a node has it, before its next answer counts"
+            self._tell(Waited(what, why, 0.0))
+        await self._note(MemoryEdited(phase.id, number, agent))
 
     def _idle(self) -> list[str]:
         """Name who takes part in no phase under way: a prompt may begin with anybody's memory."""
@@ -171,21 +189,28 @@ class ScenarioRun:
         return has_begun and not self.state.turns.has_ended(phase.id, said)
 
     async def _fork(self, phase: Phase, source: str, copy: str) -> None:
-        op = self._operation("fork", phase.id, copy)
+        """Copy an agent's memory; where that cannot be had, its prompt is computed instead."""
+        op = operation_id(self._name, "fork", phase.id, copy)
         to = await self._wished_node(copy)
-        await self._insist("erase", lambda: self._speaker.erase(self._id_of(copy)))
-        copied = await self._insist(
-            "fork", lambda: self._speaker.fork(self._id_of(source), self._id_of(copy), to, op)
-        )
+        await self._insist(f"erasing {copy}", lambda: self._speaker.erase(self._id_of(copy)))
+        what = f"forking {self._located(source)} as {copy}"
+        try:
+            copied = await self._insist(
+                what,
+                lambda: self._speaker.fork(self._id_of(source), self._id_of(copy), to, op),
+            )
+        except AskAgainError as error:
+            why = f"{error.message}; {copy} computes that memory anew"
+            self._tell(Waited(what, why, 0.0))
+            return
         await self._note(AgentCopied(phase.id, copy, source, copied))
 
     async def _wished_node(self, agent: str) -> str | None:
-        """Name the node where an agent would best live, as far as that can be had."""
-        place = self.scenario.agents[agent].place
-        if place is None:
+        """Name the node that an agent should move to; None where it is best left alone."""
+        if self.scenario.agents[agent].place is None:
             return None
-        nodes = await self._insist("nodes", self._speaker.nodes)
-        return _wished(place, nodes, self.state)
+        find = partial(wished_node, self.scenario, agent, self._speaker, self._id_of)
+        return await self._insist(f"placing {agent}", find)
 
     async def _judge(self) -> None:
         """Judge each phase that has ended since."""
@@ -230,7 +255,16 @@ class ScenarioRun:
             scenario.options(turn.speaker),
         )
         async with self._asking:
-            return await self._insist(turn.speaker, lambda: self._speaker.ask(question))
+            asking = partial(self._edited_answer, turn.speaker, question)
+            return await self._insist(f"asking {self._located(turn.speaker)}", asking)
+
+    async def _edited_answer(self, agent: str, question: Question) -> SpokenAnswer:
+        """Ask an agent; raise AskAgainError for an answer without the edits that it was given."""
+        answer = await self._speaker.ask(question)
+        if not self._begins_cold and await self._edits.restore(agent):
+            message = "its edits were lost with its node: given again, and its answer dropped"
+            raise AskAgainError(message, 0.0)
+        return answer
 
     def _step(self, turn: TurnKey, number: int, answer: SpokenAnswer) -> ToolStep:
         """Answer the calls of an answer; one without an id gets the same whenever it is made."""
@@ -238,14 +272,14 @@ class ScenarioRun:
         for index, call in enumerate(answer.calls):
             result = answer_call(self.scenario, turn.speaker, call.name, call.arguments)
             place = (turn.phase, str(turn.round), turn.speaker, str(number), str(index))
-            name = call.id or f"call_{_digest(_CALL_ID_BYTES, *place)}"
+            name = call.id or f"call_{digest(_CALL_ID_BYTES, *place)}"
             calls.append(AnsweredCall(name, call.name, call.arguments, result))
         return ToolStep(tuple(calls), answer.text)
 
     async def _settle(self, turn: TurnKey) -> None:
         """Take an agent where it would best live, once it is there; a wish, and no more."""
         to = await self._wished_node(turn.speaker)
-        if to is None or to == self.state.node_of(turn.speaker):
+        if to is None:
             return
         try:
             copied = await self._speaker.move(self._id_of(turn.speaker), to)
@@ -276,35 +310,26 @@ class ScenarioRun:
         self._tell(event)
 
     async def _insist(self, what: str, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Try until it is done, as often as is sensible."""
+        """Try until it is done; raise AskAgainError after SCENARIO_TRIES_MAX tries."""
         for _ in range(SCENARIO_TRIES_MAX - 1):
             try:
                 return await work()
             except AskAgainError as error:
                 self._tell(Waited(what, error.message, error.wait_s))
                 await asyncio.sleep(error.wait_s)
-        return await work()
+        try:
+            return await work()
+        except AskAgainError as error:
+            message = f"{what}: tried {SCENARIO_TRIES_MAX} times: {error.message}"
+            raise AskAgainError(message, error.wait_s) from None
 
-    def _operation(self, *place: str) -> OperationId:
-        return OperationId(f"{RUN_EDITS}{_digest(_OPERATION_BYTES, self._name, *place)}")
-
-
-def _wished(place: PlaceHint, nodes: tuple[str, ...], state: RunState) -> str | None:
-    if place.node is not None:
-        return place.node if place.node in nodes else None
-    if place.together_with is not None:
-        near = [state.node_of(agent) for agent in place.together_with]
-        return next((node for node in near if node in nodes), None)
-    taken = {state.node_of(agent) for agent in place.apart_from or ()}
-    return next((node for node in nodes if node not in taken), None)
+    def _located(self, agent: str) -> str:
+        node = self.state.node_of(agent)
+        return agent if node is None else f"{agent} (last on {node})"
 
 
-def _has_spoken(phase: Phase, said: Said) -> bool:
-    return any(turn.phase == phase.id for turn in said)
-
-
-def _digest(size: int, *parts: str) -> str:
-    return blake2b("\0".join(parts).encode(), digest_size=size).hexdigest()
+def _has_spoken(phase: Phase, said: Said, agent: str | None = None) -> bool:
+    return any(turn.phase == phase.id and agent in (None, turn.speaker) for turn in said)
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:

@@ -276,6 +276,13 @@ class Phase:
         """All who hear anything of it."""
         return frozenset(self.agents) | frozenset(self.visible_to or ())
 
+    @property
+    def listeners(self) -> frozenset[str]:
+        """All who hear what another agent says in it."""
+        agents = {*self.agents, *(self.visible_to or ())}
+        others = ((agent, speaker) for agent in agents for speaker in self.agents)
+        return frozenset(a for a, s in others if a != s and self.hears(a, s))
+
     def hears(self, listener: str, speaker: str) -> bool:
         """Say whether an agent hears what another one says here."""
         heard_by = self.agents if self.visible_to is None else self.visible_to

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
+from typing import Final
 
 from fabric.ids import AgentId
 from router.scenario.agent_ids import agent_id
@@ -19,6 +21,7 @@ from router.scenario.work import beside
 
 COLD = "cold"  # the arm whose agents are erased before each phase
 WARM = "warm"
+_KEY_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +98,18 @@ class Series:
     speaker: ScenarioSpeaker
     folder: Path
     watch: Watch
-    key: str = ""  # operations are named after it; the run's name by default
+    key: str = ""  # operations of new journals are named after it; a random one by default
     performed: list[Performed] = field(default_factory=list)  # the last may be under way
 
     async def perform(self) -> None:
         """Perform each run; raise FabricError where one cannot go on."""
         for arm in self.plan.arms:
             await self._perform(arm)
+
+    async def end_agents(self) -> None:
+        """Erase the agents of a run that is given up, also those of a performance under way."""
+        for each in self.performed:
+            await each.run.end_agents()
 
     async def _perform(self, arm: Arm) -> None:
         plan = self.plan
@@ -110,9 +118,8 @@ class Series:
         try:
             state = RunState.of(plan.scenario, journal.events)
             with self.watch(arm, state, journal.events) as tell:
-                name = (self.key or plan.name_of(arm)) + arm.kind
-                if self.key:
-                    name += str(arm.number)
+                key = journal.key or self.key  # of older journals: the run's name
+                name = f"{key}{arm.kind}{arm.number}" if key else plan.name_of(arm) + arm.kind
                 run = ScenarioRun(name, state, self.speaker, journal, ids.__getitem__, tell,
                                   begins_cold=arm.kind == COLD)  # fmt: skip
                 self.performed.append(Performed(arm, run))
@@ -123,6 +130,7 @@ class Series:
                 elif not journal.events:
                     await run.take_back()
                 await run.perform()
+                await run.end_agents()
         finally:
             journal.close()
 
@@ -136,4 +144,5 @@ class Series:
 
     def _journal(self, arm: Arm) -> RunJournal:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return RunJournal(self.plan.journal(self.folder, arm), self.plan.head(arm))
+        head = replace(self.plan.head(arm), key=self.key or token_hex(_KEY_BYTES))
+        return RunJournal(self.plan.journal(self.folder, arm), head)

@@ -18,6 +18,8 @@ LATER: Final = frozenset(
      HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
 )  # fmt: skip
 
+FINAL: Final = frozenset({"operation_undone", "agents_in_use"})  # conflicts that do not pass
+
 
 class AskAgainError(FabricError):
     """The fabric cannot answer now; the same asked again later does no harm."""
@@ -97,6 +99,10 @@ class ScenarioSpeaker(Protocol):
         """Edit an agent's memory from now on; repeatable."""
         ...
 
+    async def edits(self, agent: AgentId) -> frozenset[OperationId] | None:
+        """Return the operations of runs whose edits an agent holds; None where no node has it."""
+        ...
+
     async def take_back(self, agent: AgentId) -> None:
         """Undo what runs have edited of an agent's memory; it may be nowhere."""
         ...
@@ -107,6 +113,10 @@ class ScenarioSpeaker(Protocol):
 
     async def nodes(self) -> tuple[str, ...]:
         """Name the nodes that take agents."""
+        ...
+
+    async def owners(self, agents: Sequence[AgentId]) -> dict[AgentId, str]:
+        """Return the nodes where agents are now; those that are nowhere are left out."""
         ...
 
     async def prefetch(self, agent: AgentId) -> None:

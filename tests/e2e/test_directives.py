@@ -90,6 +90,9 @@ def test_a_tool_result_is_cleared_in_a_running_agent(fabric, mode):
     assert cached(third) > 0.9
     undone = send(fabric, "DELETE", f"{agent}/directives/tidy-up-1").json()
     assert undone["directives"] == []
+    item = {"tool_call_id": "call_17", "replacement": "[cleared]", "mode": mode}
+    again = send(fabric, "POST", f"{agent}/directives", directives=[item], operation="tidy-up-1")
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "operation_undone")
     assert CODE in said(chat(fabric, agent, [*HISTORY, ASK_CODE]))
 
 

@@ -1,6 +1,7 @@
 """`macfabric scenario run` on a real fabric: what is told stays with whom it was told to."""
 
 import json
+import time
 
 import pytest
 
@@ -90,6 +91,44 @@ def test_a_run_begins_with_nothing_edited_by_the_run_before(fabric, tmp_path, ca
         assert main(["scenario", "run", str(file), *options, *more]) == 0, capsys.readouterr()
         held = fabric.http.get("/v1/agents/scn.forgets.marco/directives").json()["directives"]
         assert len({each["operation"] for each in held}) == 1
+
+
+def test_a_run_named_as_an_earlier_one_has_edits_of_its_own(fabric, tmp_path, capsys):
+    file = tmp_path / "forgets.yaml"
+    file.write_text(FORGETS.replace("scenario: forgets", "scenario: namesakes"))
+    for folder in ("one", "two"):
+        status = main(["scenario", "run", str(file), "--url", fabric.url, "--run", "same",
+                       "--journals", str(tmp_path / folder)])  # fmt: skip
+        assert status == 0, capsys.readouterr()
+
+
+CREW = """
+scenario: crew
+defaults: {max_tokens: 4, temperature: 0}
+agents: {lead: {}, helper: {lifetime: ephemeral}}
+phases:
+  - {id: one, agents: [lead, helper]}
+"""
+
+
+def crew_agents(fabric):
+    listed = fabric.http.get("/v1/agents").json()["data"]
+    return {row["id"] for row in listed if row["id"].startswith("scn.crew")}
+
+
+def test_ephemeral_agents_end_with_their_run(fabric, tmp_path, capsys):
+    file = tmp_path / "crew.yaml"
+    file.write_text(CREW)
+    options = ["scenario", "run", str(file), "--url", fabric.url, "--journals", str(tmp_path)]
+    assert main(options) == 0
+    assert main([*options, "--remote"]) == 0
+    assert crew_agents(fabric) == {"scn.crew.lead"}
+    long = CREW.replace("max_tokens: 4", "max_tokens: 64").replace("]}", "], rounds: 60}")
+    fabric.http.post("/v1/scenarios", json={"yaml": long, "run": "cut"}).raise_for_status()
+    while "scn.crew.cut.helper" not in crew_agents(fabric):
+        time.sleep(0.05)
+    fabric.http.delete("/v1/scenarios/cut").raise_for_status()
+    assert crew_agents(fabric) == {"scn.crew.lead"}
 
 
 @pytest.mark.parametrize("where", [[], ["--remote", "--run", "clears"]], ids=["here", "router"])

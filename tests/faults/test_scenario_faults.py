@@ -5,14 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from router.cli.endpoint import Endpoint
+from router.cli.scenario.http_speaker import HttpSpeaker
 from router.scenario.outcome import outcome_row
 from router.scenario.reader import read_scenario
 from router.scenario.report import rows
+from router.scenario.run_events import AgentSpoke
 from router.scenario.scenario import Scenario
-from router.scenario.series import Performed
+from router.scenario.series import Performed, SeriesPlan
 from router.scenario.shipped import shipped_names, shipped_scenario
 from tests.support.disturbed_run import BETWEEN, KILL, MOVE, Nemesis, perform
 from tests.support.local_fabric import local_fabric
+from tests.support.performed import performed
 from tests.support.process_fabric import process_fabric
 
 # Of one token. An answer must last longer than a move: some of the shipped ones' have two words.
@@ -124,3 +128,54 @@ def test_the_shipped_ones(name, first_stays_away, tmp_path):
     nemesis = disturbed(tmp_path, scenario, LONG_STEP_S, first_stays_away=first_stays_away)
     # Where all answers of a phase are one word, none lasts as long as a move.
     check_deeds(nemesis, MOVE, BETWEEN)
+
+
+LOST = """
+scenario: lost
+defaults: {max_tokens: 16, temperature: 0}
+agents:
+  kim: {system: You remember what you are told.}
+  heir: {}
+phases:
+  - id: told
+    agents: [kim]
+    prompts: {kim: The code of the lamp room is otter lantern quartz.}
+    ask: {kim: Say it. The code of the lamp room is}
+    expect: [{agent: kim, says: otter lantern}]
+  - id: later
+    agents: [kim]
+    rounds: 3
+    directives: [{agent: kim, forget: told}]
+    ask: {kim: Try to remember. The code of the lamp room is}
+    expect: [{agent: kim, never_says: otter lantern}]
+  - id: copy
+    agents: [heir]
+    rounds: 3
+    fork: {from: kim, as: [heir]}
+    ask: {heir: Try to remember. The code of the lamp room is}
+    expect: [{agent: heir, never_says: otter lantern}]
+"""
+
+
+@pytest.mark.slow
+def test_directives_outlive_the_node_of_their_agent(tmp_path):
+    """The node is killed between two turns: whichever takes the agent over has no record of it."""
+    scenario = read_scenario(LOST.encode(), "lost.yaml")
+    plan = SeriesPlan(scenario, "lost", "digest")
+    killed: dict[str, str] = {}
+    with process_fabric(tmp_path, "recall", *NODES) as fabric:
+
+        def kill(event: object) -> None:
+            if isinstance(event, AgentSpoke):
+                said = event.utterance
+                if said.phase not in killed and said.phase != "told" and said.round == 1:
+                    for node in killed.values():
+                        fabric.revive(node)
+                    killed[said.phase] = event.figures.node
+                    fabric.kill(event.figures.node)
+
+        speaker = HttpSpeaker(Endpoint(fabric.url), fabric.model_name)
+        done = performed(plan, speaker, tmp_path / "journals", kill)
+    assert list(killed) == ["later", "copy"]
+    for phase, verdicts in done.run.verdicts.items():
+        assert [v for v in verdicts if not v.holds] == [], phase

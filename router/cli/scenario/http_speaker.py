@@ -16,6 +16,7 @@ from fabric.limits import SCENARIO_LINE_BYTES_MAX
 from router.cli.endpoint import Endpoint, agent_path
 from router.cli.errors import CommandError
 from router.scenario.speaker import (
+    FINAL,
     LATER,
     WAIT_S,
     AgentCopy,
@@ -64,13 +65,22 @@ class HttpSpeaker:
     ) -> None:
         """Edit an agent's memory from now on."""
         body = {"directives": list(items), "operation": op}
-        await self._call("POST", agent_path(agent, "directives"), body)
+        path = agent_path(agent, "directives")
+        if not await self._call("POST", path, body, gone=True):
+            message = f"no node has {agent}"
+            raise AskAgainError(message, WAIT_S)
+
+    async def edits(self, agent: AgentId) -> frozenset[OperationId] | None:
+        """Return the operations of runs whose edits an agent holds; None where no node has it."""
+        shown = await self._call("GET", agent_path(agent, "directives"), None, gone=True)
+        if not shown:
+            return None
+        return frozenset(edits_of_runs(str(each["operation"]) for each in shown["directives"]))
 
     async def take_back(self, agent: AgentId) -> None:
         """Undo what runs have edited of an agent's memory."""
         path = agent_path(agent, "directives")
-        held = (await self._call("GET", path, None, gone=True)).get("directives", ())
-        for operation in edits_of_runs(str(each["operation"]) for each in held):
+        for operation in await self.edits(agent) or ():
             await self._call("DELETE", f"{path}/{operation}", None, gone=True)
 
     async def move(self, agent: AgentId, to: str) -> AgentCopy:
@@ -82,6 +92,13 @@ class HttpSpeaker:
         """Name the nodes that take agents."""
         listed = await self._call("GET", "/v1/nodes", None)
         return tuple(node["name"] for node in listed["data"] if node.get("state") == "ready")
+
+    async def owners(self, agents: Sequence[AgentId]) -> dict[AgentId, str]:
+        """Return the nodes where agents are now; those that are nowhere are left out."""
+        shown = {
+            each: await self._call("GET", agent_path(each), None, gone=True) for each in agents
+        }
+        return {each: str(row["owner"]) for each, row in shown.items() if row.get("owner")}
 
     async def prefetch(self, agent: AgentId) -> None:
         """Bring an agent's memory where its next turn finds it at once."""
@@ -194,9 +211,12 @@ def _require_answered(response: http.client.HTTPResponse, raw: bytes) -> None:
     if response.status not in LATER:
         return
     try:
-        why = json.loads(raw)["error"]["message"]
+        error = json.loads(raw)["error"]
+        why, code = error["message"], error.get("code")
     except (ValueError, KeyError, TypeError):
-        why = f"the fabric answered {response.status}"
+        why, code = f"the fabric answered {response.status}", None
+    if code in FINAL:
+        raise RunRefusedError(why)
     asked = response.headers.get("retry-after") or ""
     raise AskAgainError(why, float(asked) if asked.isdecimal() else WAIT_S)
 

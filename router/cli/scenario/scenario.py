@@ -112,7 +112,7 @@ def run_show(arguments: argparse.Namespace) -> int:
             "phase": phase.id,
             "title": phase.title or phase.id,
             "speak": list(phase.agents),
-            "hear": sorted(phase.hearers),
+            "hear": sorted(phase.listeners),
             "turns": len(list(phase.turns)),
             "order": phase.order.value,
             "expectations": len(phase.expect),
@@ -123,7 +123,7 @@ def run_show(arguments: argparse.Namespace) -> int:
         print_json({"scenario": scenario.name, "phases": shown})
         return 0
     cells = [
-        (r["phase"], r["turns"], r["order"], ", ".join(r["speak"]), ", ".join(r["hear"]))  # type: ignore[arg-type]
+        (r["phase"], r["turns"], r["order"], ", ".join(r["speak"]), ", ".join(r["hear"]) or "-")  # type: ignore[arg-type]
         for r in shown
     ]
     print_table(

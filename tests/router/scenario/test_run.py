@@ -1,50 +1,20 @@
 """Runs: who is asked when and with what, and what one that broke off does again."""
 
 import asyncio
-import json
 from dataclasses import replace
 
 import pytest
 
 from fabric.errors import ConflictError, CorruptDataError, FabricError, RejectedError
-from router.scenario.agent_ids import agent_id
 from router.scenario.journal import JournalHead, RunJournal
-from router.scenario.reader import read_scenario
 from router.scenario.report import rows, savings
-from router.scenario.run import ScenarioRun
 from router.scenario.run_events import AgentAsked, AgentSpoke, PhaseBegan, Waited
 from router.scenario.run_state import RunState
-from router.scenario.speaker import AgentCopy, AskAgainError, SpokenAnswer, TurnFigures, WantedCall
+from router.scenario.speaker import TurnFigures
 from router.scenario.utterance import Utterance
+from tests.router.scenario.script_fabric import Script, perform, prepared, told
 
 pytestmark = pytest.mark.anyio
-CREW = b"""
-scenario: crew
-defaults: {temperature: 0}
-agents:
-  lead: {tools: [read_file], place: {node: b}}
-  one: {lifetime: ephemeral, tools: [read_file]}
-  two: {lifetime: ephemeral, tools: [read_file], place: {apart_from: [one]}}
-tools:
-  read_file:
-    description: Reads a file.
-    parameters: {type: object, properties: {path: {type: string}}}
-    answers: [{when: {path: a.py}, text: secret plan}, {text: no such file}]
-phases:
-  - {id: read, agents: [lead], ask: {lead: Read a.py.}, expect: [{agent: lead, calls: read_file}]}
-  - id: review
-    agents: [one, two]
-    rounds: 2
-    order: parallel
-    visible_to: []
-    fork: {from: lead, as: [one, two]}
-    prompts: {one: You are the first., two: You are the second.}
-  - id: decide
-    agents: [lead]
-    directives: [{agent: lead, clear_results_of: read_file}]
-    prompts: {lead: Decide.}
-    expect: [{agent: lead, never_hears: You are the first}]
-"""
 ROOMS = b"""
 scenario: crew
 agents: {first: {}, second: {}, other: {}}
@@ -53,84 +23,6 @@ phases:
   - {id: short, agents: [other], after: []}
   - {id: later, agents: [other], after: [short]}
 """
-
-
-class Script:
-    """A fabric that answers with a digest of what it is asked."""
-
-    def __init__(self, breaks_at=None, later=0):
-        self.asked, self.done, self.at_once, self.most_at_once = [], [], 0, 0
-        self.count = 0
-        self.breaks_at, self.later = breaks_at, later
-
-    async def ask(self, question):
-        self.count += 1
-        if self.breaks_at is not None and self.count > self.breaks_at:
-            raise FabricError("the fabric is gone")  # noqa: TRY003 - as it comes
-        if self.later:
-            self.later -= 1
-            raise AskAgainError("not yet", 0.0)  # noqa: TRY003 - as it comes
-        self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
-        await asyncio.sleep(0)
-        self.at_once -= 1
-        self.asked.append((question.agent, question.messages))
-        reads = question.tools and all(m.result_of is None for m in question.messages)
-        calls = (WantedCall("read_file", {"path": "a.py"}),) if reads else ()
-        count = sum(len(message.texts[0]) for message in question.messages)
-        figures = TurnFigures(count, count // 2, 3, 0.5, 1.0, "a", "hot")
-        return SpokenAnswer(f"{question.agent} after {len(question.messages)}", calls, figures)
-
-    async def nodes(self):
-        return "a", "b", "c"
-
-    async def fork(self, source, copy, to, op):
-        self.done.append(("fork", source, copy, to, op))
-        return AgentCopy(to or "a", 1_000)
-
-    async def direct(self, agent, items, op):
-        self.done.append(("direct", agent, json.dumps(items), op))
-
-    async def take_back(self, agent):
-        self.done.append(("take back", agent))
-
-    async def move(self, agent, to):
-        self.done.append(("move", agent, to))
-        return AgentCopy(to, 10)
-
-    async def prefetch(self, agent):
-        self.done.append(("prefetch", agent))
-
-    async def erase(self, agent):
-        self.done.append(("erase", agent))
-
-
-def prepared(path, script, *, begins_cold=False, raw=CREW, events=None):
-    scenario = read_scenario(raw, "crew.yaml")
-    journal = RunJournal(path, JournalHead("r1", scenario.name, "d"))
-    state = RunState.of(scenario, journal.events)
-    return journal, ScenarioRun(
-        "r1",
-        state,
-        script,
-        journal,
-        lambda agent: agent_id(scenario, agent, "r1"),
-        (events if events is not None else []).append,
-        begins_cold=begins_cold,
-    )
-
-
-async def perform(path, script, **more):
-    journal, run = prepared(path, script, **more)
-    try:
-        await run.perform()
-    finally:
-        journal.close()
-    return run
-
-
-def told(run):
-    return {(turn.phase, turn.round, turn.speaker): u.text for turn, u in run.state.said.items()}
 
 
 async def test_a_whole_run(tmp_path):
@@ -170,6 +62,7 @@ async def test_a_run_that_broke_off_asks_nothing_twice(tmp_path, breaks_at):
             await perform(path, first)
     else:
         await perform(path, first)
+    again.held, again.places = first.held, first.places  # the same fabric
     run = await perform(path, again)
     assert told(run) == told(whole)
     questions = [(agent, len(messages)) for agent, messages in first.asked + again.asked]
@@ -255,11 +148,12 @@ async def test_a_report_has_each_agent_of_each_phase(tmp_path):
 
 
 async def test_the_line_that_a_crash_cut_off_is_dropped(tmp_path):
-    path = tmp_path / "r.jsonl"
-    await perform(path, Script())
+    path, first = tmp_path / "r.jsonl", Script()
+    await perform(path, first)
     raw = path.read_bytes()
     path.write_bytes(raw[:-10])
     again = Script()
+    again.held = first.held  # the same fabric
     run = await perform(path, again)
     assert len(run.state.said) == 6
     assert len(again.asked) == 1
