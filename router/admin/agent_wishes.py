@@ -54,6 +54,7 @@ class AgentWishesApi:
         """Let an agent be evicted before others once it has been idle for `after_s`."""
         key = agent_key(request)
         fields = Fields(await read_object(request, may_be_absent=True))
+        fields.allow_only("after_s")
         after_s = fields.number("after_s", 0, DECAY_S_MAX) or 0.0
         return await self._wish(WishOfAgent(*key, decays=True, decays_after_s=after_s))
 
@@ -69,6 +70,7 @@ class AgentWishesApi:
         """Say whether other agents of the tenant may begin with this one's memory."""
         key = agent_key(request)
         fields = Fields(await read_object(request))
+        fields.allow_only("scope")
         scope = fields.require("scope")
         if scope not in _SCOPES:
             refuse("scope", "expected one of " + ", ".join(_SCOPES))
@@ -82,6 +84,7 @@ class AgentWishesApi:
         """Let go of an agent's memory, or of a copy of it on another node's disk."""
         key = agent_key(request)
         fields = Fields(await read_object(request, may_be_absent=True))
+        fields.allow_only("from", "node")
         tier = fields.text("from") or "memory"
         if tier not in _TIERS:
             refuse("from", "expected one of " + ", ".join(_TIERS))
@@ -94,6 +97,7 @@ class AgentWishesApi:
         """Let an earlier message give way to a word that names the later one."""
         key = agent_key(request)
         fields = Fields(await read_object(request))
+        fields.allow_only("earlier", "later", "mode", "operation")
         earlier, later = fields.object("earlier") or {}, fields.object("later") or {}
         for name in ("earlier", "later"):
             fields.require(name)
@@ -137,6 +141,7 @@ def _superseded(earlier: dict[str, Any], later: dict[str, Any], mode: str | None
 
 def _name(param: str, place: dict[str, Any]) -> str:
     fields = Fields(place, f"{param}.")
+    fields.allow_only("tool_call_id", "message")
     call, number = fields.text("tool_call_id", 256), fields.raw("message")
     if (call is None) == (number is None) or isinstance(number, (bool, float, dict, list, str)):
         refuse(param, "name either a tool_call_id or the number of a message")

@@ -58,6 +58,7 @@ class AgentsApi:
         """Let an agent be evicted last, or, with `pinned` false, like any other."""
         key = agent_key(request)
         fields = Fields(await read_object(request))
+        fields.allow_only("pinned")
         fields.require("pinned")
         pinned = fields.flag("pinned")
         return JSONResponse(pin_row(await self._fleet.ask_owner(PinAgent(*key, pinned))))
@@ -66,5 +67,6 @@ class AgentsApi:
         """Move an agent to the node named by `to`; answers when it is committed."""
         tenant, agent = agent_key(request)
         fields = Fields(await read_object(request))
+        fields.allow_only("to")
         target = require_text(fields.require("to"), "to")
         return JSONResponse(migration_row(await self._migrations.migrate(tenant, agent, target)))

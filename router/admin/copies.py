@@ -35,6 +35,7 @@ class CopiesApi:
         """Make the agent named by `as`, with this one's context; answers when it is durable."""
         key = agent_key(request)
         fields = Fields(await read_object(request))
+        fields.allow_only("as", "to", "operation")
         name = parse_agent_id(require_text(fields.require("as"), "as"))
         operation = fields.text("operation")
         receipt = await self._forks.fork(
@@ -49,6 +50,7 @@ class CopiesApi:
         """Copy the agent to the node named by `to`; with `keep` (default), after each turn, too."""
         key = agent_key(request)
         fields = Fields(await read_object(request))
+        fields.allow_only("to", "keep")
         target = require_text(fields.require("to"), "to")
         keep = True if fields.raw("keep") is None else fields.flag("keep")
         receipt = await self._replicas.replicate(key, target, kept=keep)
@@ -58,6 +60,7 @@ class CopiesApi:
         """Bring the agent into memory where it lives, or a copy of it to the node `to`."""
         key = agent_key(request)
         fields = Fields(await read_object(request, may_be_absent=True))
+        fields.allow_only("to")
         target = fields.text("to")
         if target is not None and not await self._prefetches.is_home(key, target):
             return JSONResponse(replica_row(await self._prefetches.copy_to(key, target)))

@@ -25,6 +25,7 @@ _FORGET = "forget"  # what `exact` comes to, for one message
 _MODES = {**DIRECTIVE_MODES, _FORGET: EditMode.FORGET}
 _ROLES = (MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL)
 _KINDS = ("tool_call_id", "message", "messages", "text", "start_token")
+_DETAILS = ("end_token", "start", "end", "every", "replacement", "mode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Made:
 def parse_directive(item: object, param: str, made: Made) -> Directive | WantedSpan:
     """Read one; what only its agent's record can place stays a wish."""
     fields = Fields(require_object(item, param), f"{param}.")
+    fields.allow_only(*_KINDS, *_DETAILS)
     mode = fields.text("mode") or _FORGET
     if mode not in _MODES:
         refuse(fields.param("mode"), "expected one of " + ", ".join(sorted(_MODES)))
@@ -75,6 +77,7 @@ def _placed(fields: Fields, named: list[str], wanted: WantedSpan) -> WantedSpan:
     most = MESSAGES_MAX - 1
     if named == ["messages"]:
         part = Fields(fields.object("messages") or {}, fields.param("messages") + ".")
+        part.allow_only("first", "last")
         part.require("first")
         part.require("last")
         first, last = part.integer("first", 0, most), part.integer("last", 0, most)

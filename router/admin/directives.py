@@ -50,6 +50,7 @@ class DirectivesApi:
         """Add directives, all or none; 409 for an operation that was undone."""
         key = agent_key(request)
         fields = Fields(await read_object(request))
+        fields.allow_only("directives", "operation")
         named = fields.text("operation")
         operation = fresh_operation() if named is None else parse_operation_id(named)
         items = fields.items("directives", DIRECTIVES_MAX)

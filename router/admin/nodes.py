@@ -40,6 +40,7 @@ class NodesApi:
         require_operator(request)
         name = self._fleet.require_node(request.path_params["node"])
         fields = Fields(await read_object(request, may_be_absent=True))
+        fields.allow_only("drop_hot")
         call = Flush(drop_hot=fields.flag("drop_hot"))
         done = await self._fleet.link(name).call(call, Done)
         return JSONResponse({"node": name, "detail": done.detail})

@@ -110,7 +110,7 @@ def with_rare(schema: Schema, **properties: Schema) -> Schema:
 
 
 def body(required: Mapping[str, Schema], **optional: Schema) -> Schema:
-    """Describe a client's object: what is optional may be null, and unknown names are ignored."""
+    """Describe a client's object: what is optional may be null."""
     known = {name: nullable(schema) if schema else schema for name, schema in optional.items()}
     return {
         "type": "object",

@@ -30,6 +30,10 @@ class FabricRefusedError(CommandError):
         self.code = code
 
 
+class LocatedError(CommandError):
+    """Lines that each begin with FILE:LINE:COLUMN, so that editors find the place."""
+
+
 def describe_os_error(error: OSError, name: object = None) -> str:
     """Say what the system refused, for which file, and what may help."""
     what = (error.strerror or str(error) or type(error).__name__).lower()

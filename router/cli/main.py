@@ -8,7 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fabric.errors import FabricError
-from router.cli.errors import FAILED, INTERRUPTED, MISUSED, CommandError, describe_os_error
+from router.cli.errors import (
+    FAILED,
+    INTERRUPTED,
+    MISUSED,
+    CommandError,
+    LocatedError,
+    describe_os_error,
+)
 from router.cli.terminal import discard_output, flush_output, print_error
 
 
@@ -28,6 +35,9 @@ def run_guarded(command: Callable[[], int]) -> int:
             flush_output()
             raise
         flush_output()
+    except LocatedError as error:
+        print_error(error)
+        return _flushed(error.status)
     except CommandError as error:
         return _fail(str(error), error.status)
     except FabricError as error:
@@ -57,6 +67,10 @@ def _run(argv: list[str]) -> int:
 
 def _fail(message: str, status: int) -> int:
     print_error(f"macfabric: {message}")
+    return _flushed(status)
+
+
+def _flushed(status: int) -> int:
     try:
         flush_output()
     except (CommandError, BrokenPipeError):

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from fabric.errors import RejectedError
+from fabric.limits import NAME_CHARS_TOLD
 
 _KINDS: dict[type, str] = {
     bool: "a boolean",
@@ -49,7 +51,7 @@ def require_text(value: object, param: str) -> str:
 
 
 class Fields:
-    """Reads known fields; absent and null mean the same, unknown ones are ignored."""
+    """Reads known fields; absent and null mean the same; `allow_only` refuses unknown ones."""
 
     def __init__(self, body: Mapping[str, Any], prefix: str = "") -> None:
         self._body = body
@@ -57,6 +59,16 @@ class Fields:
 
     def param(self, name: str) -> str:
         return self._prefix + name
+
+    def allow_only(self, *known: str) -> None:
+        """Refuse a field that is not among the known ones: a misspelled wish must not be lost."""
+        for name in self._body:
+            if name not in known:
+                close = get_close_matches(name[:NAME_CHARS_TOLD], known, n=1)
+                hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(known)}"
+                shown = self.param(name[:NAME_CHARS_TOLD])
+                message = f"Unknown parameter: '{shown}'; {hint}"
+                raise RejectedError(message, code="unknown_parameter", param=shown)
 
     def raw(self, name: str) -> Any:
         """Return the field unchecked; None where it is absent."""

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NoReturn
 
 from fabric.errors import (
     ConflictError,
@@ -23,6 +24,7 @@ from fabric.limits import (
 )
 from router.fresh_ids import fresh_name
 from router.large_work import run_apart
+from router.runs.agent_leases import AgentLeases, WantedLease
 from router.runs.hosted_run import HostedRun, RunHost
 from router.runs.run_folders import RunFolders
 from router.runs.run_record import RunRecord, RunStatus
@@ -51,6 +53,7 @@ class Runs:
         self._folders = folders
         self._host = host
         self._runs: dict[_Key, HostedRun] = {}
+        self._leases = AgentLeases(host.clock)
         self._places = FairShare[str](SCENARIO_RUNS_MAX)
         self._changing = asyncio.Lock()
         self._is_loaded = False
@@ -144,6 +147,23 @@ class Runs:
         await self._forget(hosted)
         return Removed(was_cancelled=False, is_gone=True)
 
+    async def lease(self, tenant: TenantId, wanted: WantedLease) -> None:
+        """Lease agents to a run outside the router; raise ConflictError where others use them."""
+        if self._folders is not None:
+            await self._load()
+        for hosted in self._runs.values():
+            is_own = hosted.tenant == tenant and hosted.is_running
+            if is_own and not wanted.agents.isdisjoint(hosted.record.agents):
+                _refuse_used(hosted.record.name)
+        user = self._leases.find_user(tenant, wanted.agents, wanted.key)
+        if user is not None:
+            _refuse_used(user)
+        self._leases.take(tenant, wanted)
+
+    def release(self, tenant: TenantId, key: str) -> bool:
+        """End a lease; say whether there was one."""
+        return self._leases.release(tenant, key)
+
     # --- within ------------------------------------------------------------------------------
 
     async def _load(self) -> RunFolders:
@@ -200,11 +220,10 @@ class Runs:
             other = hosted.record
             is_other = (other.tenant, other.name) != (wanted.tenant, wanted.name)
             if hosted.is_running and is_other and other.shares_agents(wanted):
-                message = (
-                    f"run {other.name!r} is performed by the same agents; wait for its end, "
-                    "cancel it, or name a series of your own with 'as'"
-                )
-                raise ConflictError(message, code="agents_in_use", param="as")
+                _refuse_used(other.name)
+        user = self._leases.find_user(TenantId(wanted.tenant), wanted.agents)
+        if user is not None:
+            _refuse_used(user)
 
     def _take_place(self, tenant: TenantId) -> None:
         if not self._places.take(tenant):
@@ -244,6 +263,14 @@ class Runs:
                 message = f"the router's disk does not let go of it: {error.strerror}"
                 raise RetryLaterError(message, code="disk_refused") from None
             del self._runs[key]
+
+
+def _refuse_used(run: str) -> NoReturn:
+    message = (
+        f"run {run!r} uses the same agents; wait for its end, cancel it, "
+        "or name a series of your own with 'as'"
+    )
+    raise ConflictError(message, code="agents_in_use", param="as")
 
 
 def _require_alike(known: RunRecord, wanted: RunRecord) -> None:

@@ -20,12 +20,18 @@ def agent_id(scenario: Scenario, agent: str, run: str, namespace: str = "") -> A
         run: the run's id.
         namespace: keeps the permanent agents of one series of runs apart from others'.
     """
-    for name in (run, *((namespace,) if namespace else ())):
-        if not _RUN.fullmatch(name):
-            rule = f"lower-case letters, digits, _ and -, {SCENARIO_KEY_CHARS_MAX} at most"
-            message = f"'{told(name)}' does not do for a run: {rule}"
-            raise RejectedError(message, code="invalid_value", param="run")
+    require_run_name(run)
+    if namespace:
+        require_run_name(namespace, "as")
     place = f"{scenario.name}@{namespace}" if namespace else scenario.name
     if scenario.agents[agent].lifetime is Lifetime.EPHEMERAL:
         place = f"{place}.{run}"
     return parse_agent_id(f"scn.{place}.{agent}")
+
+
+def require_run_name(name: str, param: str = "run") -> None:
+    """Raise RejectedError for what is no name of a run or of a series."""
+    if not _RUN.fullmatch(name):
+        rule = f"use lower-case letters, digits, _ and -, {SCENARIO_KEY_CHARS_MAX} at most"
+        message = f"'{told(name)}' is no valid name: {rule}"
+        raise RejectedError(message, code="invalid_value", param=param)

@@ -1,9 +1,11 @@
 """What holds between the parts of a scenario: who is meant, what comes first, who may hear what."""
 
 from collections.abc import Callable, Collection, Iterator
+from unicodedata import normalize
 
 from fabric.limits import SCENARIO_TURNS_MAX
 from router.scenario.complaints import Path, meant
+from router.scenario.lookalikes import foreign_letter
 from router.scenario.precedence import earlier_phases
 from router.scenario.scenario import Expectation, Phase, Role, Scenario
 from router.scenario.template import MessagesPlace, TextTemplate, VariablePlace
@@ -35,10 +37,13 @@ def _roles(scenario: Scenario) -> Iterator[Finding]:
     shown: dict[str, str] = {"you": "you"}
     for key, role in scenario.agents.items():
         name = scenario.shown_name(key)
-        other = shown.setdefault(name.casefold(), key)
+        other = shown.setdefault(normalize("NFKC", name).casefold(), key)
         if other != key:
             whose = "means the hearer" if other == "you" else f"is what '{other}' is called"
             yield ("agents", key, "name"), f"'{name}' {whose}; give it a `name` of its own"
+        if role.name is not None and (odd := foreign_letter(name)) is not None:
+            text = f"'{name}' mixes alphabets: '{odd}' (U+{ord(odd):04X}) looks like another letter"
+            yield ("agents", key, "name"), f"{text}; write the word in one alphabet"
         for at, tool in enumerate(role.tools):
             yield from _known(("agents", key, "tools", at), tool, scenario.tools, "tool")
         if role.place is not None:
@@ -72,6 +77,9 @@ def _sharing(scenario: Scenario) -> Iterator[Finding]:
     """Phases that may run beside each other have no hearer in common."""
     ended = earlier_phases(scenario)
     for at, phase in enumerate(scenario.phases):
+        before = {other.id for other in scenario.phases[:at]}
+        if not before.issuperset(phase.after or ()):
+            continue  # the names in its `after` are complained about
         for other in scenario.phases[:at]:
             common = sorted(_involved(phase) & _involved(other))
             if common and other.id != phase.id and other.id not in ended[phase.id]:
@@ -127,7 +135,11 @@ def _phase(scenario: Scenario, number: int, ended: frozenset[str]) -> Iterator[F
     earlier = [other.id for other in scenario.phases[:number]]
     yield from _all_known(("agents",), phase.agents, scenario.agents, "agent")
     yield from _all_known(("visible_to",), phase.visible_to or (), scenario.agents, "agent")
-    yield from _all_known(("after",), phase.after or (), earlier, "earlier phase")
+    for at, name in enumerate(phase.after or ()):
+        if name == phase.id:
+            yield ("after", at), f"'{name}' cannot come after itself; leave it out"
+        else:
+            yield from _known(("after", at), name, earlier, "earlier phase")
     yield from _filled(scenario, ("opening",), phase.opening, lambda _: _NO_MESSAGES)
     for agent, text in phase.prompts.items():
         yield from _among(("prompts", agent), agent, phase.hearers, "hear this phase")

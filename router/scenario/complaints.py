@@ -6,6 +6,7 @@ from difflib import get_close_matches
 
 from fabric.errors import RejectedError
 from fabric.limits import NAME_CHARS_TOLD, SCENARIO_ERRORS_MAX
+from fabric.shown_text import escape_line
 
 Path = tuple[str | int, ...]
 
@@ -47,7 +48,8 @@ def spelled(path: Path) -> str:
 
 def told(name: str, chars_max: int = NAME_CHARS_TOLD) -> str:
     """Return as much of a name as an error tells."""
-    return name if len(name) <= chars_max else name[: chars_max - 1] + "…"
+    shown = escape_line(name[: chars_max + 1])  # a line of its own, whatever it holds
+    return shown if len(shown) <= chars_max else shown[: chars_max - 1] + "…"
 
 
 def meant(name: str, known: Iterable[str]) -> str:

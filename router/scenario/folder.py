@@ -69,6 +69,6 @@ def _bytes_of(path: Path, bytes_max: int) -> bytes:
             raise RejectedError(message)
         raw = file.read(bytes_max + 1)
     if len(raw) > bytes_max:
-        message = f"'{path.name}' has more than {bytes_max:,} bytes; split it"
+        message = f"'{path.name}' has more than {bytes_max:,} bytes; make it shorter"
         raise TooLargeError(message)
     return raw

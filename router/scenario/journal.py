@@ -113,10 +113,12 @@ def _event(value: object, where: str) -> Lasting:
 
 def _difference(found: JournalHead, wanted: JournalHead) -> str:
     if found.run != wanted.run or found.scenario != wanted.scenario:
-        return f"the journal is of run {found.run!r} of {found.scenario!r}: name another file"
+        return (
+            f"run {found.run!r} is one of scenario {found.scenario!r}: give this run another name"
+        )
     if found.format != wanted.format:
         return f"the journal has format {found.format}, this version writes {wanted.format}"
-    return f"the scenario was changed since run {found.run!r} began: begin another run"
+    return f"the scenario was changed since run {found.run!r} began: give this run another name"
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -125,7 +127,7 @@ def _lock(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        message = f"another process writes {path}: the run goes on there"
+        message = f"another process performs this run and writes {path}: the run goes on there"
         raise ConflictError(message, code="run_in_progress") from None
 
 

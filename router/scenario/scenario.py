@@ -35,6 +35,11 @@ from router.scenario.kinds import (
 )
 from router.scenario.template import TextTemplate
 
+# Line ends of every kind, controls, and what is invisible or turns the direction of reading.
+_UNSEEN = (
+    r"\x00-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    r"\u3164\ufe00-\ufe0f\ufeff\uffa0"
+)
 _NAME = PlainText(
     SCENARIO_NAME_CHARS_MAX,
     re.compile(r"[a-z0-9][a-z0-9-]*"),
@@ -48,11 +53,13 @@ _KEY = PlainText(
 _TOOL = PlainText(
     SCENARIO_KEY_CHARS_MAX, re.compile(r"[a-zA-Z0-9_-]+"), "letters, digits, _ and - only"
 )
-_LINE = PlainText(NAME_CHARS_TOLD, re.compile(r"[^\n\r]*"), "one line only")
+_LINE = PlainText(
+    NAME_CHARS_TOLD, re.compile(rf"[^{_UNSEEN}]*"), "one line without invisible characters"
+)
 _SHOWN = PlainText(
     SCENARIO_NAME_CHARS_MAX,
-    re.compile(r"[^\s:\[\]](?:[^\n\r:\[\]]*[^\s:\[\]])?"),
-    "one line without colons and brackets, as it stands before what is said",
+    re.compile(rf"[^\s:\[\]{_UNSEEN}](?:[^:\[\]{_UNSEEN}]*[^\s:\[\]{_UNSEEN}])?"),
+    "one line without colons, brackets and invisible characters, as it stands before speech",
 )
 _KEYS = Items(_KEY, SCENARIO_AGENTS_MAX)
 _SPOKEN = OneOrItems(Wording(), Items(Wording(), SCENARIO_ITEMS_MAX, 1, is_unique=False))

@@ -12,7 +12,7 @@ from router.scenario.scenario import Scenario
 def with_variables(scenario: Scenario, chosen: Mapping[str, str]) -> Scenario:
     """Set variables for one run; raise RejectedError for one that the scenario does not have."""
     for name, text in chosen.items():
-        param = f"variables.{told(name)}"
+        param = f"set.{told(name)}"
         if name not in scenario.variables:
             message = f"'{told(name)}' is no variable; {meant(name, scenario.variables)}"
             raise RejectedError(message, code="invalid_value", param=param)

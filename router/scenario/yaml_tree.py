@@ -25,16 +25,24 @@ Value = None | bool | int | float | str | list["YamlNode"] | dict[str, "YamlNode
 _UNPRINTABLE = re.compile(
     "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
-_WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
+_WHOLE = re.compile(r"[-+]?[0-9]{1,40}")
+_BASED = re.compile(r"0x[0-9a-fA-F]{1,16}|0o[0-7]{1,21}")
+_NO_NUMBER = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _NUMBER = re.compile(
     r"[-+]?(?:[0-9]{1,18}\.[0-9]{0,18}|\.[0-9]{1,18}|[0-9]{1,18})(?:[eE][-+]?[0-9]{1,2})?"
 )
-_WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
+_FORMS = (str.lower, str.capitalize, str.upper)
+_WORDS: dict[str, bool | None] = {"": None, "~": None}
+_WORDS |= {form("null"): None for form in _FORMS}
+_WORDS |= {form("true"): True for form in _FORMS} | {form("false"): False for form in _FORMS}
 # What to write instead, by a part of what either of PyYAML's loaders calls the fault.
 _REMEDIES = (
     ("expected ','", "close the bracket, or put a text with braces, commas or ': ' in quotes"),
     ("mapping values", "put a text with ': ' in quotes, and a space behind each 'name:'"),
     ("start any token", "set in by spaces, no tabs; quote a text that begins with @, ` or %"),
+    ("indentation", "set in by spaces, no tabs"),
+    ("incompatible YAML", "leave out the line that begins with %YAML"),
+    ("directive", "leave out the line that begins with %, or put the text in quotes"),
     ("end of stream", "a quote is not closed"),
     ("escape", "use single quotes, or write \\\\ for \\"),
     ("alphabetic", "put a text that begins with * or & in quotes"),
@@ -146,7 +154,10 @@ class _Builder:
                 place, f"more than {SCENARIO_NODES_MAX:,} values; make the scenario smaller"
             )
         if depth == 0:
-            raise _Stop(place, f"nested deeper than {SCENARIO_DEPTH_MAX} levels")
+            raise _Stop(
+                place,
+                f"nested deeper than {SCENARIO_DEPTH_MAX} levels; quote a text with brackets",
+            )
         self._refuse_links(event, place, path)
         if isinstance(event, yaml.ScalarEvent):
             return YamlNode(_scalar(event, place), place)
@@ -191,7 +202,10 @@ class _Builder:
 
     def _key(self, event: yaml.Event, place: Place, path: Path) -> str:
         if not isinstance(event, yaml.ScalarEvent):
-            raise _Stop(place, "a key is one word, neither a list nor a map nor an alias")
+            raise _Stop(
+                place,
+                "a key is one word, no list, map or alias; quote a text that begins with { or [",
+            )
         self._refuse_links(event, place, path)
         if event.value == "<<" and not event.style:
             self._complaints.add(place, path, "merge keys ('<<') are not followed; write it out")
@@ -215,4 +229,8 @@ def _scalar(event: yaml.ScalarEvent, place: Place) -> Value:
         return _WORDS[text]
     if _WHOLE.fullmatch(text):
         return int(text)
+    if _BASED.fullmatch(text):
+        return int(text, 0)
+    if _NO_NUMBER.fullmatch(text):
+        raise _Stop(place, f"{text} is no number here; write a finite one, or put text in quotes")
     return float(text) if _NUMBER.fullmatch(text) else text

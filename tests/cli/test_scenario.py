@@ -1,6 +1,7 @@
 """`macfabric scenario`: what it prints about files."""
 
 import json
+import re
 
 import pytest
 
@@ -39,3 +40,13 @@ def test_nothing_in_a_file_reaches_the_terminal_raw(run, tmp_path):
         assert "\x1b" not in printed + told
         assert "\x07" not in printed + told
     assert "\\x1b[31m" in told
+
+
+def test_each_fault_begins_with_its_place(run, tmp_path):
+    file = tmp_path / "bad.yaml"
+    file.write_text("scenario: Bad Name\nagents: {a: {}}\nphases: [{id: x, agents: [b]}]\n")
+    status, printed, told = run("scenario", "check", str(file))
+    assert (status, printed) == (1, "")
+    lines = told.splitlines()
+    assert len(lines) == 2
+    assert all(re.match(r"bad\.yaml:\d+:\d+: ", line) for line in lines)

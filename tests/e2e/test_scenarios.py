@@ -1,11 +1,14 @@
 """`macfabric scenario run` on a real fabric: what is told stays with whom it was told to."""
 
 import json
+import threading
 import time
 
 import pytest
 
+from router.cli.endpoint import Endpoint
 from router.cli.main import main
+from router.cli.scenario.agent_lease import AgentLease
 from tests.support.local_fabric import local_fabric
 
 ROOMS = """
@@ -129,6 +132,43 @@ def test_ephemeral_agents_end_with_their_run(fabric, tmp_path, capsys):
         time.sleep(0.05)
     fabric.http.delete("/v1/scenarios/cut").raise_for_status()
     assert crew_agents(fabric) == {"scn.crew.lead"}
+
+
+def test_runs_of_the_command_line_keep_each_other_away(fabric, tmp_path, capsys):
+    file = tmp_path / "crew.yaml"
+    file.write_text(CREW.replace("scenario: crew", "scenario: shared"))
+    command = ["scenario", "run", str(file), "--url", fabric.url, "--journals", str(tmp_path)]
+    other = AgentLease(Endpoint(fabric.url), "other", tmp_path / "other.jsonl")
+    other.take(["scn.shared.lead"])
+    refusal = "run 'other' uses the same agents; wait for its end, cancel it, or name a series"
+    for more in [], ["--remote"]:
+        assert main([*command, *more]) == 1
+        assert refusal in capsys.readouterr().err
+    assert main([*command, "--as", "mine"]) == 0
+    other.release()
+    assert main(command) == 0
+
+
+def test_a_run_of_the_command_line_leases_its_agents_until_it_ends(fabric, tmp_path):
+    file = tmp_path / "crew.yaml"
+    file.write_text(CREW.replace("crew", "leased").replace("]}", "], rounds: 30}"))
+    command = ["scenario", "run", str(file), "--url", fabric.url, "--run", "long",
+               "--journals", str(tmp_path), "--json"]  # fmt: skip
+    body = {"key": "of-another-process", "agents": ["scn.leased.lead"]}
+    status = []
+    running = threading.Thread(target=lambda: status.append(main(command)))
+    running.start()
+    while "scn.leased.lead" not in {
+        row["id"] for row in fabric.http.get("/v1/agents").json()["data"]
+    }:
+        time.sleep(0.02)
+    refused = fabric.http.post("/v1/scenarios/probe/lease", json=body)
+    running.join()
+    assert status == [0]
+    assert refused.status_code == 409
+    assert refused.json()["error"]["code"] == "agents_in_use"
+    assert "run 'long' uses" in refused.json()["error"]["message"]
+    assert fabric.http.post("/v1/scenarios/probe/lease", json=body).status_code == 200
 
 
 @pytest.mark.parametrize("where", [[], ["--remote", "--run", "clears"]], ids=["here", "router"])

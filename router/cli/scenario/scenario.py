@@ -2,18 +2,19 @@
 
 import argparse
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from fabric.errors import FabricError
+from fabric.errors import ConflictError, FabricError
 from router.cli.data_folder import default_data_dir
 from router.cli.endpoint import Endpoint
-from router.cli.errors import FAILED, INTERRUPTED, MISUSED, CommandError
+from router.cli.errors import FAILED, INTERRUPTED, MISUSED, CommandError, LocatedError
 from router.cli.output import print_table
 from router.cli.queries import add_common, endpoint_of
+from router.cli.scenario.agent_lease import AgentLease
 from router.cli.scenario.http_speaker import HttpSpeaker
 from router.cli.scenario.progress import RunProgress
 from router.cli.scenario.remote import add_remote, fresh_run_name, run_remote
@@ -24,6 +25,7 @@ from router.cli.scenario.report import (
     print_unmet,
 )
 from router.cli.terminal import print_json, print_line
+from router.scenario.complaints import ScenarioError
 from router.scenario.folder import read_scenario_file
 from router.scenario.outcome import failed_verdicts, outcome_row, series_savings
 from router.scenario.reader import json_schema
@@ -36,6 +38,9 @@ from router.scenario.shipped import shipped_file, shipped_names, shipped_scenari
 from router.scenario.variables import with_variables
 
 _WHAT = "a scenario file, or the name of a shipped scenario"
+
+
+_NOT_BEGUN = ("other_run", "run_in_progress")  # there is nothing to go on with
 
 
 def add_scenario(commands: Any) -> None:
@@ -170,22 +175,40 @@ def run_run(arguments: argparse.Namespace) -> int:
         arguments.cold,
     )
 
+    @contextmanager
     def watch(
         arm: Arm, state: RunState, _: Sequence[Lasting]
-    ) -> AbstractContextManager[Callable[[RunEvent], None]]:
+    ) -> Iterator[Callable[[RunEvent], None]]:
+        lease.take(plan.used_ids(arm))
         title = f"{plan.name_of(arm)} {arm.kind}"
-        return RunProgress(plan.turns, len(state.said), title, is_quiet=arguments.json)
+        progress = RunProgress(plan.turns, len(state.said), title, is_quiet=arguments.json)
+        with progress as tell:
+
+            def guarded(event: RunEvent) -> None:
+                lease.require()
+                tell(event)
+
+            yield guarded
 
     speaker = HttpSpeaker(endpoint, arguments.model or _first_model(endpoint))
-    series = Series(plan, speaker, _journals(arguments), watch)
+    journals = _journals(arguments)
+    lease = AgentLease(endpoint, plan.name, plan.journal(journals, plan.arms[0]))
+    series = Series(plan, speaker, journals, watch)
     try:
         asyncio.run(series.perform())
+    except ConflictError as error:
+        if error.code not in _NOT_BEGUN:
+            raise
+        message = f"{error.message} (--run NAME)" if error.code == "other_run" else error.message
+        raise CommandError(message) from None
     except FabricError as error:
         message = f"the run broke off: {error.message}. Go on with --run {plan.name}."
         raise CommandError(message) from None
     except KeyboardInterrupt:
         message = f"stopped. Go on with --run {plan.name}."
         raise CommandError(message, INTERRUPTED) from None
+    finally:
+        lease.release()
     return _told(series, arguments)
 
 
@@ -220,6 +243,8 @@ def _read(what: str) -> Scenario:
         if path.suffix or path.exists():
             return read_scenario_file(path)
         return shipped_scenario(what)
+    except ScenarioError as error:
+        raise LocatedError(error.message) from None
     except FabricError as error:
         raise CommandError(error.message) from None
 

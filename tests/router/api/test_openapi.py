@@ -36,6 +36,7 @@ ASKED = {
     "/v1/agents/{agent}/directives": {"directives": [{"tool_call_id": "call_1"}]},
     "/v1/nodes/{node}/flush": {},
     "/v1/scenarios": {"scenario": "none"},
+    "/v1/scenarios/{run}/lease": {"key": "key-of-the-first-run", "agents": ["mira"]},
 }
 
 
@@ -106,7 +107,7 @@ async def test_it_names_every_parameter_that_is_read_and_no_other(
             return method(self, name)
 
         monkeypatch.setattr(Fields, method.__name__, watched)
-    asked = path.replace("{agent}", "mira").replace("{node}", "node-a")
+    asked = path.replace("{agent}", "mira").replace("{node}", "node-a").replace("{run}", "mine")
     async with rig("a", runs_dir=tmp_path) as made:
         answer = await made.http().post(asked, json=ASKED[path])
 

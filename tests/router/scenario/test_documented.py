@@ -20,6 +20,7 @@ from router.scenario.scenario import (
     ToolStub,
     TurnOptions,
 )
+from router.scenario.tool_answers import answer_call
 
 PAGE = (Path(__file__).parents[3] / "docs" / "scenarios.md").read_text()
 EXAMPLE = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1]
@@ -32,6 +33,14 @@ def test_the_example_can_be_read_and_its_fault_is_told_as_shown():
     with pytest.raises(ScenarioError) as caught:
         read_scenario(EXAMPLE.replace("[marco, danny]", "[marco, dany]").encode(), "two-rooms.yaml")
     assert caught.value.message in PAGE
+
+
+def test_the_example_of_tools_can_be_read():
+    text = PAGE[PAGE.index("## Tools") :]
+    example = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1]
+    scenario = read_scenario(example.encode(), "records-office.yaml")
+    assert answer_call(scenario, "clerk", "look_up", {"name": "Mira"}).endswith("Street 7.")
+    assert answer_call(scenario, "clerk", "look_up", {"name": "Ann"}) == "no such person"
 
 
 def test_every_field_is_documented():

@@ -140,5 +140,5 @@ def test_ids_outlive_runs_or_do_not():
     assert agent_id(file, "ann", "run-1", "mine") == "scn.s@mine.ann"
     longest = replace(file, name="n" * 48, agents={"a" * 32: file.agents["eve"]})
     assert len(agent_id(longest, "a" * 32, "r" * 10)) <= 128
-    with pytest.raises(RejectedError, match="does not do for a run"):
+    with pytest.raises(RejectedError, match="is no valid name"):
         agent_id(file, "ann", "a.b")

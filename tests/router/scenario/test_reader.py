@@ -38,6 +38,7 @@ def test_all_of_a_scenario_is_read():
     assert [phase.rounds for phase in scenario.phases] == [2, 2, 1]
 
 
+ONE = "phases: [{id: a, agents: [ann]}]\n"
 WRONG = [
     ("scenario: s\n", "1:1: 'agents' is missing: who takes part"),
     (HEAD + "phase: []\n", "3:1: phase: there is no such field; did you mean 'phases'?"),
@@ -148,9 +149,44 @@ WRONG = [
     ("a: !!str 5\n", "put text in quotes instead"),
     ("{[a]: 1}\n", "a key is one word"),
     ("a: 1\n---\nb: 2\n", "a second document begins"),
+    ("{{x}}: 1\n", "quote a text that begins with { or ["),
+    ("a: {b: 1,\n\tc: 2}\nd\n\te: 1\n", "no tabs"),
+    ("%YAML 3.0\n---\na: 1\n", "leave out the line that begins with %YAML"),
+    ("a: " + "[" * 20 + "]" * 20 + "\n", "levels; quote a text with brackets"),
+    ("a: .inf\n", "1:4: .inf is no number here; write a finite one"),
+    ("a: -.INF\n", "-.INF is no number here"),
+    ("a: .NaN\n", ".NaN is no number here"),
+    (PHASE + "    rounds: 999999999999999999999\n", "rounds: must be between 1 and 100"),
+    (PHASE + "    after: [one]\n", "phases[0].after[0]: 'one' cannot come after itself"),
+    (HEAD.replace("bob: {}", 'bob: {name: "Bo\\Lb"}') + ONE, "without colons, brackets and invis"),
+    (HEAD.replace("bob: {}", 'bob: {name: "Bo\\u200bb"}') + ONE, "invisible characters"),
+    (HEAD.replace("bob: {}", 'bob: {name: "Bo\\u202Eb"}') + ONE, "invisible characters"),
+    (
+        HEAD.replace("bob: {}", 'bob: {name: "B\u043eb"}') + ONE,
+        "'\u043e' (U+043E) looks like another",
+    ),
+    (HEAD.replace("bob: {}", 'bob: {name: "\uff21nn"}') + ONE, "is what 'ann'"),
+    (HEAD.replace("bob: {}", 'bob: {name: "a\\nb"}') + ONE, "'a\\nb' does not do"),
+    ('title: "a\\Pb"\n' + HEAD + ONE, "one line without invisible characters"),
     (b"a: \xff\n", "1:4: this byte is no UTF-8"),
     ("a: b\nc: \x07\n", "2:4: the character U+0007 is not allowed"),
 ]
+
+
+@pytest.mark.parametrize("word", ["true", "True", "TRUE"])
+def test_words_are_read_as_in_yaml_1_2(word):
+    text = HEAD + "tools:\n  t:\n    description: d\n    parameters: {type: object}\n"
+    text += f"    answers: [{{when: {{flag: {word}, n: 0x1F, o: 0o17}}, text: y}}]\n" + ONE
+    scenario = read_scenario(text.encode(), "s.yaml")
+    assert scenario.tools["t"].answers[0].when == {"flag": True, "n": 31, "o": 15}
+
+
+@pytest.mark.parametrize(
+    "name", ["Zo\u00eb", "\u041c\u0430\u0440\u043a\u043e", "\u9a6c\u53ef Marco", "Dr. B 2"]
+)
+def test_names_of_one_alphabet_are_fine(name):
+    text = HEAD.replace("bob: {}", f"bob: {{name: {name}}}") + ONE
+    assert read_scenario(text.encode(), "s.yaml").shown_name("bob") == name
 
 
 @pytest.mark.parametrize(("text", "expected"), WRONG)
