@@ -26,6 +26,7 @@ from fabric.limits import (
     POLICIES_MAX,
     POLICY_NAME_CHARS_MAX,
     REPLICAS_MAX,
+    STOP_WAIT_S_MAX,
     TENANT_SHARES_MAX,
     WAITING_REQUESTS_MAX,
 )
@@ -136,6 +137,7 @@ class RouterSettings:
     # How many nodes there are, once all have come: until then, for two minutes at most, what the
     # router has not heard of is answered by "come again". 0: as many as FILE or `up` name.
     nodes_expected: int = 0
+    stop_wait_s: float = 30.0  # how long a stop waits for running turns, unless `down` says
     tls: TlsSettings = field(default_factory=TlsSettings)
 
     @property
@@ -332,6 +334,11 @@ def _router_rules(router: RouterSettings) -> Iterator[tuple[bool, str, str]]:
     yield both, "router.model_aliases", "have names on both sides"
     yield router.edits in EDIT_MODES, "router.edits", f"is {'|'.join(EDIT_MODES)}"
     yield router.takeover_after_s > 0, "router.takeover_after_s", "must be positive"
+    yield (
+        0 <= router.stop_wait_s <= STOP_WAIT_S_MAX,
+        "router.stop_wait_s",
+        f"must be 0-{STOP_WAIT_S_MAX:g} seconds",
+    )
     yield 0 <= router.replicas <= REPLICAS_MAX, "router.replicas", f"must be 0-{REPLICAS_MAX}"
 
 

@@ -56,6 +56,7 @@ def main() -> int:
                 listener,
                 placement=placement,
                 runs_dir=folder.router_runs,
+                stop_wait_s=lambda: folder.read_stop_wait(chosen.stop_wait_s),
             )
             asyncio.run(serving)
     except (FabricError, CommandError) as error:

@@ -33,6 +33,7 @@ from router.listener import url_of
 from router.placement.placement import Placement
 from router.runs.runs import Runs
 from router.services import Services, assemble
+from router.stop import Stop
 from router.tls.contexts import RouterKeys
 
 _LOG = logging.getLogger("macfabric.router")
@@ -51,25 +52,22 @@ class StopSignals:
     """SIGTERM and SIGINT, which end a server in order."""
 
     def __init__(self) -> None:
-        self._server: uvicorn.Server | None = None
+        self._on_signal: Callable[[], None] | None = None
 
-    def stop(self, server: uvicorn.Server) -> None:
-        self._server = server
+    def call(self, on_signal: Callable[[], None]) -> None:
+        """Call `on_signal` for each signal."""
+        self._on_signal = on_signal
         self.install()
 
     def install(self) -> None:
         """Take the signals, also back from whoever took them meanwhile."""
-        if self._server is None:
+        if self._on_signal is None:
             return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             # Elsewhere than in the main thread, whoever started it stops it.
             with contextlib.suppress(RuntimeError, ValueError):
-                loop.add_signal_handler(number, self._end)
-
-    def _end(self) -> None:
-        assert self._server is not None
-        self._server.should_exit = True
+                loop.add_signal_handler(number, self._on_signal)
 
 
 async def serve(
@@ -81,6 +79,7 @@ async def serve(
     placement: Placement | None = None,
     on_ready: Callable[[str, list[str]], None] = announce,
     runs_dir: Path | None = None,
+    stop_wait_s: Callable[[], float] | None = None,
 ) -> None:
     """Serve clients of the fabric at `ray_address` until SIGTERM or SIGINT."""
     ray_control.connect(ray_address, wait_s=ray_control.JOIN_S)
@@ -96,6 +95,7 @@ async def serve(
             on_ready=on_ready,
             signals=signals,
             runs_dir=runs_dir,
+            stop_wait_s=stop_wait_s,
         )
     finally:
         ray_control.disconnect()
@@ -112,6 +112,7 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
     signals: StopSignals | None = None,
     keys: RouterKeys | None = None,
     runs_dir: Path | None = None,
+    stop_wait_s: Callable[[], float] | None = None,
 ) -> None:
     """Serve clients of the nodes in `roster` on a socket that listens already.
 
@@ -138,15 +139,23 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
             runs.stop()
 
         server = _Server(http_config(app, tls=tls), end_streams)
-        (signals or StopSignals()).stop(server)
+        stop = Stop(
+            server, services.turns.running, stop_wait_s or _wait_as_set(settings), runs.stop
+        )
+        (signals or StopSignals()).call(stop.on_signal)
         url = url_of(listener, "http" if tls is None else "https")
         going_on = asyncio.create_task(runs.go_on())
         try:
             await _run(server, services, listener, url, on_ready)
         finally:
+            await stop.close()
             going_on.cancel()
             await asyncio.gather(going_on, return_exceptions=True)
             await runs.close()
+
+
+def _wait_as_set(settings: RouterSettings) -> Callable[[], float]:
+    return lambda: settings.stop_wait_s
 
 
 def http_config(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fabric.errors import FabricError
-from fabric.limits import STOPS_AT_ONCE_MAX
+from fabric.limits import STOP_WAIT_S_MAX, STOPS_AT_ONCE_MAX
 from fabric.settings import parse_settings
 from router.cli.config_file import our_section, read_cluster_file
 from router.cli.errors import FAILED, MISUSED, CommandError
@@ -45,7 +45,7 @@ class Cluster:
     user: str
     data_dir: str
 
-    def run(self, host: str, command: str) -> Stopped:
+    def run(self, host: str, command: str, timeout_s: float = STOP_TIMEOUT_S) -> Stopped:
         """Run a shell command on a Mac; what goes wrong is told, not raised."""
         argv = [*self.login, "--", f"{self.user}@{host}", command]
         try:
@@ -55,27 +55,29 @@ class Cluster:
                 text=True,
                 errors="replace",
                 check=False,
-                timeout=STOP_TIMEOUT_S,
+                timeout=timeout_s,
                 stdin=subprocess.DEVNULL,
             )
         except FileNotFoundError:
             message = "there is no ssh on this machine"
             raise CommandError(message) from None
         except subprocess.TimeoutExpired:
-            return Stopped(host, ok=False, detail=f"no answer within {STOP_TIMEOUT_S:g} s")
+            return Stopped(host, ok=False, detail=f"no answer within {timeout_s:g} s")
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         detail = "stopped" if done.returncode == 0 else (said or ["it did not say why"])[-1]
         return Stopped(host, ok=done.returncode == 0, detail=detail)
 
 
-def stop_cluster(path: Path, *, as_json: bool) -> int:
+def stop_cluster(path: Path, wait_s: float | None = None, *, as_json: bool) -> int:
     """Stop router, nodes and Ray of a cluster file's Macs; 1 if one of them was not reached."""
     cluster = read_cluster(read_cluster_file(path), path)
     steps = Steps(quiet=as_json)
     steps.say(f"asking the router on {cluster.head} to have everything saved and to stop")
     # The head's programs first: nodes save what they hold only while Ray runs.
     down = f"{PROGRAMS}/macfabric down --data {_shell_path(cluster.data_dir)}"
-    saved = cluster.run(cluster.head, down)
+    down += "" if wait_s is None else f" --wait {wait_s:g}"
+    longest_s = (STOP_WAIT_S_MAX if wait_s is None else wait_s) + STOP_TIMEOUT_S
+    saved = cluster.run(cluster.head, down, longest_s)
     steps.say("stopping Ray on every Mac")
     hosts = [cluster.head, *cluster.workers]
     with ThreadPoolExecutor(min(STOPS_AT_ONCE_MAX, len(hosts))) as pool:

@@ -5,6 +5,7 @@ ca.pem, …     the certificates that nodes, router and Ray know each other by (
 nodes/NAME/   each node's blocks and manifests
 config.yaml   the settings in force        logs/          what every process printed
 endpoint.json where clients reach it       run.json       which processes belong to it
+stop.json     how long a stop waits for running turns, where `down --wait` says so
 runs/         scenarios that the router performs     scenarios/    those of the command line
 operator.key  lets the command line drain, flush and look; new at each start
 """
@@ -23,6 +24,7 @@ from typing import Any
 import yaml
 
 from fabric.codec import to_plain
+from fabric.limits import STOP_WAIT_S_MAX
 from fabric.settings import FabricSettings
 from router.cli.errors import CommandError
 from router.cli.keys.key_folder import KeyFolder
@@ -71,6 +73,11 @@ class DataFolder:
     def run(self) -> Path:
         """Which processes belong to the running fabric."""
         return self.path / "run.json"
+
+    @property
+    def stop_request(self) -> Path:
+        """How long the stop that `macfabric down --wait` asks for waits for running turns."""
+        return self.path / "stop.json"
 
     @property
     def router_runs(self) -> Path:
@@ -143,13 +150,18 @@ class DataFolder:
         write_private(self.config, yaml.safe_dump(whole, sort_keys=False))
 
     def write_run(
-        self, up: ProcessId, processes: Mapping[str, ProcessId], outside: Path | None = None
+        self,
+        up: ProcessId,
+        processes: Mapping[str, ProcessId],
+        outside: Path | None = None,
+        stop_wait_s: float = 0.0,
     ) -> None:
         """Note who runs the fabric, what it started and wrote elsewhere, for `macfabric down`."""
         record = {
             "up": to_record(up),
             "processes": {name: to_record(process) for name, process in processes.items()},
             "outside": str(outside) if outside else None,
+            "stop_wait_s": stop_wait_s,
         }
         write_private(self.run, json.dumps(record, indent=1))
 
@@ -164,6 +176,22 @@ class DataFolder:
         }
         return from_record(record.get("up")), processes
 
+    def write_stop_wait(self, wait_s: float) -> None:
+        """Note how long the next stop waits for running turns."""
+        write_private(self.stop_request, json.dumps({"wait_s": wait_s}))
+
+    def read_stop_wait(self, default_s: float) -> float:
+        """Return what `write_stop_wait` noted, or the default."""
+        wait_s = read_json(self.stop_request).get("wait_s")
+        if not isinstance(wait_s, int | float):
+            return default_s
+        return min(max(0.0, float(wait_s)), STOP_WAIT_S_MAX)
+
+    def read_run_wait(self) -> float:
+        """Return how long the fabric that runs waits for turns when nothing else is asked for."""
+        wait_s = read_json(self.run).get("stop_wait_s")
+        return float(wait_s) if isinstance(wait_s, int | float) else STOP_WAIT_S_MAX
+
     def forget_run(self) -> None:
         """Remove the records of a fabric that no longer runs, and what it wrote elsewhere."""
         outside = read_json(self.run).get("outside")
@@ -172,6 +200,7 @@ class DataFolder:
         self.endpoint.unlink(missing_ok=True)
         self.operator_key.unlink(missing_ok=True)
         self.run.unlink(missing_ok=True)
+        self.stop_request.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -78,6 +78,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.claimed())
+        folder.stop_request.unlink(missing_ok=True)
         keys = Path(settings.keys_dir or folder.path).expanduser()
         if settings.keys_dir:
             _require_same_key(folder, keys)
@@ -102,6 +103,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
             waits_for_good=True,
             trusted=keys / AUTHORITY_CERTIFICATE,
             certificate=own_certificate(router),
+            stop_wait_s=router.stop_wait_s,
             nodes_to_come=expected,
         )
         supervisor = Supervisor(plan, keeper, None, steps.say, lambda: bool(ends))

@@ -4,8 +4,10 @@ start:  Ray nodes (local only) ─► node launch ─► router ─► every nod
 stop:   router, so that no turn begins ─► nodes save what they hold ─► Ray
 """
 
+import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,12 +22,13 @@ from router.cli.output import failed_again
 from router.cli.start_watch import START_LIMIT_S, StartWatch
 from router.private_files import write_private
 from router.supervise.keeper import KEEPER, Keeper
-from router.supervise.processes import identify
+from router.supervise.processes import identify, send
 from router.supervise.ray_processes import LocalRay, read_log
 
 NODES = "nodes"
 ROUTER = "router"
-ROUTER_GRACE_S = 10.0
+ROUTER_GRACE_S = 15.0  # beside the wait for running turns
+HURRY_GRACE_S = 3.0
 NODES_GRACE_S = 25.0
 START_TRIES = 3  # of one process, before the fabric has served
 RESTART_WINDOW_S = 120.0
@@ -54,6 +57,7 @@ class Plan:
     certificate: Path | None = None  # the operator's own, if it shows that one
     bind: str | None = None  # what the nodes listen on; None: the address Ray knows them by
     waits_for_good: bool = False  # for nodes that come later, once Ray is joined
+    stop_wait_s: float = 0.0  # for running turns, unless `down` asks for something else
     nodes_to_come: int = 0  # what the router may say "come again" for; 0: nobody knows
 
 
@@ -104,16 +108,42 @@ class Supervisor:
 
     def stop(self, *, hurry: Callable[[], bool]) -> None:
         """Stop in order; `hurry` skips what takes time."""
-        for name, grace_s, what in (
-            (ROUTER, ROUTER_GRACE_S, "stopping the router"),
-            (NODES, NODES_GRACE_S, "saving what the nodes hold"),
-        ):
-            if name in self.keeper.children:
-                self.say(what)
-                self.keeper.end([name], 0.0 if hurry() else grace_s)
+        if ROUTER in self.keeper.children:
+            self._stop_router(hurry)
+        if NODES in self.keeper.children:
+            self.say("saving what the nodes hold")
+            self.keeper.end([NODES], 0.0 if hurry() else NODES_GRACE_S)
         if self.ray is not None:
             self.say("stopping Ray")
             self.ray.stop()
+
+    def _stop_router(self, hurry: Callable[[], bool]) -> None:
+        """Let the router wait for running turns, as long as that is asked for."""
+        router = self.keeper.children[ROUTER]
+        self.say("stopping the router")
+        send([router], signal.SIGTERM)
+        wait_s = self.plan.folder.read_stop_wait(self.plan.stop_wait_s)
+        deadline_s, is_hurried = time.monotonic() + wait_s + ROUTER_GRACE_S, False
+        while ROUTER in self.keeper.children and time.monotonic() < deadline_s:
+            if hurry() and not is_hurried:
+                is_hurried = True
+                send([router], signal.SIGTERM)  # breaks off the turns
+                deadline_s = time.monotonic() + HURRY_GRACE_S
+            event = self.keeper.next_event(TICK_S) or {}
+            if event.get("name") == KEEPER and event["event"] == "exited":
+                return
+            if event.get("event") == "line":
+                self._say_drain(event["text"])
+        if ROUTER in self.keeper.children:
+            self.keeper.end([ROUTER], 0.0)
+
+    def _say_drain(self, line: str) -> None:
+        with contextlib.suppress(ValueError):
+            drain = json.loads(line)
+            if isinstance(drain, dict) and drain.get("event") == "draining":
+                turns, left_s = drain.get("turns"), drain.get("left_s")
+                how_to_hurry = "Ctrl-C again ends them at once"
+                self.say(f"waiting for running turns: {turns}, up to {left_s} s; {how_to_hurry}")
 
     def _step(self) -> None:
         event = self.keeper.next_event(TICK_S)
@@ -270,7 +300,8 @@ class Supervisor:
         me = identify(os.getpid())
         assert me is not None
         processes = {KEEPER: self.keeper.process, **self.keeper.children}
-        self.plan.folder.write_run(me, processes, self.ray.short_dir if self.ray else None)
+        outside = self.ray.short_dir if self.ray else None
+        self.plan.folder.write_run(me, processes, outside, self.plan.stop_wait_s)
 
     def _write_endpoint(self) -> None:
         record = {"url": self.url, "pid": os.getpid(), "ray_address": self.plan.ray_address}

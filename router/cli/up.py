@@ -14,7 +14,7 @@ from typing import Any
 
 from fabric.errors import FabricError
 from fabric.ids import NodeName, parse_node_name
-from fabric.limits import NODES_MAX
+from fabric.limits import NODES_MAX, STOP_WAIT_S_MAX
 from fabric.settings import FabricSettings, RouterSettings, check_doors, is_loopback
 from router.cli.client_key import add_key_options, with_client_keys
 from router.cli.cluster_down import stop_cluster
@@ -31,7 +31,7 @@ from router.supervise.processes import ProcessId, end, is_alive, send, session_m
 from router.supervise.ray_processes import LocalRay
 from router.tls.authority import Subject
 
-DOWN_TIMEOUT_S = 60.0
+DOWN_TIMEOUT_S = 60.0  # beside the wait for running turns
 LEFTOVER_GRACE_S = 5.0
 
 
@@ -74,6 +74,13 @@ def add_down(commands: Any) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
     where.add_argument("--config", type=Path, metavar="FILE", help="the Macs of a cluster.yaml")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        metavar="S",
+        help="how many seconds to wait for running turns before they are broken off with an "
+        "error; new ones are refused meanwhile (default: router.stop_wait_s)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_down)
 
@@ -115,6 +122,7 @@ def run_up(arguments: argparse.Namespace) -> int:
             trusted=folder.keys.authority,
             certificate=own_certificate(settings.router),
             bind=_bind(),
+            stop_wait_s=settings.router.stop_wait_s,
             nodes_to_come=len(names),
         )
         supervisor = Supervisor(plan, keeper, ray, steps.say, lambda: bool(ends))
@@ -128,18 +136,24 @@ def run_up(arguments: argparse.Namespace) -> int:
 
 def run_down(arguments: argparse.Namespace) -> int:
     """Stop the fabric of a data folder, or of a cluster file."""
+    if arguments.wait is not None and not 0 <= arguments.wait <= STOP_WAIT_S_MAX:
+        message = f"--wait must be 0 to {STOP_WAIT_S_MAX:g}"
+        raise CommandError(message, MISUSED)
     if arguments.config is not None:
-        return stop_cluster(arguments.config, as_json=arguments.json)
+        return stop_cluster(arguments.config, arguments.wait, as_json=arguments.json)
     folder = DataFolder((arguments.data or default_data_dir()).expanduser().resolve())
     steps = Steps(quiet=arguments.json)
     up, _ = folder.read_run()
     running = up is not None and is_alive(up)
     if running:
         assert up is not None
-        steps.say(f"asking process {up.pid} to stop")
+        wait_s = folder.read_run_wait() if arguments.wait is None else arguments.wait
+        if arguments.wait is not None:
+            folder.write_stop_wait(wait_s)
+        steps.say(f"asking process {up.pid} to stop; turns get {wait_s:g} s to end")
         send([up], signal.SIGTERM)
-        if wait_gone([up], DOWN_TIMEOUT_S):
-            message = f"Process {up.pid} did not stop within {DOWN_TIMEOUT_S:g} s."
+        if wait_gone([up], wait_s + DOWN_TIMEOUT_S):
+            message = f"Process {up.pid} did not stop within {wait_s + DOWN_TIMEOUT_S:g} s."
             raise CommandError(message)
     killed = _end_leftovers(folder, steps)
     was = "running" if running else "crashed" if killed else "not running"

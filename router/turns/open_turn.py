@@ -24,6 +24,7 @@ from fabric.turn.generation import (
 from router.fleet.node_client import NodeLostError
 from router.fleet.remote_errors import remote_error
 from router.telemetry import Telemetry
+from router.turns.running_turns import Breaker
 
 _LOG = logging.getLogger("macfabric.router.turns")
 
@@ -58,6 +59,7 @@ class OpenTurn:
         follow: Callable[[HandedOver], Awaitable[AsyncGenerator[Event, None]]],
         is_current: Callable[[], bool],
         alias: str,
+        breaker: Breaker | None = None,
     ) -> None:
         self.admitted = admitted
         self._source = source
@@ -70,6 +72,7 @@ class OpenTurn:
         self._is_current = is_current
         self._alias = alias  # what logs call the agent
         self._is_closed = False
+        self._breaker = breaker or Breaker()
         self.prefilled_tokens: int | None = None  # of the prompt, while more of them are to come
         telemetry.admitted(admitted)
 
@@ -110,17 +113,16 @@ class OpenTurn:
 
     async def _spliced(self) -> AsyncGenerator[Event, None]:
         """Yield the events of every node that the turn runs on, one after the other."""
-        handed: HandedOver | None = None
         while True:
-            async for event in self._source:
-                if isinstance(event, HandedOver):
-                    handed = event
-                    break
-                yield event
-            if handed is None:
+            try:
+                event = await self._breaker.wait(anext(self._source))
+            except StopAsyncIteration:
                 return
+            if not isinstance(event, HandedOver):
+                yield event
+                continue
             await self._source.aclose()
-            self._source, handed = await self._follow(handed), None
+            self._source = await self._breaker.wait(self._follow(event))
 
     @property
     def progress(self) -> Progress | None:

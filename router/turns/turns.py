@@ -34,6 +34,7 @@ from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
 from router.turns.model_check import ModelCheck
 from router.turns.open_turn import OpenTurn
+from router.turns.running_turns import Breaker, RunningTurns
 from router.turns.targets import Target, Targets
 
 _LOG = logging.getLogger("macfabric.router.turns")
@@ -84,30 +85,37 @@ class Turns:
         self._takeover_after_s = takeover_after_s
         self._resuming: Counter[AgentKey] = Counter()  # turns that follow where their agent went
         self._hint = hint
+        self.running = RunningTurns()
         self._models = ModelCheck(fleet)
         self._targets = Targets(fleet, placement, telemetry)
 
     async def open(self, turn: TurnRequest) -> OpenTurn:
         """Return the turn once a node has admitted it."""
+        breaker: Breaker | None = None
         try:
-            await self._models.require(turn.model)
-            opened = await self._open(turn)
-        except RetryLaterError as error:
-            self._telemetry.ended("overloaded" if error.status == 429 else "unavailable")
-            raise
-        except RejectedError:
-            self._telemetry.ended("rejected")
-            raise
-        except asyncio.CancelledError:
-            self._telemetry.ended("cancelled")
-            raise
-        except FabricError:
-            self._telemetry.ended("failed")
+            breaker = self.running.begin()
+            await breaker.wait(self._models.require(turn.model))
+            opened = await breaker.wait(self._open(turn, breaker))
+        except BaseException as error:
+            if breaker is not None:
+                self.running.discard(breaker)
+            self._count_refusal(error)
             raise
         self._hint(turn.tenant, turn.prefetch)
         return opened
 
-    async def _open(self, turn: TurnRequest) -> OpenTurn:
+    def _count_refusal(self, error: BaseException) -> None:
+        """Count a turn that was not admitted."""
+        if isinstance(error, RetryLaterError):
+            self._telemetry.ended("overloaded" if error.status == 429 else "unavailable")
+        elif isinstance(error, RejectedError):
+            self._telemetry.ended("rejected")
+        elif isinstance(error, asyncio.CancelledError):
+            self._telemetry.ended("cancelled")
+        elif isinstance(error, FabricError):
+            self._telemetry.ended("failed")
+
+    async def _open(self, turn: TurnRequest, breaker: Breaker) -> OpenTurn:
         started_s = self._now_s()
         placed = await self._admitted(turn)
         key = turn.tenant, placed.first.agent
@@ -117,6 +125,7 @@ class Turns:
         publish(TurnBegan.of(turn.tenant, placed.first))
 
         def end(outcome: str, completion_tokens: int, seconds: float) -> None:
+            self.running.discard(breaker)
             placed.end()  # of the node it runs on by then
             publish(TurnEnded(key, placed.first.node, outcome, completion_tokens, seconds))
 
@@ -147,6 +156,7 @@ class Turns:
             follow=follow,
             alias=self._fleet.alias(key),
             is_current=lambda: self._is_current(turn, placed),
+            breaker=breaker,
         )
 
     async def _admitted(self, turn: TurnRequest, *, goes_first: bool = False) -> AdmittedTurn:

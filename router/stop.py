@@ -1,0 +1,78 @@
+"""Stop a router in order: refuse new turns, wait for the running ones, break off the rest."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import uvicorn
+
+from router.turns.running_turns import RunningTurns
+
+POLL_S = 0.05
+REPORT_S = 2.0
+BROKEN_OFF_S = 2.0  # for turns that were broken off to say so to their clients
+
+
+def report_drain(turns: int, left_s: float) -> None:
+    """Print one line of how far the stop is."""
+    line = {"event": "draining", "turns": turns, "left_s": round(left_s, 1)}
+    print(json.dumps(line), flush=True)  # noqa: T201 - read by the supervisor
+
+
+class Stop:
+    """Begins with the first signal and is cut short by the second one."""
+
+    def __init__(
+        self,
+        server: uvicorn.Server,
+        turns: RunningTurns,
+        wait_s: Callable[[], float],
+        on_begin: Callable[[], None] = lambda: None,
+        report: Callable[[int, float], None] = report_drain,
+    ) -> None:
+        self._server = server
+        self._turns = turns
+        self._wait_s = wait_s
+        self._on_begin = on_begin
+        self._report = report
+        self._stopping: asyncio.Task[None] | None = None
+        self._is_hurried = False
+
+    def on_signal(self) -> None:
+        """Begin to stop, or end at once where that has begun."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        else:
+            self._is_hurried = True
+
+    async def close(self) -> None:
+        """End the wait itself."""
+        if self._stopping is not None:
+            self._stopping.cancel()
+            await asyncio.gather(self._stopping, return_exceptions=True)
+
+    async def _stop(self) -> None:
+        try:
+            self._turns.refuse()
+            self._on_begin()
+            await self._drain()
+            self._turns.break_off()
+            await self._all_ended(BROKEN_OFF_S)
+        finally:
+            self._server.should_exit = True
+
+    async def _drain(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._wait_s()
+        while self._turns and not self._is_hurried and (left_s := deadline_s - loop.time()) > 0:
+            self._report(len(self._turns), left_s)
+            await self._all_ended(min(REPORT_S, left_s))
+
+    async def _all_ended(self, limit_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s, was_hurried = loop.time() + limit_s, self._is_hurried
+        # A turn ends in many places, and none of them knows of this wait.
+        while (  # noqa: ASYNC110
+            self._turns and loop.time() < deadline_s and self._is_hurried == was_hurried
+        ):
+            await asyncio.sleep(POLL_S)

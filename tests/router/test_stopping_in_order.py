@@ -1,0 +1,125 @@
+"""A router that is asked to stop: running turns get their time, new ones a refusal."""
+
+import asyncio
+import json
+
+import pytest
+
+from router.stop import Stop
+from tests.router.rig import MODEL, rig, until
+
+pytestmark = pytest.mark.anyio
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "one two three four"}]}
+STREAMS = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"model": MODEL, "prompt": "one two three four"},
+    "/v1/responses": {"model": MODEL, "input": "one two three four"},
+    "/v1/messages": CHAT | {"max_tokens": 64},
+}
+
+
+def stop_of(made, wait_s, reports=None):
+    noted = [] if reports is None else reports
+    turns = made.services.turns.running
+    return Stop(made.server, turns, lambda: wait_s, report=lambda *told: noted.append(told))
+
+
+def let_run(made, delay_s):
+    for node in made.nodes.values():
+        node.does.delay_s = delay_s
+
+
+async def running(made):
+    await until(lambda: sum(node.running for node in made.nodes.values()) > 0)
+
+
+async def test_running_turns_end_and_new_ones_are_refused_meanwhile():
+    async with rig("a") as made:
+        let_run(made, 0.3)
+        reports = []
+        asking = asyncio.create_task(made.chat("one two three four", agent="bob"))
+        await running(made)
+        stop = stop_of(made, 60.0, reports)
+        stop.on_signal()
+        await asyncio.sleep(0)
+        refused = await made.chat("hello", agent="alice")
+        answer = await asking
+        await until(lambda: made.server.should_exit)
+        await stop.close()
+
+    assert answer.status_code == 200
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "stopping"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert reports[0][0] == 1, "one turn is left"
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_a_stream_that_outlasts_the_wait_ends_with_an_error_event(path):
+    async with rig("a") as made:
+        let_run(made, 3600.0)
+        node = made.nodes["node-a"]
+        asking = asyncio.create_task(made.http().post(path, json=STREAMS[path] | {"stream": True}))
+        await running(made)
+        stop = stop_of(made, 0.2)
+        stop.on_signal()
+        answer = await asking
+        await until(lambda: node.cancelled == 1)
+        await stop.close()
+
+    assert answer.status_code == 200
+    lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
+    last = json.loads(lines[-1].removeprefix("data: "))
+    assert "stopping" in lines[-1] or "the router is stopping" in lines[-1], lines
+    if path == "/v1/messages":
+        assert last["type"] == "error"
+    else:
+        assert "error" in lines[-1]
+
+
+async def test_an_unstreamed_turn_that_outlasts_the_wait_is_503():
+    async with rig("ab") as made:
+        let_run(made, 3600.0)
+        for node in made.nodes.values():
+            node.does.first_delay_s = 3600.0
+        waits = asyncio.create_task(made.chat("hello", agent="alice"))
+        await until(lambda: sum(len(node.requests) for node in made.nodes.values()) == 1)
+        for node in made.nodes.values():
+            node.does.first_delay_s = 0.0
+        runs = asyncio.create_task(made.chat("one two", agent="bob"))
+        await running(made)
+        stop = stop_of(made, 0.2)
+        stop.on_signal()
+        answers = [await waits, await runs]
+        await stop.close()
+        assert len(made.services.turns.running) == 0
+
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert [answer.json()["error"]["code"] for answer in answers] == ["stopping"] * 2
+    assert all("retry-after" in answer.headers for answer in answers)
+
+
+async def test_a_second_signal_ends_the_wait():
+    async with rig("a") as made:
+        let_run(made, 3600.0)
+        asking = asyncio.create_task(made.chat("one two", agent="bob"))
+        await running(made)
+        stop = stop_of(made, 3600.0)
+        stop.on_signal()
+        await asyncio.sleep(0.1)
+        assert not asking.done()
+        stop.on_signal()
+        answer = await asking
+        await stop.close()
+
+    assert answer.status_code == 503
+
+
+async def test_a_client_that_hangs_up_leaves_no_turn_behind():
+    async with rig("a") as made:
+        let_run(made, 3600.0)
+        asking = asyncio.create_task(made.chat("one two", agent="bob"))
+        await running(made)
+        assert len(made.services.turns.running) == 1
+        asking.cancel()
+        await until(lambda: len(made.services.turns.running) == 0)
