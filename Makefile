@@ -53,8 +53,9 @@ clean:  ## remove caches and build output; the virtual environment stays
 	@find fabric node router tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + \
 		2>/dev/null || true
 
-# Compiled files stay in the virtual environment: `ray up` reads all that lies beside the sources,
-# whoever may read it, and would take what was compiled meanwhile for changed code.
+# Compiled files stay in the virtual environment, in a folder of their own: `ray up` hashes all that
+# lies beside the sources, and would take what was compiled meanwhile for changed code. That folder
+# is filled here, once: else every process of a first start would compile the same modules.
 # Runs again only when the requirements change. A virtual environment whose Python is missing or
 # unsuitable (an upgrade by Homebrew leaves such ones) is made anew.
 SUITABLE := import platform, sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14) \
@@ -90,8 +91,11 @@ $(READY): pyproject.toml constraints.txt
 		uv pip install $$quiet --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
 	else \
 		$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null; \
-		$(BIN)/python -m pip install $$quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
+		$(BIN)/python -m pip install $$quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
 	fi; \
+	purelib=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	echo 'import sys; sys.pycache_prefix = sys.pycache_prefix or sys.prefix + "/compiled"' \
-		> "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/compiled.pth"; \
+		> "$$purelib/compiled.pth"; \
+	echo "setup: compiling"; \
+	$(BIN)/python -m compileall -qq -j 0 "$$purelib" fabric node router || true; \
 	touch $(READY)

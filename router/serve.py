@@ -33,7 +33,7 @@ from router.listener import url_of
 from router.placement.placement import Placement
 from router.runs.runs import Runs
 from router.services import Services, assemble
-from router.stop import Stop
+from router.stop import RouterStop
 from router.tls.contexts import RouterKeys
 
 _LOG = logging.getLogger("macfabric.router")
@@ -139,7 +139,7 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
             runs.stop()
 
         server = _Server(http_config(app, tls=tls), end_streams)
-        stop = Stop(
+        stop = RouterStop(
             server, services.turns.running, stop_wait_s or _wait_as_set(settings), runs.stop
         )
         (signals or StopSignals()).call(stop.on_signal)

@@ -19,7 +19,7 @@ def report_drain(turns: int, left_s: float) -> None:
     print(json.dumps(line), flush=True)  # noqa: T201 - read by the supervisor
 
 
-class Stop:
+class RouterStop:
     """Begins with the first signal and is cut short by the second one."""
 
     def __init__(

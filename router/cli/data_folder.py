@@ -125,7 +125,10 @@ class DataFolder:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                message = f"A fabric is running in {self.path} already (see `macfabric status`)."
+                message = (
+                    f"A fabric is running in {self.path} already (see `macfabric status`). "
+                    "Stop it first with `macfabric down`."
+                )
                 raise CommandError(message) from None
             yield
         finally:

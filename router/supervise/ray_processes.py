@@ -115,7 +115,12 @@ def ray_environment(keys: Path, base: Mapping[str, str]) -> dict[str, str]:
 
     `keys` is the folder that holds Ray's token and the certificates.
     """
-    inherited = {key: value for key, value in base.items() if not key.startswith("RAY_")}
+    # Without compiled files each process compiles the same thousands of modules again.
+    inherited = {
+        key: value
+        for key, value in base.items()
+        if not key.startswith("RAY_") and key != "PYTHONDONTWRITEBYTECODE"
+    }
     return inherited | {
         "PYTHONPATH": os.pathsep.join(filter(None, (_source_root(), base.get("PYTHONPATH")))),
         "RAY_AUTH_MODE": "token",

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from router.stop import Stop
+from router.stop import RouterStop
 from tests.router.rig import MODEL, rig, until
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +21,7 @@ STREAMS = {
 def stop_of(made, wait_s, reports=None):
     noted = [] if reports is None else reports
     turns = made.services.turns.running
-    return Stop(made.server, turns, lambda: wait_s, report=lambda *told: noted.append(told))
+    return RouterStop(made.server, turns, lambda: wait_s, report=lambda *told: noted.append(told))
 
 
 def let_run(made, delay_s):
