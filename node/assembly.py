@@ -27,6 +27,7 @@ from node.migration.source import MoveSource
 from node.migration.span_source import SpanSource
 from node.migration.span_target import SpanTarget
 from node.migration.step_downs import StepDowns
+from node.migration.takeovers import Takeovers
 from node.migration.target import IncomingCopies, MoveTarget
 from node.migration.warm_up import WarmUp
 from node.mlx.chat_tokenizer import ChatTokenizer
@@ -126,6 +127,7 @@ class _Moves:
     step_downs: StepDowns
     copy_source: CopySource
     replicas: ReplicaTarget
+    takeovers: Takeovers
     forks: ForkTarget
     span_source: SpanSource
     span_target: SpanTarget
@@ -181,6 +183,7 @@ def assemble(ground: Ground) -> Node:
         source=moves.source,
         copy_source=moves.copy_source,
         replicas=moves.replicas,
+        takeovers=moves.takeovers,
         forks=moves.forks,
         span_source=moves.span_source,
         span_target=moves.span_target,
@@ -274,6 +277,7 @@ def _moves(
         step_downs=step_downs,
         copy_source=CopySource(identity.name, owned, mending, offers),
         replicas=ReplicaTarget(store, moves, kept, end),
+        takeovers=Takeovers(identity.name, records, mending, erased),
         forks=ForkTarget(clock, store, kept, erased, service_time, health),
         span_source=SpanSource(identity, records.table, store, erased, workers, offers, health),
         span_target=SpanTarget(

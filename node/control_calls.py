@@ -15,6 +15,7 @@ from fabric.control.copy_calls import (
     OfferSpans,
     PrefetchAgent,
     ReturnSpans,
+    TakeOver,
     TakeSpan,
 )
 from fabric.control.directive_calls import (
@@ -79,6 +80,7 @@ class ControlCalls:
             OfferCopy: node.copy_source.offer,
             KeepReplica: node.replicas.keep,
             KeepFork: node.forks.keep,
+            TakeOver: node.takeovers.take_over,
             OfferSpans: node.span_source.offer,
             TakeSpan: node.span_target.take,
             ReturnSpans: node.span_target.give_back,

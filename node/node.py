@@ -22,6 +22,7 @@ from node.migration.replicas import ReplicaTarget
 from node.migration.source import MoveSource
 from node.migration.span_source import SpanSource
 from node.migration.span_target import SpanTarget
+from node.migration.takeovers import Takeovers
 from node.migration.target import IncomingCopies, MoveTarget
 from node.migration.warm_up import WarmUp
 from node.mlx.chat_tokenizer import ChatTokenizer
@@ -96,6 +97,7 @@ class Node:
     source: MoveSource
     copy_source: CopySource
     replicas: ReplicaTarget
+    takeovers: Takeovers
     forks: ForkTarget
     span_source: SpanSource
     span_target: SpanTarget

@@ -15,6 +15,7 @@ from router.moves.newcomers import Newcomers
 from router.moves.prefetches import PrefetchRequests
 from router.moves.recovery import Recovery
 from router.moves.replicas import Replicas
+from router.moves.takeovers import Takeovers
 from router.moves.telling import Telling
 from router.placement.placement import Placement
 from router.telemetry import Telemetry
@@ -35,6 +36,7 @@ class Services:
     drains: Drains
     forks: Forks
     replicas: Replicas
+    takeovers: Takeovers
     telling: Telling
     newcomers: Newcomers
     prefetches: PrefetchRequests
@@ -90,6 +92,7 @@ def assemble(
         drains=Drains(fleet, migrations),
         forks=Forks(fleet, migrations, telemetry),
         replicas=replicas,
+        takeovers=Takeovers(fleet, migrations, telemetry),
         telling=Telling(fleet, replicas),
         newcomers=Newcomers(fleet, migrations, telemetry),
         prefetches=prefetches,

@@ -19,6 +19,7 @@ from fabric.control.copy_calls import (
     PrefetchAgent,
     ReturnSpans,
     SpanOffers,
+    TakeOver,
     TakeSpan,
 )
 from fabric.control.directive_calls import (
@@ -113,6 +114,7 @@ _SPECS: Final = (
     CallSpec("offer_copy", OfferCopy, Offer, waits=True),
     CallSpec("keep_replica", KeepReplica, AgentView, _SAVE_TIMEOUT_S),
     CallSpec("keep_fork", KeepFork, AgentView, _SAVE_TIMEOUT_S),
+    CallSpec("take_over", TakeOver, AgentView, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("offer_spans", OfferSpans, SpanOffers, _SAVE_TIMEOUT_S),
     CallSpec("take_span", TakeSpan, Copied, NEWCOMER_TIMEOUT_S),
     CallSpec("return_spans", ReturnSpans, Done),

@@ -43,6 +43,11 @@ class KeepFork:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeOver(AgentAt):
+    """To a node with a replica: own the agent at `epoch`, because its owner is lost."""
+
+
+@dataclass(frozen=True, slots=True)
 class OfferSpans:
     """To a node with agents: offer `target` what several of them begin with."""
 

@@ -122,6 +122,7 @@ class AgentWishesApi:
             refuse("node", "it has no copy of this agent")
         view = owner.view
         is_safe = view is not None and view.durable and owner.node != copy.node
+        is_safe = is_safe and self._fleet.is_alive(owner.node)
         if view is None or copy.state is not OwnerState.REPLICA or not is_safe:
             message = f"what {copy.node} has of this agent may be all there is"
             raise ConflictError(message, code="only_copy")

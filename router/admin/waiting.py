@@ -1,36 +1,54 @@
-"""Routes whose requests wait until what their path names can be known."""
+"""Routes whose requests wait until what their path names can be known, and reached."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.requests import Request
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.routing import Route, request_response
 
 from router.fleet.meeting import Meeting
+from router.fleet.node_client import NodeLostError
+from router.http.auth import agent_key
+from router.moves.takeovers import Takeovers
 
 NODES = "/v1/nodes"  # shows who is there now, and who is joining
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 
-class _Waiting:
-    """One route behind a meeting."""
-
-    def __init__(self, app: ASGIApp, meeting: Meeting) -> None:
-        self._app = app
-        self._meeting = meeting
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        names = Request(scope).path_params
-        if "node" in names:
-            await self._meeting.node(names["node"])
-        elif scope["path"] == NODES:
-            await self._meeting.roster()
-        else:
-            await self._meeting.agents()
-        await self._app(scope, receive, send)
+# These need no answer of the agent's owner: a view of what is known, an erasure on every node, a
+# file that replaces what there is.
+_OWNERLESS = frozenset(
+    {("GET", "/v1/agents/{agent}"), ("DELETE", "/v1/agents/{agent}")}
+    | {("POST", "/v1/agents/{agent}/resume")}
+)
 
 
-def waiting(routes: Sequence[Route], meeting: Meeting) -> list[Route]:
-    """Let requests of these routes wait for the nodes that a new router has not met."""
+def waiting(routes: Sequence[Route], meeting: Meeting, takeovers: Takeovers) -> list[Route]:
+    """Let requests of these routes wait for the nodes that a new router has not met.
+
+    Those that an agent's owner must answer are served by a replica where the owner is lost.
+    """
     for route in routes:
-        route.app = _Waiting(route.app, meeting)
+        route.app = request_response(_met(route.endpoint, route.path, meeting, takeovers))
     return list(routes)
+
+
+def _met(endpoint: Endpoint, path: str, meeting: Meeting, takeovers: Takeovers) -> Endpoint:
+    async def answer(request: Request) -> Response:
+        names = request.path_params
+        if "node" in names:
+            await meeting.node(names["node"])
+        elif request.scope["path"] == NODES:
+            await meeting.roster()
+        else:
+            await meeting.agents()
+        if "agent" not in names or (request.method, path) in _OWNERLESS:
+            return await endpoint(request)
+        key = agent_key(request)
+        await takeovers.require_owner_up(key)
+        try:
+            return await endpoint(request)
+        except NodeLostError as error:
+            raise takeovers.unreachable(key, error) from None
+
+    return answer

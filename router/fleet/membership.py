@@ -153,6 +153,12 @@ class Membership:
         """Say whether a node's lease has not run out."""
         return self.health(name) is not LeaseState.EXPIRED
 
+    def lease_left_s(self, name: NodeName) -> float:
+        """Return how long a node that says nothing more counts as up."""
+        member = self._members.get(name)
+        silent_s = self._clock.monotonic_s() - member.heartbeat_s if member else LEASE_S
+        return max(0.0, LEASE_S - silent_s)
+
     def is_returning(self, name: NodeName) -> bool:
         """Say whether a node that was lost is starting again."""
         member = self._members.get(name)

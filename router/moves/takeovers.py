@@ -1,0 +1,129 @@
+"""Requests about an agent whose node is lost: its replica takes over, or they are refused.
+
+    lease not over yet          come again when it is over
+    node is starting again      come again: it brings the agent with it
+    a current replica           that node owns the agent from now on, and the request goes on
+    none, or an older one       refused until the node returns, or a turn begins the agent elsewhere
+
+A turn carries its messages, so it may go on from nothing. A request that only names an agent may
+not: what it is about would silently be another memory.
+"""
+
+import asyncio
+import logging
+
+from fabric.control.copy_calls import TakeOver
+from fabric.control.node_calls import AgentView
+from fabric.errors import FabricError, RetryLaterError
+from fabric.ids import AgentKey, NodeName
+from fabric.limits import LEASE_S
+from fabric.record.manifest import OwnerState
+from router.fleet.directory import Holding
+from router.fleet.fleet import Fleet
+from router.fleet.node_client import NodeLostError
+from router.moves.attempts import as_retry
+from router.moves.migrations import Migrations
+from router.telemetry import Telemetry
+
+_LOG = logging.getLogger("macfabric.router.takeovers")
+AGAIN_S = 2.0
+LOST_AGAIN_S = LEASE_S  # of an agent that only its node, or its next turn, brings back
+
+
+class Takeovers:
+    """Moves ownership of agents from lost nodes to current replicas."""
+
+    def __init__(self, fleet: Fleet, migrations: Migrations, telemetry: Telemetry) -> None:
+        self._fleet = fleet
+        self._migrations = migrations
+        self._telemetry = telemetry
+        self._running: dict[AgentKey, asyncio.Task[None]] = {}
+
+    async def require_owner_up(self, key: AgentKey) -> None:
+        """Return once a node that is up owns the agent, or none is known to own it.
+
+        Raises RetryLaterError where the owner is lost and no current replica can take over.
+        """
+        lost = self._lost_owner(key)
+        if lost is None:
+            return
+        task = self._running.get(key)
+        if task is None:
+            task = asyncio.create_task(self._take_over(key, lost))
+            self._running[key] = task
+            task.add_done_callback(lambda _: self._running.pop(key, None))
+        await asyncio.shield(task)
+
+    def unreachable(self, key: AgentKey, error: NodeLostError) -> RetryLaterError:
+        """Name the node and the agent of a call that was not answered, and when to try again."""
+        owner = self._fleet.directory.owner(key)
+        left_s = self._fleet.membership.lease_left_s(owner.node) if owner is not None else 0.0
+        where = f"node {owner.node}, which owns agent {key[1]!r}," if owner else f"agent {key[1]!r}"
+        message = f"{where} cannot be reached: {error.message}. Try again in a few seconds"
+        return RetryLaterError(message, retry_after_s=max(AGAIN_S, left_s), code=error.code)
+
+    def _lost_owner(self, key: AgentKey) -> Holding | None:
+        """Return the claim that no node which is up can answer for."""
+        directory = self._fleet.directory
+        owner = directory.owner(key)
+        if owner is not None:
+            is_starting = directory.starting(key) is not None  # a turn is taking it over
+            return None if is_starting or self._fleet.is_up(owner.node) else owner
+        if directory.stepped_down(key) is not None or not self._fleet.meeting.has_heard_all():
+            return None
+        # Replicas whose owner left the fabric before this router began.
+        return max(directory.living(key), key=lambda held: held.epoch, default=None)
+
+    async def _take_over(self, key: AgentKey, lost: Holding) -> None:
+        self._migrations.refuse_moving(key)
+        if self._fleet.membership.is_returning(lost.node):
+            message = f"node {lost.node}, which owns agent {key[1]!r}, is starting again"
+            raise RetryLaterError(message, retry_after_s=AGAIN_S, code="node_lost")
+        target = self._replica(key, lost)
+        if target is None:
+            raise self._no_replica(key, lost)
+        epoch = self._fleet.begin_epoch(key)
+        alias = self._fleet.alias(key)
+        _LOG.warning("agent %s: the replica on %s takes over from %s", alias, target, lost.node)
+        reservation = self._fleet.directory.reserve(key, target, epoch)
+        reservation.turns_count += 1  # a turn that comes meanwhile goes to the same node
+        try:
+            view = await self._fleet.link(target).call(TakeOver(*key, epoch), AgentView)
+        except NodeLostError as error:
+            raise as_retry(error) from None
+        except FabricError as error:
+            _LOG.warning("agent %s: %s did not take over: %s", alias, target, error.code)
+            raise
+        finally:
+            self._fleet.directory.release(key, reservation)
+        self._telemetry.taken_over()
+        self._fleet.note_holding(key, target, view.epoch, OwnerState.OWNED, lost.group, view)
+
+    def _replica(self, key: AgentKey, lost: Holding) -> NodeName | None:
+        """Choose a replica that holds all that the lost owner acknowledged."""
+        is_owner_known = lost.state is not OwnerState.REPLICA
+        held = [
+            each
+            for each in self._fleet.directory.living(key)
+            if each.state is OwnerState.REPLICA
+            and self._fleet.is_alive(each.node)
+            and (each.is_current(lost) or not is_owner_known)
+        ]
+        takes = {view.name for view in self._fleet.ready()}
+        best = max(held, key=lambda each: (each.epoch, each.node in takes, each.node), default=None)
+        return best.node if best is not None else None
+
+    def _no_replica(self, key: AgentKey, lost: Holding) -> RetryLaterError:
+        others = [h for h in self._fleet.directory.living(key) if h.node != lost.node]
+        older = sorted(held.node for held in others if self._fleet.is_up(held.node))
+        have = (
+            f"the replica on {', '.join(older)} is older"
+            if older
+            else "no other node has a replica"
+        )
+        message = (
+            f"node {lost.node}, which owns agent {key[1]!r}, is lost, and {have}: "
+            "start that node again, or send the agent's next turn with its messages, which "
+            "begins it on another node"
+        )
+        return RetryLaterError(message, retry_after_s=LOST_AGAIN_S, code="owner_lost")

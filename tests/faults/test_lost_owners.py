@@ -1,0 +1,150 @@
+"""Every verb of an agent whose node was killed a moment ago: served, or refused with a time.
+
+The table names every route with an agent in its path, so that a new verb fails until it is listed.
+"""
+
+import json
+import time
+
+import pytest
+
+from router.app import described
+from tests.support.process_fabric import process_fabric
+
+DEADLINE_S = 60.0
+FACT = "The code of the vault is otter lantern quartz."
+SEEN = {200, 201}
+
+BASE = "/v1/agents/{agent}"
+DIRECTIVE = {"directives": [{"message": 0, "replacement": "The code is not for you."}]}
+EARLIER = {"earlier": {"message": 0}, "later": {"message": 2}}
+# What each verb is sent, and what it answers once a replica has taken over.
+VERBS = {
+    ("post", f"{BASE}/directives"): (DIRECTIVE, SEEN),
+    ("get", f"{BASE}/directives"): (None, SEEN),
+    ("delete", f"{BASE}/directives"): (None, SEEN),
+    ("delete", f"{BASE}/directives/{{operation}}"): (None, SEEN),
+    ("post", f"{BASE}/rebuild"): ({}, SEEN),
+    ("post", f"{BASE}/fork"): ({"as": "{agent}-fork"}, SEEN),
+    ("post", f"{BASE}/pin"): ({"pinned": True}, SEEN),
+    ("post", f"{BASE}/share"): ({"scope": "agent"}, SEEN),
+    ("post", f"{BASE}/decay"): ({"after_s": 60}, SEEN),
+    ("delete", f"{BASE}/decay"): (None, SEEN),
+    ("post", f"{BASE}/close"): ({}, SEEN),
+    ("post", f"{BASE}/evict"): ({}, SEEN),
+    ("post", f"{BASE}/supersede"): (EARLIER, SEEN),
+    ("post", f"{BASE}/hibernate"): ({}, SEEN),
+    ("post", f"{BASE}/migrate"): ({"to": "{other}"}, SEEN),
+    ("post", f"{BASE}/replicate"): ({"to": "{other}"}, SEEN),
+    ("post", f"{BASE}/prefetch"): ({}, SEEN),
+    ("delete", f"{BASE}/prefetch"): (None, SEEN),
+    ("post", f"{BASE}/generate"): ({"text": " The code of the vault is", "max_tokens": 4}, SEEN),
+    ("post", f"{BASE}/resume"): (None, {400}),  # without a file: nobody is asked
+    ("get", BASE): (None, SEEN),
+    ("delete", BASE): (None, SEEN),
+}
+OWNERLESS = {("get", BASE), ("delete", BASE), ("post", f"{BASE}/resume")}
+
+
+def spelled(verb):
+    method, path = verb
+    return f"{method}-{path.removeprefix(BASE).strip('/').replace('/', '-') or 'agent'}"
+
+
+def names_of(kind):
+    """Name an agent for each verb: none is taken over by the verb before."""
+    return {verb: f"{kind}-{number}" for number, verb in enumerate(VERBS)}
+
+
+def send(fabric, verb, agent, other):
+    (method, path), (body, _) = verb, VERBS[verb]
+    url = path.format(agent=agent, operation="operation-of-nobody")
+    if body is None:
+        return fabric.http.request(method, url)
+    text = json.dumps(body).replace("{agent}", agent).replace("{other}", other)
+    return fabric.http.request(method, url, json=json.loads(text))
+
+
+def settled(fabric, verb, agent, other="mac-c"):
+    """Repeat a verb as its answers say; return the first that is no 503, or the last one."""
+    until_s = time.monotonic() + DEADLINE_S
+    while True:
+        answer = send(fabric, verb, agent, other)
+        if answer.status_code != 503:
+            return answer
+        assert int(answer.headers["retry-after"]) >= 1
+        message = answer.json()["error"]["message"]
+        assert agent in message, message
+        assert "mac-b" in message, message
+        if time.monotonic() >= until_s or answer.json()["error"]["code"] == "owner_lost":
+            return answer
+        time.sleep(0.2)
+
+
+def said(*, more=()):
+    return [
+        {"role": "user", "content": FACT},
+        {"role": "assistant", "content": "Noted."},
+        {"role": "user", "content": "The code of the vault is"},
+        *more,
+    ]
+
+
+def test_the_table_has_every_route_that_names_an_agent():
+    routes = {
+        (method, path)
+        for path, methods in described()["paths"].items()
+        for method in methods
+        if "{agent}" in path
+    }
+    assert routes == set(VERBS)
+
+
+@pytest.fixture(scope="module")
+def bereaved(tmp_path_factory):
+    """Make agents on mac-b, half of them with a replica on mac-a, and kill mac-b."""
+    folder = tmp_path_factory.mktemp("lost")
+    with process_fabric(folder, "recall", "mac-a", "mac-b", "mac-c") as fabric:
+        fabric.await_agents()
+        home = fabric.chat(said(), agent="first", max_tokens=4)
+        if home.node != "mac-b":
+            fabric.migrate("first", "mac-b")
+        for agent in [*names_of("alone").values(), *names_of("copied").values()]:
+            answer = fabric.http.post("/v1/agents/first/fork", json={"as": agent, "to": "mac-b"})
+            assert answer.status_code == 200, answer.text
+        for agent in names_of("copied").values():
+            body = {"to": "mac-a", "keep": False}
+            answer = fabric.http.post(f"/v1/agents/{agent}/replicate", json=body)
+            assert answer.status_code == 200, answer.text
+        fabric.kill("mac-b")
+        yield fabric
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", VERBS, ids=spelled)
+def test_a_verb_is_served_by_the_replica(bereaved, verb):
+    agent = names_of("copied")[verb]
+    answer = settled(bereaved, verb, agent)
+    assert answer.status_code in VERBS[verb][1], answer.text
+    if verb in OWNERLESS or verb == ("post", f"{BASE}/generate"):
+        return
+    shown = bereaved.http.get(f"/v1/agents/{agent}").json()
+    moved = verb == ("post", f"{BASE}/migrate")
+    assert shown["owner"] == ("mac-c" if moved else "mac-a")
+    assert shown["tokens"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", VERBS, ids=spelled)
+def test_without_a_replica_a_verb_waits_for_the_next_turn(bereaved, verb):
+    agent = names_of("alone")[verb]
+    answer = settled(bereaved, verb, agent)
+    if verb in OWNERLESS:
+        assert answer.status_code in VERBS[verb][1], answer.text
+        return
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "owner_lost")
+    turn = bereaved.chat(said(), agent=agent, max_tokens=4)
+    assert turn.node != "mac-b"
+    other = next(name for name in ("mac-a", "mac-c") if name != turn.node)
+    answer = settled(bereaved, verb, agent, other)
+    assert answer.status_code in VERBS[verb][1], answer.text
