@@ -128,7 +128,7 @@ def routes_of(
         *RunsApi(runs, OpenAiErrors()).routes(),
         *absent_routes(),
         *openapi.openapi_routes(described()),
-        *waiting(named, fleet.meeting, services.takeovers),
+        *waiting(named, fleet.meeting, services.lost_owners),
         *MetricsApi(fleet, services.telemetry).routes(),
     ]
 

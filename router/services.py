@@ -10,12 +10,12 @@ from router.fleet.peer_exchange import PeerExchange
 from router.moves.drains import Drains
 from router.moves.erasures import Erasures
 from router.moves.forks import Forks
+from router.moves.lost_owners import LostOwners
 from router.moves.migrations import Migrations
 from router.moves.newcomers import Newcomers
 from router.moves.prefetches import PrefetchRequests
 from router.moves.recovery import Recovery
 from router.moves.replicas import Replicas
-from router.moves.takeovers import Takeovers
 from router.moves.telling import Telling
 from router.placement.placement import Placement
 from router.telemetry import Telemetry
@@ -36,7 +36,7 @@ class Services:
     drains: Drains
     forks: Forks
     replicas: Replicas
-    takeovers: Takeovers
+    lost_owners: LostOwners
     telling: Telling
     newcomers: Newcomers
     prefetches: PrefetchRequests
@@ -92,7 +92,7 @@ def assemble(
         drains=Drains(fleet, migrations),
         forks=Forks(fleet, migrations, telemetry),
         replicas=replicas,
-        takeovers=Takeovers(fleet, migrations, telemetry),
+        lost_owners=LostOwners(fleet, migrations, telemetry),
         telling=Telling(fleet, replicas),
         newcomers=Newcomers(fleet, migrations, telemetry),
         prefetches=prefetches,

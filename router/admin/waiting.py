@@ -9,7 +9,7 @@ from starlette.routing import Route, request_response
 from router.fleet.meeting import Meeting
 from router.fleet.node_client import NodeLostError
 from router.http.auth import agent_key
-from router.moves.takeovers import Takeovers
+from router.moves.lost_owners import LostOwners
 
 NODES = "/v1/nodes"  # shows who is there now, and who is joining
 
@@ -23,17 +23,17 @@ _OWNERLESS = frozenset(
 )
 
 
-def waiting(routes: Sequence[Route], meeting: Meeting, takeovers: Takeovers) -> list[Route]:
+def waiting(routes: Sequence[Route], meeting: Meeting, lost_owners: LostOwners) -> list[Route]:
     """Let requests of these routes wait for the nodes that a new router has not met.
 
     Those that an agent's owner must answer are served by a replica where the owner is lost.
     """
     for route in routes:
-        route.app = request_response(_met(route.endpoint, route.path, meeting, takeovers))
+        route.app = request_response(_met(route.endpoint, route.path, meeting, lost_owners))
     return list(routes)
 
 
-def _met(endpoint: Endpoint, path: str, meeting: Meeting, takeovers: Takeovers) -> Endpoint:
+def _met(endpoint: Endpoint, path: str, meeting: Meeting, lost_owners: LostOwners) -> Endpoint:
     async def answer(request: Request) -> Response:
         names = request.path_params
         if "node" in names:
@@ -45,10 +45,10 @@ def _met(endpoint: Endpoint, path: str, meeting: Meeting, takeovers: Takeovers) 
         if "agent" not in names or (request.method, path) in _OWNERLESS:
             return await endpoint(request)
         key = agent_key(request)
-        await takeovers.require_owner_up(key)
+        await lost_owners.require_owner_up(key)
         try:
             return await endpoint(request)
         except NodeLostError as error:
-            raise takeovers.unreachable(key, error) from None
+            raise lost_owners.unreachable(key, error) from None
 
     return answer

@@ -25,12 +25,12 @@ from router.moves.attempts import as_retry
 from router.moves.migrations import Migrations
 from router.telemetry import Telemetry
 
-_LOG = logging.getLogger("macfabric.router.takeovers")
+_LOG = logging.getLogger("macfabric.router.lost_owners")
 AGAIN_S = 2.0
 LOST_AGAIN_S = LEASE_S  # of an agent that only its node, or its next turn, brings back
 
 
-class Takeovers:
+class LostOwners:
     """Moves ownership of agents from lost nodes to current replicas."""
 
     def __init__(self, fleet: Fleet, migrations: Migrations, telemetry: Telemetry) -> None:
