@@ -196,10 +196,10 @@ class ProbeBudget:
         return self.credit_s > 0
 
 
-def was_away(steady_s: float, wall_s: float, expected_s: float) -> bool:
+def was_away(steady_s: float, elapsed_s: float, expected_s: float) -> bool:
     """Say whether a machine slept, by how far its clocks went while it meant to wait.
 
-    The steady clock stands still in sleep and the wall clock does not; a stopped process sees
-    both go too far. A wall clock that is set by hand looks like sleep: a few pings too many.
+    The steady clock stands still in sleep, and the one of elapsed time does not; a stopped process
+    sees both go too far. Neither is the wall clock, which people and time servers set.
     """
-    return wall_s - steady_s > SLEEP_JUMP_S or steady_s - expected_s > STALL_S
+    return elapsed_s - steady_s > SLEEP_JUMP_S or steady_s - expected_s > STALL_S

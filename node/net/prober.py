@@ -15,6 +15,7 @@ from fabric.net.interfaces import Interface
 from fabric.net.link_estimate import ProbeBudget, was_away
 from fabric.net.links import Address
 from fabric.ports import Clock
+from node.clock import elapsed_s
 from node.net.interfaces import LISTED_S, MACHINE, Listing
 from node.net.link_table import LinkTable
 from node.net.probe import Measured
@@ -45,6 +46,7 @@ class LinkProber:
         follow: Follow,
         listing: Listing = MACHINE,
         tick_s: float = TICK_S,
+        elapsed_s: Callable[[], float] = elapsed_s,
     ) -> None:
         """Measure by `measure`; tell `follow` of this machine's interfaces when they change."""
         self._table = table
@@ -53,6 +55,7 @@ class LinkProber:
         self._follow = follow
         self._listing = listing
         self._tick_s = tick_s
+        self._elapsed_s = elapsed_s
         self._interfaces = listing.latest()
         self._list_at_s = clock.monotonic_s() + LISTED_S
         self._budget = ProbeBudget()
@@ -80,11 +83,11 @@ class LinkProber:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
-        before = self._clock.monotonic_s(), self._clock.wall_s()
+        before = self._clock.monotonic_s(), self._elapsed_s()
         while not self._is_stopping:
             self._hurry.wait(self._tick_s)
             self._hurry.clear()
-            now = self._clock.monotonic_s(), self._clock.wall_s()
+            now = self._clock.monotonic_s(), self._elapsed_s()
             was_asleep = was_away(now[0] - before[0], now[1] - before[1], self._tick_s)
             before = now
             try:

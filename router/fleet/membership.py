@@ -22,8 +22,10 @@ from fabric.limits import HEARTBEAT_S, LEASE_S, SUSPECT_S, WHOLE_LIST_S
 from fabric.ports import Clock
 from router.fleet.agent_lists import read_list
 from router.fleet.node_client import ControlTransport, NodeLink
+from router.fleet.stall_watch import StallWatch
 
 _LOG = logging.getLogger("macfabric.router.membership")
+PULSE_S_MAX = 600.0  # of a heartbeat whose router stands still again and again
 
 Roster = Callable[[], Awaitable[Mapping[NodeName, ControlTransport]]]
 LinkFactory = Callable[[NodeName, ControlTransport, Callable[[], bool]], NodeLink]
@@ -110,13 +112,13 @@ class Membership:
         self.on_join: CatchUp | None = None
         self.watch: Callable[[Member], None] = lambda _: None  # looks at who may have changed
         self.expired_count = 0  # leases that ran out
-        self._ticked_s: float | None = None  # when `run` last came by; None: it does not run
         self._roster = roster
         self._connect = connect
         self._clock = clock
         self._observer = observer
         self._members: dict[NodeName, Member] = {}
         self._scouting: asyncio.Task[None] | None = None
+        self._stalls = StallWatch(clock, self._forgive_stall)
         self._has_roster = False  # it was read at least once
 
     @property
@@ -130,7 +132,7 @@ class Membership:
     def health(self, name: NodeName) -> LeaseState:
         """Judge a node's lease now; a node never heard of has none."""
         member = self._members.get(name)
-        self._forgive_own_sleep()
+        self._stalls.look()
         silent_s = self._clock.monotonic_s() - member.heartbeat_s if member else LEASE_S
         if silent_s >= LEASE_S:
             return LeaseState.EXPIRED
@@ -222,7 +224,7 @@ class Membership:
 
     async def run(self) -> None:
         """Send every node heartbeats in its rhythm until cancelled; a hung node delays no other."""
-        self._ticked_s = self._clock.monotonic_s()
+        ticking = asyncio.create_task(self._stalls.run(self.heartbeat_s))
         try:
             while True:
                 if self._scouting is None or self._scouting.done():
@@ -232,10 +234,8 @@ class Membership:
                     self.nudge(name)
                 self._count_expired()
                 await asyncio.sleep(self.heartbeat_s)
-                self._forgive_own_sleep()
-                self._ticked_s = self._clock.monotonic_s()
         finally:
-            self._ticked_s = None
+            ticking.cancel()
             await self.close()
 
     async def close(self) -> None:
@@ -256,25 +256,24 @@ class Membership:
                 self.nudge(member.name)
 
     async def _pulse(self, member: Member) -> None:
-        has_answered = await self._describe(member, SUSPECT_S)
+        try:
+            async with self._stalls.patience(SUSPECT_S):
+                has_answered = await self._describe(member, PULSE_S_MAX)
+        except TimeoutError:
+            return
         idle = member.listing is None or member.listing.done()
         # A long list has its own task: it must not hold back the next heartbeat.
         if has_answered and idle and self._has_news(member):
             member.listing = asyncio.create_task(self._list(member))
 
-    def _forgive_own_sleep(self) -> None:
+    def _forgive_stall(self, seconds: float) -> None:
         """Take the time in which this router itself stood still off every node's silence.
 
-        A lid that closed on the router would else end all leases, and with them all owners.
+        A closed lid, or too many requests, would else end all leases, and with them all owners.
         """
         now_s = self._clock.monotonic_s()
-        if self._ticked_s is None or now_s - self._ticked_s < SUSPECT_S:
-            return
-        slept_s = now_s - self._ticked_s
-        _LOG.warning("the router stood still for %.1f s", slept_s)
-        self._ticked_s = now_s
         for member in self._members.values():
-            member.heartbeat_s += slept_s
+            member.heartbeat_s = min(now_s, member.heartbeat_s + seconds)
 
     def _count_expired(self) -> None:
         for member in self._members.values():

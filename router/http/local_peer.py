@@ -18,8 +18,14 @@ _HOST = re.compile(
 )
 _ORIGIN_SCHEMES = ("http://", "https://")
 _OWN_SITES = frozenset({"same-origin", "none"})
-# Whoever speaks for somebody else says so in one of these.
-_PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+# A proxy names the client that it speaks for, or what that asked, in a header of this kind. There
+# is no complete list: each vendor has names of its own.
+_PROXY_HEADER = re.compile(
+    r"via|cdn-loop|x-scheme|x-nginx-proxy|(?:.*-)?forwarded(?:-.*)?|(?:x-original|x-envoy)-.*"
+    r"|(?:.*-)?(?:client|real|connecting|remote|source|user|socket)-?(?:ip|ipv6|addr|address)"
+    r"|(?:cf|fly|fastly|x-vercel|x-arr|x-proxyuser)-.*",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,7 @@ class LocalPeers:
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if client is None or not _is_loopback(client[0]):
             return "it comes from another machine"
-        if any(name in headers for name in _PROXY_HEADERS):
+        if any(_PROXY_HEADER.fullmatch(name.replace("_", "-")) for name in headers):
             return "it comes through a proxy"
         if len(hosts) != 1 or (host := _named(hosts[0].lower())) is None:
             return "its 'Host' header is no host"

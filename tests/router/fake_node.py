@@ -204,9 +204,11 @@ class FakeNode(FakeControl):
                 and (group is None or memory.group == group)
             ):
                 return memory
-        name = group or f"auto-{self.name}-{len(self.memory)}"
+        # As a real node: never the bare name of a group, which another node would give out, too.
+        lead = f"{group}~" if group else "auto-"
+        name = f"{lead}{self.name}-{len(self.memory)}"
         while (asked.tenant, name) in self.memory:
-            name += "~2"
+            name += "+"
         return self._new(asked.tenant, name, self.floor((asked.tenant, name)) + 1, group)
 
     def _claim_agent(self, asked, key):

@@ -52,9 +52,10 @@ def prober():
     """Make probers that are stopped at the end."""
     made = []
 
-    def make(table, measure=CALLER.measure, clock=None, list_now=list, follow=print):
+    def make(table, measure=CALLER.measure, clock=None, list_now=list, follow=print, **options):
         listing = Listing(list_now)
-        made.append(LinkProber(table, measure, clock or SystemClock(), follow, listing, 0.02))
+        clock = clock or SystemClock()
+        made.append(LinkProber(table, measure, clock, follow, listing, 0.02, **options))
         made[-1].start()
         return made[-1]
 
@@ -187,13 +188,16 @@ class SleepyClock(StoppedClock):
 
     def __init__(self):
         super().__init__()
-        self.slept_s = 0.0
+        self.slept_s = self.set_s = 0.0
 
     def monotonic_s(self):
         return time.monotonic()
 
-    def wall_s(self):
+    def elapsed_s(self):
         return time.monotonic() + self.slept_s
+
+    def wall_s(self):
+        return time.monotonic() + self.slept_s + self.set_s
 
 
 def test_sleep_and_a_new_address_try_every_link_anew(prober):
@@ -201,7 +205,14 @@ def test_sleep_and_a_new_address_try_every_link_anew(prober):
     interfaces = []
     table = LinkTable(clock)
     told = []
-    one = prober(table, recorder, clock, lambda: list(interfaces), told.append)
+    one = prober(
+        table,
+        recorder,
+        clock,
+        lambda: list(interfaces),
+        told.append,
+        elapsed_s=clock.elapsed_s,
+    )
     table.set_peers([PeerNode(SOURCE, 1, (loopback(1), loopback(2)))])
 
     def pings():
@@ -219,6 +230,24 @@ def test_sleep_and_a_new_address_try_every_link_anew(prober):
     assert (
         sum(probe_bytes > 0 for _, _, probe_bytes in recorder.asked) == 1
     )  # it took long: then a pause
+
+
+def test_a_wall_clock_that_is_set_doubts_no_link(prober):
+    clock, recorder = SleepyClock(), Recorder()
+    table = LinkTable(clock)
+    prober(table, recorder, clock, elapsed_s=clock.elapsed_s)
+    table.set_peers([PeerNode(SOURCE, 1, (loopback(1),))])
+
+    def pings():
+        return sum(probe_bytes == 0 for _, _, probe_bytes in recorder.asked)
+
+    until(lambda: pings() == 1)
+    for jump_s in (3600.0, -86_400.0, 1e8):
+        clock.set_s += jump_s
+        time.sleep(0.1)
+    assert pings() == 1
+    clock.slept_s += 3600.0  # it does look when the machine slept
+    until(lambda: pings() == 2)
 
 
 def test_a_refused_probe_reaches_the_table(prober):

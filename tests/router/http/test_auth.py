@@ -147,6 +147,44 @@ def test_a_refusal_says_which_setting_would_let_it_in(settings, asked, told):
     assert told in refusal(settings, **asked)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("CF-Connecting-IP", "CF-Ray", "True-Client-IP", "X-Client-IP", "X-Cluster-Client-IP"),
+        *("X-Forwarded", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Server"),
+        *(
+            "X-Original-Forwarded-For",
+            "X-Original-URL",
+            "X-Original-Host",
+            "X-Envoy-External-Address",
+        ),
+        *("Fastly-Client-IP", "Fly-Client-IP", "X-Azure-ClientIP", "X-Appengine-User-IP"),
+        *(
+            "X-Remote-Addr",
+            "X-ProxyUser-IP",
+            "Client-IP",
+            "X-Scheme",
+            "CDN-Loop",
+            "WL-Proxy-Client-IP",
+        ),
+    ],
+)
+def test_a_proxy_is_known_by_any_header_of_its_kind(name):
+    assert caller(OPEN, **{name.replace("-", "_"): "127.0.0.1"}) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("X-Client-Request-Id", "X-Stainless-Lang", "X-App", "X-Agent-ID", "User-Agent"),
+        *("X-Forward-Thinking", "Anthropic-Dangerous-Direct-Browser-Access", "X-Session-Id"),
+        *("OpenAI-Organization", "Originator", "Traceparent", "X-Title", "HTTP-Referer"),
+    ],
+)
+def test_headers_that_clients_send_are_no_proxys(name):
+    assert caller(OPEN, **{name.replace("-", "_"): "1"}) == "default"
+
+
 def test_who_has_set_keys_is_not_told_to():
     assert "--api-key-file" not in refusal(KEYS, host="host.docker.internal")
 
