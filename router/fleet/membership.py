@@ -25,7 +25,7 @@ from router.fleet.node_client import ControlTransport, NodeLink
 from router.fleet.stall_watch import StallWatch
 
 _LOG = logging.getLogger("macfabric.router.membership")
-PULSE_S_MAX = 600.0  # of a heartbeat whose router stands still again and again
+PULSE_TIMEOUT_S = 600.0  # of a heartbeat whose router stands still again and again
 
 Roster = Callable[[], Awaitable[Mapping[NodeName, ControlTransport]]]
 LinkFactory = Callable[[NodeName, ControlTransport, Callable[[], bool]], NodeLink]
@@ -258,7 +258,7 @@ class Membership:
     async def _pulse(self, member: Member) -> None:
         try:
             async with self._stalls.patience(SUSPECT_S):
-                has_answered = await self._describe(member, PULSE_S_MAX)
+                has_answered = await self._describe(member, PULSE_TIMEOUT_S)
         except TimeoutError:
             return
         idle = member.listing is None or member.listing.done()
