@@ -27,6 +27,7 @@ SAID_BEHIND_BYTES_MAX: Final = (
     64 * KIB
 )  # behind a message's end in which the next one is looked for
 EDITS_NOTED_MAX: Final = 64  # of one agent, the newest
+LENDERS_MAX: Final = 256  # whose rows one record holds: it borrows of no more
 EDITS_SHOWN_MAX: Final = 8  # of those, in an agent's view, which heartbeats carry
 EDIT_CHUNKS_MAX: Final = 1 << 14  # special tokens of one prompt that is compared for edits
 EDIT_KEPT_TOKENS_MIN: Final = 16  # fewer are computed sooner than they are moved

@@ -47,6 +47,7 @@ from node.store.tombstones import TombstoneStore
 from node.store.warm_start import WarmStart
 from node.tiers.agent_records import AgentRecords
 from node.tiers.agent_removal import AgentRemoval
+from node.tiers.derived_memory import DerivedMemory
 from node.tiers.directing import Directing
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.disk_tier import DiskSurvey
@@ -291,7 +292,12 @@ def _moves(
 def _erasing(ground: Ground, health: Health, tiers: _Tiers, end: IncomingEnd) -> Erasing:
     identity, store, erased = ground.identity, ground.store, ground.erased
     removal = AgentRemoval(
-        tiers.records, ground.transfers.offers, tiers.prefetches, end.forget_agent, tiers.leases
+        tiers.records,
+        ground.transfers.offers,
+        tiers.prefetches,
+        end.forget_agent,
+        tiers.leases,
+        DerivedMemory(tiers.records, erased, tiers.prefetches),
     )
     folders = ErasedFolders(
         identity.config.data_dir,
@@ -329,7 +335,7 @@ def _turns(
     )
     workers, clock = ground.workers, ground.clock
     edited = EditedPrefixes(store, workers, clock)
-    borrowed = BorrowedSpans(identity, store, workers, clock, table, tokenizer)
+    borrowed = BorrowedSpans(identity, store, ground.erased, workers, clock, table, tokenizer)
     prefixes = Prefixes(
         identity,
         store,

@@ -195,7 +195,7 @@ class NodeService:
         self.phase = "recovering the disk"
         disk, erased = self._open_disks(loaded)
         blocks = BlockStore(disk, model.spec, model.fingerprint)
-        manifests = ManifestStore(disk, config.cluster_key, erased.epoch_of)
+        manifests = ManifestStore(disk, config.cluster_key, erased.epoch_of, erased.is_derived)
         store = AgentStore(blocks, manifests, config.cluster_key, model.fingerprint, model.spec)
         service_time = ServiceTime(config.name, clock, config.data_dir.expanduser())
         rules = config.settings.rules

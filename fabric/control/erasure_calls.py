@@ -40,6 +40,8 @@ class EraseReceipt:
     record_removed: bool = False  # text, tokens and the list of blocks
     quarantined_removed: bool = False  # a record that had failed a check
     other_models: RemovedElsewhere = RemovedElsewhere()
+    derived_agents: int = 0  # others that had borrowed of it: what came of that went, too
+    derived_tokens: int = 0  # of their memory; it is computed anew
     tombstone: Tombstone | None = None  # on disk from now on; none: in memory, and tried again
 
 

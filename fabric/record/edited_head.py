@@ -17,6 +17,7 @@ from typing import Final
 from fabric.codec import left_out
 from fabric.ids import BLOCK_HASH_BYTES, BlockHash
 from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS, EDITS_NOTED_MAX
+from fabric.record.lenders import ANY_LENDER, Lender, are_too_many
 from fabric.record.piece_table import PieceTable
 from fabric.u32s import U32s
 
@@ -60,6 +61,16 @@ class EditedHead:
     exact_tokens: int
     origins: tuple[Origin, ...]  # of the head's pieces, in order
     notes: tuple[EditNote, ...] = ()  # the newest, oldest first
+    lenders: tuple[Lender, ...] | None = field(default=None, metadata=left_out())
+
+    @property
+    def known_lenders(self) -> tuple[Lender, ...]:
+        """Return whose rows it borrowed; any agent's where an earlier version did not note it."""
+        if self.lenders is not None:
+            return self.lenders
+        may_borrow = len(self.notes) == EDITS_NOTED_MAX  # an older note may be gone
+        has_borrowed = may_borrow or any(note.is_borrowed for note in self.notes)
+        return (ANY_LENDER,) if has_borrowed else ()
 
     def problem(self, pieces: PieceTable, tokens: U32s) -> str | None:
         """Say why it cannot be the head of `pieces`, which hold `tokens`; None if it can."""
@@ -71,6 +82,9 @@ class EditedHead:
             return "its head has too many parts"
         if not all(note.is_sound for note in self.notes):
             return "an edit's note is out of range"
+        lenders = self.lenders or ()
+        if are_too_many(lenders) or not all(lender.is_sound for lender in lenders):
+            return "its lenders are out of range"
         return self._pieces_problem(pieces, tokens)
 
     def _pieces_problem(self, pieces: PieceTable, tokens: U32s) -> str | None:
@@ -103,7 +117,8 @@ class EditedHead:
     def _cut(self, pieces: PieceTable, tokens_count: int, exact_tokens: int) -> "EditedHead | None":
         if not tokens_count:
             return None
-        return EditedHead(tokens_count, exact_tokens, self.origins[: len(pieces)], self.notes)
+        origins = self.origins[: len(pieces)]
+        return EditedHead(tokens_count, exact_tokens, origins, self.notes, self.lenders)
 
 
 def dropped_digest(salt: bytes, dropped: bytes) -> str:

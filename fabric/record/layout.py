@@ -20,8 +20,9 @@ from fabric.kvcache.block_chain import BlockSpan, EditLineage, block_spans
 from fabric.kvcache.hashing import LINEAGE_BYTES, block_hash, edited_parent
 from fabric.kvcache.shift import Shift
 from fabric.kvcache.window_grid import WindowGrid
-from fabric.limits import AGENT_TOKENS_MAX
+from fabric.limits import AGENT_TOKENS_MAX, EDITS_NOTED_MAX
 from fabric.record.edited_head import EditedHead, EditNote, Origin, noted
+from fabric.record.lenders import Lender
 from fabric.record.manifest import Manifest
 from fabric.record.piece_table import Piece, PieceTable
 from fabric.u32s import U32s
@@ -61,6 +62,7 @@ class Layout:
     head_tokens: int
     exact_tokens: int
     notes: tuple[EditNote, ...] = ()
+    lenders: tuple[Lender, ...] = ()  # whose rows are among them, or had a part in computing them
 
     @property
     def tokens_count(self) -> int:
@@ -140,7 +142,8 @@ class Layout:
         """Return its first `tokens_count` tokens."""
         head = min(self.head_tokens, tokens_count)
         parts = tuple(_sliced(self, 0, tokens_count, 0))
-        return Layout(parts, head, min(self.exact_tokens, head), self.notes)
+        exact = min(self.exact_tokens, head)
+        return Layout(parts, head, exact, self.notes, self.lenders)
 
     def parts_of(self, start: int, end: int, shift: int) -> tuple[Part, ...]:
         """Return what there is of the tokens `start:end`, `shift` further behind."""
@@ -166,7 +169,8 @@ class Layout:
             parts += _sliced(self, move.start, move.end, move.new_start - move.start)
             end = move.new_end
         exact = min(self.exact_tokens, moves[0].end) if self.head_tokens else moves[0].end
-        return Layout(tuple(joined_parts(parts)), end, exact, noted(self.notes, notes))
+        notes = noted(self.notes, notes)
+        return Layout(tuple(joined_parts(parts)), end, exact, notes, self.lenders)
 
 
 def layout_of(record: Manifest, named: Sequence[tuple[BlockRef, BlockSpan]]) -> Layout:
@@ -184,7 +188,8 @@ def layout_of(record: Manifest, named: Sequence[tuple[BlockRef, BlockSpan]]) -> 
     head = record.edited
     if head is None:
         return Layout(tuple(parts), 0, 0)
-    return Layout(tuple(parts), head.tokens_count, head.exact_tokens, head.notes)
+    lenders = head.known_lenders
+    return Layout(tuple(parts), head.tokens_count, head.exact_tokens, head.notes, lenders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +237,14 @@ class NamedHead:
                 pieces.append(part.piece)
                 origins.append(part.origin)
         layout = self.layout
-        head = EditedHead(layout.head_tokens, layout.exact_tokens, tuple(origins), layout.notes)
+        head = EditedHead(
+            layout.head_tokens,
+            layout.exact_tokens,
+            tuple(origins),
+            layout.notes,
+            # Absent would mean that nothing is known where there are many notes.
+            layout.lenders if layout.lenders or len(layout.notes) == EDITS_NOTED_MAX else None,
+        )
         return PieceTable(tuple(pieces)), head
 
 

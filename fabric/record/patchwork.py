@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fabric.kvcache.arrangement import Move
 from fabric.record.edited_head import EditNote, noted
 from fabric.record.layout import Held, Hole, Layout, Part, joined_parts
+from fabric.record.lenders import Lender, merge_lenders
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,12 @@ def own_part(part: Part) -> Part:
     return part
 
 
-def patched(base: Layout, patches: Sequence[Patch], notes: Sequence[EditNote] = ()) -> Layout:
+def patched(
+    base: Layout,
+    patches: Sequence[Patch],
+    notes: Sequence[EditNote] = (),
+    lenders: Sequence[Lender] = (),
+) -> Layout:
     """Return a layout with patches in its holes and behind it, in order, and holes between."""
     placed: list[tuple[int, tuple[Part, ...]]] = [
         (start, (part,)) for start, _, part in base.placed() if isinstance(part, Held)
@@ -51,7 +57,9 @@ def patched(base: Layout, patches: Sequence[Patch], notes: Sequence[EditNote] = 
         parts += held
         end = start + _tokens(held)
     exact = base.exact_tokens if base.head_tokens else base.arrangement.tokens_count
-    return Layout(tuple(joined_parts(parts)), end, exact, noted(base.notes, notes))
+    notes = noted(base.notes, notes)
+    lenders = merge_lenders(base.lenders, lenders)
+    return Layout(tuple(joined_parts(parts)), end, exact, notes, lenders)
 
 
 def _tokens(parts: Iterable[Part]) -> int:

@@ -54,13 +54,18 @@ class Tombstone:
         return self.epoch, self.erased_s
 
 
+def tenant_digest(cluster_key: bytes, tenant: TenantId) -> str:
+    """Name a tenant as its tombstones do."""
+    name = blake2b(tenant.encode(), digest_size=16, key=cluster_key, person=b"mf-erased")
+    return name.hexdigest()
+
+
 def tombstone(
     cluster_key: bytes, tenant: TenantId, agent: AgentId, epoch: int, erased_s: float
 ) -> Tombstone:
     """Name an erased agent's records up to `epoch`; raise RejectedError for one that none has."""
-    who = blake2b(tenant.encode(), digest_size=16, key=cluster_key, person=b"mf-erased")
     name = agent_digest(cluster_key, tenant, agent)
-    return Tombstone(name, who.hexdigest(), epoch, erased_s)
+    return Tombstone(name, tenant_digest(cluster_key, tenant), epoch, erased_s)
 
 
 class Tombstones:

@@ -5,6 +5,7 @@ pieces   [ good )[ good )[ lost )[ good )   ->   [ good )[ good )
 
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from itertools import accumulate
 
 from fabric.kvcache.block import BlockRef
 from fabric.record.manifest import Manifest, Placed
@@ -46,6 +47,15 @@ def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manife
         if is_whole
         else replace(record.provenance, truncated_by=TruncatedBy.FSCK),
     )
+
+
+def without_edited(record: Manifest) -> Manifest:
+    """Leave out everything from the first piece on that an edit had a part in."""
+    exact = record.edited.exact_tokens if record.edited is not None else record.tokens_count
+    ends = accumulate(piece.tokens_count for piece in record.pieces)
+    edited = [p.block for p, end in zip(record.pieces, ends, strict=True) if end > exact]
+    cut = truncate_record(record, set(edited))
+    return replace(cut, edited=None) if cut.edited is not None else cut
 
 
 def _within(

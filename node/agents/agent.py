@@ -14,6 +14,7 @@ from fabric.limits import EDITS_SHOWN_MAX
 from fabric.record.directive import live
 from fabric.record.edited_head import EditedHead
 from fabric.record.layout import Layout
+from fabric.record.lenders import Lender
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, Transcript
 from node.agents.outgoing import OutgoingMove, OutgoingState, Successor
@@ -28,6 +29,7 @@ class LiveTurn(Protocol):
     """What others may do to the turn that an agent is in."""
 
     saved: asyncio.Event
+    lenders: tuple[Lender, ...]  # whose rows its cache borrowed
 
     def cancel(self) -> None:
         """End it as if its client had hung up."""
@@ -156,6 +158,15 @@ class Agent:
     def edited(self) -> Layout | EditedHead | None:
         """Return what is known of edits that the cache was kept behind, if there were any."""
         return self.layout or (self.saved.edited if self.saved is not None else None)
+
+    @property
+    def lenders(self) -> tuple[Lender, ...]:
+        """Return whose rows its cache borrowed, or its running turn's."""
+        running = self.turn.lenders if self.turn is not None else ()
+        if self.layout is not None:
+            return (*self.layout.lenders, *running)
+        head = self.saved.edited if self.saved is not None else None
+        return (*(head.known_lenders if head is not None else ()), *running)
 
     @property
     def exact_tokens(self) -> int:

@@ -30,6 +30,7 @@ from fabric.record.hibernation_file import (
 )
 from fabric.record.manifest import OwnerState, decode_manifest
 from fabric.record.rekey import RekeyedRecord, owned_anew, rekeyed
+from fabric.record.truncate import without_edited
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.runtime.health import Health
@@ -232,6 +233,10 @@ class Import:
         served = parts.service_time.stamp()
         owned = replace(owned, provenance=replace(owned.provenance, served=served))
         previous = agent.saved
+        if parts.erased.is_derived(owned):
+            owned = without_edited(owned)
+            unneeded = set(self._stored).difference(owned.refs)
+            parts.records.store.blocks.abandon(unneeded)
         self._stored = []  # publishing takes the pins, whether it succeeds or not
         await parts.records.publish(owned, previous)
         first = len(owned.edited.origins) if owned.edited is not None else 0

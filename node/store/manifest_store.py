@@ -13,11 +13,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from fabric.errors import UNDECIDED, CorruptDataError, StaleEpochError
+from fabric.errors import UNDECIDED, CorruptDataError, RetryLaterError, StaleEpochError
 from fabric.ids import AgentKey
 from fabric.kvcache.hashing import agent_digest
 from fabric.limits import MANIFEST_BYTES_MAX
 from fabric.record.manifest import Manifest, decode_manifest, encode_manifest
+from fabric.record.truncate import without_edited
 from node.store.block_files import BlockDisk
 from node.store.posix_disk import DiskError
 
@@ -34,9 +35,17 @@ class ManifestStore:
     """The latest record of each agent of one node."""
 
     def __init__(
-        self, disk: BlockDisk, cluster_key: bytes, erased: Callable[[str], int] = lambda _: 0
+        self,
+        disk: BlockDisk,
+        cluster_key: bytes,
+        erased: Callable[[str], int] = lambda _: 0,
+        is_derived: Callable[[Manifest], bool] = lambda _: False,
     ) -> None:
-        """Keep records on `disk`; `erased` tells by an agent's digest which epochs must go."""
+        """Keep records on `disk`; `erased` tells by an agent's digest which epochs must go.
+
+        `is_derived` tells whether a record's memory came of an agent that is erased.
+        """
+        self._is_derived = is_derived
         self._erased = erased
         self._disk = disk
         self._cluster_key = cluster_key
@@ -56,6 +65,9 @@ class ManifestStore:
         if self._is_erased(name, manifest):
             message = "the agent was erased"
             raise StaleEpochError(message, code="erased")
+        if self._is_derived(manifest):
+            message = "the memory came of an agent that was erased; send the turn again"
+            raise RetryLaterError(message, code="lender_erased")
         raw = encode_manifest(manifest)
         version = (manifest.epoch, manifest.revision)
         with self._lock:
@@ -106,8 +118,15 @@ class ManifestStore:
                     self._disk.remove(name)
                     self.erased_count += 1
                 elif manifest is not None:
-                    loaded.append(manifest)
+                    loaded.append(self._without_derived(name, manifest))
         return loaded
+
+    def _without_derived(self, name: str, manifest: Manifest) -> Manifest:
+        if not self._is_derived(manifest):
+            return manifest
+        kept = without_edited(manifest)
+        self._disk.publish(name, [encode_manifest(kept)])
+        return kept
 
     def remove(self, key: AgentKey) -> bool:
         """Remove an agent's record durably; return whether there was one."""

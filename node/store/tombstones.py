@@ -14,11 +14,14 @@ from fabric.errors import CorruptDataError, StaleEpochError
 from fabric.ids import AgentId, TenantId
 from fabric.kvcache.hashing import agent_digest
 from fabric.limits import TOMBSTONE_BYTES_MAX
+from fabric.record.lenders import Lender, has_erased_lender
+from fabric.record.manifest import Manifest
 from fabric.record.tombstone import (
     Tombstone,
     Tombstones,
     decode_tombstone,
     encode_tombstone,
+    tenant_digest,
 )
 from node.store.posix_disk import DiskError, PosixDisk
 
@@ -79,6 +82,22 @@ class TombstoneStore:
     def digest(self, tenant: TenantId, agent: AgentId) -> str:
         """Name an agent as its tombstone and its record's file do."""
         return agent_digest(self._cluster_key, tenant, agent)
+
+    def has_erased_lender(self, tenant: TenantId, lenders: Iterable[Lender]) -> bool:
+        """Return whether a tenant's memory came of an agent that is erased."""
+        lenders = tuple(lenders)
+        if not lenders or not len(self._all):
+            return False
+        has_erasures = False
+        if any(lender.is_any for lender in lenders):
+            name = tenant_digest(self._cluster_key, tenant)
+            has_erasures = any(item.tenant == name for item in self.all)
+        return has_erased_lender(lenders, self.epoch_of, has_erasures=has_erasures)
+
+    def is_derived(self, record: Manifest) -> bool:
+        """Return whether a record's memory came of an agent that is erased."""
+        head = record.edited
+        return head is not None and self.has_erased_lender(record.tenant, head.known_lenders)
 
     def floor(self, tenant: TenantId, agent: AgentId) -> int:
         """Return up to which epoch an agent is erased; 0: it is not."""

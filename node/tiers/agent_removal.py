@@ -7,6 +7,7 @@ from fabric.ids import AgentKey
 from fabric.kvcache.block import BlockRef
 from node.agents.agent import Agent
 from node.tiers.agent_records import AgentRecords
+from node.tiers.derived_memory import DerivedMemory
 from node.tiers.prefetch import Prefetches
 from node.tiers.span_leases import SpanLeases
 from node.transfer.offer_book import OfferBook
@@ -21,6 +22,7 @@ class AgentRemoval:
     prefetches: Prefetches
     forget_incoming: Callable[[AgentKey], Awaitable[bool]]
     leases: SpanLeases
+    derived: DerivedMemory
 
     async def forget_moves(self, key: AgentKey) -> bool:
         """Let go of what a move without its router brought of the agent, or lets others fetch."""

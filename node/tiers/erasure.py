@@ -23,7 +23,7 @@ from fabric.control.erasure_calls import (
     ShareErasures,
 )
 from fabric.errors import FabricError, TooLargeError
-from fabric.ids import AgentKey, OperationId
+from fabric.ids import AgentKey, OperationId, TenantId
 from fabric.limits import ERASE_CALLS_MAX, TOMBSTONES_MAX
 from fabric.record.tombstone import Tombstone, tombstone
 from node.agents.agent_table import AgentTable
@@ -33,6 +33,7 @@ from node.store.agent_store import AgentStore
 from node.store.posix_disk import DiskError
 from node.store.tombstones import TombstoneStore
 from node.tiers.agent_removal import AgentRemoval
+from node.tiers.derived_memory import DroppedMemory
 from node.tiers.erased_folders import ErasedFolders
 
 T = TypeVar("T")
@@ -159,6 +160,7 @@ class Erasing:
         others = await part(lambda: self._folders.erase(digest), otherwise=RemovedElsewhere())
         refs, was_here = await self._removal.remove(key, epoch)
         unknown = await part(lambda: store.erase_unknown(key), otherwise=0)
+        derived = await self._drop_derived(key[0], refused)
         blocks = await self._workers.run(lambda: store.erase_blocks(refs))
         # What it waited for may have found a block damaged meanwhile.
         await part(lambda: store.erase_quarantined(key), otherwise=False)
@@ -166,7 +168,12 @@ class Erasing:
             raise refused[0]
         return EraseReceipt(
             self._health.name,
-            existed=was_here or was_coming or unknown > 0 or quarantined or others.records > 0,
+            existed=was_here
+            or was_coming
+            or unknown > 0
+            or quarantined
+            or others.records > 0
+            or derived.agents > 0,
             blocks_removed=blocks.blocks_removed,
             bytes_removed=blocks.bytes_removed,
             blocks_kept_shared=blocks.blocks_kept_shared,
@@ -174,7 +181,16 @@ class Erasing:
             record_removed=bool(refs) or unknown > 0,
             quarantined_removed=quarantined,
             other_models=others,
+            derived_agents=derived.agents,
+            derived_tokens=derived.tokens,
         )
+
+    async def _drop_derived(self, tenant: TenantId, refused: list[Exception]) -> DroppedMemory:
+        try:
+            return await self._removal.derived.drop(tenant)
+        except (FabricError, OSError) as error:
+            refused.append(error)
+            return DroppedMemory()
 
     # --- all that tombstones name ------------------------------------------------------------
 
@@ -211,6 +227,7 @@ class Erasing:
             if agent.manifest.epoch <= epoch:
                 await self._removal.forget_moves(agent.key)
                 count += (await self._removal.remove(agent.key, epoch))[1]
+        await self._removal.derived.drop()
         count += await in_worker(store.erase_unknown)
         await in_worker(store.blocks.sweep)
         await in_worker(lambda: store.erase_all_quarantined(is_sure=is_sure or count > 0))

@@ -7,7 +7,7 @@ They were computed behind something else, so this serves only turns that ask for
 behind an edit does, and the first tokens of each run are computed anew.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -20,6 +20,7 @@ from fabric.limits import EDIT_SINK_TOKENS, EDITED_PIECES_MAX, SPAN_KEPT_TOKENS_
 from fabric.ports import Clock
 from fabric.record.edited_head import EditNote, Origin, dropped_digest
 from fabric.record.layout import Held, Layout
+from fabric.record.lenders import Lender, are_too_many, merge_lenders
 from fabric.record.manifest import Manifest
 from fabric.record.patchwork import Patch, own_part, patched
 from fabric.record.piece_table import Piece
@@ -36,6 +37,7 @@ from node.runtime.identity import NodeIdentity
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.available_blocks import AvailableBlocks
+from node.store.tombstones import TombstoneStore
 from node.turn.prepared import NOT_MADE, CachedPrefix, Prepared
 
 _NOTHING = Layout((), 0, 0)
@@ -56,6 +58,7 @@ class BorrowedSpans:
 
     identity: NodeIdentity
     store: AgentStore
+    erased: TombstoneStore
     workers: Workers
     clock: Clock
     table: AgentTable
@@ -180,10 +183,20 @@ class BorrowedSpans:
             if run.source in layouts
         ]
         kept = sum(patch.move.end - patch.move.start for patch in patches)
-        whole = patched(base, patches, self._noted(tenant, patches)) if patches else base
-        if len(whole.parts) > EDITED_PIECES_MAX:
+        lenders = self._lenders(records[run.source] for run in runs)
+        notes = self._noted(tenant, patches)
+        whole = patched(base, patches, notes, lenders) if patches else base
+        if len(whole.parts) > EDITED_PIECES_MAX or are_too_many(whole.lenders):
             return _Found(base, 0, 0)
         return _Found(whole, kept, len(patches))
+
+    def _lenders(self, records: Iterable[Manifest]) -> tuple[Lender, ...]:
+        """Return the agents of records, and all that these borrowed of."""
+        lenders = []
+        for record in records:
+            lenders.append(Lender(self.erased.digest(*record.key), record.epoch))
+            lenders += record.edited.known_lenders if record.edited is not None else ()
+        return merge_lenders(lenders)
 
     def _layouts(self, records: Mapping[AgentKey, Manifest]) -> Iterator[tuple[AgentKey, Layout]]:
         for key, record in records.items():

@@ -16,6 +16,8 @@ from fabric.ids import AgentKey, MigrationId
 from fabric.limits import AGENT_TURNS_WAITING_MAX
 from fabric.record.answers import Answers
 from fabric.record.directive import Directive, live
+from fabric.record.layout import Layout
+from fabric.record.lenders import Lender
 from fabric.record.manifest import OwnerState
 from fabric.record.wishes import Wishes
 from fabric.turn.generation import GenerateRequest, IdentityKind
@@ -188,6 +190,21 @@ class Claims:
             return StaleEpochError(message, code="erased")
         message = f"another node took the agent over at epoch {agent.outgoing.fence}"
         return StaleEpochError(message, code="fenced")
+
+    def lenders(self, agent: Agent, layout: Layout | None) -> tuple[Lender, ...]:
+        """Return whose rows a turn's cache borrowed; raise RetryLaterError if one is erased."""
+        lenders = (*agent.lenders, *(layout.lenders if layout is not None else ()))
+        gone = self.lender_gone(agent, lenders)
+        if gone is not None:
+            raise gone
+        return lenders
+
+    def lender_gone(self, agent: Agent, lenders: Sequence[Lender]) -> RetryLaterError | None:
+        """Return why memory that came of an erased agent is not used; None if there is none."""
+        if not self.erased.has_erased_lender(agent.key[0], lenders):
+            return None
+        message = "the memory came of an agent that was erased; send the turn again"
+        return RetryLaterError(message, code="lender_erased")
 
     async def _own(self, agent: Agent, asked: int, erased_epoch: int) -> None:
         """Raise unless this node may serve the agent at the epoch the directory asked for."""

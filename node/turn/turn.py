@@ -15,6 +15,7 @@ from fabric.errors import FabricError, HungUpError, RejectedError, StaleEpochErr
 from fabric.ids import MigrationId
 from fabric.limits import STREAM_EVENTS_MAX
 from fabric.record.directive import Directive
+from fabric.record.lenders import Lender
 from fabric.record.manifest import Manifest
 from fabric.turn.generation import (
     CacheTier,
@@ -78,6 +79,7 @@ class Turn:
         self._is_saving = False
         self.saved = asyncio.Event()  # its record is published, or nothing more comes of it
         self._saver: Saver | None = None
+        self.lenders: tuple[Lender, ...] = ()  # whose rows its cache borrowed
         self._shown = ShownAnswer()
         self._directed = Directed(request)  # as directives have it
         self.task = asyncio.create_task(self._run())
@@ -224,6 +226,7 @@ class Turn:
             )
         parts.prompts.check_plan(request, made)
         prepared = await parts.prefixes.prepare(agent, made, request)
+        self.lenders = parts.claims.lenders(agent, prepared.layout)
         events: asyncio.Queue[SequenceEvent] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -271,9 +274,10 @@ class Turn:
         if isinstance(ended, Broke):
             await saver.abandon()
             raise ended.error
-        if agent.outgoing.fence > epoch:
+        gone = self._parts.claims.lender_gone(agent, self.lenders)
+        if gone is not None or agent.outgoing.fence > epoch:
             await saver.abandon()
-            raise self._fenced(agent)
+            raise gone or self._fenced(agent)
         resume = self._show_sampled(sequence, ended) if ended.is_handover else None
         if ended.reason is None and is_unchanged(agent, sequence, prepared):
             await saver.abandon()

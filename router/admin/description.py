@@ -98,6 +98,8 @@ SCHEMAS: Final[dict[str, Schema]] = {
         blocks_removed=integer(),
         bytes_removed=integer(),
         blocks_kept_shared=integer(),
+        derived_agents=integer(),
+        derived_tokens=integer(),
         unreachable=array(text()),
         remembered=array(text()),
     ),

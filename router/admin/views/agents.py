@@ -95,6 +95,8 @@ def erasure_row(erasure: Erasure) -> Row:
         "blocks_removed": blocks_removed + sum(other["blocks"] for other in others),
         "bytes_removed": bytes_removed + sum(other["bytes"] for other in others),
         "blocks_kept_shared": sum(item["blocks_kept_shared"] for item in receipts),
+        "derived_agents": sum(item["derived_agents"] for item in receipts),
+        "derived_tokens": sum(item["derived_tokens"] for item in receipts),
         "unreachable": list(erasure.unreachable),
         # Whose disk holds that it was erased, and so tells whoever was away.
         "remembered": [r.node for r in erasure.receipts if r.tombstone is not None],

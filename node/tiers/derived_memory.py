@@ -1,0 +1,72 @@
+"""Drop what agents computed from the rows of one that is erased.
+
+lender    [ erased                 ]
+borrower  [ its own )[ borrowed )[ computed behind them )
+left      [ its own )
+"""
+
+import logging
+from dataclasses import dataclass, replace
+
+from fabric.ids import TenantId
+from fabric.record.truncate import without_edited
+from node.agents.agent import Agent
+from node.store.tombstones import TombstoneStore
+from node.tiers.agent_records import AgentRecords
+from node.tiers.prefetch import Prefetches
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedMemory:
+    """How much of other agents' memory an erasure took."""
+
+    agents: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedMemory:
+    """The memory of one node's agents that came of others; for its event loop."""
+
+    records: AgentRecords
+    erased: TombstoneStore
+    prefetches: Prefetches
+
+    async def drop(self, tenant: TenantId | None = None) -> DroppedMemory:
+        """Drop what came of erased agents, of one tenant or all. Raise DiskError."""
+        agents = tokens = 0
+        for agent in list(self.records.table):
+            if tenant in (None, agent.key[0]) and self._is_derived(agent):
+                count = await self._drop(agent)
+                agents, tokens = agents + (count > 0), tokens + count
+        return DroppedMemory(agents, tokens)
+
+    def _is_derived(self, agent: Agent) -> bool:
+        lenders = agent.lenders
+        return bool(lenders) and self.erased.has_erased_lender(agent.key[0], lenders)
+
+    async def _drop(self, agent: Agent) -> int:
+        """Drop one agent's derived memory; return of how many tokens."""
+        records, table = self.records, self.records.table
+        if agent.turn is not None:
+            agent.turn.cancel()
+        await self.prefetches.stop(agent)
+        async with agent.turn_lock:
+            if table.get(agent.key) is not agent or not self._is_derived(agent):
+                return 0
+            count = agent.manifest.tokens_count - agent.exact_tokens
+            agent.cache = None
+            word, saved = agent.manifest, agent.saved
+            if saved is None:  # only memory had it
+                agent.was_evicted = True
+                table.remove(agent.key)
+                return count
+            kept = without_edited(saved)
+            kept = replace(kept, epoch=word.epoch, owner=word.owner, state=word.state)
+            await records.republish(agent, kept)
+            assert agent.saved is not None, "it was just published"
+            agent.note_saved(agent.saved, ())
+            records.hot.note()
+            return count

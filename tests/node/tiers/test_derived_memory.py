@@ -1,0 +1,154 @@
+"""An erasure takes what others computed from the erased agent's rows, in every form."""
+
+from dataclasses import replace
+
+import pytest
+
+from fabric.control.erasure_calls import KnownErasures, ShareErasures
+from fabric.record.lenders import Lender
+from tests.node.turn.test_borrowed_spans import (
+    ANYWHERE,
+    FIRST,
+    OTHER,
+    SECOND,
+    agent_of,
+    ask,
+    grown,
+    on_loop,
+    words,
+)
+from tests.support.copies import fork, replicate
+from tests.support.erasures import erase
+from tests.support.hibernation import hibernate, resume
+from tests.support.services import call, migrate, running
+from tests.support.tiny_models import SHALLOW, write_model
+
+MORE = words(52, 9)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", SHALLOW))
+
+
+def lend(service, borrower="b"):
+    """Let one agent read documents and another borrow them; return what it is asked next."""
+    ask(service, FIRST, agent="a")
+    reply = ask(service, SECOND, agent=borrower, edits=ANYWHERE)
+    assert reply.admitted.match == "spans"
+    return grown(SECOND, reply.text, MORE)
+
+
+def check_forgotten(service, asked, agent="b", epoch=0):
+    """Ask as if it still had the memory: it answers as an agent that never had any."""
+    assert agent_of(service, agent).saved.edited is None
+    reply = ask(service, asked, agent=agent, edits=ANYWHERE, epoch=epoch)
+    cold = ask(service, asked, agent="cold", tenant=OTHER)
+    assert reply.admitted.amortized_tokens == 0
+    assert reply.text == cold.text
+
+
+def test_hot_memory_and_the_record_go_and_the_receipt_counts_them(tmp_path, model):
+    with running(tmp_path, model) as service:
+        asked = lend(service)
+        ask(service, words(9, 90), agent="other")
+        borrower, other = agent_of(service, "b"), agent_of(service, "other")
+        refs, before = set(borrower.saved.refs), other.saved
+        tokens = borrower.manifest.tokens_count - borrower.exact_tokens
+        receipt = erase(service, "a")
+        assert (receipt.derived_agents, receipt.derived_tokens) == (1, tokens)
+        assert borrower.cache is None
+        assert other.saved is before
+        gone = refs - set(borrower.saved.refs)
+        assert gone
+        assert set(service.node.store.blocks.missing(gone)) == gone
+        check_forgotten(service, asked)
+
+
+def test_it_is_gone_after_a_restart(tmp_path, model):
+    with running(tmp_path, model) as service:
+        asked = lend(service)
+        erase(service, "a")
+    with running(tmp_path, model) as service:
+        check_forgotten(service, asked)
+
+
+def test_who_borrowed_of_the_borrower_loses_it_too(tmp_path, model):
+    with running(tmp_path, model) as service:
+        asked = lend(service)
+        third = [SECOND[0], *SECOND[2:3], SECOND[1], SECOND[3], SECOND[-1]]
+        reply = ask(service, third, agent="c", edits=ANYWHERE)
+        assert reply.admitted.match == "spans"
+        assert len(agent_of(service, "c").lenders) == 2
+        assert erase(service, "a").derived_agents == 2
+        exact = agent_of(service, "c").saved
+        assert exact.edited is None
+        # What `c` computed of its own text stays, and may be borrowed again.
+        again = ask(service, asked, agent="b", edits=ANYWHERE)
+        assert 0 < again.admitted.amortized_tokens <= exact.tokens_count
+        lender = Lender(service.node.store._manifests.digest(exact.key), 1)
+        assert agent_of(service, "b").lenders == (lender,)
+
+
+def test_another_agents_erasure_takes_nothing(tmp_path, model):
+    with running(tmp_path, model) as service:
+        lend(service)
+        ask(service, words(9, 90), agent="other")
+        before = agent_of(service, "b").saved
+        assert erase(service, "other").derived_agents == 0
+        assert agent_of(service, "b").saved is before
+
+
+def test_a_fork_a_replica_and_what_moved_lose_it_too(tmp_path, model):
+    with (
+        running(tmp_path / "a", model, name="node-a") as source,
+        running(tmp_path / "b", model, name="node-b") as target,
+    ):
+        asked = lend(source)
+        fork(source, target, "b", "forked")
+        replicate(source, target, "b")
+        lend(source, borrower="moved")
+        migrate(source, target, "moved", 1)
+        assert erase(target, "a").derived_agents == 3
+        assert erase(source, "a").derived_agents == 2  # `b`, and what the move left
+        for name in ("forked", "b", "moved"):
+            assert agent_of(target, name).saved.edited is None
+        check_forgotten(target, asked, agent="forked")
+
+
+def test_a_file_that_is_resumed_later_comes_without_it(tmp_path, model):
+    with running(tmp_path, model) as service:
+        asked = lend(service)
+        raw = hibernate(service, "b")
+        erase(service, "a")
+        erase(service, "b", epoch=1_001)
+        assert "refused" not in resume(service, raw, "back", epoch=3)
+        check_forgotten(service, asked, agent="back", epoch=3)
+        assert not service.node.store.missing(agent_of(service, "back").saved)
+
+
+def test_a_node_that_was_away_drops_it_when_it_is_told(tmp_path, model):
+    with running(tmp_path / "here", model, name="here") as here:
+        ask(here, FIRST, agent="a")
+        erase(here, "a")
+        known = here.node.store, call(here, ShareErasures(()), KnownErasures).erased
+    with running(tmp_path / "away", model, name="away") as away:
+        asked = lend(away)
+        call(away, ShareErasures(known[1]), KnownErasures)
+        check_forgotten(away, asked)
+
+
+def test_a_record_of_a_version_that_noted_no_lender_goes_with_any_erasure(tmp_path, model):
+    with running(tmp_path, model) as service:
+        lend(service)
+        ask(service, words(9, 90), agent="other")
+        agent = agent_of(service, "b")
+
+        async def unnote():
+            agent.saved = replace(agent.saved, edited=replace(agent.saved.edited, lenders=None))
+
+        on_loop(service, unnote())
+        assert agent.lenders == (Lender("", 0),)
+        assert erase(service, "other").derived_agents == 1
+        assert agent.saved.edited is None
+        assert agent.cache is None
