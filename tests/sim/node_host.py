@@ -151,7 +151,7 @@ class NodeHost:
         disk.recover()
         blocks = BlockStore(disk, spec, fingerprint)
         erased = TombstoneStore(self.open_disk(TOMBSTONES), CLUSTER_KEY)
-        records = ManifestStore(disk, CLUSTER_KEY, erased.epoch_of)
+        records = ManifestStore(disk, CLUSTER_KEY, erased.epoch_of, erased.is_derived)
         store = AgentStore(blocks, records, CLUSTER_KEY, fingerprint, spec)
         model = ServedModel(MODEL, spec, fingerprint, CONTEXT_TOKENS_MAX, vocabulary_size=128)
         node = assemble(
