@@ -104,9 +104,9 @@ def test_the_answer_is_that_of_the_memory_laid_out_by_hand(tmp_path, model, monk
     patched = []
     seen = borrowed_spans.patched
 
-    def note(base, patches, notes):
+    def note(base, patches, notes, lenders):
         patched.append((base, patches))
-        return seen(base, patches, notes)
+        return seen(base, patches, notes, lenders)
 
     monkeypatch.setattr(borrowed_spans, "patched", note)
     with running(tmp_path, model) as service:
