@@ -26,6 +26,7 @@ OTHER_PROCESSES = {
     "node/fsck/run.py",
     "router/__main__.py",
     "router/serve.py",
+    "router/stop.py",
     "router/supervise/keeper.py",
 }
 STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
@@ -124,6 +125,14 @@ def test_a_narrow_terminal_never_cuts_ids(capsys, monkeypatch):
     assert "node-a" in out
     assert "2,048" not in out
     assert "tokens" in err, "what was left out is named"
+
+
+@pytest.fixture(autouse=True)
+def heard_interrupts():
+    """Let children hear Ctrl-C, also where the tests themselves run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def macfabric(*argv: str, **options: object) -> subprocess.Popen:

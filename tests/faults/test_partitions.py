@@ -100,7 +100,7 @@ async def test_a_router_that_stood_still_ends_no_lease(tmp_path, monkeypatch):
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
         first, admitted = await world.ask("alice", TOLD, max_tokens=2)
         fleet = world.router.fleet
-        await soon(lambda: fleet.membership._ticked_s is not None)
+        await soon(lambda: fleet.membership._stalls._ticked is not None)
         began_s = fleet.clock.monotonic_s
         monkeypatch.setattr(
             type(fleet.clock), "monotonic_s", lambda clock, now_s=began_s: now_s() + 1_000.0

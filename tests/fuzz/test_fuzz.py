@@ -101,7 +101,7 @@ PLANTED = {
     "manifest": ("fabric.record.manifest._pieces_problem", lambda manifest: None),
     "cache spec": ("fabric.record.spec_file._is_slot", lambda slot: True),
     "wire frame": ("fabric.net.wire._require", lambda holds, what: None),
-    "settings": ("fabric.codec._scalar", lambda kind, value, where: value),
+    "settings": ("fabric.settings_reader._read_scalar", lambda kind, value, name: value),
 }
 
 

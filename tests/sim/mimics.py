@@ -8,7 +8,7 @@ import asyncio
 from fabric.ids import AgentId
 from fabric.turn.generation import Identity, IdentityKind, Sampling
 
-MIMIC_ODDS, DRAIN_ODDS = 0.8, 0.8
+MIMIC_ODDS, CROWD_ODDS, DRAIN_ODDS = 0.8, 0.5, 0.8
 LOOK_S, LOOKS_MAX = 0.002, 500  # for blocks of it that have come to where it goes
 
 
@@ -27,6 +27,8 @@ class Mimics:
             return
         if random.random() >= MIMIC_ODDS:
             return
+        if random.random() < CROWD_ODDS:
+            await self._crowd(talk)
         deeds, host = self._world.chaos.deeds, None
         if random.random() < DRAIN_ODDS:
             host = self._world.nodes[talk.acked.node]
@@ -39,6 +41,14 @@ class Mimics:
             talk.end_copy()
         while host is not None and not await deeds.undrain(host):  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(0.5)
+
+    async def _crowd(self, talk):
+        """Say the same as many strangers at once as there are nodes: the router spreads them."""
+        talk.begin_copy()
+        try:
+            await asyncio.gather(*(self._mimic(talk) for _ in self._world.nodes))
+        finally:
+            talk.end_copy()
 
     async def _await_blocks(self, talk):
         for _ in range(LOOKS_MAX):

@@ -60,6 +60,10 @@ class Warmth:
         exact = None
         if admitted.amortized_tokens:
             exact = admitted.cached_tokens - admitted.amortized_tokens
+            if record is not None and record.edited is not None:
+                # What was put in counts as computed in the answer, and as edited in the record.
+                inserted = sum(note.inserted_tokens for note in record.edited.notes)
+                exact = max(exact - inserted, min(exact, record.edited.exact_tokens))
         elif record is not None and record.edited is not None:  # what was kept met damage
             exact = record.edited.exact_tokens
         return Ack(prompt, prompt + answer, node, epoch, at_s, frozenset(files), exact)
