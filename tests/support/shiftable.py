@@ -45,7 +45,12 @@ USUAL, PLAIN = KvBits(), KvBits(NATIVE, NATIVE, NATIVE)
 @cache
 def engine_of(name: str, bits: KvBits = USUAL, layers_count: int = 4) -> Engine:
     """Fit an engine to a model of so many layers."""
-    config = {**SHIFTABLE[name], "num_hidden_layers": layers_count}
-    if "no_rope_layers" in config:
-        config["no_rope_layers"] = config["no_rope_layers"][:layers_count]
-    return fit_engine(build_model(config), bits)
+    return fit_engine(build_model(with_layers(SHIFTABLE[name], layers_count)), bits)
+
+
+def with_layers(config: dict[str, Any], layers_count: int) -> dict[str, Any]:
+    """Return a model's configuration with so many layers."""
+    made = {**config, "num_hidden_layers": layers_count}
+    if "no_rope_layers" in made:
+        made["no_rope_layers"] = made["no_rope_layers"][:layers_count]
+    return made

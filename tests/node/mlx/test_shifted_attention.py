@@ -244,4 +244,5 @@ def test_many_runs_in_one_product_score_as_one_product_each(
     monkeypatch.setattr(turning, "ROWWISE_RUNS_MIN", len(shifts) + 1)
     apart = decode(engine, filled(engine, count, shifts))
     assert off(together, apart) <= ROUNDING
-    assert off(decode(engine, filled(engine, count)), apart) > 20 * ROUNDING
+    if name != "no_layer":
+        assert off(decode(engine, filled(engine, count)), apart) > 20 * ROUNDING

@@ -11,7 +11,7 @@ from node.store.block_files import file_name
 from tests.support.agent_traffic import words
 from tests.support.architectures import ARCHITECTURES, CHUNKED
 from tests.support.services import TENANT, ask, migrate, running
-from tests.support.shiftable import SHIFTABLE
+from tests.support.shiftable import SHIFTABLE, with_layers
 from tests.support.tiny_models import SHALLOW, write_model
 
 AMORTIZE = EditMode.AMORTIZE
@@ -191,7 +191,7 @@ def test_edit_upon_edit(tmp_path, model):
 def test_models_whose_rows_may_be_moved(tmp_path, name):
     config = {key: int(n) if n == 64.0 else n for key, n in (SHIFTABLE | WINDOWED)[name].items()}
     if name in SHIFTABLE:
-        config |= {"num_hidden_layers": 2}
+        config = with_layers(config, 2)
     folder = write_model(tmp_path / "model", config)
     with running(tmp_path / "a", str(folder)) as service:
         edited = start(service)
