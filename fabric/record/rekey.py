@@ -18,11 +18,13 @@ from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.kvcache.hashing import LINEAGE_BYTES, ROOT_PARENT, block_hash, edited_parent
 from fabric.limits import SKETCH_PIECES_MAX
 from fabric.record.hibernation_file import HibernationHeader, require_sound
+from fabric.record.lenders import Lender, are_too_many, merge_lenders
 from fabric.record.manifest import Manifest, OwnerState, Placed
 from fabric.record.named_blocks import named_blocks
 from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
 from fabric.record.restore_plan import essential
+from fabric.record.truncate import without_edited
 
 _HASH_BITS = 64
 
@@ -99,6 +101,20 @@ def owned_anew(
         pinned=False,
         provenance=_of_context(record),
     )
+
+
+def derived_from(record: Manifest, source: Lender) -> Manifest:
+    """Note the agent that a copy under another name was made of, as a lender of edited memory.
+
+    Rows kept after an edit may know what was taken out, which the copy's own text does not say.
+    """
+    head = record.edited
+    if head is None:
+        return record
+    lenders = merge_lenders(head.known_lenders, (source,))
+    if are_too_many(lenders):
+        return without_edited(record)
+    return replace(record, edited=replace(head, lenders=lenders))
 
 
 def _with_new_head(record: Manifest, salt: bytes) -> Manifest:

@@ -161,12 +161,11 @@ class Agent:
 
     @property
     def lenders(self) -> tuple[Lender, ...]:
-        """Return whose rows its cache borrowed, or its running turn's."""
+        """Return whose rows its cache, its record or its running turn borrowed."""
         running = self.turn.lenders if self.turn is not None else ()
-        if self.layout is not None:
-            return (*self.layout.lenders, *running)
+        unsaved = self.layout.lenders if self.layout is not None else ()
         head = self.saved.edited if self.saved is not None else None
-        return (*(head.known_lenders if head is not None else ()), *running)
+        return (*unsaved, *(head.known_lenders if head is not None else ()), *running)
 
     @property
     def exact_tokens(self) -> int:

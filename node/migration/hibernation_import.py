@@ -28,8 +28,9 @@ from fabric.record.hibernation_file import (
     peek_header,
     require_sound,
 )
+from fabric.record.lenders import Lender
 from fabric.record.manifest import OwnerState, decode_manifest
-from fabric.record.rekey import RekeyedRecord, owned_anew, rekeyed
+from fabric.record.rekey import RekeyedRecord, derived_from, owned_anew, rekeyed
 from fabric.record.truncate import without_edited
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
@@ -223,6 +224,9 @@ class Import:
 
     async def _publish(self, agent: Agent) -> None:
         parts, call, record = self._parts, self._call, self._arrived().record
+        if record.agent != call.agent:
+            digest = parts.erased.digest(call.tenant, record.agent)
+            record = derived_from(record, Lender(digest, record.epoch))
         owned = owned_anew(
             record,
             call.key,
@@ -235,6 +239,7 @@ class Import:
         previous = agent.saved
         if parts.erased.is_derived(owned):
             owned = without_edited(owned)
+        if owned.refs != self._arrived().record.refs:
             unneeded = set(self._stored).difference(owned.refs)
             parts.records.store.blocks.abandon(unneeded)
         self._stored = []  # publishing takes the pins, whether it succeeds or not

@@ -8,6 +8,7 @@ left      [ its own )
 import logging
 from dataclasses import dataclass, replace
 
+from fabric.errors import FabricError
 from fabric.ids import TenantId
 from fabric.record.truncate import without_edited
 from node.agents.agent import Agent
@@ -35,12 +36,19 @@ class DerivedMemory:
     prefetches: Prefetches
 
     async def drop(self, tenant: TenantId | None = None) -> DroppedMemory:
-        """Drop what came of erased agents, of one tenant or all. Raise DiskError."""
+        """Drop what came of erased agents, of one tenant or all. Raise the first refusal, last."""
         agents = tokens = 0
+        refused: list[Exception] = []
         for agent in list(self.records.table):
             if tenant in (None, agent.key[0]) and self._is_derived(agent):
-                count = await self._drop(agent)
+                try:
+                    count = await self._drop(agent)
+                except (FabricError, OSError) as error:
+                    refused.append(error)
+                    continue
                 agents, tokens = agents + (count > 0), tokens + count
+        if refused:
+            raise refused[0]
         return DroppedMemory(agents, tokens)
 
     def _is_derived(self, agent: Agent) -> bool:

@@ -1,11 +1,16 @@
 """An erasure takes what others computed from the erased agent's rows, in every form."""
 
+import errno
 from dataclasses import replace
 
 import pytest
 
 from fabric.control.erasure_calls import KnownErasures, ShareErasures
+from fabric.edit_mode import EditMode
+from fabric.errors import FabricError
 from fabric.record.lenders import Lender
+from node.store.posix_disk import DiskError
+from node.tiers.agent_records import AgentRecords
 from tests.node.turn.test_borrowed_spans import (
     ANYWHERE,
     FIRST,
@@ -20,7 +25,7 @@ from tests.node.turn.test_borrowed_spans import (
 from tests.support.copies import fork, replicate
 from tests.support.erasures import erase
 from tests.support.hibernation import hibernate, resume
-from tests.support.services import call, migrate, running
+from tests.support.services import TENANT, call, migrate, running
 from tests.support.tiny_models import SHALLOW, write_model
 
 MORE = words(52, 9)
@@ -114,6 +119,48 @@ def test_a_fork_a_replica_and_what_moved_lose_it_too(tmp_path, model):
         for name in ("forked", "b", "moved"):
             assert agent_of(target, name).saved.edited is None
         check_forgotten(target, asked, agent="forked")
+
+
+def test_edited_memory_of_a_fork_and_of_a_file_goes_with_the_agent_it_was_copied_from(
+    tmp_path, model
+):
+    """What was taken out is in no text of the copy, yet rows after the edit may know it."""
+    secret = words(77, 30)
+    history = [FIRST[0], {"role": "user", "content": secret}, *FIRST[1:]]
+    with running(tmp_path, model) as service:
+        ask(service, history, agent="p")
+        edited = ask(service, FIRST, agent="p", edits=EditMode.AMORTIZE)
+        assert edited.admitted.amortized_tokens
+        raw = hibernate(service, "p")
+        fork(service, service, "p", "forked")
+        parent = Lender(service.node.erased.digest(TENANT, "p"), 1)
+        assert agent_of(service, "forked").lenders == (parent,)
+        assert erase(service, "p").derived_agents == 1
+        assert "refused" not in resume(service, raw, "back", epoch=3)
+        asked = grown(FIRST, edited.text, MORE)
+        check_forgotten(service, asked, agent="forked")
+        check_forgotten(service, asked, agent="back", epoch=3)
+
+
+def test_one_refused_write_keeps_no_other_agents_derived_memory(tmp_path, model, monkeypatch):
+    with running(tmp_path, model) as service:
+        lend(service)
+        lend(service, borrower="c")
+        real, refused = AgentRecords.republish, []
+
+        async def republish(records, agent, record):
+            if not refused:
+                refused.append(agent.key[1])
+                message = "the drive refused"
+                raise DiskError(message, errno.EIO)
+            await real(records, agent, record)
+
+        monkeypatch.setattr(AgentRecords, "republish", republish)
+        with pytest.raises(FabricError):
+            erase(service, "a")
+        (other,) = {"b", "c"} - set(refused)
+        assert agent_of(service, other).saved.edited is None
+        assert service.node.health.owes_erasure
 
 
 def test_a_file_that_is_resumed_later_comes_without_it(tmp_path, model):
