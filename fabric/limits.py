@@ -175,6 +175,7 @@ STRANGERS_MAX: Final = 1_024  # connections that have shown no key yet
 STRANGER_S: Final = 0.25  # before it makes room for others: its request may be on the way
 ACCEPTS_MAX: Final = 64  # connections taken in before anything is read again
 STRANGERS_PER_SOURCE_MAX: Final = 512  # one proxy's clients may all come at once
+TURNS_UNANSWERED_MAX: Final = 320  # by one node, more than wait there; others wait in the router
 CONNECTIONS_MAX: Final = 4_096  # those that have; idle ones make room
 STOP_WAIT_S_MAX: Final = 3_600.0  # that a stop waits for running turns, whatever is asked for
 STOPPING_RETRY_S: Final = 5.0  # before a client of a router that stops asks again

@@ -3,6 +3,9 @@
 stranger   no request of it was let in yet: the oldest of the busiest source makes room,
                after its first moment
 admitted   one was: it stays, unless it is idle when places run out
+
+That moment is counted in rounds of the server's event loop, because a loop that is late has not
+read yet what a stranger sent in time.
 """
 
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ from fabric.limits import (
 )
 
 YOUNG_FACTOR = 2  # so many times the places of strangers, while they are young
+ROUND_S = 0.05  # between two looks at strangers while there are too many
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class ClientConnection(Protocol):
     """What the table knows of a connection."""
 
     source: str
-    opened_s: float
+    opened_s: float  # by the table's `waited_s`
     head_bytes: int  # of a request that is not complete yet
 
     @property
@@ -57,6 +61,8 @@ class ConnectionTable:
         self._owners: dict[Any, str] = {}
         self._heads_bytes = 0
         self.sweeping: Any = None  # the timer, while there is a connection
+        self.trimming: Any = None  # the timer, while there are too many strangers
+        self.waited_s = 0.0  # for strangers, in rounds of the event loop
 
     def __iter__(self) -> Iterator[Any]:
         """Go through all connections, however many leave meanwhile."""
@@ -66,29 +72,36 @@ class ConnectionTable:
     def __len__(self) -> int:
         return self._strangers_count + len(self._owners)
 
+    @property
+    def is_crowded(self) -> bool:
+        """Say whether there are more strangers than places for them."""
+        return (
+            self._strangers_count > self._places.strangers
+            or len(self._busiest()) > self._places.strangers_per_source
+        )
+
     def add(self, connection: ClientConnection) -> None:
-        """Take in a stranger; the oldest of the busiest source goes where there are too many."""
+        """Take in a stranger; drop the oldest of the busiest source at twice the places."""
+        connection.opened_s = self.waited_s
         self._strangers.setdefault(connection.source, {})[connection] = None
         self._strangers_count += 1
-        self._shed(connection.opened_s)
+        if self._strangers_count > YOUNG_FACTOR * self._places.strangers:
+            self._oldest().drop()
 
-    def trim(self, now_s: float) -> None:
-        """Let those go that were too young for it."""
-        while self._shed(now_s):
-            pass
+    def trim(self) -> None:
+        """Count a round, and drop strangers that had their time while there are too many."""
+        self.waited_s += ROUND_S
+        while self.is_crowded:
+            oldest = self._oldest()
+            if self.waited_s - oldest.opened_s < STRANGER_S:
+                return
+            oldest.drop()
 
-    def _shed(self, now_s: float) -> bool:
-        """Drop one stranger, if there are too many and one had its time to send something."""
-        busiest = max(self._strangers.values(), key=len, default={})
-        is_full = self._strangers_count > self._places.strangers
-        if not is_full and len(busiest) <= self._places.strangers_per_source:
-            return False
-        oldest = next(iter(busiest))
-        is_young = now_s - oldest.opened_s < STRANGER_S
-        if is_young and self._strangers_count <= YOUNG_FACTOR * self._places.strangers:
-            return False
-        oldest.drop()
-        return True
+    def _busiest(self) -> dict[Any, None]:
+        return max(self._strangers.values(), key=len, default={})
+
+    def _oldest(self) -> Any:
+        return next(iter(self._busiest()))
 
     def admit(self, connection: ClientConnection, owner: str) -> None:
         """Note that a request of `owner` was let in on this connection."""

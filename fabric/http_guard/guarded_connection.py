@@ -9,7 +9,7 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any
 
-from fabric.http_guard.connection_table import ConnectionTable
+from fabric.http_guard.connection_table import ROUND_S, ClientConnection, ConnectionTable
 from fabric.limits import (
     HEAD_BYTES_MAX,
     HEAD_S,
@@ -73,10 +73,8 @@ class Guard(_Base):  # type: ignore[misc]
         transport.max_size = RECEIVE_BYTES_MAX  # a quarter of asyncio's own, at a time
         super().connection_made(transport)
         self.source = self.client[0] if self.client else ""
-        self.opened_s = self._since_s = self._unsent_since_s = self.loop.time()
-        if self.table.sweeping is None:
-            self.table.sweeping = self.loop.call_later(SWEEP_S, _sweep, self.table, self.loop)
-        self.table.add(self)
+        self._since_s = self._unsent_since_s = self.loop.time()
+        add_stranger(self.table, self, self.loop)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave it."""
@@ -251,9 +249,22 @@ def refusal(status: int, code: str, message: str) -> bytes:
     return head.encode() + body
 
 
+def add_stranger(table: ConnectionTable, connection: ClientConnection, loop: Any) -> None:
+    """Give a new connection its place, and see that the table is looked after."""
+    table.add(connection)
+    if table.sweeping is None:
+        table.sweeping = loop.call_later(SWEEP_S, _sweep, table, loop)
+    if table.trimming is None and table.is_crowded:
+        table.trimming = loop.call_later(ROUND_S, _trim, table, loop)
+
+
+def _trim(table: ConnectionTable, loop: Any) -> None:
+    table.trim()
+    table.trimming = loop.call_later(ROUND_S, _trim, table, loop) if table.is_crowded else None
+
+
 def _sweep(table: ConnectionTable, loop: Any) -> None:
     now_s = loop.time()
-    table.trim(now_s)
     for connection in table:
         connection.check(now_s, is_stranger=table.is_stranger(connection))
     table.sweeping = loop.call_later(SWEEP_S, _sweep, table, loop) if len(table) else None

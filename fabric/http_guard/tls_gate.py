@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fabric.http_guard.connection_table import ConnectionTable
-from fabric.http_guard.guarded_connection import refusal
+from fabric.http_guard.guarded_connection import add_stranger, refusal
 from fabric.limits import HANDSHAKE_TIMEOUT_S, RECEIVE_BYTES_MAX
 
 HANDSHAKE = 0x16  # the first byte of whoever speaks TLS
@@ -36,7 +36,7 @@ class Gate(_Base):  # type: ignore[misc]
             ssl_shutdown_timeout=HANDSHAKE_TIMEOUT_S,  # a peer that stands still holds up no stop
         )
         self.source = ""
-        self.opened_s = loop.time()
+        self.opened_s = 0.0
         self.head_bytes = 0
         self.is_idle = True
         self._raw: Any = None
@@ -50,7 +50,7 @@ class Gate(_Base):  # type: ignore[misc]
         peer = transport.get_extra_info("peername")
         self.source = str(peer[0]) if peer else ""
         self._raw = transport
-        self.table.add(self)
+        add_stranger(self.table, self, self._loop)
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 from aiohttp.connector import Connection
 
-from fabric.limits import KEPT_IDLE_S, KEPT_LIFE_S, KIB
+from fabric.limits import KEPT_IDLE_S, KEPT_LIFE_S, KIB, TURNS_UNANSWERED_MAX
 
 CONNECT_TIMEOUT_S = 2.0
 END_WAIT_S = 1.0  # between an answer's last event and its end
@@ -85,6 +85,7 @@ class NodeHttp:
             for use in Use
         }
         self._counts: Counter[tuple[Use, str]] = Counter()  # connections in use, by address
+        self._unanswered: dict[str, asyncio.Semaphore] = {}  # by address
         self._answers: dict[aiohttp.ClientResponse, tuple[Use, str]] = {}  # on kept ones
 
     async def __aenter__(self) -> Self:
@@ -143,6 +144,12 @@ class NodeHttp:
         return await self._asked(ask, url, use)
 
     async def _asked(self, ask: _Ask, url: str, use: Use | None) -> aiohttp.ClientResponse:
+        if use is Use.STREAM:
+            async with self._unanswered.setdefault(url, asyncio.Semaphore(TURNS_UNANSWERED_MAX)):
+                return await self._placed(ask, url, use)
+        return await self._placed(ask, url, use)
+
+    async def _placed(self, ask: _Ask, url: str, use: Use | None) -> aiohttp.ClientResponse:
         place = (use, url) if use is not None else None
         if place is None or self._counts[place] >= place[0].value:
             return await ask(self._once)

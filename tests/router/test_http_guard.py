@@ -79,8 +79,8 @@ ROUTES = [
 
 
 class Server:
-    def __init__(self, config, places):
-        self.server = uvicorn.Server(config(Starlette(routes=ROUTES), places))
+    def __init__(self, config, places, more=()):
+        self.server = uvicorn.Server(config(Starlette(routes=[*ROUTES, *more]), places))
         self.table = self.server.config.http.table
         self.address = None
         self._clients = []
@@ -115,8 +115,8 @@ class Server:
 
 
 @contextmanager
-def served(config, places=None):
-    server = Server(config, places)
+def served(config, places=None, more=()):
+    server = Server(config, places, more)
     try:
         yield server
     finally:

@@ -323,6 +323,26 @@ async def test_only_so_many_are_kept(use):
         assert not linked.http._counts
 
 
+async def test_only_so_many_turns_of_a_node_are_unanswered_at_a_time(monkeypatch):
+    """The others wait in the router: a node drops connections that are too many."""
+    monkeypatch.setattr("router.fleet.node_http.TURNS_UNANSWERED_MAX", 3)
+    waiting, most = 0, 0
+
+    class Counting(Server):
+        async def _generate(self, request):
+            nonlocal waiting, most
+            waiting += 1
+            most = max(most, waiting)
+            await asyncio.sleep(0.01)
+            waiting -= 1
+            return await super()._generate(request)
+
+    async with Linked(Counting()) as linked:
+        turns = await asyncio.gather(*(linked.turn() for _ in range(12)))
+    assert all(turns)
+    assert most == 3
+
+
 async def test_an_answer_without_an_end_is_not_waited_for_long(monkeypatch):
     monkeypatch.setattr("router.fleet.node_http.END_WAIT_S", 0.05)
 

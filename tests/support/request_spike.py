@@ -1,0 +1,56 @@
+"""Many chats at once, sent by a process of their own: `python -m tests.support.request_spike`.
+
+A client that shares the router's process takes the time of the router's event loop.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+ROOT = Path(__file__).resolve().parents[2]
+HANG_S = 900.0
+
+
+async def _ask(client: Any, model: str, number: int) -> str:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": f"Number {number}. " + "word " * 100}],
+        "max_tokens": 8,
+    }
+    try:
+        answer = await client.post("/v1/chat/completions", json=body)
+    except httpx2.HTTPError as error:
+        return type(error).__name__
+    if answer.status_code == 429:
+        assert int(answer.headers["retry-after"]) >= 1
+    return str(answer.status_code)
+
+
+async def _spike(url: str, model: str, count: int) -> Counter[str]:
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(base_url=url, timeout=HANG_S, limits=limits) as client:
+        return Counter(await asyncio.gather(*(_ask(client, model, n) for n in range(count))))
+
+
+def start_spike(url: str, model: str, count: int) -> "subprocess.Popen[str]":
+    """Send `count` chats at once to a fabric; pass the process to `spike_outcomes`."""
+    argv = [sys.executable, "-m", "tests.support.request_spike", url, model, str(count)]
+    return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def spike_outcomes(spike: "subprocess.Popen[str]") -> dict[str, int]:
+    """Return how many chats ended with each status, or with each kind of broken connection."""
+    output, _ = spike.communicate(timeout=HANG_S)
+    assert spike.returncode == 0
+    outcomes: dict[str, int] = json.loads(output)
+    return outcomes
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(_spike(sys.argv[1], sys.argv[2], int(sys.argv[3])))))
