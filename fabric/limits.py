@@ -27,7 +27,7 @@ SAID_BEHIND_BYTES_MAX: Final = (
     64 * KIB
 )  # behind a message's end in which the next one is looked for
 EDITS_NOTED_MAX: Final = 64  # of one agent, the newest
-LENDERS_MAX: Final = 256  # whose rows one record holds: it borrows of no more
+LENDERS_MAX: Final = 512  # noted in one record: two for each agent whose rows it holds
 EDITS_SHOWN_MAX: Final = 8  # of those, in an agent's view, which heartbeats carry
 EDIT_CHUNKS_MAX: Final = 1 << 14  # special tokens of one prompt that is compared for edits
 EDIT_KEPT_TOKENS_MIN: Final = 16  # fewer are computed sooner than they are moved
@@ -274,6 +274,7 @@ ERASURE_EPOCHS: Final = 1 << 24  # above what is known: claims unheard of, sixte
 EPOCH_ERASED_MAX: Final = (1 << 53) - 1  # exact in JSON; 2^28 erasures of one name above EPOCH_MAX
 EPOCHS_ISSUED_MAX: Final = 100_000  # agents whose last claim nobody has confirmed yet
 TOMBSTONE_BYTES_MAX: Final = 4 * KIB  # of one file
+RECORD_WRITE_POLLS_MAX: Final = 3_000  # of an agent whose record is being written: 30 s
 ERASE_CALLS_MAX: Final = 1_024  # answered alike when one comes twice
 ERASURE_DIGESTS_MAX: Final = 1 << 16  # of agents that lists name, remembered by the router
 

@@ -175,7 +175,7 @@ def assemble(ground: Ground) -> Node:
         prefetches=tiers.prefetches,
         erasing=erasing,
         pinning=Pinning(tiers.owned, tiers.pins, upkeep.round),
-        directing=_directing(ground, tiers),
+        directing=_directing(ground, tiers, erasing),
         moves=moves.moves,
         warm_up=moves.warm_up,
         incoming_end=moves.incoming_end,
@@ -310,10 +310,10 @@ def _erasing(ground: Ground, health: Health, tiers: _Tiers, end: IncomingEnd) ->
     return Erasing(ground.table, store, ground.workers, erased, folders, removal, health, key)
 
 
-def _directing(ground: Ground, tiers: _Tiers) -> Directing:
+def _directing(ground: Ground, tiers: _Tiers, erasing: Erasing) -> Directing:
     markup_ids = ground.tokenizer.markup_ids
     records, mending, flusher = tiers.records, tiers.mending, tiers.flusher
-    return Directing(tiers.owned, records, mending, flusher, markup_ids, tiers.eviction)
+    return Directing(tiers.owned, records, mending, flusher, markup_ids, tiers.eviction, erasing)
 
 
 def _turns(

@@ -19,6 +19,12 @@ class DirectAgent(AgentName):
     spans: tuple[WantedSpan, ...] = ()  # directives that the node is to place
     now_s: float = 0.0
 
+    @property
+    def may_revoke(self) -> bool:
+        """Return whether others may have to drop what they borrowed of the agent."""
+        modes = [each.mode for each in self.added] + [each.mode for each in self.spans]
+        return EditMode.FORGET in modes
+
 
 @dataclass(frozen=True, slots=True)
 class WishOfAgent(AgentName):
@@ -29,6 +35,11 @@ class WishOfAgent(AgentName):
     decays: bool | None = None
     decays_after_s: float = 0.0
     is_private: bool | None = None
+
+    @property
+    def may_revoke(self) -> bool:
+        """Return whether others may have to drop what they borrowed of the agent."""
+        return bool(self.is_private)
 
 
 @dataclass(frozen=True, slots=True)

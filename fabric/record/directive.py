@@ -103,6 +103,11 @@ def undone(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
     return tuple(each for each in directives or () if not each.is_live)[-UNDONE_SHOWN_MAX:]
 
 
+def is_to_forget(directives: Iterable[Directive]) -> bool:
+    """Return whether memory still knows what some of these have it forget."""
+    return any(each.mode is EditMode.FORGET and not each.is_applied for each in directives)
+
+
 _Numbered: TypeAlias = tuple[int, Directive]  # in the order in which they were made
 
 

@@ -12,14 +12,18 @@ from typing import Final
 from fabric.limits import EPOCH_ERASED_MAX, LENDERS_MAX
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_SERIES: Final = re.compile(r"[0-9]{1,16}\.[0-9]{1,16}", re.ASCII)
 _ANY: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Lender:
-    """An agent that rows were borrowed from, at the epoch it had then."""
+    """An agent that rows were borrowed from, at the epoch it had then; or a series of its rows.
 
-    agent: str  # its keyed digest, or nothing: any agent of the tenant
+    An agent begins a new series whenever others must not keep what they borrowed of it before.
+    """
+
+    agent: str  # a keyed digest of it, or of its series; or nothing: any agent of the tenant
     epoch: int
 
     @property
@@ -36,6 +40,11 @@ class Lender:
 
 # Rows were borrowed by a version that did not note of whom.
 ANY_LENDER: Final = Lender(_ANY, 0)
+
+
+def is_sound_series(series: str) -> bool:
+    """Return whether a record may name its series so."""
+    return _SERIES.fullmatch(series) is not None
 
 
 def merge_lenders(*groups: Iterable[Lender]) -> tuple[Lender, ...]:

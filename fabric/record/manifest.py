@@ -42,6 +42,7 @@ from fabric.limits import (
 from fabric.record.directive import Directive
 from fabric.record.edited_head import EditedHead
 from fabric.record.envelope import Envelope
+from fabric.record.lenders import is_sound_series
 from fabric.record.piece_table import Piece, PieceTable
 from fabric.record.provenance import Provenance
 from fabric.record.said import SaidMessages
@@ -102,6 +103,8 @@ class Manifest:
     directives: tuple[Directive, ...] | None = field(default=None, metadata=left_out())
     said: SaidMessages | None = field(default=None, metadata=left_out())
     wishes: Wishes | None = field(default=None, metadata=left_out())
+    # Names the rows that it lends; another one once what was lent before must go.
+    series: str | None = field(default=None, metadata=left_out())
 
     def __post_init__(self) -> None:
         """Take any sequence for the long lists; raise CorruptDataError if they are out of range."""
@@ -212,6 +215,8 @@ def _wished_problem(manifest: Manifest) -> str | None:
     for directive in manifest.directives or ():
         if problem := directive.problem():
             return problem
+    if manifest.series is not None and not is_sound_series(manifest.series):
+        return "the series of its rows has no name"
     return manifest.wishes.problem() if manifest.wishes is not None else None
 
 

@@ -20,6 +20,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import nsmallest
+from typing import Final
 
 from fabric.codec import pack
 from fabric.errors import RejectedError
@@ -30,6 +31,7 @@ from fabric.record.envelope import Envelope
 
 _DIGEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _FINGERPRINT_BITS = 53  # exact in JSON, too
+SERIES_EPOCH: Final = 1  # of a tombstone that names lent rows; an erasure is far above it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,12 @@ def tombstone(
     """Name an erased agent's records up to `epoch`; raise RejectedError for one that none has."""
     name = agent_digest(cluster_key, tenant, agent)
     return Tombstone(name, tenant_digest(cluster_key, tenant), epoch, erased_s)
+
+
+def series_digest(cluster_key: bytes, tenant: TenantId, agent: AgentId, series: str) -> str:
+    """Name a series of rows that an agent lent."""
+    name = f"{len(tenant)}:{tenant}{len(agent)}:{agent}{series}".encode()
+    return blake2b(name, digest_size=16, key=cluster_key, person=b"mf-lent").hexdigest()
 
 
 class Tombstones:
@@ -140,8 +148,13 @@ class Tombstones:
             excess = len(self._by_agent) - TOMBSTONES_MAX
             second = max((n for tenant, n in counts.items() if tenant != most), default=0)
             many = max(1, min(excess, counts[most] - second))
-            for item in nsmallest(many, theirs, key=lambda item: (item.erased_s, item.agent)):
+            for item in nsmallest(many, theirs, key=_worth):
                 self._drop(item.agent)
+
+
+def _worth(item: Tombstone) -> tuple[bool, float, str]:
+    """Order tombstones: those of lent rows go before those of agents, and the oldest first."""
+    return item.epoch > SERIES_EPOCH, item.erased_s, item.agent
 
 
 _ENVELOPE = Envelope(Tombstone, "tombstone", b"", CONTROL_BYTES_MAX)

@@ -11,7 +11,6 @@ from fabric.control.node_calls import AgentView
 from fabric.errors import ConflictError
 from fabric.ids import MigrationId
 from fabric.ports import Clock
-from fabric.record.lenders import Lender
 from fabric.record.rekey import derived_from, owned_anew
 from fabric.record.restore_plan import essential
 from node.agents.agent import Agent
@@ -48,8 +47,7 @@ class ForkTarget:
             offered = essential(offered, self.store.spec.window_tokens)
         wall_s = self.clock.wall_s()
         epoch = self.erased.claim_epoch(*key, call.epoch)
-        parent = Lender(self.erased.digest(*offered.key), offered.epoch)
-        offered = derived_from(offered, parent)
+        offered = derived_from(offered, self.erased.lender(offered))
         anew = owned_anew(offered, key, self.health.name, epoch, wall_s)
         record = replace(
             anew,

@@ -14,13 +14,16 @@ from fabric.errors import CorruptDataError, StaleEpochError
 from fabric.ids import AgentId, TenantId
 from fabric.kvcache.hashing import agent_digest
 from fabric.limits import TOMBSTONE_BYTES_MAX
+from fabric.record.directive import is_to_forget, live
 from fabric.record.lenders import Lender, has_erased_lender
 from fabric.record.manifest import Manifest
 from fabric.record.tombstone import (
+    SERIES_EPOCH,
     Tombstone,
     Tombstones,
     decode_tombstone,
     encode_tombstone,
+    series_digest,
     tenant_digest,
 )
 from node.store.posix_disk import DiskError, PosixDisk
@@ -83,6 +86,31 @@ class TombstoneStore:
         """Name an agent as its tombstone and its record's file do."""
         return agent_digest(self._cluster_key, tenant, agent)
 
+    def lender(self, record: Manifest) -> Lender:
+        """Name an agent as one whose rows were borrowed."""
+        return Lender(self.digest(*record.key), record.epoch)
+
+    def series(self, record: Manifest) -> Lender:
+        """Name the rows that an agent lends now."""
+        digest = series_digest(self._cluster_key, *record.key, record.series or "")
+        return Lender(digest, SERIES_EPOCH)
+
+    def may_lend(self, record: Manifest) -> bool:
+        """Return whether others may borrow what a record holds."""
+        if record.is_private or is_to_forget(live(record.directives)):
+            return False
+        return not len(self._all) or not self.has_erased_lender(
+            record.tenant, (self.lender(record), self.series(record), *_lenders(record))
+        )
+
+    def revoke(self, record: Manifest) -> None:
+        """Have all that others borrowed of a record's series go. Raise DiskError."""
+        tenant = tenant_digest(self._cluster_key, record.tenant)
+        digest = self.series(record).agent
+        with self._lock:
+            erased_s = self._all.next_s(0.0)  # after all that are known
+        self.note(Tombstone(digest, tenant, SERIES_EPOCH, erased_s))
+
     def has_erased_lender(self, tenant: TenantId, lenders: Iterable[Lender]) -> bool:
         """Return whether a tenant's memory came of an agent that is erased."""
         lenders = tuple(lenders)
@@ -96,8 +124,7 @@ class TombstoneStore:
 
     def is_derived(self, record: Manifest) -> bool:
         """Return whether a record's memory came of an agent that is erased."""
-        head = record.edited
-        return head is not None and self.has_erased_lender(record.tenant, head.known_lenders)
+        return self.has_erased_lender(record.tenant, _lenders(record))
 
     def floor(self, tenant: TenantId, agent: AgentId) -> int:
         """Return up to which epoch an agent is erased; 0: it is not."""
@@ -184,3 +211,7 @@ class TombstoneStore:
             return
         self._files.add(leaf)
         self._all.merge([item])
+
+
+def _lenders(record: Manifest) -> tuple[Lender, ...]:
+    return record.edited.known_lenders if record.edited is not None else ()

@@ -5,11 +5,14 @@ borrower  [ its own )[ borrowed )[ computed behind them )
 left      [ its own )
 """
 
+import asyncio
 import logging
 from dataclasses import dataclass, replace
+from typing import Final
 
 from fabric.errors import FabricError
 from fabric.ids import TenantId
+from fabric.limits import RECORD_WRITE_POLLS_MAX
 from fabric.record.truncate import without_edited
 from node.agents.agent import Agent
 from node.store.tombstones import TombstoneStore
@@ -17,6 +20,7 @@ from node.tiers.agent_records import AgentRecords
 from node.tiers.prefetch import Prefetches
 
 _log = logging.getLogger(__name__)
+WRITE_POLL_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class DerivedMemory:
         agents = tokens = 0
         refused: list[Exception] = []
         for agent in list(self.records.table):
-            if tenant in (None, agent.key[0]) and self._is_derived(agent):
+            if tenant in (None, agent.key[0]) and await self._will_be_derived(agent):
                 try:
                     count = await self._drop(agent)
                 except (FabricError, OSError) as error:
@@ -50,6 +54,19 @@ class DerivedMemory:
         if refused:
             raise refused[0]
         return DroppedMemory(agents, tokens)
+
+    async def _will_be_derived(self, agent: Agent) -> bool:
+        """Return whether an agent has derived memory; wait for a record that is being written.
+
+        The store may have looked for erasures before this one, and a turn looks again by itself.
+        """
+        for _ in range(RECORD_WRITE_POLLS_MAX):
+            if self._is_derived(agent):
+                return True
+            if agent.turn is not None or not agent.turn_lock.locked():
+                return False
+            await asyncio.sleep(WRITE_POLL_S)
+        return self._is_derived(agent)
 
     def _is_derived(self, agent: Agent) -> bool:
         lenders = agent.lenders

@@ -23,7 +23,7 @@ from fabric.control.node_calls import AgentView, Done
 from fabric.errors import ConflictError, RejectedError, RetryLaterError
 from fabric.ids import AgentKey
 from fabric.limits import DIRECTIVES_BYTES_MAX, DIRECTIVES_MAX
-from fabric.record.directive import Directive, live, texts_bytes, undone
+from fabric.record.directive import Directive, is_to_forget, live, texts_bytes, undone
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.said import SaidMessage, SaidMessages
 from fabric.record.spans import Spans, tokens_of
@@ -31,6 +31,7 @@ from fabric.record.wishes import Wishes, stated
 from node.agents.agent import Agent
 from node.agents.owned import OwnedAgents
 from node.tiers.agent_records import AgentRecords, despite_losses
+from node.tiers.erasure import Erasing
 from node.tiers.eviction import Eviction
 from node.tiers.flusher import Flusher
 from node.tiers.record_mending import RecordMending
@@ -48,6 +49,7 @@ class Directing:
     flusher: Flusher
     marks: frozenset[int]
     eviction: Eviction
+    erasing: Erasing
 
     async def direct(self, call: DirectAgent) -> AgentView:
         """Change an agent's directives; raise RejectedError, DiskError, or what `require` raises.
@@ -57,13 +59,13 @@ class Directing:
         for directive in call.added:
             if problem := directive.problem():
                 raise RejectedError(problem, code="invalid_message")
-        async with self._held(call.key) as agent:
+        async with self.erasing.revoking(), self._held(call.key) as agent:
             wanted = await despite_losses(lambda: self._direct(agent, call))
         return replace(agent.view(), directives=_views(agent.manifest, live(wanted)))
 
     async def wish(self, call: WishOfAgent) -> AgentView:
         """Say something of an agent as a whole; raise as `direct` does."""
-        async with self._held(call.key) as agent:
+        async with self.erasing.revoking(), self._held(call.key) as agent:
             await despite_losses(lambda: self._wish(agent, call))
             if call.closes:
                 self._cool(agent)
@@ -129,7 +131,9 @@ class Directing:
             message = f"an agent's directives have {most} at most: take some back"
             raise ConflictError(message, code="too_many_directives")
         if wanted != known:
-            await self._publish(agent, replace(agent.manifest, directives=wanted or None))
+            record = replace(agent.manifest, directives=wanted or None)
+            forgets = is_to_forget(each for each in live(wanted) if each not in known)
+            await self._publish(agent, record, revokes=forgets)
         return wanted
 
     async def _wish(self, agent: Agent, call: WishOfAgent) -> None:
@@ -141,13 +145,18 @@ class Directing:
         if call.closes and record.pinned:  # whatever memory says of a pin is kept
             agent.manifest = record = replace(record, pinned=False)
         if wanted != known or (agent.saved is not None and agent.saved.pinned != record.pinned):
-            await self._publish(agent, replace(record, wishes=wanted))
+            hides = wanted is not None and wanted.is_private and not agent.manifest.is_private
+            await self._publish(agent, replace(record, wishes=wanted), revokes=hides)
 
-    async def _publish(self, agent: Agent, record: Manifest) -> None:
+    async def _publish(self, agent: Agent, record: Manifest, *, revokes: bool) -> None:
+        """Store what was said; with `revokes`, what others borrowed of the agent must go."""
         if agent.saved is None or not agent.is_durable:
             message = "the agent's last turn is not on disk yet"
             raise ConflictError(message, code="nothing_saved")
         record = replace(record, revision=record.revision + 1)
+        if revokes:
+            await self.erasing.revoke(record)
+            record = replace(record, series=f"{record.epoch}.{record.revision}")
         await self.records.publish(record, agent.saved)
         agent.take_record(record)
         self.records.put(agent)

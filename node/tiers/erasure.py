@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from fabric.control.erasure_calls import (
 from fabric.errors import FabricError, TooLargeError
 from fabric.ids import AgentKey, OperationId, TenantId
 from fabric.limits import ERASE_CALLS_MAX, TOMBSTONES_MAX
+from fabric.record.manifest import Manifest
 from fabric.record.tombstone import Tombstone, tombstone
 from node.agents.agent_table import AgentTable
 from node.runtime.health import Health
@@ -107,6 +108,20 @@ class Erasing:
         if not has_news and not self.is_owed:
             return KnownErasures(erased.all, 0)
         return KnownErasures(erased.all, await self._remove_all(is_sure=has_news))
+
+    async def revoke(self, record: Manifest) -> None:
+        """Note that what others borrowed of a record's agent so far must go. Raise DiskError."""
+        await self._workers.run(lambda: self._erased.revoke(record))
+
+    @contextlib.asynccontextmanager
+    async def revoking(self) -> AsyncIterator[None]:
+        """Remove what was revoked meanwhile, whether or not the rest failed. Raise DiskError."""
+        before = self._erased.fingerprint
+        try:
+            yield
+        finally:
+            if self._erased.fingerprint != before:
+                await self._remove_all(is_sure=True)
 
     async def finish(self) -> None:
         """Do what the disk refused; where it refuses again, it stays owed.

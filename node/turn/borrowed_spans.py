@@ -85,7 +85,7 @@ class BorrowedSpans:
         if not hints:
             return plain
         found = await self.workers.run(
-            lambda: self._found(agent.key[0], base, tokens, gaps, hints, records)
+            lambda: self._found(agent.manifest, base, tokens, gaps, hints, records)
         )
         more = _held_tokens(found.layout) - plain.reused_tokens
         if not found.runs_count or more <= SPAN_KEPT_TOKENS_MIN:
@@ -111,6 +111,7 @@ class BorrowedSpans:
     ) -> tuple[dict[AgentKey, Manifest], list[ChunkPlaces[AgentKey]]]:
         """Say where the tenant's records may have chunks that lie in gaps, and their records."""
         records: dict[AgentKey, Manifest] = {}
+        lends: dict[AgentKey, bool] = {}
         hints: list[ChunkPlaces[AgentKey]] = []
         for chunk in digests:
             if not any(start < chunk.end and chunk.start < end for start, end in gaps):
@@ -118,8 +119,13 @@ class BorrowedSpans:
             places = []
             for key, start in self.table.spans.places(chunk.digest):
                 holder = self.table.get(key)
-                if key[0] == tenant and holder is not None and holder.saved is not None:
-                    records[key] = holder.saved
+                saved = holder.saved if holder is not None else None
+                if key[0] != tenant or saved is None:
+                    continue
+                if key not in lends:
+                    lends[key] = self.erased.may_lend(saved)
+                if lends[key]:
+                    records[key] = saved
                     places.append((key, start))
             if places:
                 hints.append(ChunkPlaces(chunk.start, chunk.end, tuple(places)))
@@ -161,7 +167,7 @@ class BorrowedSpans:
 
     def _found(
         self,
-        tenant: TenantId,
+        own: Manifest,
         base: Layout,
         tokens: Tokens,
         gaps: Sequence[Range],
@@ -183,20 +189,24 @@ class BorrowedSpans:
             if run.source in layouts
         ]
         kept = sum(patch.move.end - patch.move.start for patch in patches)
-        lenders = self._lenders(records[run.source] for run in runs)
-        notes = self._noted(tenant, patches)
+        lenders = self._lenders(own, (records[run.source] for run in runs))
+        notes = self._noted(own.tenant, patches)
         whole = patched(base, patches, notes, lenders) if patches else base
         if len(whole.parts) > EDITED_PIECES_MAX or are_too_many(whole.lenders):
             return _Found(base, 0, 0)
         return _Found(whole, kept, len(patches))
 
-    def _lenders(self, records: Iterable[Manifest]) -> tuple[Lender, ...]:
-        """Return the agents of records, and all that these borrowed of."""
-        lenders = []
+    def _lenders(self, own: Manifest, records: Iterable[Manifest]) -> tuple[Lender, ...]:
+        """Return the agents of records, their rows' series, and all that these borrowed of.
+
+        What comes back of an agent's own rows is its own: a turn that forgets computes it anew.
+        """
+        lenders: list[Lender] = []
         for record in records:
-            lenders.append(Lender(self.erased.digest(*record.key), record.epoch))
+            lenders += [self.erased.lender(record), self.erased.series(record)]
             lenders += record.edited.known_lenders if record.edited is not None else ()
-        return merge_lenders(lenders)
+        own_series = self.erased.series(own)
+        return merge_lenders(each for each in lenders if each != own_series)
 
     def _layouts(self, records: Mapping[AgentKey, Manifest]) -> Iterator[tuple[AgentKey, Layout]]:
         for key, record in records.items():

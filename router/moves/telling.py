@@ -11,11 +11,11 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from fabric.control.agent_at import AgentName
-from fabric.control.directive_calls import DropReplica
+from fabric.control.directive_calls import DirectAgent, DropReplica, WishOfAgent
 from fabric.control.node_calls import AgentView
 from fabric.errors import FabricError, RetryLaterError
-from fabric.ids import AgentKey
+from fabric.ids import AgentKey, NodeName
+from fabric.limits import SUSPECT_S
 from fabric.record.manifest import OwnerState
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
@@ -33,17 +33,31 @@ class Telling:
     fleet: Fleet
     replicas: Replicas
 
-    async def tell(self, call: AgentName) -> AgentView:
+    async def tell(self, call: DirectAgent | WishOfAgent) -> AgentView:
         """Have the owner carry out a call, and its copies hear of it; raise as the owner does.
 
         Raises RetryLaterError where a copy did not: said again, the owner changes nothing.
         """
         async with self.replicas.telling(call.key):
             view = await self.fleet.ask_owner(call)
+            if call.may_revoke:
+                await self._spread(view.node)
             self.fleet.directory.note_words(call.key, view)
             copies = self._behind(call.key, view)
             await asyncio.gather(*(self._refresh(call.key, copy) for copy in copies))
         return view
+
+    async def _spread(self, owner: NodeName) -> None:
+        """Have every node drop what it borrowed of an agent that forgot or is private now.
+
+        The owner's tombstones say so: a heartbeat learns them, and the others' heartbeats pass
+        them on. A node that does not answer learns them before its next lease.
+        """
+        membership = self.fleet.membership
+        member = membership.find(owner)
+        if member is not None:
+            await membership.heartbeat(member)
+        await membership.refresh(SUSPECT_S)
 
     def _behind(self, key: AgentKey, owned: AgentView) -> list[Holding]:
         """List the copies that were not told all that the owner was."""

@@ -17,7 +17,7 @@ from node.turn.claim import Claims
 def directives_are_never_written():
     """What an agent is told is acknowledged, and only memory has it."""
 
-    async def publish(self, agent, record):
+    async def publish(self, agent, record, **_):
         agent.manifest = record
         self.records.put(agent)
 
@@ -90,11 +90,11 @@ def closed_agents_stay_hot():
 def closing_is_never_written():
     """What is said of an agent as a whole is in memory only."""
 
-    async def publish(self, agent, record):
+    async def publish(self, agent, record, *, revokes):
         if record.directives == agent.manifest.directives:
             agent.manifest = record
             return
-        await written(self, agent, record)
+        await written(self, agent, record, revokes=revokes)
 
     written = Directing._publish
     return patch.object(Directing, "_publish", publish)
