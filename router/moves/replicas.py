@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from itertools import islice
 
 from fabric.control.copy_calls import KeepReplica
+from fabric.control.directive_calls import DropReplica
 from fabric.control.node_calls import AgentView
 from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
@@ -24,7 +25,8 @@ from fabric.record.manifest import OwnerState
 from router.fleet import snapshots
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
-from router.fleet.words import words_of
+from router.fleet.words import forgotten_by, words_of
+from router.moves.attempts import told
 from router.moves.copier import CopyReceipt, copy_agent
 from router.moves.migrations import Migrations
 from router.placement.destination import ways
@@ -119,8 +121,11 @@ class Replicas:
         said = self._said()
         if said == self._swept and not self._rest_until_s:
             return
-        due = self._all_due()
-        self._swept = said if not due else None
+        due, behind = self._all_due(), self._all_behind()
+        self._swept = said if not (due or behind) else None
+        for key, copy in behind:
+            if key not in self._copying and key not in self._barred:
+                await self._let_forget(key, copy)
         for key, target in due:
             if not self._migrations.is_idle:
                 return  # somebody waits for that
@@ -172,6 +177,35 @@ class Replicas:
     def _was_made(self, key: AgentKey, node: NodeName, owner: Holding) -> bool:
         made, _ = self._made.get((key, node), (None, 0.0))
         return owner.view is not None and made == _end_of(owner.view) and owner.view.tail != ""
+
+    def _all_behind(self) -> list[tuple[AgentKey, Holding]]:
+        """List the copies that still have what their owners have forgotten."""
+        fleet, found = self._fleet, list[tuple[AgentKey, Holding]]()
+        for key in fleet.directory.all_keys():
+            owner = fleet.directory.owner(key)
+            if owner is not None and owner.view is not None and self._is_ready(owner):
+                forgotten = forgotten_by(owner.view)
+                found += (
+                    (key, each)
+                    for each in (fleet.directory.living(key) if forgotten else ())
+                    if each.state is OwnerState.REPLICA and fleet.is_alive(each.node)
+                    if each.view is None or forgotten - forgotten_by(each.view)
+                )
+            if len(found) >= REPLICAS_WAITING_MAX:
+                break
+        return found
+
+    async def _let_forget(self, key: AgentKey, copy: Holding) -> None:
+        """Renew a copy that is wanted; drop one that is not, or that cannot be renewed."""
+        is_wanted = self._count > 0 or (copy.view is not None and copy.view.kept)
+        if is_wanted and self._migrations.is_idle and key not in self._rest_until_s:
+            await self._refresh(key, copy.node)
+            if key not in self._rest_until_s:
+                return
+        await told(self._fleet.link(copy.node), DropReplica(*key))
+        member = self._fleet.membership.find(copy.node)
+        if member is not None:
+            await self._fleet.membership.heartbeat(member)
 
     # --- copying -----------------------------------------------------------------------------
 

@@ -76,18 +76,21 @@ class Talk:
         self.durable_tokens = 0  # of the last turn that was acknowledged as durable
         self.last = None  # what the last turn was admitted as
 
-    async def say(self, text, max_tokens=8):
-        """Take a turn; return whether it is durable."""
+    async def say(self, text, max_tokens=8, sent=()):
+        """Take a turn; return whether it is durable. `sent` has the messages that directives edit.
+
+        By number, as the client sends them; `messages` are as the model reads them.
+        """
         self.messages.append({"role": "user", "content": text})
         sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
-        answer, finished = await self._read(sampling)
+        answer, finished = await self._read(sampling, dict(sent))
         assert answer == oracle.answer(self.messages, sampling).text, "a wrong answer"
         self.messages.append({"role": "assistant", "content": answer})
         if finished.durable:
             self.durable_tokens = len(render(self.messages[:-1])) + len(answer)
         return finished.durable
 
-    async def _read(self, sampling):
+    async def _read(self, sampling, sent):
         self._operations += 1
         turn = TurnRequest(
             operation=OperationId(f"{self.key[1]}-{self._operations:08}"),
@@ -95,7 +98,7 @@ class Talk:
             model=MODEL,
             identity=Identity(IdentityKind.AGENT, self.key[1]),
             sampling=sampling,
-            prompt=chat_prompt(said(self.messages)),
+            prompt=chat_prompt(said(self._sent(sent))),
         )
         answer, finished = "", None
         opened = await patient(lambda: self._world.router.services.turns.open(turn))
@@ -107,6 +110,12 @@ class Talk:
                 finished = event
         assert finished is not None, "an answer ended without its last event"
         return answer, finished
+
+    def _sent(self, sent):
+        return [
+            {**message, "content": sent.get(at, message["content"])}
+            for at, message in enumerate(self.messages)
+        ]
 
 
 async def patient(call):

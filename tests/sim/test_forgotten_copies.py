@@ -1,0 +1,76 @@
+"""A copy is renewed or dropped soon after its owner has forgotten a message."""
+
+import asyncio
+from unittest.mock import AsyncMock, patch
+
+import pytest
+
+from fabric.control.directive_calls import DirectAgent
+from fabric.errors import RetryLaterError
+from router.moves.replicas import Replicas
+from tests.sim.script import Talk, play
+from tests.sim.test_told_copies import ALICE, FORGET, SETTINGS
+
+SECRET = "a secret"
+SOON_S = 5.0
+
+
+def words_on(host):
+    """List the files of a disk that have the secret, as text or as tokens."""
+    forms = (SECRET.encode(), b"".join(ord(char).to_bytes(4, "little") for char in SECRET))
+    return [name for name, raw in host.platter.files.items() if any(f in raw for f in forms)]
+
+
+async def forgotten(world, *, kept):
+    """Copy an agent, have it forget the secret, and let its next turn apply that."""
+    alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
+    assert await alice.say(SECRET)
+    copy = world.nodes[min(world.nodes.keys() - {alice.last.node})]
+    await services.replicas.replicate(alice.key, copy.name, kept=kept)
+    assert words_on(copy)
+    await services.telling.tell(DirectAgent(*alice.key, (FORGET,)))
+    alice.messages[1] = {"role": "user", "content": "nothing"}
+    assert await alice.say("more", sent={1: SECRET})
+    assert not words_on(world.nodes[alice.last.node])
+    return alice, copy
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_it_is_renewed_or_dropped(kept):
+    async def live(world):
+        alice, copy = await forgotten(world, kept=kept)
+        await asyncio.sleep(SOON_S)
+        assert not words_on(copy)
+        assert (copy.node.table.get(alice.key) is not None) == kept
+
+    play(live, SETTINGS)
+
+
+def test_a_copy_that_cannot_be_renewed_is_dropped():
+    async def live(world):
+        refused = AsyncMock(side_effect=RetryLaterError("no room", code="busy"))
+        alice, copy = await forgotten(world, kept=True)
+        with patch.object(Replicas, "_copy", refused):
+            await asyncio.sleep(SOON_S)
+        assert not words_on(copy)
+        assert copy.node.table.get(alice.key) is None
+
+    play(live, SETTINGS)
+
+
+def test_a_copy_whose_node_was_away_forgets_when_it_is_back():
+    async def live(world):
+        alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
+        assert await alice.say(SECRET)
+        copy = world.nodes[min(world.nodes.keys() - {alice.last.node})]
+        await services.replicas.replicate(alice.key, copy.name, kept=False)
+        copy.freeze()
+        await asyncio.sleep(SOON_S * 3)
+        await services.telling.tell(DirectAgent(*alice.key, (FORGET,)))
+        alice.messages[1] = {"role": "user", "content": "nothing"}
+        assert await alice.say("more", sent={1: SECRET})
+        copy.thaw()
+        await asyncio.sleep(SOON_S * 3)
+        assert not words_on(copy)
+
+    play(live, SETTINGS)
