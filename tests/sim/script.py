@@ -83,14 +83,15 @@ class Talk:
         """
         self.messages.append({"role": "user", "content": text})
         sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
-        answer, finished = await self._read(sampling, dict(sent))
+        answer, finished = await self._read(sampling, sent)
         assert answer == oracle.answer(self.messages, sampling).text, "a wrong answer"
         self.messages.append({"role": "assistant", "content": answer})
         if finished.durable:
             self.durable_tokens = len(render(self.messages[:-1])) + len(answer)
         return finished.durable
 
-    async def _read(self, sampling, sent):
+    async def _read(self, sampling, sent=()):
+        sent = dict(sent)
         self._operations += 1
         turn = TurnRequest(
             operation=OperationId(f"{self.key[1]}-{self._operations:08}"),
