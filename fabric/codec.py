@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -131,6 +132,8 @@ def _scalar(kind: type, value: Any, where: str) -> Any:
         return float(value)
     if type(value) is not kind:
         raise _refuse(where, f"expected {kind.__name__}, got {type(value).__name__}")
+    if isinstance(value, float) and not isfinite(value):
+        raise _refuse(where, "expected a finite number")
     return value
 
 
@@ -172,7 +175,7 @@ def _fields_of(cls: type) -> dict[str, _Field]:
 def _plain_type(kind: Any) -> type | None:
     while isinstance(kind, NewType):
         kind = kind.__supertype__
-    return kind if kind in _PLAIN else None
+    return kind if kind in _PLAIN and kind is not float else None
 
 
 def _dataclass(cls: Any, value: Any, where: str) -> Any:
@@ -184,7 +187,7 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
         field = known.get(name)
         if field is None:
             raise _refuse(where, f"has an unknown field {name!r:.80}")
-        if type(item) is field.plain:
+        if type(item) is field.plain:  # never a float: it may be infinite
             arguments[field.name] = item
         else:
             arguments[field.name] = from_plain(field.kind, item, f"{where}.{name}")

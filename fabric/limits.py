@@ -14,6 +14,9 @@ HEADER_BYTES_MAX: Final = 1 * MIB  # 192 tensors need 20 KiB
 BLOCK_BYTES_MAX: Final = 1 * GIB  # the state of Nemotron-H 56B is 864 MiB
 MANIFEST_BYTES_MAX: Final = 64 * MIB
 AGENT_TOKENS_MAX: Final = 1 << 20
+TOKEN_TEXT_BYTES_MAX: Final = 1 * KIB  # of a record's text per token; the longest have 512 spaces
+TEXT_SLACK_BYTES: Final = 64 * KIB  # beyond that: white space that a special token swallowed
+WALL_S_MAX: Final = 253_402_300_799.0  # of any time in a record: the end of the year 9999
 PIECES_MAX: Final = 1 << 14  # of one cache: four times those of the longest unedited one
 EDITED_PIECES_MAX: Final = 1 << 10  # of one edited head: then an edit is computed anew instead
 DIRECTIVES_MAX: Final = 256  # of one agent
@@ -23,9 +26,7 @@ DIRECTED_ID_CHARS_MAX: Final = 256  # of the tool call whose result one is about
 DIRECTED_TEXT_CHARS_MAX: Final = 64 * KIB  # of a text that one is to find
 DECAY_S_MAX: Final = 1e9  # after which an agent is worth less; 31 years
 UNDONE_SHOWN_MAX: Final = 64  # directives of one agent that were taken back, the newest
-SAID_BEHIND_BYTES_MAX: Final = (
-    64 * KIB
-)  # behind a message's end in which the next one is looked for
+SAID_BEHIND_BYTES_MAX: Final = 64 * KIB  # after a message: where the next is looked for
 EDITS_NOTED_MAX: Final = 64  # of one agent, the newest
 LENDERS_MAX: Final = 512  # noted in one record: two for each agent whose rows it holds
 EDITS_SHOWN_MAX: Final = 8  # of those, in an agent's view, which heartbeats carry

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from math import isfinite
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -18,6 +17,7 @@ from fabric.codec import left_out
 from fabric.edit_mode import EditMode
 from fabric.ids import OperationId
 from fabric.limits import DIRECTED_ID_CHARS_MAX, DIRECTIVE_BYTES_MAX, UNDONE_SHOWN_MAX
+from fabric.record.bounds import is_wall_time
 from fabric.record.edited_head import dropped_digest
 from fabric.record.said import DIGEST_BYTES, Spoken, said_digest
 from fabric.turn.messages import Message, MessageRole
@@ -76,7 +76,7 @@ class Directive:
         if any(not 0 <= start <= end for start, end in (self.span or (0, 0), self.at or (0, 0))):
             return "a directive is of no characters"
         text = (self.replacement or "").encode("utf-8", "surrogatepass")
-        is_timed = isfinite(self.made_s) and isfinite(self.undone_s or 0.0)
+        is_timed = is_wall_time(self.made_s) and is_wall_time(self.undone_s or 0.0)
         if len(text) > DIRECTIVE_BYTES_MAX or not is_timed:
             return "a directive is over its limits"
         return None

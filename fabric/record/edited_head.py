@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate
-from math import isfinite
 from typing import Final
 
 from fabric.codec import left_out
 from fabric.ids import BLOCK_HASH_BYTES, BlockHash
 from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS, EDITS_NOTED_MAX
+from fabric.record.bounds import is_wall_time
 from fabric.record.lenders import ANY_LENDER, Lender, are_too_many
 from fabric.record.piece_table import PieceTable
 from fabric.u32s import U32s
@@ -50,7 +50,9 @@ class EditNote:
         """Say whether it may be shown: other programs read it as JSON."""
         counts = (self.start, self.dropped_tokens, self.inserted_tokens, self.moved_tokens)
         is_in_range = all(0 <= count <= AGENT_TOKENS_MAX for count in counts)
-        return is_in_range and isfinite(self.made_s) and len(self.dropped_digest) <= _DIGEST_CHARS
+        return (
+            is_in_range and is_wall_time(self.made_s) and len(self.dropped_digest) <= _DIGEST_CHARS
+        )
 
 
 @dataclass(frozen=True, slots=True)

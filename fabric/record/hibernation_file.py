@@ -11,7 +11,6 @@ key (the command line, storing a file) can still tell a whole file from a damage
 """
 
 import hmac
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -34,6 +33,7 @@ from fabric.limits import (
     MODEL_NAME_CHARS_MAX,
     TICKET_BLOCKS_MAX,
 )
+from fabric.record.bounds import is_wall_time
 
 FAMILY: Final = b"MFHIBER"
 MAGIC: Final = FAMILY + b"1"
@@ -328,5 +328,5 @@ def _is_plausible(header: HibernationHeader) -> bool:
         and 1 <= header.blocks_count <= TICKET_BLOCKS_MAX
         and 1 <= header.record_bytes <= MANIFEST_BYTES_MAX
         and header.payload_bytes >= 1
-        and math.isfinite(header.created_s)
+        and is_wall_time(header.created_s)
     )

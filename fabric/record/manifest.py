@@ -37,8 +37,11 @@ from fabric.limits import (
     DIRECTIVES_MAX,
     MANIFEST_BYTES_MAX,
     PACKED_PIECES_MAX,
+    SKETCH_PIECES_MAX,
+    TOKEN_TEXT_BYTES_MAX,
     UNDONE_SHOWN_MAX,
 )
+from fabric.record.bounds import is_count, is_hash, is_wall_time, text_bytes_max
 from fabric.record.directive import Directive
 from fabric.record.edited_head import EditedHead
 from fabric.record.envelope import Envelope
@@ -175,6 +178,7 @@ class Manifest:
 def _problem(manifest: Manifest) -> str | None:
     return (
         _tokens_problem(manifest)
+        or _numbers_problem(manifest)
         or _wished_problem(manifest)
         or _refs_problem(manifest)
         or _pieces_problem(manifest)
@@ -199,14 +203,32 @@ def _tokens_problem(manifest: Manifest) -> str | None:
         return "token ends do not match token ids"
     if not 0 <= manifest.prompt_tokens_count <= count:
         return "prompt length is out of range"
+    return _text_problem(manifest)
+
+
+def _text_problem(manifest: Manifest) -> str | None:
     ends, text_bytes = manifest.token_ends, len(manifest.text.encode("utf-8", "surrogatepass"))
     if not ends.is_ascending():
         return "token ends go backwards"
-    if ends and ends[-1] > text_bytes:
+    tail_bytes = text_bytes - (ends[-1] if ends else 0)
+    if tail_bytes < 0:
         return "token ends run past the text"
-    if manifest.epoch < 1 or manifest.revision < 0:
-        return "epoch or revision is out of range"
+    # A detokenizer may have held back the last token's text until its answer ended.
+    if tail_bytes > TOKEN_TEXT_BYTES_MAX:
+        return "text follows its last token"
+    if text_bytes > text_bytes_max(len(ends)):
+        return "it has more text than its tokens stand for"
     return manifest.said.problem(text_bytes) if manifest.said is not None else None
+
+
+def _numbers_problem(manifest: Manifest) -> str | None:
+    if not (manifest.epoch and is_count(manifest.epoch) and is_count(manifest.revision)):
+        return "epoch or revision is out of range"
+    if not (is_wall_time(manifest.created_s) and is_wall_time(manifest.used_s)):
+        return "a time is out of range"
+    if len(manifest.sketch) > SKETCH_PIECES_MAX or not all(map(is_hash, manifest.sketch)):
+        return "its sketch is out of range"
+    return None
 
 
 def _wished_problem(manifest: Manifest) -> str | None:

@@ -4,7 +4,6 @@ Block names are keyed by cluster and tenant, checksums by nothing: a record that
 its checksums, and its names are made anew from its tokens. Nothing else it says is believed.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -16,7 +15,6 @@ from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.block_file import payload_bytes
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.kvcache.hashing import LINEAGE_BYTES, ROOT_PARENT, block_hash, edited_parent
-from fabric.limits import SKETCH_PIECES_MAX
 from fabric.record.hibernation_file import HibernationHeader, require_sound
 from fabric.record.lenders import Lender, are_too_many, merge_lenders
 from fabric.record.manifest import Manifest, OwnerState, Placed
@@ -25,8 +23,6 @@ from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
 from fabric.record.restore_plan import essential
 from fabric.record.truncate import without_edited
-
-_HASH_BITS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +91,7 @@ def owned_anew(
         epoch=epoch,
         revision=record.revision + 1,
         state=OwnerState.OWNED,
+        created_s=min(record.created_s, wall_s),
         used_s=wall_s,
         migration=None,
         sealed_to=None,
@@ -154,9 +151,6 @@ def _check_plain(record: Manifest, header: HibernationHeader, vocabulary_size: i
     origins = record.edited.origins if record.edited is not None else ()
     ids = (record.token_ids, *(origin.tokens for origin in origins))
     _require(max(map(max, ids)) < vocabulary_size)  # a larger one would be read out of bounds
-    _require(len(record.sketch) <= SKETCH_PIECES_MAX)
-    _require(all(0 <= piece < 1 << _HASH_BITS for piece in record.sketch))
-    _require(math.isfinite(record.created_s))
     if record.group is not None:
         try:
             parse_agent_id(record.group)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from fabric.kvcache.block import BlockRef
+from fabric.record.bounds import text_bytes_max
 from fabric.record.manifest import Manifest, Placed
 from fabric.record.named_blocks import named_blocks
 from fabric.record.provenance import TruncatedBy
@@ -25,6 +26,8 @@ def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manife
     like more conversations than the whole record did.
     """
     count = record.pieces.tokens_before(unusable)
+    if count and record.token_ends[count - 1] > text_bytes_max(count):
+        count = 0  # an answer without a space ends all its tokens at once: too far for these few
     is_whole = count == record.tokens_count
     pieces = record.pieces.slice(0, count)
     text = record.text.encode("utf-8", "surrogatepass")[

@@ -8,6 +8,7 @@ from fabric.errors import ConflictError, RejectedError
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.shift import why_unshiftable
 from fabric.limits import AGENT_TOKENS_MAX, EDIT_KEPT_TOKENS_MIN
+from fabric.record.bounds import has_too_long_tokens
 from fabric.record.spans import rewritten
 from fabric.turn.edited_prompt import plan_edited_prompt
 from fabric.turn.generation import (
@@ -180,5 +181,8 @@ class Prompts:
         vocabulary_size = self.identity.model.vocabulary_size
         if max(made.ids) >= vocabulary_size:  # a tokenizer may know more than the model
             message = f"the prompt has a token that the model lacks: it has {vocabulary_size}"
+            raise RejectedError(message, code=_INVALID, param="messages")
+        if not is_answer and has_too_long_tokens(made.ends, made.kept_tokens):
+            message = "the prompt has longer runs of white space than are kept: shorten them"
             raise RejectedError(message, code=_INVALID, param="messages")
         self.memory.check(self.identity.spec.resident_bytes(count))

@@ -98,3 +98,18 @@ def test_what_only_equals_a_choice_is_none(level: object) -> None:
     """In Python, True and 1.0 equal 1."""
     with pytest.raises(RejectedError, match="level"):
         from_plain(Chosen, {"level": level})
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_not_finite_is_refused(number):
+    """NaN seconds of one node's queue would make every comparison of nodes false."""
+
+    @dataclass(frozen=True, slots=True)
+    class Load:
+        queue_s: float
+        rate: float | None = None
+
+    with pytest.raises(RejectedError, match="queue_s: expected a finite number"):
+        unpack(Load, pack(Load(number)), 1024)
+    with pytest.raises(RejectedError, match="rate: expected a finite number"):
+        unpack(Load, pack(Load(0.0, number)), 1024)

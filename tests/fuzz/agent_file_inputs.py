@@ -26,6 +26,7 @@ from fabric.record.hibernation_file import (
 from fabric.record.hibernation_file import MAGIC as FILE_MAGIC
 from fabric.record.manifest import MAGIC, Manifest, Placed, decode_manifest, encode_manifest
 from fabric.record.rekey import rekeyed
+from tests.fuzz.bounds_inputs import rebuilt_bounds, require_bounds
 from tests.fuzz.edited_inputs import edited_record, rebuilt_edits, use
 from tests.fuzz.mutation import mutate_bytes, mutate_tree, spell_msgpack
 from tests.support.blocks import MIXED, SALT, Block, make_block, make_manifest, with_kv
@@ -50,6 +51,7 @@ def parse_agent_file(raw: bytes) -> object:
                 record += frame.body
     reader.finish()
     made = rekeyed(decode_manifest(bytes(record)), header, MIXED, SALT, VOCABULARY)
+    require_bounds(made.record)
     use(made.record)
     return made
 
@@ -130,8 +132,11 @@ def _with_other_record(rng: random.Random, frames: Frames, record: bytes) -> Fra
     """Change the record, checksum it again, and let the header tell its length."""
     lead = len(MAGIC) + 16
     body = record[lead:]
-    if rng.random() < 0.5:
+    chance = rng.random()
+    if chance < 0.4:
         body = rebuilt_edits(rng, body)
+    elif chance < 0.6:
+        body = rebuilt_bounds(rng, body)
     else:
         body = spell_msgpack(rng, mutate_tree(rng, msgpack.unpackb(body)))
     made = MAGIC + payload_checksum([body]) + body

@@ -19,6 +19,7 @@ from fabric.record.manifest import MAGIC, Placed, decode_manifest, encode_manife
 from fabric.record.provenance import LastServed, Provenance, TruncatedBy
 from fabric.record.spec_file import SpecRecord, encode_spec
 from fabric.record.truncate import misplaced_refs, truncate_record
+from tests.fuzz.bounds_inputs import rebuilt_bounds, require_bounds
 from tests.fuzz.edited_inputs import DIRECTIVES, edited_record, rebuilt_edits, use
 from tests.fuzz.mutation import mutate_bytes, mutate_tree, spell_json, spell_msgpack
 from tests.support.blocks import (
@@ -46,11 +47,14 @@ def enclosed(enclose: Callable[[bytes], bytes], lead_bytes: int, rng: Rng, seed:
 
 
 def rebuilt_record(rng: Rng, seed: bytes) -> bytes:
-    """Mutate a record anywhere, or only what tells of its edits."""
+    """Mutate a record anywhere, or only what tells of its edits, or what only numbers bound."""
     lead = len(MAGIC) + CHECKSUM_BYTES
     enclose = partial(checksummed, MAGIC)
-    if rng.random() < 0.5:
+    chance = rng.random()
+    if chance < 0.4:
         return enclose(rebuilt_edits(rng, seed[lead:]))
+    if chance < 0.6:
+        return enclose(rebuilt_bounds(rng, seed[lead:]))
     return enclosed(enclose, lead, rng, seed)
 
 
@@ -131,6 +135,7 @@ def parse_record(raw: bytes) -> object:
     record = decode_manifest(raw)
     places = map(record.pieces.resolve, range(record.tokens_count))
     assert all(0 <= place.offset < place.block.tokens_count for place in places)
+    require_bounds(record)
     use(record)
     lost = misplaced_refs(record, SALT)
     lost.update(record.refs[len(record.refs) // 2 :])

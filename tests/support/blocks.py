@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 
+from fabric.codec import pack
 from fabric.ids import AgentId, BlockHash, Fingerprint, NodeName, TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_file import payload_bytes
@@ -21,7 +22,7 @@ from fabric.kvcache.hashing import (
     tenant_salt,
     token_bytes,
 )
-from fabric.record.manifest import Manifest, OwnerState
+from fabric.record.manifest import MAGIC, Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
 from node.store.block_store import BlockStore
 from tests.support.layers import attention_layer
@@ -128,3 +129,9 @@ def make_manifest(blocks: list[Block], revision: int = 1, epoch: int = 1, agent=
 
 def refs_of(manifest: Manifest) -> list[BlockRef]:
     return manifest.pieces.blocks
+
+
+def sealed_unchecked(record: Manifest) -> bytes:
+    """Serialize a record as `encode_manifest` does, however wrong it is."""
+    body = pack(record)
+    return MAGIC + payload_checksum([body]) + body

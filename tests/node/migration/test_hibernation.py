@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import random
-import struct
 from dataclasses import replace
 
 import httpx2
@@ -12,21 +11,15 @@ import pytest
 from fabric.control.hibernation_calls import HIBERNATE_PATH, RESUME_PATH, Hibernate, Resume
 from fabric.errors import CorruptDataError, RejectedError
 from fabric.ids import AgentId, NodeName, TenantId
-from fabric.kvcache.cache_spec import CacheGroup
-from fabric.kvcache.hashing import payload_checksum
 from fabric.record.hibernation_file import (
     FrameKind,
     FrameReader,
-    brought_signing_key,
-    encode_file,
-    key_id,
-    peek_header,
 )
-from fabric.record.manifest import OwnerState, Placed, decode_manifest, encode_manifest
-from fabric.record.piece_table import PieceTable
+from fabric.record.manifest import OwnerState
 from fabric.turn.generation import CacheTier, Delta
 from node.runtime.identity import NodeIdentity
 from tests.support.architectures import ARCHITECTURES
+from tests.support.forged_files import LIES, forged
 from tests.support.hibernation import (
     BROUGHT_KEY,
     frame_ends,
@@ -45,7 +38,6 @@ SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat o
 HELLO = [SYSTEM, {"role": "user", "content": "naïve café 東京"}]
 OTHER_FABRIC = b"z" * 32
 OTHER_TENANT = TenantId("other")
-LEAVES = brought_signing_key(BROUGHT_KEY)
 
 
 def logprobs(service, messages, agent, epoch):
@@ -233,76 +225,6 @@ def test_an_upload_that_stands_still_or_breaks_off_leaves_nothing(
 
 
 # --- files that are signed, and lie ----------------------------------------------------------
-
-
-def _of(record, payloads):
-    """Name changed payloads by their own checksums."""
-    pieces = [
-        replace(piece, block=replace(piece.block, checksum=payload_checksum([payload])))
-        for piece, payload in zip(record.pieces, payloads, strict=True)
-    ]
-    return replace(record, pieces=PieceTable(tuple(pieces)))
-
-
-def forged(
-    raw, *, record=lambda record: record, header=lambda header: header, swap=False, number=None
-):
-    """Sign a changed file with the key of its owner."""
-    frames = list(FrameReader(LEAVES).feed(raw))
-    body = lambda kind: b"".join(frame.body for frame in frames if frame.kind is kind)  # noqa: E731
-    manifest, old = decode_manifest(body(FrameKind.RECORD)), peek_header(raw)
-    payloads, rest = [], memoryview(body(FrameKind.BLOCK))
-    for ref in manifest.refs:
-        payloads.append(rest[: ref.payload_bytes])
-        rest = rest[ref.payload_bytes :]
-    if number is not None:  # the last before the tokens: a bias
-        last = bytearray(payloads[-1])
-        at = len(last) - 4 * manifest.pieces[-1].block.tokens_count
-        last[at - 4 : at] = struct.pack("<f", number)
-        payloads[-1] = memoryview(bytes(last))
-        manifest = _of(manifest, payloads)
-    packed = encode_manifest(record(manifest))
-    if swap:
-        payloads[0] = memoryview(bytes(payloads[0])[::-1])
-    made = header(replace(old, record_bytes=len(packed), key_id=key_id(LEAVES)))
-    return b"".join(encode_file(made, packed, payloads, LEAVES))
-
-
-def _first_ref(record, **change):
-    first = record.pieces[0]
-    piece = replace(first, block=replace(first.block, **change))
-    return replace(record, pieces=PieceTable((piece, *record.pieces.items[1:])))
-
-
-def _with_state(record):
-    last = record.pieces[-1].block
-    state = Placed(replace(last, group=CacheGroup.STATE), record.tokens_count)
-    return replace(record, states=(state,))
-
-
-LIES = {
-    "a token the model has not": {
-        "record": lambda r: replace(r, token_ids=(1 << 31, *r.token_ids[1:]))
-    },
-    "other tokens": {"record": lambda r: replace(r, token_ids=(5, *r.token_ids[1:]))},
-    "another agent": {"record": lambda r: replace(r, agent=AgentId("mallory"))},
-    "another epoch": {"record": lambda r: replace(r, epoch=r.epoch + 1)},
-    "a group that is none": {"record": lambda r: replace(r, group="../../x")},
-    "a date that is none": {"record": lambda r: replace(r, created_s=float("inf"))},
-    "an endless sketch": {"record": lambda r: replace(r, sketch=(1,) * 10_000)},
-    "sketch out of range": {"record": lambda r: replace(r, sketch=(-1,))},
-    "too large a block": {"record": lambda r: _first_ref(r, payload_bytes=1 << 27)},
-    "too small a block": {"record": lambda r: _first_ref(r, payload_bytes=4)},
-    "another checksum": {"record": lambda r: _first_ref(r, checksum=bytes(16))},
-    "a state the model has not": {"record": _with_state},
-    "more blocks": {"header": lambda h: replace(h, blocks_count=h.blocks_count + 1)},
-    "other bytes": {"swap": True},
-    "fewer bytes": {"header": lambda h: replace(h, payload_bytes=h.payload_bytes - 1)},
-    "fewer tokens": {"header": lambda h: replace(h, tokens_count=h.tokens_count - 1)},
-    "an infinity": {"number": float("inf")},
-    "no number": {"number": float("nan")},
-    "another model": {"header": lambda h: replace(h, fingerprint=bytes(32))},
-}
 
 
 @pytest.mark.parametrize("lie", LIES)
