@@ -259,6 +259,7 @@ GONE_AGENTS_MAX: Final = 16_384  # removed ones that a node can still name; 2 MB
 WHOLE_LIST_S: Final = 600.0  # how old the last whole list of a node may get
 SUSPECT_S: Final = 3.0
 LEASE_S: Final = 6.0
+OWNER_WAIT_S_MAX: Final = 60.0  # of a turn, for a node that joins or restarts with its agent
 EPOCH_LEAP: Final = 1_024  # more moves and takeovers than an agent sees between two restarts
 EPOCH_LEAP_BITS: Final = 20  # of chance on top of it
 CONTROL_CALLS_MAX: Final = 64  # long copies among them; heartbeats must not wait for those,

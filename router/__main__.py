@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from fabric.errors import FabricError
+from fabric.ids import parse_node_name
 from fabric.settings import FabricSettings, RouterSettings
 from router.cli.config_file import read_settings
 from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.errors import CommandError
+from router.fleet.expected_nodes import ExpectedNodes
 from router.listener import listen
 from router.placement.placement import Placement
 from router.placement.seconds import Policy
@@ -57,6 +59,7 @@ def main() -> int:
                 placement=placement,
                 runs_dir=folder.router_runs,
                 stop_wait_s=lambda: folder.read_stop_wait(chosen.stop_wait_s),
+                expected=_expected_nodes(chosen, arguments),
             )
             asyncio.run(serving)
     except (FabricError, CommandError) as error:
@@ -82,6 +85,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, help="likewise; 0 takes any free port")
     parser.add_argument("--expect", type=int, help="how many nodes there are, once all have come")
     parser.add_argument(
+        "--expect-node", action="append", default=[], help="the name of one; may be repeated"
+    )
+    parser.add_argument(
         "--policy",
         choices=[policy.value for policy in Policy],
         default=Policy.SECONDS.value,
@@ -99,6 +105,11 @@ def _overridden(settings: FabricSettings, arguments: argparse.Namespace) -> Rout
     if arguments.expect is not None:
         chosen = replace(chosen, nodes_expected=arguments.expect)
     return chosen
+
+
+def _expected_nodes(chosen: RouterSettings, arguments: argparse.Namespace) -> ExpectedNodes:
+    names = tuple(map(parse_node_name, arguments.expect_node))
+    return ExpectedNodes(chosen.nodes_expected, names)
 
 
 def _operated(settings: RouterSettings, folder: DataFolder) -> RouterSettings:

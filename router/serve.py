@@ -25,6 +25,7 @@ from fabric.short_pauses import keep_pauses_short
 from router.app import build_app
 from router.clock import SystemClock
 from router.fleet import ray_control
+from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Roster
 from router.fleet.node_client import ControlTransport, HttpNodeLink
@@ -70,7 +71,7 @@ class StopSignals:
                 loop.add_signal_handler(number, self._on_signal)
 
 
-async def serve(
+async def serve(  # noqa: PLR0913 - all by name, from one place
     settings: RouterSettings,
     keys: RouterKeys,
     ray_address: str,
@@ -80,6 +81,7 @@ async def serve(
     on_ready: Callable[[str, list[str]], None] = announce,
     runs_dir: Path | None = None,
     stop_wait_s: Callable[[], float] | None = None,
+    expected: ExpectedNodes | None = None,
 ) -> None:
     """Serve clients of the fabric at `ray_address` until SIGTERM or SIGINT."""
     ray_control.connect(ray_address, wait_s=ray_control.JOIN_S)
@@ -96,6 +98,7 @@ async def serve(
             signals=signals,
             runs_dir=runs_dir,
             stop_wait_s=stop_wait_s,
+            expected=expected,
         )
     finally:
         ray_control.disconnect()
@@ -113,6 +116,7 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
     keys: RouterKeys | None = None,
     runs_dir: Path | None = None,
     stop_wait_s: Callable[[], float] | None = None,
+    expected: ExpectedNodes | None = None,
 ) -> None:
     """Serve clients of the nodes in `roster` on a socket that listens already.
 
@@ -130,7 +134,7 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
             return HttpNodeLink(name, transport, http, secret, is_lost, proven_as=proven_as)
 
         fleet = Fleet(roster, link, SystemClock())
-        services = assemble(fleet, settings, cluster_key, placement)
+        services = assemble(fleet, settings, cluster_key, placement, expected)
         app = build_app(settings, services, runs_dir)
         runs: Runs = app.state.runs
 

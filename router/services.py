@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fabric.kvcache.hashing import agent_digest
 from fabric.settings import RouterSettings
+from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.fleet import Fleet
 from router.fleet.peer_exchange import PeerExchange
 from router.moves.drains import Drains
@@ -71,6 +72,7 @@ def assemble(
     settings: RouterSettings,
     cluster_key: bytes,
     placement: Placement | None = None,
+    expected: ExpectedNodes | None = None,
 ) -> Services:
     """Build all parts around a fleet."""
     telemetry = Telemetry()
@@ -81,7 +83,7 @@ def assemble(
     erasures = Erasures(fleet, migrations, replicas, telemetry, cluster_key)
     fleet.membership.on_join = erasures
     fleet.directory.floor = erasures.floor
-    fleet.meeting.expected = settings.nodes_expected
+    fleet.meeting.expected = expected or ExpectedNodes(settings.nodes_expected)
     fleet.alias = lambda key: agent_digest(cluster_key, *key)[:ALIAS_CHARS]
     return Services(
         fleet=fleet,

@@ -59,6 +59,7 @@ class Plan:
     waits_for_good: bool = False  # for nodes that come later, once Ray is joined
     stop_wait_s: float = 0.0  # for running turns, unless `down` asks for something else
     nodes_to_come: int = 0  # what the router may say "come again" for; 0: nobody knows
+    node_names: tuple[str, ...] = ()  # of those, where they are known
 
 
 @dataclass(slots=True)
@@ -263,6 +264,7 @@ class Supervisor:
         argv = [sys.executable, "-m", "router", "--data-dir", str(plan.folder.path)]
         argv += ["--ray-address", plan.ray_address, "--host", plan.host, "--port", str(port)]
         argv += ["--expect", str(plan.nodes_to_come)]
+        argv += [f"--expect-node={name}" for name in plan.node_names]
         argv += ["--config", str(plan.config)] if plan.config else []
         # Of a long body nothing stays when it has been passed on; macOS does that by itself.
         environment = plan.environment | {"MALLOC_MMAP_THRESHOLD_": "65536"}

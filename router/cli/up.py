@@ -124,6 +124,7 @@ def run_up(arguments: argparse.Namespace) -> int:
             bind=_bind(),
             stop_wait_s=settings.router.stop_wait_s,
             nodes_to_come=len(names),
+            node_names=tuple(names),
         )
         supervisor = Supervisor(plan, keeper, ray, steps.say, lambda: bool(ends))
         stack.callback(supervisor.stop, hurry=lambda: len(ends) > 1)

@@ -4,7 +4,9 @@
 
 For at most a lease. Answered at once, a client of the router before would believe that its agent
 is gone, and a DELETE would erase nothing. A router that is told how many nodes there are says "come
-again" of what it has not heard of until as many are on Ray's list, for at most GATHER_S.
+again" of what it has not heard of until as many are on Ray's list, for at most GATHER_S. A turn
+cannot come again by itself: it waits for its agent's owner, but no longer than computing its prompt
+anew would take (`router/turns/owner_wait.py`).
 """
 
 import asyncio
@@ -13,11 +15,12 @@ from collections.abc import Callable
 from fabric.errors import FabricError, NotFoundError, RetryLaterError
 from fabric.limits import LEASE_S, NAME_CHARS_TOLD
 from fabric.ports import Clock
+from router.fleet.expected_nodes import ExpectedNodes, MissingNodes
 from router.fleet.membership import Membership
 
 MEET_WAIT_S = LEASE_S  # after the router's start: by then, a node that is silent has no lease
 MEET_POLL_S = 0.02
-LATE_WAIT_S = 10.0  # for nodes that came later, e.g. still load, where nobody knows an agent
+REPORT_WAIT_S = 10.0  # for the first list of agents of a node that serves already
 AGAIN_S = 2.0
 GATHER_S = 120.0  # after the router's start: Macs that `ray up` starts come in a minute or two
 
@@ -30,12 +33,17 @@ class Meeting:
         self._clock = clock
         self._until_s = clock.monotonic_s() + MEET_WAIT_S
         self._gathered_s = clock.monotonic_s() + GATHER_S
-        self.expected = 0  # nodes of this fabric; 0: nobody has said how many
+        self.expected = ExpectedNodes()
+
+    @property
+    def missing(self) -> MissingNodes:
+        """Expected nodes that were never on Ray's list."""
+        return self.expected.missing([member.name for member in self._membership.members])
 
     @property
     def unmet(self) -> int:
-        """How many nodes are to come that were never on Ray's list."""
-        return max(0, self.expected - len(self._membership.members))
+        """How many expected nodes were never on Ray's list."""
+        return self.missing.count
 
     def has_heard_all(self) -> bool:
         """Say whether every node that there is has told this router its agents at least once."""
@@ -44,6 +52,22 @@ class Meeting:
     def is_gathering(self) -> bool:
         """Say whether nodes that were never met may still come."""
         return self.unmet > 0 and self._clock.monotonic_s() < self._gathered_s
+
+    def awaited(self) -> tuple[str, ...]:
+        """Name the nodes that may soon report agents for the first time."""
+        is_open = self._clock.monotonic_s() < self._gathered_s
+        names = [
+            member.name
+            for member in self._membership.members
+            if member.listed is None and (is_open or self._membership.is_up(member.name))
+        ]
+        missing = self.missing
+        return (*names, *([str(missing)] if is_open and missing.count else []))
+
+    def is_reporting(self) -> bool:
+        """Say whether a node that serves is about to report its agents for the first time."""
+        serving = [m for m in self._membership.members if m.view and self._membership.is_up(m.name)]
+        return any(member.listed is None for member in serving)
 
     async def wait(self, is_known: Callable[[], bool], patience_s: float = 0.0) -> None:
         """Return once `is_known`, or as soon as this router is no new one any more.
@@ -61,14 +85,25 @@ class Meeting:
     async def roster(self) -> None:
         await self.wait(lambda: self._membership.has_roster)
 
-    async def agents(self, is_known: Callable[[], bool] = lambda: True) -> None:
-        """Wait until every node has told its agents, or has had its time to do so.
-
-        Where nobody knows the agent even then, nodes that came later have theirs.
-        """
+    async def agents(self) -> None:
+        """Wait until every node on Ray's list has reported its agents, or a lease has passed."""
         await self.wait(self._membership.settled)
-        if not is_known():
-            await self.wait(self._membership.settled, LATE_WAIT_S)
+
+    async def owner(self, is_known: Callable[[], bool], patience_s: float) -> bool:
+        """Wait until a node reports what `is_known` asks for; return whether one did.
+
+        The wait ends after `patience_s`, and as soon as no further node is awaited. A node that
+        serves already reports within moments, so its report is always waited for.
+        """
+        now_s = self._clock.monotonic_s()
+        until_s, reported_s = now_s + patience_s, now_s + REPORT_WAIT_S
+        while not is_known():
+            now_s = self._clock.monotonic_s()
+            is_due = now_s < until_s and self.awaited()
+            if not is_due and not (now_s < reported_s and self.is_reporting()):
+                return False
+            await asyncio.sleep(MEET_POLL_S)
+        return True
 
     def _is_member(self, name: str) -> bool:
         return any(member.name == name for member in self._membership.members)
@@ -102,7 +137,9 @@ class Meeting:
         return NotFoundError(message, code="unknown_node", param=param)
 
     def _told_unmet(self) -> str:
-        return f"{self.unmet} of {self.expected} nodes"
+        missing = self.missing
+        names = f" ({missing})" if missing.names else ""
+        return f"{missing.count} of {self.expected.total} nodes{names}"
 
 
 def no_such_agent(agent: str) -> NotFoundError:

@@ -183,6 +183,10 @@ class Membership:
         """Name the nodes that have never told this router their agents."""
         return tuple(member.name for member in self.members if member.listed is None)
 
+    def reports(self) -> tuple[tuple[int, int] | None, ...]:
+        """Return the version of each node's last list of agents."""
+        return tuple(member.listed for member in self.members)
+
     @property
     def has_roster(self) -> bool:
         return self._has_roster

@@ -79,10 +79,20 @@ class Placement:
 
 
 def recompute_s(turn: TurnFacts, fleet: FleetSnapshot) -> float:
-    """Estimate the prefill of a whole prompt on the fastest node that was not given up."""
-    nodes = (n for n in fleet.nodes.values() if n.is_ready and n.name not in turn.given_up)
-    fastest = max((node.view.prefill_tokens_per_s for node in nodes), default=0.0)
-    return prefill_s(turn.prompt_tokens, fastest) if fastest else math.inf
+    """Estimate the prefill of a prompt, but for replicas, on nodes that were not given up."""
+    nodes = [n for n in fleet.nodes.values() if n.is_ready and n.name not in turn.given_up]
+    if not nodes:
+        return math.inf
+    names = {node.name for node in nodes}
+    replicas = [p for p in fleet.prefixes if turn.agent and p.agent == turn.agent]
+    share = max((replica.share for replica in replicas if replica.node in names), default=0.0)
+    fastest = max(node.view.prefill_tokens_per_s for node in nodes) or PREFILL_TOKENS_PER_S
+    return prefill_s((1.0 - share) * turn.prompt_tokens, fastest)
+
+
+def is_continued(turn: TurnFacts, fleet: FleetSnapshot) -> bool:
+    """Say whether a node that is up owns a conversation that an unnamed turn continues."""
+    return _continued(turn, fleet) is not None
 
 
 def _holder(turn: TurnFacts, fleet: FleetSnapshot, roles: Sequence[HolderRole]) -> NodeName | None:

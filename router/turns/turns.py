@@ -19,6 +19,7 @@ from fabric.errors import (
     RetryLaterError,
 )
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
+from fabric.limits import OWNER_WAIT_S_MAX
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import Admitted, Event, Failed, HandedOver, Identity, IdentityKind
 from router.events.fleet_event import FleetEvent, TurnBegan, TurnEnded
@@ -34,6 +35,7 @@ from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
 from router.turns.model_check import ModelCheck
 from router.turns.open_turn import OpenTurn
+from router.turns.owner_wait import OwnerWait
 from router.turns.running_turns import Breaker, RunningTurns
 from router.turns.targets import Target, Targets
 
@@ -41,7 +43,6 @@ _LOG = logging.getLogger("macfabric.router.turns")
 
 RETRY_S = 0.1
 RESUMING_POLL_S = 0.02
-RETURN_WAIT_S_MAX = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Turns:
         self.running = RunningTurns()
         self._models = ModelCheck(fleet)
         self._targets = Targets(fleet, placement, telemetry)
+        self._owner_wait = OwnerWait(fleet)
 
     async def open(self, turn: TurnRequest) -> OpenTurn:
         """Return the turn once a node has admitted it."""
@@ -222,7 +224,9 @@ class Turns:
         """Wait for whatever is just being decided of a turn's agent, or will be told soon."""
         key, directory = turn.key, self._fleet.directory
         # Who is told to own an agent may have lost it to a node that has not told its own yet.
-        await self._fleet.meeting.agents(lambda: key is None or directory.owner(key) is not None)
+        await self._fleet.meeting.agents()
+        if not attempt.goes_first:
+            await self._owner_wait.wait(turn, attempt.started_s)
         if key is None:
             return
         await self._migrations.settle(key)
@@ -286,7 +290,7 @@ class Turns:
         if target.waits and is_returning:
             # Its KV cache comes back with it: wait as long as computing it anew would take.
             anew_s = self._targets.recompute_s(turn, without=target.node)
-            patience_s = max(patience_s, min(anew_s, RETURN_WAIT_S_MAX))
+            patience_s = max(patience_s, min(anew_s, OWNER_WAIT_S_MAX))
         is_down = not is_returning and not self._fleet.is_up(target.node)
         if is_down or now_s - attempt.lost_since_s >= patience_s:
             _LOG.warning("gave up on %s: %s", target.node, error.code)

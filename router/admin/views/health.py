@@ -1,5 +1,7 @@
 """How the fabric is, as JSON: everybody learns the status, operators what it comes from."""
 
+from collections.abc import Sequence
+
 from fabric import __version__
 from fabric.codec import to_plain
 from router.admin.views.row import Row
@@ -8,17 +10,33 @@ from router.fleet.membership import LeaseState, Member
 from router.http.auth import Principal
 
 DOWN = "unavailable"
+PARTIAL = "partial"  # some nodes, and their agents, are not there yet
 
 
 def health_row(fleet: Fleet, caller: Principal) -> Row:
-    """Show whether anybody serves, and whether everybody remembers."""
+    """Show whether the fabric serves, and what it lacks."""
     nodes = [_node_row(fleet, member) for member in fleet.membership.members]
-    is_serving = bool(fleet.ready())
-    is_whole = is_serving and all(node["ok"] for node in nodes)
-    row: Row = {"status": "ok" if is_whole else "degraded" if is_serving else DOWN}
+    row: Row = {"status": _status(fleet, nodes)}
     if caller.operator is not None:
+        missing = fleet.meeting.missing
+        joining = [member.name for member in fleet.membership.members if _is_joining(member)]
         row |= {"version": __version__, "nodes": nodes}
+        row |= {"missing": sorted([*missing.names, *joining]), "unmet": missing.count}
     return row
+
+
+def _status(fleet: Fleet, nodes: Sequence[Row]) -> str:
+    if not fleet.ready():
+        return DOWN
+    members = fleet.membership.members
+    if fleet.meeting.missing.count or any(map(_is_joining, members)):
+        return PARTIAL
+    return "ok" if all(node["ok"] for node in nodes) else "degraded"
+
+
+def _is_joining(member: Member) -> bool:
+    """Say whether a node has not reported its agents since the router started."""
+    return member.listed is None
 
 
 def _node_row(fleet: Fleet, member: Member) -> Row:

@@ -140,8 +140,8 @@ async def test_nodes_that_have_not_told_their_agents_are_waited_for():
 
 
 async def test_a_node_that_comes_late_is_waited_for_where_nobody_knows_the_agent():
-    late = FakeNode("node-b")
-    late.memory["default", "alice"] = Memory("default", "alice", epoch=4, text=f"<user>{LONG}")
+    late, said = FakeNode("node-b"), LONG * 10
+    late.memory["default", "alice"] = Memory("default", "alice", epoch=4, text=f"<user>{said}")
     late.does.slow["list_agents"] = 0.5
     async with rig(nodes=[FakeNode("node-a"), late], started=False) as made:
         made.listed.pop("node-b")
@@ -152,7 +152,7 @@ async def test_a_node_that_comes_late_is_waited_for_where_nobody_knows_the_agent
         await until(lambda: made.fleet.membership.find("node-b"))
         known, unnamed = await made.chat("hi", agent="bob"), await made.chat("hi")
         was_told = made.fleet.membership.find("node-b").listed is not None
-        answer = await made.chat(LONG, agent="alice")
+        answer = await made.chat(said, agent="alice")
 
     assert {known.status_code, unnamed.status_code, was_told} == {200, False}
     assert node_of(answer) == "node-b"

@@ -1,0 +1,75 @@
+"""A turn whose agent no node has reported waits for the expected nodes that have not joined.
+
+    owner reported      the turn goes there
+    no node is awaited  it begins anywhere
+    time is up          likewise: computing the prompt anew takes no longer than the wait did
+
+The time is the router's own estimate of the prefill, and at most OWNER_WAIT_S_MAX. A conversation
+without an answer in it has just begun, so it waits only where it names its agent.
+"""
+
+import logging
+from collections.abc import Callable
+
+from fabric.limits import OWNER_WAIT_S_MAX
+from fabric.turn.messages import MessageRole
+from router.fleet import snapshots
+from router.fleet.fleet import Fleet
+from router.placement.placement import is_continued, recompute_s
+from router.prompt import Prompt
+from router.turn_request import TurnRequest
+
+_LOG = logging.getLogger("macfabric.router.turns")
+
+
+class OwnerWait:
+    """Holds turns back while the owner of their agent may still join."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    async def wait(self, turn: TurnRequest, since_s: float) -> None:
+        """Return once the turn's owner has reported, or a wait begun at `since_s` is too long."""
+        meeting = self._fleet.meeting
+        if not (meeting.awaited() or meeting.is_reporting()) or self._is_known(turn):
+            return
+        estimate_s = recompute_s(snapshots.facts_of(turn), snapshots.of_turn(self._fleet, turn))
+        now_s = self._fleet.clock.monotonic_s()
+        patience_s = since_s + min(estimate_s, OWNER_WAIT_S_MAX) - now_s
+        awaited = meeting.awaited()
+        is_found = await meeting.owner(self._watch(turn), patience_s)
+        alias = self._fleet.alias(turn.key) if turn.key else "without a name"
+        waited_s = self._fleet.clock.monotonic_s() - now_s
+        outcome = "its owner joined" if is_found else "no owner joined"
+        _LOG.info("agent %s: waited %.1f s for %s; %s", alias, waited_s, awaited, outcome)
+
+    def _watch(self, turn: TurnRequest) -> Callable[[], bool]:
+        """Return a cheap `_is_known`: content is compared again only after a node has reported."""
+        reports, is_known = self._fleet.membership.reports(), False
+
+        def look() -> bool:
+            nonlocal reports, is_known
+            latest = self._fleet.membership.reports()
+            if turn.key is not None or latest != reports:
+                reports, is_known = latest, self._is_known(turn)
+            return is_known
+
+        return look
+
+    def _is_known(self, turn: TurnRequest) -> bool:
+        """Say whether waiting is pointless: the owner is known, or there cannot be one."""
+        key, directory = turn.key, self._fleet.directory
+        if key is not None:
+            known = directory.owner(key) or directory.starting(key) or directory.stepped_down(key)
+            return known is not None
+        if not turn.is_kept or not _may_continue(turn.prompt):
+            return True
+        return is_continued(snapshots.facts_of(turn), snapshots.of_turn(self._fleet, turn))
+
+
+def _may_continue(prompt: Prompt) -> bool:
+    """Say whether a prompt may continue a stored conversation, found by its content."""
+    if prompt.messages is None:
+        return bool(prompt.sketch)
+    has_answer = any(message.role is MessageRole.ASSISTANT for message in prompt.messages)
+    return has_answer and bool(prompt.sketch)
