@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from fabric.turn.messages import Message, MessageRole
 from router.policies.error_texts import is_failed
@@ -40,19 +41,23 @@ class DropFailedToolCalls(EditPolicy):
 
 
 def _made_good(messages: Sequence[Message]) -> list[Exchange]:
-    """List failed calls whose tool was called later, and well; not one with the last result.
+    """List failed calls whose tool succeeded in a later answer; not one with the last result.
 
-    Results of one answer's calls come in any order.
+    Calls of one answer are made at once: none of them is later than another.
     """
     found: list[Exchange] = []
     good: set[str] = set()
     last = len(messages) - 1
-    for each in reversed(exchanges_of(messages)):
-        if each.answered_at is None:
-            continue
-        name, failed = each.use(messages).name, is_failed(messages[each.answered_at])
-        if failed and name in good and each.answered_at < last:
-            found.append(each)
-        elif not failed:
-            good.add(name)
+    by_answer = groupby(reversed(exchanges_of(messages)), key=lambda each: each.asked_at)
+    for _, calls in by_answer:
+        good_here: set[str] = set()
+        for each in calls:
+            if each.answered_at is None:
+                continue
+            name, failed = each.use(messages).name, is_failed(messages[each.answered_at])
+            if failed and name in good and each.answered_at < last:
+                found.append(each)
+            elif not failed:
+                good_here.add(name)
+        good |= good_here
     return found
