@@ -24,6 +24,7 @@ DIRECTIVE_BYTES_MAX: Final = 16 * KIB  # of text in the place of a message
 DIRECTIVES_BYTES_MAX: Final = 256 * KIB  # and of all of one agent's, as they lie in memory
 DIRECTED_ID_CHARS_MAX: Final = 256  # of the tool call whose result one is about
 DIRECTED_TEXT_CHARS_MAX: Final = 64 * KIB  # of a text that one is to find
+CALL_IDS_KNOWN_MAX: Final = 1 << 14  # of one record; with more, it knows none
 DECAY_S_MAX: Final = 1e9  # after which an agent is worth less; 31 years
 UNDONE_SHOWN_MAX: Final = 64  # directives of one agent that were taken back, the newest
 SAID_BEHIND_BYTES_MAX: Final = 64 * KIB  # after a message: where the next is looked for
@@ -334,12 +335,10 @@ PROBE_BYTES_MAX: Final = 8 * MIB
 LISTENERS_MAX: Final = 32  # addresses at which a node listens for others
 DEVICES_TRIED_MAX: Final = 3  # each takes its time
 
-# Router
+# Router, and the fleet's events as dashboards follow them
 SKETCH_PIECE_BYTES: Final = 512
 SKETCH_PIECES_MAX: Final = 8_192
 SKETCH_AGENTS_MAX: Final = 100_000
-
-# The fleet's events, as dashboards follow them
 FLEET_FOLLOWERS_MAX: Final = 64  # at once; one tenant: half
 FLEET_EVENTS_MAX: Final = 512  # kept for each, and for who comes back; some 300 bytes each
 FLEET_SNAPSHOT_AGENTS_MAX: Final = 1_000  # shown in one, those used last; some 700 bytes each

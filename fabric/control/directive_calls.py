@@ -75,6 +75,7 @@ class DirectiveView:
     made_by: str | None = None
     holds_for: tuple[str, ...] = ("chats",)
     undone_s: float | None = None
+    part: str | None = None  # arguments of a call, or a text besides the message's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +120,5 @@ def viewed(directive: Directive, number: int | None = None) -> DirectiveView:
         directive.made_by,
         tuple(kind for kind, holds in kinds if holds),
         directive.undone_s,
+        directive.part if directive.sought is None else "besides_text",
     )

@@ -6,12 +6,9 @@ that the agent remembers. So an operator, a policy or the agent itself edits a m
 client need not know.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from operator import itemgetter
-from typing import TypeAlias
 
 from fabric.codec import left_out
 from fabric.edit_mode import EditMode
@@ -19,8 +16,9 @@ from fabric.ids import OperationId
 from fabric.limits import DIRECTED_ID_CHARS_MAX, DIRECTIVE_BYTES_MAX, UNDONE_SHOWN_MAX
 from fabric.record.bounds import is_wall_time
 from fabric.record.edited_head import dropped_digest
-from fabric.record.said import DIGEST_BYTES, Spoken, said_digest
-from fabric.turn.messages import Message, MessageRole
+from fabric.record.message_parts import MessagePart
+from fabric.record.said import DIGEST_BYTES
+from fabric.record.sought import Sought
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +50,19 @@ class Directive:
     dropped: Dropped | None = field(default=None, metadata=left_out())
     made_by: str | None = field(default=None, metadata=left_out())
     undone_s: float | None = field(default=None, metadata=left_out())  # kept to be told of only
+    part: MessagePart | None = field(default=None, metadata=left_out())  # None: text, or all of it
+    # A text in the message's thoughts and calls, whose places there are replaced.
+    sought: Sought | None = field(default=None, metadata=left_out())
 
     @property
     def is_live(self) -> bool:
         """Say whether it holds."""
         return self.undone_s is None
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether it replaces a message, and not a part of one."""
+        return self.span is None and self.part is None and self.sought is None
 
     @property
     def is_span(self) -> bool:
@@ -69,6 +75,9 @@ class Directive:
             return "a directive names no message, or two"
         if len(self.result_of or "") > DIRECTED_ID_CHARS_MAX:
             return "a directive's call has too long an id"
+        of_no_text = self.sought is not None and (self.said is None or not self.sought.is_valid)
+        if of_no_text or (self.part is not None and self.result_of is None):
+            return "a directive of a part names no text, or no call"
         if {len(each) for each in (self.said, self.was) if each is not None} - {DIGEST_BYTES}:
             return "a directive names a text by no digest"
         if (self.at is None) != (self.was is None) or (self.nth or 0) < 0:
@@ -106,85 +115,6 @@ def undone(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
 def is_to_forget(directives: Iterable[Directive]) -> bool:
     """Return whether memory still knows what some of these have it forget."""
     return any(each.mode is EditMode.FORGET and not each.is_applied for each in directives)
-
-
-_Numbered: TypeAlias = tuple[int, Directive]  # in the order in which they were made
-
-
-@dataclass(frozen=True, slots=True)
-class DirectedMessages:
-    """A conversation as directives have it, and which of these concerned any of it."""
-
-    messages: tuple[Message, ...]
-    matched: tuple[Directive, ...]
-    spoken: tuple[Spoken, ...]  # one for each message that was sent
-
-
-def directed(
-    messages: Sequence[Message], directives: Sequence[Directive], salt: bytes = b""
-) -> DirectedMessages:
-    """Replace what directives concern; of two for a whole message the newer one counts."""
-    results: dict[str, list[_Numbered]] = {}
-    digests: dict[bytes, list[_Numbered]] = {}
-    for number, each in enumerate(live(directives)):
-        if each.result_of is not None:
-            results.setdefault(each.result_of, []).append((number, each))
-        elif each.said is not None:
-            digests.setdefault(each.said, []).append((number, each))
-    made: list[Message] = []
-    spoken: list[Spoken] = []
-    matched: dict[int, Directive] = {}
-    heard: Counter[bytes] = Counter()
-    for message in messages:
-        digest = said_digest(message)
-        nth, heard[digest] = heard[digest], heard[digest] + 1
-        found = _concerned(message, results, digests.get(digest, ()), nth)
-        now = _edited(message, found)
-        matched |= {id(each): _told(each, message, salt) for each in found}
-        made += now
-        text = "".join(now[0].texts) if now else None
-        chars = sum(map(len, message.texts))
-        spoken.append(Spoken(message.role, digest, chars, text, is_edited=bool(found)))
-    return DirectedMessages(tuple(made), tuple(matched.values()), tuple(spoken))
-
-
-def _concerned(
-    message: Message, results: Mapping[str, list[_Numbered]], said: Iterable[_Numbered], nth: int
-) -> list[Directive]:
-    """List what is to be done to a message: all of it is replaced once, or spans of it are."""
-    if message.role is MessageRole.SYSTEM:  # what the system says is never edited
-        return []
-    told = results.get(message.result_of, []) if message.result_of is not None else []
-    placed = (each for each in said if each[1].nth in {None, nth})
-    found = [each for _, each in sorted([*told, *placed], key=itemgetter(0))]
-    whole = [each for each in found if each.span is None]
-    return whole[-1:] or found
-
-
-def _told(directive: Directive, message: Message, salt: bytes) -> Directive:
-    """Note what one takes out of whom it was not known before that it concerns."""
-    if directive.dropped is not None:
-        return directive
-    return replace(directive, dropped=dropped(salt, "".join(message.texts)))
-
-
-def _edited(message: Message, found: Sequence[Directive]) -> tuple[Message, ...]:
-    if not found:
-        return (message,)
-    if found[0].span is None:
-        return _replaced(message, found[0].replacement)
-    text = "".join(message.texts)
-    for each in sorted(found, key=lambda each: each.span or (0, 0), reverse=True):
-        start, end = each.span or (0, 0)
-        text = text[:start] + (each.replacement or "") + text[end:]
-    return (replace(message, texts=(text,)),)
-
-
-def _replaced(message: Message, text: str | None) -> tuple[Message, ...]:
-    # Calls and their results go together: neither can be left out alone.
-    if text is None and not message.uses and message.result_of is None:
-        return ()
-    return (replace(message, texts=(text or "",), reasoning=None),)
 
 
 def texts_bytes(directives: Iterable[Directive]) -> int:

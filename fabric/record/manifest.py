@@ -34,6 +34,7 @@ from fabric.limits import (
     AGENT_TOKENS_MAX,
     BLOCK_BYTES_MAX,
     BLOCK_TOKENS,
+    CALL_IDS_KNOWN_MAX,
     DIRECTIVES_MAX,
     MANIFEST_BYTES_MAX,
     PACKED_PIECES_MAX,
@@ -46,6 +47,7 @@ from fabric.record.directive import Directive
 from fabric.record.edited_head import EditedHead
 from fabric.record.envelope import Envelope
 from fabric.record.lenders import is_sound_series
+from fabric.record.message_parts import OtherParts
 from fabric.record.piece_table import Piece, PieceTable
 from fabric.record.provenance import Provenance
 from fabric.record.said import SaidMessages
@@ -108,6 +110,8 @@ class Manifest:
     wishes: Wishes | None = field(default=None, metadata=left_out())
     # Names the rows that it lends; another one once what was lent before must go.
     series: str | None = field(default=None, metadata=left_out())
+    # What the messages in `said` have besides text; None: not known.
+    parts: tuple[OtherParts, ...] | None = field(default=None, metadata=left_out())
 
     def __post_init__(self) -> None:
         """Take any sequence for the long lists; raise CorruptDataError if they are out of range."""
@@ -239,7 +243,19 @@ def _wished_problem(manifest: Manifest) -> str | None:
             return problem
     if manifest.series is not None and not is_sound_series(manifest.series):
         return "the series of its rows has no name"
+    if problem := _parts_problem(manifest.parts or ()):
+        return problem
     return manifest.wishes.problem() if manifest.wishes is not None else None
+
+
+def _parts_problem(parts: tuple[OtherParts, ...]) -> str | None:
+    if sum(len(each.ids) for each in parts) > 2 * CALL_IDS_KNOWN_MAX:
+        return "it knows too many calls"
+    if not all(each.is_valid for each in parts):
+        return "a message has impossible parts"
+    return (
+        None if all(a.number < b.number for a, b in pairwise(parts)) else "parts are not in order"
+    )
 
 
 def _pieces_problem(manifest: Manifest) -> str | None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from fabric.errors import CorruptDataError
 from fabric.limits import MESSAGES_MAX, SAID_BEHIND_BYTES_MAX
-from fabric.turn.messages import Message, MessageRole
+from fabric.turn.messages import Message, MessageRole, spelled_arguments
 
 DIGEST_BYTES: Final = 16
 _ROW: Final = struct.Struct("<BBH16sIII")
@@ -24,8 +24,11 @@ _ROLES: Final = (MessageRole.SYSTEM, MessageRole.USER, MessageRole.ASSISTANT, Me
 
 
 def said_digest(message: Message) -> bytes:
-    """Return by what a message is known again: who says it, and its text."""
+    """Return by what a message is known again: who says it, its text, and its calls without ids."""
     spelled = f"{message.role.value}\0{''.join(message.texts)}".encode("utf-8", "surrogatepass")
+    for use in message.uses:
+        call = f"\0{use.name}\0{spelled_arguments(use.arguments)}"
+        spelled += call.encode("utf-8", "surrogatepass")
     return blake2b(spelled, digest_size=DIGEST_BYTES, person=b"mf-said").digest()
 
 

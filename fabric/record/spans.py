@@ -10,7 +10,7 @@ send it again; what the record has of it is replaced there for those who do not.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, takewhile
 from typing import NoReturn
 
@@ -18,9 +18,12 @@ from fabric.edit_mode import EditMode
 from fabric.errors import ConflictError, RejectedError
 from fabric.ids import OperationId
 from fabric.limits import DIRECTIVES_MAX, EDIT_SINK_TOKENS
+from fabric.record.beside_texts import BesideTexts, spellings
 from fabric.record.directive import Directive, dropped, live, text_digest
 from fabric.record.manifest import Manifest
+from fabric.record.message_parts import id_digest
 from fabric.record.said import SaidMessage, SaidMessages
+from fabric.record.sought import sought
 from fabric.turn.messages import MessageRole
 
 _CONTINUES, _LEADS = 0xC0, 0x80  # how a byte within a character begins
@@ -53,12 +56,31 @@ class Spans:
     salt: bytes
     text: bytes = field(init=False)
     said: tuple[SaidMessage, ...] = field(init=False)
+    _beside: BesideTexts = field(init=False)
 
     def __post_init__(self) -> None:
         """Spell the text once."""
         object.__setattr__(self, "text", self.record.text.encode("utf-8", "surrogatepass"))
         said = self.record.said or SaidMessages(())
         object.__setattr__(self, "said", said.messages)
+        beside = BesideTexts(said.messages, self.record.parts or (), list(self._parts()))
+        object.__setattr__(self, "_beside", beside)
+
+    def check_known(self, directive: Directive) -> None:
+        """Raise RejectedError where no message is known that a directive names."""
+        parts = self.record.parts
+        if parts is None or self.record.said is None:
+            return  # an older record, or a prompt that was no conversation
+        if directive.result_of is not None:
+            called = id_digest(directive.result_of)
+            if not any(called in each.ids for each in parts):
+                message = f"No call with the id '{directive.result_of}' is in the conversation."
+                raise RejectedError(message, code="call_not_found", param="tool_call_id")
+        elif directive.said is not None:
+            texts = {each.digest for each in parts} | {each.digest for each in self.said}
+            if directive.said not in texts:
+                message = "No message of the conversation has that role and content."
+                raise RejectedError(message, code="message_not_found", param="message")
 
     def directives(self, wanted: Sequence[WantedSpan]) -> tuple[Directive, ...]:
         """Place all of them; raise RejectedError that names the first that cannot be."""
@@ -80,9 +102,10 @@ class Spans:
 
     def _placed(self, wanted: WantedSpan) -> Iterator[Directive]:
         if wanted.tokens is not None:
-            yield self._at(wanted, *self._bytes_of_tokens(wanted, *wanted.tokens))
+            yield from self._at(wanted, *self._bytes_of_tokens(wanted, *wanted.tokens))
         elif wanted.text is not None:
-            yield from (self._at(wanted, *place) for place in self._found(wanted, wanted.text))
+            for place in self._found(wanted, wanted.text):
+                yield from self._at(wanted, *place)
         elif wanted.chars is not None:
             yield self._of_chars(wanted, self._message(wanted, wanted.first), *wanted.chars)
         else:
@@ -108,6 +131,13 @@ class Spans:
     def _of_message(self, wanted: WantedSpan, number: int, replacement: str | None) -> Directive:
         self._message(wanted, number)
         said = self.said[number]
+        has_more = any(each.number == number and each.chars for each in self.record.parts or ())
+        if not said.chars and not has_more and not replacement and self.record.parts is not None:
+            _refuse(wanted, "nothing_to_edit", f"message {number} has no text, thought or call")
+        if has_more and said.role is MessageRole.ASSISTANT:
+            # How a template writes the rest is not known: only a whole conversation loses it.
+            made = self._made(wanted, replacement, number, None, None, said.chars)
+            return replace(made, dropped=None)
         return self._made(wanted, replacement, number, None, said.at, said.chars)
 
     def _of_chars(self, wanted: WantedSpan, number: int, start: int, end: int) -> Directive:
@@ -133,6 +163,10 @@ class Spans:
         # One that overlaps itself may mean either place.
         step = len(sought) if wanted.is_every else 1
         found = [place for area in areas for place in _places(self.text, sought, area, step)]
+        for spelled in sorted(spellings(text)):
+            for area in self._beside.areas(wanted.first):
+                found += _places(self.text, spelled, area, len(spelled) if wanted.is_every else 1)
+        found = sorted(set(found))
         if not found:
             edited = any(m.is_edited for m in self.said)
             why = "; of messages that directives edit only what is left" if edited else ""
@@ -146,6 +180,8 @@ class Spans:
         """Yield the parts of the text in which no mark of the template stands."""
         if wanted.first is not None:
             said = self.said[self._message(wanted, wanted.first)]
+            if (said.at is None or said.is_edited) and self._beside.has(wanted.first):
+                return
             if said.at is None or said.is_edited:
                 _refuse(wanted, "text_not_found", _why_unknown(wanted.first, said))
             yield said.at
@@ -243,8 +279,8 @@ class Spans:
             _refuse(wanted, "out_of_range", "these tokens have no text")
         return low, high
 
-    def _at(self, wanted: WantedSpan, start: int, end: int) -> Directive:
-        """Make a directive of a part of the text: within one message, or behind all."""
+    def _at(self, wanted: WantedSpan, start: int, end: int) -> Iterator[Directive]:
+        """Make a directive of a part of the text: of one message, or behind all."""
         if start < self._sinks_end:
             why = f"the first {EDIT_SINK_TOKENS} tokens stay: all others attend to them"
             _refuse(wanted, "attention_sink", why)
@@ -260,12 +296,20 @@ class Spans:
             first = said.lead_chars + len(self.text[said.start : start].decode("utf-8", "replace"))
             count = len(self.text[start:end].decode("utf-8", "replace"))
             span = (first, first + count)
-            return self._made(wanted, wanted.replacement or "", number, span, (start, end), count)
+            yield self._made(wanted, wanted.replacement or "", number, span, (start, end), count)
+            return
+        text = wanted.text or self.text[start:end].decode("utf-8", "replace").strip()
+        count = len(self.text[start:end].decode("utf-8", "replace"))
+        numbers = self._beside.numbers(start, end, len(text)) if text else []
+        for number in numbers if wanted.first is None else {*numbers} & {wanted.first}:
+            made = self._made(wanted, wanted.replacement or "", number, None, (start, end), count)
+            yield replace(made, sought=sought(text))
+        if numbers:
+            return
         if not any(a <= start and end <= b for a, b in self._tail_areas()):
             why = "it is not in a message that is known to be there: the rest is the template's"
             _refuse(wanted, "span_cuts_template", why)
-        count = len(self.text[start:end].decode("utf-8", "replace"))
-        return self._made(wanted, wanted.replacement or "", None, None, (start, end), count)
+        yield self._made(wanted, wanted.replacement or "", None, None, (start, end), count)
 
     def _tokens(self, said: SaidMessage) -> str:
         start, end = tokens_of(self.record, said)
@@ -307,43 +351,14 @@ def tokens_of(record: Manifest, said: SaidMessage) -> tuple[int, int]:
     return start, max(start, end)
 
 
-def pending(record: Manifest) -> tuple[Directive, ...]:
-    """Return what is still to be replaced in a record's own text, in order."""
-    placed = [d for d in live(record.directives) if d.at is not None and not d.is_applied]
-    if not placed:
-        return ()
-    text, done, found = record.text.encode("utf-8", "surrogatepass"), 0, []
-    for each in sorted(placed, key=lambda each: each.at or (0, 0)):
-        start, end = each.at or (0, 0)
-        if start >= done and text_digest(text[start:end]) == each.was:
-            found.append(each)
-            done = end
-    return tuple(found)
-
-
-def edits_of(found: Sequence[Directive]) -> list[tuple[int, int, int]]:
-    """Return start, end and new size in bytes of what directives replace in a record's text."""
-    return [
-        (*each.at, len((each.replacement or "").encode("utf-8", "replace")))
-        for each in found
-        if each.at is not None
-    ]
-
-
-def rewritten(record: Manifest) -> bytes:
-    """Return what an agent remembers as the directives have it that are still to be made."""
-    text = record.text.encode("utf-8", "surrogatepass")
-    for each in reversed(pending(record)):
-        start, end = each.at or (0, 0)
-        spelled = (each.replacement or "").encode("utf-8", "replace")
-        text = text[:start] + spelled + text[end:]
-    return text
-
-
 def _overlap(one: Directive, other: Directive) -> bool:
     if not (one.is_span and other.is_span):
         return False
     if one.nth is not None and (one.said, one.nth) == (other.said, other.nth):
+        if one.sought is not None or other.sought is not None:
+            if not (one.is_whole or other.is_whole):
+                return one.sought == other.sought and _cross(one.at or (0, 0), other.at or (0, 0))
+            return True
         return one.span is None or other.span is None or _cross(one.span, other.span)
     if one.is_applied or other.is_applied or one.at is None or other.at is None:
         return False

@@ -1,5 +1,6 @@
 """A conversation as every API's adapter hands it on, and what chat templates are given of it."""
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -35,6 +36,15 @@ class Message:
     result_of: str | None = None  # the id of the tool use
     is_stripped: bool = False  # of its reasoning, on purpose: nobody is to put it back
     is_error: bool = False  # the client says that the tool failed; templates have no word for it
+
+
+def spelled_arguments(arguments: dict[str, Any] | str) -> str:
+    """Spell arguments in one way, however their client or model does."""
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return json.dumps(parsed, sort_keys=True)
+    except (ValueError, RecursionError):
+        return str(arguments)
 
 
 def template_form(message: Message) -> dict[str, Any]:

@@ -174,9 +174,12 @@ class Directing:
         # What was undone is not made again by a message that comes twice, or late.
         here = {d.operation for d in (*kept, *undone(known))}
         added = [d for d in call.added if d.operation not in here]
+        salt = self.records.store.salt(record.tenant)
+        placing = Spans(record, self.marks, salt)
+        for directive in added:
+            placing.check_known(directive)
         spans = [span for span in call.spans if span.operation not in here]
         if spans:
-            salt = self.records.store.salt(record.tenant)
             record = replace(record, directives=(*kept, *added) or None)
             added += Spans(record, self.marks, salt).directives(spans)
         past = undone((*undone(known), *taken_back))

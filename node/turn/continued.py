@@ -14,7 +14,7 @@ from typing import Final
 from fabric.errors import RejectedError
 from fabric.limits import ANSWER_END_CHARS_MAX
 from fabric.record.manifest import OwnerState
-from fabric.record.spans import rewritten
+from fabric.record.pending_edits import rewritten
 from fabric.turn.generation import ContinuedPrompt, GenerateRequest
 from fabric.turn.messages import template_form
 from node.agents.agent_table import AgentTable

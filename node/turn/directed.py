@@ -1,14 +1,17 @@
 """A request as an agent's directives have it: messages replaced, and what is kept behind them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from fabric.edit_mode import EditMode
-from fabric.record.directive import Directive, directed, live
+from fabric.record.directed import directed
+from fabric.record.directive import Directive, live
 from fabric.record.manifest import Manifest
+from fabric.record.message_parts import OtherParts
+from fabric.record.pending_edits import pending
 from fabric.record.said import SaidMessages, Spoken
-from fabric.record.spans import pending
 from fabric.turn.generation import GenerateRequest, IdentityKind
+from fabric.turn.messages import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +23,32 @@ class Directed:
     note: str = ""  # what was put back into the messages, in words
     spoken: tuple[Spoken, ...] = ()  # the messages of a named agent, as they were sent
     said: SaidMessages | None = None  # where those are in the prompt
+    parts: tuple[OtherParts, ...] | None = None  # what they have besides their texts
+    redacted: Mapping[int, Message] = field(default_factory=dict)  # answers as they are now
 
 
 def direct(
-    request: GenerateRequest, directives: Sequence[Directive], note: str, salt: bytes
+    request: GenerateRequest,
+    directives: Sequence[Directive],
+    note: str,
+    salt: bytes,
+    sent: Sequence[Message] | None = None,
 ) -> Directed:
     """Replace the messages that directives concern, and say how the memory behind them is kept.
+
+    `sent` are the request's messages as its client spells them.
 
     A message that is to be forgotten takes all behind it with it, once; whatever was asked for.
     """
     is_named = request.identity.kind is IdentityKind.AGENT
     if request.messages is None or not (directives or is_named):
         return Directed(request, note=note)
-    found = directed(request.messages, directives, salt)
+    found = directed(request.messages, directives, salt, sent)
     edits = _kept(request.edits, found.matched)
     request = replace(request, messages=found.messages, edits=edits)
-    return Directed(request, found.matched, note, found.spoken)
+    return Directed(
+        request, found.matched, note, found.spoken, parts=found.parts, redacted=found.redacted
+    )
 
 
 def upon(made: Directed, record: Manifest) -> Directed:

@@ -9,7 +9,7 @@ from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.shift import why_unshiftable
 from fabric.limits import AGENT_TOKENS_MAX, EDIT_KEPT_TOKENS_MIN
 from fabric.record.bounds import has_too_long_tokens
-from fabric.record.spans import rewritten
+from fabric.record.pending_edits import rewritten
 from fabric.turn.edited_prompt import plan_edited_prompt
 from fabric.turn.generation import (
     GenerateRequest,

@@ -20,13 +20,14 @@ from fabric.limits import ANSWERS_BYTES_MAX
 from fabric.record.answers import Answered, Answers, CallWritten
 from fabric.template_options import DATES_OPTION, RESTORE_OPTION
 from fabric.turn.generation import GenerateRequest, ToolCall
-from fabric.turn.messages import Message, MessageRole, ToolUse
+from fabric.turn.messages import Message, MessageRole, ToolUse, spelled_arguments
 from node.dialect.shown import Shown
 from node.dialect.spelling import WrittenArguments
 from node.turn.dates import with_dates_moved
 from node.turn.neighbours import known_again, signs
 
 _OWN: Final = frozenset({RESTORE_OPTION, DATES_OPTION})
+NOTHING_REDACTED: Final[Mapping[int, Message]] = MappingProxyType({})
 NOTHING_TOLD: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -46,7 +47,7 @@ class MessagePlaces:
 
 
 def _add(digest: xxh3_64, message: Message) -> tuple[int, int]:
-    uses = [(use.name, _spelled_alike(use.arguments)) for use in message.uses]
+    uses = [(use.name, spelled_arguments(use.arguments)) for use in message.uses]
     said = [message.role.value, "".join(message.texts).strip(), message.name, uses]
     spelled = json.dumps(said).encode() + b"\n"
     digest.update(spelled)
@@ -100,21 +101,28 @@ class ShownAnswer:
         """All of its text, without thoughts and calls."""
         return "".join(self._texts)
 
-    def remembered(self, request: GenerateRequest, answers: Answers) -> Answers:
-        """Return the agent's answers with this one."""
+    @property
+    def message(self) -> Message:
+        """The answer as a message."""
+        uses = tuple(ToolUse(call.name, call.arguments, call.id) for call in self._calls)
+        thought = "".join(self._thoughts) or None
+        return Message(MessageRole.ASSISTANT, (self.text,), reasoning=thought, uses=uses)
+
+    def remembered(
+        self, request: GenerateRequest, answers: Answers, redacted: Mapping[int, Message]
+    ) -> Answers:
+        """Return the agent's answers with this one; of those in `redacted` what is left."""
         answers = {**answers, **self.put_back}
         is_plain = not (self._calls or any(self._thoughts)) and _is_trimmed(self.text)
         if not request.messages or (is_plain and not answers):
             return answers
-        uses = tuple(ToolUse(call.name, call.arguments, call.id) for call in self._calls)
-        said, thought = (self.text,), "".join(self._thoughts)
-        answer = Message(MessageRole.ASSISTANT, said, reasoning=thought or None, uses=uses)
+        answer = self.message
         if request.continues:
             *before, begun = request.messages
-            thought = (begun.reasoning or "") + thought
-            answer = replace(answer, texts=begun.texts + said, reasoning=thought or None)
-            return remember(answers, before, answer)
-        return remember(answers, request.messages, answer, self.places)
+            thought = (begun.reasoning or "") + (answer.reasoning or "")
+            answer = replace(answer, texts=begun.texts + answer.texts, reasoning=thought or None)
+            return remember(answers, before, answer, redacted=redacted)
+        return remember(answers, request.messages, answer, self.places, redacted)
 
 
 def located(request: GenerateRequest, told: Mapping[str, Any] = NOTHING_TOLD) -> Located:
@@ -221,19 +229,25 @@ def remember(
     messages: Sequence[Message],
     answer: Message,
     places: MessagePlaces | None = None,
+    redacted: Mapping[int, Message] = NOTHING_REDACTED,
 ) -> Answers:
-    """Return the answers of this conversation and its new one; the oldest go first."""
+    """Return the answers of this conversation and its new one; the oldest go first.
+
+    Of messages that directives changed, which are in `redacted`, only white space is kept.
+    """
     known: dict[int, Answered] = {}
     left_bytes = ANSWERS_BYTES_MAX
     places = places or MessagePlaces(messages)
     at, own = places.with_next(answer)
     everything = [*messages, answer]
-    rows = [*zip(at, everything, signs(everything, own), strict=True)]
-    for place, message, told in reversed(rows):
+    rows = [*enumerate(zip(at, everything, signs(everything, own), strict=True))]
+    for number, (place, message, told) in reversed(rows):
         if message.role is not MessageRole.ASSISTANT:
             continue
         said = _said(message) if message is answer else answers.get(place, Answered())
         said = replace(said, reasoning=message.reasoning or said.reasoning, signs=told)
+        if number in redacted:
+            said = _redacted(said, redacted[number])
         if said.is_empty:
             continue
         try:
@@ -246,6 +260,12 @@ def remember(
     return dict(reversed(known.items()))
 
 
+def _redacted(said: Answered, left: Message) -> Answered:
+    """Return an answer without what was taken out of it; ids stay where its calls do."""
+    calls = tuple(CallWritten("", use.id or "") for use in left.uses)
+    return replace(said, reasoning=left.reasoning or "", calls=calls)
+
+
 def _is_trimmed(text: str) -> bool:
     return text == text.strip()
 
@@ -256,13 +276,6 @@ def _said(answer: Message) -> Answered:
     behind = text[len(text.rstrip()) :] if before != text else ""
     calls = [CallWritten(str(use.arguments), use.id or "") for use in answer.uses]
     return Answered(answer.reasoning or "", before, behind, tuple(calls))
-
-
-def _spelled_alike(arguments: Any) -> str:
-    try:
-        return json.dumps(_parsed(arguments), sort_keys=True)
-    except RecursionError:  # what could just be read
-        return json.dumps(arguments)
 
 
 def _parsed(arguments: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from fabric.record.message_parts import OtherParts, other_parts
+from fabric.record.pending_edits import edits_of
 from fabric.record.said import SaidMessages, Spoken, place, said_digest
-from fabric.record.spans import edits_of
-from fabric.turn.messages import Message, MessageRole
 from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import PromptPlan
 from node.agents.agent import Agent
@@ -48,5 +48,25 @@ def said_after(
 
 
 def _spoken(shown: ShownAnswer) -> Spoken:
-    said = Message(MessageRole.ASSISTANT, (shown.text,))
+    said = shown.message
     return Spoken(said.role, said_digest(said), len(shown.text), shown.text)
+
+
+def parts_after(
+    before: tuple[OtherParts, ...] | None, made: Directed, answer: bytes, shown: ShownAnswer
+) -> tuple[OtherParts, ...] | None:
+    """Return what messages have besides their texts once a prompt had its answer; None: unknown."""
+    request = made.request
+    if request.resume is not None:
+        if before is None or request.extends or not made.spoken:
+            return before
+        count = len(made.spoken)
+        known = tuple(each for each in before if each.number < count)
+    elif request.extends or made.parts is None or made.said is None:
+        return None  # what was appended is in no message that is numbered
+    else:
+        known, count = made.parts, len(made.said.messages)
+    if not answer or request.continues:
+        return known
+    found = other_parts(count, shown.message, shown.message)
+    return (*known, found) if found is not None else known

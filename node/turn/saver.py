@@ -38,7 +38,7 @@ from node.tiers.unsaved import Unsaved
 from node.turn.directed import Directed
 from node.turn.prepared import Prepared
 from node.turn.restored import ShownAnswer
-from node.turn.said_prompt import said_after
+from node.turn.said_prompt import parts_after, said_after
 
 _log = logging.getLogger(__name__)
 IDLE_SHARE = 19.0  # saving ahead takes a twentieth of the time, so that decoding is not slowed
@@ -281,7 +281,9 @@ class Saver:
             truncated_by = TruncatedBy.CANCELLED if is_named else None
         answers, answer = old.provenance.answers, ended.answer_text.encode("utf-8", "replace")
         if ended.reason is not None:
-            known = shown.remembered(self._request, self._parts.table.answers_of(self._agent))
+            known = shown.remembered(
+                self._request, self._parts.table.answers_of(self._agent), self._directed.redacted
+            )
             answers = spell_answers(known)
         return replace(
             old,
@@ -297,6 +299,7 @@ class Saver:
             edited=None,
             directives=self._directives_after(is_whole=count == len(plan.ids)),
             said=said_after(old.said, self._directed, text, answer, shown),
+            parts=parts_after(old.parts, self._directed, answer, shown),
             wishes=self._wishes_after(ended),
             sketch=self._request.sketch or old.sketch,
             used_s=self._parts.clock.wall_s(),

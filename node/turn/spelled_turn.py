@@ -34,7 +34,7 @@ async def spell_turn(
 
     def spelled() -> SpelledTurn:
         restored = put_back(found, known)
-        directed = direct(restored.request, directives, restored.note, salt)
+        directed = direct(restored.request, directives, restored.note, salt, found.request.messages)
         rendered = parts.prompts.render(directed.request, limit)
         answer = parts.sequences.begin_answer(directed.request, rendered.text, shown)
         return SpelledTurn(restored, directed, rendered, answer)

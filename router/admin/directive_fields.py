@@ -16,6 +16,7 @@ from fabric.limits import (
     MESSAGES_MAX,
 )
 from fabric.record.directive import Directive
+from fabric.record.message_parts import MessagePart, read_object
 from fabric.record.said import said_digest
 from fabric.record.spans import WantedSpan
 from fabric.turn.messages import Message, MessageRole
@@ -25,7 +26,9 @@ _FORGET = "forget"  # what `exact` comes to, for one message
 _MODES = {**DIRECTIVE_MODES, _FORGET: EditMode.FORGET}
 _ROLES = (MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL)
 _KINDS = ("tool_call_id", "message", "messages", "text", "start_token")
-_DETAILS = ("end_token", "start", "end", "every", "replacement", "mode")
+_DETAILS = ("end_token", "start", "end", "every", "replacement", "mode", "part")
+_RESULT = "result"  # of a call; or its arguments
+_PARTS = (_RESULT, MessagePart.ARGUMENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,16 @@ def parse_directive(item: object, param: str, made: Made) -> Directive | WantedS
         refuse(fields.param("replacement"), f"more than {DIRECTIVE_BYTES_MAX} bytes")
     call_id = fields.text("tool_call_id", DIRECTED_ID_CHARS_MAX)
     named = [kind for kind in _KINDS if fields.raw(kind) is not None]
+    part = fields.text("part")
+    if part is not None and (part not in _PARTS or named != ["tool_call_id"]):
+        refuse(fields.param("part"), "of a tool_call_id: expected one of " + ", ".join(_PARTS))
     if named == ["tool_call_id"]:
+        of_arguments = MessagePart.ARGUMENTS if part == MessagePart.ARGUMENTS else None
+        if of_arguments and text and read_object(text) is None:
+            refuse(fields.param("replacement"), "arguments are an object, as JSON text")
         return Directive(
             made.operation, _MODES[mode], text or "", call_id, None, made.made_s,
-            made_by=made.made_by,
+            made_by=made.made_by, part=of_arguments,
         )  # fmt: skip
     if named == ["message"] and isinstance(fields.raw("message"), dict):
         return _by_content(fields, made, _MODES[mode], text)

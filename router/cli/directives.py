@@ -22,6 +22,7 @@ def add_direct(commands: Any) -> None:
     what = direct.add_argument_group("what (each as often as you like; all are made, or none)")
     named = (
         ("--result-of", "CALL", "the result of a tool's call, by its id", str),
+        ("--arguments-of", "CALL", "the arguments of a tool's call, by its id", str),
         ("--message", "N", "a message by its number: --list shows them", int),
         ("--messages", "A-B", "all messages from A to B", _numbers),
         ("--text", "TEXT", "a text that is there once", str),
@@ -74,7 +75,10 @@ def run_direct(arguments: argparse.Namespace) -> int:
     elif arguments.list:
         answer = endpoint.get(path)
     else:
-        message = "Say what: --result-of, --message, --messages, --text, --tokens, --undo or --list"
+        message = (
+            "Say what: --result-of, --arguments-of, --message, --messages, --text, --tokens, "
+            "--undo or --list"
+        )
         raise CommandError(message, MISUSED)
     if arguments.json:
         print_json(answer)
@@ -93,6 +97,9 @@ def _wanted(arguments: argparse.Namespace) -> Any:
     how = {"replacement": text, "mode": arguments.edits}
     for call in arguments.result_of:
         yield {"tool_call_id": call, **how}
+    for call in arguments.arguments_of:
+        given = None if text == CLEARED else text  # arguments are an object, or empty
+        yield {"tool_call_id": call, "part": "arguments", **how, "replacement": given}
     for number in arguments.message:
         yield {"message": number, **how}
     for first, last in arguments.messages:
@@ -118,6 +125,8 @@ def _print_directives(title: str, directives: Any) -> None:
 
 
 def _place(directive: dict[str, Any]) -> str:
+    if directive.get("part") == "arguments":
+        return f"the arguments of {directive['result_of']}"
     if directive.get("result_of"):
         return f"the result of {directive['result_of']}"
     number = directive.get("message")

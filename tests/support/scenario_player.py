@@ -8,7 +8,9 @@ from benchmarks.models import recall
 from benchmarks.models.recall_ask import Q4, Memory
 from fabric.codec import from_plain
 from fabric.edit_mode import EditMode
-from fabric.record.directive import Directive, directed, said_digest
+from fabric.record.directed import directed
+from fabric.record.directive import Directive
+from fabric.record.said import said_digest
 from fabric.turn.messages import Message, MessageRole, template_form
 from router.scenario.conversation import prompt
 from router.scenario.expectations import PromptFigures, judged

@@ -10,8 +10,9 @@ from fabric.errors import CorruptDataError, RejectedError
 from fabric.ids import OperationId
 from fabric.record.directive import applied
 from fabric.record.manifest import decode_manifest, encode_manifest
+from fabric.record.pending_edits import edits_of, pending, rewritten
 from fabric.record.said import SaidMessages, Spoken, place, said_digest
-from fabric.record.spans import Spans, WantedSpan, edits_of, pending, rewritten
+from fabric.record.spans import Spans, WantedSpan
 from fabric.record.wishes import Wishes
 from fabric.turn.messages import Message, MessageRole
 from tests.support.blocks import make_manifest

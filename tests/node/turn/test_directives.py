@@ -10,7 +10,8 @@ from fabric.edit_mode import EditMode
 from fabric.errors import FabricError
 from fabric.ids import AgentId, OperationId
 from fabric.limits import DIRECTIVE_BYTES_MAX, DIRECTIVES_BYTES_MAX, DIRECTIVES_MAX
-from fabric.record.directive import Directive, directed
+from fabric.record.directed import directed
+from fabric.record.directive import Directive
 from fabric.record.said import said_digest
 from fabric.turn.messages import Message, MessageRole, ToolUse
 from node.tiers.disk_tier import record_bytes
@@ -185,7 +186,7 @@ def test_too_many_are_refused_and_change_nothing(tmp_path, model):
         direct(service, *many)
         for hostile in (
             replace(cleared(EditMode.AMORTIZE), said=None),
-            replace(cleared(EditMode.AMORTIZE), made_s=float("nan")),
+            replace(cleared(EditMode.AMORTIZE), made_s=-1.0),
             cleared(EditMode.AMORTIZE, text="x" * (DIRECTIVE_BYTES_MAX + 1)),
         ):
             with pytest.raises(FabricError, match="a directive") as refused:

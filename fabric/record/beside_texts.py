@@ -1,0 +1,68 @@
+"""Where a record's text has what its messages say besides their texts: thoughts and calls.
+
+    |user ....|assistant <thought> .... <call> {...}|tool ....|
+         ----  known     ^^^^^^^^^      ^^^^^^^^^^^^      ----  known messages, and between them
+
+How a template writes these is not known; so a place between two known messages may belong to each
+answer there that has any.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fabric.record.message_parts import OtherParts
+from fabric.record.said import SaidMessage
+from fabric.turn.messages import MessageRole
+
+Area = tuple[int, int]  # bytes of the record's text
+
+
+@dataclass(frozen=True, slots=True)
+class BesideTexts:
+    """Finds them in one record."""
+
+    said: Sequence[SaidMessage]
+    parts: Sequence[OtherParts]
+    areas_between_marks: Sequence[Area]
+
+    def has(self, number: int) -> bool:
+        """Return whether an answer has thoughts or calls."""
+        return any(each.number == number and self._is_answer(each) for each in self.parts)
+
+    def areas(self, number: int | None = None) -> Iterator[Area]:
+        """Yield the parts of the text in which they may be; only those of one message, if any."""
+        placed = [place for each in self.said if (place := each.at) is not None]
+        if not placed:
+            return
+        for start, end in self.areas_between_marks:
+            text_starts = max(start, placed[0][1])
+            inside = [place for place in placed if place[0] < end and place[1] > text_starts]
+            edges = [text_starts, *(at for place in inside for at in place), end]
+            for low, high in zip(edges[::2], edges[1::2], strict=True):
+                numbers = self.numbers(low, high, 0) if low < high else []
+                if numbers and (number is None or number in numbers):
+                    yield low, high
+
+    def numbers(self, start: int, end: int, chars: int) -> list[int]:
+        """List the answers to which a part of the text between known messages may belong."""
+        before = [n for n, each in enumerate(self.said) if each.at and each.at[1] <= start]
+        after = [n for n, each in enumerate(self.said) if each.at and each.at[0] >= end]
+        if not before:
+            return []
+        first, last = before[-1], after[0] if after else len(self.said) - 1
+        return [
+            each.number
+            for each in self.parts
+            if first <= each.number <= last and self._is_answer(each) and each.chars >= chars
+        ]
+
+    def _is_answer(self, parts: OtherParts) -> bool:
+        is_known = parts.chars > 0 and parts.number < len(self.said)
+        return is_known and self.said[parts.number].role is MessageRole.ASSISTANT
+
+
+def spellings(text: str) -> set[bytes]:
+    """Return how a template may write a text within arguments of a call."""
+    forms = (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
+    return {form.encode("utf-8", "surrogatepass") for form in forms}

@@ -1,0 +1,228 @@
+"""Apply an agent's directives to a conversation: find the messages they name, and change these."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import TypeAlias
+
+from fabric.limits import CALL_IDS_KNOWN_MAX
+from fabric.record.directive import Directive, dropped, live
+from fabric.record.message_parts import (
+    OtherParts,
+    all_words,
+    has_words,
+    other_parts,
+    text_only_digest,
+    with_arguments,
+    without_arguments,
+    without_words,
+)
+from fabric.record.said import Spoken, said_digest
+from fabric.turn.messages import Message, MessageRole, spelled_arguments
+
+_Numbered: TypeAlias = tuple[int, Directive]  # in the order in which they were made
+
+
+@dataclass(frozen=True, slots=True)
+class DirectedMessages:
+    """A conversation as directives have it, and which of these concerned any of it."""
+
+    messages: tuple[Message, ...]
+    matched: tuple[Directive, ...]
+    spoken: tuple[Spoken, ...]  # one for each message that was sent
+    parts: tuple[OtherParts, ...] | None  # None: too many to know
+    redacted: Mapping[int, Message]  # by the numbers of messages whose calls or thoughts changed
+
+
+def directed(
+    messages: Sequence[Message],
+    directives: Sequence[Directive],
+    salt: bytes = b"",
+    sent: Sequence[Message] | None = None,
+) -> DirectedMessages:
+    """Replace what directives concern; of two for a whole message the newer one counts.
+
+    `sent` are the messages as their client spells them, with its own ids of calls.
+    """
+    sent = messages if sent is None else sent
+    digests = [said_digest(message) for message in messages]
+    found = _Found(messages, sent, digests, live(directives)).by_message()
+    made: list[Message] = []
+    spoken: list[Spoken] = []
+    matched: dict[int, Directive] = {}
+    redacted: dict[int, Message] = {}
+    renamed: dict[str, tuple[str, str]] = {}  # ids of calls: their new ids and names
+    for number, message in enumerate(messages):
+        concerned = _concerning(message, found.get(number, ()))
+        left = _edited(message, sent[number], concerned)
+        matched |= {id(each): _noted(each, message, sent[number], salt) for each in concerned}
+        if message.role is MessageRole.ASSISTANT:
+            renamed = _renamed(message, left)
+        left = tuple(_answering(each, message, renamed) for each in left)
+        made += left
+        if _has_lost_parts(message, left):
+            redacted[number] = left[0] if left else Message(message.role, ())
+        text = "".join(left[0].texts) if left else None
+        is_edited = any(each.is_whole or each.span is not None for each in concerned)
+        chars = sum(map(len, message.texts))
+        spoken.append(Spoken(message.role, digests[number], chars, text, is_edited))
+    parts = _parts_of(messages, sent)
+    return DirectedMessages(tuple(made), tuple(matched.values()), tuple(spoken), parts, redacted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Finds the messages that directives name."""
+
+    messages: Sequence[Message]
+    sent: Sequence[Message]
+    digests: Sequence[bytes]
+    directives: Sequence[Directive]
+
+    def by_message(self) -> dict[int, list[_Numbered]]:
+        by_digest = {each.said for each in self.directives if each.said is not None}
+        whole, text_only = self._digested(by_digest) if by_digest else ({}, {})
+        by_call = self._by_call() if any(each.result_of for each in self.directives) else {}
+        found: dict[int, list[_Numbered]] = defaultdict(list)
+        for order, each in enumerate(self.directives):
+            numbers: Sequence[int]
+            if each.result_of is not None:
+                numbers = by_call.get((each.result_of, each.part is None), ())
+            elif each.said is not None:
+                numbers = _numbered(each, whole, text_only)
+            else:
+                continue
+            for number in dict.fromkeys(numbers):
+                found[number].append((order, each))
+        return found
+
+    def _by_call(self) -> dict[tuple[str, bool], list[int]]:
+        """List by ids, the client's and the model's, who answers a call and who makes it."""
+        found: dict[tuple[str, bool], list[int]] = defaultdict(list)
+        for number, both in enumerate(zip(self.messages, self.sent, strict=True)):
+            for message in both:
+                if message.result_of is not None:
+                    found[message.result_of, True].append(number)
+                for use in message.uses:
+                    if use.id is not None:
+                        found[use.id, False].append(number)
+        return found
+
+    def _digested(
+        self, wanted: set[bytes]
+    ) -> tuple[dict[bytes, list[int]], dict[bytes, list[int]]]:
+        """List by digests, with calls and without, which messages have them."""
+        whole: dict[bytes, list[int]] = defaultdict(list)
+        text_only: dict[bytes, list[int]] = defaultdict(list)
+        for number, (message, sent) in enumerate(zip(self.messages, self.sent, strict=True)):
+            whole[self.digests[number]].append(number)
+            for digest in {text_only_digest(message), text_only_digest(sent)} & wanted:
+                text_only[digest].append(number)
+        return whole, text_only
+
+
+def _numbered(
+    directive: Directive,
+    whole: Mapping[bytes, Sequence[int]],
+    text_only: Mapping[bytes, Sequence[int]],
+) -> Sequence[int]:
+    """List the messages of a digest; it was computed without calls where its client gave none."""
+    said = directive.said or b""
+    if directive.nth is None:
+        return [*whole.get(said, ()), *text_only.get(said, ())]
+    same = whole.get(said) or text_only.get(said) or ()
+    return same[directive.nth : directive.nth + 1]
+
+
+def _concerning(message: Message, found: Iterable[_Numbered]) -> list[Directive]:
+    """List what is to be done to a message: all of it is replaced once, or parts of it are."""
+    if message.role is MessageRole.SYSTEM:  # what the system says is never edited
+        return []
+    concerned = [each for _, each in sorted(found, key=itemgetter(0))]
+    whole = [each for each in concerned if each.is_whole]
+    if whole:
+        return whole[-1:]
+    return [each for each in concerned if each.sought is None or has_words(message, each.sought)]
+
+
+def _noted(directive: Directive, message: Message, sent: Message, salt: bytes) -> Directive:
+    """Note what a directive takes out where that was not known before."""
+    if directive.dropped is not None or directive.sought is not None:
+        return directive
+    if directive.part is not None:
+        uses = (message.uses[at] for at in _uses_of(directive, message, sent))
+        text = "".join(spelled_arguments(use.arguments) for use in uses if use.arguments)
+    else:
+        text = all_words(message) if directive.is_whole else "".join(message.texts)
+    return replace(directive, dropped=dropped(salt, text))
+
+
+def _edited(message: Message, sent: Message, found: Sequence[Directive]) -> tuple[Message, ...]:
+    if not found:
+        return (message,)
+    if found[0].is_whole:
+        return _replaced(message, found[0].replacement)
+    text = "".join(message.texts)
+    spans = [each for each in found if each.span is not None]
+    for each in sorted(spans, key=lambda each: each.span or (0, 0), reverse=True):
+        start, end = each.span or (0, 0)
+        text = text[:start] + (each.replacement or "") + text[end:]
+    if spans:
+        message = replace(message, texts=(text,))
+    for each in found:
+        for use_at in _uses_of(each, message, sent) if each.part is not None else ():
+            message = with_arguments(message, use_at, each.replacement)
+    for each in found:
+        if each.sought is not None:  # ids may be replaced, too: calls were found by these
+            message = without_words(message, each.sought, each.replacement or "")
+    return (message,)
+
+
+def _uses_of(directive: Directive, message: Message, sent: Message) -> Iterator[int]:
+    for at, use in enumerate(message.uses):
+        own = sent.uses[at].id if len(sent.uses) == len(message.uses) else None
+        if directive.result_of in {use.id, own}:
+            yield at
+
+
+def _replaced(message: Message, text: str | None) -> tuple[Message, ...]:
+    # Calls and their results go together: neither can be left out alone.
+    if text is None and not message.uses and message.result_of is None:
+        return ()
+    emptied = without_arguments(message)
+    return (replace(emptied, texts=(text or "",), reasoning=None),)
+
+
+def _renamed(message: Message, left: Sequence[Message]) -> dict[str, tuple[str, str]]:
+    """Say which ids and names of calls read otherwise now: their results name them, too."""
+    if not left or len(left[0].uses) != len(message.uses):
+        return {}
+    pairs = zip(message.uses, left[0].uses, strict=True)
+    return {
+        old.id: (new.id or "", new.name)
+        for old, new in pairs
+        if old.id is not None and (old.id, old.name) != (new.id, new.name)
+    }
+
+
+def _answering(left: Message, message: Message, renamed: Mapping[str, tuple[str, str]]) -> Message:
+    if message.result_of is None or message.result_of not in renamed:
+        return left
+    new_id, name = renamed[message.result_of]
+    return replace(left, result_of=new_id, name=None if left.name is None else name)
+
+
+def _has_lost_parts(message: Message, left: Sequence[Message]) -> bool:
+    """Return whether thoughts or calls of an answer are not what they were."""
+    if message.role is not MessageRole.ASSISTANT:
+        return False
+    return not left or (left[0].reasoning, left[0].uses) != (message.reasoning, message.uses)
+
+
+def _parts_of(
+    messages: Sequence[Message], sent: Sequence[Message]
+) -> tuple[OtherParts, ...] | None:
+    described = map(other_parts, range(len(messages)), messages, sent)
+    found = tuple(each for each in described if each is not None)
+    return found if sum(len(each.ids) for each in found) <= CALL_IDS_KNOWN_MAX else None

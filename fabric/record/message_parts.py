@@ -1,0 +1,169 @@
+"""What a message has besides its text: thoughts, and the names, ids and arguments of its calls."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Any, Final
+
+from fabric.limits import CALL_IDS_KNOWN_MAX, JSON_DEPTH_MAX, MESSAGES_MAX
+from fabric.record.said import DIGEST_BYTES, said_digest
+from fabric.record.sought import Sought, places_of, replaced
+from fabric.turn.messages import Message, ToolUse, spelled_arguments
+
+_ID_BYTES: Final = 8
+
+
+class MessagePart(StrEnum):
+    """The part of a message that a directive replaces, where that is not its text."""
+
+    ARGUMENTS = "arguments"  # of the call that it names
+
+
+@dataclass(frozen=True, slots=True)
+class OtherParts:
+    """Which calls a message of the record makes or answers, and how much it has besides text."""
+
+    number: int  # of the message
+    chars: int  # of thoughts, names, ids and arguments
+    digest: bytes  # of who says it and its text, calls apart
+    ids: tuple[bytes, ...] = ()  # digests of its calls' ids, the client's and the model's
+
+    @property
+    def is_valid(self) -> bool:
+        """Return whether it can be of a message."""
+        in_range = 0 <= self.number < MESSAGES_MAX and self.chars >= 0
+        sizes = {len(each) for each in self.ids} <= {_ID_BYTES} and len(self.digest) == DIGEST_BYTES
+        return in_range and sizes and len(self.ids) <= CALL_IDS_KNOWN_MAX
+
+
+def other_parts(number: int, message: Message, sent: Message) -> OtherParts | None:
+    """Describe a message; `sent` is the same as its client spells it. None if it is text only."""
+    own = [use.id for each in (message, sent) for use in each.uses]
+    ids = {*own, message.result_of, sent.result_of} - {None}
+    chars = sum(map(len, _all_parts(message)))
+    if not ids and not chars:
+        return None
+    found = sorted(map(id_digest, filter(None, ids)))
+    return OtherParts(number, chars, text_only_digest(message), tuple(found))
+
+
+def id_digest(call_id: str) -> bytes:
+    """Return by what the id of a call is recognised."""
+    spelled = call_id.encode("utf-8", "surrogatepass")
+    return blake2b(spelled, digest_size=_ID_BYTES, person=b"mf-call-id").digest()
+
+
+def text_only_digest(message: Message) -> bytes:
+    """Return the digest of a message without its calls."""
+    return said_digest(replace(message, uses=()) if message.uses else message)
+
+
+def all_words(message: Message) -> str:
+    """Return everything that replacing a whole message takes out."""
+    arguments = (spelled_arguments(use.arguments) for use in message.uses if use.arguments)
+    return "".join([message.reasoning or "", *message.texts, *arguments])
+
+
+def without_arguments(message: Message) -> Message:
+    """Empty the arguments of all calls: a call stays with its result."""
+    return replace(message, uses=tuple(replace(use, arguments={}) for use in message.uses))
+
+
+def with_arguments(message: Message, use_at: int, text: str | None) -> Message:
+    """Give one call other arguments, an object as JSON text; none where there is no text."""
+    uses = list(message.uses)
+    uses[use_at] = replace(uses[use_at], arguments=read_object(text) or {})
+    return replace(message, uses=tuple(uses))
+
+
+def read_object(text: str | None) -> dict[str, Any] | None:
+    """Parse JSON text; None unless it is an object."""
+    try:
+        parsed = json.loads(text or "")
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def has_words(message: Message, wanted: Sought) -> bool:
+    """Return whether a text is in a message besides its own text."""
+    return any(places_of(wanted, part) for part in _all_parts(message))
+
+
+def without_words(message: Message, wanted: Sought, text: str) -> Message:
+    """Replace a text wherever a message has it besides its own text."""
+    uses = tuple(
+        ToolUse(
+            replaced(wanted, use.name, text),
+            _arguments_without(use.arguments, wanted, text),
+            None if use.id is None else replaced(wanted, use.id, text),
+        )
+        for use in message.uses
+    )
+    reasoning = None if message.reasoning is None else replaced(wanted, message.reasoning, text)
+    return replace(message, reasoning=reasoning, uses=uses)
+
+
+def _all_parts(message: Message) -> Iterator[str]:
+    if message.reasoning:
+        yield message.reasoning
+    for use in message.uses:
+        yield use.name
+        if use.id:
+            yield use.id
+        if use.arguments:
+            yield from _spellings(use.arguments)
+
+
+def _spellings(arguments: dict[str, Any] | str) -> Iterator[str]:
+    """Yield the texts in which a template or a client may show arguments."""
+    yield spelled_arguments(arguments)
+    yield from _leaves(arguments, JSON_DEPTH_MAX)
+    if isinstance(arguments, str):
+        yield arguments
+        return
+    yield json.dumps(arguments)
+    yield json.dumps(arguments, ensure_ascii=False)
+    yield str(getattr(arguments, "text", ""))  # as the model wrote them
+
+
+def _leaves(value: Any, depth: int) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict) and depth:
+        for key, each in value.items():
+            yield key
+            yield from _leaves(each, depth - 1)
+    elif isinstance(value, list) and depth:
+        for each in value:
+            yield from _leaves(each, depth - 1)
+
+
+def _arguments_without(
+    arguments: dict[str, Any] | str, wanted: Sought, text: str
+) -> dict[str, Any] | str:
+    """Replace a text in arguments; where it is not within one value of them, none are left."""
+    if not arguments or not any(places_of(wanted, each) for each in _spellings(arguments)):
+        return arguments
+    parsed = read_object(arguments) if isinstance(arguments, str) else dict(arguments)
+    if parsed is None:
+        return replaced(wanted, str(arguments), text)
+    left: dict[str, Any] = _without(parsed, wanted, text, JSON_DEPTH_MAX)
+    if not places_of(wanted, text) and any(places_of(wanted, e) for e in _spellings(left)):
+        left = {}  # it is a number, or spans several values
+    return json.dumps(left, ensure_ascii=False) if isinstance(arguments, str) else left
+
+
+def _without(value: Any, wanted: Sought, text: str, depth: int) -> Any:
+    if isinstance(value, str):
+        return replaced(wanted, value, text)
+    if isinstance(value, dict) and depth:
+        return {
+            replaced(wanted, key, text): _without(each, wanted, text, depth - 1)
+            for key, each in value.items()
+        }
+    if isinstance(value, list) and depth:
+        return [_without(each, wanted, text, depth - 1) for each in value]
+    return value

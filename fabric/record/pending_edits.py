@@ -1,0 +1,39 @@
+"""Directives that an agent's own text does not reflect yet, and the text once it does."""
+
+from collections.abc import Sequence
+
+from fabric.record.directive import Directive, live, text_digest
+from fabric.record.manifest import Manifest
+
+
+def pending(record: Manifest) -> tuple[Directive, ...]:
+    """Return what is still to be replaced in a record's own text, in order."""
+    placed = [d for d in live(record.directives) if d.at is not None and not d.is_applied]
+    if not placed:
+        return ()
+    text, done, found = record.text.encode("utf-8", "surrogatepass"), 0, []
+    for each in sorted(placed, key=lambda each: each.at or (0, 0)):
+        start, end = each.at or (0, 0)
+        if start >= done and text_digest(text[start:end]) == each.was:
+            found.append(each)
+            done = end
+    return tuple(found)
+
+
+def edits_of(found: Sequence[Directive]) -> list[tuple[int, int, int]]:
+    """Return start, end and new size in bytes of what directives replace in a record's text."""
+    return [
+        (*each.at, len((each.replacement or "").encode("utf-8", "replace")))
+        for each in found
+        if each.at is not None
+    ]
+
+
+def rewritten(record: Manifest) -> bytes:
+    """Return what an agent remembers as the directives have it that are still to be made."""
+    text = record.text.encode("utf-8", "surrogatepass")
+    for each in reversed(pending(record)):
+        start, end = each.at or (0, 0)
+        spelled = (each.replacement or "").encode("utf-8", "replace")
+        text = text[:start] + spelled + text[end:]
+    return text
