@@ -5,7 +5,6 @@ pieces   [ good )[ good )[ lost )[ good )   ->   [ good )[ good )
 
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from itertools import accumulate
 
 from fabric.kvcache.block import BlockRef
 from fabric.record.bounds import text_bytes_max
@@ -53,12 +52,13 @@ def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manife
 
 
 def without_edited(record: Manifest) -> Manifest:
-    """Leave out everything from the first piece on that an edit had a part in."""
+    """Leave out everything from the first piece on that an edit had a part in.
+
+    A part of a block goes, too: only the head can name it, and its block holds removed text.
+    """
     exact = record.edited.exact_tokens if record.edited is not None else record.tokens_count
-    ends = accumulate(piece.tokens_count for piece in record.pieces)
-    edited = [p.block for p, end in zip(record.pieces, ends, strict=True) if end > exact]
-    cut = truncate_record(record, set(edited))
-    return replace(cut, edited=None) if cut.edited is not None else cut
+    kept = len(record.pieces.unedited(exact))
+    return truncate_record(record, {piece.block for piece in record.pieces.items[kept:]})
 
 
 def _within(

@@ -81,14 +81,14 @@ class DerivedMemory:
         async with agent.turn_lock:
             if table.get(agent.key) is not agent or not self._is_derived(agent):
                 return 0
-            count = agent.manifest.tokens_count - agent.exact_tokens
             agent.cache = None
             word, saved = agent.manifest, agent.saved
             if saved is None:  # only memory had it
                 agent.was_evicted = True
                 table.remove(agent.key)
-                return count
+                return word.tokens_count
             kept = without_edited(saved)
+            count = max(word.tokens_count, saved.tokens_count) - kept.tokens_count
             kept = replace(kept, epoch=word.epoch, owner=word.owner, state=word.state)
             await records.republish(agent, kept)
             assert agent.saved is not None, "it was just published"

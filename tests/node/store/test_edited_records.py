@@ -13,7 +13,7 @@ from fabric.record.layout import Held, Layout
 from fabric.record.manifest import Manifest, decode_manifest, encode_manifest
 from fabric.record.named_blocks import named_blocks
 from fabric.record.piece_table import PieceTable
-from fabric.record.truncate import truncate_record
+from fabric.record.truncate import truncate_record, without_edited
 from fabric.u32s import U32s
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
@@ -244,6 +244,18 @@ def test_a_record_that_lost_a_block_is_a_record_of_what_is_left(store, seed):
         named = named_blocks(cut, SALT)
         assert [ref for ref, _ in named] == cut.refs
         assert all(span.names(ref) for ref, span in named)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_record_without_its_edits_has_whole_blocks_only(store, seed):
+    """A part of a block would need the head to name it, and its block has what was taken out."""
+    _, record = edited(store, random.Random(seed))
+    kept = without_edited(record)
+    kept.check()
+    assert kept.edited is None
+    assert not kept.pieces.is_edited
+    assert kept.tokens_count <= record.edited.exact_tokens
+    assert all(span.names(ref) for ref, span in named_blocks(kept, SALT))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
