@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fabric.http_guard.lingering import Lingering
 from fabric.limits import (
     CONNECTIONS_MAX,
     HEADS_BYTES_MAX,
@@ -63,6 +64,7 @@ class ConnectionTable:
         self.sweeping: Any = None  # the timer, while there is a connection
         self.trimming: Any = None  # the timer, while there are too many strangers
         self.waited_s = 0.0  # for strangers, in rounds of the event loop
+        self.lingering = Lingering()
 
     def __iter__(self) -> Iterator[Any]:
         """Go through all connections, however many leave meanwhile."""
@@ -120,6 +122,7 @@ class ConnectionTable:
 
     def remove(self, connection: ClientConnection) -> None:
         """Forget a connection; unknown ones are no error."""
+        self.lingering.remove(connection)
         self.hold(connection, 0)
         owner = self._owners.pop(connection, None)
         if owner is None:

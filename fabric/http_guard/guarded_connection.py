@@ -10,11 +10,11 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from fabric.http_guard.connection_table import ROUND_S, ClientConnection, ConnectionTable
+from fabric.http_guard.lingering import PatientTransport, closing_unless_asked
 from fabric.limits import (
     HEAD_BYTES_MAX,
     HEAD_S,
     HEADERS_MAX,
-    LINGER_S,
     PIPELINED_MAX,
     RECEIVE_BYTES_MAX,
     URL_BYTES_MAX,
@@ -60,6 +60,8 @@ class Guard(_Base):  # type: ignore[misc]
         self._counts_on = True  # no event of the parser since the head's last bytes
         self._is_whole = True  # the last request's body has arrived
         self._is_ending = False
+        self._closes_after_body = False
+        self._discarded_bytes = -1  # at the last check
         self._running: Any = None  # the request being served; `cycle` is the last one parsed
         self._since_s = 0.0  # the connection's begin, or its last progress
         self._headers_count = self._headers_bytes = 0
@@ -86,7 +88,10 @@ class Guard(_Base):  # type: ignore[misc]
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        cycle.transport = PatientTransport(self.transport, self._close_after_body)
+        super()._start_asgi_task(
+            cycle, closing_unless_asked(cycle, app) if cycle.waiting_for_100_continue else app
+        )
 
     def admit(self, owner: str) -> None:
         """Stay for `owner`."""
@@ -105,14 +110,10 @@ class Guard(_Base):  # type: ignore[misc]
     def check(self, now_s: float, *, is_stranger: bool) -> None:
         """Close what has taken too long."""
         waits_s = now_s - self._since_s
-        if self._is_ending:
-            if waits_s > LINGER_S:
-                self.drop()
+        if self in self.table.lingering:
+            self._check_lingering(waits_s)
         elif self.is_idle:
-            if not self._is_whole:
-                if waits_s > LINGER_S:
-                    self.drop()
-            elif self._is_in_head and waits_s > HEAD_S:
+            if self._is_in_head and waits_s > HEAD_S:
                 self._refuse(408, "slow_headers", f"headers take longer than {HEAD_S:g} s")
             elif (self.cycle is None or is_stranger) and waits_s > HEAD_S:
                 self.drop()
@@ -122,11 +123,24 @@ class Guard(_Base):  # type: ignore[misc]
         elif now_s - self._unsent_since_s > WRITE_STALL_S:
             self.drop()
 
+    def _check_lingering(self, waits_s: float) -> None:
+        lingering = self.table.lingering
+        last_bytes, self._discarded_bytes = self._discarded_bytes, lingering.discarded_bytes(self)
+        ends = self._is_ending or self._closes_after_body
+        if lingering.is_late(self, waits_s):
+            self.drop()
+        elif ends and last_bytes == self._discarded_bytes and not self.transport.can_write_eof():
+            self.transport.close()  # over TLS, nothing else tells the client that this is the end
+        else:
+            self.flow.resume_reading()
+
     # Bytes
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, and count it until an event of the parser says that it was of use."""
-        if self._is_ending:
+        if self in self.table.lingering and not self.table.lingering.discard(self, len(data)):
+            self.flow.pause_reading()
+        if self._is_ending or self.transport.is_closing():
             return
         count = self.head_bytes + len(data)
         self._counts_on = True
@@ -173,22 +187,39 @@ class Guard(_Base):  # type: ignore[misc]
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
         self._counts_on = False
-        super().on_body(body)
+        if not self._closes_after_body:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Note that the body is whole."""
         self._counts_on = False
         self._is_whole = True
+        self.table.lingering.remove(self)
         super().on_message_complete()
+        if self._closes_after_body:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         """Drop what nobody reads any more."""
         self._since_s = self.loop.time()
-        if self.cycle is not None and self.cycle.response_complete:
+        if self.is_idle and self.cycle is not None:
             self.cycle.body = bytearray()
+            if not self._is_whole:
+                self.table.lingering.add(self)
         super().on_response_complete()
 
     # Refusals
+
+    def _close_after_body(self) -> None:
+        """Close once the client has sent what it is sending: sooner, it would lose the answer."""
+        if self._is_whole or self._running is not self.cycle:
+            self.transport.close()
+            return
+        self._closes_after_body, self._since_s = True, self.loop.time()
+        self.table.lingering.add(self)
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
     def _stop(self, status: int, code: str, message: str) -> None:
         """End the parsing of what is being parsed."""
@@ -215,10 +246,9 @@ class Guard(_Base):  # type: ignore[misc]
             self.cycle.waiting_for_100_continue = False  # nor ask for more
             self.cycle.message_event.set()
         self.transport.write(refusal(*self._refusal))
+        self.table.lingering.add(self)  # closing now could take the answer away again
         if self.transport.can_write_eof():
-            self.transport.write_eof()  # closing now could take the answer away again
-        else:
-            self.transport.close()
+            self.transport.write_eof()
 
     def _unsupported_upgrade_warning(self) -> None:
         pass
@@ -265,6 +295,7 @@ def _trim(table: ConnectionTable, loop: Any) -> None:
 
 def _sweep(table: ConnectionTable, loop: Any) -> None:
     now_s = loop.time()
+    table.lingering.refill()
     for connection in table:
         connection.check(now_s, is_stranger=table.is_stranger(connection))
     table.sweeping = loop.call_later(SWEEP_S, _sweep, table, loop) if len(table) else None

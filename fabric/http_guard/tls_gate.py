@@ -65,12 +65,20 @@ class Gate(_Base):  # type: ignore[misc]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take bytes; tell whoever begins with a request in clear text what is spoken here."""
-        if self._is_begun or self._buffer[0] == HANDSHAKE:
+        if self in self.table.lingering:
+            if not self.table.lingering.discard(self, nbytes):
+                self._raw.pause_reading()
+        elif self._is_begun or self._buffer[0] == HANDSHAKE:
             self._is_begun = True
             super().buffer_updated(nbytes)
         elif not self._raw.is_closing():
             self._raw.write(_CLEAR_TEXT)
-            self._raw.close()
+            self._raw.write_eof()  # closing now could take the answer away again
+            self.table.lingering.add(self)
+
+    def eof_received(self) -> Any:
+        """Close a connection that spoke clear text; leave others to TLS."""
+        return None if self in self.table.lingering else super().eof_received()
 
     def drop(self) -> None:
         """Close at once."""
@@ -78,7 +86,9 @@ class Gate(_Base):  # type: ignore[misc]
         self._raw.abort()
 
     def check(self, now_s: float, *, is_stranger: bool) -> None:
-        """Leave time to the handshake's own timer."""
+        """Read on where bytes are discarded; the handshake's own timer ends it."""
+        if self in self.table.lingering:
+            self._raw.resume_reading()
 
     def _shaken(self, transport: Any) -> None:
         self.table.remove(self)

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 import node.http.generate
 import router.serve
-from fabric.http_guard import guarded_connection
+from fabric.http_guard import guarded_connection, lingering
 from fabric.http_guard.connection_table import Places
 from fabric.http_guard.guarded_connection import admit
 
@@ -272,7 +272,7 @@ def test_who_sends_no_whole_head_in_time_is_closed(config, monkeypatch):
 
 
 def test_a_body_that_nobody_reads_does_not_keep_its_connection(config, monkeypatch):
-    monkeypatch.setattr(guarded_connection, "LINGER_S", 0.3)
+    monkeypatch.setattr(lingering, "LINGER_S", 0.3)
     monkeypatch.setattr(guarded_connection, "SWEEP_S", 0.05)
     with served(config) as server:
         with server.connect(head("/unread", "POST", "content-length: 100") + b"x") as sock:

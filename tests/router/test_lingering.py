@@ -1,0 +1,93 @@
+"""Discarding what a refused client still sends has limits: bytes, seconds, connections."""
+
+import socket
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from fabric.http_guard import guarded_connection, lingering
+from fabric.limits import KIB, MIB
+from tests.router.test_http_guard import (
+    HANG_S,
+    OK,
+    SERVERS,
+    answer_of,
+    head,
+    is_closed,
+    served,
+    told,
+    until,
+)
+
+ENDLESS = head("/unread", "POST", "connection: close", "transfer-encoding: chunked")
+CHUNK = b"%x\r\n%s\r\n" % (16 * KIB, b"a" * 16 * KIB)
+
+
+@pytest.fixture(params=SERVERS)
+def server(request, monkeypatch):
+    monkeypatch.setattr(guarded_connection, "SWEEP_S", 0.05)
+    with served(request.param) as running:
+        yield running
+
+
+def until_nothing_lingers(server):
+    until(lambda: len(server.table) == 0 and not server.table.lingering._bytes)
+
+
+@pytest.mark.parametrize("more", ["connection: close", "connection: keep-alive"])
+def test_a_client_that_drips_its_body_is_cut(server, monkeypatch, more):
+    monkeypatch.setattr(lingering, "LINGER_S", 0.3)
+    with server.connect(head("/unread", "POST", more, "content-length: 100")) as sock:
+        assert answer_of(sock).startswith(OK)
+        sock.settimeout(0.02)
+        with suppress(ConnectionError):
+            for _ in range(100):
+                sock.sendall(b"x")
+                with suppress(TimeoutError):
+                    if sock.recv(1) == b"" and more.endswith("alive"):
+                        break
+        sock.settimeout(HANG_S)
+        until_nothing_lingers(server)
+
+
+def test_an_endless_body_is_cut(server, monkeypatch):
+    monkeypatch.setattr(lingering, "LINGER_BYTES_MAX", 2 * MIB)
+    sent_bytes = 0
+    with server.connect(ENDLESS) as sock, suppress(ConnectionError):
+        while sent_bytes < 1024 * MIB:
+            sock.sendall(CHUNK)
+            sent_bytes += len(CHUNK)
+    assert sent_bytes < 256 * MIB  # the sockets' buffers take some of it
+    until_nothing_lingers(server)
+
+
+def test_the_connection_that_lingers_longest_makes_room(server, monkeypatch):
+    monkeypatch.setattr(lingering, "LINGERING_MAX", 4)
+    with ExitStack() as opened:
+        socks = []
+        for _ in range(8):
+            socks.append(opened.enter_context(server.connect(ENDLESS + CHUNK)))
+            assert answer_of(socks[-1]).startswith(OK)
+        until(lambda: len(server.table) == 4)
+        for sock in socks[4:]:  # these are still read
+            sock.sendall(b"0\r\n\r\n")
+            told(sock)
+        until_nothing_lingers(server)
+
+
+def test_all_bodies_together_wait_for_the_next_second(server, monkeypatch):
+    monkeypatch.setattr(lingering, "LINGERING_BYTES_PER_S_MAX", 256 * KIB)
+    with server.connect(head("/unread", "POST", f"content-length: {4 * MIB}")) as sock:
+        sock.sendall(b"a" * 4 * MIB)
+        assert answer_of(sock).startswith(OK)
+        sock.sendall(head("/unread", "POST", "connection: close"))
+        assert told(sock).startswith(OK)
+    until_nothing_lingers(server)
+
+
+def test_a_client_that_goes_in_the_middle_leaves_nothing(server):
+    with server.connect(ENDLESS + CHUNK) as sock:
+        assert answer_of(sock).startswith(OK)
+        sock.shutdown(socket.SHUT_WR)
+        until(lambda: is_closed(sock))
+    until_nothing_lingers(server)
