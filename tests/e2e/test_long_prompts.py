@@ -18,7 +18,6 @@ import pytest
 
 from fabric.keys.api_keys import OPERATOR_HEADER
 from fabric.limits import BODY_BYTES_MAX, MIB, PROMPT_ESCAPES, PROMPT_FRAME_BYTES
-from router.supervise.processes import descendants
 from tests.e2e.test_hostile_requests import CHAT, head, message, post
 from tests.support.claimed_context import claiming
 from tests.support.fabric_process import (
@@ -145,9 +144,8 @@ def attacked_fabric(folder: Path, model: str) -> Iterator[Fabric]:
         asked = urllib.request.Request(f"{up.url}/v1/nodes", None, headers)
         with urllib.request.urlopen(asked) as answer:
             [row] = json.loads(answer.read())["data"]
-        [router_pid] = [p.pid for p in descendants([up.pid]) if is_router(p.pid)]
         where = address_of(up.url)
-        router, node = (Attacked(pid, where, where) for pid in (router_pid, row["pid"]))
+        router, node = (Attacked(pid, where, where) for pid in (up.router_pid, row["pid"]))
         for _ in range(3):
             turn(router)
         assert not router.failures
@@ -166,13 +164,6 @@ def fabric(request, tmp_path_factory) -> Iterator[Fabric]:
     with attacked_fabric(folder, str(claiming(folder, request.param))) as made:
         assert made.door_bytes < BODY_BYTES_MAX
         yield made
-
-
-def is_router(pid):
-    try:
-        return b"-m\0router\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("fabric", [USUAL], indirect=True)

@@ -24,14 +24,24 @@ class Up:
     pid: int
     data: Path
 
+    @property
+    def router_pid(self) -> int:
+        """Process of the router."""
+        [found] = [process.pid for process in descendants([self.pid]) if _is_router(process.pid)]
+        return found
+
 
 @contextmanager
 def running_up(
-    folder: Path, model: str = "recall", node: Mapping[str, Any] | None = None
+    folder: Path,
+    model: str = "recall",
+    node: Mapping[str, Any] | None = None,
+    router: Mapping[str, Any] | None = None,
 ) -> Iterator[Up]:
-    """Run a fabric of two tenants for a block of code; `node` has its node's settings."""
+    """Run a fabric of two tenants for a block of code; `node` and `router` are settings."""
     config, data = folder / "cluster.yaml", folder / "data"
-    settings = {"router": {"api_keys": {"alice": ALICE, "bob": BOB}}, "node": dict(node or {})}
+    keyed = {"api_keys": {"alice": ALICE, "bob": BOB}} | dict(router or {})
+    settings = {"router": keyed, "node": dict(node or {})}
     config.write_text(yaml.safe_dump({"metadata": {"macfabric": settings}}))
     argv = [sys.executable, "-m", "router.cli.main", "up", "--nodes", "1", "--port", "0"]
     argv += ["--config", str(config), "--data", str(data), "--json", "--model", model]
@@ -56,3 +66,9 @@ def running_up(
         assert up.stdout is not None
         up.stdout.close()
         assert wait_gone(owned, 30.0) == []
+
+
+def _is_router(pid: int) -> bool:
+    argv = ["ps", "-o", "command=", "-p", str(pid)]
+    listed = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return " -m router " in listed.stdout
