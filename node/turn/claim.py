@@ -56,8 +56,7 @@ class Claims:
         A turn that is not kept gets one of its own, which is in no table.
         """
         if not request.is_kept:
-            name = self.table.name_new(request.tenant, request.identity)
-            yield self.table.unlisted(request.tenant, name, None, request.epoch)
+            yield self._sibling(request)
             self.hot.cool()
             return
         if request.after is not None:
@@ -80,6 +79,23 @@ class Claims:
                     self.table.use.retain(agent.key, request.retain_s)
                 self.hot.cool()
             await _let_go_on(agent, before)
+
+    def _sibling(self, request: GenerateRequest) -> Agent:
+        """Make an agent for a turn that is not kept, with the edited memory of the one beside it.
+
+        Unedited memory is found by what blocks hold; edited memory only by the record it is in.
+        """
+        name = self.table.name_new(request.tenant, request.identity)
+        made = self.table.unlisted(request.tenant, name, None, request.epoch)
+        beside = self._known(request) if request.beside is not None else None
+        record = beside.saved if beside is not None else None
+        if beside is None or record is None or record.edited is None or self._is_erased(beside):
+            return made
+        own = made.manifest
+        made.saved = made.manifest = replace(
+            record, agent=own.agent, group=None, owner=own.owner, epoch=own.epoch, state=own.state
+        )
+        return made
 
     async def _await_handover(self, request: GenerateRequest, migration: MigrationId) -> None:
         """Wait for the move that brings the agent here; raise RetryElsewhereError if none does."""

@@ -5,6 +5,7 @@ import json
 import httpx2
 import pytest
 
+from node.mlx.engine import Engine
 from router.cli.main import main
 from tests.support.local_fabric import local_fabric
 
@@ -108,6 +109,25 @@ def test_all_of_several_answers_are_to_what_a_directive_left(fabric, mode):
     texts = [choice["message"]["content"] for choice in answer.json()["choices"]]
     assert len(texts) == 3
     assert not any(CODE in text for text in texts)
+
+
+def test_several_answers_of_an_edited_agent_use_its_memory(fabric, monkeypatch):
+    """At temperature 0 all are the same, and none computes again what the first one kept."""
+    computed, prefill, agent = [], Engine.prefill, "siblings"
+
+    def counted(engine, cache, tokens):
+        computed.append(len(tokens))
+        return prefill(engine, cache, tokens)
+
+    chat(fabric, agent, [*HISTORY, ASK_CODE])
+    clear(fabric, agent, "amortize")
+    monkeypatch.setattr(Engine, "prefill", counted)
+    headers = {"authorization": f"Bearer {KEYS['one']}", "x-agent-id": agent}
+    asked = {"model": "recall", "messages": [*HISTORY, ASK_SHIP], "max_tokens": 24, "n": 4}
+    url = f"{fabric.url}/v1/chat/completions"
+    answer = httpx2.post(url, json={**asked, "temperature": 0}, headers=headers, timeout=120)
+    assert len({choice["message"]["content"] for choice in answer.json()["choices"]}) == 1
+    assert sum(computed) < answer.json()["usage"]["prompt_tokens"] / 2
 
 
 def test_a_header_asks_for_exact_memory_again(fabric):
