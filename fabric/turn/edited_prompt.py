@@ -8,9 +8,11 @@ Both are cut into chunks at special tokens, where tokenizers cut as well: so a c
 whose text a record still has may have the record's tokens.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TypeAlias
 
 from fabric.kvcache.arrangement import Move
 from fabric.limits import (
@@ -24,6 +26,8 @@ from fabric.turn.generation import MatchKind
 from fabric.turn.prompt_plan import PromptPlan, Transcript
 from fabric.turn.text_match import common_prefix
 from fabric.turn.token_alignment import aligned_tokens
+
+Edit: TypeAlias = tuple[int, int, int]  # start and end in a record's text, and new size; bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +52,21 @@ class _Tokens:
 
 
 def plan_edited_prompt(
-    made: PromptPlan, stored: Transcript, cuts: Collection[int], recomputed_tokens: int = 0
+    made: PromptPlan,
+    stored: Transcript,
+    cuts: Collection[int],
+    recomputed_tokens: int = 0,
+    known_edits: Sequence[Edit] = (),
 ) -> PromptPlan | None:
     """Plan to keep what of `stored` lies behind edits of `made`; None where nothing can be kept.
 
     `cuts`: special tokens that always stand alone. `recomputed_tokens`: so many behind each edit
-    are computed anew.
+    are computed anew. `known_edits`: what directives replace in the record's text, in order.
     """
     tokens = _assembled(made, stored, cuts)
-    moves = _moves(tokens, stored, cuts, recomputed_tokens) if tokens is not None else ()
+    if tokens is not None:
+        _align(tokens, stored, cuts, known_edits)
+    moves = _moves(tokens, recomputed_tokens) if tokens is not None else ()
     if tokens is None or len(moves) < 2:
         return None
     kept = sum(move.end - move.start for move in moves[1:])
@@ -103,13 +113,18 @@ def _chunks(said: PromptPlan | Transcript, edges: Sequence[int]) -> list[bytes]:
     return [said.text[said.ends[a - 1] : said.ends[b - 1]] for a, b in pairwise(edges)]
 
 
-def _moves(
-    tokens: _Tokens, stored: Transcript, cuts: Collection[int], recomputed_tokens: int
-) -> tuple[Move, ...]:
-    """Return where the record's tokens go, also those that equal freshly encoded ones."""
+def _align(
+    tokens: _Tokens, stored: Transcript, cuts: Collection[int], known_edits: Sequence[Edit]
+) -> None:
+    """Find what else of the record equals freshly encoded tokens."""
     _widen(tokens, stored)
+    _keep_between(tokens, stored, known_edits)
     _refine(tokens, stored, cuts)
     _stay(tokens, stored)
+
+
+def _moves(tokens: _Tokens, recomputed_tokens: int) -> tuple[Move, ...]:
+    """Return where the record's tokens go."""
     moves = list(_runs_of(tokens.old))
     if not moves or moves[0].start != 0 or moves[0].new_start != 0:
         return ()
@@ -139,6 +154,28 @@ def _widen(tokens: _Tokens, stored: Transcript) -> None:
                 ids[last - room : last][::-1], stored.ids[until - room : until][::-1]
             )
             old[last - behind : last] = range(until - behind, until)
+
+
+def _keep_between(tokens: _Tokens, stored: Transcript, edits: Sequence[Edit]) -> None:
+    """Keep what lies between known edits, also where lines repeat and no run is there once."""
+    for first, last in list(_gaps(tokens.old)) if edits else ():
+        place = tokens.old[first - 1] + 1 if first else 0
+        until = tokens.old[last] if last < len(tokens.old) else len(stored.ids)
+        low = stored.ends[place - 1] if place else 0
+        shift_bytes = (tokens.ends[first - 1] if first else 0) - low
+        after = [edit for edit in edits if edit[1] > low]
+        for start, end, size_bytes in (*after, (stored.ends[-1], stored.ends[-1], 0)):
+            at = bisect_right(tokens.ends, low + shift_bytes, first, last)
+            at_end = bisect_right(tokens.ends, start + shift_bytes, at, last)
+            for number in range(at, at_end):
+                old_end = tokens.ends[number] - shift_bytes
+                old = bisect_left(stored.ends, old_end, place, until)
+                if old == until:
+                    break
+                if (stored.ends[old], stored.ids[old]) == (old_end, tokens.ids[number]):
+                    tokens.old[number], place = old, old + 1
+            shift_bytes += size_bytes - (end - start)
+            low = end
 
 
 def _refine(tokens: _Tokens, stored: Transcript, cuts: Collection[int]) -> None:

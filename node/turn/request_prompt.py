@@ -9,8 +9,8 @@ from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.shift import why_unshiftable
 from fabric.limits import AGENT_TOKENS_MAX, EDIT_KEPT_TOKENS_MIN
 from fabric.record.bounds import has_too_long_tokens
-from fabric.record.pending_edits import rewritten
-from fabric.turn.edited_prompt import plan_edited_prompt
+from fabric.record.pending_edits import edits_of, pending, rewritten
+from fabric.turn.edited_prompt import Edit, plan_edited_prompt
 from fabric.turn.generation import (
     GenerateRequest,
     IdentityKind,
@@ -119,11 +119,14 @@ class Prompts:
         made = plan_prompt(self.tokenizer, text, stored, raw=raw, limit=limit)
         keeps = request.edits is not None and request.edits.keeps
         if keeps and (request.extends or not raw):
-            made = self._edited(request, stored, made)
+            edits = edits_of(pending(agent.manifest))
+            made = self._edited(request, stored, made, edits)
         has_states = CacheGroup.STATE in self.identity.spec.groups
         return replace(made, marks=self.landmarks.find(request, made, has_states=has_states))
 
-    def _edited(self, request: GenerateRequest, stored: Transcript, made: PromptPlan) -> PromptPlan:
+    def _edited(
+        self, request: GenerateRequest, stored: Transcript, made: PromptPlan, edits: Sequence[Edit]
+    ) -> PromptPlan:
         """Plan to keep what lies behind an edit, if there is any, and if it can be kept."""
         is_edited = made.match is MatchKind.DIVERGE
         if not is_edited or request.identity.kind is not IdentityKind.AGENT:
@@ -134,7 +137,8 @@ class Prompts:
         if why:
             return replace(made, reason=f"{made.reason}; nothing behind it is kept: {why}")
         recomputed = self.identity.settings.edit_recomputed_tokens
-        return plan_edited_prompt(made, stored, self.tokenizer.cut_texts, recomputed) or made
+        cuts = self.tokenizer.cut_texts
+        return plan_edited_prompt(made, stored, cuts, recomputed, edits) or made
 
     async def count(self, request: GenerateRequest) -> TokenCount:
         """Return how many tokens a prompt has, also where it is longer than the context."""

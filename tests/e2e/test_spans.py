@@ -97,6 +97,30 @@ def test_what_a_span_names_is_gone_whoever_sends_it_again(fabric, kind):
     assert all(each["undone_s"] >= each["made_s"] for each in undone)
 
 
+@pytest.mark.parametrize("how", ["chat", "generate"])
+def test_between_two_spans_of_repeated_lines_memory_is_kept(fabric, how):
+    """The lines cannot tell by themselves where each was: the directives know."""
+    agent, line = f"repeated-{how}", "The harbour market is open.\n"
+    history = [HISTORY[0], {"role": "user", "content": line * 60}, *HISTORY[2:]]
+    chat(fabric, agent, [*history, ASK_SHIP])
+    spans = [(len(line) * at, len(line) * (at + 1) - 1) for at in (5, 50)]
+    direct(
+        fabric,
+        agent,
+        *(
+            {"message": 1, "start": start, "end": end, "replacement": "[cut]", "mode": "amortize"}
+            for start, end in spans
+        ),
+    )
+    if how == "chat":
+        chat(fabric, agent, [*history, ASK_SHIP])
+    else:
+        generate(fabric, agent, {"role": "user", "content": "Go on."})
+    row = send(fabric, "GET", agent).json()
+    assert len(row["edits"]) == 2
+    assert all(note["inserted_tokens"] < 20 for note in row["edits"])
+
+
 def test_messages_are_listed_with_the_tokens_that_they_are(fabric):
     answer = chat(fabric, "listed", [*HISTORY, ASK_CODE])
     shown = memory(fabric, "listed")

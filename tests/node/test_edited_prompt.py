@@ -1,5 +1,6 @@
 """Whatever a client did to its history, what is fed is its prompt, and what moves is the same."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import load
 
 from fabric.limits import EDIT_KEPT_TOKENS_MIN, EDIT_MOVES_MAX
-from fabric.turn.edited_prompt import plan_edited_prompt
+from fabric.turn.edited_prompt import Edit, plan_edited_prompt
 from fabric.turn.generation import MatchKind
 from fabric.turn.prompt_plan import PromptPlan, Transcript, plan_prompt
 from fabric.turn.text_match import common_prefix
@@ -46,15 +47,25 @@ MESSAGES = [_said(n) for n in range(9)]
 
 
 def _planned(
-    tokenizer: ChatTokenizer, text: str, stored: Transcript, recomputed: int = 0
+    tokenizer: ChatTokenizer,
+    text: str,
+    stored: Transcript,
+    recomputed: int = 0,
+    edits: Sequence[Edit] = (),
 ) -> PromptPlan | None:
     made = plan_prompt(tokenizer, text, stored, raw=False)
-    return plan_edited_prompt(made, stored, tokenizer.cut_texts, recomputed)
+    return plan_edited_prompt(made, stored, tokenizer.cut_texts, recomputed, edits)
 
 
-def _check(tokenizer: ChatTokenizer, stored: Transcript, text: str, recomputed: int = 0) -> int:
+def _check(
+    tokenizer: ChatTokenizer,
+    stored: Transcript,
+    text: str,
+    recomputed: int = 0,
+    edits: Sequence[Edit] = (),
+) -> int:
     """Plan an edit and check all that must hold of it; return how many tokens move or stay."""
-    plan = _planned(tokenizer, text, stored, recomputed)
+    plan = _planned(tokenizer, text, stored, recomputed, edits)
     if plan is None:
         return 0
     fresh = tokenizer.encode(text)
@@ -145,6 +156,28 @@ def test_what_lies_between_two_edits_of_one_message_stays(tokenizer: ChatTokeniz
     behind = len(tokenizer.encode(_text(MESSAGES[5:])).ids)
     assert between > 500
     assert moved >= 0.98 * (between + behind)
+
+
+@pytest.mark.parametrize("wrong_bytes", [0, 7])
+def test_what_lies_between_known_edits_of_repeated_lines_stays(
+    tokenizer: ChatTokenizer, wrong_bytes: int
+) -> None:
+    """No run of them is there once; from places that are not true only equal tokens are kept."""
+    lines = ["the cat sat on größer 東京"] * 200
+    edited = [*lines[:3], "[cut]", *lines[4:100], "[cut]", *lines[101:150], "cut", *lines[151:]]
+    whole, parts = "\n".join(lines), [*MESSAGES[:4], *MESSAGES[5:]]
+    stored = _stored(tokenizer, _text([*parts[:4], whole, *parts[4:]]))
+    text = _text([*parts[:4], "\n".join(edited), *parts[4:], _said(30)])
+    begins = stored.text.index(whole.encode()) + wrong_bytes
+    size = len(lines[0].encode())
+    edits = [
+        (begins + at * (size + 1), begins + at * (size + 1) + size, len(edited[at]))
+        for at in (3, 100, 150)
+    ]
+    moved = _check(tokenizer, stored, text, edits=edits)
+    between = len(tokenizer.encode("\n".join(lines[4:146])).ids)
+    lost = _check(tokenizer, stored, text)
+    assert moved - lost > 0.95 * between or wrong_bytes
 
 
 def test_words_of_another_message_are_not_taken_for_it(tokenizer: ChatTokenizer) -> None:
