@@ -381,6 +381,7 @@ SCENARIO_STEPS_MAX: Final = 8  # answers of one turn that call tools, before it 
 SCENARIO_ASKING_MAX: Final = 16  # agents of one run that answer at once
 SCENARIO_PREFETCHED_MAX: Final = 4  # turns to come whose agents are got ready
 SCENARIO_TRIES_MAX: Final = 30  # of one thing that the fabric cannot do yet: minutes
+SCENARIO_LOST_TRIES_MAX: Final = 3  # of what an agent's node, or else its next turn, brings back
 SCENARIO_LINE_BYTES_MAX: Final = 4 * MIB  # of a run's journal; an answer with its calls
 SCENARIO_EXPANDED_CHARS_MAX: Final = 4 * MIB  # of one text, with all that agents said before
 SCENARIO_REQUEST_BYTES_MAX: Final = 8 * MIB  # of one POST: a file, and texts beside it, as JSON

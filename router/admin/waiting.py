@@ -7,7 +7,6 @@ from starlette.responses import Response
 from starlette.routing import Route, request_response
 
 from router.fleet.meeting import Meeting
-from router.fleet.node_client import NodeLostError
 from router.http.auth import agent_key
 from router.moves.lost_owners import LostOwners
 
@@ -44,11 +43,7 @@ def _met(endpoint: Endpoint, path: str, meeting: Meeting, lost_owners: LostOwner
             await meeting.agents()
         if "agent" not in names or (request.method, path) in _OWNERLESS:
             return await endpoint(request)
-        key = agent_key(request)
-        await lost_owners.require_owner_up(key)
-        try:
+        async with lost_owners.served(agent_key(request)):
             return await endpoint(request)
-        except NodeLostError as error:
-            raise lost_owners.unreachable(key, error) from None
 
     return answer

@@ -11,6 +11,8 @@ not: what it is about would silently be another memory.
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from fabric.control.copy_calls import TakeOver
 from fabric.control.node_calls import AgentView
@@ -54,7 +56,16 @@ class LostOwners:
             task.add_done_callback(lambda _: self._running.pop(key, None))
         await asyncio.shield(task)
 
-    def unreachable(self, key: AgentKey, error: NodeLostError) -> RetryLaterError:
+    @asynccontextmanager
+    async def served(self, key: AgentKey) -> AsyncIterator[None]:
+        """Run a block that asks an agent's owner; raise RetryLaterError while none answers."""
+        await self.require_owner_up(key)
+        try:
+            yield
+        except NodeLostError as error:
+            raise self._unreachable(key, error) from None
+
+    def _unreachable(self, key: AgentKey, error: NodeLostError) -> RetryLaterError:
         """Name the node and the agent of a call that was not answered, and when to try again."""
         owner = self._fleet.directory.owner(key)
         left_s = self._fleet.membership.lease_left_s(owner.node) if owner is not None else 0.0

@@ -7,8 +7,8 @@ of answers, placement, and admission by nodes as this tenant's. What bounds requ
 (bodies, connections) has a bound of its own here: runs at once, and agents of a run at once.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from router.scenario.speaker import (
     WantedCall,
     chat_body,
     edits_of_runs,
+    later_error,
     read_arguments,
 )
 from router.services import Services
@@ -96,8 +97,7 @@ class OwnSpeaker:
         self, source: AgentId, copy: AgentId, to: str | None, op: OperationId
     ) -> AgentCopy:
         """Make an agent that begins with the memory of another."""
-        await self._meet()
-        with _repeatable():
+        async with self._owner(source):
             receipt = await self.services.forks.fork((self.tenant, source), copy, to, op)
         return AgentCopy(receipt.target, receipt.bytes_sent)
 
@@ -105,9 +105,8 @@ class OwnSpeaker:
         self, agent: AgentId, items: Sequence[Mapping[str, Any]], op: OperationId
     ) -> None:
         """Edit an agent's memory from now on."""
-        await self._meet()
         now_s = self.services.fleet.clock.wall_s()
-        with _repeatable():
+        async with self._owner(agent):
             added, spans = parse_directives(list(items), Made(op, now_s, self.tenant))
             call = DirectAgent(self.tenant, agent, added=added, spans=spans, now_s=now_s)
             try:
@@ -119,8 +118,7 @@ class OwnSpeaker:
     async def edits(self, agent: AgentId) -> frozenset[OperationId] | None:
         """Return the operations of runs whose edits an agent holds; None where no node has it."""
         key, fleet = (self.tenant, agent), self.services.fleet
-        await self._meet()
-        with _repeatable():
+        async with self._owner(agent):
             try:
                 owner = await fleet.heard_owner(key)
                 view = await fleet.link(owner.node).call(ReadMemory(*key), MemoryView)
@@ -128,20 +126,21 @@ class OwnSpeaker:
                 return None
         return frozenset(edits_of_runs(each.operation for each in view.directives))
 
-    async def take_back(self, agent: AgentId) -> None:
-        """Undo what runs have edited of an agent's memory."""
+    async def take_back(self, agent: AgentId) -> bool:
+        """Undo what runs have edited of an agent's memory; say whether there was anything."""
         removed = tuple(await self.edits(agent) or ())
         if not removed:
-            return
+            return False
         now_s = self.services.fleet.clock.wall_s()
         call = DirectAgent(self.tenant, agent, removed=removed, now_s=now_s)
-        with _repeatable(), suppress(NotFoundError):
-            await self.services.telling.tell(call)
+        async with self._owner(agent):
+            with suppress(NotFoundError):
+                await self.services.telling.tell(call)
+        return True
 
     async def move(self, agent: AgentId, to: str) -> AgentCopy:
         """Move an agent to a node."""
-        await self._meet()
-        with _repeatable():
+        async with self._owner(agent):
             receipt = await self.services.migrations.migrate(self.tenant, agent, to)
         return AgentCopy(receipt.target, receipt.bytes_sent)
 
@@ -160,8 +159,7 @@ class OwnSpeaker:
 
     async def prefetch(self, agent: AgentId) -> None:
         """Bring an agent's memory where its next turn finds it at once."""
-        await self._meet()
-        with _repeatable():
+        async with self._owner(agent):
             await self.services.prefetches.load((self.tenant, agent))
 
     async def erase(self, agent: AgentId) -> None:
@@ -172,6 +170,14 @@ class OwnSpeaker:
                 await self.services.erasures.erase(self.tenant, agent)
             except NotFoundError:
                 return
+
+    @asynccontextmanager
+    async def _owner(self, agent: AgentId) -> AsyncIterator[None]:
+        """Run a block that asks an agent's owner, as the routes that name an agent do."""
+        await self._meet()
+        with _repeatable():
+            async with self.services.lost_owners.served((self.tenant, agent)):
+                yield
 
     async def _meet(self) -> None:
         await self.services.fleet.meeting.agents()
@@ -202,7 +208,7 @@ def _repeatable() -> Iterator[None]:
     except FabricError as error:
         if status_of(error) not in LATER or error.code in FINAL:
             raise
-        raise AskAgainError(error.message, _wait_s(error)) from None
+        raise later_error(error.message, _wait_s(error), error.code) from None
 
 
 def _wait_s(error: FabricError) -> float:

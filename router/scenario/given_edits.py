@@ -5,7 +5,7 @@ The agent's next answer then comes from unedited memory, so it is checked after 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
@@ -28,6 +28,7 @@ class GivenEdits:
     state: RunState
     speaker: ScenarioSpeaker
     id_of: Callable[[str], AgentId]
+    uncleared: set[str] = field(default_factory=set)  # agents that may hold earlier runs' edits
 
     async def give(self, agent: str, phase: Phase, number: int) -> None:
         """Give an agent one edit of a phase; raise FabricError."""
@@ -36,25 +37,31 @@ class GivenEdits:
             op = self._operation(phase, number)
             await self.speaker.direct(self.id_of(agent), items, op)
 
-    async def restore(self, agent: str) -> tuple[str, ...]:
-        """Give an agent again what it should hold and does not; return the phases of those edits.
+    async def restore(self, agent: str) -> str:
+        """Leave an agent with this run's edits alone; say what was wrong, or nothing.
 
         Raises AskAgainError where no node has the agent.
         """
+        if agent in self.uncleared:
+            had_any = await self.speaker.take_back(self.id_of(agent))
+            self.uncleared.discard(agent)
+            if had_any:
+                return "it held the edits of an earlier run: undone, and its answer dropped"
         wanted = list(self._wanted(agent))
         if not wanted:
-            return ()
+            return ""
         held = await self.speaker.edits(self.id_of(agent))
         if held is None:
             message = f"no node has the memory of {agent} any more"
             raise AskAgainError(message, WAIT_S)
-        restored: dict[str, None] = {}
+        is_restored = False
         missing = [each for each in wanted if self._operation(*each) not in held]
         for phase, number in missing:
             if await beside(partial(self._items, phase, number)):
                 await self.give(agent, phase, number)
-                restored[phase.id] = None
-        return tuple(restored)
+                is_restored = True
+        lost = "its edits were lost with its node: given again, and its answer dropped"
+        return lost if is_restored else ""
 
     def _wanted(self, agent: str) -> Iterator[tuple[Phase, int]]:
         """Yield the edits of an agent, those included that a fork inherits."""

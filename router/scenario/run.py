@@ -17,6 +17,7 @@ from fabric.errors import FabricError
 from fabric.ids import AgentId
 from fabric.limits import (
     SCENARIO_ASKING_MAX,
+    SCENARIO_LOST_TRIES_MAX,
     SCENARIO_PREFETCHED_MAX,
     SCENARIO_STEPS_MAX,
     SCENARIO_TRIES_MAX,
@@ -41,6 +42,7 @@ from router.scenario.run_state import RunState
 from router.scenario.scenario import Lifetime, Phase, Scenario
 from router.scenario.speaker import (
     AskAgainError,
+    MemoryLostError,
     Question,
     ScenarioSpeaker,
     SpokenAnswer,
@@ -120,12 +122,25 @@ class ScenarioRun:
                     self._tell(Waited(what, error.message, 0.0))
 
     async def take_back(self) -> None:
-        """Begin with nothing edited: what earlier runs had permanent agents forget is told anew."""
+        """Undo what earlier runs have edited of permanent agents that did nothing in this one.
+
+        Where an agent's node is lost, that is done before its first answer counts.
+        """
+        edited = {edit.agent for phase in self.scenario.phases
+                  for number, edit in enumerate(phase.directives)
+                  if (phase.id, number) in self.state.edits}  # fmt: skip
         for agent, role in self.scenario.agents.items():
-            if role.lifetime is Lifetime.PERMANENT:
-                own = self._id_of(agent)
-                what = f"undoing earlier edits of {self._located(agent)}"
-                await self._insist(what, partial(self._speaker.take_back, own))
+            has_acted = self.state.node_of(agent) is not None or agent in edited
+            if role.lifetime is not Lifetime.PERMANENT or has_acted:
+                continue
+            what = f"undoing earlier edits of {agent}"
+            work = partial(self._speaker.take_back, self._id_of(agent))
+            try:
+                await self._insist(what, work, needs_memory=True)
+            except MemoryLostError as error:
+                why = f"{error.message}; undone once a node has it, before its next answer counts"
+                self._tell(Waited(what, why, 0.0))
+                self._edits.uncleared.add(agent)
 
     async def perform(self) -> None:
         """Go on until all has been said; raise FabricError where the fabric refuses for good."""
@@ -170,7 +185,8 @@ class ScenarioRun:
         """Edit an agent's memory, or leave it to the check after its next answer."""
         what = f"editing the memory of {self._located(agent)}"
         try:
-            await self._insist(what, lambda: self._edits.give(agent, phase, number))
+            give = partial(self._edits.give, agent, phase, number)
+            await self._insist(what, give, needs_memory=True)
         except AskAgainError as error:
             why = f"{error.message}; edited once a node has it, before its next answer counts"
             self._tell(Waited(what, why, 0.0))
@@ -198,6 +214,7 @@ class ScenarioRun:
             copied = await self._insist(
                 what,
                 lambda: self._speaker.fork(self._id_of(source), self._id_of(copy), to, op),
+                needs_memory=True,
             )
         except AskAgainError as error:
             why = f"{error.message}; {copy} computes that memory anew"
@@ -261,9 +278,9 @@ class ScenarioRun:
     async def _edited_answer(self, agent: str, question: Question) -> SpokenAnswer:
         """Ask an agent; raise AskAgainError for an answer without the edits that it was given."""
         answer = await self._speaker.ask(question)
-        if not self._begins_cold and await self._edits.restore(agent):
-            message = "its edits were lost with its node: given again, and its answer dropped"
-            raise AskAgainError(message, 0.0)
+        wrong = "" if self._begins_cold else await self._edits.restore(agent)
+        if wrong:
+            raise AskAgainError(wrong, 0.0)
         return answer
 
     def _step(self, turn: TurnKey, number: int, answer: SpokenAnswer) -> ToolStep:
@@ -309,19 +326,27 @@ class ScenarioRun:
         self.state.note(event)
         self._tell(event)
 
-    async def _insist(self, what: str, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Try until it is done; raise AskAgainError after SCENARIO_TRIES_MAX tries."""
-        for _ in range(SCENARIO_TRIES_MAX - 1):
+    async def _insist(
+        self, what: str, work: Callable[[], Awaitable[_T]], *, needs_memory: bool = False
+    ) -> _T:
+        """Try until it is done; raise AskAgainError after SCENARIO_TRIES_MAX tries.
+
+        Work that needs an agent's memory, and takes no turn, is tried a few times only once that
+        is lost: raise MemoryLostError.
+        """
+        number = 0
+        while True:
+            number += 1
             try:
                 return await work()
             except AskAgainError as error:
+                is_lost = needs_memory and isinstance(error, MemoryLostError)
+                if number >= (SCENARIO_LOST_TRIES_MAX if is_lost else SCENARIO_TRIES_MAX):
+                    message = f"{what}: tried {number} times: {error.message}"
+                    kind = MemoryLostError if is_lost else AskAgainError
+                    raise kind(message, error.wait_s) from None
                 self._tell(Waited(what, error.message, error.wait_s))
                 await asyncio.sleep(error.wait_s)
-        try:
-            return await work()
-        except AskAgainError as error:
-            message = f"{what}: tried {SCENARIO_TRIES_MAX} times: {error.message}"
-            raise AskAgainError(message, error.wait_s) from None
 
     def _located(self, agent: str) -> str:
         node = self.state.node_of(agent)

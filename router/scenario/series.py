@@ -133,7 +133,7 @@ class Series:
                     # Of both arms: a prompt may begin with anybody's memory.
                     for kind in (WARM, COLD):
                         await run.erase(plan.ids(Arm(arm.number, kind)).values())
-                elif not journal.events:
+                elif not plan.begins_anew:
                     await run.take_back()
                 await run.perform()
                 await run.end_agents()

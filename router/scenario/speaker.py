@@ -19,6 +19,7 @@ LATER: Final = frozenset(
 )  # fmt: skip
 
 FINAL: Final = frozenset({"operation_undone", "agents_in_use"})  # conflicts that do not pass
+OWNER_LOST: Final = "owner_lost"  # the code of a refusal that the agent's next turn ends
 
 
 class AskAgainError(FabricError):
@@ -29,6 +30,18 @@ class AskAgainError(FabricError):
     def __init__(self, message: str, wait_s: float) -> None:
         super().__init__(message)
         self.wait_s = wait_s
+
+
+class MemoryLostError(AskAgainError):
+    """The agent's node is lost without a current replica: its next turn begins it elsewhere."""
+
+    code = "memory_lost"
+
+
+def later_error(message: str, wait_s: float, code: str | None) -> AskAgainError:
+    """Return the error for a refusal that may pass, by the fabric's code for it."""
+    kind = MemoryLostError if code == OWNER_LOST else AskAgainError
+    return kind(message, wait_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +116,8 @@ class ScenarioSpeaker(Protocol):
         """Return the operations of runs whose edits an agent holds; None where no node has it."""
         ...
 
-    async def take_back(self, agent: AgentId) -> None:
-        """Undo what runs have edited of an agent's memory; it may be nowhere."""
+    async def take_back(self, agent: AgentId) -> bool:
+        """Undo what runs have edited of an agent's memory, if it is anywhere; say if any was."""
         ...
 
     async def move(self, agent: AgentId, to: str) -> AgentCopy:

@@ -27,6 +27,7 @@ from router.scenario.speaker import (
     WantedCall,
     chat_body,
     edits_of_runs,
+    later_error,
     read_arguments,
 )
 
@@ -77,11 +78,13 @@ class HttpSpeaker:
             return None
         return frozenset(edits_of_runs(str(each["operation"]) for each in shown["directives"]))
 
-    async def take_back(self, agent: AgentId) -> None:
-        """Undo what runs have edited of an agent's memory."""
+    async def take_back(self, agent: AgentId) -> bool:
+        """Undo what runs have edited of an agent's memory; say whether there was anything."""
         path = agent_path(agent, "directives")
-        for operation in await self.edits(agent) or ():
+        held = await self.edits(agent) or ()
+        for operation in held:
             await self._call("DELETE", f"{path}/{operation}", None, gone=True)
+        return bool(held)
 
     async def move(self, agent: AgentId, to: str) -> AgentCopy:
         """Move an agent to a node."""
@@ -218,7 +221,7 @@ def _require_answered(response: http.client.HTTPResponse, raw: bytes) -> None:
     if code in FINAL:
         raise RunRefusedError(why)
     asked = response.headers.get("retry-after") or ""
-    raise AskAgainError(why, float(asked) if asked.isdecimal() else WAIT_S)
+    raise later_error(why, float(asked) if asked.isdecimal() else WAIT_S, code)
 
 
 @contextmanager

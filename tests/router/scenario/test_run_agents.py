@@ -6,11 +6,12 @@ from contextlib import nullcontext
 import pytest
 
 from fabric.errors import FabricError
+from fabric.limits import SCENARIO_LOST_TRIES_MAX
 from router.scenario.reader import read_scenario
 from router.scenario.run_events import Waited
 from router.scenario.series import Series, SeriesPlan
-from router.scenario.speaker import AskAgainError
-from tests.router.scenario.script_fabric import CREW, Script, perform
+from router.scenario.speaker import AskAgainError, MemoryLostError
+from tests.router.scenario.script_fabric import CREW, Script, perform, prepared
 from tests.support.performed import performed
 
 pytestmark = pytest.mark.anyio
@@ -90,6 +91,87 @@ async def test_edits_and_forks_that_the_fabric_keeps_refusing_do_not_end_a_run(t
     )
     assert any(what == "editing the memory of lead (last on b)" for what, _ in waited)
     assert [done[1] for done in script.done if done[0] == "direct"] == ["scn.crew.lead"]
+
+
+class Bereaved(Script):
+    """Has lost the node of `lead`, without a replica, until the agent takes a turn."""
+
+    def __init__(self, spoken_before, *, held=()):
+        super().__init__()
+        self.spoken_before = spoken_before  # answers of the fabric before the node is lost
+        self.tried = 0
+        self.held["scn.crew.lead"] = set(held)
+
+    def require_owner(self, agent):
+        is_lost = agent == "scn.crew.lead" and self.count == self.spoken_before
+        if is_lost:
+            self.tried += 1
+            raise MemoryLostError("its node is lost", 0.0)  # noqa: TRY003 - as it comes
+
+    async def fork(self, source, copy, to, op):
+        self.require_owner(source)
+        return await super().fork(source, copy, to, op)
+
+    async def direct(self, agent, items, op):
+        self.require_owner(agent)
+        await super().direct(agent, items, op)
+
+    async def take_back(self, agent):
+        self.require_owner(agent)
+        await super().take_back(agent)
+        return bool(self.held.pop(agent, None))
+
+
+def whys(events):
+    return [event.why for event in events if isinstance(event, Waited)]
+
+
+async def test_a_directive_whose_agent_lost_its_node_is_given_after_its_next_answer(tmp_path):
+    script, events = Bereaved(6), []
+    run = await perform(tmp_path / "r.jsonl", script, events=events)
+    assert len(run.state.said) == 6
+    assert script.tried == SCENARIO_LOST_TRIES_MAX
+    given = [done for done in script.done if done[0] == "direct"]
+    assert [done[1] for done in given] == ["scn.crew.lead"]
+    assert script.count == 6 + 2, "the answer without the directive is dropped"
+    assert any("edited once a node has it" in why for why in whys(events))
+
+
+async def test_a_fork_of_an_agent_that_lost_its_node_is_computed_anew(tmp_path):
+    script, events = Bereaved(2), []
+    run = await perform(tmp_path / "r.jsonl", script, events=events)
+    assert len(run.state.said) == 6
+    assert not [done for done in script.done if done[0] == "fork"]
+    assert any("one computes that memory anew" in why for why in whys(events))
+
+
+@pytest.mark.parametrize("held", [(), ("scn-of-an-earlier-run",)], ids=["unedited", "edited"])
+async def test_earlier_edits_of_an_agent_that_lost_its_node_are_undone_after_its_answer(
+    tmp_path, held
+):
+    script, events = Bereaved(0, held=held), []
+    journal, run = prepared(tmp_path / "r.jsonl", script, events=events)
+    await run.take_back()
+    assert script.tried == SCENARIO_LOST_TRIES_MAX
+    await run.perform()
+    journal.close()
+    assert [done for done in script.done if done[0] == "take back"] == [
+        ("take back", "scn.crew.lead")
+    ]
+    assert script.count == 7 + len(held), "an answer with earlier edits is dropped"
+    assert len([why for why in whys(events) if "an earlier run: undone" in why]) == len(held)
+
+
+async def test_a_run_that_goes_on_undoes_earlier_edits_of_agents_that_did_nothing_yet(tmp_path):
+    raw = CREW.replace(b"  one: {lifetime: ephemeral,", b"  new: {}\n  one: {lifetime: ephemeral,")
+    raw += b"  - {id: last, agents: [new]}\n"
+    with pytest.raises(FabricError, match="gone"):
+        await perform(tmp_path / "r.jsonl", Script(breaks_at=3), raw=raw)
+    script = Script()
+    journal, run = prepared(tmp_path / "r.jsonl", script, raw=raw)
+    await run.take_back()
+    journal.close()
+    assert script.done == [("take back", "scn.crew.new")]
 
 
 def series_of(tmp_path, script, **plan):
