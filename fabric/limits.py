@@ -68,6 +68,7 @@ SERVED_FILE_BYTES_MAX: Final = 64 * KIB
 FLUSH_IDLE_S: Final = 15.0  # how long an agent may be in memory only before it is tried again
 FLUSH_RETRY_S: Final = 1.0  # rest for a disk that refused, however much memory is wanted
 SELF_TEST_RETRY_MAX_S: Final = 240.0  # between two self-tests that the disk let tell nothing
+NODE_STOP_WAIT_S: Final = 10.0  # for turns that run when a node is told to stop
 FLUSH_WAIT_S: Final = 90.0  # for turns that run when a flush is asked for; callers wait for 120
 FLUSH_FAILURES_MAX: Final = 3  # in one pass; the disk, not the agent, is then at fault
 LOOP_RETRY_S: Final = 15.0  # rest after a round that failed; longer than what fails for a moment

@@ -42,7 +42,7 @@ from fabric.control.node_calls import (
 )
 from fabric.errors import FabricError, OverloadedError, RejectedError
 from fabric.fair_share import FairShare
-from fabric.limits import FLUSH_WAIT_S, WAITING_CALLS_MAX
+from fabric.limits import FLUSH_WAIT_S, NODE_STOP_WAIT_S, WAITING_CALLS_MAX
 from fabric.net.links import PeerList
 from node.agents.agent_listing import list_agents
 from node.http.generate import error_reply
@@ -151,7 +151,7 @@ class ControlCalls:
         return Done(f"{note}; {running} turns still run" if running else note)
 
     async def _stop(self, _: Stop) -> Done:
-        await self._node.live_turns.end()
+        await self._node.live_turns.end(NODE_STOP_WAIT_S)
         return Done(_saved_note(self._node, await self._node.flusher.flush()))
 
 

@@ -119,7 +119,7 @@ def routes_of(
         *EventsApi(fleet.events, snapshots, OpenAiErrors()).routes(),
     ]
     return [
-        *HealthApi(fleet).routes(),
+        *HealthApi(fleet, services.turns.running).routes(),
         *presence_routes(),
         *turn_routes(adapters, desk),
         *CountTokensApi(fleet, names, edits).routes(),

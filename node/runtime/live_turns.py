@@ -53,9 +53,14 @@ class LiveTurns:
         _, running = await asyncio.wait(tasks, timeout=limit_s)
         return len(running)
 
-    async def end(self) -> None:
-        """Serve no turn any more; wait until those in progress have been saved."""
+    async def end(self, wait_s: float = 0.0) -> None:
+        """Refuse new turns, give running ones `wait_s` to end, and break off the rest.
+
+        Those end with an error event; returns once what they computed has been saved.
+        """
         self._health.is_draining = self._health.is_stopping = True
+        if wait_s > 0.0:
+            await self.quiesce(wait_s)
         for turn in self:
             turn.cancel()
         await self.quiesce()

@@ -10,6 +10,8 @@ from fabric.control.directive_calls import (
     CoolAgent,
     DirectAgent,
     DropReplica,
+    MemoryView,
+    ReadMemory,
     WishOfAgent,
 )
 from fabric.control.node_calls import AgentView, Done
@@ -114,7 +116,10 @@ class AgentWishesApi:
         return JSONResponse(wishes_row(await self._telling.tell(call)))
 
     async def _drop(self, key: AgentKey, node: str) -> AgentView:
-        """Let go of a copy while the owner is there and has all of it on disk; describe that."""
+        """Drop a copy while the owner answers and has all of it on disk; describe that.
+
+        Raises NodeLostError where the owner does not answer: the copy may be all that is left.
+        """
         owner = await self._fleet.heard_owner(key)
         held = {holding.node: holding for holding in self._fleet.directory.living(key)}
         copy = held.get(NodeName(node))
@@ -122,10 +127,10 @@ class AgentWishesApi:
             refuse("node", "it has no copy of this agent")
         view = owner.view
         is_safe = view is not None and view.durable and owner.node != copy.node
-        is_safe = is_safe and self._fleet.is_alive(owner.node)
         if view is None or copy.state is not OwnerState.REPLICA or not is_safe:
             message = f"what {copy.node} has of this agent may be all there is"
             raise ConflictError(message, code="only_copy")
+        await self._fleet.link(owner.node).call(ReadMemory(*key), MemoryView)
         await self._fleet.link(copy.node).call(DropReplica(*key), Done)
         return view
 

@@ -120,7 +120,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         stuck=array(answer(id=AGENT_ID, code=text(), message=text())),
     ),
     "Node": answer(name=text(), state=text(), drain=nullable(ref("Drain"))),
-    "Health": answer(status=one_of("ok", "partial", "degraded", "unavailable")),
+    "Health": answer(status=one_of("ok", "partial", "degraded", "unavailable", "draining")),
 }
 _NODE: Final = Parameter("node", "path", text(), "A node's name.")
 _SIGNING: Final = Parameter(

@@ -30,6 +30,7 @@ from fabric.turn.generation import (
 )
 from fabric.turn.messages import Message, MessageRole
 from router.api.adapter import ApiAdapter, Asked
+from router.api.edit_fields import OWN_FIELD
 from router.api.function_tools import parse_functions
 from router.api.sampling_fields import parse_seed, parse_temperature, parse_top_p, stop_strings
 from router.api.template_options import template_options
@@ -48,6 +49,10 @@ from router.turns.answer import WholeAnswer
 from router.turns.open_turn import Answered
 
 PATH = "/v1/agents/{agent}/generate"
+_FIELDS = (
+    "text", "messages", "model", "max_tokens", "temperature", "top_p", "seed", "stop", "stream",
+    "chat_template_kwargs", "tools", "tool_choice", "parallel_tool_calls", OWN_FIELD,
+)  # fmt: skip
 
 
 class GenerateApi:
@@ -85,6 +90,7 @@ class _Generate(ApiAdapter[Asked]):
 
     def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> Asked:
         fields = Fields(body)
+        fields.allow_only(*_FIELDS)
         return Asked(
             model=fields.text("model") or "",
             identity=Identity(IdentityKind.AGENT, self.agent),

@@ -6,16 +6,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from router.admin.views.health import DOWN, health_row
+from router.admin.views.health import DOWN, DRAINING, health_row
 from router.fleet.fleet import Fleet
 from router.http.auth import caller_of
+from router.turns.running_turns import RunningTurns
 
 
 class HealthApi:
     """Is anybody there, and does everybody remember?"""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, turns: RunningTurns) -> None:
         self._fleet = fleet
+        self._turns = turns
 
     def routes(self) -> list[Route]:
         return [
@@ -24,7 +26,9 @@ class HealthApi:
         ]
 
     async def check(self, request: Request) -> Response:
-        """Answer 200 while at least one node serves; only operators read more than how it is."""
+        """Answer 200 while turns are taken; only operators read more than the status."""
         row = health_row(self._fleet, caller_of(request))
-        is_down = row["status"] == DOWN
+        if self._turns.is_refusing:
+            row["status"] = DRAINING
+        is_down = row["status"] in (DOWN, DRAINING)
         return JSONResponse(row, HTTPStatus.SERVICE_UNAVAILABLE if is_down else HTTPStatus.OK)

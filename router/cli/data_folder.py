@@ -80,6 +80,11 @@ class DataFolder:
         return self.path / "stop.json"
 
     @property
+    def stop_progress(self) -> Path:
+        """How far the stop under way is, for `macfabric down`."""
+        return self.path / "stopping.json"
+
+    @property
     def router_runs(self) -> Path:
         """What the router writes down of scenarios that it performs."""
         return self.path / "runs"
@@ -195,6 +200,15 @@ class DataFolder:
         wait_s = read_json(self.run).get("stop_wait_s")
         return float(wait_s) if isinstance(wait_s, int | float) else STOP_WAIT_S_MAX
 
+    def write_stop_progress(self, row: Mapping[str, Any]) -> None:
+        """Note how far the stop under way is; a full disk is no reason not to stop."""
+        with contextlib.suppress(OSError):
+            write_private(self.stop_progress, json.dumps(row))
+
+    def read_stop_progress(self) -> dict[str, Any]:
+        """Return what `write_stop_progress` noted; empty while no stop is under way."""
+        return read_json(self.stop_progress)
+
     def forget_run(self) -> None:
         """Remove the records of a fabric that no longer runs, and what it wrote elsewhere."""
         outside = read_json(self.run).get("outside")
@@ -204,6 +218,7 @@ class DataFolder:
         self.operator_key.unlink(missing_ok=True)
         self.run.unlink(missing_ok=True)
         self.stop_request.unlink(missing_ok=True)
+        self.stop_progress.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:

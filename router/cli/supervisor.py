@@ -109,12 +109,15 @@ class Supervisor:
 
     def stop(self, *, hurry: Callable[[], bool]) -> None:
         """Stop in order; `hurry` skips what takes time."""
+        self._note_stop("stopping")
         if ROUTER in self.keeper.children:
             self._stop_router(hurry)
         if NODES in self.keeper.children:
+            self._note_stop("saving")
             self.say("saving what the nodes hold")
             self.keeper.end([NODES], 0.0 if hurry() else NODES_GRACE_S)
         if self.ray is not None:
+            self._note_stop("stopping_ray")
             self.say("stopping Ray")
             self.ray.stop()
 
@@ -138,11 +141,15 @@ class Supervisor:
         if ROUTER in self.keeper.children:
             self.keeper.end([ROUTER], 0.0)
 
+    def _note_stop(self, event: str, **figures: object) -> None:
+        self.plan.folder.write_stop_progress({"event": event, **figures})
+
     def _say_drain(self, line: str) -> None:
         with contextlib.suppress(ValueError):
             drain = json.loads(line)
             if isinstance(drain, dict) and drain.get("event") == "draining":
                 turns, left_s = drain.get("turns"), drain.get("left_s")
+                self._note_stop("draining", turns=turns, left_s=left_s)
                 how_to_hurry = "Ctrl-C again ends them at once"
                 self.say(f"waiting for running turns: {turns}, up to {left_s} s; {how_to_hurry}")
 

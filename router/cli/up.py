@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from router.cli.client_key import add_key_options, with_client_keys
 from router.cli.cluster_down import stop_cluster
 from router.cli.config_file import read_settings
 from router.cli.data_folder import DataFolder, default_data_dir
+from router.cli.down_progress import PROGRESS_S, DownProgress
 from router.cli.errors import MISUSED, CommandError
 from router.cli.model_choice import chosen_model
 from router.cli.output import Steps
@@ -95,6 +97,7 @@ def run_up(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.claimed())
         _end_leftovers(folder, steps)
+        folder.stop_progress.unlink(missing_ok=True)  # of an `up` that was killed in its stop
         for done in folder.keys.create(own_subject(settings.router), datetime.now(UTC)):
             steps.say(done)
         _require_port(settings.router)
@@ -148,14 +151,7 @@ def run_down(arguments: argparse.Namespace) -> int:
     running = up is not None and is_alive(up)
     if running:
         assert up is not None
-        wait_s = folder.read_run_wait() if arguments.wait is None else arguments.wait
-        if arguments.wait is not None:
-            folder.write_stop_wait(wait_s)
-        steps.say(f"asking process {up.pid} to stop; turns get {wait_s:g} s to end")
-        send([up], signal.SIGTERM)
-        if wait_gone([up], wait_s + DOWN_TIMEOUT_S):
-            message = f"Process {up.pid} did not stop within {wait_s + DOWN_TIMEOUT_S:g} s."
-            raise CommandError(message)
+        _stop_running(folder, up, arguments.wait, DownProgress(steps, as_json=arguments.json))
     killed = _end_leftovers(folder, steps)
     was = "running" if running else "crashed" if killed else "not running"
     if arguments.json:
@@ -163,6 +159,33 @@ def run_down(arguments: argparse.Namespace) -> int:
     else:
         steps.say("nothing was running" if was == "not running" else "stopped")
     return 0
+
+
+def _stop_running(
+    folder: DataFolder, up: ProcessId, wait_s: float | None, progress: DownProgress
+) -> None:
+    """Have `up` stop, and wait for its end; raise CommandError where it does not end.
+
+    A stop that is under way is only waited for: a second signal would end its turns at once. That
+    is what `--wait 0` asks for.
+    """
+    longest_s = folder.read_run_wait() if wait_s is None else wait_s
+    is_stopping = bool(folder.read_stop_progress())
+    if is_stopping:
+        progress.note({"event": "already_stopping"})
+        longest_s = longest_s if wait_s == 0 else STOP_WAIT_S_MAX
+    else:
+        if wait_s is not None:
+            folder.write_stop_wait(wait_s)
+        progress.note({"event": "asked", "pid": up.pid, "wait_s": longest_s})
+    if wait_s == 0 or not is_stopping:
+        send([up], signal.SIGTERM)
+    deadline_s = time.monotonic() + longest_s + DOWN_TIMEOUT_S
+    while wait_gone([up], PROGRESS_S):
+        progress.note(folder.read_stop_progress())
+        if time.monotonic() > deadline_s:
+            message = f"Process {up.pid} did not stop within {longest_s + DOWN_TIMEOUT_S:g} s."
+            raise CommandError(message)
 
 
 def catch_signals() -> list[int]:

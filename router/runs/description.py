@@ -33,6 +33,7 @@ from router.api.description import (
     one_of,
     ref,
     text,
+    with_rare,
 )
 from router.runs.routes import LAST_ID_HEADER, PATH
 from router.runs.run_record import RunStatus
@@ -83,7 +84,12 @@ SCHEMAS: Final[dict[str, Schema]] = {
                 ),
             )
         ),
-        savings=array(answer(phase=nullable(text()), ttft=number(), total=number())),
+        savings=array(
+            with_rare(
+                answer(phase=nullable(text()), ttft=number(), total=number()),
+                cold_cached_share=nullable(number()),
+            )
+        ),
     ),
 }
 _TEXTS: Final[Schema] = {"type": "object", "additionalProperties": text()}

@@ -90,7 +90,7 @@ class RunsApi:
     async def release(self, request: Request) -> Response:
         """End a lease."""
         tenant, run = tenant_of(request), request.path_params["run"]
-        was_held = self._runs.release(tenant, request.query_params.get("key", ""))
+        was_held = await self._runs.release(tenant, request.query_params.get("key", ""))
         row = {"id": run, "object": "scenario.lease.deleted", "deleted": was_held}
         return JSONResponse(row)
 

@@ -26,6 +26,7 @@ from router.fresh_ids import fresh_name
 from router.large_work import run_apart
 from router.runs.agent_leases import AgentLeases, WantedLease
 from router.runs.hosted_run import HostedRun, RunHost
+from router.runs.lease_file import read_leases, write_leases
 from router.runs.run_folders import RunFolders
 from router.runs.run_record import RunRecord, RunStatus
 from router.runs.wanted_run import WantedRun
@@ -56,6 +57,7 @@ class Runs:
         self._leases = AgentLeases(host.clock)
         self._places = FairShare[str](SCENARIO_RUNS_MAX)
         self._changing = asyncio.Lock()
+        self._storing = asyncio.Lock()
         self._is_loaded = False
         self._dropping: set[asyncio.Task[None]] = set()
         self._is_stopped = False
@@ -158,13 +160,24 @@ class Runs:
         user = self._leases.find_user(tenant, wanted.agents, wanted.key)
         if user is not None:
             _refuse_used(user)
-        self._leases.take(tenant, wanted)
+        if self._leases.take(tenant, wanted):
+            await self._store_leases()
 
-    def release(self, tenant: TenantId, key: str) -> bool:
+    async def release(self, tenant: TenantId, key: str) -> bool:
         """End a lease; say whether there was one."""
-        return self._leases.release(tenant, key)
+        was_held = self._leases.release(tenant, key)
+        if was_held:
+            await self._store_leases()
+        return was_held
 
     # --- within ------------------------------------------------------------------------------
+
+    async def _store_leases(self) -> None:
+        """Have the leases outlive this process."""
+        if self._folders is None:
+            return
+        async with self._storing:
+            await asyncio.to_thread(write_leases, self._folders.path, self._leases.held())
 
     async def _load(self) -> RunFolders:
         if self._folders is None or self._is_stopped:
@@ -176,6 +189,7 @@ class Runs:
                     record = stored.record
                     hosted = HostedRun(record, stored.end, self._folders, self._host)
                     self._runs[TenantId(record.tenant), record.name] = hosted
+                self._leases.restore(await asyncio.to_thread(read_leases, self._folders.path))
                 self._is_loaded = True
         return self._folders
 

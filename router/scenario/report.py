@@ -39,6 +39,8 @@ class Saving:
     phase: str | None
     ttft: float  # of the medians
     total: float
+    # Of the cold run's prompts, in its own phase or by other agents; None in older outcomes.
+    cold_cached_share: float | None = None
 
 
 def rows(state: RunState) -> Iterator[ReportRow]:
@@ -103,8 +105,9 @@ def _saving(phase: str | None, warm: Iterable[TurnFigures], cold: Iterable[TurnF
         phase,
         _ratio(median(f.ttft_s for f in other), median(f.ttft_s for f in one)),
         _ratio(sum(f.total_s for f in other), sum(f.total_s for f in one)),
+        _ratio(sum(f.cached_tokens for f in other), sum(f.prompt_tokens for f in other)),
     )
 
 
-def _ratio(cold_s: float, warm_s: float) -> float:
-    return cold_s / warm_s if warm_s > 0 else 0.0
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

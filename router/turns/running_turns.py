@@ -56,6 +56,10 @@ class RunningTurns:
     def __len__(self) -> int:
         return len(self._breakers)
 
+    @property
+    def is_refusing(self) -> bool:
+        return self._is_refusing
+
     def begin(self) -> Breaker:
         """Add a turn; raise `stopping()` where none may begin any more."""
         if self._is_refusing:

@@ -1,5 +1,6 @@
 """What the supervisor does when a process ends."""
 
+import json
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -201,3 +202,13 @@ def test_serve_gives_up_where_ray_was_never_joined(supervisor):
     supervisor.keeper.events.append(exited(NODES))
     supervisor._step()
     assert [name for name, _ in supervisor.keeper.started] == [NODES]
+
+
+def test_a_stop_notes_how_far_it_is(supervisor):
+    folder = supervisor.plan.folder
+    supervisor.stop(hurry=lambda: False)
+    assert folder.read_stop_progress() == {"event": "stopping"}
+    supervisor._say_drain(json.dumps({"event": "draining", "turns": 3, "left_s": 7.5}))
+    assert folder.read_stop_progress() == {"event": "draining", "turns": 3, "left_s": 7.5}
+    folder.forget_run()
+    assert folder.read_stop_progress() == {}

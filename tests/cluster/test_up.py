@@ -118,6 +118,9 @@ def test_a_fabric_serves_remembers_and_leaves_nothing(up, tmp_path):
     assert second.returncode == 1
     assert "A fabric is running in" in second.stderr
     assert json.loads(down.stdout)["was"] == "running"
+    shown = [json.loads(line)["event"] for line in down.stderr.splitlines()]
+    assert shown[0] == "asked"
+    assert set(shown) <= {"asked", "stopping", "draining", "saving", "stopping_ray"}
     assert first.popen.wait(60) == 0
     assert wait_gone(first.owned, 5.0) == []
     assert not first.folder.endpoint.exists()

@@ -54,6 +54,10 @@ class Talk:
             self.answers += 1
             self.is_on.set()
 
+    def await_refusal(self):
+        self._thread.join(60)
+        assert self.refusal is not None
+
     def end(self):
         self._is_over = True
         self._thread.join(60)
@@ -75,8 +79,7 @@ def test_a_stop_comes_to_an_end_while_agents_talk_and_tells_them_to_come_again(t
     service, agents = talks
     assert "durable" in call(service, Stop(), Done).detail
     for talk in agents:
-        talk.end()
-        assert talk.refusal is not None
+        talk.await_refusal()
         assert (talk.refusal.status, talk.refusal.code) == (503, "stopping")
     assert not service.node.live_turns
 
@@ -90,6 +93,7 @@ def test_a_turn_whose_prompt_a_stop_cuts_off_is_told_to_come_again(model, tmp_pa
             time.sleep(0.01)
         return plan(self, asked, agent, text, limit)
 
+    monkeypatch.setattr(control_calls, "NODE_STOP_WAIT_S", 0.2)
     with running(tmp_path, model) as service:
         monkeypatch.setattr(Prompts, "plan", plan_once_unwanted)
 
@@ -273,3 +277,28 @@ def test_a_reader_that_falls_behind_reads_no_hole_and_no_good_end(model, tmp_pat
         assert isinstance(seen[-1], Failed)
         monkeypatch.undo()
         assert ask(service, WORDS, agent="slow", max_tokens=4, ignore_eos=True).finished.durable
+
+
+@pytest.mark.parametrize(("wait_s", "ends_whole"), [(60.0, True), (0.2, False)])
+def test_a_stop_lets_turns_end_for_a_while(model, tmp_path, monkeypatch, wait_s, ends_whole):
+    monkeypatch.setattr(control_calls, "NODE_STOP_WAIT_S", wait_s)
+    with running(tmp_path, model) as service:
+        ask(service, WORDS, agent="warm", max_tokens=2)
+        last = []
+        tokens = 60 if ends_whole else 4_000
+
+        def talk():
+            reply = ask(service, WORDS, agent="long", max_tokens=tokens, ignore_eos=True)
+            last.append(reply.events[-1])
+
+        talking = threading.Thread(target=talk)
+        talking.start()
+        while not len(service.node.live_turns):
+            assert talking.is_alive()
+        call(service, Stop(), Done)
+        talking.join(60)
+        assert isinstance(last[0], Finished if ends_whole else Failed), last
+        if not ends_whole:
+            assert last[0].code == "stopping"
+        with pytest.raises(FabricError, match="stopping"):
+            ask(service, WORDS, agent="late", max_tokens=2)

@@ -43,6 +43,7 @@ async def test_running_turns_end_and_new_ones_are_refused_meanwhile():
         stop.on_signal()
         await asyncio.sleep(0)
         refused = await made.chat("hello", agent="alice")
+        health = await made.http().get("/healthz")
         answer = await asking
         await until(lambda: made.server.should_exit)
         await stop.close()
@@ -51,6 +52,7 @@ async def test_running_turns_end_and_new_ones_are_refused_meanwhile():
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "stopping"
     assert int(refused.headers["retry-after"]) >= 1
+    assert (health.status_code, health.json()["status"]) == (503, "draining")
     assert reports[0][0] == 1, "one turn is left"
 
 

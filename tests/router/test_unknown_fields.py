@@ -10,6 +10,7 @@ ITEM = {"message": 0, "mode": "exact"}
 BODIES = [
     (f"{AGENT}/migrate", {"to": "node-b"}),
     (f"{AGENT}/fork", {"as": "bob"}),
+    (f"{AGENT}/generate", {"text": "more", "max_tokens": 2}),
     (f"{AGENT}/replicate", {"to": "node-b"}),
     (f"{AGENT}/prefetch", {}),
     (f"{AGENT}/directives", {"directives": [ITEM]}),

@@ -10,6 +10,7 @@ from router.fleet.membership import LeaseState, Member
 from router.http.auth import Principal
 
 DOWN = "unavailable"
+DRAINING = "draining"  # the router stops: running turns end, new ones are refused
 PARTIAL = "partial"  # some nodes, and their agents, are not there yet
 
 

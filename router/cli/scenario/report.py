@@ -66,10 +66,21 @@ def print_savings(found: Sequence[Saving]) -> None:
     if not by_phase:
         return
     cells = [
-        (phase or "all", _spread([s.ttft for s in several]), _spread([s.total for s in several]))
+        (
+            phase or "all",
+            _spread([s.ttft for s in several]),
+            _spread([s.total for s in several]),
+            _share([s.cold_cached_share for s in several]),
+        )
         for phase, several in by_phase.items()
     ]
-    print_table("cold / warm", ("phase", "first token", "whole answers"), cells)
+    head = ("phase", "first token", "whole answers", "cached in the cold run")
+    print_table("cold / warm", head, cells)
+
+
+def _share(shares: Sequence[float | None]) -> str:
+    known = [share for share in shares if share is not None]
+    return f"{median(known):.0%}" if known else "-"
 
 
 def _spread(ratios: Sequence[float]) -> str:

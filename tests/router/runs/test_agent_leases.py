@@ -6,7 +6,8 @@ from fabric.errors import OverloadedError
 from fabric.ids import TenantId
 from fabric.limits import SCENARIO_LEASE_S
 from router.runs import agent_leases as module
-from router.runs.agent_leases import AgentLeases, WantedLease
+from router.runs.agent_leases import AgentLeases, HeldLease, WantedLease
+from router.runs.lease_file import NAME, read_leases, write_leases
 from tests.router.rig import KEY, OTHER_KEY, rig
 from tests.router.runs.test_runs_api import TENANTS, YAML, begin, code_of
 
@@ -95,3 +96,34 @@ async def test_bodies_that_are_no_lease_are_refused(tmp_path):
             got = await made.http().post("/v1/scenarios/mine/lease", json=body)
             assert got.status_code == 400, body
         assert (await made.http().post("/v1/scenarios/No/lease", json=good)).status_code == 400
+
+
+@pytest.mark.anyio
+async def test_leases_outlive_the_router(tmp_path):
+    wanted = {"key": KEYS[0], "agents": ["scn.two-rooms.marco"]}
+    other = {"key": KEYS[1], "agents": ["scn.two-rooms.marco"]}
+    path = "/v1/scenarios/mine/lease"
+    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as made:
+        assert (await made.http(KEY).post(path, json=wanted)).status_code == 200
+    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as made:
+        one, two = made.http(KEY), made.http(OTHER_KEY)
+        refused = [
+            await one.post("/v1/scenarios/theirs/lease", json=other),
+            await one.post("/v1/scenarios", json={"yaml": YAML, "run": "first"}),
+        ]
+        assert [code_of(each) for each in refused] == [(409, "agents_in_use")] * 2
+        assert (await two.post(path, json=other)).status_code == 200, "another tenant's"
+        assert (await one.post(path, json=wanted)).status_code == 200, "its own"
+        assert (await one.delete(f"{path}?key={KEYS[0]}")).status_code == 200
+    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as made:
+        assert (await made.http(KEY).post(path, json=other)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no json", "[]", '{"format": 2, "leases": []}', '{"format": 1, "leases": [{}]}']
+)
+def test_a_damaged_lease_file_holds_nothing(tmp_path, text):
+    (tmp_path / NAME).write_text(text)
+    assert read_leases(tmp_path) == []
+    write_leases(tmp_path, [HeldLease("one", "first", KEYS[0], ("a",))])
+    assert [lease.run for lease in read_leases(tmp_path)] == ["first"]

@@ -1,0 +1,97 @@
+"""`macfabric down` while the fabric stops: progress, and no second signal unless asked for."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from router.cli.data_folder import DataFolder
+from router.supervise.processes import identify
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 60.0
+# Stands in for `up`: counts its signals; the second one ends it at once, as it does there.
+STOPPING_UP = """
+import signal, sys, time
+from pathlib import Path
+from router.cli.data_folder import DataFolder
+folder, got = DataFolder(Path(sys.argv[1])), []
+signal.signal(signal.SIGTERM, lambda *_: got.append(1))
+print("up", flush=True)
+while not got:
+    time.sleep(0.05)
+for left in range(8, 0, -1):
+    folder.write_stop_progress({"event": "draining", "turns": 2, "left_s": float(left)})
+    time.sleep(1.0)
+    if len(got) > 1:
+        break
+folder.stop_progress.unlink()
+print(len(got), flush=True)
+"""
+
+
+class StoppingUp:
+    """A process in place of `up`, and how many signals it got before its end."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        argv = [sys.executable, "-c", STOPPING_UP, str(folder.path)]
+        self.popen = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert self.popen.stdout.readline() == "up\n"
+        folder.write_run(identify(self.popen.pid), {}, stop_wait_s=30.0)
+        self.signals = 0
+        self._reaping = threading.Thread(target=self._reap)
+        self._reaping.start()
+
+    def _reap(self):
+        text, _ = self.popen.communicate()
+        self.signals = int(text or 0)
+
+    def end(self):
+        self.popen.kill()
+        self._reaping.join()
+
+
+@pytest.fixture
+def up(tmp_path):
+    folder = DataFolder(tmp_path)
+    folder.create()
+    made = StoppingUp(folder)
+    yield made
+    made.end()
+
+
+def down(up, *options):
+    argv = [sys.executable, "-m", "router.cli.main", "down", "--data", str(up.folder.path)]
+    return subprocess.run(
+        [*argv, *options], cwd=ROOT, capture_output=True, text=True, check=False, timeout=DEADLINE_S
+    )
+
+
+@pytest.mark.parametrize(("options", "signals"), [((), 1), (("--wait", "0"), 2)])
+def test_a_second_down_ends_turns_only_where_it_says_so(up, options, signals):
+    done = []
+    first = threading.Thread(target=lambda: done.append(down(up, "--json")))
+    first.start()
+    until_s = time.monotonic() + DEADLINE_S
+    while not up.folder.read_stop_progress():
+        assert time.monotonic() < until_s
+    second = down(up, *options)
+    first.join()
+    up.end()
+    assert (second.returncode, up.signals) == (0, signals), second.stderr
+    assert "stopping already" in second.stderr
+    assert json.loads(done[0].stdout)["was"] == "running"
+    rows = [json.loads(line) for line in done[0].stderr.splitlines()]
+    assert rows[0] == {"event": "asked", "pid": up.popen.pid, "wait_s": 30.0}
+    assert (rows[1]["event"], rows[1]["turns"]) == ("draining", 2)
+
+
+def test_progress_is_shown_in_words(up):
+    done = down(up)
+    assert "asking process" in done.stderr
+    assert "waiting for running turns: 2, up to" in done.stderr
