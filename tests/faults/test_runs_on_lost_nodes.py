@@ -35,7 +35,7 @@ phases:
       kim: The code of the lamp room is otter lantern quartz.
       sam: The code of the coal room is violin saddle copper.
     ask: {kim: Say it. The code of the lamp room is, sam: Say it. The code of the coal room is}
-  - {id: pause, agents: [zed], rounds: 2, ask: {zed: Wait.}}
+  - {id: pause, agents: [zed], rounds: 10, ask: {zed: Wait.}}
   - id: later
     agents: [kim, sam]
     visible_to: []
@@ -116,6 +116,8 @@ def test_a_run_goes_on_where_its_agents_lost_their_node(tmp_path, run):
     forked = [event.agent for event in events if isinstance(event, AgentCopied) and event.source]
     assert forked == ["heir"]
     put_off = [e for e in events if isinstance(e, Waited) and "edited once a node" in e.why]
-    assert ["sam" in each.what for each in put_off] == [True]
+    assert all("sam" in each.what for each in put_off), "the replica takes the other one over"
+    if run is run_by_command_line:  # in the router the run goes on while the node is killed
+        assert len(put_off) == 1
     verdicts = [v for e in events if isinstance(e, PhaseEnded) for v in e.verdicts]
     assert [v for v in verdicts if not v.holds] == []

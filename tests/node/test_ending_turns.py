@@ -283,22 +283,17 @@ def test_a_reader_that_falls_behind_reads_no_hole_and_no_good_end(model, tmp_pat
 def test_a_stop_lets_turns_end_for_a_while(model, tmp_path, monkeypatch, wait_s, ends_whole):
     monkeypatch.setattr(control_calls, "NODE_STOP_WAIT_S", wait_s)
     with running(tmp_path, model) as service:
-        ask(service, WORDS, agent="warm", max_tokens=2)
-        last = []
-        tokens = 60 if ends_whole else 4_000
 
-        def talk():
-            reply = ask(service, WORDS, agent="long", max_tokens=tokens, ignore_eos=True)
-            last.append(reply.events[-1])
+        async def scenario():
+            events = service.node.turns.serve(request("long", 60 if ends_whole else 4_000))
+            assert isinstance(await anext(events), Admitted)
+            stopping = asyncio.wrap_future(service.control(encode_call(Stop())))
+            rest = [event async for event in events]
+            await stopping
+            with pytest.raises(FabricError, match="stopping"):
+                await anext(service.node.turns.serve(request("late", 8)))
+            return rest[-1]
 
-        talking = threading.Thread(target=talk)
-        talking.start()
-        while not len(service.node.live_turns):
-            assert talking.is_alive()
-        call(service, Stop(), Done)
-        talking.join(60)
-        assert isinstance(last[0], Finished if ends_whole else Failed), last
-        if not ends_whole:
-            assert last[0].code == "stopping"
-        with pytest.raises(FabricError, match="stopping"):
-            ask(service, WORDS, agent="late", max_tokens=2)
+        last = on_loop(service, scenario())
+    assert isinstance(last, Finished if ends_whole else Failed), last
+    assert ends_whole or last.code == "stopping"
