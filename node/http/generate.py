@@ -21,7 +21,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fabric.codec import from_plain, parse_json, to_plain
 from fabric.control.calls import ErrorReply
-from fabric.errors import FabricError, RetryLaterError, TooLargeError, UnauthorizedError
+from fabric.errors import (
+    FabricError,
+    RetryElsewhereError,
+    RetryLaterError,
+    TooLargeError,
+    UnauthorizedError,
+)
 from fabric.http_guard.connection_table import Places
 from fabric.http_guard.guarded_connection import admit
 from fabric.http_guard.http_options import bounded_options
@@ -51,7 +57,10 @@ def build_app(cluster_key: bytes, serve: Serve, more: Sequence[Route] = ()) -> S
     async def generate(request: Request) -> Response:
         try:
             events = serve(await read_turn(request, secret))
-            first = await unless_left(anext(events), request.receive)
+            first = await unless_left(anext(events, None), request.receive)
+            if first is None:
+                message = "the node was told to end this turn before it began"
+                raise RetryElsewhereError(message)
         except FabricError as error:
             return error_response(error)
         except ClientDisconnect:

@@ -207,6 +207,10 @@ class Directory:
         floor = self.floor(key) if holdings else 0
         return tuple(h for h in holdings if h.epoch > floor)
 
+    def highest(self, key: AgentKey) -> int:
+        """Return the highest epoch that any node reports of the agent; 0 if none does."""
+        return max((holding.epoch for holding in self.living(key)), default=0)
+
     def erasing(self, key: AgentKey) -> tuple[NodeName, ...]:
         """Name the nodes that still have something of the agent that was erased."""
         living = self.living(key)

@@ -138,10 +138,11 @@ class Fleet:
     def may_have_later_owner(self, key: AgentKey) -> bool:
         """Say whether a node that was not heard yet may own an agent above what is known.
 
-        None can once every node has told, nor where this router gave out the owner's epoch.
+        None can once every node has told, nor where this router gave out the highest epoch known.
+        A replica at an epoch above the owner's is the copy of a later owner.
         """
         owner = self.directory.owner(key)
-        is_ours = owner is not None and self.directory.is_own(key, owner.epoch)
+        is_ours = owner is not None and self.directory.is_own(key, self.directory.highest(key))
         return not (is_ours or self.meeting.has_heard_all())
 
     def is_alive(self, name: NodeName) -> bool:

@@ -73,7 +73,8 @@ class Targets:
         if started is not None and started.node == node:
             return Target(node, started.epoch, waits=True, reservation=started)
         is_latest = not self._fleet.may_have_later_owner(key)
-        if owner and directory.issued(key) <= owner.epoch and is_latest:
+        highest = max(directory.issued(key), directory.highest(key))
+        if owner and highest <= owner.epoch and is_latest:
             return Target(node, owner.epoch, waits=True)
         epoch = self._fleet.begin_epoch(key)
         return Target(node, epoch, waits=True, reservation=directory.reserve(key, node, epoch))

@@ -112,6 +112,23 @@ async def test_the_stream_ends_with_its_reader(how, reads):
     assert serve.made - made <= STEPS_MAX
 
 
+@pytest.mark.anyio
+async def test_a_turn_that_its_node_ends_before_its_first_event_is_refused():
+    """Found by a simulated life: its agent was released while it waited for memory."""
+
+    async def ended(_request):
+        for event in ():
+            yield event
+
+    async with listening(ended) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(asked())
+        status = await asyncio.wait_for(reader.readline(), HANG_S)
+        writer.close()
+
+    assert status.split()[1] == b"421"
+
+
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("node")

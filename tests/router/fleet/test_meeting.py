@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
 from router.fleet.directory import Directory
 from router.fleet.given_epochs import GivenEpochs
@@ -226,6 +227,30 @@ async def test_an_owner_leaps_once_over_a_later_one_that_was_not_heard_yet(how, 
     epochs = {int(turn.headers["x-macfabric-epoch"]) for turn in turns}
     assert len(epochs) == 1
     assert min(epochs) > 1_024
+
+
+async def test_an_owner_goes_above_the_replica_of_a_later_one_that_was_not_heard_yet():
+    """Two restarts in a row: the second router's own leap may be lower than the first one's."""
+    nodes = [FakeNode("node-a"), FakeNode("node-b"), FakeNode("node-c")]
+    for node, epoch in zip(nodes, (9_000_000, 9_000_000, 1), strict=True):
+        memory = Memory("default", "alice", epoch=epoch, text="y" * 300)
+        node.memory["default", "alice"] = memory
+    nodes[1].memory[KEY].state, nodes[1].memory[KEY].owner = OwnerState.REPLICA, "node-a"
+    settings = RouterSettings(nodes_expected=3)
+    async with rig(nodes=nodes, settings=settings, started=False) as made:
+        replica, later = made.listed.pop("node-b"), made.listed.pop("node-a")
+        await until(made.fleet.ready)
+        first = await made.chat("hi", agent="alice")
+        made.listed["node-b"] = replica
+        await until(lambda: made.fleet.directory.highest(KEY) == 9_000_000)
+        second = await made.chat("hi", agent="alice")
+        made.listed["node-a"] = later
+        await until(made.fleet.meeting.has_heard_all)
+        third = await made.chat("hi", agent="alice")
+
+    epochs = [int(turn.headers["x-macfabric-epoch"]) for turn in (first, second, third)]
+    assert 1_024 < epochs[0] < 9_000_000 < epochs[1] == epochs[2]
+    assert {turn.headers["x-macfabric-node"] for turn in (first, second, third)} == {"node-c"}
 
 
 def test_one_tenants_many_epochs_push_out_nobody_elses():

@@ -1,0 +1,99 @@
+"""The judge of restarts: who serves an agent elsewhere has waited as long as a prefill takes.
+
+A turn asks a router that has not heard the agent's owner. If another node serves it, and the owner
+reports the agent before the prompt could have been computed, the turn should have waited.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from unittest import mock
+
+from fabric.limits import OWNER_WAIT_S_MAX
+from fabric.record.manifest import OwnerState
+from router.fleet.fleet import Fleet
+
+SLACK_S = 0.5  # of the router's own polls and messages
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A turn of an agent whose owner the router had not heard."""
+
+    key: tuple
+    owner: str  # who acknowledged it last
+    epoch: int
+    router: int  # the router's incarnation
+    due_s: float  # when computing the prompt would have been done
+
+
+class Arrivals:
+    """Compares when owners report with when their agents were served elsewhere."""
+
+    def __init__(self, world):
+        self._world = world
+        self._reported = {}  # (router's incarnation, node): the agents of its first list
+        self._elsewhere = []
+        self.waited_count = 0  # served by their owner, which was not there when they asked
+        self.elsewhere_count = 0
+
+    def ask(self, key, owner, epoch, messages):
+        """Note a turn before it is sent; None where its router knows enough to serve it at once."""
+        router = self._world.router
+        if router.services is None:
+            return None
+        fleet = router.services.fleet
+        is_known = fleet.directory.living(key) or fleet.directory.starting(key)
+        if is_known or (router.incarnation, owner) in self._reported:
+            return None
+        tokens = sum(len(each["content"]) for each in messages)
+        speeds = [host._tokens_per_s for host in self._world.nodes.values()]
+        speeds += [m.view.prefill_tokens_per_s for m in fleet.membership.members if m.view]
+        due_s = self._world.loop.now_s + min(tokens / max(speeds), OWNER_WAIT_S_MAX)
+        return Asked(key, owner, epoch, router.incarnation, due_s)
+
+    def check_admitted(self, asked, admitted):
+        """Note where a turn was served."""
+        if asked is None or asked.router != self._world.router.incarnation:
+            return
+        if admitted.node == asked.owner:
+            self.waited_count += 1
+            return
+        lists = [keys for (life, _), keys in self._reported.items() if life == asked.router]
+        if any(asked.key in keys for keys in lists):
+            return  # another node claims the agent, too, or has a copy, which is quicker
+        self.elsewhere_count += 1
+        self._elsewhere.append(asked)
+
+    def _on_list(self, agents):
+        router = self._world.router.incarnation
+        owned = {
+            item.view.key: item.view.epoch
+            for item in agents.agents
+            if item.view.state is OwnerState.OWNED
+        }
+        held = {item.view.key for item in agents.agents}
+        self._reported.setdefault((router, agents.node), held)
+        now_s = self._world.loop.now_s
+        for asked in self._elsewhere:
+            is_owners = (asked.router, asked.owner) == (router, agents.node)
+            has_agent = owned.get(asked.key, 0) >= asked.epoch
+            if is_owners and has_agent and now_s < asked.due_s - SLACK_S:
+                self._world.fail(
+                    f"{asked.key} was served elsewhere, and {asked.owner} reported it"
+                    f" {asked.due_s - now_s:.1f} s before its prompt could have been computed"
+                )
+        self._elsewhere = [each for each in self._elsewhere if each.owner != agents.node]
+
+    @contextlib.contextmanager
+    def taps(self):
+        """Listen to what the router hears of its nodes' agents."""
+        on_list = Fleet.on_list
+
+        def listed(fleet, agents, asked_s):
+            services = self._world.router.services
+            if services is not None and services.fleet is fleet:
+                self._on_list(agents)
+            on_list(fleet, agents, asked_s)
+
+        with mock.patch.object(Fleet, "on_list", listed):
+            yield

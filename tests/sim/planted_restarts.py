@@ -1,0 +1,23 @@
+"""Faults of starts: planted into the real code, as those of `planted.py`."""
+
+from unittest import mock
+
+from router.fleet.expected_nodes import ExpectedNodes, MissingNodes
+from router.turns.owner_wait import OwnerWait
+
+
+def turns_do_not_wait_for_their_owner():
+    """A new router serves an agent that no node has reported by whichever node is there."""
+
+    async def wait(self, *_):
+        return None
+
+    return mock.patch.object(OwnerWait, "wait", wait)
+
+
+def missing_nodes_are_not_expected():
+    """A new router takes the nodes that Ray lists by then for all there are."""
+    return mock.patch.object(ExpectedNodes, "missing", return_value=MissingNodes())
+
+
+RESTART_PLANTS = (turns_do_not_wait_for_their_owner, missing_nodes_are_not_expected)

@@ -1,0 +1,74 @@
+"""Fifty power cuts: every agent is asked at once, while its node joins up to a minute later."""
+
+import asyncio
+
+import pytest
+
+from fabric.errors import FabricError
+from tests.sim.scripted import begin, play
+
+CUTS, CUTS_NIGHTLY = 5, 50
+AGENTS = [f"agent-{number}" for number in range(6)]
+SPEED = 200  # tokens a second: a prompt takes several seconds
+FIRST_S, AGAIN_S = 0.5, 0.2
+
+
+class Client:
+    """One agent's conversation; asks again whenever it is refused."""
+
+    def __init__(self, world, agent):
+        self._world = world
+        self._agent = agent
+        self.messages = begin(f"{agent} has a long history. " * 40)
+        self.key, self.last, self.cached = world.turn(agent, self.messages).key, None, []
+
+    async def ask(self):
+        while True:
+            try:
+                return await self._ask()
+            except FabricError:
+                await asyncio.sleep(AGAIN_S)
+
+    async def _ask(self):
+        world, last = self._world, self.last
+        if world.router.services is None:
+            message = "the router starts"
+            raise FabricError(message, code="router_gone")
+        arrivals, asked = world.arrivals, None
+        if last is not None:
+            asked = arrivals.ask(self.key, last.node, last.epoch, self.messages)
+        admitted, text, _ = await world.ask(self._agent, self.messages)
+        arrivals.check_admitted(asked, admitted)
+        is_warm = last is None or admitted.cached_tokens >= self.cached[-1]
+        assert is_warm or admitted.node != last.node, "an owner has forgotten"
+        world.clients.answered_s = world.loop.now_s
+        self.last = admitted
+        self.cached.append(admitted.prompt_tokens)
+        answer, question = {"role": "assistant", "content": text}, {"role": "user", "content": "?"}
+        self.messages = [*self.messages, answer, question]
+
+
+async def restart_again_and_again(world, cuts):
+    for host in world.nodes.values():
+        host._tokens_per_s = SPEED
+    world.chaos.cut_power(world.stream("first"))  # for the new speed
+    clients = [Client(world, agent) for agent in AGENTS]
+    await asyncio.gather(*(client.ask() for client in clients))
+    for number in range(cuts):
+        hosts = [*world.nodes.values(), world.router]
+        while not all(host.is_serving for host in hosts):  # noqa: ASYNC110 - simulated time
+            await asyncio.sleep(1.0)
+        world.chaos.cut_power(world.stream(f"cut {number}"))
+        await asyncio.sleep(FIRST_S)
+        await asyncio.gather(*(client.ask() for client in clients))
+    return world.arrivals
+
+
+@pytest.mark.parametrize("cuts", [CUTS, pytest.param(CUTS_NIGHTLY, marks=pytest.mark.nightly)])
+def test_agents_are_served_by_their_owners_or_after_as_long_as_computing_takes(cuts):
+    world = play(lambda world: restart_again_and_again(world, cuts))
+
+    arrivals = world.arrivals
+    print(f"{arrivals.waited_count} turns waited for their owner", end=", ")
+    print(f"{arrivals.elsewhere_count} were served elsewhere: their owner came too late")
+    assert arrivals.waited_count > 0
