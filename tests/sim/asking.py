@@ -37,7 +37,12 @@ class Asking:
         if router.services is None:
             return Outcome()
         world.note(what)
-        task = world.loop.spawn(router.process, work(router.services))
+        services = router.services
+
+        async def begin():
+            return await work(services)  # may refuse before there is anything to await
+
+        task = world.loop.spawn(router.process, begin())
         await asyncio.wait({task}, timeout=ANSWER_S)
         if not task.done() or task.cancelled():
             return Outcome()

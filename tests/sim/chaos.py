@@ -11,6 +11,8 @@ from tests.sim.router_host import ROUTER
 BEGIN_S, END_S = 3.0, 16.0
 EDIT_POLLS = 80  # each half a second: until some record was edited
 REFUSED_POLLS = 20  # until one of its turns was not saved
+ACKNOWLEDGED_S = 10.0  # most clients were answered by then
+JOINS_S_MAX = 60.0  # after the router, where all start at once
 STOPPED_S = 30.0  # a node that is told to stop has saved everything by then
 
 
@@ -23,6 +25,7 @@ class Chaos:
         self.deeds = Deeds(world)
         self.has_faults = False
         self.was_network_bad = False
+        self._is_cut = False  # whoever dies now is started by the power cut itself
 
     async def run(self):
         random = self._random
@@ -34,6 +37,8 @@ class Chaos:
         faults = [random.choice(kinds) for _ in range(random.choice([0, 1, 2, 3, 4, 8]))]
         if self._world.is_slow:
             faults = [*faults[:1], self._deafen, self._deafen]
+        if self._world.is_dark:
+            faults = [*faults[:2], self._power_cut, self._power_cut]
         if self._world.is_far:
             faults += [self._router_stop, self._router_stop]
         deeds = self.deeds.draw()
@@ -91,8 +96,32 @@ class Chaos:
 
     def boot_later(self, host):
         """Start a dead process again, some time."""
+        if self._is_cut:
+            return
         delay_s = self._random.choice([0.2, 2.0, 9.0]) * self._random.random()
         self._world.network.later(delay_s, host.boot)
+
+    async def _power_cut(self):
+        await asyncio.sleep(ACKNOWLEDGED_S + 20.0 * self._random.random())
+        self.cut_power(self._random)
+
+    def cut_power(self, random):
+        """End every process; the router starts first, and each node joins within a minute."""
+        self._world.note("the power is cut")
+        hosts = [host for host in self._world.nodes.values() if self._is_well(host)]
+        self._is_cut = True
+        router = self._world.router
+        boots = [router] if self._is_well(router) else []
+        for host in (*boots, *hosts):
+            host.kill()
+        self._is_cut = False
+        router_s = random.random()
+        for host in boots:
+            self._world.network.later(router_s, host.boot)
+        for host in hosts:
+            host.is_listed = False
+            delay_s = random.choice([0.0, 3.0, 8.0, JOINS_S_MAX]) * random.random()
+            self._world.network.later(router_s + delay_s, host.boot)
 
     async def _crash_in_write(self):
         host = self._some_node()

@@ -163,6 +163,10 @@ class Clients:
         may_keep = talk.edits is not EditMode.FORGET
         talk.attempts.append(Attempt(prompts[0], edits, tuple(prompts[1:]), may_keep))
         text, admitted, count = "", None, 0
+        asked = None
+        if world.warmth.is_judged(talk):
+            acked = talk.acked
+            asked = world.arrivals.ask(talk.key, acked.node, acked.epoch, talk.messages)
         call = self._send(talk, sampling)
         try:
             while True:
@@ -183,6 +187,7 @@ class Clients:
                     admitted, told_epoch = event, told_epochs.get(event.agent, 0)
                     world.watch.on_admitted(talk.tenant, event, router)
                     world.warmth.check_admitted(talk, event)
+                    world.arrivals.check_admitted(asked, event)
                     hearing.check_admitted(talk, event, tellings)
                     floor = talk.epochs.floor(event.agent, router.incarnation, told_epoch)
                     if event.epoch < floor and not talk.may_be_erased:

@@ -222,10 +222,12 @@ class Invariants:
         hurt = [name for host in self._world.nodes.values() for name in host.platter.hurt]
         if not count:  # it says who owns the agent, and no more
             return 0
-        if truncated_by is TruncatedBy.FSCK and not hurt:
+        is_derived = saved.key in self._world.watch.derived_cuts
+        if truncated_by is TruncatedBy.FSCK and not (hurt or is_derived):
             self._fail(f"{node.name}: {saved.agent} was cut, and no drive has lost a block")
         # A copy under another name does not say who cut it, and one cut by its client is whole.
-        is_cut = truncated_by in (TruncatedBy.FSCK, TruncatedBy.HIBERNATED) and bool(hurt)
+        is_cut = truncated_by in (TruncatedBy.FSCK, TruncatedBy.HIBERNATED)
+        is_cut &= bool(hurt) or is_derived
         if not is_cut and not self._at_end(node, saved) & {_hash_of(name) for name in hurt}:
             return count
         return node.store.restore_point(stock, saved.token_ids, count)

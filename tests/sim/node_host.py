@@ -53,6 +53,7 @@ class NodeHost:
         self.node: Node | None = None  # of the process that lives
         self._calls: ControlCalls | None = None
         self._app = None
+        self.is_listed = True  # by Ray
         self._world = world
         self._settings = settings
         self._tokens_per_s = tokens_per_s
@@ -70,6 +71,7 @@ class NodeHost:
         """Start a process of a new incarnation."""
         assert self.process is None or self.process.is_dead, "one process at a time"
         self.incarnation += 1
+        self.is_listed = True
         name = f"{self.name}#{self.incarnation}"
         self.process = Process(name, self._world.stream(name))
         self._world.loop.spawn(self.process, self._start())

@@ -72,7 +72,8 @@ class RouterHost:
         session = SimSession(world, self._connections)
 
         async def roster():
-            return {NodeName(name): _Transport(world, node) for name, node in world.nodes.items()}
+            listed = [node for node in world.nodes.values() if node.is_listed]
+            return {NodeName(node.name): _Transport(world, node) for node in listed}
 
         def connect(name, transport, is_lost):
             uses_http = world.uses_http
@@ -81,7 +82,8 @@ class RouterHost:
         secret = http_secret(CLUSTER_KEY)
         clock = SimClock(world.loop, 1e6 * self.incarnation)
         fleet = Fleet(roster, connect, clock)
-        self.services = assemble(fleet, RouterSettings(replicas=world.replicas), CLUSTER_KEY)
+        settings = RouterSettings(replicas=world.replicas, nodes_expected=len(world.nodes))
+        self.services = assemble(fleet, settings, CLUSTER_KEY)
         self.hibernations = Hibernations(fleet, self.services.migrations)
         world.note(f"the router serves as incarnation {self.incarnation}")
         await self.services.run()

@@ -11,9 +11,13 @@ from unittest import mock
 from fabric.control.calls import decode_reply
 from fabric.control.node_calls import Done, ReleaseAgent
 from fabric.record.manifest import OwnerState
+from fabric.record.truncate import without_edited
 from fabric.turn.generation import Admitted, Finished
 from node.agents.agent_table import AgentTable
+from node.migration import hibernation_import
+from node.store import manifest_store
 from node.store.agent_store import AgentStore
+from node.tiers import derived_memory
 from node.tiers.eviction import Eviction
 from node.turn.turn import Turn
 
@@ -28,6 +32,7 @@ class Watch:
         self.evicted = defaultdict(set)  # by agent: the nodes that let it go, or may have
         self._evicted_s = {}  # (agent, node): when that was last begun, or done
         self._hurt_s = {}  # by agent: when a block of its record was last damaged
+        self.derived_cuts = set()  # agents whose record lost what was borrowed of erased ones
         self.released = {}  # (node, life, agent): the epoch at which another owns it
         self._finished = defaultdict(list)  # operation: (node, epoch, when) that acknowledged it
         self._hosts = defaultdict(dict)  # by agent: each node that had it, when it last got it
@@ -172,11 +177,18 @@ class Watch:
 
         with (
             mock.patch.object(Turn, "_emit", emitted),
+            mock.patch.object(derived_memory, "without_edited", self._cut_derived),
+            mock.patch.object(manifest_store, "without_edited", self._cut_derived),
+            mock.patch.object(hibernation_import, "without_edited", self._cut_derived),
             mock.patch.object(AgentTable, "shed", forgotten),
             mock.patch.object(AgentStore, "evict", evicted),
             mock.patch.object(Eviction, "evict", left),
         ):
             yield
+
+    def _cut_derived(self, record):
+        self.derived_cuts.add(record.key)
+        return without_edited(record)
 
     def _living(self):
         return [host for host in self._world.nodes.values() if host.node is not None]

@@ -15,7 +15,9 @@ from fabric.settings import NodeSettings
 from node import drain_flag
 from node.migration.incoming_end import ADOPTED_S
 from node.store.posix_disk import PosixDisk
+from router import prompt
 from tests.sim import chances
+from tests.sim.arrivals import Arrivals
 from tests.sim.chaos import Chaos
 from tests.sim.clients import Clients
 from tests.sim.directing import Directing
@@ -42,6 +44,7 @@ KIB, MIB = 1 << 10, 1 << 20
 CROWD_ODDS, CROWD = 0.1, 14  # all at once, where the memory holds two or three of them
 FRAIL_ODDS = 0.1  # disks fail while agents move
 FAR_ODDS = 0.15  # copies take seconds, and much happens meanwhile
+DARK_ODDS = 0.15  # all processes lose power at once, and prompts take seconds to compute
 
 
 @dataclass(eq=False)
@@ -84,6 +87,7 @@ class World:
         self.watch = Watch(self)
         self.platters = Platters(self)
         self.warmth = Warmth(self)
+        self.arrivals = Arrivals(self)
         for name in NODES:
             speed = shape.choice(self.speeds)
             self.nodes[name] = NodeHost(self, name, replace(self.settings), speed)
@@ -101,6 +105,9 @@ class World:
             self.settings = replace(self.settings, hot_bytes=12 * KIB, active_max=8)
             self.talks_count, self.is_rhythmic, self.speeds = CROWD, True, [500]
             self.is_slow = False  # nobody would come to an end
+        self.is_dark = self.stream("power cut").random() < DARK_ODDS
+        if self.is_dark:
+            self.speeds, self.is_slow, self.talks_count = [100], False, 8
         if self.is_far:
             self.loop.start_worker = self._start_worker  # else a copy is done at once
 
@@ -142,11 +149,14 @@ class World:
         with (
             simulated_locks(),
             self.watch.taps(),
+            self.arrivals.taps(),
             self.edits.taps(),
             self.directing.privacy.taps(),
             self.directing.hearing.taps(),
             mock.patch.object(drain_flag, "PosixDisk", open_disk),
             mock.patch.object(PosixDisk, "__init__", refuse),
+            # A token is a character here: only then are the router's estimates of seconds right.
+            mock.patch.object(prompt, "BYTES_PER_TOKEN", 1.0 if self.is_dark else 4.0),
         ):
             yield
 
