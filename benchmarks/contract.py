@@ -130,9 +130,19 @@ def played(
                         found[number][arm] = amortized(service, each, f"{number}")
                     else:
                         found[number] |= play(service, each, f"{number}")
+                        say(_progress(model, stories, found, number + 1))
             finally:
                 service.stop()
     return found
+
+
+def _progress(
+    model: str, stories: Sequence[Story], found: Sequence[Mapping[str, Answer]], count: int
+) -> str:
+    """Describe the stories played so far: a run that is cut off has told that much."""
+    known = rates(stories[:count], found[:count])
+    figures = ", ".join(f"{name} {figure:.2f}" for name, figure in known.items())
+    return f"{model}, {count} of {len(stories)} stories: {figures}"
 
 
 def service_of(folder: Path, model: str, recomputed_tokens: int = 0) -> NodeService:
