@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from router.fleet.node_client import ControlTransport, NodeLostError
 from router.serve import serve_roster
 from tests.support.services import KEY, call, start_service
 
+REAL_UP = "MACFABRIC_TESTS_ON_UP"  # "http" or "https": tests use a real `macfabric up`
 OPERATOR_KEY = "key-of-the-operator-of-tests"
 
 
@@ -222,8 +224,13 @@ class LocalFabric:
 
 @contextmanager
 def local_fabric(folder: Path, model: str, *names: str, **settings: Any) -> Iterator[LocalFabric]:
-    """Run a fabric for a block of code."""
-    fabric = LocalFabric(folder, model, list(names), **settings)
+    """Run a fabric for a block of code: a real `up` where the environment asks for it."""
+    made: type[LocalFabric] = LocalFabric
+    if os.environ.get(REAL_UP):
+        from tests.support.real_fabric import RealFabric
+
+        made = RealFabric
+    fabric = made(folder, model, list(names), **settings)
     try:
         yield fabric
     finally:

@@ -1,10 +1,10 @@
-"""A real `macfabric up` of one node, in processes of its own."""
+"""A real `macfabric up`, in processes of its own."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +37,14 @@ def running_up(
     model: str = "recall",
     node: Mapping[str, Any] | None = None,
     router: Mapping[str, Any] | None = None,
+    names: Sequence[str] = ("node-a",),
 ) -> Iterator[Up]:
-    """Run a fabric of two tenants for a block of code; `node` and `router` are settings."""
+    """Run a fabric for a block of code: of two tenants, unless the settings of `router` differ."""
     config, data = folder / "cluster.yaml", folder / "data"
     keyed = {"api_keys": {"alice": ALICE, "bob": BOB}} | dict(router or {})
-    settings = {"router": keyed, "node": dict(node or {})}
+    settings = {"router": keyed, "node": dict(node or {}), "local_nodes": list(names)}
     config.write_text(yaml.safe_dump({"metadata": {"macfabric": settings}}))
-    argv = [sys.executable, "-m", "router.cli.main", "up", "--nodes", "1", "--port", "0"]
+    argv = [sys.executable, "-m", "router.cli.main", "up", "--port", "0"]
     argv += ["--config", str(config), "--data", str(data), "--json", "--model", model]
     with (folder / "log").open("w") as log:
         up = subprocess.Popen(
