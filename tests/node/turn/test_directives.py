@@ -221,3 +221,16 @@ def test_what_the_system_says_is_never_edited(tmp_path, model):
         direct(service, Directive(OperationId("operation-1"), EditMode.FORGET, "x", None, said))
         ask(service, history(*LONG), agent="a")
         assert system in text_of(service)
+
+
+@pytest.mark.parametrize("nth", [0, 1])
+def test_answers_of_older_records_are_known_by_their_text_alone(nth):
+    """Digests of messages left calls out: then one that only calls reads as every other."""
+    uses = [ToolUse("look", {"at": place}, f"call_{place}") for place in ("sky", "sea")]
+    messages = [Message(MessageRole.ASSISTANT, ("",), uses=(use,)) for use in uses]
+    older = said_digest(Message(MessageRole.ASSISTANT, ("",)))
+    directive = replace(cleared(EditMode.FORGET), said=older, nth=nth)
+    emptied = [
+        not message.uses[0].arguments for message in directed(messages, [directive]).messages
+    ]
+    assert emptied == [number == nth for number in range(2)]

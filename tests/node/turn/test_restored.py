@@ -146,6 +146,20 @@ def test_what_is_remembered_is_bounded_and_the_newest():
     assert made.note == f"; restored reasoning: {ANSWERS_BYTES_MAX // size_bytes}"
 
 
+@pytest.mark.parametrize("is_redacted", [False, True])
+def test_what_directives_took_out_of_an_answer_is_not_remembered(is_redacted):
+    """Its place stays known, with the id of its call, and neither thought nor arguments."""
+    left = replace(ANSWER, reasoning=None, uses=(replace(CALL, arguments={}),))
+    redacted = {len(ASKED): left} if is_redacted else {}
+    later = Message(MessageRole.ASSISTANT, ("\n\nNext.",))
+    answers = remember(ANSWERS, (*ASKED, sent(), RESULT), later, redacted=redacted)
+    (known,) = (each for each in answers.values() if each.calls)
+    assert (known.reasoning, known.calls[0].arguments) == (
+        ("", "") if is_redacted else ("Hm.", WRITTEN)
+    )
+    assert known.calls[0].id == "call_own"
+
+
 def test_what_is_no_text_is_not_remembered():
     assert remember({}, ASKED, replace(ANSWER, reasoning="half \ud800")) == {}
 
