@@ -30,6 +30,7 @@ from tests.support.conversations import said
 TENANTS = (TenantId("red"), TenantId("blue"))
 ROUNDS = 4
 RHYTHM_S = 5.0
+ERASED_ODDS = 0.1
 PATIENCE_S = 120.0  # late messages and deeds that go wrong included
 ALLOWED_STATUS = {409, 421, 429, 503}
 
@@ -90,13 +91,12 @@ class Clients:
         for _ in range(ROUNDS + self._world.edits.rounds(talk) + directing.rounds(talk)):
             if not await self._round(talk):
                 return
+            await self._world.lending.act(talk)
             await directing.act(talk)
             await asyncio.sleep(self._pause_s(talk))
-            if (
-                talk.acked
-                and talk.identity.kind is IdentityKind.AGENT
-                and talk.random.random() < 0.1
-            ):
+            is_named = talk.acked is not None and talk.identity.kind is IdentityKind.AGENT
+            is_due = is_named and talk.random.random() < ERASED_ODDS
+            if is_due or (is_named and self._world.lending.is_due(talk)):
                 await directing.end(talk)
                 await self._erase(talk)
         await directing.end(talk)
@@ -241,6 +241,7 @@ class Clients:
             return
         began_s = world.loop.now_s
         world.directing.verbs.forget(talk.key)  # whatever comes of it
+        series, derived = world.lineage.begin_series(talk.key), world.lineage.derived()
         task = world.loop.spawn(
             world.router.process, services.erasures.erase(talk.tenant, talk.identity.agent)
         )
@@ -260,6 +261,10 @@ class Clients:
             return
         world.note(f"{talk.name}: erased, {erasure.unreachable} not reached")
         world.platters.check_receipts(talk.key, erasure)
+        for receipt in erasure.receipts:
+            world.lineage.check_receipt(talk.key, derived, receipt)
+        if not (erasure.unreachable or talk.is_shared):
+            world.lineage.revoke(talk.key, series, is_erased=True)
         if not (talk.is_shared or talk.is_copied or talk.copying_count):
             self.erased.append((talk.name, talk.marker))
         talk.acked, talk.attempts, talk.is_copied = None, [], False

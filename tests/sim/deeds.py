@@ -40,6 +40,10 @@ class Deeds:
             deeds += [self._migrate_badly] * 8
         return deeds
 
+    def ask(self, what, work):
+        """Have the router do something for an agent that damage may keep from it."""
+        return self._in_router(what, work, meets_damage=True)
+
     def _some_host(self):
         return self._random.choice(list(self._world.nodes.values()))
 
@@ -202,22 +206,22 @@ class Deeds:
             return
         talk.begin_copy()
         name = AgentId(f"file-{self._random.randrange(10**6)}")
-        resumed = await self.copy_by_file(talk, name)
+        resumed = await self.copy_by_file(talk.key, name)
         if resumed is None or resumed.is_over:
             talk.end_copy()
 
-    async def copy_by_file(self, talk, name):
+    async def copy_by_file(self, key, name):
         """Make another agent of one by a file; return how that ended, None before it began."""
         host = self._world.router
 
         async def hibernate(_):
-            _, response = await host.hibernations.hibernate(talk.key, None, b"")
+            _, response = await host.hibernations.hibernate(key, None, b"")
             async with response:
                 with suppress(ConnectionResetError):  # its node died
                     return b"".join([part async for part in response.content.iter_any()])
             return None
 
-        done = await self._in_router(f"hibernate {talk.name}", hibernate, meets_damage=True)
+        done = await self._in_router(f"hibernate {'/'.join(key)}", hibernate, meets_damage=True)
         if not done.result:
             return None
         raw = done.result
@@ -229,9 +233,9 @@ class Deeds:
             for start in range(0, len(raw), 4_096):
                 yield raw[start : start + 4_096]
 
-        wanted = Wanted((talk.tenant, name))
+        wanted = Wanted((key[0], name))
         return await self._in_router(
-            f"resume {talk.name} as {name}",
+            f"resume {'/'.join(key)} as {name}",
             lambda _: host.hibernations.resume(wanted, header, Upload(b"", rest())),
             may_be_cut=True,
         )

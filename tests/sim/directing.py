@@ -194,7 +194,7 @@ class Directing:
             if done.result is not None and is_private:
                 world.fail(f"{talk.name}: its memory is for itself alone, and is forked")
         else:
-            done = await world.chaos.deeds.copy_by_file(talk, name)
+            done = await world.chaos.deeds.copy_by_file(talk.key, name)
         if done is None or done.is_over:
             talk.end_copy()
         if done is not None and done.result is not None:

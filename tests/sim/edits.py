@@ -27,6 +27,7 @@ EDITING_ROUNDS = 2  # more than others have: at first there is little to edit
 AMORTIZE_ODDS, EDIT_ODDS, COPYCAT_ODDS = 0.8, 0.6, 0.3
 MOVABLE = (FULL, KINDS["window"])  # models whose rows may be moved
 ANYWHERE_ODDS, READ_ODDS = 0.5, 0.5  # of conversations; of their turns, once they read at all
+LENDING_ODDS = 0.3  # of such lives: all read documents, and take others' memory of them
 DOCUMENTS, DOCUMENT_WORDS = 4, 16  # that all read
 
 
@@ -39,6 +40,8 @@ class Edits:
         self._is_editing = random.random() < odds and not world.is_crowded
         is_hard = self._is_editing and world.kind in MOVABLE
         self.is_pressed = is_hard and random.random() < PRESSED_ODDS
+        lends = world.stream("lending lives").random() < LENDING_ODDS
+        self._is_lending = self._is_editing and world.kind is FULL and lends
         self._streams = {}
         self._taken_out = {}  # by a talk's marker: the last edit's place, and what was there
         self._begun = defaultdict(list)  # by prompt: edited caches that answers began with
@@ -49,7 +52,6 @@ class Edits:
         self._anywhere = {}  # by conversation: whether it wishes for others' memory
         self._takers = set()  # agents of those who do
         self.amortized_count = self.borrowed_count = 0  # answers
-        Rows.known.clear()
 
     @contextlib.contextmanager
     def taps(self):
@@ -87,10 +89,10 @@ class Edits:
         random = self._stream(talk)
         wishes = random.random() < AMORTIZE_ODDS
         if talk not in self._anywhere:
-            self._anywhere[talk] = random.random() < ANYWHERE_ODDS
+            self._anywhere[talk] = random.random() < ANYWHERE_ODDS or self._is_lending
         keeps = EditMode.ANYWHERE if self._anywhere[talk] else EditMode.AMORTIZE
         self.wish(talk, keeps if wishes else EditMode.FORGET)
-        if self._world.kind is FULL and random.random() < READ_ODDS:
+        if self._world.kind is FULL and (random.random() < READ_ODDS or self._is_lending):
             read = random.sample(self._documents, random.choice([1, 2]))
             texts = [{"role": "user", "content": text} for text in read]
             talk.messages = [*talk.messages[:-1], *texts, talk.messages[-1]]
@@ -153,7 +155,7 @@ class Edits:
 
     # --- the judge ---------------------------------------------------------------------------
 
-    def note_start(self, cache, prompt):
+    def note_start(self, cache, prompt, node):
         """Judge a cache that an answer begins with, and remember it if it was edited."""
         if cache.kind not in MOVABLE:
             return
@@ -161,6 +163,7 @@ class Edits:
         exact = oracle.exact_tokens(cache, ids)
         if cache.owner is not None:  # it may share what others computed for the same text
             Rows.share(cache.held[: exact * ENTRY_BYTES].tobytes(), cache.owner)
+        self._world.lineage.settle(cache, exact, node)
         if exact == len(ids):
             self._begun_exactly.add(tuple(prompt))
             return

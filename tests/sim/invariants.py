@@ -14,6 +14,7 @@ from node.tiers.restore import load_blocks
 from node.tiers.restore_layout import load_layout
 from tests.sim import oracle
 from tests.sim.clock import WALL_S
+from tests.sim.edits import MOVABLE
 from tests.sim.memory import Memory
 from tests.sim.model import SimCache
 from tests.sim.node_host import CLUSTER_KEY
@@ -173,6 +174,8 @@ class Invariants:
                 problem = f"not {exact} of its tokens are exact"
         if problem:
             self._fail(f"{where}: its memory is not that of its tokens: {problem}")
+        elif cache.kind in MOVABLE:
+            self._world.lineage.check_memory(where, key, cache, oracle.exact_tokens(cache, ids))
 
     def check_names(self, host):
         """Check that the records of a node that lives name their blocks."""
@@ -223,6 +226,7 @@ class Invariants:
         if not count:  # it says who owns the agent, and no more
             return 0
         is_derived = saved.key in self._world.watch.derived_cuts
+        is_derived |= self._world.lineage.was_cut(saved.key)
         if truncated_by is TruncatedBy.FSCK and not (hurt or is_derived):
             self._fail(f"{node.name}: {saved.agent} was cut, and no drive has lost a block")
         # A copy under another name does not say who cut it, and one cut by its client is whole.
@@ -247,6 +251,7 @@ class Invariants:
     def _check_erased(self):
         for name, marker in self._world.clients.erased:
             self._world.platters.check_erased(name, marker)
+            self._world.lineage.check_words(name, marker)
         for talk in self._world.clients.talks:
             if talk.erased_s is None:
                 continue

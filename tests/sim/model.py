@@ -66,6 +66,7 @@ GROWTH_TOKENS = 64
 END = 4  # the character that ends a message
 _LETTERS = "abcdefghijklmnopqrstuvwxyz      "
 _END_ODDS = 24
+_MARKER_END, _MARKER_CHARS_MAX = ord(">"), 8
 
 
 class SimCache:
@@ -75,6 +76,8 @@ class SimCache:
         self.kind = kind
         self.spec = kind.spec
         self.owner = None  # the agent that computes with it
+        self.came_of = frozenset()  # whose rows it has behind an edit
+        self._words, self._read_tokens = frozenset(), 0  # the markers in so many tokens
         self.tokens_count = 0
         self.ahead = self.shifts = ()
         self.keeps_slid = False
@@ -135,6 +138,7 @@ class SimCache:
         self._entries[at : at + ENTRY_BYTES] = np.frombuffer(entry, np.uint8)
         if self.owner is not None:
             Rows.note(entry, token, self.tokens_count, self.owner)
+            self._trace(entry, token)
         self.windows.append(entry, self.tokens_count)
         if self._has_state:
             old = self.state.tobytes()
@@ -145,6 +149,22 @@ class SimCache:
         if self.ahead and self.tokens_count == self.ahead[0][0]:
             self._slide_ahead(self.ahead[0][1])
             self.tokens_count, self.ahead = self.ahead[0][1], self.ahead[1:]
+
+    def _trace(self, entry, token):
+        """Note by what an entry was computed that is about to be held."""
+        count = self.tokens_count
+        if self._read_tokens != count:  # rows were put in place, or taken back
+            entries = (self._entry(at) for at in range(count))
+            self._words = frozenset().union(*(Rows.words.get(each, ()) for each in entries))
+        if token == _MARKER_END:
+            before = [self._entry(at) for at in range(max(0, count - _MARKER_CHARS_MAX), count)]
+            word = Rows.word_at([*before, entry])
+            self._words |= {word} if word is not None else set()
+        self._read_tokens = count + 1
+        Rows.trace(entry, self._words, self.came_of, self.owner)
+
+    def _entry(self, at):
+        return self._entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES].tobytes()
 
     def _seen(self):
         """Return all bytes that the next token depends on."""
@@ -224,7 +244,7 @@ class SimCache:
         window.grid, window.beside = grid, []
         window.copied_out = min(window.copied_out, grid.block_start(tokens_count))
         self.ahead, self.shifts = (), cut(self.shifts, 0, tokens_count)
-        self.tokens_count = tokens_count
+        self.tokens_count, self._read_tokens = tokens_count, -1
 
     def assume(self, tokens_count):
         self.hold(tokens_count, (), ())
@@ -257,6 +277,7 @@ class SimCache:
     def _arrange(self, to):
         assert to.end * ENTRY_BYTES <= len(self._entries), "more than capacity"
         self.tokens_count, self.ahead, self.shifts = to.tokens_count, to.ahead, to.shifts
+        self._read_tokens, self.came_of = -1, frozenset()
 
     # --- bytes in and out --------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import weakref
+from functools import partial
 from pathlib import Path
 
 from fabric.control.calls import CallRoute, decode_call, encode_call, encode_reply
@@ -148,7 +149,7 @@ class NodeHost:
         engine = SimEngine(
             self._tokens_per_s, 0.3 if world.is_slow else 0.02, kind, self.caches.add
         )
-        engine.note_start = world.edits.note_start
+        engine.note_start = partial(world.edits.note_start, node=self.name)
         disk = self.open_disk()
         disk.recover()
         blocks = BlockStore(disk, spec, fingerprint)

@@ -45,7 +45,9 @@ def _free(messages, known):
     told = [each for state in known.past for each in state]
     pairs = enumerate(numbered(messages))
     is_free = {
-        number: message["role"] != SYSTEM and not any(each.concerns(message, nth) for each in told)
+        number: message["role"] != SYSTEM
+        and message["content"] != ""
+        and not any(each.concerns(message, nth) for each in told)
         for number, (message, nth) in pairs
     }
     return [number for number, free in is_free.items() if free]

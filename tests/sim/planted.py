@@ -34,6 +34,7 @@ from router.placement import placement
 from router.turns.open_turn import OpenTurn
 from tests.sim.planted_directives import DIRECTIVE_PLANTS
 from tests.sim.planted_edits import EDIT_PLANTS
+from tests.sim.planted_lending import LENDING_PLANTS
 from tests.sim.planted_restarts import RESTART_PLANTS
 
 
@@ -343,6 +344,7 @@ PLANTS = {
     "directives": DIRECTIVE_PLANTS,
     "edits": EDIT_PLANTS,
     "restarts": RESTART_PLANTS,
+    "lending": LENDING_PLANTS,
     "memory": (
         restores_wait_for_no_memory,
         memory_is_granted_to_everybody,

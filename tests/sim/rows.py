@@ -11,6 +11,16 @@ class Rows:
     """What is known of every entry that nodes computed: token, place and for which agents."""
 
     known: ClassVar[dict] = {}
+    words: ClassVar[dict] = {}  # by entry: the markers of talks that were read before it
+    origins: ClassVar[dict] = {}  # by entry: the agents that it came of, each with its series
+    settled: ClassVar[set] = set()  # entries whose origins include those of the rows before them
+    origin: ClassVar = None  # returns an agent with its series
+
+    @classmethod
+    def forget_all(cls, origin):
+        """Begin another run."""
+        cls.known, cls.words, cls.origins, cls.settled = {}, {}, {}, set()
+        cls.origin = origin
 
     @classmethod
     def note(cls, entry, token, place, owner):
@@ -19,6 +29,22 @@ class Rows:
             cls.known[entry] = (token, place, owner)
         elif owner not in before[2:]:  # several agents begin alike
             cls.known[entry] = (*before, owner)
+
+    @classmethod
+    def trace(cls, entry, words, came_of, owner):
+        """Note what an entry was computed by; twice computed alike, what both came of counts."""
+        origins = came_of | {cls.origin(owner)}
+        cls.words[entry] = words & cls.words.get(entry, words)
+        cls.origins[entry] = origins & cls.origins.get(entry, origins)
+
+    @classmethod
+    def word_at(cls, entries):
+        """Return the marker that some entries end with; None where they end with none."""
+        known = [cls.known.get(entry) for entry in entries]
+        text = "".join(chr(row[0]) if row is not None else " " for row in known)
+        start = text.rfind("<")
+        is_marker = start >= 0 and text[start + 1 : -1].replace(".", "").isdigit()
+        return text[start:] if is_marker else None
 
     @classmethod
     def share(cls, entries, owner):

@@ -27,6 +27,7 @@ class Talk:
     may_be_erased: bool = False  # an erasure may still be on its way
     is_shared: bool = False  # others speak under its name, too
     is_copied: bool = False  # another agent was made of its memory
+    has_heirs: bool = False  # of its record, as a fork or by a file
     copying_count: int = 0  # is being made, or may yet be
     lives_count: int = 0  # how often it began anew
     edits: EditMode = EditMode.FORGET  # what its next turn wishes
@@ -38,7 +39,7 @@ class Talk:
 
     def begin_copy(self):
         """Note that another agent is being made of its memory, perhaps once it has begun anew."""
-        self.is_copied = True
+        self.is_copied = self.has_heirs = True
         self.copying_count += 1
 
     def end_copy(self):

@@ -72,8 +72,16 @@ class Verbs:
         self._check_record(talk, lambda wishes: wishes.decays_after_s == after_s, "decaying")
 
     async def _share(self, talk, random):
-        scope = random.choice(["agent", "agent", "tenant"])
+        await self.share(talk, random.choice(["agent", "agent", "tenant"]))
+
+    async def share(self, talk, scope):
+        """Say who else may begin with an agent's memory."""
+        random = self._stream(talk)
         self._private_s.pop(talk.key, None)  # until it is acknowledged
+        lineage = self._world.lineage
+        series = lineage.begin_series(talk.key)
+        if scope == "tenant":
+            lineage.allow(talk.key)
         row, _ = await self._api.insist(talk, random, "share", {"scope": scope})
         if row is None:
             return
@@ -83,6 +91,8 @@ class Verbs:
         self._check_record(talk, lambda wishes: wishes.is_private == (scope == "agent"), scope)
         if scope == "agent":
             self._private_s[talk.key] = self._world.loop.now_s
+            if not talk.has_heirs:  # a copy's memory is its own
+                lineage.revoke(talk.key, series)
 
     def _check_record(self, talk, holds, what):
         """Judge that an owner's disk says so, where no turn can have changed it since."""

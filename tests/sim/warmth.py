@@ -111,6 +111,8 @@ class Warmth:
         world, acked = self._world, talk.acked
         if world.watch.was_hurt(talk.key, acked.at_s):
             return True
+        if world.lineage.was_cut(talk.key, acked.at_s):
+            return True
         if any(acked.files & host.platter.hurt for host in world.nodes.values()):
             return True
         return self.may_have_less(talk.key, node, acked.node, acked.at_s)

@@ -23,6 +23,8 @@ from tests.sim.clients import Clients
 from tests.sim.directing import Directing
 from tests.sim.edits import Edits
 from tests.sim.invariants import Invariants
+from tests.sim.lending import Lending
+from tests.sim.lineage import Lineage
 from tests.sim.loop import PROCESS, SimLoop, StuckError
 from tests.sim.model import KINDS
 from tests.sim.network import Network
@@ -82,6 +84,8 @@ class World:
             self.loop.start_worker = self._start_worker
         self.speeds = [500, 2_000, 8_000]
         self._press(self.stream("pressure"))
+        self.lineage = Lineage(self)
+        self.lending = Lending(self)
         self.edits = Edits(self, self.stream("edits"))
         self.directing = Directing(self, self.stream("directing"))
         self.watch = Watch(self)
@@ -151,6 +155,7 @@ class World:
             self.watch.taps(),
             self.arrivals.taps(),
             self.edits.taps(),
+            self.lineage.taps(),
             self.directing.privacy.taps(),
             self.directing.hearing.taps(),
             mock.patch.object(drain_flag, "PosixDisk", open_disk),
