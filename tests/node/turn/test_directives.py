@@ -13,6 +13,7 @@ from fabric.limits import DIRECTIVE_BYTES_MAX, DIRECTIVES_BYTES_MAX, DIRECTIVES_
 from fabric.record.directed import directed
 from fabric.record.directive import Directive
 from fabric.record.said import said_digest
+from fabric.record.sought import sought
 from fabric.turn.messages import Message, MessageRole, ToolUse
 from node.tiers.disk_tier import record_bytes
 from tests.support.agent_traffic import words
@@ -234,3 +235,32 @@ def test_answers_of_older_records_are_known_by_their_text_alone(nth):
         not message.uses[0].arguments for message in directed(messages, [directive]).messages
     ]
     assert emptied == [number == nth for number in range(2)]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"reasoning": "I saw velvet there."},
+        {"uses": (ToolUse("velvet_tool", {}, "call_1"),)},
+        {"uses": (ToolUse("look", {}, "call_velvet"),)},
+        {"uses": (ToolUse("look", {"velvet": 1}, "call_1"),)},
+        {"uses": (ToolUse("look", {"at": [{"deep": "the velvet"}]}, "call_1"),)},
+        {"uses": (ToolUse("look", '{"at": "velvet"}', "call_1"),)},
+        {"uses": (ToolUse("look", "no object, velvet", "call_1"),)},
+    ],
+    ids=["thought", "name", "id", "key", "value", "text", "broken"],
+)
+def test_a_text_is_taken_out_of_every_part_of_an_answer(part):
+    message = replace(Message(MessageRole.ASSISTANT, ("Done.",)), **part)
+    result = Message(MessageRole.TOOL, ("z",), result_of="call_velvet", name="velvet_tool")
+    directive = replace(
+        cleared(EditMode.FORGET, "cotton"),
+        said=said_digest(message),
+        nth=0,
+        sought=sought("velvet"),
+    )
+    left = directed([message, result], [directive]).messages
+    assert "velvet" not in repr(left[0])
+    assert "cotton" in repr(left[0])
+    if part == {"uses": (ToolUse("look", {}, "call_velvet"),)}:
+        assert left[1].result_of == left[0].uses[0].id
