@@ -14,6 +14,7 @@ from fabric.turn.generation import Admitted
 from router.api.adapter import ApiAdapter, Asked, SeveralAdapter
 from router.api.edit_fields import edits_of
 from router.api.edit_stage import EditStage, edit_headers
+from router.api.late_stream import Opening, Streamed
 from router.api.model_names import ModelNames
 from router.fresh_ids import fresh_operation
 from router.http.auth import tenant_of
@@ -23,7 +24,9 @@ from router.http.json_body import read_parsed
 from router.http.sse import EventStream
 from router.turn_request import TurnRequest
 from router.turns.answer import cache_headers, gather
+from router.turns.awaited_nodes import AwaitedNodes
 from router.turns.fan_out import FanOut
+from router.turns.open_turn import OpenTurn
 from router.turns.turns import Turns
 
 IGNORED_HEADER: Final = "x-macfabric-ignored"
@@ -59,14 +62,19 @@ async def answer_turn(adapter: ApiAdapter[Any], desk: Desk, request: Request) ->
         return await _answer_several(
             cast("SeveralAdapter[Any]", adapter), desk.turns, request, asked, turn
         )
-    opened = await unless_gone(request, desk.turns.open(turn))
-    headers = _headers(asked, opened.admitted)
+    waiting = AwaitedNodes()
+    opening = desk.turns.open(turn, waiting)
     if asked.stream:
-        events = opened.parts() if adapter.streams_calls else opened.events()
-        frames = adapter.frames(asked, opened.admitted, cast("Any", events))
-        return EventStream(
-            frames, headers, opened.close, adapter, adapter.idle, lambda: opened.progress
-        )
+
+        def streamed(opened: OpenTurn) -> Streamed:
+            events = opened.parts() if adapter.streams_calls else opened.events()
+            frames = adapter.frames(asked, opened.admitted, cast("Any", events))
+            headers = _headers(asked, opened.admitted)
+            return Streamed(frames, headers, opened.close, lambda: opened.progress)
+
+        return await _stream(adapter, request, asked, Opening(opening, waiting, streamed))
+    opened = await unless_gone(request, opening)
+    headers = _headers(asked, opened.admitted)
     try:
         answer = await unless_gone(request, gather(opened))
     finally:
@@ -102,11 +110,16 @@ async def _answer_several(
         turn = replace(turn, sampling=replace(turn.sampling, logprobs=0))
     each = [replace(turn, prompt=prompt, operation=fresh_operation()) for prompt in several.prompts]
     fan = FanOut(turns, each, several.count)
-    admitted = await unless_gone(request, fan.open())
-    headers = _headers(asked, admitted)
+    waiting = AwaitedNodes()
     if asked.stream:
-        frames = adapter.all_frames(asked, lambda: fan.admitted, fan.parts())
-        return EventStream(frames, headers, fan.close, adapter, adapter.idle, lambda: fan.progress)
+
+        def streamed(admitted: Admitted) -> Streamed:
+            frames = adapter.all_frames(asked, lambda: fan.admitted, fan.parts())
+            headers = _headers(asked, admitted)
+            return Streamed(frames, headers, fan.close, lambda: fan.progress)
+
+        return await _stream(adapter, request, asked, Opening(fan.open(waiting), waiting, streamed))
+    headers = _headers(asked, await unless_gone(request, fan.open()))
     try:
         answers = await unless_gone(request, fan.gather())
     finally:
@@ -114,8 +127,20 @@ async def _answer_several(
     return JSONResponse(adapter.all_whole(asked, fan.admitted, answers), headers=headers)
 
 
-def _headers(asked: Asked, admitted: Admitted) -> dict[str, str]:
-    headers = cache_headers(admitted) | edit_headers(asked.outcomes)
+async def _stream(
+    adapter: ApiAdapter[Any], request: Request, asked: Asked, opening: Opening[Any]
+) -> Response:
+    """Stream a turn once it is admitted, or begin earlier where it waits for a node to join."""
+    made = await unless_gone(request, opening.soon())
+    if made is None:
+        headers = _headers(asked)
+        made = Streamed(opening.frames(), headers, opening.close, opening.progress)
+    return EventStream(made.frames, made.headers, made.close, adapter, adapter.idle, made.progress)
+
+
+def _headers(asked: Asked, admitted: Admitted | None = None) -> dict[str, str]:
+    headers = cache_headers(admitted) if admitted is not None else {}
+    headers |= edit_headers(asked.outcomes)
     if asked.ignored:
         headers[IGNORED_HEADER] = ", ".join(asked.ignored)
     return headers

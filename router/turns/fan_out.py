@@ -18,6 +18,7 @@ from fabric.turn.generation import Admitted, Sampling, ToolCallPart
 from router.fresh_ids import fresh_operation
 from router.turn_request import TurnRequest
 from router.turns.answer import AnswerParts, WholeAnswer
+from router.turns.awaited_nodes import AwaitedNodes
 from router.turns.open_turn import Answered, OpenTurn, Progress
 from router.turns.turns import RETRY_S, Turns
 
@@ -41,9 +42,9 @@ class FanOut:
         )
         self._task: asyncio.Task[None] | None = None
 
-    async def open(self) -> Admitted:
+    async def open(self, waiting: AwaitedNodes | None = None) -> Admitted:
         """Return once a node has admitted the first prompt."""
-        self._first = await self._turns.open(self._first_of(0))
+        self._first = await self._turns.open(self._first_of(0), waiting)
         self._admitted[0] = self._first.admitted
         return self._first.admitted
 

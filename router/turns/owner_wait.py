@@ -18,6 +18,7 @@ from router.fleet.fleet import Fleet
 from router.placement.placement import is_continued, recompute_s
 from router.prompt import Prompt
 from router.turn_request import TurnRequest
+from router.turns.awaited_nodes import AwaitedNodes
 
 _LOG = logging.getLogger("macfabric.router.turns")
 
@@ -28,7 +29,7 @@ class OwnerWait:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    async def wait(self, turn: TurnRequest, since_s: float) -> None:
+    async def wait(self, turn: TurnRequest, since_s: float, waiting: AwaitedNodes) -> None:
         """Return once the turn's owner has reported, or a wait begun at `since_s` is too long."""
         meeting = self._fleet.meeting
         if not (meeting.awaited() or meeting.is_reporting()) or self._is_known(turn):
@@ -37,7 +38,11 @@ class OwnerWait:
         now_s = self._fleet.clock.monotonic_s()
         patience_s = since_s + min(estimate_s, OWNER_WAIT_S_MAX) - now_s
         awaited = meeting.awaited()
-        is_found = await meeting.owner(self._watch(turn), patience_s)
+        waiting.nodes = awaited
+        try:
+            is_found = await meeting.owner(self._watch(turn), patience_s)
+        finally:
+            waiting.nodes = ()
         alias = self._fleet.alias(turn.key) if turn.key else "without a name"
         waited_s = self._fleet.clock.monotonic_s() - now_s
         outcome = "its owner joined" if is_found else "no owner joined"

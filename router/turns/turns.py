@@ -33,6 +33,7 @@ from router.placement.load_ledger import Booking
 from router.placement.placement import Placement
 from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
+from router.turns.awaited_nodes import AwaitedNodes
 from router.turns.model_check import ModelCheck
 from router.turns.open_turn import OpenTurn
 from router.turns.owner_wait import OwnerWait
@@ -60,6 +61,7 @@ class Attempt:
     """What one turn has tried so far."""
 
     started_s: float
+    waiting: AwaitedNodes
     goes_first: bool = False  # somebody has read a part of the answer already
     lost_since_s: float | None = None
     has_refreshed: bool = False
@@ -91,13 +93,13 @@ class Turns:
         self._targets = Targets(fleet, placement, telemetry)
         self._owner_wait = OwnerWait(fleet)
 
-    async def open(self, turn: TurnRequest) -> OpenTurn:
-        """Return the turn once a node has admitted it."""
+    async def open(self, turn: TurnRequest, waiting: AwaitedNodes | None = None) -> OpenTurn:
+        """Return the turn once a node has admitted it; `waiting` says what for until then."""
         breaker: Breaker | None = None
         try:
             breaker = self.running.begin()
             await breaker.wait(self._models.require(turn.model))
-            opened = await breaker.wait(self._open(turn, breaker))
+            opened = await breaker.wait(self._open(turn, breaker, waiting or AwaitedNodes()))
         except BaseException as error:
             if breaker is not None:
                 self.running.discard(breaker)
@@ -117,9 +119,9 @@ class Turns:
         elif isinstance(error, FabricError):
             self._telemetry.ended("failed")
 
-    async def _open(self, turn: TurnRequest, breaker: Breaker) -> OpenTurn:
+    async def _open(self, turn: TurnRequest, breaker: Breaker, waiting: AwaitedNodes) -> OpenTurn:
         started_s = self._now_s()
-        placed = await self._admitted(turn)
+        placed = await self._admitted(turn, waiting)
         key = turn.tenant, placed.first.agent
         # Its client was told which memory serves it: what comes of a new try is no other.
         edits = turn.edits if placed.first.amortized_tokens else EditMode.FORGET
@@ -141,7 +143,7 @@ class Turns:
             self._resuming[key] += 1
             try:
                 ahead = await self._sent_ahead(further, key)
-                placed = ahead or await self._admitted(further, goes_first=True)
+                placed = ahead or await self._admitted(further, waiting, goes_first=True)
             finally:
                 self._resuming[key] -= 1
                 self._resuming += Counter()  # drops zeros
@@ -161,9 +163,11 @@ class Turns:
             breaker=breaker,
         )
 
-    async def _admitted(self, turn: TurnRequest, *, goes_first: bool = False) -> AdmittedTurn:
+    async def _admitted(
+        self, turn: TurnRequest, waiting: AwaitedNodes, *, goes_first: bool = False
+    ) -> AdmittedTurn:
         """Find a node that takes the turn, whatever it takes."""
-        attempt = Attempt(self._now_s(), goes_first)
+        attempt = Attempt(self._now_s(), waiting, goes_first)
         while True:
             key = turn.key
             await self._settled(turn, attempt)
@@ -226,7 +230,7 @@ class Turns:
         # Who is told to own an agent may have lost it to a node that has not told its own yet.
         await self._fleet.meeting.agents()
         if not attempt.goes_first:
-            await self._owner_wait.wait(turn, attempt.started_s)
+            await self._owner_wait.wait(turn, attempt.started_s, attempt.waiting)
         if key is None:
             return
         await self._migrations.settle(key)

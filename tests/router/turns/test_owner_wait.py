@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from fabric.errors import ConflictError
 from fabric.ids import NodeName
 from fabric.settings import RouterSettings
 from fabric.turn.messages import Message, MessageRole
@@ -134,6 +135,30 @@ async def test_a_node_that_loads_when_the_router_meets_it_is_waited_for():
         answer = await asking
 
     assert node_of(answer) == "node-b"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_stream_that_waits_says_what_for(count, monkeypatch):
+    monkeypatch.setattr("router.api.late_stream.STREAM_SILENCE_S", 0.1)
+    async with joined_in_part() as made:
+        options = {"agent": "alice", "stream": True, "n": count}
+        was_answered, answer = await ask_then_join(made, SAID, "noted", "and?", **options)
+
+    assert not was_answered
+    assert answer.status_code == 200
+    assert answer.text.startswith(": waiting for 1 node without a known name\n\ndata: ")
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_stream_that_waited_in_vain_ends_with_an_error(monkeypatch):
+    monkeypatch.setattr("router.api.late_stream.STREAM_SILENCE_S", 0.1)
+    async with joined_in_part(scale=4.0) as made:
+        made["node-a"].does.refuse = ConflictError("not now", code="busy")
+        answer = await made.chat(SAID, "noted", "and?", agent="alice", stream=True)
+
+    assert answer.status_code == 200
+    assert answer.text.startswith(": waiting for ")
+    assert '"code":"busy"' in answer.text
 
 
 async def test_health_tells_a_fabric_that_serves_in_part():

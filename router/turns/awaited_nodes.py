@@ -1,0 +1,13 @@
+"""What a turn waits for before any node admits it, for the stream that its client reads."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class AwaitedNodes:
+    """The nodes that may have the turn's agent; none while it waits for nothing."""
+
+    nodes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"waiting for {', '.join(self.nodes)}" if self.nodes else "starting"
