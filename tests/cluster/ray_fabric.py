@@ -279,7 +279,8 @@ class RayFabric:
             try:
                 answer, _ = self.post_chat(agent, f"The vault code of {agent.name} is", 4)
             except (OSError, TimeoutError, ValueError) as error:
-                watch.failures.append(f"{agent.name}: {error}")
+                body = error.read().decode() if isinstance(error, urllib.error.HTTPError) else ""
+                watch.failures.append(f"{agent.name}: {error} {body}")
                 time.sleep(PAUSE_S)
             else:
                 watch.turns += 1
