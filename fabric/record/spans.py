@@ -109,9 +109,11 @@ class Spans:
         elif wanted.chars is not None:
             yield self._of_chars(wanted, self._message(wanted, wanted.first), *wanted.chars)
         else:
-            first, last = wanted.first or 0, wanted.last
-            numbers = range(first, first + 1 if last is None else last + 1)
+            first = wanted.first or 0
+            numbers = range(first, (first if wanted.last is None else wanted.last) + 1)
             self._message(wanted, numbers[-1] if numbers else None)
+            if not (wanted.replacement or any(map(self._has_content, numbers))):
+                _refuse(wanted, "nothing_to_edit", "there is no text, thought or call")
             for number in numbers:
                 text = wanted.replacement if number == first else None
                 yield self._of_message(wanted, number, text)
@@ -128,13 +130,16 @@ class Spans:
             _refuse_system(wanted)
         return number
 
+    def _has_parts(self, number: int) -> bool:
+        return any(each.number == number and each.chars for each in self.record.parts or ())
+
+    def _has_content(self, number: int) -> bool:
+        is_unknown = self.record.parts is None  # older records do not tell
+        return is_unknown or self.said[number].chars > 0 or self._has_parts(number)
+
     def _of_message(self, wanted: WantedSpan, number: int, replacement: str | None) -> Directive:
-        self._message(wanted, number)
-        said = self.said[number]
-        has_more = any(each.number == number and each.chars for each in self.record.parts or ())
-        if not said.chars and not has_more and not replacement and self.record.parts is not None:
-            _refuse(wanted, "nothing_to_edit", f"message {number} has no text, thought or call")
-        if has_more and said.role is MessageRole.ASSISTANT:
+        said = self.said[self._message(wanted, number)]
+        if self._has_parts(number) and said.role is MessageRole.ASSISTANT:
             # How a template writes the rest is not known: only a whole conversation loses it.
             made = self._made(wanted, replacement, number, None, None, said.chars)
             return replace(made, dropped=None)
@@ -143,9 +148,7 @@ class Spans:
     def _of_chars(self, wanted: WantedSpan, number: int, start: int, end: int) -> Directive:
         said = self.said[number]
         if not 0 <= start < end <= said.chars:
-            _refuse(
-                wanted, "out_of_range", f"message {number} has the characters 0 to {said.chars}"
-            )
+            _refuse(wanted, "out_of_range", f"its characters are 0 to {said.chars}")
         at = None
         if said.start is not None and not said.is_edited:
             shown = self.text[said.start : said.end].decode("utf-8", "replace")
@@ -312,8 +315,7 @@ class Spans:
         yield self._made(wanted, wanted.replacement or "", None, None, (start, end), count)
 
     def _tokens(self, said: SaidMessage) -> str:
-        start, end = tokens_of(self.record, said)
-        return f"tokens {start} to {end}"
+        return "tokens {} to {}".format(*tokens_of(self.record, said))
 
     def _made(
         self,
@@ -324,7 +326,7 @@ class Spans:
         at: tuple[int, int] | None,
         chars: int,
     ) -> Directive:
-        was = self.text[slice(*at)] if at is not None else None
+        was = self.text[slice(*at)] if at else None
         out = dropped(self.salt, (was or b"").decode("utf-8", "replace")) if was else None
         said = SaidMessages(self.said)
         return Directive(

@@ -145,9 +145,16 @@ def test_a_part_that_cannot_be_is_refused(fabric, item):
 def test_a_message_without_anything_is_refused(fabric):
     history = [*HISTORY[:4], {"role": "assistant", "content": ""}, HISTORY[5]]
     chat(fabric, "empty", history)
-    answer = direct(fabric, "empty", {"message": 4})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "nothing_to_edit"
+    for item in ({"message": 4}, {"messages": {"first": 4, "last": 4}}):
+        answer = direct(fabric, "empty", item)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "nothing_to_edit"
+
+
+def test_a_range_may_include_a_message_without_anything(fabric):
+    history = [*HISTORY[:4], {"role": "assistant", "content": ""}, HISTORY[5]]
+    chat(fabric, "range", history)
+    assert direct(fabric, "range", {"messages": {"first": 3, "last": 4}}).status_code == 200
 
 
 def test_arguments_may_be_replaced_by_an_object(fabric):

@@ -62,6 +62,8 @@ def _drawn(random, kind, messages, free):
     number = free.pop(random.randrange(len(free)))
     if kind == CONTENT:
         return _by_content(random, messages, number, free)
+    if not messages[number]["content"]:
+        return None  # the API refuses it: there is nothing to edit
     if kind == NUMBER:
         return {"message": number}, [_place(messages, number)]
     if kind == NUMBERS:
