@@ -93,6 +93,9 @@ class Lineage:
     def settle(self, cache, exact, node):
         """Note what a cache came of whose tokens behind `exact` may be others', and judge it."""
         seen = frozenset()
+        for entry in _entries(cache, 0)[:exact]:
+            if any(agent != cache.owner for agent, _ in Rows.origins.get(entry, ())):
+                Rows.origins[entry] = frozenset()  # two agents' text alone makes it
         for entry in _entries(cache, exact):
             if entry not in Rows.settled:
                 Rows.settled.add(entry)
