@@ -7,13 +7,17 @@ that happens when the first format is asked for.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fabric.errors import RejectedError
-from fabric.limits import FORMAT_REASON_CHARS_MAX, LINE_ENDS_BEHIND_THOUGHT_MAX
+from fabric.limits import (
+    FORMAT_REASON_CHARS_MAX,
+    LINE_ENDS_BEHIND_THOUGHT_MAX,
+    SCHEMA_PROPERTIES_MAX,
+)
 from fabric.turn.output_format import PARAM, OutputFormat
 from node.grammar.expression import Expression
 from node.grammar.lark import lark_of
@@ -21,6 +25,12 @@ from node.grammar.spelling import lark_grammar, spell
 
 Mask = NDArray[np.uint32]  # one bit for each token id, the lowest first
 _LINE_ENDS = range(1, LINE_ENDS_BEHIND_THOUGHT_MAX + 1)
+_ROW_ITEMS: Final = 8 * SCHEMA_PROPERTIES_MAX  # each optional property takes four
+# What the library says in its own terms, and what that means to clients.
+_MEANINGS: Final = (
+    ("NoExtensionBias", "a `$ref` leads back to itself, so the schema describes nothing"),
+    ("Current row has", "it allows too much at one place: use fewer optional properties"),
+)
 
 
 class TokenMatcher(Protocol):
@@ -154,6 +164,9 @@ def _try_step(matcher: TokenMatcher, mask: Mask) -> None:
 
 def refusal(reason: str) -> RejectedError:
     """Say why a format is not followed; the reason is in words about the client's own."""
+    for term, meaning in _MEANINGS:
+        if term in reason:
+            reason = meaning
     short = " ".join(reason.replace("<non-verbose/>", "").split())[:FORMAT_REASON_CHARS_MAX]
     message = f"the output format cannot be enforced: {short}"
     return RejectedError(message, code="invalid_format", param=PARAM)
@@ -183,7 +196,10 @@ def _is_special(tokens: TokenTexts, token: int) -> bool:
 def _matcher(tokens: Any, grammar: str) -> TokenMatcher:
     from llguidance import LLMatcher, LLParserLimits
 
-    limits = LLParserLimits(verbose_errors=False)  # its default bounds; no text of the answer
+    limits = LLParserLimits(
+        max_items_in_row=_ROW_ITEMS,
+        verbose_errors=False,  # no text of the answer
+    )
     matcher: TokenMatcher = LLMatcher(tokens, grammar, log_level=0, limits=limits)
     return matcher
 

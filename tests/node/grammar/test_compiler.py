@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fabric.errors import RejectedError
+from fabric.limits import SCHEMA_PROPERTIES_MAX
 from fabric.turn.output_format import OutputFormat, OutputKind
 from node.grammar.compiler import Compiler, TokenizerFacts, bit
 from node.mlx.loaded_model import BUNDLED
@@ -128,6 +129,18 @@ def test_a_schema_does_not_set_the_compilers_options(compiler, tokenizer):
     assert not fits(compiler, tokenizer, schema(value), "{" + " " * 40 + "}")
     with pytest.raises(RejectedError):
         compiler.compile(schema({**value, "if": {}}))
+
+
+def test_an_object_may_have_as_many_optional_properties_as_documented(compiler, tokenizer):
+    names = [f"p{number}" for number in range(SCHEMA_PROPERTIES_MAX)]
+    value = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+    output = schema(value, is_strict=False)
+    assert fits(compiler, tokenizer, output, json.dumps({names[0]: "a", names[-1]: "b"}))
+
+
+def test_a_schema_that_is_only_a_reference_to_itself_is_refused_in_words(compiler):
+    with pytest.raises(RejectedError, match=r"`\$ref` leads back to itself"):
+        compiler.compile(schema({"$ref": "#"}, is_strict=False))
 
 
 def test_a_tokenizer_that_cannot_be_read_is_no_fault_of_the_node():
