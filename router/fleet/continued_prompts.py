@@ -20,10 +20,11 @@ class ContinuedPrompts:
     async def of(self, turn: TurnRequest) -> tuple[str, Prompt] | None:
         """Return an agent's model and its next prompt; None for one that remembers nothing.
 
-        Raise RetryLaterError where its owner does not answer.
+        Raise RetryLaterError where its owner does not answer, or may not have joined yet.
         """
         assert turn.key is not None, "agents are continued by name"
         if not self._fleet.directory.holdings(turn.key):
+            self._fleet.meeting.require_reports(turn.key[1])
             return None
         owner = self._fleet.require_owner(turn.key).node
         try:

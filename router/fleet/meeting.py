@@ -113,6 +113,14 @@ class Meeting:
         if not self._membership.members:
             raise _nobody_met()
 
+    def require_reports(self, agent: str) -> None:
+        """Raise RetryLaterError while a node that may have this agent has not reported."""
+        if not self.awaited() and not self.is_reporting():
+            return
+        names = ", ".join(self.awaited()) or "a node that has just joined"
+        message = f"no node that has reported its agents has {agent!r}; awaited: {names}"
+        raise RetryLaterError(message, retry_after_s=AGAIN_S, code="agents_unknown")
+
     def unknown_agent(self, agent: str) -> FabricError:
         """Return what to say of an agent of whom no node has told."""
         missing: list[str] = [*self._membership.unheard()]

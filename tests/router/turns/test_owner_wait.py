@@ -178,3 +178,11 @@ async def test_health_tells_a_fabric_that_serves_in_part():
     assert stranger.json() == {"status": "partial"}
     assert (named["status"], named["missing"]) == ("partial", ["node-b"])
     assert (whole["status"], whole["missing"], whole["unmet"]) == ("ok", [], 0)
+
+
+async def test_generate_does_not_begin_an_agent_that_an_awaited_node_may_have():
+    async with joined_in_part() as made:
+        answer = await made.http().post("/v1/agents/alice/generate", json={"text": "and?"})
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "agents_unknown")
+    assert answer.headers["retry-after"]
