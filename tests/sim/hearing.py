@@ -69,9 +69,11 @@ class Hearing:
         for state in states:
             messages = rewritten(talk.messages, state)
             prompt = render(messages)
-            if prompt not in found:
+            # Directives of other modes may make the same prompt, of memory that is kept or not.
+            is_kept = any(not each.forgets for each in concerned(talk.messages, state))
+            if (prompt, is_kept) not in found:
                 wanted = oracle.answer(messages, sampling, self._world.kind)
-                found[prompt] = Telling(state, messages, prompt, wanted)
+                found[prompt, is_kept] = Telling(state, messages, prompt, wanted)
         return list(found.values())
 
     def may_forget(self, talk):
