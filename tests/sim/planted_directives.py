@@ -4,7 +4,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from fabric.edit_mode import EditMode
-from fabric.record import directive
+from fabric.record import directed as conversations
 from node.agents.agent_table import AgentTable
 from node.migration import forks
 from node.migration.incoming import IncomingMoves
@@ -64,13 +64,12 @@ def waiting_turns_know_what_was_said_before():
 
 def the_older_of_two_counts():
     """Of two directives for one message the one that was there first holds."""
-    concerned = directive._concerned
+    concerning = conversations._concerning
 
-    def replaced(message, results, said, nth):
-        turned = {name: [(-at, each) for at, each in found] for name, found in results.items()}
-        return concerned(message, turned, [(-at, each) for at, each in said], nth)
+    def reverse(message, found):
+        return concerning(message, [(-order, each) for order, each in found])
 
-    return patch.object(directive, "_concerned", replaced)
+    return patch.object(conversations, "_concerning", reverse)
 
 
 def nothing_is_forgotten():

@@ -28,6 +28,7 @@ class Case:
         self.kind = FULL
         self.chaos = Part(was_network_bad=False)
         self.platters = Part(records=lambda _: {}, moved=set())
+        self.lineage = Part(was_cut=lambda _key, _since_s: False)
         self.watch, self.warmth = Watch(self), Warmth(self)
         self.finish("node-a", 1.0)
 

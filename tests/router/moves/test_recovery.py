@@ -137,7 +137,7 @@ async def test_of_equal_claims_whoever_has_taken_more_turns_keeps_it(turns, owne
     assert {a.headers["x-macfabric-node"] for a in answers} == {owner}
     assert keeps.memory[KEY].state is REPLICA
     assert moved.status_code == 200
-    assert moved.json()["epoch"] == 5, "above the one that was told to who gave way"
+    assert moved.json()["epoch"] > 4, "above the epoch at which the other one gave way"
 
 
 async def test_a_target_that_cannot_tell_makes_the_source_step_down():
