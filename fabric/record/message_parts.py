@@ -1,4 +1,4 @@
-"""What a message has besides its text: thoughts, and the names, ids and arguments of its calls."""
+"""Parts of a message besides its text: thoughts, and its calls' names, ids and arguments."""
 
 import json
 from collections.abc import Iterator

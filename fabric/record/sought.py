@@ -21,7 +21,7 @@ _KEPT_BITS: Final = 16  # of the rolling hash: too few to compute the text from
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """What is kept of a text that is to be found again."""
+    """A text to find again, by digest and length."""
 
     chars: int
     hint: int  # the upper bits of its rolling hash

@@ -20,7 +20,7 @@ POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """What a response needs of a turn that a node has admitted."""
+    """The response parts of a turn that a node has admitted."""
 
     frames: AsyncGenerator[bytes, None]
     headers: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What `macfabric down` shows while it waits: text, or with --json one object a line."""
+"""Progress of `macfabric down`: text, or with --json one object per line."""
 
 import json
 from collections.abc import Mapping

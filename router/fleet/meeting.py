@@ -10,7 +10,7 @@ anew would take (`router/turns/owner_wait.py`).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fabric.errors import FabricError, NotFoundError, RetryLaterError
 from fabric.limits import LEASE_S, NAME_CHARS_TOLD
@@ -117,19 +117,15 @@ class Meeting:
         """Raise RetryLaterError while a node that may have this agent has not reported."""
         if not self.awaited() and not self.is_reporting():
             return
-        names = ", ".join(self.awaited()) or "a node that has just joined"
-        message = f"no node that has reported its agents has {agent!r}; awaited: {names}"
-        raise RetryLaterError(message, retry_after_s=AGAIN_S, code="agents_unknown")
+        raise _agents_unknown(agent, self.awaited() or ("a node that has just joined",))
 
     def unknown_agent(self, agent: str) -> FabricError:
-        """Return what to say of an agent of whom no node has told."""
+        """Return the error for an agent that no node has reported."""
         missing: list[str] = [*self._membership.unheard()]
         if self.is_gathering():
             missing.append(self._told_unmet())
         if missing or not self._membership.members:
-            who = ", ".join(missing) or "the nodes"
-            message = f"no node that has told its agents knows {agent!r}; not heard yet: {who}"
-            return RetryLaterError(message, retry_after_s=AGAIN_S, code="agents_unknown")
+            return _agents_unknown(agent, missing or ["the nodes"])
         return no_such_agent(agent)
 
     def unknown_node(self, name: str, param: str) -> FabricError:
@@ -148,6 +144,12 @@ class Meeting:
         missing = self.missing
         names = f" ({missing})" if missing.names else ""
         return f"{missing.count} of {self.expected.total} nodes{names}"
+
+
+def _agents_unknown(agent: str, missing: Iterable[str]) -> RetryLaterError:
+    names = ", ".join(missing)
+    message = f"no node that has told its agents knows {agent!r}; not heard yet: {names}"
+    return RetryLaterError(message, retry_after_s=AGAIN_S, code="agents_unknown")
 
 
 def no_such_agent(agent: str) -> NotFoundError:

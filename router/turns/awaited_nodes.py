@@ -1,4 +1,4 @@
-"""What a turn waits for before any node admits it, for the stream that its client reads."""
+"""The nodes that a turn waits for before admission, shown in its stream."""
 
 from dataclasses import dataclass
 

@@ -25,7 +25,7 @@ class Chaos:
         self.deeds = Deeds(world)
         self.has_faults = False
         self.was_network_bad = False
-        self._is_cut = False  # whoever dies now is started by the power cut itself
+        self._is_cut = False  # the power cut itself restarts processes that die meanwhile
 
     async def run(self):
         random = self._random

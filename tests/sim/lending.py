@@ -12,7 +12,7 @@ SPREAD_ODDS, TAKEN_BACK_ODDS, ERASE_ODDS = 0.6, 0.8, 0.5
 
 
 class Lending:
-    """One run's; with a randomness of its own."""
+    """Loans of one run, with their own random stream."""
 
     def __init__(self, world):
         self._world = world
@@ -80,7 +80,7 @@ class Lending:
 
     @contextlib.contextmanager
     def _copying(self, key):
-        """Note that the talks of an agent are copied, for good."""
+        """Mark all talks of an agent as copied."""
         for talk in self._world.clients.talks:
             if talk.key == key:
                 talk.begin_copy()

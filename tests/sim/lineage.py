@@ -17,7 +17,7 @@ FULL_BLOCKS = ".full"
 
 
 class Lineage:
-    """What came of whom in one run, and what must be gone."""
+    """Tracks which memory came from which agent in one run, and which must be gone."""
 
     def __init__(self, world):
         self._world = world
@@ -159,9 +159,9 @@ class Lineage:
         return found
 
     def check_receipt(self, key, before, receipt):
-        """Judge how many agents and tokens a node says that it dropped memory of.
+        """Judge the counts of agents and tokens in a node's receipt of dropped memory.
 
-        `before` has what idle agents had that came of others, before the erasure.
+        `before` has the derived memory of idle agents before the erasure.
         """
         agents, tokens = receipt.derived_agents, receipt.derived_tokens
         self.dropped_count += agents > 0

@@ -14,7 +14,7 @@ FIRST_S, AGAIN_S = 0.5, 0.2
 
 
 class Client:
-    """One agent's conversation; asks again whenever it is refused."""
+    """A client with one agent's conversation, which retries every refusal."""
 
     def __init__(self, world, agent):
         self._world = world

@@ -1,4 +1,4 @@
-"""What tests of the HTTP API need of a fabric, served by a real `macfabric up`.
+"""The fabric fixture of HTTP API tests, served by a real `macfabric up`.
 
 Its router, nodes and Ray run in processes of their own. Tests that look into a node are skipped.
 """

@@ -1,4 +1,4 @@
-"""What a record may say: its numbers are bounded on both sides, wherever it comes from."""
+"""Numbers of a record are bounded on both sides, wherever the record comes from."""
 
 import math
 from dataclasses import replace

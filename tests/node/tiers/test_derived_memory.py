@@ -125,7 +125,7 @@ def test_a_fork_a_replica_and_what_moved_lose_it_too(tmp_path, model):
 def test_edited_memory_of_a_fork_and_of_a_file_goes_with_the_agent_it_was_copied_from(
     tmp_path, model
 ):
-    """What was taken out is in no text of the copy, yet rows after the edit may know it."""
+    """Removed text is not in the copy's text, but rows after the edit may depend on it."""
     secret = words(77, 30)
     history = [FIRST[0], {"role": "user", "content": secret}, *FIRST[1:]]
     with running(tmp_path, model) as service:

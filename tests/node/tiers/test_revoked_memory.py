@@ -1,4 +1,4 @@
-"""What others borrowed of an agent goes when it forgets a message, or is private from then on."""
+"""Borrowed rows are dropped when their lender forgets a message or becomes private."""
 
 import pytest
 

@@ -148,7 +148,7 @@ def test_what_is_remembered_is_bounded_and_the_newest():
 
 @pytest.mark.parametrize("is_redacted", [False, True])
 def test_what_directives_took_out_of_an_answer_is_not_remembered(is_redacted):
-    """Its place stays known, with the id of its call, and neither thought nor arguments."""
+    """The answer stays known by its place and its call's id, without thought and arguments."""
     left = replace(ANSWER, reasoning=None, uses=(replace(CALL, arguments={}),))
     redacted = {len(ASKED): left} if is_redacted else {}
     later = Message(MessageRole.ASSISTANT, ("\n\nNext.",))
