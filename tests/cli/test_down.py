@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -65,28 +64,28 @@ def up(tmp_path):
     made.end()
 
 
-def down(up, *options):
+def begin_down(up, *options):
     argv = [sys.executable, "-m", "router.cli.main", "down", "--data", str(up.folder.path)]
-    return subprocess.run(
-        [*argv, *options], cwd=ROOT, capture_output=True, text=True, check=False, timeout=DEADLINE_S
-    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*argv, *options], cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+
+
+def down(up, *options):
+    process = begin_down(up, *options)
+    out, errors = process.communicate(timeout=DEADLINE_S)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
 
 
 @pytest.mark.parametrize(("options", "signals"), [((), 1), (("--wait", "0"), 2)])
 def test_a_second_down_ends_turns_only_where_it_says_so(up, options, signals):
-    done = []
-    first = threading.Thread(target=lambda: done.append(down(up, "--json")))
-    first.start()
-    until_s = time.monotonic() + DEADLINE_S
-    while not up.folder.read_stop_progress():
-        assert time.monotonic() < until_s
+    first = begin_down(up, "--json")
+    rows = [json.loads(first.stderr.readline()) for _ in range(2)]
     second = down(up, *options)
-    first.join()
+    out, _ = first.communicate(timeout=DEADLINE_S)
     up.end()
     assert (second.returncode, up.signals) == (0, signals), second.stderr
     assert "stopping already" in second.stderr
-    assert json.loads(done[0].stdout)["was"] == "running"
-    rows = [json.loads(line) for line in done[0].stderr.splitlines()]
+    assert json.loads(out)["was"] == "running"
     assert rows[0] == {"event": "asked", "pid": up.popen.pid, "wait_s": 30.0}
     assert (rows[1]["event"], rows[1]["turns"]) == ("draining", 2)
 
