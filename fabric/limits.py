@@ -175,6 +175,7 @@ STRANGER_S: Final = 0.25  # before it makes room for others: its request may be 
 ACCEPTS_MAX: Final = 64  # connections taken in before anything is read again
 STRANGERS_PER_SOURCE_MAX: Final = 512  # one proxy's clients may all come at once
 TURNS_UNANSWERED_MAX: Final = 320  # by one node, more than wait there; others wait in the router
+HANDSHAKES_PER_NODE_MAX: Final = 16  # that the router begins at once; more would all time out
 CONNECTIONS_MAX: Final = 4_096  # those that have; idle ones make room
 STOP_WAIT_S_MAX: Final = 3_600.0  # that a stop waits for running turns, whatever is asked for
 STOPPING_RETRY_S: Final = 5.0  # before a client of a router that stops asks again

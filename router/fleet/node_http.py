@@ -15,12 +15,18 @@ from dataclasses import dataclass
 from enum import Enum
 from io import BytesIO
 from typing import Any, Final, Self
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import aiohttp
 from aiohttp.connector import Connection
 
-from fabric.limits import KEPT_IDLE_S, KEPT_LIFE_S, KIB, TURNS_UNANSWERED_MAX
+from fabric.limits import (
+    HANDSHAKES_PER_NODE_MAX,
+    KEPT_IDLE_S,
+    KEPT_LIFE_S,
+    KIB,
+    TURNS_UNANSWERED_MAX,
+)
 
 CONNECT_TIMEOUT_S = 2.0
 END_WAIT_S = 1.0  # between an answer's last event and its end
@@ -48,11 +54,37 @@ class _Way:
 _WAY: ContextVar[_Way] = ContextVar("way")
 
 
-class _KeepingConnector(aiohttp.TCPConnector):
+class _Handshakes:
+    """Bounds how many connections to one address are being opened at a time."""
+
+    def __init__(self) -> None:
+        self._places: WeakValueDictionary[Any, asyncio.Semaphore] = WeakValueDictionary()
+
+    def place(self, address: Any) -> asyncio.Semaphore:
+        """Return the semaphore to hold while a connection to `address` is opened."""
+        found = self._places.get(address)
+        if found is None:
+            found = self._places[address] = asyncio.Semaphore(HANDSHAKES_PER_NODE_MAX)
+        return found
+
+
+class _PacedConnector(aiohttp.TCPConnector):
+    """Opens few connections at a time, so that none of them exceeds its time limit."""
+
+    def __init__(self, tls: ssl.SSLContext | None, handshakes: _Handshakes, **more: Any) -> None:
+        super().__init__(limit=0, ssl=tls or True, **more)
+        self._handshakes = handshakes
+
+    async def _create_connection(self, req: Any, traces: Any, timeout: Any) -> Any:
+        async with self._handshakes.place(req.connection_key):  # its time limit begins here
+            return await super()._create_connection(req, traces, timeout)
+
+
+class _KeepingConnector(_PacedConnector):
     """Lets requests begin on a connection for its first ten minutes: a certificate may change."""
 
-    def __init__(self, tls: ssl.SSLContext | None) -> None:
-        super().__init__(limit=0, keepalive_timeout=KEPT_IDLE_S, ssl=tls or True)
+    def __init__(self, tls: ssl.SSLContext | None, handshakes: _Handshakes) -> None:
+        super().__init__(tls, handshakes, keepalive_timeout=KEPT_IDLE_S)
         self._opened_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
     async def connect(self, *arguments: Any, **options: Any) -> Connection:
@@ -78,11 +110,15 @@ class NodeHttp:
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         """Speak clear text; or with `tls`, show a certificate and take no peer without one."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-        once = aiohttp.TCPConnector(limit=0, force_close=True, ssl=tls or True)
+        turns, calls = _Handshakes(), _Handshakes()  # no call waits for the handshakes of turns
+        once = _PacedConnector(tls, turns, force_close=True)
         self._once = aiohttp.ClientSession(connector=once, timeout=timeout)
+        kept = {
+            Use.CALL: _KeepingConnector(tls, calls),
+            Use.STREAM: _KeepingConnector(tls, turns),
+        }
         self._kept = {
-            use: aiohttp.ClientSession(connector=_KeepingConnector(tls), timeout=timeout)
-            for use in Use
+            use: aiohttp.ClientSession(connector=kept[use], timeout=timeout) for use in Use
         }
         self._counts: Counter[tuple[Use, str]] = Counter()  # connections in use, by address
         self._unanswered: dict[str, asyncio.Semaphore] = {}  # by address

@@ -17,11 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 HANG_S = 900.0
 
 
-async def _ask(client: Any, model: str, number: int) -> str:
+async def _ask(client: Any, model: str, number: int, max_tokens: int) -> str:
     body = {
         "model": model,
         "messages": [{"role": "user", "content": f"Number {number}. " + "word " * 100}],
-        "max_tokens": 8,
+        "max_tokens": max_tokens,
     }
     try:
         answer = await client.post("/v1/chat/completions", json=body)
@@ -32,15 +32,17 @@ async def _ask(client: Any, model: str, number: int) -> str:
     return str(answer.status_code)
 
 
-async def _spike(url: str, model: str, count: int) -> Counter[str]:
+async def _spike(url: str, model: str, count: int, max_tokens: int) -> Counter[str]:
     limits = httpx2.Limits(max_connections=None)
     async with httpx2.AsyncClient(base_url=url, timeout=HANG_S, limits=limits) as client:
-        return Counter(await asyncio.gather(*(_ask(client, model, n) for n in range(count))))
+        chats = (_ask(client, model, n, max_tokens) for n in range(count))
+        return Counter(await asyncio.gather(*chats))
 
 
-def start_spike(url: str, model: str, count: int) -> "subprocess.Popen[str]":
+def start_spike(url: str, model: str, count: int, max_tokens: int = 8) -> "subprocess.Popen[str]":
     """Send `count` chats at once to a fabric; pass the process to `spike_outcomes`."""
-    argv = [sys.executable, "-m", "tests.support.request_spike", url, model, str(count)]
+    argv = [sys.executable, "-m", "tests.support.request_spike", url, model]
+    argv += [str(count), str(max_tokens)]
     return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
@@ -53,4 +55,5 @@ def spike_outcomes(spike: "subprocess.Popen[str]") -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(_spike(sys.argv[1], sys.argv[2], int(sys.argv[3])))))
+    _, address, served, *numbers = sys.argv
+    print(json.dumps(asyncio.run(_spike(address, served, *map(int, numbers)))))

@@ -1,0 +1,22 @@
+"""A real `macfabric up`, where each connection to a node costs a handshake, under many turns."""
+
+import pytest
+
+from tests.support.request_spike import spike_outcomes, start_spike
+from tests.support.up_fabric import running_up
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.nightly]
+NAMES = ("node-a", "node-b")
+TURNS = 400
+ANSWER_TOKENS = 100  # so that no turn ends before the last one has begun
+
+
+def test_turns_at_once_are_served_or_put_off_and_no_node_is_given_up(tmp_path):
+    with running_up(tmp_path, names=NAMES, router={"api_keys": {}}) as up:
+        outcomes = spike_outcomes(start_spike(up.url, "recall", TURNS, ANSWER_TOKENS))
+        log = (up.data / "logs" / "router.log").read_text()
+
+    assert set(outcomes) <= {"200", "429"}, outcomes
+    assert outcomes["200"] > 0
+    assert "gave up on" not in log
+    assert "ran out" not in log  # a lease

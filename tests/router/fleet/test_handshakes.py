@@ -1,0 +1,58 @@
+"""How many connections to one node the router opens at a time."""
+
+import asyncio
+import ssl
+
+import aiohttp
+import pytest
+
+from fabric.limits import HANDSHAKES_PER_NODE_MAX
+from router.fleet.node_http import NodeHttp, Use
+from tests.router.rig import until
+
+pytestmark = pytest.mark.anyio
+
+
+class SlowHandshakes:
+    """A server that answers no handshake: it counts those under way, and ends all when told."""
+
+    def __init__(self):
+        self.open = []
+        self.came_count = 0
+        self.ends_at_once = False
+
+    async def __call__(self, reader, writer):
+        self.open.append(writer)
+        self.came_count += 1
+        await reader.read(1)  # the handshake's first byte
+        if self.ends_at_once:
+            self.end_all()
+
+    def end_all(self):
+        while self.open:
+            self.open.pop().transport.abort()
+
+
+async def test_few_handshakes_with_a_node_are_under_way_at_once():
+    """Hundreds would each take longer than a connection may take to open."""
+    slow, turns_count = SlowHandshakes(), 3 * Use.STREAM.value  # more than are kept
+    http = NodeHttp(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    server = await asyncio.start_server(slow, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    turns = [
+        asyncio.create_task(http.post(url, "/", b"", {}, None, Use.STREAM))
+        for _ in range(turns_count)
+    ]
+    try:
+        await until(lambda: slow.came_count >= HANDSHAKES_PER_NODE_MAX)
+        await asyncio.sleep(0.2)  # in which all would come
+        assert slow.came_count == HANDSHAKES_PER_NODE_MAX
+        slow.ends_at_once = True
+        slow.end_all()
+        errors = await asyncio.gather(*turns, return_exceptions=True)
+    finally:
+        await http.close()
+        server.close()
+
+    assert slow.came_count == turns_count
+    assert all(isinstance(error, aiohttp.ClientOSError) for error in errors)
