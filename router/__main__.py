@@ -16,6 +16,7 @@ from router.cli.config_file import read_settings
 from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.errors import CommandError
 from router.fleet.expected_nodes import ExpectedNodes
+from router.fleet.node_roster import RosterFile
 from router.listener import listen
 from router.placement.placement import Placement
 from router.placement.seconds import Policy
@@ -60,6 +61,7 @@ def main() -> int:
                 runs_dir=folder.router_runs,
                 stop_wait_s=lambda: folder.read_stop_wait(chosen.stop_wait_s),
                 expected=_expected_nodes(chosen, arguments),
+                roster_store=RosterFile(folder.roster),
             )
             asyncio.run(serving)
     except (FabricError, CommandError) as error:

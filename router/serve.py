@@ -30,6 +30,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.membership import Roster
 from router.fleet.node_client import ControlTransport, HttpNodeLink
 from router.fleet.node_http import NodeHttp
+from router.fleet.node_roster import RosterStore
 from router.listener import url_of
 from router.placement.placement import Placement
 from router.runs.runs import Runs
@@ -82,6 +83,7 @@ async def serve(  # noqa: PLR0913 - all by name, from one place
     runs_dir: Path | None = None,
     stop_wait_s: Callable[[], float] | None = None,
     expected: ExpectedNodes | None = None,
+    roster_store: RosterStore | None = None,
 ) -> None:
     """Serve clients of the fabric at `ray_address` until SIGTERM or SIGINT."""
     ray_control.connect(ray_address, wait_s=ray_control.JOIN_S)
@@ -99,6 +101,7 @@ async def serve(  # noqa: PLR0913 - all by name, from one place
             runs_dir=runs_dir,
             stop_wait_s=stop_wait_s,
             expected=expected,
+            roster_store=roster_store,
         )
     finally:
         ray_control.disconnect()
@@ -117,6 +120,7 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
     runs_dir: Path | None = None,
     stop_wait_s: Callable[[], float] | None = None,
     expected: ExpectedNodes | None = None,
+    roster_store: RosterStore | None = None,
 ) -> None:
     """Serve clients of the nodes in `roster` on a socket that listens already.
 
@@ -134,7 +138,7 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
             return HttpNodeLink(name, transport, http, secret, is_lost, proven_as=proven_as)
 
         fleet = Fleet(roster, link, SystemClock())
-        services = assemble(fleet, settings, cluster_key, placement, expected)
+        services = assemble(fleet, settings, cluster_key, placement, expected, roster_store)
         app = build_app(settings, services, runs_dir)
         runs: Runs = app.state.runs
 

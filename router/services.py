@@ -7,7 +7,9 @@ from fabric.kvcache.hashing import agent_digest
 from fabric.settings import RouterSettings
 from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.fleet import Fleet
+from router.fleet.node_roster import RosterStore
 from router.fleet.peer_exchange import PeerExchange
+from router.fleet.roster_keeper import RosterKeeper
 from router.moves.drains import Drains
 from router.moves.erasures import Erasures
 from router.moves.forks import Forks
@@ -42,6 +44,7 @@ class Services:
     newcomers: Newcomers
     prefetches: PrefetchRequests
     peer_exchange: PeerExchange
+    roster_keeper: RosterKeeper
     turns: Turns
 
     async def run(self) -> None:
@@ -52,6 +55,7 @@ class Services:
                 tasks.create_task(self._tend())
                 tasks.create_task(self.replicas.run())
                 tasks.create_task(self.newcomers.run())
+                tasks.create_task(self.roster_keeper.run())
         finally:
             await self.drains.close()
             await self.prefetches.close()
@@ -73,6 +77,7 @@ def assemble(
     cluster_key: bytes,
     placement: Placement | None = None,
     expected: ExpectedNodes | None = None,
+    roster_store: RosterStore | None = None,
 ) -> Services:
     """Build all parts around a fleet."""
     telemetry = Telemetry()
@@ -99,6 +104,7 @@ def assemble(
         newcomers=Newcomers(fleet, migrations, telemetry),
         prefetches=prefetches,
         peer_exchange=PeerExchange(fleet),
+        roster_keeper=RosterKeeper(fleet, roster_store),
         turns=Turns(
             fleet,
             migrations,

@@ -7,6 +7,7 @@ config.yaml   the settings in force        logs/          what every process pri
 endpoint.json where clients reach it       run.json       which processes belong to it
 stop.json     how long a stop waits for running turns, where `down --wait` says so
 runs/         scenarios that the router performs     scenarios/    those of the command line
+roster.json   which nodes the fabric had: its next router expects them
 operator.key  lets the command line drain, flush and look; new at each start
 """
 
@@ -83,6 +84,11 @@ class DataFolder:
     def stop_progress(self) -> Path:
         """How far the stop under way is, for `macfabric down`."""
         return self.path / "stopping.json"
+
+    @property
+    def roster(self) -> Path:
+        """Which nodes the router has heard, for its successor."""
+        return self.path / "roster.json"
 
     @property
     def router_runs(self) -> Path:

@@ -1,6 +1,7 @@
-"""Which nodes this fabric has by its configuration, and which of them have not joined yet.
+"""Which nodes this fabric has, and which of them have not joined yet.
 
-`macfabric up` names its nodes; `macfabric serve` knows how many Macs its file has.
+`macfabric up` names its nodes. `macfabric serve` knows how many Macs its file has, and which nodes
+its last router heard (`router/fleet/roster_keeper.py`).
 """
 
 from collections.abc import Collection
@@ -28,17 +29,33 @@ class MissingNodes:
 
 @dataclass(slots=True)
 class ExpectedNodes:
-    """The nodes of the configuration: by name, or by number alone."""
+    """The nodes of the configuration, by name or by number, and those of the stored roster."""
 
     count: int = 0  # 0: the configuration does not say
-    names: tuple[NodeName, ...] = ()
+    names: tuple[NodeName, ...] = ()  # these are all
+    remembered: tuple[NodeName, ...] = ()  # nodes of the stored roster that may have agents
+    drained: tuple[NodeName, ...] = ()  # nodes of the stored roster that have none
+    is_fewer: bool = False  # `count` fell: some of `remembered` were removed, unknown which
+    may_be_incomplete: bool = False  # nothing says how many nodes there are
 
     @property
     def total(self) -> int:
-        return len(self.names) or self.count
+        if self.is_fewer:
+            return self.count
+        return len(self.names) or max(self.count, len(self.remembered))
 
     def missing(self, present: Collection[NodeName]) -> MissingNodes:
         """Return which expected nodes are not among `present`."""
         if self.names:
-            return MissingNodes(tuple(name for name in self.names if name not in present))
-        return MissingNodes((), max(0, self.count - len(present)))
+            return MissingNodes(_absent(self.names, present))
+        late = _absent(self.remembered, present)
+        if self.is_fewer:
+            count = max(0, self.count - len(present))
+            named = late if len(late) <= count else ()
+            return MissingNodes(named, count - len(named))
+        known = {*present, *self.remembered, *self.drained}
+        return MissingNodes(late, max(0, self.count - len(known)))
+
+
+def _absent(names: Collection[NodeName], present: Collection[NodeName]) -> tuple[NodeName, ...]:
+    return tuple(name for name in names if name not in present)

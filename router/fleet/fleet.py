@@ -143,7 +143,8 @@ class Fleet:
         """
         owner = self.directory.owner(key)
         is_ours = owner is not None and self.directory.is_own(key, self.directory.highest(key))
-        return not (is_ours or self.meeting.has_heard_all())
+        is_whole = self.meeting.has_heard_all() and not self.meeting.expected.may_be_incomplete
+        return not (is_ours or is_whole)
 
     def is_alive(self, name: NodeName) -> bool:
         """Say whether a node was heard in its last moments."""

@@ -51,11 +51,15 @@ class Meeting:
 
     def is_gathering(self) -> bool:
         """Say whether nodes that were never met may still come."""
-        return self.unmet > 0 and self._clock.monotonic_s() < self._gathered_s
+        return self.unmet > 0 and self.has_time_to_gather()
+
+    def has_time_to_gather(self) -> bool:
+        """Say whether nodes that come now are not late."""
+        return self._clock.monotonic_s() < self._gathered_s
 
     def awaited(self) -> tuple[str, ...]:
         """Name the nodes that may soon report agents for the first time."""
-        is_open = self._clock.monotonic_s() < self._gathered_s
+        is_open = self.has_time_to_gather()
         names = [
             member.name
             for member in self._membership.members

@@ -89,11 +89,15 @@ def get(url):
         return error.code, dict(error.headers), json.loads(error.read())
 
 
-def until_ready(run):
+def wait_until(condition):
     end_s = time.monotonic() + TIMEOUT_S
-    while " ready " not in (text := run("nodes").stdout):
-        assert time.monotonic() < end_s, text
+    while not condition():
+        assert time.monotonic() < end_s
         time.sleep(0.2)
+
+
+def until_ready(run):
+    wait_until(lambda: " ready " in run("nodes").stdout)
 
 
 @pytest.mark.nightly
@@ -117,6 +121,28 @@ def test_nothing_is_unknown_before_all_macs_of_the_file_have_come(cli):
     until_ready(run)
     assert get(url + "/v1/agents/nobody")[0] == 404
     assert get(url + "/v1/agents")[2]["complete"] is True
+
+
+@pytest.mark.nightly
+def test_a_router_expects_the_nodes_that_the_last_one_stored(cli, ray_of_one):
+    serve, run, end = cli
+    roster = ray_of_one[1] / "roster.json"
+    serve("--expect", "0")
+    until_ready(run)
+    wait_until(roster.exists)
+    end()
+    stored = json.loads(roster.read_text())
+    names = [node["name"] for node in stored["nodes"]]
+    stored["nodes"].append(stored["nodes"][0] | {"name": "node-b"})
+    roster.write_text(json.dumps(stored))
+    url = serve("--expect", "0")
+    until_ready(run)
+
+    assert names == ["node-a"]
+    status, headers, body = get(url + "/v1/agents/nobody")
+    assert (status, body["error"]["code"]) == (503, "agents_unknown")
+    assert "1 of 2 nodes (node-b)" in body["error"]["message"]
+    assert int(headers["retry-after"]) >= 1
 
 
 @pytest.mark.parametrize("count", sample(["-1", "17", "many"], "17"))

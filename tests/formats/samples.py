@@ -43,6 +43,7 @@ from fabric.record.spec_file import SpecRecord, decode_spec, encode_spec
 from fabric.record.tombstone import Tombstone, decode_tombstone, encode_tombstone
 from fabric.u32s import U32s
 from node.store.service_time import Served
+from router.fleet.node_roster import NodeRoster, SeenNode, decode_roster, encode_roster
 
 KEY = bytes(range(32))
 PRINT = Fingerprint(b"f" * 32)
@@ -150,6 +151,13 @@ TICKET = Ticket(
 )
 SERVED = Served(17.5, {"66" * 8: 3.0})
 HELLO = Hello(NodeName("node-b"), NodeName("node-a"), PRINT, b"n" * 32, encrypts=True)
+ROSTER = NodeRoster(
+    configured=3,
+    nodes=(
+        SeenNode(NodeName("node-a"), 1_790_000_000),
+        SeenNode(NodeName("node-b"), 7, is_drained=True),
+    ),
+)
 RECORD = SpecRecord(PRINT, "recall", SPEC)
 
 # By name: what is encoded, how, and how it is read again.
@@ -165,6 +173,7 @@ CODED: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
         lambda raw: open_ticket(KEY, raw),
     ),
     "served": (SERVED, pack, lambda raw: unpack(Served, raw)),
+    "roster": (ROSTER, encode_roster, decode_roster),
 }
 
 

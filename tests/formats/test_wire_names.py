@@ -28,6 +28,7 @@ from fabric.settings import FabricSettings
 from fabric.turn import generation
 from fabric.u32s import U32s
 from node.store.service_time import Served
+from router.fleet.node_roster import NodeRoster
 
 PATH = Path(__file__).with_name("wire_names.json")
 GOLDEN: dict[str, Any] = json.loads(PATH.read_text())
@@ -47,6 +48,7 @@ def roots() -> Iterator[tuple[str, type]]:
     yield from (("hibernate", Hibernate), ("resume", Resume), ("resumed", Resumed))
     yield from (("record", Manifest), ("spec", SpecRecord), ("tombstone", Tombstone))
     yield from (("hibernation header", HibernationHeader), ("ticket", Ticket), ("served", Served))
+    yield "roster", NodeRoster
     yield "settings", FabricSettings
 
 

@@ -125,6 +125,7 @@ async def rig(
     placement=None,
     places=None,
     runs_dir=None,
+    roster_store=None,
 ):
     """Start fake nodes called node-a, … and a router over them."""
     nodes = nodes or [FakeNode(f"node-{letter}") for letter in names]
@@ -143,7 +144,7 @@ async def rig(
             return HttpNodeLink(name, transport, session, http_secret(CLUSTER_KEY), is_lost)
 
         fleet = Fleet(roster, connect, ScaledClock(scale), heartbeat_s=HEARTBEAT_S / scale)
-        services = assemble(fleet, settings, CLUSTER_KEY, placement)
+        services = assemble(fleet, settings, CLUSTER_KEY, placement, None, roster_store)
         app = build_app(settings, services, runs_dir)
         listener = socket.create_server(("127.0.0.1", 0))
         judged = Documented(app)

@@ -3,6 +3,7 @@
 from unittest import mock
 
 from router.fleet.expected_nodes import ExpectedNodes, MissingNodes
+from router.fleet.roster_keeper import RosterKeeper
 from router.turns.owner_wait import OwnerWait
 
 
@@ -20,4 +21,13 @@ def missing_nodes_are_not_expected():
     return mock.patch.object(ExpectedNodes, "missing", return_value=MissingNodes())
 
 
-RESTART_PLANTS = (turns_do_not_wait_for_their_owner, missing_nodes_are_not_expected)
+def the_stored_roster_is_not_read():
+    """A new router expects the number of nodes that its configuration has, if any."""
+    return mock.patch.object(RosterKeeper, "_expect", return_value=None)
+
+
+RESTART_PLANTS = (
+    turns_do_not_wait_for_their_owner,
+    missing_nodes_are_not_expected,
+    the_stored_roster_is_not_read,
+)

@@ -1,4 +1,4 @@
-"""The router's Mac: router processes with nothing but memory, and the control plane to nodes."""
+"""The router's Mac: router processes that store only the roster, and the control plane to nodes."""
 
 import asyncio
 
@@ -7,6 +7,7 @@ from fabric.keys.cluster_secret import http_secret
 from fabric.settings import RouterSettings
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import HttpNodeLink, NodeLostError
+from router.fleet.node_roster import NodeRoster
 from router.moves.hibernations import Hibernations
 from router.services import assemble
 from tests.sim.clock import SimClock
@@ -15,6 +16,20 @@ from tests.sim.loop import Process
 from tests.sim.node_host import CLUSTER_KEY
 
 ROUTER = "router"
+
+
+class Shelf:
+    """The roster on the router's disk; a write happens at once or not at all."""
+
+    def __init__(self):
+        self._roster = NodeRoster()
+
+    def read(self):
+        return self._roster
+
+    async def write(self, roster):
+        self._roster = roster
+        return True
 
 
 class RouterHost:
@@ -27,6 +42,7 @@ class RouterHost:
         self.services = None
         self._world = world
         self._connections = []
+        self.shelf = Shelf()
 
     @property
     def is_serving(self):
@@ -82,8 +98,9 @@ class RouterHost:
         secret = http_secret(CLUSTER_KEY)
         clock = SimClock(world.loop, 1e6 * self.incarnation)
         fleet = Fleet(roster, connect, clock)
-        settings = RouterSettings(replicas=world.replicas, nodes_expected=len(world.nodes))
-        self.services = assemble(fleet, settings, CLUSTER_KEY)
+        count = len(world.nodes) if world.counts_nodes else 0
+        settings = RouterSettings(replicas=world.replicas, nodes_expected=count)
+        self.services = assemble(fleet, settings, CLUSTER_KEY, roster_store=self.shelf)
         self.hibernations = Hibernations(fleet, self.services.migrations)
         world.note(f"the router serves as incarnation {self.incarnation}")
         await self.services.run()

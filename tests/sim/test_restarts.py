@@ -48,7 +48,8 @@ class Client:
         self.messages = [*self.messages, answer, question]
 
 
-async def restart_again_and_again(world, cuts):
+async def restart_again_and_again(world, cuts, counts_nodes):
+    world.counts_nodes = counts_nodes
     for host in world.nodes.values():
         host._tokens_per_s = SPEED
     world.chaos.cut_power(world.stream("first"))  # for the new speed
@@ -65,8 +66,9 @@ async def restart_again_and_again(world, cuts):
 
 
 @pytest.mark.parametrize("cuts", [CUTS, pytest.param(CUTS_NIGHTLY, marks=pytest.mark.nightly)])
-def test_agents_are_served_by_their_owners_or_after_as_long_as_computing_takes(cuts):
-    world = play(lambda world: restart_again_and_again(world, cuts))
+@pytest.mark.parametrize("counts_nodes", [True, False], ids=["counted", "remembered"])
+def test_agents_are_served_by_their_owners_or_after_as_long_as_computing_takes(cuts, counts_nodes):
+    world = play(lambda world: restart_again_and_again(world, cuts, counts_nodes))
 
     arrivals = world.arrivals
     print(f"{arrivals.waited_count} turns waited for their owner", end=", ")

@@ -80,6 +80,8 @@ class World:
         self.is_rhythmic = shape.random() < 0.25
         self.uses_http = shape.random() < 0.5
         self.replicas = shape.choice([0, 0, 0, 1])
+        # Otherwise a new router expects only the nodes of its stored roster.
+        self.counts_nodes = self.stream("configuration").random() < 0.5
         if shape.random() < 0.5:
             self.loop.start_worker = self._start_worker
         self.speeds = [500, 2_000, 8_000]

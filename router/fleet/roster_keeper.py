@@ -1,0 +1,112 @@
+"""Keeps the stored roster up to date: which nodes the next router waits for.
+
+    a node reports its agents                            it is stored
+    it is drained, and empty                             it stays stored, but is not awaited
+    the configuration does not name it                   it is removed
+    it missed the time to join, and as many nodes as
+    configured are there                                 it is removed: renamed, or fewer Macs
+    others reported NODE_REMEMBERED_S after it did       it is removed
+
+Times are compared with each other, never with the clock: a fabric that was off for a month expects
+all of its nodes.
+"""
+
+import asyncio
+from dataclasses import replace
+
+from fabric.control.node_calls import DRAINING
+from fabric.ids import NodeName
+from fabric.limits import NODE_REMEMBERED_S, NODES_MAX
+from router.fleet.fleet import Fleet
+from router.fleet.membership import Member
+from router.fleet.node_roster import NodeRoster, RosterStore, SeenNode
+
+ROSTER_RENEW_S = 3_600.0  # how old the times in the stored roster may get
+
+
+class RosterKeeper:
+    """Reads the roster of the last router, and stores that of this one."""
+
+    def __init__(self, fleet: Fleet, store: RosterStore | None) -> None:
+        self._fleet = fleet
+        self._store = store
+        self._stored = store.read() if store else NodeRoster()
+        expected = fleet.meeting.expected
+        if not expected.names:
+            expected.is_fewer = 0 < expected.count < self._stored.configured
+        known = _pruned(self._stored)
+        is_whole = len(known.nodes) == len(self._stored.nodes) > 0
+        is_told = bool(expected.names or expected.count) or is_whole
+        expected.may_be_incomplete = store is not None and not is_told
+        self._expect(known)
+
+    async def run(self) -> None:
+        """Store every change until cancelled."""
+        while True:
+            await self.round()
+            await asyncio.sleep(self._fleet.membership.heartbeat_s)
+
+    async def round(self) -> None:
+        """Store the roster if it has changed since it was stored."""
+        if self._store is None:
+            return
+        roster = self._current()
+        if _differ(roster, self._stored) and await self._store.write(roster):
+            self._stored = roster
+
+    def _current(self) -> NodeRoster:
+        expected = self._fleet.meeting.expected
+        seen = {node.name: node for node in self._stored.nodes}
+        newest_s = max((node.seen_s for node in seen.values()), default=0)
+        now_s = max(int(self._fleet.clock.wall_s()), newest_s)  # also after a clock was set back
+        present = [m for m in self._fleet.membership.members if self._is_present(m)]
+        for member in present:
+            seen[member.name] = SeenNode(member.name, now_s, self._is_drained(member))
+        configured = max(expected.count, self._stored.configured)
+        if expected.names:
+            configured = len(expected.names)
+            seen = {name: node for name, node in seen.items() if name in expected.names}
+        elif expected.count and len(present) >= expected.count and self._is_late():
+            configured, expected.is_fewer = expected.count, False
+            names = {member.name for member in present}
+            seen = {name: node for name, node in seen.items() if name in names or node.is_drained}
+        roster = _pruned(NodeRoster(configured, tuple(seen[name] for name in sorted(seen))))
+        self._expect(roster)
+        return roster
+
+    def _expect(self, roster: NodeRoster) -> None:
+        """Await the nodes of a roster, unless the configuration names all."""
+        expected = self._fleet.meeting.expected
+        if not expected.names:
+            expected.remembered = tuple(n.name for n in roster.nodes if not n.is_drained)
+            expected.drained = tuple(n.name for n in roster.nodes if n.is_drained)
+
+    def _is_late(self) -> bool:
+        return not self._fleet.meeting.has_time_to_gather()
+
+    def _is_present(self, member: Member) -> bool:
+        return member.listed is not None and self._fleet.is_up(member.name)
+
+    def _is_drained(self, member: Member) -> bool:
+        is_draining = member.view is not None and member.view.state == DRAINING
+        return is_draining and not self._fleet.directory.living_on(member.name)
+
+
+def _pruned(roster: NodeRoster) -> NodeRoster:
+    """Leave out nodes that others outlived by far, and the oldest of too many."""
+    newest_s = max((node.seen_s for node in roster.nodes), default=0)
+    recent = [node for node in roster.nodes if newest_s - node.seen_s <= NODE_REMEMBERED_S]
+    recent = sorted(recent, key=lambda node: node.seen_s)[-NODES_MAX:]
+    return replace(roster, nodes=tuple(sorted(recent, key=lambda node: node.name)))
+
+
+def _differ(roster: NodeRoster, stored: NodeRoster) -> bool:
+    """Say whether a roster is worth being written: other nodes, or much later times."""
+    return _shape(roster) != _shape(stored) or any(
+        abs(node.seen_s - old.seen_s) >= ROSTER_RENEW_S
+        for node, old in zip(roster.nodes, stored.nodes, strict=True)
+    )
+
+
+def _shape(roster: NodeRoster) -> tuple[int, tuple[tuple[NodeName, bool], ...]]:
+    return roster.configured, tuple((node.name, node.is_drained) for node in roster.nodes)
