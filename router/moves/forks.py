@@ -28,7 +28,10 @@ class Forks:
     async def fork(
         self, key: AgentKey, name: AgentId, to: str | None, operation: OperationId
     ) -> CopyReceipt:
-        """Fork an agent; raise ConflictError where the name is taken by anything else."""
+        """Fork an agent; raise ConflictError where the name is taken by anything else.
+
+        Raises RetryLaterError while an awaited node may have an agent of that name.
+        """
         await self._fleet.membership.refresh(relist=True)
         new = (key[0], name)
         made = self._repeated(new, operation)
@@ -37,6 +40,7 @@ class Forks:
         await self._migrations.settle(key)
         self._check_free(new)
         target = self._target(key, to)
+        self._fleet.meeting.require_reports(name)
         epoch = max(1, self._fleet.begin_epoch(new))
         # A first turn under this name must not make another agent of it meanwhile.
         reservation = self._fleet.directory.reserve(new, target, epoch)
@@ -72,9 +76,6 @@ class Forks:
         if directory.living(new) or directory.reservation(new):
             message = f"an agent is called {new[1]!r} already: choose another name, or erase it"
             raise ConflictError(message, code="agent_exists", param="as")
-        if not self._fleet.membership.settled():
-            message = "not every node has told its agents yet"
-            raise RetryLaterError(message, code="agents_unknown")
 
     def _target(self, key: AgentKey, to: str | None) -> NodeName:
         owner = self._fleet.require_owner(key)

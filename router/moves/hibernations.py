@@ -144,7 +144,10 @@ class Hibernations:
         return owner.node, answer
 
     def _check_free(self, wanted: Wanted) -> Holding | None:
-        """Return who would be replaced, if anybody; raise ConflictError if nobody may be."""
+        """Return who would be replaced, if anybody; raise ConflictError if nobody may be.
+
+        Raises RetryLaterError while an awaited node may have an agent that must not be replaced.
+        """
         self._migrations.refuse_moving(wanted.key)
         directory = self._fleet.directory
         owner = directory.owner(wanted.key) or directory.stepped_down(wanted.key)
@@ -154,6 +157,8 @@ class Hibernations:
                 f"an agent is called {wanted.key[1]!r} already: replace it, or choose another name"
             )
             raise ConflictError(message, code="agent_exists")
+        if owner is None and not wanted.replace:
+            self._fleet.meeting.require_reports(wanted.key[1])
         return owner
 
     def _choose(self, wanted: Wanted, header: HibernationHeader, owner: Holding | None) -> NodeView:

@@ -191,6 +191,7 @@ async def test_a_name_given_to_a_fork_leaps_over_an_owner_that_was_not_heard_yet
     async with rig(nodes=nodes, scale=8.0, started=False) as made:
         await nodes[0].stop()
         await until(made.fleet.membership.settled)
+        made.fleet.meeting._gathered_s = made.fleet.clock.monotonic_s()
         path = "/v1/agents/mira/fork"
         forked = await made.http().post(path, json={"as": "alice", "to": "node-b"})
 
