@@ -4,14 +4,16 @@
          ----  known     ^^^^^^^^^      ^^^^^^^^^^^^      ----  known messages, and between them
 
 How a template writes these is not known; so a place between two known messages may belong to each
-answer there that has any.
+answer there that has any. What a template leaves out, such as earlier thoughts, is in the answers
+that the record keeps for clients who do not send them again.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fabric.record.message_parts import OtherParts
+from fabric.record.answers import Answered
+from fabric.record.message_parts import OtherParts, id_digest
 from fabric.record.said import SaidMessage
 from fabric.turn.messages import MessageRole
 
@@ -25,6 +27,7 @@ class BesideTexts:
     said: Sequence[SaidMessage]
     parts: Sequence[OtherParts]
     areas_between_marks: Sequence[Area]
+    answers: Sequence[Answered] = ()
 
     def has(self, number: int) -> bool:
         """Return whether an answer has thoughts or calls."""
@@ -57,6 +60,28 @@ class BesideTexts:
             if first <= each.number <= last and self._is_answer(each) and each.chars >= chars
         ]
 
+    def shown(self, start: int, end: int, chars: int) -> list[int]:
+        """List the answers to whose thoughts and calls a part of the text may belong."""
+        known = (each.at for each in self.said if each.at is not None)
+        is_message = any(low <= start and end <= high for low, high in known)
+        return [] if is_message else self.numbers(start, end, chars)
+
+    def kept_with(self, text: str) -> list[tuple[int, ...]]:
+        """List for each kept answer that has a text which messages it may be."""
+        forms = spellings(text)
+        having = (each for each in self.answers if _has_any(forms, each))
+        return [numbers for each in having if (numbers := tuple(self._numbers_of(each)))]
+
+    def _numbers_of(self, answered: Answered) -> Iterator[int]:
+        ids = {id_digest(call.id) for call in answered.calls if call.id}
+        for each in self.parts:
+            if not self._is_answer(each):
+                continue
+            if ids.intersection(each.ids) or (
+                not answered.calls and not each.ids and each.chars == len(answered.reasoning)
+            ):
+                yield each.number
+
     def _is_answer(self, parts: OtherParts) -> bool:
         is_known = parts.chars > 0 and parts.number < len(self.said)
         return is_known and self.said[parts.number].role is MessageRole.ASSISTANT
@@ -66,3 +91,10 @@ def spellings(text: str) -> set[bytes]:
     """Return how a template may write a text within arguments of a call."""
     forms = (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
     return {form.encode("utf-8", "surrogatepass") for form in forms}
+
+
+def _has_any(forms: Iterable[bytes], answered: Answered) -> bool:
+    texts = [answered.reasoning]
+    texts += [text for call in answered.calls for text in (call.arguments, call.id)]
+    spelled = [text.encode("utf-8", "surrogatepass") for text in texts]
+    return any(form in each for form in forms for each in spelled)

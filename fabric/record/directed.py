@@ -61,7 +61,7 @@ def directed(
             renamed = _renamed(message, left)
         left = tuple(_answering(each, message, renamed) for each in left)
         made += left
-        if _has_lost_parts(message, left):
+        if _has_lost_parts(message, left, concerned):
             redacted[number] = left[0] if left else Message(message.role, ())
         text = "".join(left[0].texts) if left else None
         is_edited = any(each.is_whole or each.span is not None for each in concerned)
@@ -213,10 +213,17 @@ def _answering(left: Message, message: Message, renamed: Mapping[str, tuple[str,
     return replace(left, result_of=new_id, name=None if left.name is None else name)
 
 
-def _has_lost_parts(message: Message, left: Sequence[Message]) -> bool:
-    """Return whether thoughts or calls of an answer are not what they were."""
+def _has_lost_parts(
+    message: Message, left: Sequence[Message], concerned: Sequence[Directive]
+) -> bool:
+    """Return whether thoughts or calls of an answer are not what they were.
+
+    Those of a replaced answer are gone, although its client may not have sent them.
+    """
     if message.role is not MessageRole.ASSISTANT:
         return False
+    if any(each.is_whole for each in concerned):
+        return True
     return not left or (left[0].reasoning, left[0].uses) != (message.reasoning, message.uses)
 
 

@@ -136,3 +136,22 @@ def applied(
 
 def _bare(directive: Directive) -> Directive:
     return replace(directive, is_applied=False, dropped=None)
+
+
+def overlap(one: Directive, other: Directive) -> bool:
+    """Return whether two directives edit the same part of a message or of a record."""
+    if not (one.is_span and other.is_span):
+        return False
+    if one.nth is not None and (one.said, one.nth) == (other.said, other.nth):
+        if one.sought is not None or other.sought is not None:
+            if not (one.is_whole or other.is_whole):
+                return one.sought == other.sought and _cross(one.at or (0, 0), other.at or (0, 0))
+            return True
+        return one.span is None or other.span is None or _cross(one.span, other.span)
+    if one.is_applied or other.is_applied or one.at is None or other.at is None:
+        return False
+    return one.nth is None and other.nth is None and _cross(one.at, other.at)
+
+
+def _cross(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]

@@ -18,8 +18,9 @@ from fabric.edit_mode import EditMode
 from fabric.errors import ConflictError, RejectedError
 from fabric.ids import OperationId
 from fabric.limits import DIRECTIVES_MAX, EDIT_SINK_TOKENS
+from fabric.record.answers import read_answers
 from fabric.record.beside_texts import BesideTexts, spellings
-from fabric.record.directive import Directive, dropped, live, text_digest
+from fabric.record.directive import Directive, dropped, live, overlap, text_digest
 from fabric.record.manifest import Manifest
 from fabric.record.message_parts import id_digest
 from fabric.record.said import SaidMessage, SaidMessages
@@ -63,7 +64,9 @@ class Spans:
         object.__setattr__(self, "text", self.record.text.encode("utf-8", "surrogatepass"))
         said = self.record.said or SaidMessages(())
         object.__setattr__(self, "said", said.messages)
-        beside = BesideTexts(said.messages, self.record.parts or (), list(self._parts()))
+        kept = read_answers(self.record.provenance.answers).values()
+        areas = list(self._parts())
+        beside = BesideTexts(said.messages, self.record.parts or (), areas, tuple(kept))
         object.__setattr__(self, "_beside", beside)
 
     def check_known(self, directive: Directive) -> None:
@@ -90,11 +93,11 @@ class Spans:
             if len(found) > DIRECTIVES_MAX:
                 _refuse(each, "too_many_directives", f"it makes more than {DIRECTIVES_MAX}")
         for (_, one), (param, other) in combinations(found, 2):
-            if _overlap(one, other):
+            if overlap(one, other):
                 message = f"Invalid '{param}': it overlaps another one of this request."
                 raise RejectedError(message, code="overlapping_spans", param=param)
         for param, made in found:
-            known = next((d for d in live(self.record.directives) if _overlap(d, made)), None)
+            known = next((d for d in live(self.record.directives) if overlap(d, made)), None)
             if known is not None:
                 message = f"Invalid '{param}': operation {known.operation} edits it already."
                 raise ConflictError(message, code="overlapping_spans", param=param)
@@ -104,8 +107,7 @@ class Spans:
         if wanted.tokens is not None:
             yield from self._at(wanted, *self._bytes_of_tokens(wanted, *wanted.tokens))
         elif wanted.text is not None:
-            for place in self._found(wanted, wanted.text):
-                yield from self._at(wanted, *place)
+            yield from self._of_text(wanted, wanted.text)
         elif wanted.chars is not None:
             yield self._of_chars(wanted, self._message(wanted, wanted.first), *wanted.chars)
         else:
@@ -159,6 +161,30 @@ class Spans:
 
     # --- texts and tokens --------------------------------------------------------------------
 
+    def _of_text(self, wanted: WantedSpan, text: str) -> Iterator[Directive]:
+        """Replace a text where the record's text has it, and in what the template left out."""
+        found = self._found(wanted, text)
+        shown = {n for start, end in found for n in self._beside.shown(start, end, len(text))}
+        hidden = [
+            numbers
+            for numbers in self._beside.kept_with(text)
+            if not shown & {*numbers} and (wanted.first is None or wanted.first in numbers)
+        ]
+        count = len(found) + len(hidden)
+        if not count:
+            edited = any(m.is_edited for m in self.said)
+            why = "; of messages that directives edit only what is left" if edited else ""
+            _refuse(wanted, "text_not_found", "no message that can be edited has that text" + why)
+        if count > 1 and not wanted.is_every:
+            why = f"that text is there {count} times: name a message, or ask for every one"
+            _refuse(wanted, "text_ambiguous", why)
+        for place in found:
+            yield from self._at(wanted, *place)
+        for number in sorted({number for numbers in hidden for number in numbers}):
+            if wanted.first in (None, number):
+                made = self._made(wanted, wanted.replacement or "", number, None, None, 0)
+                yield replace(made, sought=sought(text), dropped=dropped(self.salt, text))
+
     def _found(self, wanted: WantedSpan, text: str) -> list[tuple[int, int]]:
         """List where a text stands in what may be edited."""
         sought = text.encode("utf-8", "surrogatepass")
@@ -169,15 +195,7 @@ class Spans:
         for spelled in sorted(spellings(text)):
             for area in self._beside.areas(wanted.first):
                 found += _places(self.text, spelled, area, len(spelled) if wanted.is_every else 1)
-        found = sorted(set(found))
-        if not found:
-            edited = any(m.is_edited for m in self.said)
-            why = "; of messages that directives edit only what is left" if edited else ""
-            _refuse(wanted, "text_not_found", "no message that can be edited has that text" + why)
-        if len(found) > 1 and not wanted.is_every:
-            why = f"that text is there {len(found)} times: name a message, or ask for every one"
-            _refuse(wanted, "text_ambiguous", why)
-        return found
+        return sorted(set(found))
 
     def _areas(self, wanted: WantedSpan) -> Iterator[tuple[int, int]]:
         """Yield the parts of the text in which no mark of the template stands."""
@@ -351,24 +369,6 @@ def tokens_of(record: Manifest, said: SaidMessage) -> tuple[int, int]:
     start = bisect_right(record.token_ends, said.start)
     end = bisect_right(record.token_ends, said.end)
     return start, max(start, end)
-
-
-def _overlap(one: Directive, other: Directive) -> bool:
-    if not (one.is_span and other.is_span):
-        return False
-    if one.nth is not None and (one.said, one.nth) == (other.said, other.nth):
-        if one.sought is not None or other.sought is not None:
-            if not (one.is_whole or other.is_whole):
-                return one.sought == other.sought and _cross(one.at or (0, 0), other.at or (0, 0))
-            return True
-        return one.span is None or other.span is None or _cross(one.span, other.span)
-    if one.is_applied or other.is_applied or one.at is None or other.at is None:
-        return False
-    return one.nth is None and other.nth is None and _cross(one.at, other.at)
-
-
-def _cross(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return one[0] < other[1] and other[0] < one[1]
 
 
 def _places(
