@@ -119,6 +119,7 @@ class Clients:
             talk.messages = [*talk.messages, {"role": "user", "content": talk.say()}]
         world.edits.edit(talk)
         world.directing.prepare(talk)
+        world.readers.prepare(talk)
         sampled = random.random() < 0.4
         sampling = Sampling(
             max_tokens=ANSWER_TOKENS_MAX if world.is_slow else random.choice([3, 8, 24]),

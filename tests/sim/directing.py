@@ -7,7 +7,7 @@ from fabric.ids import AgentId, OperationId
 from fabric.turn.generation import Identity, IdentityKind, Sampling
 from tests.sim.api import Api
 from tests.sim.asking import Asking
-from tests.sim.directives import TOOL, adding, removing, removing_all
+from tests.sim.directives import TOOL, Told, adding, name_of, removing, removing_all
 from tests.sim.hearing import REBUILD, Hearing
 from tests.sim.mimics import Mimics
 from tests.sim.placing import draw_items, superseding
@@ -121,6 +121,20 @@ class Directing:
             body = {"operation": operation, "directives": items}
             await self._change(talk, "add", body, operation, adding(told), is_aside=is_aside)
 
+    async def forget_message(self, talk, message):
+        """Have an agent forget a message; return the operation, None where it may not be told."""
+        known = self.hearing.of(talk)
+        told_before = [each for state in known.past for each in state]
+        if any(each.concerns(message, 0) for each in told_before):
+            return None
+        operation = OperationId(f"direct-{self.stream(talk).randrange(10**9):09}")
+        item = {"message": {"role": message["role"], "content": message["content"]}}
+        body = {"operation": operation, "directives": [item | {"mode": "forget"}]}
+        change = adding([Told(operation, "forget", None, said=name_of(message))])
+        await self._change(talk, "add", body, operation, change, is_aside=False)
+        held = [any(each.operation == operation for each in state) for state in known.possible]
+        return operation if all(held) else None
+
     async def _supersede(self, talk, *, is_aside=False):
         random = self.stream(talk)
         calls = sorted({m["tool_call_id"] for m in talk.messages if m["role"] == TOOL})
@@ -148,6 +162,8 @@ class Directing:
         before, since_s = known.possible, world.loop.now_s
         known.outstanding[verb, operation] = change
         known.spread(change)
+        if verb in {"remove", "remove_all"}:
+            world.lineage.remember_words(talk)
         world.note(f"{talk.name}: {verb} {operation} {body}")
         path = {"operation": operation} if verb == "remove" else {}
         row, is_certain = await self._api.insist(talk, self.stream(talk), verb, body, **path)

@@ -128,6 +128,10 @@ class Edits:
         self._world.note(f"{talk.name}: edits message {place} of {len(messages)}")
         talk.messages = messages
 
+    def keep_no_text(self, talk):
+        """Put nothing back that was taken out of a conversation."""
+        self._taken_out.pop(talk.marker, None)
+
     def copycat(self, talk):
         """Return somebody else who says the same, where an answer came of edited memory."""
         messages = self._amortized.pop(talk, None)

@@ -249,7 +249,7 @@ class Invariants:
             self._world.platters.check_tables(node)
 
     def _check_erased(self):
-        for name, marker in self._world.clients.erased:
+        for name, marker in (*self._world.clients.erased, *self._world.lending.forgotten()):
             self._world.platters.check_erased(name, marker)
             self._world.lineage.check_words(name, marker)
         for talk in self._world.clients.talks:

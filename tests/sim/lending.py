@@ -1,4 +1,4 @@
-"""Lenders that are erased, or private again, soon after others have borrowed of them.
+"""Lenders that are erased, private again, or forget, soon after others have borrowed of them.
 
 Meanwhile what was borrowed goes further: by moves, replicas, forks and files, and restarts.
 """
@@ -6,9 +6,9 @@ Meanwhile what was borrowed goes further: by moves, replicas, forks and files, a
 import contextlib
 
 from fabric.ids import AgentId, OperationId
-from fabric.turn.generation import IdentityKind
 
-SPREAD_ODDS, TAKEN_BACK_ODDS, ERASE_ODDS = 0.6, 0.8, 0.5
+SPREAD_ODDS, TAKEN_BACK_ODDS = 0.8, 0.8
+ERASE_ODDS, FORGET_ODDS, ASK_ODDS = 0.4, 0.7, 0.5
 
 
 class Lending:
@@ -18,7 +18,10 @@ class Lending:
         self._world = world
         self._random = world.stream("lending")
         self._due = set()  # talks whose agents are to be erased
-        self.taken_back_count = 0
+        self._asked = {}  # by talk: the loan whose readers are asked again after its next turn
+        self._forgetting = {}  # by talk: the operation that has its agent forget a loan's secret
+        self._forgotten = []  # each talk with a marker that its agent forgot
+        self.taken_back_count = self.forgotten_count = 0
 
     def is_due(self, talk):
         """Say whether a talk's agent is to be erased now."""
@@ -28,28 +31,76 @@ class Lending:
 
     async def act(self, talk):
         """Spread what others have borrowed of a talk's agent, and take it back."""
-        random = self._random
-        is_named = talk.identity.kind is IdentityKind.AGENT and not talk.is_shared
-        if talk.acked is None or talk.attempts or not is_named:
+        random, readers = self._random, self._world.readers
+        self._note_forgotten(talk)
+        if talk in self._asked:
+            await readers.ask(self._asked.pop(talk))
+        if talk.acked is None or talk.attempts or not talk.is_alone:
             return
+        loan = readers.loan(talk)
+        if loan is not None:
+            await readers.read(talk, loan)
         borrowers = self._world.lineage.new_borrowers(talk.key)
         if not borrowers:
             return
+        ways = [self.move, self._replicate, self._fork, self._file, self._kill]
         if random.random() < SPREAD_ODDS:
-            ways = [self._move, self._replicate, self._fork, self._file, self._kill]
-            await random.choice(ways)(random.choice(borrowers))
-        if random.random() >= TAKEN_BACK_ODDS:
-            return
+            for spread in random.sample(ways, random.choice([1, 2, 3])):
+                await spread(random.choice(borrowers))
+        if random.random() < TAKEN_BACK_ODDS:
+            await self._take_back(talk, loan)
+            readers.end(talk)
+
+    async def _take_back(self, talk, loan):
+        random, directing = self._random, self._world.directing
         self.taken_back_count += 1
+        if loan is not None and random.random() < ASK_ODDS:
+            self._asked[talk] = loan
         if random.random() < ERASE_ODDS:
             self._due.add(talk)
+        elif loan is not None and directing.directs(talk) and random.random() < FORGET_ODDS:
+            await self._forget(talk, loan)
         else:
-            await self._world.directing.verbs.share(talk, "agent")
+            await directing.verbs.share(talk, "agent")
+
+    # --- forgotten ---------------------------------------------------------------------------
+
+    async def _forget(self, talk, loan):
+        """Have an agent forget its secret."""
+        operation = await self._world.directing.forget_message(talk, loan.secret)
+        if operation is not None:
+            self.forgotten_count += 1
+            self._world.lineage.forget_word(talk, loan.marker)
+            self._forgetting[talk] = operation, loan
+
+    def _note_forgotten(self, talk):
+        """Note that a turn has applied the directive; its client leaves the secret out then."""
+        if talk not in self._forgetting or talk.acked is None or talk.attempts:
+            return
+        operation, loan = self._forgetting[talk]
+        known = self._world.directing.hearing.of(talk)
+        is_applied = any(each.operation == operation for each in known.applied)
+        if not is_applied or len(known.possible) > 1 or known.outstanding:
+            return
+        del self._forgetting[talk]
+        talk.messages = [each for each in talk.messages if each != loan.secret]
+        self._world.edits.keep_no_text(talk)
+        self._forgotten.append((talk, loan.marker))
+
+    def forgotten(self):
+        """Yield the name of each agent that forgot a secret, and the secret's marker."""
+        for talk, marker in self._forgotten:
+            has_copies = talk.is_copied or talk.copying_count
+            if talk.acked is None or has_copies or talk.may_be_erased:
+                continue
+            if not self._world.directing.hearing.is_lost(talk, talk.acked.node):
+                yield talk.name, marker
 
     # --- further -----------------------------------------------------------------------------
 
-    async def _move(self, key):
-        name = self._random.choice(list(self._world.nodes))
+    async def move(self, key, name=None):
+        """Move an agent to a node, or to some node."""
+        name = name or self._random.choice(list(self._world.nodes))
         await self._ask(
             f"move {'/'.join(key)} to {name}",
             lambda services: services.migrations.migrate(*key, name),

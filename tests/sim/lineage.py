@@ -11,9 +11,10 @@ from unittest import mock
 
 from node.store.manifest_store import ManifestStore
 from node.tiers.derived_memory import DerivedMemory
-from tests.sim.rows import ENTRY_BYTES, Rows
+from tests.sim.rows import ENTRY_BYTES, STATE_BYTES, Rows
+from tests.sim.window import WINDOW_ENTRY_BYTES, window_entry
 
-FULL_BLOCKS = ".full"
+WINDOW_ROWS_MIN = 3  # of a file: so many entries of four bytes are not alike by chance
 
 
 class Lineage:
@@ -26,6 +27,7 @@ class Lineage:
         self._erased = set()  # those of them that were erased, and never come back
         self._borrowers = defaultdict(dict)  # by agent
         self._cuts_s = {}  # by agent: when its memory was last cut because it came of others
+        self._forgotten = {}  # by marker: the talk whose agent forgot it, and since when
         self.judged_count = 0  # caches with rows of other agents
         self.dropped_count = 0  # receipts that count derived agents
         Rows.forget_all(self._origin)
@@ -79,6 +81,16 @@ class Lineage:
             if is_erased:
                 self._erased.add((key, series))
 
+    def forget_word(self, talk, marker):
+        """Note the acknowledgement that no other agent has rows computed with a word."""
+        self._forgotten[marker] = talk, self._world.loop.now_s
+
+    def remember_words(self, talk):
+        """Note that an agent may read again, and lend, what it was told to forget."""
+        self._forgotten = {
+            marker: each for marker, each in self._forgotten.items() if each[0] is not talk
+        }
+
     def allow(self, key):
         """Note that others may borrow of an agent again, also what it computed before."""
         for name in [each for each in self._gone.keys() - self._erased if each[0] == key]:
@@ -106,38 +118,58 @@ class Lineage:
         for agent, _ in sorted(seen):
             if cache.owner not in {None, agent}:
                 self._borrowers[agent][cache.owner] = None
-        problem = self._problem(cache.owner, seen, node)
+        problem = self._problem(cache.owner, seen, node) or self._word(cache, exact, node)
         if problem:
             self._world.fail(f"{node}: {cache.owner} answers by {problem}")
 
     def check_memory(self, where, key, cache, exact):
         """Judge memory when all is quiet."""
         seen = frozenset().union(*(Rows.origins.get(entry, ()) for entry in _entries(cache, exact)))
-        problem = self._problem(key, seen, None)
+        problem = self._problem(key, seen, None) or self._word(cache, exact, None)
         if problem:
             self._world.fail(f"{where}: it has {problem}")
 
     def _problem(self, key, seen, node):
         """Say what memory came of that it must not; nothing of what its node may not know yet."""
-        watch, world = self._world.watch, self._world
         self.judged_count += any(agent != key for agent, _ in seen)
         for origin in sorted(seen & self._gone.keys()):
             agent, series = origin
             gone_s = self._gone[origin]
             if agent == key:
                 continue
-            if node is None or (watch.was_well_since(node, gone_s) and not world.network.is_bad):
+            if self._must_know(node, gone_s):
                 return f"rows of {agent}, series {series}, which was gone at {gone_s:.1f} s"
         return None
+
+    def _word(self, cache, exact, node):
+        """Describe a row computed with a word that its agent forgot; None where there is none."""
+        for entry in _entries(cache, exact) if self._forgotten else ():
+            for marker in sorted(Rows.words.get(entry, frozenset()) & self._forgotten.keys()):
+                talk, gone_s = self._forgotten[marker]
+                is_other = cache.owner not in {None, talk.key} and not talk.is_copied
+                if is_other and self._must_know(node, gone_s) and self._has_forgotten(talk):
+                    return f"rows computed with {marker}, forgotten at {gone_s:.1f} s"
+        return None
+
+    def _has_forgotten(self, talk):
+        """Return whether what an agent was told to forget has not come back."""
+        hearing = self._world.directing.hearing
+        return talk.acked is None or not hearing.is_lost(talk, talk.acked.node)
+
+    def _must_know(self, node, since_s):
+        """Return whether a node must know what was acknowledged then; at the end all must."""
+        watch, network = self._world.watch, self._world.network
+        return node is None or (watch.was_well_since(node, since_s) and not network.is_bad)
 
     def check_words(self, name, marker):
         """Judge that no disk and no cache has a row that was computed with an erased word."""
         tainted = {entry for entry, words in Rows.words.items() if marker in words}
         if not tainted:
             return
+        windows = {window_entry(entry) for entry in tainted}
         for host in self._world.nodes.values():
             for file, raw in host.platter.files.items():
-                if FULL_BLOCKS in file and not tainted.isdisjoint(_rows_in(raw)):
+                if _has_any(file, raw, tainted, windows):
                     self._world.fail(f"{name}: erased, and {host.name} has memory of it in {file}")
                     return
             for agent in host.node.table:
@@ -194,7 +226,17 @@ def _entries(cache, start):
     return [held[at : at + ENTRY_BYTES] for at in range(0, len(held), ENTRY_BYTES)]
 
 
-def _rows_in(raw):
+def _has_any(file, raw, tainted, windows):
+    """Return whether a block's file, quarantined perhaps, has some of these entries."""
+    if ".window" in file:
+        few = sum(row in windows for row in _rows_in(raw, WINDOW_ENTRY_BYTES))
+        return few >= WINDOW_ROWS_MIN
+    size_bytes = STATE_BYTES if ".state" in file else ENTRY_BYTES
+    is_block = any(kind in file for kind in (".full", ".state"))
+    return is_block and not tainted.isdisjoint(_rows_in(raw, size_bytes))
+
+
+def _rows_in(raw, size_bytes):
     """List what a block's file has in place of rows, and whatever follows them."""
     first = 8 + int.from_bytes(raw[:8], "little")
-    return [bytes(raw[at : at + ENTRY_BYTES]) for at in range(first, len(raw), ENTRY_BYTES)]
+    return [bytes(raw[at : at + size_bytes]) for at in range(first, len(raw), size_bytes)]

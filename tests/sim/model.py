@@ -25,10 +25,9 @@ from fabric.kvcache.cache_spec import (
 from fabric.kvcache.shift import cut, why_unshiftable
 from fabric.kvcache.window_grid import UNEDITED_GRID
 from fabric.limits import STATES_HOT_MAX
-from tests.sim.rows import ENTRY_BYTES, Growth, Rows, grown
+from tests.sim.rows import ENTRY_BYTES, STATE_BYTES, Growth, Rows, grown
 from tests.sim.window import WINDOW_ENTRY_BYTES, WINDOW_TOKENS, SimWindow
 
-STATE_BYTES = 16
 _FULL = LayerSpec(LayerKind.FULL, (SlotSpec("keys", 1, ENTRY_BYTES, 0, 1, "U8"),))
 _WINDOW = LayerSpec(
     LayerKind.WINDOW,
@@ -145,6 +144,8 @@ class SimCache:
             self.state = np.frombuffer(
                 xxh3_64_digest(old + entry, 2) + xxh3_64_digest(old + entry, 3), np.uint8
             )
+            if self.owner is not None:
+                Rows.note_words(self.state.tobytes(), self._words)
         self.tokens_count += 1
         if self.ahead and self.tokens_count == self.ahead[0][0]:
             self._slide_ahead(self.ahead[0][1])

@@ -1,14 +1,98 @@
 """Faults put into what follows borrowed memory to an erasure, which the simulation must find."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
+from fabric.record.lenders import merge_lenders
+from node.migration import forks, hibernation_import
+from node.migration.kept_copies import KeptCopies
+from node.migration.target import IncomingCopies
 from node.store.tombstones import TombstoneStore
 from node.tiers.derived_memory import DerivedMemory, DroppedMemory
+from node.tiers.directing import Directing
+from node.turn.borrowed_spans import BorrowedSpans
+
+
+def _without_lenders(record):
+    head = record.edited
+    return record if head is None else replace(record, edited=replace(head, lenders=()))
 
 
 def erasures_do_not_reach_borrowers():
     """Keep what others borrowed of an erased agent."""
     return patch.object(TombstoneStore, "has_erased_lender", lambda *_: False)
+
+
+def borrowers_name_themselves_as_lenders():
+    """Record a borrower as the lender of what it borrowed."""
+
+    def own_name(self, own, _):
+        return (self.erased.lender(own),)
+
+    return patch.object(BorrowedSpans, "_lenders", own_name)
+
+
+def borrowers_omit_the_lenders_of_lenders():
+    """Record only the last lender of rows that were borrowed twice."""
+
+    def nearest(self, own, records):
+        found = [each for r in records for each in (self.erased.lender(r), self.erased.series(r))]
+        return merge_lenders(each for each in found if each != self.erased.series(own))
+
+    return patch.object(BorrowedSpans, "_lenders", nearest)
+
+
+def forks_omit_lenders():
+    """Record no lenders in a fork."""
+    anew = forks.owned_anew
+    return patch.object(forks, "owned_anew", lambda r, *more: _without_lenders(anew(r, *more)))
+
+
+def forks_omit_their_source():
+    """Record in a fork who lent to its source, and not the source, whose edited rows it has."""
+    return patch.object(forks, "derived_from", lambda record, _: record)
+
+
+def files_omit_lenders():
+    """Record no lenders in an agent that is read from a file."""
+    anew = hibernation_import.owned_anew
+    return patch.object(
+        hibernation_import, "owned_anew", lambda r, *more: _without_lenders(anew(r, *more))
+    )
+
+
+def files_omit_their_source():
+    """Record in a copy by a file who lent to its source, and not the source."""
+    return patch.object(hibernation_import, "derived_from", lambda record, _: record)
+
+
+def moves_omit_lenders():
+    """Drop the names of an agent's lenders where it arrives."""
+    offered = IncomingCopies.offered
+    return patch.object(
+        IncomingCopies, "offered", lambda self, raw: _without_lenders(offered(self, raw))
+    )
+
+
+def copies_omit_lenders():
+    """Store replicas and forks without the names of lenders."""
+    store = KeptCopies._store
+
+    def stored(self, record, *more):
+        return store(self, _without_lenders(record), *more)
+
+    return patch.object(KeptCopies, "_store", stored)
+
+
+def private_lenders_leave_loans():
+    """Keep what others borrowed of an agent that is private from then on."""
+    publish = Directing._publish
+
+    async def published(self, agent, record, *, revokes):
+        is_said = record.wishes == agent.manifest.wishes
+        await publish(self, agent, record, revokes=revokes and is_said)
+
+    return patch.object(Directing, "_publish", published)
 
 
 def receipts_count_no_derived_memory():
@@ -22,4 +106,16 @@ def receipts_count_no_derived_memory():
     return patch.object(DerivedMemory, "drop", uncounted)
 
 
-LENDING_PLANTS = (erasures_do_not_reach_borrowers, receipts_count_no_derived_memory)
+LENDING_PLANTS = (
+    erasures_do_not_reach_borrowers,
+    borrowers_name_themselves_as_lenders,
+    borrowers_omit_the_lenders_of_lenders,
+    forks_omit_lenders,
+    forks_omit_their_source,
+    files_omit_lenders,
+    files_omit_their_source,
+    moves_omit_lenders,
+    copies_omit_lenders,
+    private_lenders_leave_loans,
+    receipts_count_no_derived_memory,
+)

@@ -4,14 +4,14 @@ from typing import ClassVar
 
 import numpy as np
 
-ENTRY_BYTES = 8
+ENTRY_BYTES, STATE_BYTES = 8, 16
 
 
 class Rows:
     """What is known of every entry that nodes computed: token, place and for which agents."""
 
     known: ClassVar[dict] = {}
-    words: ClassVar[dict] = {}  # by entry: the markers of talks that were read before it
+    words: ClassVar[dict] = {}  # by entry, or state: the markers of talks that were read before it
     origins: ClassVar[dict] = {}  # by entry: the agents that it came of, each with its series
     settled: ClassVar[set] = set()  # entries whose origins include those of the rows before them
     origin: ClassVar = None  # returns an agent with its series
@@ -34,8 +34,13 @@ class Rows:
     def trace(cls, entry, words, came_of, owner):
         """Note what an entry was computed by; twice computed alike, what both came of counts."""
         origins = came_of | {cls.origin(owner)}
-        cls.words[entry] = words & cls.words.get(entry, words)
+        cls.note_words(entry, words)
         cls.origins[entry] = origins & cls.origins.get(entry, origins)
+
+    @classmethod
+    def note_words(cls, entry, words):
+        """Note the markers that an entry or a state was computed with."""
+        cls.words[entry] = words & cls.words.get(entry, words)
 
     @classmethod
     def word_at(cls, entries):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from fabric.edit_mode import EditMode
 from fabric.ids import TenantId
-from fabric.turn.generation import Identity
+from fabric.turn.generation import Identity, IdentityKind
 from tests.sim.epochs import Epochs
 from tests.sim.warmth import Ack
 
@@ -51,6 +51,11 @@ class Talk:
         """Make up the next message."""
         count = self.random.choice([2, 6, 24])
         return f"{self.marker} {' '.join(self.random.choices(WORDS, k=count))}"
+
+    @property
+    def is_alone(self):
+        """Return whether it has a name, and no other conversation uses that."""
+        return self.identity.kind is IdentityKind.AGENT and not self.is_shared
 
     @property
     def key(self):

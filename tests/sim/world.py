@@ -30,6 +30,7 @@ from tests.sim.model import KINDS
 from tests.sim.network import Network
 from tests.sim.node_host import STATES, NodeHost
 from tests.sim.platters import Platters
+from tests.sim.readers import Readers
 from tests.sim.router_host import RouterHost
 from tests.sim.warmth import Warmth
 from tests.sim.watch import Watch
@@ -88,6 +89,7 @@ class World:
         self._press(self.stream("pressure"))
         self.lineage = Lineage(self)
         self.lending = Lending(self)
+        self.readers = Readers(self)
         self.edits = Edits(self, self.stream("edits"))
         self.directing = Directing(self, self.stream("directing"))
         self.watch = Watch(self)
