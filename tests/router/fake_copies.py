@@ -12,6 +12,7 @@ from fabric.control.copy_calls import (
     PrefetchAgent,
     ReturnSpans,
     SpanOffers,
+    TakeOver,
 )
 from fabric.control.node_calls import Done, Offer
 from fabric.errors import ConflictError, RetryElsewhereError, StaleEpochError
@@ -33,6 +34,7 @@ class FakeCopies:
             KeepFork: self._keep_fork,
             PrefetchAgent: self._prefetch,
             DrainNode: self._drain,
+            TakeOver: self._take_over,
         }
 
     def refuse_new(self):
@@ -87,6 +89,12 @@ class FakeCopies:
             self.memory[key] = Memory(**record)
             self.changes += 1
         return self.agent_view(self.memory[key])
+
+    def _take_over(self, call):
+        memory = self._find(call)
+        memory.state, memory.owner, memory.epoch = OwnerState.OWNED, None, call.epoch
+        self.changes += 1
+        return self.agent_view(memory)
 
     async def _prefetch(self, call):
         memory = self._find(call)

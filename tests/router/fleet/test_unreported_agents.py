@@ -3,8 +3,10 @@
 import pytest
 from starlette.routing import Route
 
+from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
 from tests.router.admin.test_hibernation import file_of, keepers
+from tests.router.fake_memory import Memory
 from tests.router.fleet.test_meeting import met
 from tests.router.rig import rig
 
@@ -91,3 +93,20 @@ async def test_a_file_that_replaces_is_taken_while_nodes_are_awaited():
 
     assert answer.status_code == 200
     assert answer.json()["epoch"] > 1_024, "node-b may own an alice"
+
+
+async def test_a_replica_serves_once_its_owner_is_no_longer_awaited():
+    async with one_of_two() as made:
+        copy = Memory(*KEY, epoch=3, text="x" * 300, state=OwnerState.REPLICA, owner="node-b")
+        made["node-a"].memory[KEY] = copy
+        await met(made, "node-a")
+        http, path = made.http(), "/v1/agents/alice"
+        early = await http.post(f"{path}/pin", json={"pinned": True})
+        made.fleet.meeting._gathered_s = made.fleet.clock.monotonic_s()
+        late = await http.post(f"{path}/pin", json={"pinned": True})
+        shown = (await http.get(path)).json()
+
+    assert (early.status_code, early.json()["error"]["code"]) == (503, "agents_unknown")
+    assert late.status_code == 200, late.text
+    assert shown["owner"] == "node-a"
+    assert shown["epoch"] > 1_024, "node-b may still own her"
