@@ -181,12 +181,14 @@ async def test_a_stream_that_outlives_its_nodes_lease_is_not_acknowledged():
         first = await made.chat(LONG, agent="alice")
         old = made[node_of(first)]
         old.does.delay_s = 0.02
-        slow = asyncio.create_task(made.chat("late " * 200, agent="alice", max_tokens=200))
+        # Tokens for longer than anything here takes on a busy machine.
+        slow = asyncio.create_task(made.chat("late " * 5000, agent="alice", max_tokens=5000))
         await until(lambda: old.running)
         old.does.deaf.add("describe")
         await until(lambda: not made.fleet.is_up(old.name))
         second = await made.chat(LONG, "x", "y", agent="alice")
         assert not slow.done(), "its tokens still come"
+        old.does.delay_s = 0.0
         late = await slow
         metrics = (await made.http().get("/metrics")).text
         old.does.deaf.clear()
