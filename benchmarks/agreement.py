@@ -31,7 +31,7 @@ from node.mlx.resident_cache import ResidentCache
 DESCRIPTION = "next tokens of edited memories, beside the full and the recomputed one"
 
 MODEL = "prose"
-TRIALS, QUICK_TRIALS = 48, 2
+TRIALS, QUICK_TRIALS = 48, 1
 PROMPT_TOKENS, QUICK_PROMPT_TOKENS = 512, 192
 FOLLOWING_TOKENS = 16  # compared, as they follow in the text
 RECOMPUTED = (0, 4, 16, 64)  # behind each edit

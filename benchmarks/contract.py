@@ -48,7 +48,7 @@ from node.service import NodeConfig, NodeService
 
 DESCRIPTION = "what edited memories of trained models know: answers as the full or the new prompt's"
 
-TRIALS, QUICK_TRIALS = 40, 2
+TRIALS, QUICK_TRIALS = 40, 1
 RECOMPUTED, QUICK_RECOMPUTED = (0, 4, 16), (0,)
 EDITS_MAX = 8
 FACTS, OTHERS = (3, 8), (2, 4)

@@ -43,9 +43,10 @@ MESSAGES = 6
 CLEARED = 1  # the message that gives way, of those
 HITS_MORE_MIN = 0.11
 APPLY_SHARE_MAX = 0.05
-APPLIED_TOKENS, QUICK_APPLIED_TOKENS = 32_768, 1_024
+APPLIED_TOKENS, QUICK_APPLIED_TOKENS = 32_768, 256
 APPLY_MODEL = Geometry(512, 1_536, 2, 8, 2, 64, 2_048)
-APPLY_ROUNDS = 5
+QUICK_APPLY_MODEL = Geometry(128, 256, 1, 2, 1, 64, 512)
+APPLY_ROUNDS, QUICK_APPLY_ROUNDS = 5, 2
 CHUNK = 256
 ANSWER_TOKENS = 24
 NOTE = "rearranged_s is moving rows alone; planning, records and the disk are in first_token_s"
@@ -97,7 +98,9 @@ def run(arguments: argparse.Namespace) -> Report:
         finally:
             service.stop()
     tokens = QUICK_APPLIED_TOKENS if quick else APPLIED_TOKENS
-    rearranged_s, prefill_s = _cost_of_moving(tokens)
+    model = QUICK_APPLY_MODEL if quick else APPLY_MODEL
+    rounds = QUICK_APPLY_ROUNDS if quick else APPLY_ROUNDS
+    rearranged_s, prefill_s = _cost_of_moving(model, tokens, rounds)
     ratios["rearranging.by_prefill"] = rearranged_s / prefill_s
     parameters = {"model": arguments.model, "agents": list(numbers), "edit_tokens": tokens}
     edit = {"rearranged_s": rearranged_s, "prefill_saved_s": prefill_s}
@@ -240,14 +243,14 @@ def _service(folder: Path, model: str) -> NodeService:
 # --- what an edit costs ----------------------------------------------------------------------
 
 
-def _cost_of_moving(tokens_count: int) -> tuple[float, float]:
+def _cost_of_moving(model: Geometry, tokens_count: int, rounds: int) -> tuple[float, float]:
     """Return the seconds of moving so many tokens in memory, and of computing them [s]."""
     say(f"an edit in front of {tokens_count:,} tokens")
-    engine = build_engine(build_model(APPLY_MODEL))
-    repeated = pattern(APPLY_MODEL.vocabulary)
+    engine = build_engine(build_model(model))
+    repeated = pattern(model.vocabulary)
     [cache] = resident_caches(engine, repeated, [tokens_count + CHUNK], CHUNK)
     spent = []
-    for number in range(APPLY_ROUNDS):
+    for number in range(rounds):
         by = 8 if number % 2 else -8
         end = cache.tokens_count
         began_s = time.perf_counter()
@@ -257,7 +260,7 @@ def _cost_of_moving(tokens_count: int) -> tuple[float, float]:
         if cache.ahead:
             engine.prefill(cache, repeated[: cache.ahead[0][0] - cache.tokens_count])
     chunks = []
-    for _ in range(APPLY_ROUNDS):
+    for _ in range(rounds):
         cache.rewind(tokens_count // 2)  # as far in as the tokens are on average
         began_s = time.perf_counter()
         engine.prefill(cache, (repeated * (CHUNK // len(repeated) + 1))[:CHUNK])

@@ -44,7 +44,7 @@ from node.service import NodeConfig, NodeService
 DESCRIPTION = "2,000 mixed requests with cancels: integrity and memory afterwards"
 
 REQUESTS = 2_000
-QUICK_REQUESTS = 60
+QUICK_REQUESTS = 30
 TOGETHER = 8
 TENANTS = ("default", "other")
 AGENTS = 12

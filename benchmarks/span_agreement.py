@@ -28,7 +28,7 @@ from node.mlx.resident_cache import ResidentCache
 DESCRIPTION = "next tokens of memories put together out of other contexts, beside the computed one"
 
 MODEL = "prose"
-TRIALS, QUICK_TRIALS = 32, 2
+TRIALS, QUICK_TRIALS = 32, 1
 DOCUMENTS, DOCUMENT_TOKENS = 4, 128
 FOLLOWING_TOKENS = 16  # compared, as they follow in the text
 HEAD_TOKENS = 8  # in front, the same in all prompts

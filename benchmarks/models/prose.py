@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ DEFAULT_STATE = Path.home() / ".cache" / "macfabric" / "prose-train"
 SAME_TEXT, OTHER_TEXT = 0.01, 0.25
 
 
-def _described(documents: list[prose_text.Document], stream: np.ndarray) -> dict[str, Any]:
+def _described(documents: Sequence[prose_text.Document], stream: np.ndarray) -> dict[str, Any]:
     """Return the size of one side of the split."""
     return {
         "documents": len(documents),

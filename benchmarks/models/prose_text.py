@@ -13,6 +13,7 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -162,9 +163,10 @@ def _clean(raw: Iterable[Document], forbidden: set[int]) -> Iterator[Document]:
             yield Document(name, "\n\n".join(kept) + "\n")
 
 
-def held_out_documents() -> list[Document]:
+@cache
+def held_out_documents() -> tuple[Document, ...]:
     """Return the documents that are never trained on."""
-    return list(_clean(_raw_documents(held_out=True), set()))
+    return tuple(_clean(_raw_documents(held_out=True), set()))
 
 
 def training_documents(every: int = 1) -> list[Document]:

@@ -4,15 +4,17 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import found
+from benchmarks.__main__ import found, main
 
 ROOT = Path(__file__).resolve().parents[2]
 EMULATED = {"transfer"}  # tests/e2e/test_bench_transfer.py runs it on emulated Macs
 CLUSTER = {"migrate"}
+OWN_PROCESS = CLUSTER | {"soak"}  # they start processes and Ray
 HANG_S = 540
 
 
@@ -27,9 +29,25 @@ def marked(name):
     return pytest.param(name, marks=pytest.mark.cluster) if name in CLUSTER else name
 
 
+def check_record(name, text):
+    record = json.loads(text)
+    assert record["name"] == name
+    assert record["figures"]
+    assert record["met"] is None, "the figures of a quick run are not judged"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [marked(name) for name in found() if name not in EMULATED])
-def test_a_quick_run(name, tmp_path):
+@pytest.mark.parametrize("name", sorted(set(found()) - EMULATED - OWN_PROCESS))
+def test_a_quick_run(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    assert main([name, "--quick", "--json"]) == 0
+    check_record(name, capsys.readouterr().out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [marked(name) for name in sorted(OWN_PROCESS)])
+def test_a_quick_run_in_a_process_of_its_own(name, tmp_path):
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks", name, "--quick", "--json"],
         cwd=ROOT,
@@ -41,7 +59,4 @@ def test_a_quick_run(name, tmp_path):
     )
 
     assert ran.returncode == 0, ran.stderr
-    record = json.loads(ran.stdout)
-    assert record["name"] == name
-    assert record["figures"]
-    assert record["met"] is None, "the figures of a quick run are not judged"
+    check_record(name, ran.stdout)
