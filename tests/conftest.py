@@ -13,7 +13,6 @@ LONGEST = (
     "cluster/test_faults.py",
     "node/turn/test_edited_turns.py",
     "sim/test_simulation.py",
-    "e2e/test_preemption.py",
     "faults/test_migration_kills.py",
     "cluster/test_launch.py",
     "node/mlx/test_every_architecture.py",

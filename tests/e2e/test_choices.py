@@ -203,8 +203,7 @@ def test_best_of_keeps_the_most_probable(fabric):
     assert made.usage.completion_tokens == all_of_them.usage.completion_tokens
 
 
-@pytest.mark.parametrize("max_tokens", [0, 3])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stream", "max_tokens"), [(False, 0), (True, 3)])
 def test_a_prompt_is_echoed_with_its_probabilities(fabric, max_tokens, stream):
     service = next(iter(fabric.services.values()))
     text = f"{FACTS} The vault code of number 41 is"

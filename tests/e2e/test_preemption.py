@@ -17,7 +17,7 @@ from tests.support.fabric_process import ALICE
 from tests.support.up_fabric import Up, running_up
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.cluster,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Ray's processes"),
 ]

@@ -6,8 +6,15 @@ Windows are 32 tokens and indexers keep 32, so that 100 tokens are past every li
 
 from typing import Any
 
-from tests.support.tiny_models import LLAMA, VOCABULARY
+from tests.support.tiny_models import LLAMA as SMALLEST
+from tests.support.tiny_models import VOCABULARY
 
+LLAMA: dict[str, Any] = {
+    **SMALLEST,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 WINDOW_TOKENS = 32
 _YARN: dict[str, Any] = {
     "type": "yarn",

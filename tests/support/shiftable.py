@@ -7,8 +7,8 @@ from fabric.kvcache.cache_spec import NATIVE
 from fabric.settings import KvBits
 from node.mlx.engine import Engine
 from node.mlx.probe.probe import fit_engine
-from tests.support.architectures import ARCHITECTURES
-from tests.support.tiny_models import LLAMA, build_model
+from tests.support.architectures import ARCHITECTURES, LLAMA
+from tests.support.tiny_models import build_model
 
 _YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8_192}
 _LONG = [1.0 + 7 * at / 31 for at in range(32)]

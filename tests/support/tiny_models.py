@@ -33,8 +33,8 @@ LLAMA: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
     "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
     "num_key_value_heads": 2,
     "head_dim": 64,
     "rms_norm_eps": 1e-6,
@@ -42,8 +42,6 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 32_768,
     "tie_word_embeddings": False,
 }
-# For long prompts: of the layers' attention, only the first's is computed of most of their tokens.
-SHALLOW: dict[str, Any] = {**LLAMA, "num_hidden_layers": 2}
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -152,7 +152,7 @@ def test_one_failure_ends_only_itself(bench: Bench, what: str) -> None:
 
     def fail() -> None:
         if what == "cache":
-            bad.cache.leaves[2] = bad.cache.layers[2] = object()
+            bad.cache.leaves[1] = bad.cache.layers[1] = object()
         else:
             bad.slot.sampler.processors.append(lambda history, logits: logits[9, 9, 9])
 

@@ -178,7 +178,8 @@ def test_idle_caches_make_room_before_an_answer_has_to_wait():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model") / "model", LLAMA))
+    config = {**LLAMA, "num_hidden_layers": 3}
+    return str(write_model(tmp_path_factory.mktemp("model") / "model", config))
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from tests.support.hibernation import (
 from tests.support.on_loop import change
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, running
-from tests.support.tiny_models import SHALLOW, write_model
+from tests.support.tiny_models import LLAMA, write_model
 
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 30}
 HELLO = [SYSTEM, {"role": "user", "content": "naïve café 東京"}]
@@ -88,7 +88,7 @@ def test_no_bit_changes(name, tmp_path):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("models") / "llama", SHALLOW))
+    return str(write_model(tmp_path_factory.mktemp("models") / "llama", LLAMA))
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_every_refusal_says_why_and_changes_nothing(
     for code, status, act in cases:
         answer = act()
         assert (answer["refused"], answer["status"]) == (code, status)
-    other = str(write_model(tmp_path / "other", SHALLOW, seed=5))
+    other = str(write_model(tmp_path / "other", LLAMA, seed=5))
     with running(tmp_path, other, "elsewhere") as elsewhere:
         assert resume(elsewhere, file)["refused"] == "fingerprint_mismatch"
     with running(tmp_path, model, "foreign", cluster_key=OTHER_FABRIC) as foreign:

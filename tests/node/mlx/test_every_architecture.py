@@ -39,9 +39,9 @@ from tests.support.tiny_models import build_model
 GREEDY = Sampling(max_tokens=STEPS)
 CLASSES = ("llama_80", "gemma4_text", "gpt_oss", "deepseek_v2", "glm_moe_dsa", "kimi_linear")
 EVERY = pytest.mark.parametrize(
-    "name", sample(ARCHITECTURES, "llama_80", "gemma4_text", "glm_moe_dsa", "kimi_linear")
+    "name", sample(ARCHITECTURES, "llama_80", "gemma4_text", "kimi_linear")
 )
-ONE_OF_EACH_CLASS = pytest.mark.parametrize("name", CLASSES)
+ONE_OF_EACH_CLASS = pytest.mark.parametrize("name", sample(CLASSES, "gpt_oss", "glm_moe_dsa"))
 
 
 @remembered
@@ -93,7 +93,10 @@ def test_a_sequence_may_leave_and_join_a_batch(name):
     assert min(map(len, out)) >= STEPS - 1
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "glm4_moe", "minimax_m2", "deepseek_v2"])
+@pytest.mark.parametrize(
+    "name",
+    sample(["llama", "qwen3", "glm4_moe", "minimax_m2", "deepseek_v2"], "qwen3", "deepseek_v2"),
+)
 def test_tokens_are_those_of_mlx_lm_with_its_own_quantized_cache(name):
     engine, prompt = engine_of(name), prompt_of(90)
     caches = [QuantizedKVCache(64, 4) for _ in engine.spec.layers]
@@ -179,7 +182,9 @@ def test_window_layers_are_bounded_and_read_only_their_last_blocks(name, shelf_f
     assert cache.tokens_count == 1_100
 
 
-@pytest.mark.parametrize("name", [*WINDOWED, "qwen3_next", "kimi_linear"])
+@pytest.mark.parametrize(
+    "name", sample([*WINDOWED, "qwen3_next", "kimi_linear"], "gemma3_text", "kimi_linear")
+)
 def test_what_cannot_be_restored_exactly_falls_back(name, shelf_for):
     """A lost window block or state costs tokens, never truth."""
     engine, prompt = engine_of(name), prompt_of(GRID[-1])

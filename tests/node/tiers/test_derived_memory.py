@@ -26,14 +26,14 @@ from tests.support.copies import fork, replicate
 from tests.support.erasures import erase
 from tests.support.hibernation import hibernate, resume
 from tests.support.services import TENANT, call, migrate, running
-from tests.support.tiny_models import SHALLOW, write_model
+from tests.support.tiny_models import LLAMA, write_model
 
 MORE = words(52, 9)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model") / "llama", SHALLOW))
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", LLAMA))
 
 
 def lend(service, borrower="b"):

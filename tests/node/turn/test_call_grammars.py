@@ -29,6 +29,7 @@ from tests.support.chat_models import (
     R1,
 )
 from tests.support.formats import HOSTILE
+from tests.support.samples import sample
 from tests.support.services import ask, running
 from tests.support.template_shapes import Shape, write_shape
 
@@ -88,7 +89,7 @@ def short_thoughts(node):
     return {str(ids[text]): 9.0 for text in ("</think>", "<|end|>") if text in ids}
 
 
-@pytest.mark.parametrize("names", [(), ("look",), ("now",)])
+@pytest.mark.parametrize("names", sample([(), ("look",), ("now",)], (), ("look",)))
 def test_an_answer_is_a_call_that_fits(node, names):
     for seed in range(3):
         reply = ask(
@@ -117,7 +118,7 @@ def test_channels_call_as_they_must_of_their_own_accord(tmp_path):
     made = []
     with running(tmp_path, str(model)) as node:
         more = {"max_tokens": 200, "temperature": 1.0, "logit_bias": short_thoughts(node)}
-        for seed in range(10):
+        for seed in range(4):
             reply = ask(node, QUESTION, tools=TOOLS, calls=choice, seed=seed, **more)
             assert reply.finished.broken_calls == 0
             made += called(reply)
@@ -139,6 +140,8 @@ def test_channels_make_several_calls_in_one_answer(tmp_path):
             if not reply.finished.broken_calls:  # by the limit of tokens
                 assert (reply.text, reply.finished.reason) == ("", FinishReason.TOOL_CALLS)
                 counts.add(len(called(reply)))
+            if counts & {2, 3, 4}:
+                break
     assert counts & {2, 3, 4}
 
 

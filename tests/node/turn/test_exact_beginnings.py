@@ -13,7 +13,7 @@ from tests.support.tiny_models import LLAMA, write_model
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model") / "llama", LLAMA))
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", LLAMA, seed=10))
 
 
 def edit(service):

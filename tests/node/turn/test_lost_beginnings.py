@@ -5,14 +5,14 @@ from node.store.block_files import file_name
 from tests.node.turn.test_edited_turns import agent_of, history
 from tests.support.agent_traffic import words
 from tests.support.services import ask, running
-from tests.support.tiny_models import SHALLOW, write_model
+from tests.support.tiny_models import LLAMA, write_model
 
 SHARED = (words(1, 60), "Yes.")
 ONE, OTHER = history(*SHARED, words(2, 40)), history(*SHARED, words(3, 200))
 
 
 def test_an_agents_own_memory_serves_where_anothers_is_lost(tmp_path):
-    model, disk = str(write_model(tmp_path / "model", SHALLOW)), tmp_path / "disk"
+    model, disk = str(write_model(tmp_path / "model", LLAMA)), tmp_path / "disk"
     with running(disk, model) as service:
         ask(service, ONE, agent="a")
         ask(service, OTHER, agent="b")

@@ -27,11 +27,11 @@ AGENTS = {
 # Where the client goes back or leaves out something, what it sends is another conversation.
 FORKS = {"edit_last", "edit_early", "compact", "slide", "elided", "reminded"}
 CORE = {
-    ("full", "thought_opened"): ("chat", "tools_kept", "sub_agents"),
+    ("full", "thought_opened"): ("chat", "tools_kept"),
     ("full", "role_tokens"): ("chat_kept",),
     ("full", "head_at_last_question"): ("chat",),
-    ("recurrent", "thought_opened"): ("chat", "interleaved", "edit_last", "date_at_the_end"),
-    ("recurrent", "thoughts_kept"): ("long_loop", "tongues"),
+    ("recurrent", "thought_opened"): ("interleaved", "edit_last"),
+    ("recurrent", "thoughts_kept"): ("long_loop",),
 }
 # A head that moves with the last question is in no later prompt of its conversation, so that its
 # record has it no longer: others that begin with it, or go back to it, find it nowhere.

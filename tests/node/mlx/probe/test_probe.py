@@ -15,9 +15,9 @@ from node.mlx.engine import Batching, Engine
 from node.mlx.model_spec import read_spec
 from node.mlx.probe.probe import fit_engine
 from node.mlx.resident_layer import ResidentLayer
-from tests.support.architectures import ARCHITECTURES, CHUNKED, OPAQUE
+from tests.support.architectures import ARCHITECTURES, CHUNKED, LLAMA, OPAQUE
 from tests.support.blocks import FINGERPRINT
-from tests.support.tiny_models import LLAMA, build_model
+from tests.support.tiny_models import build_model
 from tests.support.zoo import zoo
 
 ZOO = zoo()

@@ -13,10 +13,10 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, make_prompt_cac
 from fabric.kvcache.rotation import Rotation, UnknownRotation
 from node.mlx.probe.rotation_probe import _candidates, _record, read_rotations, verified
 from node.mlx.rotate import rotate
-from tests.support.architectures import ARCHITECTURES
+from tests.support.architectures import ARCHITECTURES, LLAMA
 from tests.support.rotations import close, moving_dims, still, turned
 from tests.support.samples import sample
-from tests.support.tiny_models import LLAMA, build_model
+from tests.support.tiny_models import build_model
 
 ALL = range(64)
 K_ALL = {"keys": ALL}
