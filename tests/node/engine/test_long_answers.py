@@ -260,6 +260,7 @@ def until(holds):
         time.sleep(0.005)
 
 
+@pytest.mark.nightly
 def test_a_turn_that_comes_in_between_lets_the_begun_answer_go_on(small_service, alone):
     """It waits for that answer's end, as it would have without the want of memory."""
     service, came = small_service, []
