@@ -1,4 +1,7 @@
-"""Every bound of the fabric in one place: name, unit last, and the reason."""
+"""Every bound of the fabric in one place: name, unit last, and the reason.
+
+Those of HTTP connections are in `fabric/connection_limits.py`.
+"""
 
 from typing import Final
 
@@ -160,31 +163,6 @@ TRUNCATION_COUNTS_MAX: Final = 12  # prompts counted to find the longest that fi
 MESSAGE_NAME_CHARS_MAX: Final = 256  # of a name or an id within a message
 MATCH_REASON_CHARS_MAX: Final = 200  # in an answer's header
 
-# HTTP connections, of the router and of a node
-HEAD_BYTES_MAX: Final = 64 * KIB  # a request's headers; a hibernation's call takes 8 KiB of them
-HEADERS_MAX: Final = 100
-URL_BYTES_MAX: Final = 16 * KIB
-HEADS_BYTES_MAX: Final = 8 * MIB  # of all incomplete heads together
-HEAD_S: Final = 10.0  # from a connection's begin, or a request's, to the end of its headers
-LINGER_S: Final = 10.0  # for reading a refusal, and for the first bytes of a body it discards
-WRITE_STALL_S: Final = 60.0  # without one byte read by the client of an answer
-PIPELINED_MAX: Final = 16  # requests that wait behind another one of their connection
-RECEIVE_BYTES_MAX: Final = 64 * KIB  # from one socket at a time
-STRANGERS_MAX: Final = 1_024  # connections that have shown no key yet
-STRANGER_S: Final = 0.25  # before it makes room for others: its request may be on the way
-ACCEPTS_MAX: Final = 64  # connections taken in before anything is read again
-STRANGERS_PER_SOURCE_MAX: Final = 512  # one proxy's clients may all come at once
-TURNS_UNANSWERED_MAX: Final = 320  # by one node, more than wait there; others wait in the router
-HANDSHAKES_PER_NODE_MAX: Final = 16  # that the router begins at once; more would all time out
-CONNECTIONS_MAX: Final = 4_096  # those that have; idle ones make room
-STOP_WAIT_S_MAX: Final = 3_600.0  # that a stop waits for running turns, whatever is asked for
-STOPPING_RETRY_S: Final = 5.0  # before a client of a router that stops asks again
-KEEP_ALIVE_S: Final = 75  # without a request, after which a server closes a connection
-KEPT_IDLE_S: Final = 60.0  # and the router one of its own to a node: before that node does
-KEPT_LIFE_S: Final = 600.0  # of one of those; then certificates are looked at again
-PREFLIGHT_KEPT_S: Final = 600  # by a browser, before it asks again what a page may do
-ALLOWED_HOSTS_MAX: Final = 64  # names in settings, and as many origins
-
 # Prompts
 ENCODERS: Final = 4  # threads of a node that render and encode prompts
 ENCODING_BYTES_MAX: Final = 4 * MIB  # of text, encoded at once; takes some 100 bytes each
@@ -266,6 +244,7 @@ WAITING_CALLS_MAX: Final = 32  # nor for these, which tenants ask for; one tenan
 START_REASON_CHARS_MAX: Final = 200  # of why a node did not start
 LOG_BYTES_MAX: Final = 16 * MIB  # of one file; there are two per process
 CHILD_LINE_BYTES_MAX: Final = 1 * MIB  # of what the supervisor tells the keeper
+STOP_LINE_CHARS_MAX: Final = 4_096  # of what another Mac says while it stops
 STOPS_AT_ONCE_MAX: Final = 16  # Macs on which Ray is stopped at a time
 
 # Erasures

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fabric.http_guard.lingering import Lingering
-from fabric.limits import (
+from fabric.connection_limits import (
     CONNECTIONS_MAX,
     HEADS_BYTES_MAX,
     STRANGER_S,
     STRANGERS_MAX,
     STRANGERS_PER_SOURCE_MAX,
 )
+from fabric.http_guard.lingering import Lingering
 
 YOUNG_FACTOR = 2  # so many times the places of strangers, while they are young
 ROUND_S = 0.05  # between two looks at strangers while there are too many

@@ -9,9 +9,7 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any
 
-from fabric.http_guard.connection_table import ROUND_S, ClientConnection, ConnectionTable
-from fabric.http_guard.lingering import PatientTransport, closing_unless_asked
-from fabric.limits import (
+from fabric.connection_limits import (
     HEAD_BYTES_MAX,
     HEAD_S,
     HEADERS_MAX,
@@ -20,6 +18,8 @@ from fabric.limits import (
     URL_BYTES_MAX,
     WRITE_STALL_S,
 )
+from fabric.http_guard.connection_table import ROUND_S, ClientConnection, ConnectionTable
+from fabric.http_guard.lingering import PatientTransport, closing_unless_asked
 
 SWEEP_S = 1.0
 _SCOPE = "macfabric.connection"

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from fabric.connection_limits import ACCEPTS_MAX, KEEP_ALIVE_S
 from fabric.http_guard.connection_table import ConnectionTable, Places
 from fabric.http_guard.guarded_connection import guarded
 from fabric.http_guard.tls_gate import over_tls
-from fabric.limits import ACCEPTS_MAX, KEEP_ALIVE_S
 
 
 def bounded_options(

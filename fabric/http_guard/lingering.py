@@ -8,7 +8,8 @@ connection, connections at once, and bytes per second of all of them together.
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from fabric.limits import LINGER_S, MIB
+from fabric.connection_limits import LINGER_S
+from fabric.limits import MIB
 
 LINGER_BYTES_PER_S_MIN: Final = 1 * MIB  # discarded of one connection: a second more for each
 LINGER_BYTES_MAX: Final = 128 * MIB  # discarded of one connection

@@ -8,9 +8,10 @@ passed in, does the handshake.
 from collections.abc import Callable
 from typing import Any
 
+from fabric.connection_limits import RECEIVE_BYTES_MAX
 from fabric.http_guard.connection_table import ConnectionTable
 from fabric.http_guard.guarded_connection import add_stranger, refusal
-from fabric.limits import HANDSHAKE_TIMEOUT_S, RECEIVE_BYTES_MAX
+from fabric.limits import HANDSHAKE_TIMEOUT_S
 
 HANDSHAKE = 0x16  # the first byte of whoever speaks TLS
 HTTPS_REQUIRED = "https_required"

@@ -6,16 +6,20 @@ have missed the head for a minute.
 
 import shlex
 import subprocess
-from collections.abc import Sequence
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fabric.connection_limits import STOP_WAIT_S_MAX
 from fabric.errors import FabricError
-from fabric.limits import STOP_WAIT_S_MAX, STOPS_AT_ONCE_MAX
+from fabric.limits import STOP_LINE_CHARS_MAX, STOPS_AT_ONCE_MAX
 from fabric.settings import parse_settings
 from router.cli.config_file import our_section, read_cluster_file
+from router.cli.down_progress import DownProgress
 from router.cli.errors import FAILED, MISUSED, CommandError
 from router.cli.output import Steps, print_table
 from router.cli.terminal import print_json
@@ -45,27 +49,63 @@ class Cluster:
     user: str
     data_dir: str
 
-    def run(self, host: str, command: str, timeout_s: float = STOP_TIMEOUT_S) -> Stopped:
-        """Run a shell command on a Mac; what goes wrong is told, not raised."""
+    def run(
+        self,
+        host: str,
+        command: str,
+        timeout_s: float | None = None,
+        is_progress: Callable[[str], bool] = lambda _: False,
+    ) -> Stopped:
+        """Run a shell command on a Mac; what goes wrong is told, not raised.
+
+        Each line of its standard error that `is_progress` accepts is not an error.
+        """
+        timeout_s = STOP_TIMEOUT_S if timeout_s is None else timeout_s
         argv = [*self.login, "--", f"{self.user}@{host}", command]
-        try:
-            done = subprocess.run(
-                argv,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-                timeout=timeout_s,
-                stdin=subprocess.DEVNULL,
-            )
-        except FileNotFoundError:
-            message = "there is no ssh on this machine"
-            raise CommandError(message) from None
-        except subprocess.TimeoutExpired:
-            return Stopped(host, ok=False, detail=f"no answer within {timeout_s:g} s")
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        detail = "stopped" if done.returncode == 0 else (said or ["it did not say why"])[-1]
-        return Stopped(host, ok=done.returncode == 0, detail=detail)
+        with tempfile.TemporaryFile("w+", errors="replace") as out:
+            try:
+                process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                )
+            except FileNotFoundError:
+                message = "there is no ssh on this machine"
+                raise CommandError(message) from None
+            error, in_time = _followed(process, timeout_s, is_progress)
+            if not in_time:
+                return Stopped(host, ok=False, detail=f"no answer within {timeout_s:g} s")
+            out.seek(0)
+            said = (error or out.read(STOP_LINE_CHARS_MAX).strip()).splitlines()
+        detail = "stopped" if process.returncode == 0 else (said or ["it did not say why"])[-1]
+        return Stopped(host, ok=process.returncode == 0, detail=detail)
+
+
+def _followed(
+    process: "subprocess.Popen[str]", timeout_s: float, is_progress: Callable[[str], bool]
+) -> tuple[str, bool]:
+    """Wait for a process; return its last line of error, and whether it ended in time."""
+    expired = threading.Event()
+
+    def end() -> None:
+        expired.set()
+        process.kill()
+
+    timer = threading.Timer(timeout_s, end)
+    timer.start()
+    last = ""
+    try:
+        with process:
+            assert process.stderr is not None, "it is a pipe"
+            while line := process.stderr.readline(STOP_LINE_CHARS_MAX):
+                if line.strip() and not is_progress(line):
+                    last = line.strip()
+    finally:
+        timer.cancel()
+    return last, not expired.is_set()
 
 
 def stop_cluster(path: Path, wait_s: float | None = None, *, as_json: bool) -> int:
@@ -74,16 +114,18 @@ def stop_cluster(path: Path, wait_s: float | None = None, *, as_json: bool) -> i
     steps = Steps(quiet=as_json)
     steps.say(f"asking the router on {cluster.head} to have everything saved and to stop")
     # The head's programs first: nodes save what they hold only while Ray runs.
-    down = f"{PROGRAMS}/macfabric down --data {_shell_path(cluster.data_dir)}"
+    down = f"{PROGRAMS}/macfabric down --json --data {_shell_path(cluster.data_dir)}"
     down += "" if wait_s is None else f" --wait {wait_s:g}"
     longest_s = (STOP_WAIT_S_MAX if wait_s is None else wait_s) + STOP_TIMEOUT_S
-    saved = cluster.run(cluster.head, down, longest_s)
+    progress = DownProgress(steps, as_json=as_json, host=cluster.head)
+    saved = cluster.run(cluster.head, down, longest_s, progress.relay)
     steps.say("stopping Ray on every Mac")
     hosts = [cluster.head, *cluster.workers]
     with ThreadPoolExecutor(min(STOPS_AT_ONCE_MAX, len(hosts))) as pool:
         rows = list(pool.map(lambda host: cluster.run(host, f"{PROGRAMS}/ray stop"), hosts))
     if not saved.ok and rows[0].ok:
-        rows[0] = Stopped(cluster.head, ok=False, detail=f"its router did not stop: {saved.detail}")
+        why = saved.detail.removeprefix("macfabric: ")
+        rows[0] = Stopped(cluster.head, ok=False, detail=f"its router did not stop: {why}")
     ok = all(row.ok for row in rows)
     if as_json:
         print_json({"ok": ok, "macs": [asdict(row) for row in rows]})

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from string import Formatter
 from typing import Any, Final
 
 from router.cli.output import Steps
@@ -19,11 +20,12 @@ _TEXTS: Final = {
 
 
 class DownProgress:
-    """Shows each state of a stop once."""
+    """Shows each state of a stop once; that of another machine with its `host`."""
 
-    def __init__(self, steps: Steps, *, as_json: bool) -> None:
+    def __init__(self, steps: Steps, *, as_json: bool, host: str = "") -> None:
         self._steps = steps
         self._as_json = as_json
+        self._host = host
         self._shown: Mapping[str, Any] = {}
 
     def note(self, row: Mapping[str, Any]) -> None:
@@ -32,8 +34,23 @@ class DownProgress:
             return
         self._shown = row
         if self._as_json:
-            print_error(json.dumps(row))
+            print_error(json.dumps({"host": self._host, **row} if self._host else row))
             return
         text = _TEXTS.get(str(row.get("event")))
         if text is not None:
-            self._steps.say(text.format_map(row))
+            lead = f"{self._host}: " if self._host else ""
+            self._steps.say(lead + text.format_map(row))
+
+    def relay(self, line: str) -> bool:
+        """Show a line that `down --json` printed elsewhere; return whether it is of progress."""
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        event = row.get("event") if isinstance(row, dict) else None
+        text = _TEXTS.get(event) if isinstance(event, str) else None
+        if text is not None:
+            names = [name for _, name, _, _ in Formatter().parse(text) if name]
+            if all(type(row.get(name)) in (int, float) for name in names):
+                self.note({"event": event, **{name: row[name] for name in names}})
+        return True

@@ -6,6 +6,8 @@ import os
 import pytest
 import yaml
 
+from router.cli import cluster_down
+
 CLUSTER = {
     "provider": {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["10.0.0.2", "10.0.0.3"]},
     "auth": {"ssh_user": "mac", "ssh_private_key": "~/key"},
@@ -17,6 +19,17 @@ SSH = """\
 printf '%s\\n' "$*" >> "$HOME/calls"
 [ ! -e "$HOME/gone" ] || ! echo "$*" | grep -q "$(cat "$HOME/gone")" || {
 echo "ssh: connect to host: No route to host" >&2; exit 255; }
+[ ! -e "$HOME/progress" ] || ! echo "$*" | grep -q "macfabric down" || {
+cat "$HOME/progress" >&2; exit $(cat "$HOME/status"); }
+"""
+PROGRESS = """\
+{"event": "asked", "pid": 7, "wait_s": 30.0}
+{"event": "draining", "turns": 2, "left_s": 29.0}
+{"event": "draining", "turns": "\\u001b[2J", "left_s": 28.0}
+{"event": "saving", "more": "\\u001b[2J"}
+{"event": "unheard of"}
+["no row"]
+macfabric: something else
 """
 
 
@@ -38,7 +51,8 @@ def test_the_nodes_save_before_any_ray_is_stopped(laptop, run):
 
     assert status == 0
     assert [row["ok"] for row in json.loads(out)["macs"]] == [True, True, True]
-    assert first.endswith("mac@10.0.0.1 ~/macfabric/venv/bin/macfabric down --data ~/'my data'")
+    asked = "mac@10.0.0.1 ~/macfabric/venv/bin/macfabric down --json --data ~/'my data'"
+    assert first.endswith(asked)
     assert f"-i {laptop}/key" in first
     assert "BatchMode=yes" in first
     assert sorted(call.split(" -- ")[1] for call in others) == [
@@ -56,6 +70,43 @@ def test_a_mac_that_is_not_there_is_told_and_the_others_stop(laptop, run, gone):
     assert "No route to host" in lines.pop(gone)
     assert all("stopped" in line for line in lines.values())
     assert len((laptop / "calls").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_heads_progress_is_shown(laptop, run, status):
+    (laptop / "progress").write_text(PROGRESS)
+    (laptop / "status").write_text(str(status))
+    got, out, error = run("down", "--config", str(laptop / "cluster.yaml"))
+
+    assert got == status
+    assert "10.0.0.1: asking process 7 to stop; turns get 30 s to end" in error
+    assert "10.0.0.1: waiting for running turns: 2, up to 29 s" in error
+    assert "10.0.0.1: saving what the nodes hold" in error
+    assert "28 s" not in error
+    assert "\x1b" not in error
+    assert "unheard of" not in error
+    assert ("its router did not stop: something else" in " ".join(out.split())) == (status == 1)
+
+
+def test_the_heads_progress_is_one_object_a_line_with_json(laptop, run):
+    (laptop / "progress").write_text(PROGRESS)
+    (laptop / "status").write_text("0")
+    _, out, error = run("down", "--config", str(laptop / "cluster.yaml"), "--json")
+
+    assert json.loads(out)["ok"]
+    assert [json.loads(line) for line in error.splitlines()] == [
+        {"host": "10.0.0.1", "event": "asked", "pid": 7, "wait_s": 30.0},
+        {"host": "10.0.0.1", "event": "draining", "turns": 2, "left_s": 29.0},
+        {"host": "10.0.0.1", "event": "saving"},
+    ]
+
+
+def test_a_head_that_does_not_answer_in_time_is_left(laptop, run, monkeypatch):
+    (laptop / "bin" / "ssh").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(cluster_down, "STOP_TIMEOUT_S", 0.5)
+    status, out, _ = run("down", "--config", str(laptop / "cluster.yaml"), "--wait", "0")
+    assert status == 1
+    assert out.count("no answer within 0.5 s") == 3
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from fabric.limits import HEADERS_MAX, MIB
+from fabric.connection_limits import HEADERS_MAX
+from fabric.limits import MIB
 from tests.support.keys import make_keys
 from tests.support.refusing_server import TEXT, refusing_server
 

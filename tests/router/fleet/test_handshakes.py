@@ -6,7 +6,7 @@ import ssl
 import aiohttp
 import pytest
 
-from fabric.limits import HANDSHAKES_PER_NODE_MAX
+from fabric.connection_limits import HANDSHAKES_PER_NODE_MAX
 from router.fleet.node_http import NodeHttp, Use
 from tests.router.rig import until
 

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from aiohttp import web
 
+from fabric.connection_limits import KEEP_ALIVE_S, KEPT_IDLE_S
 from fabric.control.calls import encode_call, encode_reply
 from fabric.control.node_calls import Offer, SealAgent
 from fabric.errors import ConflictError, FabricError
 from fabric.keys.cluster_secret import http_secret
-from fabric.limits import KEEP_ALIVE_S, KEPT_IDLE_S
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
 from router.fleet.node_client import HttpNodeLink, NodeLostError
 from router.fleet.node_http import NodeHttp, Use
