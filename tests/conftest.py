@@ -1,11 +1,18 @@
 """The order of the files: the longest begin, so that none of them begins last."""
 
+import gc
+from functools import cache
+
+import httpcore2
 import pytest
 
 from node.runtime.one_loop import assert_one_loop
 from tests.nightly_parts import parts, select
 
 assert_one_loop()
+gc.disable()  # until all tests are collected: what imports make stays
+# An HTTP client reads the system's certificates, which takes longer than most of its requests.
+httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
 
 # By what they take on two idle cores (docs/testing.md), the longest first.
 LONGEST = (
@@ -45,6 +52,12 @@ def pytest_collection_modifyitems(config, items):
         return ranks.get(path_below_tests(item), len(LONGEST)), item.path not in slow
 
     items.sort(key=place)
+
+
+def pytest_collection_finish():
+    """Leave what was imported and collected out of every later garbage collection."""
+    gc.freeze()
+    gc.enable()
 
 
 def keep_part(config, items, part):
