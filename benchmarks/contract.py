@@ -223,8 +223,17 @@ def _directed(service: NodeService, each: Story, agent: str, mode: EditMode) -> 
     answer = _ask(service, agent, (*each.told, _user(each.first_question)), None)
     operation = OperationId(f"directive-{next(_operations)}")
     added = tuple(
-        Directive(operation, mode, after.texts[0], None, said_digest(before), 1.0)
-        for before, after in zip(each.told, each.edited, strict=True)
+        # Not its equals, which the other arms leave as they are.
+        Directive(
+            operation,
+            mode,
+            after.texts[0],
+            None,
+            said_digest(before),
+            1.0,
+            nth=each.told[:at].count(before),
+        )
+        for at, (before, after) in enumerate(zip(each.told, each.edited, strict=True))
         if before != after
     )
     asked = encode_call(DirectAgent(_TENANT, AgentId(agent), added))

@@ -31,6 +31,21 @@ def test_who_knew_a_fact_still_knows_it_behind_an_edit_and_who_forgets_does_not(
         service.stop()
 
 
+def test_a_directive_edits_no_equal_message_of_a_story(tmp_path):
+    story = contract.story(random.Random("0:0"))
+    edited = [
+        before for before, after in zip(story.told, story.edited, strict=True) if before != after
+    ]
+    assert any(story.told.count(message) > 1 for message in edited)
+    service = contract.service_of(tmp_path, "grouped")
+    service.start()
+    try:
+        found = contract.play(service, story, "equals")
+    finally:
+        service.stop()
+    assert contract.distance(found["anew"], found["forget by directive"]) == 0.0
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", relay.trained())
 def test_most_edits_keep_to_the_contract(name):
