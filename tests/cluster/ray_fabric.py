@@ -40,9 +40,10 @@ class Agent:
 
 
 class RayFabric:
-    """One `macfabric up` with three nodes, and what tests do to it."""
+    """One `macfabric up`, and what tests do to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nodes: int = 3) -> None:
+        self._nodes_count = nodes
         self.data, self._home = folder / "data", folder / "home"
         self._home.mkdir(parents=True)
         self.log = folder / "up.log"
@@ -50,9 +51,15 @@ class RayFabric:
         self.start()
 
     def start(self) -> None:
+        """Run `macfabric up` on the folder, and wait until all nodes serve."""
+        self.launch()
+        self.await_start()
+
+    def launch(self) -> None:
         """Run `macfabric up` on the folder; it must not run."""
         environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(self._home)}
-        argv = [sys.executable, "-m", "router.cli.main", "up", "--nodes", "3", "--port", "0"]
+        count = str(self._nodes_count)
+        argv = [sys.executable, "-m", "router.cli.main", "up", "--nodes", count, "--port", "0"]
         with self.log.open("a") as log:
             self.popen = subprocess.Popen(
                 [*argv, "--model", "recall", "--data", str(self.data), "--json"],
@@ -62,6 +69,9 @@ class RayFabric:
                 stderr=log,
                 text=True,
             )
+
+    def await_start(self) -> None:
+        """Wait until `macfabric up` says that all nodes serve."""
         line = self.popen.stdout.readline()
         assert line, self.log.read_text()
         self.ready = json.loads(line)
