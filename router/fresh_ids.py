@@ -3,7 +3,7 @@
 import secrets
 
 from fabric.ids import MigrationId, OperationId
-from fabric.limits import EPOCH_LEAP, EPOCH_LEAP_BITS
+from fabric.limits import EPOCH_LEAP, EPOCH_LEAP_BITS, EPOCH_MAX
 
 
 def fresh_operation() -> OperationId:
@@ -17,11 +17,21 @@ def fresh_migration() -> MigrationId:
 
 
 def fresh_leap() -> int:
-    """Choose how many epochs to leave to owners that nobody has heard of.
+    """Choose how many epochs to leave to owners that no node has reported.
 
     Random, so that two routers which both had to leap give no epoch twice.
     """
     return EPOCH_LEAP + secrets.randbits(EPOCH_LEAP_BITS)
+
+
+def first_epoch(life: int) -> int:
+    """Return an epoch above every one that a router in an earlier life than `life` gave out."""
+    return life << (EPOCH_LEAP_BITS + 1)
+
+
+def later_life(life: int) -> int:
+    """Count one life more, but never so many that their epochs come near EPOCH_MAX."""
+    return min(max(0, life) + 1, EPOCH_MAX >> (EPOCH_LEAP_BITS + 2))
 
 
 def fresh_event_key() -> bytes:

@@ -49,6 +49,7 @@ class Services:
 
     async def run(self) -> None:
         """Send heartbeats, recover, copy and sweep until cancelled."""
+        await self.roster_keeper.round()  # no epoch is given out before this life is stored
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.fleet.membership.run())

@@ -6,7 +6,7 @@ from fabric.control.agent_at import AgentName
 from fabric.control.node_calls import READY, AgentList, AgentView, NodeView
 from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
-from fabric.limits import BODY_BYTES_MAX, HEARTBEAT_S
+from fabric.limits import BODY_BYTES_MAX, ERASURE_EPOCHS, HEARTBEAT_S
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
 from router.events.bus import FleetEvents
@@ -15,7 +15,7 @@ from router.fleet.meeting import Meeting
 from router.fleet.membership import LinkFactory, Membership, Roster
 from router.fleet.node_client import NodeLink, NodeLostError
 from router.fleet.node_watch import NodeWatch
-from router.fresh_ids import fresh_leap
+from router.fresh_ids import first_epoch, fresh_leap
 from router.placement.load_ledger import Ledger
 from router.placement.sketch_index import SketchIndex
 
@@ -31,6 +31,7 @@ class Fleet:
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.clock = clock
+        self.life = 0  # how often this fabric's router was started; 0: unknown
         # What logs call an agent: they outlive an erasure, and names may be addresses of people.
         self.alias: Callable[[AgentKey], str] = lambda _: "?"
         self.events = FleetEvents(clock)
@@ -125,15 +126,26 @@ class Fleet:
 
         Where a node has not told its agents yet, it leaps over what an owner there may claim.
         """
-        return self.directory.next_epoch(key) + self.leap(key)
+        return self._above_unreported(key, self.directory.next_epoch(key))
 
     def move_epoch(self, key: AgentKey, holding: Holding) -> int:
         """Return the epoch at which a move of `holding` makes its target the owner."""
-        return self.directory.next_move_epoch(key, holding) + self.leap(key)
+        return self._above_unreported(key, self.directory.next_move_epoch(key, holding))
 
-    def leap(self, key: AgentKey) -> int:
-        """Return how far above what is known of an agent a later owner, unheard of, may be."""
-        return fresh_leap() if self.may_have_later_owner(key) else 0
+    def erasure_epoch(self, key: AgentKey) -> int:
+        """Return an epoch above whatever may turn up of an agent; the next one begins higher."""
+        floor_epoch = self.directory.floor(key) + first_epoch(self.life + 1)
+        known = self.directory.next_epoch(key)
+        return (max(known, floor_epoch) if self.life else known) + ERASURE_EPOCHS
+
+    def _above_unreported(self, key: AgentKey, epoch: int) -> int:
+        """Return `epoch`, or one above any that an owner which no node has reported may claim.
+
+        Earlier routers leapt, too: each life of the router has a range of epochs above theirs.
+        """
+        if not self.may_have_later_owner(key):
+            return epoch
+        return max(epoch, self.directory.floor(key) + first_epoch(self.life)) + fresh_leap()
 
     def may_have_later_owner(self, key: AgentKey) -> bool:
         """Say whether a node that was not heard yet may own an agent above what is known.

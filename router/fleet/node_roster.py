@@ -32,6 +32,7 @@ class NodeRoster:
 
     configured: int = 0
     nodes: tuple[SeenNode, ...] = ()
+    lives: int = 0  # how often the router was started
 
 
 class RosterStore(Protocol):

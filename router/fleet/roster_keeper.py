@@ -20,6 +20,7 @@ from fabric.limits import NODE_REMEMBERED_S, NODES_MAX
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Member
 from router.fleet.node_roster import NodeRoster, RosterStore, SeenNode
+from router.fresh_ids import later_life
 
 ROSTER_RENEW_S = 3_600.0  # how old the times in the stored roster may get
 
@@ -39,6 +40,8 @@ class RosterKeeper:
         is_told = bool(expected.names or expected.count) or is_whole
         expected.may_be_incomplete = store is not None and not is_told
         self._expect(known)
+        if store is not None:
+            fleet.life = later_life(self._stored.lives)
 
     async def run(self) -> None:
         """Store every change until cancelled."""
@@ -70,7 +73,8 @@ class RosterKeeper:
             configured, expected.is_fewer = expected.count, False
             names = {member.name for member in present}
             seen = {name: node for name, node in seen.items() if name in names or node.is_drained}
-        roster = _pruned(NodeRoster(configured, tuple(seen[name] for name in sorted(seen))))
+        nodes = tuple(seen[name] for name in sorted(seen))
+        roster = _pruned(NodeRoster(configured, nodes, self._fleet.life))
         self._expect(roster)
         return roster
 
@@ -108,5 +112,6 @@ def _differ(roster: NodeRoster, stored: NodeRoster) -> bool:
     )
 
 
-def _shape(roster: NodeRoster) -> tuple[int, tuple[tuple[NodeName, bool], ...]]:
-    return roster.configured, tuple((node.name, node.is_drained) for node in roster.nodes)
+def _shape(roster: NodeRoster) -> tuple[int, int, tuple[tuple[NodeName, bool], ...]]:
+    names = tuple((node.name, node.is_drained) for node in roster.nodes)
+    return roster.lives, roster.configured, names

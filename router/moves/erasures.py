@@ -18,7 +18,7 @@ from fabric.control.node_calls import NodeView
 from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.kvcache.hashing import agent_digest
-from fabric.limits import ERASURE_DIGESTS_MAX, ERASURE_EPOCHS, SUSPECT_S
+from fabric.limits import ERASURE_DIGESTS_MAX, SUSPECT_S
 from fabric.record.tombstone import Tombstones, tombstone
 from router.fleet.fleet import Fleet
 from router.fleet.meeting import no_such_agent
@@ -87,8 +87,7 @@ class Erasures:
     async def _erase(self, key: AgentKey) -> Erasure:
         agent, directory = key[1], self._fleet.directory
         was_known = bool(directory.living(key))
-        # Above whatever may turn up; the next agent of this name begins higher still.
-        epoch = directory.next_epoch(key) + ERASURE_EPOCHS
+        epoch = self._fleet.erasure_epoch(key)
         erased_s = self.known.next_s(self._fleet.clock.wall_s())
         call = EraseAgent(*key, epoch, fresh_operation(), erased_s)
         made = tombstone(self._cluster_key, *key, epoch, call.erased_s)

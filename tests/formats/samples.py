@@ -157,6 +157,7 @@ ROSTER = NodeRoster(
         SeenNode(NodeName("node-a"), 1_790_000_000),
         SeenNode(NodeName("node-b"), 7, is_drained=True),
     ),
+    lives=5,
 )
 RECORD = SpecRecord(PRINT, "recall", SPEC)
 

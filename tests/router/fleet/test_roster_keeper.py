@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fabric.ids import NodeName
-from fabric.limits import EPOCH_LEAP, NODE_REMEMBERED_S, ROSTER_BYTES_MAX
+from fabric.limits import EPOCH_LEAP, EPOCH_LEAP_BITS, NODE_REMEMBERED_S, ROSTER_BYTES_MAX
 from fabric.settings import RouterSettings
 from fabric.turn.messages import Message, MessageRole
 from router.fleet.expected_nodes import ExpectedNodes
@@ -235,3 +235,39 @@ async def test_a_file_that_cannot_be_read_or_written_costs_the_memory_only(tmp_p
         path.write_text(text)
         assert file.read() == NodeRoster(), text
     assert not await RosterFile(tmp_path / "none" / "roster.json").write(NodeRoster())
+
+
+@pytest.mark.parametrize("is_erased", [False, True])
+async def test_a_later_router_leaps_above_every_earlier_one(is_erased, monkeypatch):
+    """Each one meets another node alone, and draws a smaller number than the one before."""
+    leaps = iter([EPOCH_LEAP + (1 << EPOCH_LEAP_BITS) - 1, EPOCH_LEAP + 9, EPOCH_LEAP])
+    monkeypatch.setattr("router.fleet.fleet.fresh_leap", lambda: next(leaps))
+    store, epochs = Shelf(), []
+    for name in (A, B, C):
+        nodes = [FakeNode(name)]
+        async with rig(
+            nodes=nodes, settings=RouterSettings(nodes_expected=3), roster_store=store
+        ) as made:
+            made.fleet.meeting._gathered_s = 0.0
+            if is_erased and name == A:
+                monkeypatch.setattr("router.fleet.fleet.ERASURE_EPOCHS", 1)
+                await made.http().delete("/v1/agents/alice")
+                known = list(made.services.erasures.known)
+            elif is_erased:
+                made.services.erasures.known.merge(known)
+            answer = await made.chat("hi", agent="alice")
+        epochs.append(int(answer.headers["x-macfabric-epoch"]))
+
+    assert epochs == sorted(epochs)
+    assert store.roster.lives == 3
+
+
+async def test_an_erasure_is_above_what_any_router_so_far_may_have_given_out(monkeypatch):
+    monkeypatch.setattr("router.fleet.fleet.ERASURE_EPOCHS", 1)
+    store = Shelf(NodeRoster(2, (), lives=40))
+    async with router_over(made_nodes(), store, listed=[A], count=2) as made:
+        highest = made.fleet.begin_epoch(KEY)
+        erased = made.fleet.erasure_epoch(KEY)
+
+    assert highest >= 41 << EPOCH_LEAP_BITS
+    assert erased > highest + (1 << EPOCH_LEAP_BITS) - EPOCH_LEAP
