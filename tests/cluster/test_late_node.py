@@ -108,6 +108,40 @@ def ask_until_answered(fabric, agent, answers):
             return
 
 
+def ask_all(fabric, told):
+    """Let every agent be asked until it is answered; return the threads and the answers."""
+    answers: dict[str, Answer] = {}
+    threads = [
+        threading.Thread(target=ask_until_answered, args=(fabric, agent, answers))
+        for agent, _ in told.values()
+    ]
+    for thread in threads:
+        thread.start()
+    return threads, answers
+
+
+def test_a_router_that_restarts_with_rays_head_waits_for_owners(fabric):
+    """The head's own node goes with it, and may be later than computing anew would take."""
+    told = tell_all(fabric)
+    owners = {name: agent.node for name, (agent, _) in told.items()}
+    before = fabric.incarnation("node-a")
+    head, router = fabric.head(), fabric.router()
+    kill(head)
+    kill(router)
+    threads, answers = ask_all(fabric, told)
+    for thread in threads:
+        thread.join(START_S)
+    fabric.await_return("node-a", before, START_S)
+    log = (fabric.data / "logs" / "router.log").read_text().splitlines()
+    print(*(line for line in log if " waited " in line), sep="\n")
+    print(answers)
+
+    assert answers["ivan"].node == owners["ivan"] == LATE
+    assert answers["mira"].node == "node-a" or any("no owner joined" in line for line in log)
+    for name, (_, cached) in told.items():
+        assert answers[name].node != owners[name] or answers[name].cached_tokens >= cached
+
+
 def test_every_first_turn_is_served_by_its_owners_memory(fabric):
     told = tell_all(fabric)
     owners = {name: agent.node for name, (agent, _) in told.items()}
@@ -115,15 +149,9 @@ def test_every_first_turn_is_served_by_its_owners_memory(fabric):
     fabric.launch()
     late = await_value(lambda: find_server(fabric, LATE))
     kill(late, signal.SIGSTOP)
-    answers: dict[str, Answer] = {}
     try:
         fabric.url = await_value(lambda: find_endpoint(fabric))
-        threads = [
-            threading.Thread(target=ask_until_answered, args=(fabric, agent, answers))
-            for agent, _ in told.values()
-        ]
-        for thread in threads:
-            thread.start()
+        threads, answers = ask_all(fabric, told)
         await_value(lambda: is_serving_in_part(fabric))
         time.sleep(LATE_S)
         early = set(answers)

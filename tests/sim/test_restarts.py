@@ -10,7 +10,7 @@ from tests.sim.scripted import begin, play
 CUTS, CUTS_NIGHTLY = 5, 50
 AGENTS = [f"agent-{number}" for number in range(6)]
 SPEED = 200  # tokens a second: a prompt takes several seconds
-FIRST_S, AGAIN_S = 0.5, 0.2
+FIRST_S, AGAIN_S, HUNG_S = 0.5, 0.2, 2.0
 
 
 class Client:
@@ -50,9 +50,7 @@ class Client:
 
 async def restart_again_and_again(world, cuts, counts_nodes):
     world.counts_nodes = counts_nodes
-    for host in world.nodes.values():
-        host._tokens_per_s = SPEED
-    world.chaos.cut_power(world.stream("first"))  # for the new speed
+    slow_down(world)
     clients = [Client(world, agent) for agent in AGENTS]
     await asyncio.gather(*(client.ask() for client in clients))
     for number in range(cuts):
@@ -63,6 +61,52 @@ async def restart_again_and_again(world, cuts, counts_nodes):
         await asyncio.sleep(FIRST_S)
         await asyncio.gather(*(client.ask() for client in clients))
     return world.arrivals
+
+
+def slow_down(world):
+    """Let every node take seconds for a prompt, and measure that."""
+    for host in world.nodes.values():
+        host._tokens_per_s = SPEED
+    world.chaos.cut_power(world.stream("first"))
+
+
+async def hang_until_met(world, host):
+    """Stop a node until a new router has served for a while."""
+    host.freeze()
+    while world.router.services is None:  # noqa: ASYNC110 - simulated time
+        await asyncio.sleep(AGAIN_S)
+    await asyncio.sleep(HUNG_S)
+    host.thaw()
+
+
+async def restart_the_router_again_and_again(world, cuts):
+    slow_down(world)
+    clients = [Client(world, agent) for agent in AGENTS]
+    await asyncio.gather(*(client.ask() for client in clients))
+    owners = {client.key: client.last.node for client in clients}
+    names = sorted(set(owners.values()))
+    for number in range(cuts):
+        while not all(host.is_serving for host in world.nodes.values()):  # noqa: ASYNC110
+            await asyncio.sleep(1.0)
+        world.router.kill()
+        hanging = asyncio.create_task(
+            hang_until_met(world, world.nodes[names[number % len(names)]])
+        )
+        await asyncio.sleep(FIRST_S)
+        await asyncio.gather(*(client.ask() for client in clients))
+        await hanging
+    return owners, {client.key: client.last.node for client in clients}
+
+
+@pytest.mark.parametrize("cuts", [CUTS, pytest.param(CUTS_NIGHTLY, marks=pytest.mark.nightly)])
+def test_where_only_the_router_restarts_no_agent_changes_its_owner(cuts):
+    world = play(lambda world: restart_the_router_again_and_again(world, cuts))
+
+    before, after = world.result
+    print(f"{world.arrivals.waited_count} turns waited for their owner to be met")
+    assert world.arrivals.waited_count > 0
+    assert world.arrivals.elsewhere_count == 0
+    assert before == after
 
 
 @pytest.mark.parametrize("cuts", [CUTS, pytest.param(CUTS_NIGHTLY, marks=pytest.mark.nightly)])
