@@ -228,8 +228,12 @@ class Chaos:
         if host is None:
             return
         blocks = agent.saved.pieces.blocks
-        block = file_name(blocks[-1] if self._random.random() < 0.7 else blocks[0])
-        self._world.note(f"{host.name}: damaged {self._hurt(host, block)} of {agent.key}")
+        await self.lose_block(host, agent, blocks[-1] if self._random.random() < 0.7 else blocks[0])
+
+    async def lose_block(self, host, agent, block):
+        """Damage a block of an agent, have it found, and have the record made good."""
+        name = self._hurt(host, file_name(block))
+        self._world.note(f"{host.name}: damaged {name} of {agent.key}")
         await self.deeds.scrub(host)
         await self.deeds.pin(agent.key)
         self._world.invariants.check_names(host)

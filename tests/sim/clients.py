@@ -98,7 +98,7 @@ class Clients:
             is_due = is_named and talk.random.random() < ERASED_ODDS
             if is_due or (is_named and self._world.lending.is_due(talk)):
                 await directing.end(talk)
-                await self._erase(talk)
+                await self.erase(talk)
         await directing.end(talk)
 
     def _pause_s(self, talk):
@@ -117,6 +117,7 @@ class Clients:
                 talk.messages = [*talk.messages[:-1], {"role": "user", "content": talk.say()}]
         if talk.messages[-1]["role"] == "assistant":
             talk.messages = [*talk.messages, {"role": "user", "content": talk.say()}]
+        world.lending.prepare(talk)
         world.edits.edit(talk)
         world.directing.prepare(talk)
         world.readers.prepare(talk)
@@ -179,7 +180,8 @@ class Clients:
                 if isinstance(event, Delta):
                     text += event.text
                     count += 1
-                    is_plain = talk.edits is EditMode.FORGET and not world.directing.directs(talk)
+                    is_plain = talk.edits is EditMode.FORGET and len(tellings) == 1
+                    is_plain &= not world.directing.directs(talk)
                     is_plain &= "restored spelling" not in admitted.match_reason
                     if is_plain and not tellings[0].wanted.text.startswith(text):
                         world.fail(f"{talk.name}: got {text!r}, not {tellings[0].wanted.text!r}")
@@ -235,7 +237,8 @@ class Clients:
                 talk.messages = [*talk.messages, {"role": "user", "content": "bye"}]
             await self.insist(talk, Sampling(max_tokens=4), patience_s=20.0)
 
-    async def _erase(self, talk):
+    async def erase(self, talk):
+        """Have an agent erased, and judge what is said of that."""
         world = self._world
         services = world.router.services
         if services is None or world.router.process.is_frozen:

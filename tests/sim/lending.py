@@ -9,6 +9,7 @@ from fabric.ids import AgentId, OperationId
 
 SPREAD_ODDS, TAKEN_BACK_ODDS = 0.8, 0.8
 ERASE_ODDS, FORGET_ODDS, ASK_ODDS = 0.4, 0.7, 0.5
+DAMAGE_ODDS, READER_ODDS = 0.2, 0.25
 
 
 class Lending:
@@ -17,9 +18,11 @@ class Lending:
     def __init__(self, world):
         self._world = world
         self._random = world.stream("lending")
+        self._others = world.stream("lost loans")
         self._due = set()  # talks whose agents are to be erased
         self._asked = {}  # by talk: the loan whose readers are asked again after its next turn
         self._forgetting = {}  # by talk: the operation that has its agent forget a loan's secret
+        self._left_out = {}  # by talk: the secret that its client says no more
         self._forgotten = []  # each talk with a marker that its agent forgot
         self.taken_back_count = self.forgotten_count = 0
 
@@ -47,6 +50,8 @@ class Lending:
         if random.random() < SPREAD_ODDS:
             for spread in random.sample(ways, random.choice([1, 2, 3])):
                 await spread(random.choice(borrowers))
+        if self._others.random() < DAMAGE_ODDS:
+            await self._damage(self._others.choice([talk.key, *borrowers]))
         if random.random() < TAKEN_BACK_ODDS:
             await self._take_back(talk, loan)
             readers.end(talk)
@@ -54,11 +59,16 @@ class Lending:
     async def _take_back(self, talk, loan):
         random, directing = self._random, self._world.directing
         self.taken_back_count += 1
+        if loan is not None and loan.readers and self._others.random() < READER_ODDS:
+            reader = self._others.choice(loan.readers)
+            await self._others.choice([self._fork, self._file])(reader.key)
+            await self._world.clients.erase(reader)
+            return
         if loan is not None and random.random() < ASK_ODDS:
             self._asked[talk] = loan
         if random.random() < ERASE_ODDS:
             self._due.add(talk)
-        elif loan is not None and directing.directs(talk) and random.random() < FORGET_ODDS:
+        elif loan is not None and self._others.random() < FORGET_ODDS:
             await self._forget(talk, loan)
         else:
             await directing.verbs.share(talk, "agent")
@@ -74,7 +84,7 @@ class Lending:
             self._forgetting[talk] = operation, loan
 
     def _note_forgotten(self, talk):
-        """Note that a turn has applied the directive; its client leaves the secret out then."""
+        """Note that a turn has applied the directive."""
         if talk not in self._forgetting or talk.acked is None or talk.attempts:
             return
         operation, loan = self._forgetting[talk]
@@ -83,9 +93,15 @@ class Lending:
         if not is_applied or len(known.possible) > 1 or known.outstanding:
             return
         del self._forgetting[talk]
-        talk.messages = [each for each in talk.messages if each != loan.secret]
-        self._world.edits.keep_no_text(talk)
+        self._left_out[talk] = loan.secret
         self._forgotten.append((talk, loan.marker))
+
+    def prepare(self, talk):
+        """Leave out of a turn what the agent has forgotten: an undone directive brings it back."""
+        secret = self._left_out.pop(talk, None)
+        if secret is not None:
+            talk.messages = [each for each in talk.messages if each != secret]
+            self._world.edits.keep_no_text(talk)
 
     def forgotten(self):
         """Yield the name of each agent that forgot a secret, and the secret's marker."""
@@ -138,11 +154,24 @@ class Lending:
         yield
 
     async def _kill(self, key):
+        host = self._owner(key)
+        if host is not None:
+            host.kill()
+
+    async def _damage(self, key):
+        """Let a node find one of an agent's blocks damaged: it is quarantined."""
+        host = self._owner(key)
+        agent = host.node.table.get(key) if host is not None else None
+        if agent is not None and agent.saved is not None and agent.saved.pieces.blocks:
+            await self._world.chaos.lose_block(host, agent, agent.saved.pieces.blocks[-1])
+
+    def _owner(self, key):
+        """Return the host of the node that owns an agent, if it is well."""
         services = self._world.router.services
         owner = services.fleet.directory.owner(key) if services is not None else None
         host = self._world.nodes[owner.node] if owner is not None else None
-        if host is not None and host.is_serving and not host.process.is_frozen:
-            host.kill()
+        is_well = host is not None and host.is_serving and not host.process.is_frozen
+        return host if is_well else None
 
     def _ask(self, what, work):
         return self._world.chaos.deeds.ask(what, work)

@@ -4,9 +4,11 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from fabric.record.lenders import merge_lenders
+from fabric.record.manifest import OwnerState
 from node.migration import forks, hibernation_import
 from node.migration.kept_copies import KeptCopies
 from node.migration.target import IncomingCopies
+from node.store.block_store import BlockStore
 from node.store.tombstones import TombstoneStore
 from node.tiers.derived_memory import DerivedMemory, DroppedMemory
 from node.tiers.directing import Directing
@@ -74,14 +76,16 @@ def moves_omit_lenders():
     )
 
 
-def copies_omit_lenders():
-    """Store replicas and forks without the names of lenders."""
-    store = KeptCopies._store
+def replicas_omit_lenders():
+    """Keep replicas without the names of lenders."""
+    publish = KeptCopies.publish
 
-    def stored(self, record, *more):
-        return store(self, _without_lenders(record), *more)
+    def published(self, agent, record, migration):
+        if record.state is OwnerState.REPLICA:
+            record = _without_lenders(record)
+        return publish(self, agent, record, migration)
 
-    return patch.object(KeptCopies, "_store", stored)
+    return patch.object(KeptCopies, "publish", published)
 
 
 def private_lenders_leave_loans():
@@ -93,6 +97,36 @@ def private_lenders_leave_loans():
         await publish(self, agent, record, revokes=revokes and is_said)
 
     return patch.object(Directing, "_publish", published)
+
+
+def forgetful_lenders_leave_loans():
+    """Keep what others borrowed of an agent that forgets a message."""
+    publish = Directing._publish
+
+    async def published(self, agent, record, *, revokes):
+        is_said = record.directives == agent.manifest.directives
+        await publish(self, agent, record, revokes=revokes and is_said)
+
+    return patch.object(Directing, "_publish", published)
+
+
+def erasures_leave_the_quarantine():
+    """Keep damaged files in the quarantine."""
+    return patch.object(BlockStore, "empty_quarantine", lambda _: [])
+
+
+def borrowers_stay_hot():
+    """Cut what a borrower has on disk, and keep its cache."""
+    drop = DerivedMemory._drop
+
+    async def kept(self, agent):
+        cache, layout = agent.cache, agent.layout
+        count = await drop(self, agent)
+        if count and agent.cache is None:
+            agent.cache, agent.layout = cache, layout
+        return count
+
+    return patch.object(DerivedMemory, "_drop", kept)
 
 
 def receipts_count_no_derived_memory():
@@ -115,7 +149,10 @@ LENDING_PLANTS = (
     files_omit_lenders,
     files_omit_their_source,
     moves_omit_lenders,
-    copies_omit_lenders,
+    replicas_omit_lenders,
     private_lenders_leave_loans,
+    forgetful_lenders_leave_loans,
+    erasures_leave_the_quarantine,
+    borrowers_stay_hot,
     receipts_count_no_derived_memory,
 )

@@ -46,7 +46,8 @@ class Readers:
     def prepare(self, talk):
         """Tell an agent a secret and a document with its next turn, now and then."""
         random, world = self._random, self._world
-        may_lend = world.kind is FULL and not world.is_crowded and talk.is_alone
+        is_apart = world.is_crowded or world.is_dark  # lives that are about other things
+        may_lend = world.kind is FULL and not is_apart and talk.is_alone
         if not may_lend or self._told_count >= TOLD_MAX or random.random() >= TOLD_ODDS:
             return
         self._told_count += 1

@@ -33,13 +33,16 @@ RARE = {
 TRIED_FIRST = (4, 5, 3, 44, 27, 11)
 # Seeds that find a plant which those do not; tried before all others.
 FOUND_BY = {
-    "forks_omit_lenders": (7,),
-    "forks_omit_their_source": (43,),
-    "files_omit_lenders": (7,),
+    "erasures_do_not_reach_borrowers": (2,),
+    "borrowers_name_themselves_as_lenders": (2,),
+    "forks_omit_lenders": (2,),
+    "forks_omit_their_source": (50,),
     "files_omit_their_source": (7,),
-    "moves_omit_lenders": (7,),
-    "copies_omit_lenders": (57,),
-    "receipts_count_no_derived_memory": (7,),
+    "moves_omit_lenders": (2,),
+    "replicas_omit_lenders": (25,),
+    "erasures_leave_the_quarantine": (57,),
+    "receipts_count_no_derived_memory": (19,),
+    "the_stored_roster_is_not_read": (205,),
     "private_memory_is_lent": (24, 40),
     "private_moves_are_lent": (22, 24),
 }
