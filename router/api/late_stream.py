@@ -1,7 +1,8 @@
 """A stream whose turn waits for a node that has not joined, before its headers can be known.
 
 admitted soon     headers say which node answers, and how much it reused
-still waiting     the stream begins without those headers, and comments name the awaited nodes
+still waiting     the stream begins without those headers, and comments name the awaited nodes;
+                  once the turn is admitted, comments have the headers
 """
 
 import asyncio
@@ -53,10 +54,11 @@ class Opening(Generic[T]):
         return self._stream(self._task.result())
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Say what the turn waits for, then yield its frames."""
+        """Say what the turn waits for, and how it was admitted; then yield its frames."""
         assert self._task is not None, "it was begun"
         yield f": {self.progress()}\n\n".encode()
         made = self._stream(await asyncio.shield(self._task))
+        yield _comments(made.headers)
         async with aclosing(made.frames) as frames:
             async for frame in frames:
                 yield frame
@@ -76,3 +78,9 @@ class Opening(Generic[T]):
     def _stream(self, opened: T) -> Streamed:
         self._made = self.streamed(opened)
         return self._made
+
+
+def _comments(headers: Mapping[str, str]) -> bytes:
+    """Return headers as comments of an event stream, which its readers skip."""
+    lines = [f": {name}: {value}\n" for name, value in headers.items()]
+    return f"{''.join(lines)}\n".encode()

@@ -146,7 +146,13 @@ async def test_a_stream_that_waits_says_what_for(count, monkeypatch):
 
     assert not was_answered
     assert answer.status_code == 200
-    assert answer.text.startswith(": waiting for 1 node without a known name\n\ndata: ")
+    first, headers, data = answer.text.split("\n\n")[:3]
+    assert first == ": waiting for 1 node without a known name"
+    facts = dict(line.removeprefix(": ").split(": ", 1) for line in headers.splitlines())
+    assert {name.partition("-")[0] for name in facts} == {"x"}
+    assert (facts["x-macfabric-node"], facts["x-macfabric-agent"]) == ("node-b", "alice")
+    assert int(facts["x-macfabric-cached-tokens"]) > 0
+    assert data.startswith("data: ")
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
