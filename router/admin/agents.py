@@ -1,10 +1,13 @@
 """GET, DELETE, pin and migrate for agents; each tenant sees its own."""
 
+from collections.abc import Awaitable, Callable, Sequence
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fabric.control.node_calls import PinAgent
+from fabric.ids import AgentId, TenantId
 from router.admin.views.agents import agent_row, erasure_row, pin_row
 from router.admin.views.moves import migration_row
 from router.fleet.fleet import Fleet
@@ -14,14 +17,20 @@ from router.http.json_body import read_object
 from router.moves.erasures import Erasures
 from router.moves.migrations import Migrations
 
+Quoting = Callable[[TenantId, AgentId], Awaitable[Sequence[str]]]
+
 
 class AgentsApi:
     """Agents as the nodes describe them at the moment of asking."""
 
-    def __init__(self, fleet: Fleet, migrations: Migrations, erasures: Erasures) -> None:
+    def __init__(
+        self, fleet: Fleet, migrations: Migrations, erasures: Erasures, quoting: Quoting
+    ) -> None:
+        """`quoting` names the stored runs that quote an agent: an erasure leaves them."""
         self._fleet = fleet
         self._migrations = migrations
         self._erasures = erasures
+        self._quoting = quoting
 
     def routes(self) -> list[Route]:
         return [
@@ -52,7 +61,9 @@ class AgentsApi:
         return JSONResponse(agent_row(self._fleet, key))
 
     async def erase(self, request: Request) -> Response:
-        return JSONResponse(erasure_row(await self._erasures.erase(*agent_key(request))))
+        key = agent_key(request)
+        erasure = await self._erasures.erase(*key)
+        return JSONResponse(erasure_row(erasure, await self._quoting(*key)))
 
     async def pin(self, request: Request) -> Response:
         """Let an agent be evicted last, or, with `pinned` false, like any other."""

@@ -100,6 +100,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         blocks_kept_shared=integer(),
         derived_agents=integer(),
         derived_tokens=integer(),
+        quoting_runs=array(text()),
         unreachable=array(text()),
         remembered=array(text()),
     ),

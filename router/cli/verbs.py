@@ -82,7 +82,11 @@ def run_erase(arguments: argparse.Namespace) -> int:
         print_json(receipt)
         return 0 if receipt.get("deleted") else FAILED
     removed = f"{receipt.get('blocks_removed')} blocks, {human_bytes(receipt.get('bytes_removed'))}"
-    print_pairs([("agent", receipt.get("id")), ("removed", removed)])
+    pairs = [("agent", receipt.get("id")), ("removed", removed)]
+    if receipt.get("derived_agents"):
+        tokens, agents = receipt.get("derived_tokens"), receipt.get("derived_agents")
+        pairs.append(("borrowed", f"{tokens} tokens of {agents} other agents dropped"))
+    print_pairs(pairs)
     columns = ("node", "record", "blocks", "bytes", "blocks kept for other agents")
     print_table(
         "Receipt",
@@ -98,6 +102,8 @@ def run_erase(arguments: argparse.Namespace) -> int:
             for part in receipt.get("receipts", ())
         ),
     )
+    for name in receipt.get("quoting_runs", ()):
+        print_line(f"warning: run {name} still quotes it; DELETE /v1/scenarios/{name} removes that")
     for node in receipt.get("unreachable", ()):
         print_line(f"warning: {node} is away; it erases its part when it is back")
     if receipt.get("remembered") == []:

@@ -15,7 +15,7 @@ from fabric.errors import (
     RetryLaterError,
 )
 from fabric.fair_share import FairShare
-from fabric.ids import TenantId
+from fabric.ids import AgentId, TenantId
 from fabric.limits import (
     NAME_CHARS_TOLD,
     SCENARIO_ENDED_MAX,
@@ -131,6 +131,13 @@ class Runs:
         await self._load()
         own = [hosted for key, hosted in self._runs.items() if key[0] == tenant]
         return sorted(own, key=lambda each: each.record.created_s)
+
+    async def quoting(self, tenant: TenantId, agent: AgentId) -> tuple[str, ...]:
+        """Name the stored runs of a tenant that an agent took part in: they quote it."""
+        if self._folders is None or self._is_stopped:
+            return ()
+        runs = await self.all(tenant)
+        return tuple(each.record.name for each in runs if agent in each.record.agents)
 
     async def get(self, tenant: TenantId, name: str) -> HostedRun:
         """Return one of the tenant's own; raise NotFoundError."""

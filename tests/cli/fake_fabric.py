@@ -133,7 +133,14 @@ ANSWERS = {
     ("POST", "/v1/agents/mira/pin"): PINNED,
     ("POST", "/v1/agents/ivan/pin"): {**PINNED, "pin_held": False},
     ("DELETE", "/v1/agents/mira"): RECEIPT,
-    ("DELETE", "/v1/agents/ivan"): {**RECEIPT, "deleted": False, "unreachable": ["node-b"]},
+    ("DELETE", "/v1/agents/ivan"): {
+        **RECEIPT,
+        "deleted": False,
+        "unreachable": ["node-b"],
+        "quoting_runs": ["debate-1"],
+        "derived_agents": 2,
+        "derived_tokens": 640,
+    },
 }
 
 STATUSES: dict[tuple[str, str], int] = {}  # of answers that are not 200

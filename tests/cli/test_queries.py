@@ -142,6 +142,13 @@ def test_an_erasure_that_a_node_owes_is_not_done(run, fabric):
     assert "node-b is away" in out
 
 
+def test_an_erasure_says_what_borrowers_lost_and_which_runs_quote_the_agent(run, fabric):
+    _, out, _ = run("erase", "ivan", "--url", fabric.url)
+
+    assert "640 tokens of 2 other agents dropped" in out
+    assert "run debate-1 still quotes it" in out
+
+
 def test_migrate_says_where_to(run, fabric):
     run("migrate", "mira", "--to", "node-b", "--url", fabric.url)
 

@@ -1,5 +1,7 @@
 """An agent, its copies and what became of it, as JSON."""
 
+from collections.abc import Sequence
+
 from fabric.codec import to_plain
 from fabric.control.node_calls import AgentView
 from fabric.ids import AgentKey
@@ -79,8 +81,8 @@ def pin_row(view: AgentView) -> Row:
     }
 
 
-def erasure_row(erasure: Erasure) -> Row:
-    """Show what was removed where, and whose disk remembers that."""
+def erasure_row(erasure: Erasure, quoting_runs: Sequence[str]) -> Row:
+    """Show what was removed where, whose disk remembers that, and which runs still quote it."""
     receipts = [to_plain(receipt) for receipt in erasure.receipts if receipt.existed]
     for receipt in receipts:
         del receipt["tombstone"]  # the nodes' own business
@@ -97,6 +99,7 @@ def erasure_row(erasure: Erasure) -> Row:
         "blocks_kept_shared": sum(item["blocks_kept_shared"] for item in receipts),
         "derived_agents": sum(item["derived_agents"] for item in receipts),
         "derived_tokens": sum(item["derived_tokens"] for item in receipts),
+        "quoting_runs": list(quoting_runs),
         "unreachable": list(erasure.unreachable),
         # Whose disk holds that it was erased, and so tells whoever was away.
         "remembered": [r.node for r in erasure.receipts if r.tombstone is not None],
