@@ -1,5 +1,6 @@
 """Faults put into what follows borrowed memory to an erasure, which the simulation must find."""
 
+import logging
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -13,6 +14,9 @@ from node.store.tombstones import TombstoneStore
 from node.tiers.derived_memory import DerivedMemory, DroppedMemory
 from node.tiers.directing import Directing
 from node.turn.borrowed_spans import BorrowedSpans
+from node.turn.prefix import Prefixes
+
+_log = logging.getLogger("node.planted")
 
 
 def _without_lenders(record):
@@ -129,6 +133,17 @@ def borrowers_stay_hot():
     return patch.object(DerivedMemory, "_drop", kept)
 
 
+def logs_quote_prompts():
+    """Log the end of each prompt."""
+    prepare = Prefixes.prepare
+
+    def prepared(self, agent, plan, request):
+        _log.info("a turn of %s", plan.text[-80:].decode())
+        return prepare(self, agent, plan, request)
+
+    return patch.object(Prefixes, "prepare", prepared)
+
+
 def receipts_count_no_derived_memory():
     """Leave what borrowers lose out of the receipt."""
     drop = DerivedMemory.drop
@@ -154,5 +169,6 @@ LENDING_PLANTS = (
     forgetful_lenders_leave_loans,
     erasures_leave_the_quarantine,
     borrowers_stay_hot,
+    logs_quote_prompts,
     receipts_count_no_derived_memory,
 )

@@ -1,5 +1,6 @@
 """One conversation as its client keeps it."""
 
+import re
 from dataclasses import dataclass, field
 
 from fabric.edit_mode import EditMode
@@ -8,6 +9,7 @@ from fabric.turn.generation import Identity, IdentityKind
 from tests.sim.epochs import Epochs
 from tests.sim.warmth import Ack
 
+MARKER = re.compile(r"<\d+\.\d+(\.\d+)?>")  # what only one conversation says
 WORDS = ("river", "stone", "amber", "cloud", "lantern", "meadow", "harbor", "quiet", "copper")
 
 

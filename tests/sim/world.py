@@ -32,6 +32,7 @@ from tests.sim.node_host import STATES, NodeHost
 from tests.sim.platters import Platters
 from tests.sim.readers import Readers
 from tests.sim.router_host import RouterHost
+from tests.sim.talk import MARKER
 from tests.sim.warmth import Warmth
 from tests.sim.watch import Watch
 from tests.sim.workers import Worker, simulated_locks, unwind
@@ -216,15 +217,19 @@ def _tests_itself(node):
 
 
 class _Ears(logging.Handler):
-    """Hears what the product logs as a failure of its own."""
+    """Hears what the product logs: failures of its own, and words of clients, which are none."""
 
     def __init__(self, world):
-        super().__init__(logging.ERROR)
+        super().__init__(logging.INFO)
         self._world = world
 
     def emit(self, record):
         process = PROCESS.get()
         if process is not None and process.is_dead:
+            return
+        if MARKER.search(record.getMessage()):
+            self._world.fail(f"{record.name} logs what a client said: {record.getMessage()}")
+        if record.levelno < logging.ERROR:
             return
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
@@ -250,7 +255,7 @@ def run(seed: int, make=None, *, is_verbose: bool = False) -> World:
     for each in loggers:
         each.addHandler(ears)
         each.propagate = False
-        each.setLevel(logging.ERROR)
+        each.setLevel(logging.INFO)
     loop.set_exception_handler(lambda _, said: _unhandled(world, said))
     loop.on_step = world.invariants.check_step
     try:
