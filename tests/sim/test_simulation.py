@@ -43,6 +43,7 @@ FOUND_BY = {
     "erasures_leave_the_quarantine": (57,),
     "receipts_count_no_derived_memory": (19,),
     "the_stored_roster_is_not_read": (205,),
+    "turns_do_not_wait_for_their_owner": (74, 78, 251, 309),
     "private_memory_is_lent": (24, 40),
     "private_moves_are_lent": (22, 24),
 }
