@@ -49,6 +49,7 @@ class Clients:
         self.answered_count = 0
         self.answered_s = 0.0  # when the last one was
         self.errors = {}
+        self._erasing = set()  # agents
         self.erased = []  # names, and words that must be nowhere any more
 
     async def run(self):
@@ -246,13 +247,16 @@ class Clients:
         began_s = world.loop.now_s
         world.directing.verbs.forget(talk.key)  # whatever comes of it
         series, derived = world.lineage.begin_series(talk.key), world.lineage.derived()
+        begun_count, is_alone = world.lineage.begun_count, not self._erasing
+        self._erasing.add(talk.key)
         task = world.loop.spawn(
             world.router.process, services.erasures.erase(talk.tenant, talk.identity.agent)
         )
         done, _ = await asyncio.wait({task}, timeout=60)
         talk.may_be_erased = not done or self._world.network.is_bad
         if not done or task.cancelled():
-            return
+            return  # it may go on
+        self._erasing.discard(talk.key)
         try:
             erasure = task.result()
         except NotFoundError as error:
@@ -265,8 +269,9 @@ class Clients:
             return
         world.note(f"{talk.name}: erased, {erasure.unreachable} not reached")
         world.platters.check_receipts(talk.key, erasure)
-        for receipt in erasure.receipts:
-            world.lineage.check_receipt(talk.key, derived, receipt)
+        if is_alone and world.lineage.begun_count == begun_count:
+            for receipt in erasure.receipts:  # else another one may count what it shares with this
+                world.lineage.check_receipt(talk.key, derived, receipt)
         if not (erasure.unreachable or talk.is_shared):
             world.lineage.revoke(talk.key, series, is_erased=True)
         if not (talk.is_shared or talk.is_copied or talk.copying_count):

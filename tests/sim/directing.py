@@ -160,6 +160,7 @@ class Directing:
         """Have directives changed, and again by the same operation until it is clear."""
         world, known = self._world, self.hearing.of(talk)
         before, since_s = known.possible, world.loop.now_s
+        world.lineage.begun_count += 1
         known.outstanding[verb, operation] = change
         known.spread(change)
         if verb in {"remove", "remove_all"}:

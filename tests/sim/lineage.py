@@ -28,6 +28,7 @@ class Lineage:
         self._borrowers = defaultdict(dict)  # by agent
         self._cuts_s = {}  # by agent: when its memory was last cut because it came of others
         self._forgotten = {}  # by marker: the talk whose agent forgot it, and since when
+        self.begun_count = 0  # series, by what may take memory from others
         self.judged_count = 0  # caches with rows of other agents
         self.dropped_count = 0  # receipts that count derived agents
         Rows.forget_all(self._origin)
@@ -72,6 +73,7 @@ class Lineage:
         """Note that an agent is about to begin a new series; return the one before."""
         before = self._series[key]
         self._series[key] += 1
+        self.begun_count += 1
         return before
 
     def revoke(self, key, before, *, is_erased=False):
