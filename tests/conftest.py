@@ -10,7 +10,6 @@ from node.runtime.one_loop import assert_one_loop
 from tests.nightly_parts import parts, select
 
 assert_one_loop()
-gc.disable()  # until all tests are collected: what imports make stays
 # An HTTP client reads the system's certificates, which takes longer than most of its requests.
 httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
 
@@ -54,10 +53,15 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=place)
 
 
-def pytest_collection_finish():
-    """Leave what was imported and collected out of every later garbage collection."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect no garbage among what is imported, nor ever in it: it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def keep_part(config, items, part):
