@@ -27,6 +27,12 @@ class PointFault:
     name: str | None = None  # of the file, once it has happened
 
 
+class Changes:
+    """How often any platter was written: between two of these none is another than before."""
+
+    count = 0
+
+
 @dataclass(eq=False)
 class Platter:
     """What survives the process: the files, and what ails the drive."""
@@ -45,7 +51,6 @@ class Platter:
     damaged: set = field(default_factory=set)  # names of files hurt behind the node's back
     hurt: set = field(default_factory=set)  # those that were ever hurt
     refused: set = field(default_factory=set)  # names of files that it would not write or remove
-    changes: int = 0
 
     def damage(self, only: str = "blocks/") -> str | None:
         """Flip, cut or lose one stored block, behind the node's back."""
@@ -69,10 +74,10 @@ class Platter:
     def write(self, name, data):
         self.files[name] = data
         self.refused.discard(name)
-        self.changes += 1
+        Changes.count += 1
 
     def drop(self, name):
-        self.changes += 1
+        Changes.count += 1
         return self.files.pop(name, None)
 
     @property

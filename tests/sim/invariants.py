@@ -37,8 +37,11 @@ class Invariants:
 
     def check_step(self):
         """Look at the agents again if any node's table has changed."""
-        tables = [host.node and host.node.table for host in self._world.nodes.values()]
-        seen = [(id(table), table.changes) for table in tables if table is not None]
+        seen = []
+        for host in self._world.nodes.values():
+            if host.node is not None:
+                table = host.node.table
+                seen += (table, table.changes)
         if seen != self._seen:
             self._seen = seen
             nodes = [host.node for host in self._world.nodes.values() if host.node]

@@ -48,25 +48,18 @@ class Process:
         return True
 
 
-def _admits(handle) -> bool:
-    process = handle._context.get(PROCESS)
-    return process is None or handle._loop.is_over or process.admits(handle)
-
-
 class _Handle(events.Handle):
     __slots__ = ()
 
     def _run(self):
-        if _admits(self):
-            super()._run()
+        process = self._context.get(PROCESS)
+        if process is None or self._loop.is_over or process.admits(self):
+            events.Handle._run(self)
 
 
 class _Timer(events.TimerHandle):
     __slots__ = ()
-
-    def _run(self):
-        if _admits(self):
-            super()._run()
+    _run = _Handle._run
 
 
 def _outcome(func, args):

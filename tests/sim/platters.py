@@ -8,6 +8,7 @@ from fabric.errors import CorruptDataError
 from fabric.kvcache.hashing import agent_digest, token_bytes
 from fabric.record.manifest import OwnerState, decode_manifest
 from fabric.record.provenance import TruncatedBy
+from tests.sim.disk import Changes
 from tests.sim.model import END
 from tests.sim.node_host import CLUSTER_KEY, TOMBSTONES
 from tests.sim.router_host import ROUTER
@@ -38,13 +39,11 @@ class Platters:
             self._check_owners()
 
     def _refresh(self):
-        hosts = self._world.nodes
-        seen = [host.platter.changes for host in hosts.values()]
-        if seen == self._seen:
+        if self._seen == Changes.count:
             return False
-        self._seen = seen
+        self._seen = Changes.count
         known = {}
-        for name, host in hosts.items():
+        for name, host in self._world.nodes.items():
             for file, raw in host.platter.files.items():
                 if file.startswith(_RECORDS):
                     old = self._known.get((name, file))
