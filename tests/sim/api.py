@@ -20,6 +20,9 @@ PLACING_CODES = frozenset(
     }
 )  # fmt: skip
 
+# Likewise, where a turn that the client sent meanwhile edited what is named.
+GONE_CODES = frozenset({"call_not_found", "message_not_found", "nothing_to_edit"})
+
 
 class Api:
     """Calls that are repeated with the same words until it is clear what came of them."""
@@ -28,17 +31,20 @@ class Api:
         self._world = world
         self._ask = Asking(world).in_router
 
-    async def insist(self, talk, random, verb, body=None, **path):
-        """Ask until it is done or refused.
+    async def insist(self, talk, random, verb, body=None, *, is_aside=False, **path):
+        """Ask until it is done or refused; `is_aside` says that turns go on meanwhile.
 
         Return the answer, or None; and whether it is certain that nothing was done.
         """
         is_certain = True
+        allowed = {"invalid_value"} if verb == "evict" else PLACING_CODES
+        if is_aside:
+            allowed = allowed | GONE_CODES
         for _ in range(TRIES):
             done = await self._ask(
                 f"{talk.name}: {verb} {path or ''}",
                 lambda services: _called(services, talk.key, verb, body, path),
-                allowed={"invalid_value"} if verb == "evict" else PLACING_CODES,
+                allowed=allowed,
             )
             if done.is_over and done.error is None:
                 return done.result, False

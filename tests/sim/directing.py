@@ -167,7 +167,9 @@ class Directing:
             world.lineage.remember_words(talk)
         world.note(f"{talk.name}: {verb} {operation} {body}")
         path = {"operation": operation} if verb == "remove" else {}
-        row, is_certain = await self._api.insist(talk, self.stream(talk), verb, body, **path)
+        row, is_certain = await self._api.insist(
+            talk, self.stream(talk), verb, body, is_aside=is_aside, **path
+        )
         if row is None:
             if is_certain and not world.network.is_bad and not is_aside:
                 known.possible = before
