@@ -7,12 +7,14 @@ left      [ its own )
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fabric.errors import FabricError
 from fabric.ids import TenantId
 from fabric.limits import RECORD_WRITE_POLLS_MAX
+from fabric.record.lenders import Lender
 from fabric.record.truncate import without_edited
 from node.agents.agent import Agent
 from node.store.tombstones import TombstoneStore
@@ -38,6 +40,23 @@ class DerivedMemory:
     records: AgentRecords
     erased: TombstoneStore
     prefetches: Prefetches
+    # By tenant and lender: what went since its erasure began, whichever call dropped it.
+    counts: dict[tuple[TenantId, str], DroppedMemory] = field(default_factory=dict)
+
+    def begin_count(self, tenant: TenantId, lender: str) -> None:
+        """Count what is dropped of one lender until `end_count`."""
+        self.counts[tenant, lender] = DroppedMemory()
+
+    def end_count(self, tenant: TenantId, lender: str) -> DroppedMemory:
+        """Return what was dropped since `begin_count`."""
+        return self.counts.pop((tenant, lender), DroppedMemory())
+
+    def _note(self, tenant: TenantId, lenders: Iterable[Lender], tokens: int) -> None:
+        names = {lender.agent for lender in lenders}
+        is_any = any(lender.is_any for lender in lenders)
+        for key, known in self.counts.items():
+            if key[0] == tenant and (is_any or key[1] in names):
+                self.counts[key] = DroppedMemory(known.agents + 1, known.tokens + tokens)
 
     async def drop(self, tenant: TenantId | None = None) -> DroppedMemory:
         """Drop what came of erased agents, of one tenant or all. Raise the first refusal, last."""
@@ -45,11 +64,14 @@ class DerivedMemory:
         refused: list[Exception] = []
         for agent in list(self.records.table):
             if tenant in (None, agent.key[0]) and await self._will_be_derived(agent):
+                lenders = agent.lenders
                 try:
                     count = await self._drop(agent)
                 except (FabricError, OSError) as error:
                     refused.append(error)
                     continue
+                if count:
+                    self._note(agent.key[0], lenders, count)
                 agents, tokens = agents + (count > 0), tokens + count
         if refused:
             raise refused[0]

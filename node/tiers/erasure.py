@@ -34,7 +34,6 @@ from node.store.agent_store import AgentStore
 from node.store.posix_disk import DiskError
 from node.store.tombstones import TombstoneStore
 from node.tiers.agent_removal import AgentRemoval
-from node.tiers.derived_memory import DroppedMemory
 from node.tiers.erased_folders import ErasedFolders
 
 T = TypeVar("T")
@@ -87,6 +86,7 @@ class Erasing:
         if task is None:
             # Before anything is waited for: a turn that comes meanwhile would take the agent above
             # its erasure, which then leaves it.
+            self._removal.derived.begin_count(call.key[0], self._erased.digest(*call.key))
             self._erased.announce([self._tombstone(call)])
             task = self._operations[name] = asyncio.create_task(self._erase(call))
             while len(self._operations) > ERASE_CALLS_MAX:
@@ -145,6 +145,15 @@ class Erasing:
         except (FabricError, OSError):
             self._fail()
             raise
+        finally:
+            lender = self._erased.digest(*call.key)
+            derived = self._removal.derived.end_count(call.key[0], lender)
+        receipt = replace(
+            receipt,
+            existed=receipt.existed or derived.agents > 0,
+            derived_agents=derived.agents,
+            derived_tokens=derived.tokens,
+        )
         if noted is None:  # a full disk has room afterwards
             noted = await self._note(call)
         if noted is None:
@@ -175,7 +184,7 @@ class Erasing:
         others = await part(lambda: self._folders.erase(digest), otherwise=RemovedElsewhere())
         refs, was_here = await self._removal.remove(key, epoch)
         unknown = await part(lambda: store.erase_unknown(key), otherwise=0)
-        derived = await self._drop_derived(key[0], refused)
+        await self._drop_derived(key[0], refused)
         blocks = await self._workers.run(lambda: store.erase_blocks(refs))
         # What it waited for may have found a block damaged meanwhile.
         await part(lambda: store.erase_quarantined(key), otherwise=False)
@@ -183,12 +192,7 @@ class Erasing:
             raise refused[0]
         return EraseReceipt(
             self._health.name,
-            existed=was_here
-            or was_coming
-            or unknown > 0
-            or quarantined
-            or others.records > 0
-            or derived.agents > 0,
+            existed=was_here or was_coming or unknown > 0 or quarantined or others.records > 0,
             blocks_removed=blocks.blocks_removed,
             bytes_removed=blocks.bytes_removed,
             blocks_kept_shared=blocks.blocks_kept_shared,
@@ -196,16 +200,13 @@ class Erasing:
             record_removed=bool(refs) or unknown > 0,
             quarantined_removed=quarantined,
             other_models=others,
-            derived_agents=derived.agents,
-            derived_tokens=derived.tokens,
         )
 
-    async def _drop_derived(self, tenant: TenantId, refused: list[Exception]) -> DroppedMemory:
+    async def _drop_derived(self, tenant: TenantId, refused: list[Exception]) -> None:
         try:
-            return await self._removal.derived.drop(tenant)
+            await self._removal.derived.drop(tenant)
         except (FabricError, OSError) as error:
             refused.append(error)
-            return DroppedMemory()
 
     # --- all that tombstones name ------------------------------------------------------------
 

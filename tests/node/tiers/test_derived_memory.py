@@ -1,13 +1,15 @@
 """An erasure takes what others computed from the erased agent's rows, in every form."""
 
+import asyncio
 import errno
 from dataclasses import replace
 
 import pytest
 
-from fabric.control.erasure_calls import KnownErasures, ShareErasures
+from fabric.control.erasure_calls import EraseAgent, KnownErasures, ShareErasures
 from fabric.edit_mode import EditMode
 from fabric.errors import FabricError
+from fabric.ids import AgentId, OperationId
 from fabric.record.lenders import Lender
 from node.store.posix_disk import DiskError
 from node.tiers.agent_records import AgentRecords
@@ -68,6 +70,23 @@ def test_hot_memory_and_the_record_go_and_the_receipt_counts_them(tmp_path, mode
         assert gone
         assert set(service.node.store.blocks.missing(gone)) == gone
         check_forgotten(service, asked)
+
+
+def test_the_receipt_counts_what_another_call_drops_meanwhile(tmp_path, model):
+    with running(tmp_path, model) as service:
+        lend(service)
+        erasing = service.node.erasing
+        call = EraseAgent(TENANT, AgentId("a"), 9, OperationId("op-erase"), 1.0)
+
+        async def both():
+            erased = asyncio.create_task(erasing.erase(call))
+            await asyncio.sleep(0)
+            dropped = await erasing._removal.derived.drop()
+            return dropped, await erased
+
+        dropped, receipt = on_loop(service, both())
+        assert dropped.agents == 1
+        assert (receipt.derived_agents, receipt.derived_tokens) == (1, dropped.tokens)
 
 
 def test_it_is_gone_after_a_restart(tmp_path, model):
