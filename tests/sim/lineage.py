@@ -113,7 +113,8 @@ class Lineage:
         for entry in _entries(cache, exact):
             if entry not in Rows.settled:
                 Rows.settled.add(entry)
-                if cache.owner in Rows.known.get(entry, ())[2:]:
+                is_shared = Rows.origins.get(entry) == frozenset()  # others computed it alike
+                if cache.owner in Rows.known.get(entry, ())[2:] and not is_shared:
                     Rows.origins[entry] = Rows.origins.get(entry, frozenset()) | seen
             seen |= Rows.origins.get(entry, frozenset())
         cache.came_of = seen
