@@ -31,7 +31,7 @@ RARE = {
 }
 # Short lives that find many of them. `python -m tests.sim --plant NAME --count 60` says which do.
 TRIED_FIRST = (4, 5, 3, 44, 27, 11)
-# Seeds that find a plant which those do not; tried before all others.
+# Seeds that find a plant sooner than those do; tried before all others.
 FOUND_BY = {
     "erasures_do_not_reach_borrowers": (2,),
     "borrowers_name_themselves_as_lenders": (2,),
@@ -44,8 +44,18 @@ FOUND_BY = {
     "receipts_count_no_derived_memory": (19,),
     "the_stored_roster_is_not_read": (205,),
     "turns_do_not_wait_for_their_owner": (74, 78, 251, 309),
-    "private_memory_is_lent": (24, 40),
+    "private_memory_is_lent": (40, 24),
     "private_moves_are_lent": (22, 24),
+    "forks_forget_directives": (7, 17),
+    "what_is_undone_goes_on_holding": (7,),
+    "the_older_of_two_counts": (12,),
+    "closed_agents_stay_hot": (17,),
+    "missing_nodes_are_not_expected": (14,),
+    "refused_records_are_not_put_back": (27,),
+    "blocks_of_refused_saves_stay_pinned": (1, 3),
+    "whoever_is_at_work_is_evicted": (3,),
+    "memory_is_granted_to_everybody": (3,),
+    "prefetches_reserve_nothing": (3,),
 }
 TRACE_TAIL = 40
 
