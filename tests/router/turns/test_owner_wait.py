@@ -10,6 +10,7 @@ from fabric.ids import NodeName
 from fabric.settings import RouterSettings
 from fabric.turn.messages import Message, MessageRole
 from router.fleet.expected_nodes import ExpectedNodes
+from router.fleet.meeting import Meeting
 from router.prompt import chat_prompt
 from tests.router.fake_memory import Memory
 from tests.router.fake_node import FakeNode
@@ -36,6 +37,19 @@ async def joined_in_part(**options):
         await until(made.fleet.ready)
         await until(made.fleet.membership.settled)
         yield made
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Return the seconds that each turn which waits is ready to wait."""
+    owner, seconds = Meeting.owner, []
+
+    def noted(meeting, is_known, patience_s):
+        seconds.append(patience_s)
+        return owner(meeting, is_known, patience_s)
+
+    monkeypatch.setattr(Meeting, "owner", noted)
+    return seconds
 
 
 def join(made):
@@ -90,28 +104,35 @@ async def test_the_wait_has_a_ceiling(monkeypatch):
     assert node_of(answer) == "node-a"
 
 
-@pytest.mark.parametrize("said", [(SAID,), ("hi", "noted", "and?")])
-async def test_a_conversation_that_just_began_or_leaves_no_trace_does_not_wait(said):
-    """A short one could not be recognized even if its node joined."""
+async def test_a_conversation_that_just_began_does_not_wait(waits):
     async with joined_in_part() as made:
         made["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
         await made.fleet.membership.refresh()
-        answer = await made.chat(*said)
+        answer = await made.chat(SAID)
 
-    assert node_of(answer) == "node-a"
+    assert (node_of(answer), waits) == ("node-a", [])
 
 
-async def test_an_agent_that_was_begun_or_reported_does_not_wait():
+async def test_a_short_conversation_waits_likewise(waits):
+    async with joined_in_part() as made:
+        await made.chat("hi", "noted", "and?")
+
+    assert len(waits) == 1
+
+
+async def test_an_agent_that_was_begun_or_reported_does_not_wait(waits):
     async with joined_in_part() as made:
         bob = await made.chat("hi", agent="bob")
+        waits.clear()
         made["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
         await made.fleet.membership.refresh()
         answer = await made.chat(SAID, "noted", "and?", agent="bob")
 
     assert {node_of(bob), node_of(answer)} == {"node-a"}
+    assert waits == []
 
 
-async def test_a_node_that_missed_its_time_is_not_waited_for():
+async def test_a_node_that_missed_its_time_is_not_waited_for(waits):
     async with joined_in_part() as made:
         made["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
         await made.fleet.membership.refresh()
@@ -119,6 +140,7 @@ async def test_a_node_that_missed_its_time_is_not_waited_for():
         answer = await made.chat(SAID, "noted", "and?", agent="alice")
 
     assert node_of(answer) == "node-a"
+    assert waits == []
     assert int(answer.headers["x-macfabric-epoch"]) > 1_024, "node-b may still own her"
 
 
