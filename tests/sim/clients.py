@@ -276,6 +276,8 @@ class Clients:
             world.lineage.revoke(talk.key, series, is_erased=True)
         if not (talk.is_shared or talk.is_copied or talk.copying_count):
             self.erased.append((talk.name, talk.marker))
+        else:
+            world.lending.leave_secrets(talk)
         talk.acked, talk.attempts, talk.is_copied = None, [], False
         talk.lives_count += 1
         talk.epochs.clear()

@@ -112,6 +112,11 @@ class Lending:
             if not self._world.directing.hearing.is_lost(talk, talk.acked.node):
                 yield talk.name, marker
 
+    def leave_secrets(self, talk):
+        """Note that copies of an agent which ends may have what it was told to forget."""
+        self._forgotten = [each for each in self._forgotten if each[0] is not talk]
+        self._world.lineage.remember_words(talk)
+
     # --- further -----------------------------------------------------------------------------
 
     async def move(self, key, name=None):
