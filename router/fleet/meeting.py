@@ -68,6 +68,10 @@ class Meeting:
         missing = self.missing
         return (*names, *([str(missing)] if is_open and missing.count else []))
 
+    def may_learn_agents(self) -> bool:
+        """Say whether a node is about to report its agents, or an awaited one may soon join."""
+        return bool(self.awaited()) or self.is_reporting()
+
     def is_reporting(self) -> bool:
         """Say whether a node that serves is about to report its agents for the first time."""
         serving = [m for m in self._membership.members if m.view and self._membership.is_up(m.name)]
@@ -119,9 +123,8 @@ class Meeting:
 
     def require_reports(self, agent: str) -> None:
         """Raise RetryLaterError while a node that may have this agent has not reported."""
-        if not self.awaited() and not self.is_reporting():
-            return
-        raise _agents_unknown(agent, self.awaited() or ("a node that has just joined",))
+        if self.may_learn_agents():
+            raise _agents_unknown(agent, self.awaited() or ("a node that has just joined",))
 
     def unknown_agent(self, agent: str) -> FabricError:
         """Return the error for an agent that no node has reported."""

@@ -144,7 +144,7 @@ class Hibernations:
         return owner.node, answer
 
     def _check_free(self, wanted: Wanted) -> Holding | None:
-        """Return who would be replaced, if anybody; raise ConflictError if nobody may be.
+        """Return the agent to replace, if there is one; raise ConflictError if it must stay.
 
         Raises RetryLaterError while an awaited node may have an agent that must not be replaced.
         """

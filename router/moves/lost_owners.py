@@ -80,8 +80,7 @@ class LostOwners:
         if owner is not None:
             is_starting = directory.starting(key) is not None  # a turn is taking it over
             return None if is_starting or self._fleet.is_up(owner.node) else owner
-        meeting = self._fleet.meeting
-        if directory.stepped_down(key) is not None or meeting.awaited() or meeting.is_reporting():
+        if directory.stepped_down(key) is not None or self._fleet.meeting.may_learn_agents():
             return None
         # Replicas whose owner left the fabric before this router began, or did not join in time.
         return max(directory.living(key), key=lambda held: held.epoch, default=None)

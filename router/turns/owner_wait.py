@@ -32,7 +32,7 @@ class OwnerWait:
     async def wait(self, turn: TurnRequest, since_s: float, waiting: AwaitedNodes) -> None:
         """Return once the turn's owner has reported, or a wait begun at `since_s` is too long."""
         meeting = self._fleet.meeting
-        if not (meeting.awaited() or meeting.is_reporting()) or self._is_known(turn):
+        if not meeting.may_learn_agents() or self._is_known(turn):
             return
         estimate_s = recompute_s(snapshots.facts_of(turn), snapshots.of_turn(self._fleet, turn))
         now_s = self._fleet.clock.monotonic_s()
