@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Collect no garbage among what is imported, nor ever in it: it stays."""
+    """Pause garbage collection during imports, and exempt what they leave from it."""
     gc.disable()
     try:
         return (yield)

@@ -40,7 +40,7 @@ class Agent:
 
 
 class RayFabric:
-    """One `macfabric up`, and what tests do to it."""
+    """A running `macfabric up`, with the calls and signals that tests send to it."""
 
     def __init__(self, folder: Path, nodes: int = 3) -> None:
         self._nodes_count = nodes

@@ -3,8 +3,6 @@
 Meanwhile what was borrowed goes further: by moves, replicas, forks and files, and restarts.
 """
 
-import contextlib
-
 from fabric.ids import AgentId, OperationId
 
 SPREAD_ODDS, TAKEN_BACK_ODDS = 0.8, 0.8
@@ -139,24 +137,22 @@ class Lending:
         name = AgentId(f"loan-{random.randrange(10**6)}")
         to = random.choice([None, *self._world.nodes])
         operation = OperationId(f"op-{random.randrange(10**12):012}")
-        with self._copying(key):
-            await self._ask(
-                f"fork {'/'.join(key)} as {name} to {to}",
-                lambda services: services.forks.fork(key, name, to, operation),
-            )
+        self._mark_copied(key)
+        await self._ask(
+            f"fork {'/'.join(key)} as {name} to {to}",
+            lambda services: services.forks.fork(key, name, to, operation),
+        )
 
     async def _file(self, key):
-        with self._copying(key):
-            name = AgentId(f"loan-{self._random.randrange(10**6)}")
-            await self._world.chaos.deeds.copy_by_file(key, name)
+        self._mark_copied(key)
+        name = AgentId(f"loan-{self._random.randrange(10**6)}")
+        await self._world.chaos.deeds.copy_by_file(key, name)
 
-    @contextlib.contextmanager
-    def _copying(self, key):
-        """Mark all talks of an agent as copied."""
+    def _mark_copied(self, key):
+        """Note in all talks of an agent that it has copies, or may yet have them."""
         for talk in self._world.clients.talks:
             if talk.key == key:
                 talk.begin_copy()
-        yield
 
     async def _kill(self, key):
         host = self._owner(key)

@@ -48,10 +48,14 @@ def borrowers_omit_the_lenders_of_lenders():
     return patch.object(BorrowedSpans, "_lenders", nearest)
 
 
+def _copies_omit_lenders(module):
+    anew = module.owned_anew
+    return patch.object(module, "owned_anew", lambda r, *more: _without_lenders(anew(r, *more)))
+
+
 def forks_omit_lenders():
     """Record no lenders in a fork."""
-    anew = forks.owned_anew
-    return patch.object(forks, "owned_anew", lambda r, *more: _without_lenders(anew(r, *more)))
+    return _copies_omit_lenders(forks)
 
 
 def forks_omit_their_source():
@@ -61,10 +65,7 @@ def forks_omit_their_source():
 
 def files_omit_lenders():
     """Record no lenders in an agent that is read from a file."""
-    anew = hibernation_import.owned_anew
-    return patch.object(
-        hibernation_import, "owned_anew", lambda r, *more: _without_lenders(anew(r, *more))
-    )
+    return _copies_omit_lenders(hibernation_import)
 
 
 def files_omit_their_source():
@@ -92,26 +93,25 @@ def replicas_omit_lenders():
     return patch.object(KeptCopies, "publish", published)
 
 
-def private_lenders_leave_loans():
-    """Keep what others borrowed of an agent that is private from then on."""
+def _loans_outlive_changes(of):
+    """Take nothing back where that part of a lender's record changes."""
     publish = Directing._publish
 
     async def published(self, agent, record, *, revokes):
-        is_said = record.wishes == agent.manifest.wishes
-        await publish(self, agent, record, revokes=revokes and is_said)
+        is_same = getattr(record, of) == getattr(agent.manifest, of)
+        await publish(self, agent, record, revokes=revokes and is_same)
 
     return patch.object(Directing, "_publish", published)
+
+
+def private_lenders_leave_loans():
+    """Keep what others borrowed of an agent that is private from then on."""
+    return _loans_outlive_changes("wishes")
 
 
 def forgetful_lenders_leave_loans():
     """Keep what others borrowed of an agent that forgets a message."""
-    publish = Directing._publish
-
-    async def published(self, agent, record, *, revokes):
-        is_said = record.directives == agent.manifest.directives
-        await publish(self, agent, record, revokes=revokes and is_said)
-
-    return patch.object(Directing, "_publish", published)
+    return _loans_outlive_changes("directives")
 
 
 def erasures_leave_the_quarantine():

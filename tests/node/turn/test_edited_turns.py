@@ -23,13 +23,13 @@ WINDOWED = {name: ARCHITECTURES[name] for name in ("gemma3_text", "gpt_oss", "ge
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """One that answers otherwise, once a row of what was moved lies elsewhere."""
+    """Return a model that answers otherwise once a moved row lies elsewhere."""
     return str(write_model(tmp_path_factory.mktemp("model") / "llama", LLAMA, seed=10))
 
 
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory):
-    """One that answers the same, whichever tokens its own answer in the prompt is made of."""
+    """Return a model that answers the same, however its answer in the prompt is encoded."""
     return str(write_model(tmp_path_factory.mktemp("model") / "llama", LLAMA, seed=31))
 
 
