@@ -20,7 +20,8 @@ PLACING_CODES = frozenset(
     }
 )  # fmt: skip
 
-# Likewise, where a turn that the client sent meanwhile edited what is named.
+# Likewise, where a turn that the client sent meanwhile edited what is named, or where the agent
+# went on with an earlier record after its node's death.
 GONE_CODES = frozenset({"call_not_found", "message_not_found", "nothing_to_edit"})
 
 
@@ -38,9 +39,9 @@ class Api:
         """
         is_certain = True
         allowed = {"invalid_value"} if verb == "evict" else PLACING_CODES
-        if is_aside:
-            allowed = allowed | GONE_CODES
-        for _ in range(TRIES):
+        for tries_count in range(TRIES):
+            if is_aside or tries_count:
+                allowed = allowed | GONE_CODES
             done = await self._ask(
                 f"{talk.name}: {verb} {path or ''}",
                 lambda services: _called(services, talk.key, verb, body, path),

@@ -138,7 +138,7 @@ class World:
 
     def fail(self, text):
         """Say what must not happen; the run ends with the first one."""
-        if self.violation is None:
+        if self.violation is None and not self.loop.is_over:  # then only the dead are buried
             self.violation = text
             self.note(f"VIOLATION {text}")
             self.loop.end()
