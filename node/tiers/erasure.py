@@ -98,7 +98,7 @@ class Erasing:
                 self._operations.pop(name, None)  # a repeat tries again
 
     async def take(self, call: ShareErasures) -> KnownErasures:
-        """Remove what others were told to erase while this node was away. Raise DiskError."""
+        """Remove what was erased while this node was away; what the disk refuses stays owed."""
         if len(call.erased) > TOMBSTONES_MAX:
             message = f"over {TOMBSTONES_MAX} tombstones"
             raise TooLargeError(message)
@@ -107,7 +107,7 @@ class Erasing:
         await self._workers.run(erased.write_rest)
         if not has_news and not self.is_owed:
             return KnownErasures(erased.all, 0)
-        return KnownErasures(erased.all, await self._remove_all(is_sure=has_news))
+        return KnownErasures(erased.all, await self._remove_or_owe(is_sure=has_news))
 
     async def revoke(self, record: Manifest) -> None:
         """Note that what others borrowed of a record's agent so far must go. Raise DiskError."""
@@ -128,10 +128,7 @@ class Erasing:
 
         Nobody else asks again: by its tombstones this node knows of the erasure, as the others do.
         """
-        try:
-            await self._remove_all(is_sure=False)
-        except (FabricError, OSError) as error:
-            _log.error("an erasure is not complete on the disk: %s", _reason(error))
+        await self._remove_or_owe(is_sure=False)
 
     def _tombstone(self, call: EraseAgent) -> Tombstone:
         return tombstone(self._cluster_key, *call.key, call.epoch, call.erased_s)
@@ -202,13 +199,21 @@ class Erasing:
             other_models=others,
         )
 
-    async def _drop_derived(self, tenant: TenantId, refused: list[Exception]) -> None:
+    async def _drop_derived(self, tenant: TenantId | None, refused: list[Exception]) -> None:
         try:
             await self._removal.derived.drop(tenant)
         except (FabricError, OSError) as error:
             refused.append(error)
 
     # --- all that tombstones name ------------------------------------------------------------
+
+    async def _remove_or_owe(self, *, is_sure: bool) -> int:
+        """Remove whatever a tombstone names; count the agents, none where the disk refuses."""
+        try:
+            return await self._remove_all(is_sure=is_sure)
+        except (FabricError, OSError) as error:
+            _log.error("an erasure is not complete on the disk: %s", _reason(error))
+            return 0
 
     async def _remove_all(self, *, is_sure: bool) -> int:
         """Remove whatever a tombstone names; count the agents. Raise DiskError.
@@ -237,13 +242,19 @@ class Erasing:
     async def _remove_named(self, *, is_sure: bool) -> int:
         store, in_worker, count = self._store, self._workers.run, 0
         self._removal.forget_borrowed()
+        refused = list[Exception]()
         for agent in self._table:
             # Not only for the news: an earlier attempt may have failed half way.
             epoch = self._erased.floor(*agent.key)
             if agent.manifest.epoch <= epoch:
                 await self._removal.forget_moves(agent.key)
-                count += (await self._removal.remove(agent.key, epoch))[1]
-        await self._removal.derived.drop()
+                try:
+                    count += (await self._removal.remove(agent.key, epoch))[1]
+                except (FabricError, OSError) as error:
+                    refused.append(error)  # the other agents go all the same
+        await self._drop_derived(None, refused)
+        if refused:
+            raise refused[0]
         count += await in_worker(store.erase_unknown)
         await in_worker(store.blocks.sweep)
         await in_worker(lambda: store.erase_all_quarantined(is_sure=is_sure or count > 0))

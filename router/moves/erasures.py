@@ -66,6 +66,8 @@ class Erasures:
         # Whoever else keeps something of agents forgets it.
         self.on_erased: Callable[[AgentKey], None] = lambda _: None
         self._heard: set[NodeName] = set()
+        # Calls under way, by node and agent's digest: only their receipts count what is removed.
+        self._erasing: set[tuple[NodeName, str]] = set()
         self._shared: dict[NodeName, int] = {}  # fingerprint of what a node knows
         self._since_s = fleet.clock.monotonic_s()
 
@@ -115,7 +117,7 @@ class Erasures:
 
     def is_caught_up(self, view: NodeView) -> bool:
         """Say whether a node that was here all the time knows all erasures, and tells no more."""
-        return view.erased == self.known.fingerprint
+        return view.erased in {self.known.fingerprint, self._shared_with(view.name).fingerprint}
 
     async def catch_up(self, link: NodeLink, view: NodeView) -> None:
         """Tell a node what was erased and learn what it knows; raise FabricError if that fails."""
@@ -126,7 +128,7 @@ class Erasures:
 
     async def _share(self, link: NodeLink, theirs: int) -> None:
         if theirs != self.known.fingerprint:
-            call = ShareErasures(tuple(self.known))
+            call = ShareErasures(tuple(self._shared_with(link.name)))
             answer = await link.call(call, KnownErasures)
             self.known.merge(answer.erased)
             if answer.agents_removed:
@@ -136,6 +138,15 @@ class Erasures:
             whole.merge(answer.erased)
             theirs = whole.fingerprint
         self._shared[link.name] = theirs
+
+    def _shared_with(self, node: NodeName) -> Tombstones:
+        """Return the known tombstones but for those that a call to the node brings now."""
+        erasing = {agent for each, agent in self._erasing if each == node}
+        if not erasing:
+            return self.known
+        shared = Tombstones()
+        shared.merge(item for item in self.known if item.agent not in erasing)
+        return shared
 
     async def _await_others(self) -> None:
         """Wait a moment at a router's start: another node may know of more erasures.
@@ -157,11 +168,15 @@ class Erasures:
         return all(member.name in self._heard for member in membership.members)
 
     async def _erase_on(self, node: NodeName, call: EraseAgent) -> EraseReceipt | None:
+        name = (node, self._digest(call.key))
+        self._erasing.add(name)
         try:
             receipt = await self._fleet.link(node).call(call, EraseReceipt)
         except FabricError as error:
             _LOG.warning("node %s did not erase: %s", node, error.code)
             return None
+        finally:
+            self._erasing.discard(name)
         self._fleet.directory.forget(call.key, node)
         self._fleet.sketches.remove(call.tenant, node, call.agent)
         return receipt

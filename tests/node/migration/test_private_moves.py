@@ -6,6 +6,7 @@ from fabric.control.directive_calls import WishOfAgent
 from fabric.control.node_calls import AgentView
 from fabric.ids import AgentId
 from tests.support.copies import copied_offer, withdraw
+from tests.support.hibernation import hibernate, resume
 from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA, write_model
 
@@ -44,3 +45,16 @@ def test_nobody_knows_yet_whom_a_moves_blocks_are_for(model, tmp_path):
         assert cached(there, "bob") == 0
         withdraw(there, name, "alice")
         assert cached(there, "carol") > 0, "what bob has saved himself is lent"
+
+
+def test_the_file_of_a_private_agent_is_resumed_under_its_own_name_alone(model, tmp_path):
+    """Under another one it would be a fork, and that is refused."""
+    with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
+        cached(here, "alice")
+        call(here, WishOfAgent(TENANT, AgentId("alice"), is_private=True), AgentView)
+        file = hibernate(here, "alice")
+        refused = resume(there, file, "bob")
+        back = resume(there, file, "alice")
+
+    assert (refused["refused"], refused["status"]) == ("not_shared", 409)
+    assert back["view"]["agent"] == "alice"

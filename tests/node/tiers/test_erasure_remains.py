@@ -291,3 +291,23 @@ def test_an_unnamed_conversation_does_not_go_on_with_what_is_being_erased(
         refusal.is_mended = True
 
     assert told.admitted.agent != "alice"
+
+
+def test_a_node_whose_disk_refuses_is_told_of_erasures_and_serves(tmp_path, model, monkeypatch):
+    """It is left in the fabric, and removes by itself what its disk refused."""
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="alice")
+        ask(service, "quite another text, of nobody else " * 8, agent="bob")
+        refusal = Refusal(monkeypatch, "erase_record")
+        told = tombstone(KEY, TENANT, "alice", 1_001, service.node.clock.wall_s())
+        known = call(service, ShareErasures((told,)), KnownErasures)
+        again = call(service, ShareErasures((told,)), KnownErasures)
+        assert files(tmp_path, "manifests") != []
+        assert ask(service, PROMPT, agent="carol").admitted.cached_tokens == 0
+        refusal.is_mended = True
+        wait_until(lambda: len(files(tmp_path, "manifests")) == 2)
+        assert agents(service) == {"bob": 1, "carol": 1}
+
+    assert (known.erased, known.agents_removed) == ((told,), 0)
+    assert again == known
+    assert refusal.count >= 2

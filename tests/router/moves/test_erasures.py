@@ -110,6 +110,24 @@ async def test_a_turn_that_comes_while_its_agent_is_erased_does_not_keep_it():
     assert KEY not in owner.memory
 
 
+async def test_a_heartbeat_does_not_take_what_the_receipt_is_to_count():
+    """A node that hears of an erasure before the call for it would remove the agent uncounted."""
+    async with rig("a", scale=4.0) as made:
+        owner = await told(made)
+        shared_count = owner.calls["share_erasures"]
+        owner.does.slow["erase_agent"] = 1.0
+        erasing = asyncio.create_task(erase(made))
+        await until(lambda: owner.calls["erase_agent"])
+        await made.fleet.membership.refresh()
+        assert KEY in owner.memory
+        receipt = await erasing
+        await made.fleet.membership.refresh()
+
+    assert KEY not in owner.memory
+    assert receipt["bytes_removed"] > 0
+    assert owner.calls["share_erasures"] == shared_count
+
+
 async def test_a_new_agent_of_that_name_is_spared():
     nodes = three()
     async with rig(nodes=nodes, scale=4.0) as made:
