@@ -110,11 +110,13 @@ class Lineage:
         for entry in _entries(cache, 0)[:exact]:
             if any(agent != cache.owner for agent, _ in Rows.origins.get(entry, ())):
                 Rows.origins[entry] = frozenset()  # two agents' text alone makes it
-        for entry in _entries(cache, exact):
+        for place, entry in enumerate(_entries(cache, exact), exact):
             if entry not in Rows.settled:
                 Rows.settled.add(entry)
                 is_shared = Rows.origins.get(entry) == frozenset()  # others computed it alike
-                if cache.owner in Rows.known.get(entry, ())[2:] and not is_shared:
+                _, computed_at, *owners = Rows.known.get(entry, (None, None))
+                was_moved = computed_at != place  # so it was computed behind other rows
+                if cache.owner in owners and not (is_shared or was_moved):
                     Rows.origins[entry] = Rows.origins.get(entry, frozenset()) | seen
             seen |= Rows.origins.get(entry, frozenset())
         cache.came_of = seen

@@ -13,22 +13,26 @@ class Verbs:
         self._world = world
         self._api = api
         self._stream = stream
-        self._private_s = {}  # by agent: since when its memory is for itself alone, for certain
+        # By agent: since when its memory is for itself alone for certain, and which node says so.
+        self._private = {}
         self.said_count = 0
 
-    def is_private(self, key):
-        """Say whether an agent's memory is for itself alone, as was acknowledged."""
-        since_s = self._private_s.get(key)
-        evicted = self._world.watch.was_evicted
-        return since_s is not None and not any(evicted(key, n, since_s) for n in self._world.nodes)
+    def is_private(self, key, node=None):
+        """Say whether an agent's memory is for itself alone, as was acknowledged.
 
-    def private_since(self, key):
-        """Return since when it is; None where it may not be."""
-        return self._private_s.get(key)
+        With `node`: and whether that node must know it.
+        """
+        if key not in self._private:
+            return False
+        since_s, told = self._private[key]
+        evicted = self._world.watch.was_evicted
+        if any(evicted(key, each, since_s) for each in self._world.nodes):
+            return False
+        return node is None or not self._world.warmth.may_have_less(key, node, told, since_s)
 
     def forget(self, key):
         """Note that an agent is gone for good."""
-        self._private_s.pop(key, None)
+        self._private.pop(key, None)
 
     async def say(self, talk):
         """Say something of an agent."""
@@ -77,7 +81,7 @@ class Verbs:
     async def share(self, talk, scope):
         """Say who else may begin with an agent's memory."""
         random = self._stream(talk)
-        self._private_s.pop(talk.key, None)  # until it is acknowledged
+        self._private.pop(talk.key, None)  # until it is acknowledged
         lineage = self._world.lineage
         series = lineage.begin_series(talk.key)
         if scope == "tenant":
@@ -90,7 +94,7 @@ class Verbs:
             self._world.fail(f"{talk.name}: shared with its {row['share']}, not its {scope}")
         self._check_record(talk, lambda wishes: wishes.is_private == (scope == "agent"), scope)
         if scope == "agent":
-            self._private_s[talk.key] = self._world.loop.now_s
+            self._private[talk.key] = self._world.loop.now_s, row["node"]
             if not talk.has_heirs:  # a copy's memory is its own
                 lineage.revoke(talk.key, series)
 
