@@ -272,7 +272,7 @@ class Clients:
         if is_alone and world.lineage.begun_count == begun_count:
             for receipt in erasure.receipts:  # else another one may count what it shares with this
                 world.lineage.check_receipt(talk.key, derived, receipt)
-        if not (erasure.unreachable or talk.is_shared or talk.has_heirs):
+        if not (erasure.unreachable or talk.is_shared):
             world.lineage.revoke(talk.key, series, is_erased=True)
         if not (talk.is_shared or talk.is_copied or talk.copying_count):
             self.erased.append((talk.name, talk.marker))

@@ -9,8 +9,11 @@ import contextlib
 from collections import defaultdict
 from unittest import mock
 
+from fabric.record import rekey
+from node.migration import forks, hibernation_import
 from node.store.manifest_store import ManifestStore
 from node.tiers.derived_memory import DerivedMemory
+from tests.sim import oracle
 from tests.sim.rows import ENTRY_BYTES, STATE_BYTES, Rows
 from tests.sim.window import WINDOW_ENTRY_BYTES, window_entry
 
@@ -38,8 +41,9 @@ class Lineage:
 
     @contextlib.contextmanager
     def taps(self):
-        """Note whose memory is cut because it came of others."""
+        """Note whose memory is cut because it came of others, and which agents are copied."""
         drop, load = DerivedMemory._drop, ManifestStore._without_derived
+        own = rekey.owned_anew
 
         async def dropped(derived, agent):
             count = await drop(derived, agent)
@@ -53,11 +57,25 @@ class Lineage:
                 self._note_cut(record.key)
             return kept
 
+        def owned(record, key, *place):
+            if key != record.key:
+                self._note_copied(record)
+            return own(record, key, *place)
+
         with (
             mock.patch.object(DerivedMemory, "_drop", dropped),
             mock.patch.object(ManifestStore, "_without_derived", loaded),
+            mock.patch.object(forks, "owned_anew", owned),
+            mock.patch.object(hibernation_import, "owned_anew", owned),
         ):
             yield
+
+    def _note_copied(self, record):
+        """Note that another agent has a record's exact rows: its erasure leaves them there."""
+        exact = record.edited.exact_tokens if record.edited is not None else record.tokens_count
+        for entry in oracle.entries_of(record.token_ids[:exact], self._world.kind):
+            if Rows.origins.get(entry):
+                Rows.origins[entry] = frozenset()
 
     def _note_cut(self, key):
         self._world.note(f"cut what {'/'.join(key)} has of others")

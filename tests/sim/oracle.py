@@ -62,6 +62,12 @@ def exact_tokens(cache, ids) -> int:
     return int(np.argmax(held[: len(wanted)] != wanted)) // ENTRY_BYTES
 
 
+def entries_of(ids, kind):
+    """List the entries that these tokens make."""
+    held = _cache_of(tuple(ids), kind).held.tobytes()
+    return [held[at : at + ENTRY_BYTES] for at in range(0, len(held), ENTRY_BYTES)]
+
+
 def answer(messages, sampling, kind=FULL) -> Expected:
     """Answer a conversation from scratch."""
     return answer_to(tuple(ord(char) for char in render(messages)), sampling, kind)
