@@ -9,7 +9,6 @@ import contextlib
 from collections import defaultdict
 from unittest import mock
 
-from fabric.record import rekey
 from node.migration import forks, hibernation_import
 from node.store.manifest_store import ManifestStore
 from node.tiers.derived_memory import DerivedMemory
@@ -43,7 +42,6 @@ class Lineage:
     def taps(self):
         """Note whose memory is cut because it came of others, and which agents are copied."""
         drop, load = DerivedMemory._drop, ManifestStore._without_derived
-        own = rekey.owned_anew
 
         async def dropped(derived, agent):
             count = await drop(derived, agent)
@@ -57,21 +55,30 @@ class Lineage:
                 self._note_cut(record.key)
             return kept
 
-        def owned(record, key, *place):
-            if key != record.key:
-                self._note_copied(record)
-            return own(record, key, *place)
-
         with (
             mock.patch.object(DerivedMemory, "_drop", dropped),
             mock.patch.object(ManifestStore, "_without_derived", loaded),
-            mock.patch.object(forks, "owned_anew", owned),
-            mock.patch.object(hibernation_import, "owned_anew", owned),
+            mock.patch.object(forks, "owned_anew", self._noted(forks.owned_anew)),
+            mock.patch.object(
+                hibernation_import, "owned_anew", self._noted(hibernation_import.owned_anew)
+            ),
         ):
             yield
 
+    def _noted(self, own_anew):
+        """Wrap the step that makes another agent of a record: note whose rows it has by then."""
+
+        def owned(record, key, *place):
+            if key != record.key:
+                self._note_copied(record)
+                if self.was_cut(record.key):  # the copy lacks what its source had lost
+                    self._cuts_s[key] = self._world.loop.now_s
+            return own_anew(record, key, *place)
+
+        return owned
+
     def _note_copied(self, record):
-        """Note that another agent has a record's exact rows: its erasure leaves them there."""
+        """Note that another agent has a record's exact rows: they outlive the first one."""
         exact = record.edited.exact_tokens if record.edited is not None else record.tokens_count
         for entry in oracle.entries_of(record.token_ids[:exact], self._world.kind):
             if Rows.origins.get(entry):
