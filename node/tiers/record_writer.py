@@ -58,7 +58,7 @@ class RecordWriters:
         """Begin to save an idle agent's own cache."""
         stored, layout = agent.stored_tokens, agent.layout
         if layout is None and agent.saved is not None and agent.saved.edited is not None:
-            layout = self.store.layout(agent.saved).cut(stored)
+            layout = self.store.layout(agent.saved).cut(stored).as_it_is()
         return self.of(agent, cache, available_blocks(agent.saved, stored), stored, layout)
 
 

@@ -21,10 +21,15 @@ class MissingNodes:
     def count(self) -> int:
         return len(self.names) + self.unnamed_count
 
-    def __str__(self) -> str:
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The nodes' names, and how many more there are."""
         more = self.unnamed_count
         unnamed = f"{more} {'node' if more == 1 else 'nodes'} without a known name"
-        return ", ".join([*self.names, *([unnamed] if more else [])])
+        return (*self.names, *([unnamed] if more else []))
+
+    def __str__(self) -> str:
+        return ", ".join(self.labels)
 
 
 @dataclass(slots=True)

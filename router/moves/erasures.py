@@ -39,7 +39,7 @@ class Erasure:
 
     agent: AgentId
     receipts: tuple[EraseReceipt, ...]
-    unreachable: tuple[NodeName, ...]
+    unreachable: tuple[str, ...]  # names of nodes, and how many more are expected
 
 
 class Erasures:
@@ -109,11 +109,14 @@ class Erasures:
         # already, and finishes by itself.
         for node in silent:
             self._fleet.sketches.remove(key[0], node, agent)
-        if not silent and not was_known and not any(receipt.existed for receipt in receipts):
-            if self._fleet.meeting.is_gathering():  # who comes is told when it catches up
-                raise self._fleet.meeting.unknown_agent(agent)
-            raise no_such_agent(agent)
-        return Erasure(agent, receipts, silent)
+        meeting = self._fleet.meeting
+        unreachable = (*silent, *meeting.missing.labels)
+        if not was_known and not any(receipt.existed for receipt in receipts):
+            if meeting.is_gathering() and not silent:  # who comes is told when it catches up
+                raise meeting.unknown_agent(agent)
+            if not unreachable:
+                raise no_such_agent(agent)
+        return Erasure(agent, receipts, unreachable)
 
     def is_caught_up(self, view: NodeView) -> bool:
         """Say whether a node that was here all the time knows all erasures, and tells no more."""

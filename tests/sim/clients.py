@@ -183,6 +183,7 @@ class Clients:
                     count += 1
                     is_plain = talk.edits is EditMode.FORGET and len(tellings) == 1
                     is_plain &= not world.directing.directs(talk)
+                    is_plain &= not hearing.is_lost(talk, admitted.node)
                     is_plain &= "restored spelling" not in admitted.match_reason
                     if is_plain and not tellings[0].wanted.text.startswith(text):
                         world.fail(f"{talk.name}: got {text!r}, not {tellings[0].wanted.text!r}")
@@ -274,7 +275,8 @@ class Clients:
                 world.lineage.check_receipt(talk.key, derived, receipt)
         if not (erasure.unreachable or talk.is_shared):
             world.lineage.revoke(talk.key, series, is_erased=True)
-        if not (talk.is_shared or talk.is_copied or talk.copying_count):
+        is_noted = any(receipt.tombstone is not None for receipt in erasure.receipts)
+        if is_noted and not (talk.is_shared or talk.is_copied or talk.copying_count):
             self.erased.append((talk.name, talk.marker))
         else:
             world.lending.leave_secrets(talk)

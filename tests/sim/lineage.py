@@ -44,10 +44,8 @@ class Lineage:
         drop, load = DerivedMemory._drop, ManifestStore._without_derived
 
         async def dropped(derived, agent):
-            count = await drop(derived, agent)
-            if count:
-                self._note_cut(agent.key)
-            return count
+            self._note_cut(agent.key)  # also where its node dies before it is done
+            return await drop(derived, agent)
 
         def loaded(store, name, record):
             kept = load(store, name, record)

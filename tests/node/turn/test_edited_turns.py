@@ -10,6 +10,8 @@ from fabric.ids import AgentId, TenantId
 from node.store.block_files import file_name
 from tests.support.agent_traffic import words
 from tests.support.architectures import ARCHITECTURES, CHUNKED
+from tests.support.failing_disk import FailingCalls
+from tests.support.little_room import on_loop
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, migrate, running
 from tests.support.shiftable import SHIFTABLE, with_layers
@@ -140,6 +142,27 @@ def test_who_asks_for_exact_memory_gets_it(tmp_path, model):
     assert exact_tokens < answer.admitted.cached_tokens // 2
     assert saved.edited is None
     assert not saved.pieces.is_edited
+
+
+def test_exact_memory_that_is_saved_late_is_exact(tmp_path, model, monkeypatch):
+    """The disk refuses it at first: its record is no edited one because the stored one is."""
+    with running(tmp_path, model) as service:
+        edited = start(service)
+        answer = ask(service, edited, agent="a", edits=AMORTIZE)
+        following = grown(edited, answer.text, words(41, 12))
+        faults = FailingCalls().install(monkeypatch)
+        faults.is_broken = True
+        exact = ask(service, following, agent="a")
+        assert not exact.finished.durable
+        assert agent_of(service).saved.edited is not None
+        faults.mend()
+        on_loop(service, service.node.flusher.flush())
+        saved = agent_of(service).saved
+        last = grown(following, exact.text, words(42, 12))
+        assert ask(service, last, agent="a").admitted.cached_tokens >= saved.tokens_count - 1
+
+    assert saved.tokens_count > len(following[1]["content"])
+    assert saved.edited is None
 
 
 def test_edited_memory_serves_nobody_else(tmp_path, model):

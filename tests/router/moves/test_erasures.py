@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from fabric.record.manifest import OwnerState
+from fabric.settings import RouterSettings
 from tests.router.fake_memory import Memory, ScaledClock
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, until
@@ -182,6 +183,26 @@ async def test_a_replica_that_this_router_never_heard_of_goes_too():
     assert deleted.status_code == 200
     assert (deleted.json()["deleted"], deleted.json()["unreachable"]) == (False, ["node-c"])
     assert again.status_code == 404
+
+
+async def test_an_expected_node_that_has_not_joined_is_not_said_to_have_erased():
+    nodes = three()
+    nodes[0].memory[KEY] = Memory(*KEY, epoch=9, text=TEXT)
+    nodes[2].memory[KEY] = Memory(*KEY, epoch=8, text=TEXT)
+    settings = RouterSettings(nodes_expected=3)
+    async with rig(nodes=nodes, settings=settings, started=False) as made:
+        late = made.listed.pop("node-c")
+        await until(lambda: len(made.fleet.ready()) == 2)
+        early = await erase(made)
+        made.listed["node-c"] = late
+        await until(made.fleet.meeting.has_heard_all)
+        assert KEY not in late.memory
+        await told(made)
+        whole = await erase(made)
+
+    assert [part["node"] for part in early["receipts"]] == ["node-a"]
+    assert (early["deleted"], early["unreachable"]) == (False, ["1 node without a known name"])
+    assert (whole["deleted"], whole["unreachable"]) == (True, [])
 
 
 async def test_what_was_erased_and_is_not_gone_is_listed_as_that():
