@@ -107,6 +107,8 @@ class Lending:
             has_copies = talk.is_copied or talk.copying_count
             if talk.acked is None or has_copies or talk.may_be_erased:
                 continue
+            if talk in self._left_out:  # its client says it again to an agent that was evicted
+                continue
             if not self._world.directing.hearing.is_lost(talk, talk.acked.node):
                 yield talk.name, marker
 
