@@ -88,6 +88,7 @@ class Directing:
         if agent.word.state is not OwnerState.REPLICA:
             message = "this node owns the agent: what its disk has may be all there is"
             raise ConflictError(message, code="only_copy")
+        self.eviction.offers.withdraw_agent(call.key)  # of a move from here that is over
         if not await self.eviction.evict([agent]):
             message = "the copy is in use"
             raise RetryLaterError(message, code="agent_busy")

@@ -6,7 +6,9 @@ from unittest.mock import AsyncMock, patch
 import pytest
 
 from fabric.control.directive_calls import DirectAgent
+from fabric.control.node_calls import OfferMigration
 from fabric.errors import RetryLaterError
+from fabric.ids import MigrationId
 from router.moves.replicas import Replicas
 from tests.sim.script import Talk, play
 from tests.sim.test_told_copies import ALICE, FORGET, SETTINGS
@@ -42,6 +44,19 @@ def test_it_is_renewed_or_dropped(kept):
         await asyncio.sleep(SOON_S)
         assert not words_on(copy)
         assert (copy.node.table.get(alice.key) is not None) == kept
+
+    play(live, SETTINGS)
+
+
+def test_an_offer_that_was_never_withdrawn_does_not_keep_it():
+    """A move from there was interrupted; its ticket would be good for minutes."""
+
+    async def live(world):
+        alice, copy = await forgotten(world, kept=False)
+        move = OfferMigration(*alice.key, 1, MigrationId("migration-9"), alice.last.node)
+        copy.node.eviction.offers.add(move, copy.node.table.get(alice.key).saved.refs, 600.0)
+        await asyncio.sleep(SOON_S)
+        assert not words_on(copy)
 
     play(live, SETTINGS)
 
