@@ -200,7 +200,7 @@ class World:
             await asyncio.sleep(1.0)
             idle_s = 0 if self._is_moving() else idle_s + 1
         for _ in range(SAVE_POLLS):  # what a full disk refused is being tried again at times
-            if any(+host.node.budget.pending for host in self.nodes.values()):
+            if any(_is_writing(host.node) for host in self.nodes.values()):
                 await asyncio.sleep(0.1)
         for _ in range(SELF_TEST_POLLS):  # as soon as the disk is well again, for one
             if any(_tests_itself(host.node) for host in self.nodes.values()):
@@ -210,6 +210,10 @@ class World:
         services = self.router.services
         is_draining = any(drain.ended_s is None for drain in services.drains._drains.values())
         return is_draining or services.replicas._copying or not services.migrations.is_idle
+
+
+def _is_writing(node):
+    return bool(+node.budget.pending or node.store.blocks._index._busy)
 
 
 def _tests_itself(node):
