@@ -121,6 +121,7 @@ def test_a_killed_node_is_replaced_and_forgets_nothing(fabric, on):
     fabric.check_all()
 
 
+@pytest.mark.nightly
 def test_a_frozen_node_returns_as_nobodys_owner(fabric, on):
     agent, *_ = on("node-c")
     old_epoch, late = agent.epoch, []

@@ -77,6 +77,7 @@ def test_a_node_that_cannot_start_is_told(cluster):
     assert cleaning.end()["status"] == 0
 
 
+@pytest.mark.nightly
 def test_nodes_become_ready_restart_and_stop(cluster):
     launching = Launching(
         cluster, "nodes", "--model", "loads:1", "--expect", "3", "--watch", "--at-exit", "stop"

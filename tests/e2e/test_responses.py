@@ -111,6 +111,7 @@ def test_a_prompt_beyond_the_context_is_told_in_words_that_clients_map(fabric):
     assert told.value.code == "context_length_exceeded"
 
 
+@pytest.mark.nightly
 def test_an_answer_without_a_limit_goes_on_as_far_as_the_context(fabric):
     done = fabric.openai.chat.completions.create(
         model="recall",

@@ -17,6 +17,7 @@ from router.scenario.run_events import AgentCopied, AgentSpoke, MemoryEdited, Ph
 from router.scenario.series import SeriesPlan
 from tests.support.performed import performed
 from tests.support.process_fabric import process_fabric
+from tests.support.samples import sample
 
 ENDED_S = 120.0
 SCENARIO = """
@@ -93,7 +94,7 @@ def run_in_router(fabric, _, tell):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", [run_by_command_line, run_in_router])
+@pytest.mark.parametrize("run", sample([run_by_command_line, run_in_router], run_in_router))
 def test_a_run_goes_on_where_its_agents_lost_their_node(tmp_path, run):
     events, killed = [], threading.Event()
     with process_fabric(tmp_path, "recall", "mac-a", "mac-b", "mac-c", step_s=0.05) as fabric:

@@ -120,7 +120,7 @@ def check_deeds(nemesis: Nemesis, *wanted: str) -> None:
             assert any((phase.id, what) in done for what in wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_short_night(tmp_path):
     scenario = read_scenario(NIGHT.encode(), "night.yaml")
     nemesis = disturbed(tmp_path, scenario, STEP_S, first_stays_away=True)

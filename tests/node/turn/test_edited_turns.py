@@ -229,6 +229,7 @@ def wide(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("model") / "gemma", config))
 
 
+@pytest.mark.nightly
 def test_windows_in_memory_read_back_and_moved_are_the_same(tmp_path, wide):
     """What is only taken out is so in memory: nothing is computed there. Each way is the same."""
     whole = history(*SHORT)
