@@ -14,7 +14,7 @@ _TEXTS: Final = {
     "asked": "asking process {pid} to stop; turns get {wait_s:g} s to end",
     "already_stopping": "it is stopping already; waiting for its end (`--wait 0` hurries it)",
     "draining": "waiting for running turns: {turns}, up to {left_s:g} s",
-    "saving": "saving what the nodes hold",
+    "saving": "stopping the nodes; agents in memory are saved first",
     "stopping_ray": "stopping Ray",
 }
 

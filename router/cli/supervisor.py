@@ -114,7 +114,7 @@ class Supervisor:
             self._stop_router(hurry)
         if NODES in self.keeper.children:
             self._note_stop("saving")
-            self.say("saving what the nodes hold")
+            self.say("stopping the nodes; agents in memory are saved first")
             self.keeper.end([NODES], 0.0 if hurry() else NODES_GRACE_S)
         if self.ray is not None:
             self._note_stop("stopping_ray")

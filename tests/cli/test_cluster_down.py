@@ -81,7 +81,7 @@ def test_the_heads_progress_is_shown(laptop, run, status):
     assert got == status
     assert "10.0.0.1: asking process 7 to stop; turns get 30 s to end" in error
     assert "10.0.0.1: waiting for running turns: 2, up to 29 s" in error
-    assert "10.0.0.1: saving what the nodes hold" in error
+    assert "10.0.0.1: stopping the nodes; agents in memory are saved first" in error
     assert "28 s" not in error
     assert "\x1b" not in error
     assert "unheard of" not in error
