@@ -304,8 +304,11 @@ def test_a_node_whose_disk_refuses_is_told_of_erasures_and_serves(tmp_path, mode
         again = call(service, ShareErasures((told,)), KnownErasures)
         assert files(tmp_path, "manifests") != []
         assert ask(service, PROMPT, agent="carol").admitted.cached_tokens == 0
+        with pytest.raises(FabricError, match="is being erased"):
+            ask(service, PROMPT, agent="alice", epoch=2_000)
         refusal.is_mended = True
-        wait_until(lambda: len(files(tmp_path, "manifests")) == 2)
+        on_loop(service, service.node.erasing.finish())  # as `node.upkeep` does
+        assert len(files(tmp_path, "manifests")) == 2
         assert agents(service) == {"bob": 1, "carol": 1}
 
     assert (known.erased, known.agents_removed) == ((told,), 0)
