@@ -62,6 +62,7 @@ class Located:
     note: str
     places: MessagePlaces
     wanted: tuple[int, ...]  # of the answers that may be put back
+    restores: bool = True  # what the client left out of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class ShownAnswer:
     _texts: list[str] = field(default_factory=list)
     _calls: list[ToolCall] = field(default_factory=list)
     places: MessagePlaces | None = None  # of the request's messages
+    restores: bool = True  # what the client left out of earlier answers
     put_back: Answers = field(default_factory=dict)  # into these
 
     def add(self, shown: Shown) -> None:
@@ -111,8 +113,11 @@ class ShownAnswer:
     def remembered(
         self, request: GenerateRequest, answers: Answers, redacted: Mapping[int, Message]
     ) -> Answers:
-        """Return the agent's answers with this one; of those in `redacted` what is left."""
-        answers = {**answers, **self.put_back}
+        """Return the agent's answers with this one; of those in `redacted` what is left.
+
+        Where nothing is restored, nothing of the earlier ones is kept that the prompt did not have.
+        """
+        answers = {**answers, **self.put_back} if self.restores else {}
         is_plain = not (self._calls or any(self._thoughts)) and _is_trimmed(self.text)
         if not request.messages or (is_plain and not answers):
             return answers
@@ -140,7 +145,7 @@ def located(request: GenerateRequest, told: Mapping[str, Any] = NOTHING_TOLD) ->
     messages = request.messages or ()
     places = MessagePlaces(messages)
     if options.get(RESTORE_OPTION) is False:
-        return Located(request, note, places, ())
+        return Located(request, note, places, (), restores=False)
     answers = (each.role is MessageRole.ASSISTANT for each in messages)
     return Located(request, note, places, tuple(compress(places.at, answers)))
 

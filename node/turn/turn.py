@@ -184,7 +184,7 @@ class Turn:
             self._engine.check_waiting(request.tenant, request.priority)
         limit = parts.prompts.limit(self._unwanted.is_set)
         found = await parts.prompts.located(request)
-        self._shown.places = found.places
+        self._shown.places, self._shown.restores = found.places, found.restores
         directives = parts.claims.directives(found.request)
         rendered, answer = await self._spelled(found, directives, limit)
         async with parts.claims.hold(self._directed.request, rendered.text) as agent:

@@ -76,13 +76,24 @@ def test_a_thought_that_is_left_out_is_forgotten(talking, where, echo):
         assert THOUGHT.replace(SECRET, "") in record(talking).provenance.answers
 
 
-@pytest.mark.parametrize("text", [None, "cleared"])
-def test_a_whole_answer_is_forgotten_whose_thought_is_not_restored(talking, text):
-    talking.driver.options = {RESTORE_OPTION: False}
+@pytest.mark.parametrize("where", [BY_TEXT, WHOLE, {**WHOLE, "new": "cleared"}])
+def test_what_is_forgotten_is_gone_where_thoughts_are_not_restored(talking, where):
     hide(talking)
-    direct(talking, **{**WHOLE, "new": text})
+    talking.driver.options = {RESTORE_OPTION: False}
+    direct(talking, **where)
     talking.ask()
     assert not has_secret(talking)
+
+
+def test_a_thought_that_is_not_restored_is_not_kept(talking):
+    """Else nobody could have it forgotten by its text."""
+    talking.driver.options = {RESTORE_OPTION: False}
+    talking.ask(thought=THOUGHT)
+    assert has_secret(talking)
+    talking.ask()
+    assert not has_secret(talking)
+    with pytest.raises(FabricError, match="no message that can be edited has that text"):
+        direct(talking, **BY_TEXT)
 
 
 def test_a_text_that_is_also_in_a_hidden_thought_is_ambiguous(talking):
