@@ -4,11 +4,13 @@ import logging
 from dataclasses import replace
 from unittest.mock import patch
 
+from fabric.kvcache.cache_spec import CacheGroup
 from fabric.record.lenders import merge_lenders
 from fabric.record.manifest import OwnerState
 from node.migration import forks, hibernation_import
 from node.migration.kept_copies import KeptCopies
 from node.migration.target import IncomingCopies
+from node.store.block_index import BlockIndex
 from node.store.block_store import BlockStore
 from node.store.tombstones import TombstoneStore
 from node.tiers.derived_memory import DerivedMemory
@@ -119,6 +121,28 @@ def erasures_leave_the_quarantine():
     return patch.object(BlockStore, "empty_quarantine", lambda _: [])
 
 
+def _files_stay(group):
+    take = BlockIndex.take_unneeded
+
+    def taken(self, blocks_max):
+        found = take(self, blocks_max)
+        left = [ref for ref in found if ref.group is group]
+        self.settle(left)
+        return {ref: size for ref, size in found.items() if ref not in left}
+
+    return patch.object(BlockIndex, "take_unneeded", taken)
+
+
+def windows_stay_on_disk():
+    """Forget blocks of windows that nobody needs, and leave their files."""
+    return _files_stay(CacheGroup.WINDOW)
+
+
+def states_stay_on_disk():
+    """Forget states that nobody needs, and leave their files."""
+    return _files_stay(CacheGroup.STATE)
+
+
 def borrowers_stay_hot():
     """Cut what a borrower has on disk, and keep its cache."""
     drop = DerivedMemory._drop
@@ -162,6 +186,8 @@ LENDING_PLANTS = (
     private_lenders_leave_loans,
     forgetful_lenders_leave_loans,
     erasures_leave_the_quarantine,
+    windows_stay_on_disk,
+    states_stay_on_disk,
     borrowers_stay_hot,
     logs_quote_prompts,
     receipts_count_no_derived_memory,

@@ -41,6 +41,8 @@ FOUND_BY = {
     "moves_omit_lenders": (2,),
     "replicas_omit_lenders": (25,),
     "erasures_leave_the_quarantine": (57,),
+    "windows_stay_on_disk": (0,),
+    "states_stay_on_disk": (0,),
     "receipts_count_no_derived_memory": (19,),
     "the_stored_roster_is_not_read": (205,),
     "turns_do_not_wait_for_their_owner": (74, 78, 251, 309),
