@@ -124,7 +124,10 @@ class Warmth:
             return True
         if node == acked_node:
             return False
-        names = {acked_node, ROUTER, *watch.hosts_since(key, at_s)} - {node}
+        hosts = watch.hosts_since(key, at_s)  # it may have moved to one that let it go
+        if any(watch.was_evicted(key, name, at_s) for name in hosts):
+            return True
+        names = {acked_node, ROUTER, *hosts} - {node}
         is_well = all(watch.was_well_since(name, at_s) for name in names)
         return not is_well or self._world.chaos.was_network_bad
 
