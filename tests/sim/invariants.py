@@ -206,8 +206,11 @@ class Invariants:
         loaded = load_layout(node.store, saved.tenant, ids, layout, cache)
         count, found = loaded.tokens_count, loaded.arrangement
         platter, wanted = self._world.nodes[node.name].platter, len(ids)
-        if any(host.platter.has_been_full for host in self._world.nodes.values()):
-            # What was saved later than it was computed lacks windows that memory had let go of.
+        hosts = self._world.nodes.values()
+        is_cut = saved.provenance.truncated_by in (TruncatedBy.FSCK, TruncatedBy.HIBERNATED)
+        is_cut &= any(host.platter.hurt for host in hosts)
+        if is_cut or any(host.platter.has_been_full for host in hosts):
+            # What was cut, or saved later than it was computed, lacks windows of its end.
             wanted = with_windows(layout, self._world.kind.spec.window_tokens).tokens_count
         if count != wanted and not platter.hurt & {file_name(ref) for ref in saved.refs}:
             self._fail(f"{where}: only {count} of {wanted} edited tokens can be read back")

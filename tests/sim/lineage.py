@@ -9,6 +9,7 @@ import contextlib
 from collections import defaultdict
 from unittest import mock
 
+from fabric.record.manifest import OwnerState
 from node.migration import forks, hibernation_import
 from node.store.manifest_store import ManifestStore
 from node.tiers.derived_memory import DerivedMemory
@@ -234,6 +235,8 @@ class Lineage:
         for name, (count, saved) in before[receipt.node].items():
             agent = host.node.table.get(name)
             is_cut = agent is not None and name != key and agent.saved is not None
+            # A replica may be a new copy of what its owner has cut.
+            is_cut = is_cut and agent.manifest.state is not OwnerState.REPLICA
             is_cut = is_cut and agent.saved.edited is None
             is_cut = is_cut and agent.saved.text == saved.text[: len(agent.saved.text)]
             lent = any(each.agent == host.node.erased.digest(*key) for each in _lenders(saved))
