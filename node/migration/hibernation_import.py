@@ -172,9 +172,6 @@ class Import:
             require_sound(holds=False, why=error.message)
             raise
         self._raw_record = bytearray()
-        if record.is_private and record.agent != self._call.agent:
-            message = "the file's agent is private: resume it under its own name, or share it first"
-            raise ConflictError(message, code="not_shared")
         salt, model = self._store.salt(self._call.tenant), self._identity.model
         self._incoming = rekeyed(record, header, model.spec, salt, model.vocabulary_size)
 

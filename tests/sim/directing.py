@@ -210,11 +210,12 @@ class Directing:
         talk.begin_copy()
         if random.random() < 0.6:
             done = await self._fork(talk, name)
+            is_private &= self.verbs.is_private(talk.key, talk.acked.node)
+            if done.result is not None and is_private:
+                world.fail(f"{talk.name}: its memory is for itself alone, and is forked")
         else:
             done = await world.chaos.deeds.copy_by_file(talk.key, name)
         is_copied = done is not None and done.result is not None
-        if is_copied and is_private and self.verbs.is_private(talk.key, talk.acked.node):
-            world.fail(f"{talk.name}: its memory is for itself alone, and is copied")
         if done is None or done.is_over:
             talk.end_copy()
         if is_copied:

@@ -30,6 +30,7 @@ class Lineage:
         self._erased = set()  # those of them that were erased, and never come back
         self._borrowers = defaultdict(dict)  # by agent
         self._cuts_s = {}  # by agent: when its memory was last cut because it came of others
+        self._sources = defaultdict(set)  # by agent: those that it is a copy of
         self._forgotten = {}  # by marker: the talk whose agent forgot it, and since when
         self.begun_count = 0  # series, by what may take memory from others
         self.judged_count = 0  # caches with rows of other agents
@@ -70,6 +71,7 @@ class Lineage:
         def owned(record, key, *place):
             if key != record.key:
                 self._note_copied(record)
+                self._sources[key] |= {record.key} | self._sources[record.key]
                 if self.was_cut(record.key):  # the copy lacks what its source had lost
                     self._cuts_s[key] = self._world.loop.now_s
             return own_anew(record, key, *place)
@@ -164,7 +166,8 @@ class Lineage:
         for origin in sorted(seen & self._gone.keys()):
             agent, series = origin
             gone_s = self._gone[origin]
-            if agent == key:
+            is_copy = agent in self._sources.get(key, ()) and origin not in self._erased
+            if agent == key or is_copy:  # the file of a private agent is its owner's
                 continue
             if self._must_know(node, gone_s):
                 return f"rows of {agent}, series {series}, which was gone at {gone_s:.1f} s"

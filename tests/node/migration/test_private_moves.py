@@ -47,14 +47,10 @@ def test_nobody_knows_yet_whom_a_moves_blocks_are_for(model, tmp_path):
         assert cached(there, "carol") > 0, "what bob has saved himself is lent"
 
 
-def test_the_file_of_a_private_agent_is_resumed_under_its_own_name_alone(model, tmp_path):
-    """Under another one it would be a fork, and that is refused."""
+def test_the_file_of_a_private_agent_makes_a_private_one(model, tmp_path):
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
         cached(here, "alice")
         call(here, WishOfAgent(TENANT, AgentId("alice"), is_private=True), AgentView)
-        file = hibernate(here, "alice")
-        refused = resume(there, file, "bob")
-        back = resume(there, file, "alice")
-
-    assert (refused["refused"], refused["status"]) == ("not_shared", 409)
-    assert back["view"]["agent"] == "alice"
+        resume(there, hibernate(here, "alice"), "heir")
+        assert there.node.table.get((TENANT, AgentId("heir"))).manifest.is_private
+        assert cached(there, "bob") == 0
