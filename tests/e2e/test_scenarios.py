@@ -215,7 +215,6 @@ def said(transcript):
     return [(u["phase"], u["round"], u["speaker"], u["text"]) for u in transcript]
 
 
-@pytest.mark.nightly
 def test_the_router_performs_what_the_command_line_does(fabric, tmp_path, capsys):
     body = {"scenario": "prisoners-dilemma", "as": "router", "run": "dilemma"}
     begun = fabric.http.post("/v1/scenarios", json=body)
