@@ -134,12 +134,12 @@ def _files_stay(group):
 
 
 def windows_stay_on_disk():
-    """Forget blocks of windows that nobody needs, and leave their files."""
+    """Drop unneeded blocks of windows from the index, and leave their files."""
     return _files_stay(CacheGroup.WINDOW)
 
 
 def states_stay_on_disk():
-    """Forget states that nobody needs, and leave their files."""
+    """Drop unneeded states from the index, and leave their files."""
     return _files_stay(CacheGroup.STATE)
 
 

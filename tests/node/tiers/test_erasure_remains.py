@@ -294,7 +294,7 @@ def test_an_unnamed_conversation_does_not_go_on_with_what_is_being_erased(
 
 
 def test_a_node_whose_disk_refuses_is_told_of_erasures_and_serves(tmp_path, model, monkeypatch):
-    """It is left in the fabric, and removes by itself what its disk refused."""
+    """Keep its lease: the disk is asked again by the node itself."""
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
         ask(service, "quite another text, of nobody else " * 8, agent="bob")

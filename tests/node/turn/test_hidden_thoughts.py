@@ -86,7 +86,7 @@ def test_what_is_forgotten_is_gone_where_thoughts_are_not_restored(talking, wher
 
 
 def test_a_thought_that_is_not_restored_is_not_kept(talking):
-    """Else nobody could have it forgotten by its text."""
+    """A kept one could not be forgotten by its text."""
     talking.driver.options = {RESTORE_OPTION: False}
     talking.ask(thought=THOUGHT)
     assert has_secret(talking)
