@@ -128,7 +128,9 @@ class Prefixes:
             return Prepared(plan, resident, hot, CacheTier.HOT, available, room, is_kept=is_kept)
         assert source is not None, "what is not hot comes from elsewhere"
         if source.point:
-            room = max(room, len(source.ids))
+            # If this is lost, another record may serve, whose block at the cut is read whole.
+            whole_tokens = -(-source.point // BLOCK_TOKENS) * BLOCK_TOKENS
+            room = max(room, len(source.ids), whole_tokens)
             return Prepared(
                 plan, NOT_MADE, source.point, source.tier, source.available, room, source, is_kept
             )

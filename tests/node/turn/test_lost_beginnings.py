@@ -1,5 +1,7 @@
 """Where the memory that reached furthest turns out to be lost, the next best serves."""
 
+import pytest
+
 from fabric.limits import BLOCK_TOKENS
 from node.store.block_files import file_name
 from tests.node.turn.test_edited_turns import agent_of, history
@@ -7,15 +9,24 @@ from tests.support.agent_traffic import words
 from tests.support.services import ask, running
 from tests.support.tiny_models import LLAMA, write_model
 
-SHARED = (words(1, 60), "Yes.")
-ONE, OTHER = history(*SHARED, words(2, 40)), history(*SHARED, words(3, 200))
+SHARED = (words(1, 35), "Yes.")
 
 
-def test_an_agents_own_memory_serves_where_anothers_is_lost(tmp_path):
+@pytest.mark.parametrize(
+    ("own_words", "others_words"),
+    [
+        pytest.param(40, 200, id="shorter"),
+        pytest.param(200, 10, id="longer than the answer needs room for"),
+    ],
+)
+def test_an_agents_own_memory_serves_where_anothers_is_lost(tmp_path, own_words, others_words):
+    one, other = (
+        history(*SHARED, words(seed, count)) for seed, count in ((2, own_words), (3, others_words))
+    )
     model, disk = str(write_model(tmp_path / "model", LLAMA)), tmp_path / "disk"
     with running(disk, model) as service:
-        ask(service, ONE, agent="a")
-        ask(service, OTHER, agent="b")
+        ask(service, one, agent="a")
+        ask(service, other, agent="b")
         own, others = agent_of(service).saved, agent_of(service, "b").saved
     common = next(
         at for at, (x, y) in enumerate(zip(own.token_ids, others.token_ids, strict=False)) if x != y
@@ -25,7 +36,7 @@ def test_an_agents_own_memory_serves_where_anothers_is_lost(tmp_path):
     (path,) = [path for path in disk.rglob("*.full") if f"blocks/{path.name}" == file_name(lost)]
     path.write_bytes(path.read_bytes()[:-4] + b"lost")
     with running(disk, model) as service:
-        reply = ask(service, OTHER, agent="a")
+        reply = ask(service, other, agent="a")
         assert reply.admitted.cached_tokens == common
     with running(tmp_path / "cold", model) as service:
-        assert ask(service, OTHER, agent="a").text == reply.text
+        assert ask(service, other, agent="a").text == reply.text
