@@ -6,6 +6,7 @@ import openai
 import pytest
 
 from tests.support.local_fabric import local_fabric
+from tests.support.samples import sample
 
 USER = [{"role": "user", "content": "The vault code of Mira is otter. The vault code of Mira is"}]
 PATCH = """
@@ -67,7 +68,7 @@ def nested(syntax, definition):
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", sample([3, 4], 3))
 def test_a_text_follows_its_grammar(fabric, name, seed):
     syntax, definition, fits = GRAMMARS[name]
     usual = {"model": "recall", "temperature": 1.0, "seed": seed}

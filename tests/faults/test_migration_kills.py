@@ -22,7 +22,7 @@ TOLD = f"The vault code of Mira is {SECRET}. " + " ".join(
     f"Note {i} is {i * 7}." for i in range(60)
 )
 ASKED = "The vault code of Mira is"
-SAMPLE = 5
+SAMPLE = 7
 LEAST_STEPS = 5  # a move has no fewer; fewer seen would mean that nothing was tried
 NODE_DEATHS = [
     (moment, victim) for moment in ("before", "after") for victim in ("source", "target")
@@ -198,7 +198,7 @@ LOSSES = [(moment, what) for moment in ("before", "after") for what in ("router"
 @pytest.mark.slow
 @pytest.mark.parametrize("deaths", [LOSSES, NODE_DEATHS], ids=["losses", "node deaths"])
 async def test_whatever_dies_or_is_lost_at_any_step(tmp_path, deaths):
-    """Every fifth point: it meets most steps, and every way to die."""
+    """Every seventh point: it meets most steps, and every way to die."""
     count, wrong = await try_all(tmp_path, deaths, every=SAMPLE)
 
     assert wrong == {}

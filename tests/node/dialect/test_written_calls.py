@@ -20,6 +20,7 @@ from node.mlx.upstream_formats import parser_named
 from router.openai.lark_pattern import lark_rules
 from tests.node.dialect.reading import cut, marked, read
 from tests.support.random_walk import walker
+from tests.support.samples import sample
 
 MARKED = {
     "json": ("<tool_call>", "</tool_call>"),
@@ -179,14 +180,15 @@ def check(case, choice, seen, text):
         jsonschema.validate(arguments, SCHEMAS[name] or {"maxProperties": 0})
 
 
+@pytest.mark.parametrize("seeds", sample([range(2), range(2, 20)], range(2)), ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_is_written_is_read_as_calls_that_fit(case):
+def test_what_is_written_is_read_as_calls_that_fit(case, seeds):
     ended = 0
     for names in ((), ("look",), ("edit_file",)):
         for takes_one in (False, True):
             choice = CallChoice(must_call=True, names=names, takes_one=takes_one)
             grammar = grammar_of(case, choice)
-            for seed in range(4):
+            for seed in seeds:
                 rng = random.Random(f"{case} {choice} {seed}")
                 text = walker(*case.specials).walk(grammar, rng, HOSTILE)
                 if text is None:
@@ -194,7 +196,7 @@ def test_what_is_written_is_read_as_calls_that_fit(case):
                 ended += 1
                 pieces = cut(text, [rng.randrange(9_999) for _ in range(rng.randrange(60))])
                 check(case, choice, read(reader_of(case.name, choice), pieces), text)
-    assert ended > 12
+    assert ended > 3 * len(seeds)
 
 
 # As lines of a patch: what ends a value may stand in them, and has to be read as theirs.

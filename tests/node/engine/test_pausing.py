@@ -58,7 +58,9 @@ def test_a_paused_sequence_is_bit_equal_to_an_undisturbed_one(
     assert len(ended(urgent_events).answer_ids) == 12
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name", sample(["gemma3_text", "qwen3_next", "deepseek_v3"], "gemma3_text", "qwen3_next")
+)
 def test_pausing_within_batches_of_every_kind_of_cache(tmp_path: Path, name: str) -> None:
     """Windows, recurrent states and latents leave a batch and join another one unharmed."""
     bench = Bench(write_model(tmp_path / name, ARCHITECTURES[name]), active_max=2)

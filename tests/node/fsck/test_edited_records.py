@@ -9,15 +9,16 @@ from node.fsck import run
 from node.store.block_files import file_name
 from tests.node.turn.test_edited_turns import agent_of, grown, start
 from tests.support.agent_traffic import words
+from tests.support.samples import sample
 from tests.support.services import KEY, ask, running
-from tests.support.tiny_models import LLAMA, write_model
+from tests.support.tiny_models import ONE_HEAD, write_model
 
 AMORTIZE = EditMode.AMORTIZE
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model") / "llama", LLAMA))
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_HEAD))
 
 
 def check(folder, capsys, *argv):
@@ -26,7 +27,7 @@ def check(folder, capsys, *argv):
     return status, json.loads(capsys.readouterr().out)["folders"]
 
 
-@pytest.mark.parametrize("place", [0, 1, 2, -1])
+@pytest.mark.parametrize("place", sample([0, 1, 2, -1], 1, -1))
 def test_a_record_is_cut_within_its_edited_head(tmp_path, model, capsys, place):
     """What is left names its blocks, and its agent goes on with it."""
     data = tmp_path / "data"

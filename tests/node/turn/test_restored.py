@@ -17,6 +17,7 @@ from node.turn import restored as restoring
 from node.turn.restored import NOTHING_TOLD, KnownAnswers, located, put_back, remember
 from tests.support.agent_traffic import TOOLS, Driver, Talk, corpus, drop_thought
 from tests.support.conversations import said
+from tests.support.samples import sample
 from tests.support.scripted_answers import scripted
 from tests.support.services import running
 from tests.support.template_shapes import SHAPES, write_shape
@@ -165,7 +166,7 @@ def test_what_is_no_text_is_not_remembered():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_ids", [False, True], ids=["no ids", "ids"])
+@pytest.mark.parametrize("has_ids", sample([False, True], True), ids=["no ids", "ids"])
 def test_an_answer_is_known_after_a_restart_and_to_other_conversations(tmp_path, has_ids):
     """Its record tells of it; a conversation that was edited behind it is another's."""
     shape = SHAPES["thought_opened"]
@@ -189,7 +190,7 @@ def test_an_answer_is_known_after_a_restart_and_to_other_conversations(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_ids", [False, True], ids=["no ids", "ids"])
+@pytest.mark.parametrize("has_ids", sample([False, True], True), ids=["no ids", "ids"])
 def test_a_loop_whose_client_drops_thoughts_extends_what_is_stored(tmp_path, has_ids):
     """Each step then computes what is new; told not to, it computes its last answer again."""
     shape = SHAPES["thought_opened"]

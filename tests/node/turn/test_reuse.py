@@ -11,6 +11,7 @@ import pytest
 from fabric.ids import AgentId, TenantId
 from tests.support.agent_traffic import SCENARIOS, Driver, Talk, corpus, drop_thought, words
 from tests.support.nasty_traffic import NASTY
+from tests.support.samples import sample
 from tests.support.scripted_answers import scripted
 from tests.support.services import TENANT, ask, running
 from tests.support.template_shapes import SHAPES, WEIGHTS, write_shape
@@ -99,7 +100,7 @@ def test_what_is_hard_on_a_cache_over_every_template(tmp_path, weights, shape):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_ids", [False, True], ids=["no ids", "ids"])
+@pytest.mark.parametrize("has_ids", sample([False, True], True), ids=["no ids", "ids"])
 def test_a_recurrent_models_turn_computes_its_new_text(tmp_path, has_ids):
     """With a thought that is taken out of the history: the answer, the question, some tokens."""
     shape = SHAPES["thought_opened"]
