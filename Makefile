@@ -23,8 +23,8 @@ demo: $(READY)  ## show the product: agents that remember, on a local fabric of 
 
 # tests/conftest.py orders the files. Compiled ones are kept, also where the environment says not to:
 # the tests start many processes, which would else compile the same files again and again.
-# Four processes keep two cores busy: half of what a test takes, it waits.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
+# Three processes for each of two cores: half of what a test takes, it waits.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder
 
 test: $(READY)  ## run what a change needs: minutes (TESTS=tests/node ARGS="-k name" narrow it)
 	@$(PYTEST) $(TESTS) $(ARGS)

@@ -9,6 +9,7 @@ from tests.support.agent_traffic import TOOLS, corpus, words
 from tests.support.architectures import ARCHITECTURES
 from tests.support.chat_models import HARMONY, HARMONY_SPECIALS
 from tests.support.local_fabric import local_fabric
+from tests.support.samples import sample
 from tests.support.scripted_answers import scripted
 from tests.support.template_shapes import VOCABULARY, Shape, write_shape
 
@@ -43,7 +44,9 @@ class Talk:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sends_thoughts", [True, False], ids=["thoughts", "no thoughts"])
+@pytest.mark.parametrize(
+    "sends_thoughts", sample([True, False], True), ids=["thoughts", "no thoughts"]
+)
 def test_channels_come_back_and_the_next_turn_is_warm(tmp_path, sends_thoughts):
     model = write_shape(tmp_path / "model", SHAPE, WEIGHTS, corpus())
     with scripted() as script, local_fabric(tmp_path, str(model), "only") as fabric:

@@ -11,6 +11,7 @@ import pytest
 import router.http.sse
 from node.mlx.engine import Engine
 from tests.support.local_fabric import local_fabric
+from tests.support.samples import sample
 
 FACTS = " ".join(f"The vault code of number {n} is otter {n * 7}." for n in range(60))
 KV_ERROR_MAX = 0.3  # of a log probability, on average: 4-bit caches cost so much at most here
@@ -116,7 +117,7 @@ def test_samples_of_a_named_agent_leave_only_it(fabric):
     assert agents(fabric) - before == {"chooser"}
 
 
-@pytest.mark.parametrize("api", ["chat", "completions"])
+@pytest.mark.parametrize("api", sample(["chat", "completions"], "chat"))
 def test_the_prompt_of_all_samples_is_computed_once(fabric, api, monkeypatch):
     computed, prefill = [], Engine.prefill
 
@@ -137,7 +138,7 @@ def test_the_prompt_of_all_samples_is_computed_once(fabric, api, monkeypatch):
     assert made.usage.prompt_tokens_details.cached_tokens == 0
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", sample([1, 2], 2))
 def test_a_silent_stream_tells_how_much_of_its_prompt_is_computed(fabric, monkeypatch, count):
     monkeypatch.setattr(router.http.sse, "STREAM_SILENCE_S", 0.005)
     messages = [{"role": "user", "content": f"{count} in silence. {FACTS}"}]
@@ -203,7 +204,9 @@ def test_best_of_keeps_the_most_probable(fabric):
     assert made.usage.completion_tokens == all_of_them.usage.completion_tokens
 
 
-@pytest.mark.parametrize(("stream", "max_tokens"), [(False, 0), (True, 3)])
+@pytest.mark.parametrize(
+    ("stream", "max_tokens"), [(False, 0), pytest.param(True, 3, marks=pytest.mark.nightly)]
+)
 def test_a_prompt_is_echoed_with_its_probabilities(fabric, max_tokens, stream):
     service = next(iter(fabric.services.values()))
     text = f"{FACTS} The vault code of number 41 is"

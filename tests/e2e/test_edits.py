@@ -8,6 +8,7 @@ import pytest
 
 from router.policies.clear_tool_uses import CLEARED
 from tests.support.local_fabric import LocalFabric, local_fabric
+from tests.support.samples import sample
 
 FACT = "The vault code of Mira is otter lantern quartz."
 ASK = "The vault code of Mira is"
@@ -89,7 +90,7 @@ def test_what_is_cleared_is_forgotten_and_counted_by_the_models_own_tokenizer(cl
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
 
 
-@pytest.mark.parametrize("edits", ["exact", "amortize"])
+@pytest.mark.parametrize("edits", sample(["exact", "amortize"], "amortize"))
 def test_an_agent_whose_old_results_are_cleared_keeps_or_recomputes_what_lies_behind(client, edits):
     """The wish decides how much is computed; both read the same messages."""
     agent = {"X-Agent-ID": f"crew-{edits}", "X-Macfabric-Edits": edits}

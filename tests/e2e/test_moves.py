@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.local_fabric import LocalFabric, local_fabric
-from tests.support.tiny_models import LLAMA, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 24}
 ASKED = [SYSTEM, {"role": "user", "content": "größer 東京 naïve"}]
@@ -19,7 +19,7 @@ WAIT_S = 60.0
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory) -> Iterator[LocalFabric]:
     folder: Path = tmp_path_factory.mktemp("moves")
-    model = str(write_model(folder / "model", LLAMA))
+    model = str(write_model(folder / "model", ONE_LAYER))
     with local_fabric(folder, model, "node-a", "node-b", "node-c") as made:
         yield made
 

@@ -31,6 +31,7 @@ def test_who_knew_a_fact_still_knows_it_behind_an_edit_and_who_forgets_does_not(
         service.stop()
 
 
+@pytest.mark.nightly
 def test_a_directive_edits_no_equal_message_of_a_story(tmp_path):
     story = contract.story(random.Random("0:0"))
     edited = [

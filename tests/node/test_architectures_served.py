@@ -155,6 +155,7 @@ async def _differs(_node) -> tuple[bool, str]:
     return False, "the restored agent answers differently"
 
 
+@pytest.mark.nightly
 def test_long_prompts_of_window_models_keep_every_block(tmp_path: Path):
     """Blocks that slid out of the window while the prompt was computed are stored, too."""
     folder = str(write_model(tmp_path / "gpt", ARCHITECTURES["gpt_oss"]))

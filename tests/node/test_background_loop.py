@@ -8,7 +8,7 @@ from node import background_loop
 from node.background_loop import BackgroundLoop
 from node.tiers.record_writer import RecordWriter
 from tests.support.services import ask, running
-from tests.support.tiny_models import LLAMA, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 
 class Steps:
@@ -105,7 +105,7 @@ def test_a_node_whose_rounds_fail_unexpectedly_goes_on_with_them(tmp_path, monke
     monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.01)
     monkeypatch.setattr("node.upkeep.RECLAIM_EVERY_S", 0.01)
     monkeypatch.setattr("node.store.scrubber.SCRUB_STEP_S", 0.01)
-    model = str(write_model(tmp_path / "llama", LLAMA))
+    model = str(write_model(tmp_path / "llama", ONE_LAYER))
     with running(tmp_path, model) as service:
         node = service.node
         seen = {"flusher": 0, "reclaim": 0, "scrubber": 0}
@@ -129,7 +129,7 @@ def test_a_node_whose_rounds_fail_unexpectedly_goes_on_with_them(tmp_path, monke
 
 
 def test_saving_ahead_that_fails_unexpectedly_costs_the_turn_nothing(tmp_path, monkeypatch):
-    model = str(write_model(tmp_path / "llama", LLAMA))
+    model = str(write_model(tmp_path / "llama", ONE_LAYER))
     with running(tmp_path, model) as service:
         monkeypatch.setattr(RecordWriter, "stored_all", _fails_once(RecordWriter.stored_all))
         before = service.node.health.failed_rounds

@@ -19,14 +19,14 @@ from node import control_calls
 from node.turn import turn
 from node.turn.request_prompt import Prompts
 from tests.support.services import TENANT, ask, call, identity_of, running
-from tests.support.tiny_models import LLAMA, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 WORDS = "the cat sat on the mat and the dog sat on the log. "
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("models") / "llama", LLAMA))
+    return str(write_model(tmp_path_factory.mktemp("models") / "llama", ONE_LAYER))
 
 
 class Talk:

@@ -19,7 +19,7 @@ from router.tls.contexts import read_router_keys
 from tests.router.rig import until
 from tests.support.keys import make_keys
 from tests.support.services import start_service
-from tests.support.tiny_models import LLAMA, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 pytestmark = pytest.mark.anyio
 SEAL = SealAgent("default", "nobody", 3, "m-1", "node-b")
@@ -31,7 +31,7 @@ class Linked:
 
     def __init__(self, folder):
         self.keys = make_keys(folder / "keys").path
-        self.model = write_model(folder / "model", LLAMA)
+        self.model = write_model(folder / "model", ONE_LAYER)
         self.folder = folder / "node"
 
     @asynccontextmanager

@@ -18,7 +18,7 @@ from fabric.ids import AgentId, MigrationId, NodeName
 from fabric.record.manifest import OwnerState, decode_manifest
 from tests.support.incoming import pinned_blocks
 from tests.support.services import CALL_S, TENANT, ask, call, running
-from tests.support.tiny_models import LLAMA, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 KIM = AgentId("kim")
 MOVE = MigrationId("migration-1")
@@ -28,7 +28,7 @@ MESSAGES = [{"role": "user", "content": "the quick brown fox " * 40}]
 
 @pytest.fixture
 def nodes(tmp_path):
-    model = write_model(tmp_path / "model", LLAMA)
+    model = write_model(tmp_path / "model", ONE_LAYER)
     with running(tmp_path / "a", model) as a, running(tmp_path / "b", model, "node-b") as b:
         yield a, b
 

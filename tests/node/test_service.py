@@ -13,7 +13,7 @@ from fabric.ids import AgentId, OperationId, TenantId
 from fabric.turn.generation import CacheTier, MatchKind
 from node.service import NodeService
 from tests.support.services import ask, call, migrate, running
-from tests.support.tiny_models import LLAMA, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 60}
 BRIEF = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 20}
@@ -28,7 +28,7 @@ def user(text: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a tiny llama's folder."""
-    return str(write_model(tmp_path_factory.mktemp("models") / "llama", LLAMA, seed=4))
+    return str(write_model(tmp_path_factory.mktemp("models") / "llama", ONE_LAYER, seed=4))
 
 
 @pytest.fixture(scope="module")

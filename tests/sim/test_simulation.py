@@ -11,7 +11,7 @@ from tests.sim.planted import PLANTS
 from tests.sim.world import run
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS, SEEDS_NIGHTLY, SEEDS_A_TEST = 20, 10_000, 20
+SEEDS, SEEDS_NIGHTLY, SEEDS_A_TEST = 10, 10_000, 10
 PLANTED_SEEDS_MAX = 60
 # Found, but only by lives in which several things meet: minutes.
 RARE = {

@@ -25,7 +25,7 @@ _SMALL = {
     "num_key_value_heads": 1,
 }
 WEIGHTS: dict[str, dict[str, Any]] = {
-    "full": {**LLAMA, **_SMALL},
+    "full": {**LLAMA, **_SMALL, "num_hidden_layers": 1},
     "recurrent": {
         **ARCHITECTURES["qwen3_next"],
         **_SMALL,

@@ -42,8 +42,13 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 32_768,
     "tie_word_embeddings": False,
 }
-# Attention costs half as much: for tests of what is done with memory, not of how it is computed.
-ONE_HEAD: dict[str, Any] = {**LLAMA, "num_attention_heads": 1, "num_key_value_heads": 1}
+# A quarter of the attention: for tests of what is done with memory, not of how it is computed.
+ONE_LAYER: dict[str, Any] = {
+    **LLAMA,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+}
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -17,7 +17,7 @@ from node.tiers.restore import load_blocks
 from node.turn import prefix
 from tests.support.on_loop import change
 from tests.support.services import TENANT, ask, call, identity_of, running
-from tests.support.tiny_models import ONE_HEAD, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 WORDS = "the cat sat on the mat and the dog sat on the log. "
 BRIEF = {"max_tokens": 4, "ignore_eos": True}
@@ -25,7 +25,7 @@ BRIEF = {"max_tokens": 4, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("models") / "llama", ONE_HEAD))
+    return str(write_model(tmp_path_factory.mktemp("models") / "llama", ONE_LAYER))
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,13 @@ from tests.node.engine.test_live_handover import (
 from tests.node.turn.test_edited_turns import start
 from tests.support.conversations import said
 from tests.support.services import call, running
-from tests.support.tiny_models import ONE_HEAD, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nodes")
-    model = str(write_model(folder / "model", ONE_HEAD))
+    model = str(write_model(folder / "model", ONE_LAYER))
     with running(folder, model, "node-a") as a, running(folder, model, "node-b") as b:
         yield a, b
 

@@ -9,7 +9,7 @@ from fabric.kvcache.arrangement import Move
 from fabric.kvcache.shift import Shift
 from node.mlx.resident_cache import ResidentCache
 from tests.node.engine_bench import GREEDY, Bench, ended, prompt_of
-from tests.support.tiny_models import ONE_HEAD, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 OLD = prompt_of(900, 1)
 NEW = prompt_of(30, 2)
@@ -18,7 +18,7 @@ EDITED = [*OLD[:300], *NEW, *OLD[400:], *prompt_of(40, 3)]
 
 @pytest.fixture(params=[False, True], ids=["any chunks", "exact chunks"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(write_model(tmp_path / "llama", ONE_HEAD), exact_chunks=request.param)
+    made = Bench(write_model(tmp_path / "llama", ONE_LAYER), exact_chunks=request.param)
     yield made
     made.thread.stop()
 

@@ -16,7 +16,7 @@ from node.mlx.logprobs import LOGPROB_MIN
 from tests.node.engine_bench import Bench, ended, prompt_of, wait
 from tests.support.formats import TOO_COMPLEX, compiler_of, random_schema, regex, schema
 from tests.support.samples import sample
-from tests.support.tiny_models import ONE_HEAD, TOKENS, write_model
+from tests.support.tiny_models import ONE_LAYER, TOKENS, write_model
 
 SEEDS, SEEDS_NIGHTLY = 54, 200
 BATCH = 20
@@ -27,7 +27,7 @@ STEADY = regex(f"[a-z ]{{{100 * LONG}}}")  # not over before everybody else's an
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     bench = Bench(
-        write_model(tmp_path_factory.mktemp("model") / "model", ONE_HEAD), active_max=BATCH
+        write_model(tmp_path_factory.mktemp("model") / "model", ONE_LAYER), active_max=BATCH
     )
     yield bench
     bench.thread.stop()

@@ -41,8 +41,9 @@ from tests.support.architectures import ARCHITECTURES
 from tests.support.formats import PLACE, schema
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, call, identity_of, running
-from tests.support.tiny_models import write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
+MODELS = {**ARCHITECTURES, "llama": ONE_LAYER}
 PROMPT = "the cat sat on the mat and the dog sat on the log. " * 90  # more than three blocks
 ANSWER_TOKENS = 340  # more than one more
 PLACES = {"type": "array", "items": PLACE, "minItems": 4, "maxItems": 4}
@@ -51,7 +52,7 @@ PLACES = {"type": "array", "items": PLACE, "minItems": 4, "maxItems": 4}
 @pytest.fixture(scope="module", params=sample(["llama", "gemma4_text", "qwen3_5"], "llama"))
 def nodes(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    model = str(write_model(folder / "model", ARCHITECTURES[request.param]))
+    model = str(write_model(folder / "model", MODELS[request.param]))
     with running(folder, model, "node-a") as a, running(folder, model, "node-b") as b:
         yield a, b
 
@@ -194,6 +195,7 @@ def test_an_answer_moves_in_the_middle_of_an_object_and_fits_its_schema(nodes, t
     assert stream.text + on.text == whole.text
 
 
+@pytest.mark.nightly
 @one_class
 def test_an_aborted_move_leaves_no_memory_behind_and_the_source_goes_on(nodes, calm):
     a, b = nodes
@@ -230,6 +232,7 @@ def test_a_turn_that_waits_for_memory_is_admitted_before_it_is_handed_over(nodes
     call(a, AbortMigration(TENANT, AgentId("waiting"), move_of("waiting")), Done)
 
 
+@pytest.mark.nightly
 @one_class
 def test_an_abort_that_overtakes_the_seal_keeps_the_turn(nodes, calm):
     a, b = nodes

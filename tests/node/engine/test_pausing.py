@@ -10,7 +10,7 @@ from node.engine.sequence import Sequence
 from tests.node.engine_bench import GREEDY, Bench, Events, at_token, ended, prompt_of
 from tests.support.architectures import ARCHITECTURES
 from tests.support.samples import sample
-from tests.support.tiny_models import write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 SEEDED = Sampling(
     max_tokens=12, temperature=1.0, seed=5, logprobs=2, repetition_penalty=1.2, ignore_eos=True
@@ -20,7 +20,7 @@ SEEDED = Sampling(
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Run an engine thread that has one place; exact chunks, so that bytes can be compared."""
-    folder = write_model(tmp_path_factory.mktemp("models") / "llama", ARCHITECTURES["llama"])
+    folder = write_model(tmp_path_factory.mktemp("models") / "llama", ONE_LAYER)
     made = Bench(folder, exact_chunks=True, active_max=1)
     yield made
     made.thread.stop()

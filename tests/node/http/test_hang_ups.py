@@ -25,7 +25,7 @@ from node.http.generate import HttpServer, build_app, http_config
 from node.http.prompt_question import PromptQuestion
 from node.mlx.engine import Engine
 from tests.support.services import KEY, TENANT, identity_of, running
-from tests.support.tiny_models import LLAMA, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 STEP_S = 0.02
 STEPS_MAX = 50  # from a hang-up to the end: a second, of the half a minute that the turn would take
@@ -132,7 +132,7 @@ async def test_a_turn_that_its_node_ends_before_its_first_event_is_refused():
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("node")
-    with running(folder, str(write_model(folder / "model", LLAMA))) as made:
+    with running(folder, str(write_model(folder / "model", ONE_LAYER))) as made:
         yield made
 
 

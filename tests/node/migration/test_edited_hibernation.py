@@ -12,7 +12,7 @@ from tests.node.turn.test_edited_turns import LONG, agent_of, grown, history, st
 from tests.support.agent_traffic import words
 from tests.support.hibernation import BROUGHT_KEY, frame_ends, hibernate, resume
 from tests.support.services import TENANT, ask, running
-from tests.support.tiny_models import ONE_HEAD, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 AMORTIZE = EditMode.AMORTIZE
 OTHER_FABRIC = b"z" * 32
@@ -20,7 +20,7 @@ OTHER_FABRIC = b"z" * 32
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_HEAD))
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_LAYER))
 
 
 def edit(service):

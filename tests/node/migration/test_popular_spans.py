@@ -22,7 +22,7 @@ from tests.support.incoming import pinned_blocks
 from tests.support.little_room import on_loop
 from tests.support.samples import sample
 from tests.support.services import KEY, TENANT, ask, call, running
-from tests.support.tiny_models import LLAMA, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 _names = itertools.count()
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 30}
@@ -62,7 +62,7 @@ def two(folder, model, **settings):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"), LLAMA)
+    return write_model(tmp_path_factory.mktemp("model"), ONE_LAYER)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def sweep(service):
 
 @pytest.mark.parametrize("name", sample(["llama", "gemma4_text", "qwen3_5"], "llama"))
 def test_a_new_agent_on_a_new_node_begins_with_what_others_share(name, tmp_path):
-    architecture = ARCHITECTURES[name] if name != "llama" else LLAMA
+    architecture = ARCHITECTURES[name] if name != "llama" else ONE_LAYER
     model = write_model(tmp_path / "model", architecture)
     with two(tmp_path, model) as (here, there):
         for agent in ("alice", "bob", "carol"):

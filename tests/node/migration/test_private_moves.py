@@ -8,7 +8,7 @@ from fabric.ids import AgentId
 from tests.support.copies import copied_offer, withdraw
 from tests.support.hibernation import hibernate, resume
 from tests.support.services import TENANT, ask, call, running
-from tests.support.tiny_models import LLAMA, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 WORDS = "the cat sat on the mat and the dog sat on the log. " * 30
 HELLO = [{"role": "system", "content": WORDS}, {"role": "user", "content": "naïve café"}]
@@ -16,7 +16,7 @@ HELLO = [{"role": "system", "content": WORDS}, {"role": "user", "content": "naï
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model") / "llama", LLAMA))
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_LAYER))
 
 
 def cached(service, agent):

@@ -21,7 +21,7 @@ from tests.support.incoming import pinned_blocks
 from tests.support.little_room import on_loop
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, call, identity_of, running, start_service
-from tests.support.tiny_models import ONE_HEAD, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 _operations = itertools.count()
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 30}
@@ -109,7 +109,7 @@ def test_a_fork_answers_as_the_agent_does_and_outlives_it(name, tmp_path):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("models") / "llama", ONE_HEAD))
+    return str(write_model(tmp_path_factory.mktemp("models") / "llama", ONE_LAYER))
 
 
 @pytest.fixture(scope="module")

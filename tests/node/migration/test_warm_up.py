@@ -20,7 +20,7 @@ from node.migration import warm_up
 from tests.node.turn.test_edited_turns import start
 from tests.support.on_loop import change
 from tests.support.services import TENANT, ask, call, running
-from tests.support.tiny_models import LLAMA, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 PROMPT = "the cat sat on the mat and the dog sat on the log. " * 90  # more than three blocks
 HANG_S = 60
@@ -29,7 +29,7 @@ HANG_S = 60
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
     folder = tmp_path_factory.mktemp("node")
-    with running(folder, str(write_model(folder / "model", LLAMA))) as service:
+    with running(folder, str(write_model(folder / "model", ONE_LAYER))) as service:
         ask(service, PROMPT, agent="stored", max_tokens=6, ignore_eos=True)
         yield service
 

@@ -28,14 +28,14 @@ from tests.support.copies import fork, replicate
 from tests.support.erasures import erase
 from tests.support.hibernation import hibernate, resume
 from tests.support.services import TENANT, call, migrate, running
-from tests.support.tiny_models import ONE_HEAD, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 MORE = words(52, 9)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_HEAD))
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_LAYER))
 
 
 def lend(service, borrower="b"):

@@ -9,14 +9,14 @@ from fabric.ids import AgentId
 from tests.node.turn.test_edited_turns import agent_of, grown, start
 from tests.support.agent_traffic import words
 from tests.support.services import TENANT, ask, call, running
-from tests.support.tiny_models import ONE_HEAD, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 AMORTIZE = EditMode.AMORTIZE
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_HEAD))
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_LAYER))
 
 
 def test_a_prefetched_agent_has_all_of_its_edited_memory(tmp_path, model):

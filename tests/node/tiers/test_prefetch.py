@@ -14,7 +14,7 @@ from fabric.turn.generation import CacheTier, Delta
 from tests.support.architectures import ARCHITECTURES
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, call, running
-from tests.support.tiny_models import ONE_HEAD, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 30}
 HELLO = [SYSTEM, {"role": "user", "content": "naïve café 東京"}]
@@ -47,7 +47,7 @@ def code_of(work):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("models") / "llama", ONE_HEAD))
+    return str(write_model(tmp_path_factory.mktemp("models") / "llama", ONE_LAYER))
 
 
 @pytest.fixture(scope="module")

@@ -23,14 +23,14 @@ from tests.node.turn.test_borrowed_spans import (
 from tests.support.copies import fork
 from tests.support.hibernation import hibernate, resume
 from tests.support.services import TENANT, call, migrate, running
-from tests.support.tiny_models import ONE_HEAD, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 LENDER = AgentId("a")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_HEAD))
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_LAYER))
 
 
 def forget(service, number=1, agent=LENDER, mode=EditMode.FORGET):

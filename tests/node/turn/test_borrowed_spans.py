@@ -18,7 +18,7 @@ from tests.support import services
 from tests.support.agent_traffic import words
 from tests.support.architectures import ARCHITECTURES
 from tests.support.services import TENANT, migrate, running
-from tests.support.tiny_models import ONE_HEAD, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 ANYWHERE, AMORTIZE = EditMode.ANYWHERE, EditMode.AMORTIZE
 OTHER = TenantId("other")
@@ -28,7 +28,7 @@ ask = partial(services.ask, max_tokens=8)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_HEAD))
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_LAYER))
 
 
 def question(order, asked, join=None):

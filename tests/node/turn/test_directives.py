@@ -18,14 +18,14 @@ from fabric.turn.messages import Message, MessageRole, ToolUse
 from node.tiers.disk_tier import record_bytes
 from tests.support.agent_traffic import words
 from tests.support.services import TENANT, ask, call, migrate, running
-from tests.support.tiny_models import ONE_HEAD, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 NAME = AgentId("a")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_HEAD))
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_LAYER))
 
 
 LONG = [words(10 + i, 36) for i in range(5)]

@@ -15,7 +15,7 @@ from tests.support.little_room import on_loop
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, migrate, running
 from tests.support.shiftable import SHIFTABLE, with_layers
-from tests.support.tiny_models import LLAMA, ONE_HEAD, write_model
+from tests.support.tiny_models import LLAMA, ONE_LAYER, write_model
 
 AMORTIZE = EditMode.AMORTIZE
 OTHER = TenantId("other")
@@ -25,8 +25,11 @@ WINDOWED = {name: ARCHITECTURES[name] for name in ("gemma3_text", "gpt_oss", "ge
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Return a model that answers otherwise once a moved row lies elsewhere."""
-    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_HEAD, seed=10))
+    """Return a model that answers otherwise once a moved row lies elsewhere.
+
+    However an answer in its prompt is encoded, it answers exact turns the same.
+    """
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_LAYER, seed=6))
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +207,7 @@ def test_edit_upon_edit(tmp_path, model):
         assert again.admitted.cached_tokens > again.admitted.prompt_tokens // 2
 
 
-@pytest.mark.parametrize("name", sample((*SHIFTABLE, *WINDOWED), "latent", "gemma3_text"))
+@pytest.mark.parametrize("name", sample((*SHIFTABLE, *WINDOWED), "latent"))
 def test_models_whose_rows_may_be_moved(tmp_path, name):
     config = {key: int(n) if n == 64.0 else n for key, n in (SHIFTABLE | WINDOWED)[name].items()}
     if name in SHIFTABLE:

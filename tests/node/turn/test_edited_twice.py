@@ -10,7 +10,7 @@ from node.store.posix_disk import DiskError
 from tests.node.turn.test_edited_turns import LONG, agent_of, grown, history
 from tests.support.agent_traffic import words
 from tests.support.services import ask, running
-from tests.support.tiny_models import ONE_HEAD, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 AMORTIZE = EditMode.AMORTIZE
 PUT_IN = words(70, 120)
@@ -18,7 +18,7 @@ PUT_IN = words(70, 120)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_HEAD))
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_LAYER))
 
 
 def refuse(*_):

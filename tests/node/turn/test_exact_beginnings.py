@@ -8,12 +8,12 @@ from node.store.block_files import file_name
 from tests.node.turn.test_edited_turns import agent_of, grown, start
 from tests.support.agent_traffic import words
 from tests.support.services import ask, running
-from tests.support.tiny_models import ONE_HEAD, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_HEAD, seed=10))
+    return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_LAYER, seed=6))
 
 
 def edit(service):

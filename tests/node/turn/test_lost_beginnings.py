@@ -7,7 +7,7 @@ from node.store.block_files import file_name
 from tests.node.turn.test_edited_turns import agent_of, history
 from tests.support.agent_traffic import words
 from tests.support.services import ask, running
-from tests.support.tiny_models import ONE_HEAD, write_model
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 SHARED = (words(1, 35), "Yes.")
 
@@ -23,7 +23,7 @@ def test_an_agents_own_memory_serves_where_anothers_is_lost(tmp_path, own_words,
     one, other = (
         history(*SHARED, words(seed, count)) for seed, count in ((2, own_words), (3, others_words))
     )
-    model, disk = str(write_model(tmp_path / "model", ONE_HEAD)), tmp_path / "disk"
+    model, disk = str(write_model(tmp_path / "model", ONE_LAYER)), tmp_path / "disk"
     with running(disk, model) as service:
         ask(service, one, agent="a")
         ask(service, other, agent="b")

@@ -32,7 +32,6 @@ CORE = {
     ("full", "role_tokens"): ("chat_kept",),
     ("full", "head_at_last_question"): ("chat",),
     ("recurrent", "thought_opened"): ("interleaved", "edit_last"),
-    ("recurrent", "thoughts_kept"): ("long_loop",),
 }
 # A head that moves with the last question is in no later prompt of its conversation, so that its
 # record has it no longer: others that begin with it, or go back to it, find it nowhere.

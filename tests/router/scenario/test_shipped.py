@@ -45,7 +45,7 @@ def test_editors_accept_them(name):
     jsonschema.Draft202012Validator(json_schema()).validate(whole)
 
 
-@pytest.mark.parametrize("name", sample(TURNS, "debate", "gossip-network"))
+@pytest.mark.parametrize("name", sample(TURNS, "debate"))
 def test_the_recall_model_remembers_all_that_is_expected(name, loaded):
     player = Player(shipped_scenario(name), loaded).play()
 
