@@ -62,7 +62,7 @@ DESCRIPTION = "CPU time and bytes to save a 50-token turn at 1k and at 32k token
 
 MODEL = "Llama 3.1 8B"
 TOKENIZER = "recall"  # a bundled model's; a turn is saved alike with any
-CONTEXTS = (1_024, 8_192, 32_768)
+CONTEXTS, QUICK_CONTEXTS = (1_024, 8_192, 32_768), (1_024, 4_096)
 BEHIND_BLOCK_TOKENS = 103  # where in a block the turn begins: it ends half-way on average
 PROMPT_TOKENS, ANSWER_TOKENS = 20, 30
 WORD = "word"
@@ -112,15 +112,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Report:
     """Save turns of every context by turns."""
     rounds = 3 if arguments.quick else arguments.rounds
+    contexts = QUICK_CONTEXTS if arguments.quick else CONTEXTS
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        talks = asyncio.run(_converse(Path(folder), rounds))
+        talks = asyncio.run(_converse(Path(folder), contexts, rounds))
     rows = {f"{count:,} tokens": _row(talk) for count, talk in talks.items()}
-    short, long = talks[CONTEXTS[0]], talks[CONTEXTS[-1]]
+    short, long = talks[contexts[0]], talks[contexts[-1]]
     ratios = {
         "CPU time": _ratio(long.cpu_s, short.cpu_s),
         "bytes written": _ratio(long.written_bytes, short.written_bytes),
     }
-    span = f"at {CONTEXTS[-1]:,} tokens, times that at {CONTEXTS[0]:,}"
+    span = f"at {contexts[-1]:,} tokens, times that at {contexts[0]:,}"
     return Report(
         {"model": MODEL, "turn_tokens": PROMPT_TOKENS + ANSWER_TOKENS, "rounds": rounds},
         {"turn": rows},
@@ -150,10 +151,10 @@ def _row(talk: Talk) -> dict[str, float]:
     }
 
 
-async def _converse(folder: Path, rounds: int) -> dict[int, Talk]:
+async def _converse(folder: Path, contexts: Sequence[int], rounds: int) -> dict[int, Talk]:
     desk = _open_desk(folder)
     talks = {}
-    for count in CONTEXTS:
+    for count in contexts:
         say(f"a context of {count:,} tokens")
         held = count + BEHIND_BLOCK_TOKENS
         cache = ResidentCache(desk.node.identity.spec, held + PROMPT_TOKENS + ANSWER_TOKENS)
