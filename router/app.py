@@ -108,7 +108,7 @@ def routes_of(
     fleet, names, edits = services.fleet, desk.names, desk.edits
     snapshots = Snapshots(fleet, services.drains, services.migrations)
     named = [  # these name agents or nodes
-        *AgentsApi(fleet, services.migrations, services.erasures, runs.quoting).routes(),
+        *AgentsApi(fleet, services.migrations, services.erasures, runs).routes(),
         *DirectivesApi(fleet, services.telling, fleet.clock).routes(),
         *AgentWishesApi(fleet, services.telling, fleet.clock).routes(),
         *HibernationApi(Hibernations(fleet, services.migrations)).routes(),

@@ -1,6 +1,7 @@
 """GET, DELETE, pin and migrate for agents; each tenant sees its own."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,25 +13,34 @@ from router.admin.views.agents import agent_row, erasure_row, pin_row
 from router.admin.views.moves import migration_row
 from router.fleet.fleet import Fleet
 from router.http.auth import agent_key, tenant_of
-from router.http.fields import Fields, require_text
+from router.http.fields import Fields, query_flag, require_text
 from router.http.json_body import read_object
 from router.moves.erasures import Erasures
 from router.moves.migrations import Migrations
 
-Quoting = Callable[[TenantId, AgentId], Awaitable[Sequence[str]]]
+
+class QuotingRuns(Protocol):
+    """The stored runs of scenarios, whose journals quote the agents that took part."""
+
+    async def quoting(self, tenant: TenantId, agent: AgentId) -> Sequence[str]:
+        """Name the runs that quote an agent."""
+        ...
+
+    async def forget_quoting(self, tenant: TenantId, agent: AgentId) -> Sequence[str]:
+        """Remove those that have ended; name them."""
+        ...
 
 
 class AgentsApi:
     """Agents as the nodes describe them at the moment of asking."""
 
     def __init__(
-        self, fleet: Fleet, migrations: Migrations, erasures: Erasures, quoting: Quoting
+        self, fleet: Fleet, migrations: Migrations, erasures: Erasures, runs: QuotingRuns
     ) -> None:
-        """`quoting` names the stored runs that quote an agent: an erasure leaves them."""
         self._fleet = fleet
         self._migrations = migrations
         self._erasures = erasures
-        self._quoting = quoting
+        self._runs = runs
 
     def routes(self) -> list[Route]:
         return [
@@ -61,9 +71,12 @@ class AgentsApi:
         return JSONResponse(agent_row(self._fleet, key))
 
     async def erase(self, request: Request) -> Response:
+        """Erase an agent and, with `runs=true`, the ended runs that quote it."""
         key = agent_key(request)
+        has_runs = query_flag(request.query_params, "runs")
         erasure = await self._erasures.erase(*key)
-        return JSONResponse(erasure_row(erasure, await self._quoting(*key)))
+        removed = await self._runs.forget_quoting(*key) if has_runs else ()
+        return JSONResponse(erasure_row(erasure, await self._runs.quoting(*key), removed))
 
     async def pin(self, request: Request) -> Response:
         """Let an agent be evicted last, or, with `pinned` false, like any other."""

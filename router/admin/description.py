@@ -101,6 +101,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         derived_agents=integer(),
         derived_tokens=integer(),
         quoting_runs=array(text()),
+        removed_runs=array(text()),
         unreachable=array(text()),
         remembered=array(text()),
     ),
@@ -124,6 +125,9 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Health": answer(status=one_of("ok", "partial", "degraded", "unavailable", "draining")),
 }
 _NODE: Final = Parameter("node", "path", text(), "A node's name.")
+_RUNS: Final = Parameter(
+    "runs", "query", FLAG, "Ended runs of scenarios that it took part in, which quote it, go too."
+)
 _SIGNING: Final = Parameter(
     "x-macfabric-signing-key", "header", text(pattern="^[0-9a-f]{64}$"), "For another fabric."
 )
@@ -171,7 +175,7 @@ _AGENTS: Final = (
         "Erases it everywhere, with a receipt.",
         {JSON: ref("AgentDeleted")},
         WRITES,
-        parameters=(AGENT,),
+        parameters=(AGENT, _RUNS),
     ),
     _verb(
         "migrate",

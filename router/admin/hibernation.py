@@ -26,10 +26,9 @@ from fabric.record.hibernation_file import (
 )
 from router.admin.views.moves import resumed_row
 from router.http.auth import agent_key
-from router.http.fields import refuse
+from router.http.fields import query_flag
 from router.moves.hibernations import PASS_BYTES, Hibernations, Upload, Wanted
 
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _PASSED_ON = ("content-length", EPOCH_HEADER, REVISION_HEADER)
 
 
@@ -60,7 +59,7 @@ class HibernationApi:
         wanted = Wanted(
             key=agent_key(request),
             node=query.get("node"),
-            replace=_flag(query.get("replace", "false"), "replace"),
+            replace=query_flag(query, "replace"),
             signing_key=_hex(request, SIGNING_KEY_HEADER, SIGNING_KEY_BYTES, SIGNING_KEY_BYTES),
         )
         rest = request.stream()
@@ -87,12 +86,6 @@ async def _body(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     async with answer:
         async for part in answer.content.iter_chunked(PASS_BYTES):
             yield part
-
-
-def _flag(text: str, param: str) -> bool:
-    if text.lower() not in _FLAGS:
-        refuse(param, "expected true or false")
-    return _FLAGS[text.lower()]
 
 
 def _hex(request: Request, name: str, bytes_min: int, bytes_max: int) -> bytes | None:

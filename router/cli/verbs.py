@@ -29,6 +29,11 @@ def add_verbs(commands: Any) -> None:
         "cannot be undone: to keep a copy, run `macfabric hibernate ID FILE` first.",
     )
     add_agent_id(erase)
+    erase.add_argument(
+        "--runs",
+        action="store_true",
+        help="remove the ended runs of scenarios that it took part in as well: they quote it",
+    )
     erase.set_defaults(run=run_erase)
     for parser in (migrate, pin, erase):
         add_common(parser)
@@ -77,7 +82,8 @@ def _has_removed_record(part: dict[str, Any]) -> bool:
 
 def run_erase(arguments: argparse.Namespace) -> int:
     """Erase an agent and print the receipt; exit status 1 while a node still owes its part."""
-    receipt = endpoint_of(arguments).call("DELETE", agent_path(arguments.id))
+    path = agent_path(arguments.id) + ("?runs=true" if arguments.runs else "")
+    receipt = endpoint_of(arguments).call("DELETE", path)
     if arguments.json:
         print_json(receipt)
         return 0 if receipt.get("deleted") else FAILED
@@ -102,6 +108,8 @@ def run_erase(arguments: argparse.Namespace) -> int:
             for part in receipt.get("receipts", ())
         ),
     )
+    for name in receipt.get("removed_runs", ()):
+        print_line(f"run {name}, which quoted it, is removed")
     for name in receipt.get("quoting_runs", ()):
         print_line(f"warning: run {name} still quotes it; DELETE /v1/scenarios/{name} removes that")
     for node in receipt.get("unreachable", ()):

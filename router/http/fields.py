@@ -18,6 +18,8 @@ _KINDS: dict[type, str] = {
     type(None): "null",
 }
 
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
 
 def kind_of(value: object) -> str:
     """Name a JSON value's type as clients know it."""
@@ -48,6 +50,16 @@ def require_text(value: object, param: str) -> str:
     if not isinstance(value, str):
         refuse(param, f"expected a string, got {kind_of(value)}", "invalid_type")
     return value
+
+
+def query_flag(query: Mapping[str, str], name: str, *, default: bool = False) -> bool:
+    """Return a parameter of the query that is true or false."""
+    text = query.get(name)
+    if text is None:
+        return default
+    if text.lower() not in _FLAGS:
+        refuse(name, "expected true or false")
+    return _FLAGS[text.lower()]
 
 
 class Fields:

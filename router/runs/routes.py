@@ -10,7 +10,7 @@ from starlette.routing import Route
 from fabric.limits import SCENARIO_LEASE_S
 from router.http.auth import tenant_of
 from router.http.dialect import ErrorDialect
-from router.http.fields import refuse
+from router.http.fields import query_flag
 from router.http.json_body import read_parsed
 from router.http.sse import EventStream
 from router.runs.hosted_run import HostedRun
@@ -20,7 +20,6 @@ from router.runs.wanted_run import parse_lease, parse_wanted
 PATH = "/v1/scenarios"
 LAST_ID_HEADER = "last-event-id"
 _EVENTS = "text/event-stream"
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class RunsApi:
@@ -96,9 +95,5 @@ class RunsApi:
 
 
 def _wants_events(request: Request) -> bool:
-    named = request.query_params.get("stream")
-    if named is None:
-        return _EVENTS in request.headers.get("accept", "")
-    if named.lower() not in _FLAGS:
-        refuse("stream", "expected true or false")
-    return _FLAGS[named.lower()]
+    is_accepted = _EVENTS in request.headers.get("accept", "")
+    return query_flag(request.query_params, "stream", default=is_accepted)

@@ -139,6 +139,21 @@ class Runs:
         runs = await self.all(tenant)
         return tuple(each.record.name for each in runs if agent in each.record.agents)
 
+    async def forget_quoting(self, tenant: TenantId, agent: AgentId) -> tuple[str, ...]:
+        """Remove the ended runs that quote an agent; name those, but not what the disk keeps."""
+        removed = []
+        for name in await self.quoting(tenant, agent):
+            hosted = self._runs.get((tenant, name))
+            if hosted is None or hosted.is_running:
+                continue
+            try:
+                await self._forget(hosted)
+            except RetryLaterError as error:
+                _LOG.warning("a run that quotes an erased agent stays: %s", error.message)
+            else:
+                removed.append(name)
+        return tuple(removed)
+
     async def get(self, tenant: TenantId, name: str) -> HostedRun:
         """Return one of the tenant's own; raise NotFoundError."""
         await self._load()

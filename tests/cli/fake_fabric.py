@@ -133,6 +133,7 @@ ANSWERS = {
     ("POST", "/v1/agents/mira/pin"): PINNED,
     ("POST", "/v1/agents/ivan/pin"): {**PINNED, "pin_held": False},
     ("DELETE", "/v1/agents/mira"): RECEIPT,
+    ("DELETE", "/v1/agents/ivan?runs=true"): {**RECEIPT, "removed_runs": ["debate-1"]},
     ("DELETE", "/v1/agents/ivan"): {
         **RECEIPT,
         "deleted": False,

@@ -149,6 +149,13 @@ def test_an_erasure_says_what_borrowers_lost_and_which_runs_quote_the_agent(run,
     assert "run debate-1 still quotes it" in out
 
 
+def test_an_erasure_removes_runs_that_quote_the_agent_if_asked(run, fabric):
+    _, out, _ = run("erase", "ivan", "--runs", "--url", fabric.url)
+
+    assert fabric.asked == [("DELETE", "/v1/agents/ivan?runs=true", None)]
+    assert "run debate-1, which quoted it, is removed" in out
+
+
 def test_migrate_says_where_to(run, fabric):
     run("migrate", "mira", "--to", "node-b", "--url", fabric.url)
 

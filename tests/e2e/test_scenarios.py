@@ -106,6 +106,28 @@ def test_a_run_named_as_an_earlier_one_has_edits_of_its_own(fabric, tmp_path, ca
         assert status == 0, capsys.readouterr()
 
 
+def test_erasing_an_agent_with_its_runs_leaves_none_of_its_words_there(fabric, tmp_path, capsys):
+    file = tmp_path / "forgets.yaml"
+    told = FORGETS.replace("scenario: forgets", "scenario: erased")
+    file.write_text(told.replace("lantern", "violin"))
+    options = ["--url", fabric.url, "--json"]
+    run = ["scenario", "run", str(file), *options, "--remote", "--run", "quoting"]
+    assert main(run) == 0, capsys.readouterr()
+
+    def quotes():
+        files = (path for path in fabric.runs_dir.rglob("*") if path.is_file())
+        return {path.name for path in files if b"violin" in path.read_bytes()}
+
+    before = quotes()
+    capsys.readouterr()
+    status = main(["erase", "scn.erased.marco", "--runs", *options])
+    receipt = json.loads(capsys.readouterr().out)
+    assert {"script.json", "outcome.json"} < before
+    assert (status, receipt["removed_runs"], receipt["quoting_runs"]) == (0, ["quoting"], [])
+    assert quotes() == set()
+    assert fabric.http.get("/v1/scenarios/quoting").status_code == 404
+
+
 CREW = """
 scenario: crew
 defaults: {max_tokens: 4, temperature: 0}

@@ -58,6 +58,7 @@ class LocalFabric:
         **settings: Any,
     ) -> None:
         self._folder = folder
+        self.runs_dir = folder / "runs"  # of the router
         self.router_settings = RouterSettings(
             takeover_after_s=1.0,
             api_keys=api_keys or {},
@@ -94,7 +95,7 @@ class LocalFabric:
             self._roster,
             listener,
             on_ready=lambda *_: self._ready.set(),
-            runs_dir=self._folder / "runs",
+            runs_dir=self.runs_dir,
         )
         self._serving = self._loop.create_task(work)
         try:

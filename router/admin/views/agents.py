@@ -81,7 +81,7 @@ def pin_row(view: AgentView) -> Row:
     }
 
 
-def erasure_row(erasure: Erasure, quoting_runs: Sequence[str]) -> Row:
+def erasure_row(erasure: Erasure, quoting_runs: Sequence[str], removed_runs: Sequence[str]) -> Row:
     """Show what was removed where, whose disk remembers that, and which runs still quote it."""
     receipts = [to_plain(receipt) for receipt in erasure.receipts if receipt.existed]
     for receipt in receipts:
@@ -100,6 +100,7 @@ def erasure_row(erasure: Erasure, quoting_runs: Sequence[str]) -> Row:
         "derived_agents": sum(item["derived_agents"] for item in receipts),
         "derived_tokens": sum(item["derived_tokens"] for item in receipts),
         "quoting_runs": list(quoting_runs),
+        "removed_runs": list(removed_runs),
         "unreachable": list(erasure.unreachable),
         # Whose disk holds that it was erased, and so tells whoever was away.
         "remembered": [r.node for r in erasure.receipts if r.tombstone is not None],

@@ -121,23 +121,6 @@ async def test_a_shipped_one_has_its_own_files_and_what_it_is_told(tmp_path):
     assert all(agent.startswith("scn.gossip-network@tests.") for agent in agents)
 
 
-async def test_the_receipt_of_an_erasure_names_the_runs_that_quote_the_agent(tmp_path):
-    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as made:
-        one, two = made.http(KEY, operates=False), made.http(OTHER_KEY, operates=False)
-        await begin(one)
-        await ended(one)
-        await begin(two)
-        await ended(two)
-        agents = [row["id"] for row in (await one.get("/v1/agents")).json()["data"]]
-        first = (await one.delete(f"/v1/agents/{agents[0]}")).json()
-        await one.delete("/v1/scenarios/first")
-        second = (await one.delete(f"/v1/agents/{agents[1]}")).json()
-        others = (await two.delete(f"/v1/agents/{agents[1]}")).json()
-    assert (first["deleted"], first["quoting_runs"]) == (True, ["first"])
-    assert (second["deleted"], second["quoting_runs"]) == (True, [])
-    assert others["quoting_runs"] == ["first"], "the other tenant's own run"
-
-
 async def test_nobody_sees_another_tenants_run(tmp_path):
     async with rig("a", settings=TENANTS, runs_dir=tmp_path) as made:
         one, two = made.http(KEY, operates=False), made.http(OTHER_KEY, operates=False)

@@ -1,0 +1,79 @@
+"""Runs whose journals quote an erased agent: named by the receipt, or removed with the agent."""
+
+import errno
+
+import pytest
+
+from router.runs.run_folders import RunFolders
+from tests.router.rig import KEY, OTHER_KEY, rig, until
+from tests.router.runs.test_runs_api import TENANTS, begin, code_of, ended
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_receipt_of_an_erasure_names_the_runs_that_quote_the_agent(tmp_path):
+    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as made:
+        one, two = made.http(KEY, operates=False), made.http(OTHER_KEY, operates=False)
+        await begin(one)
+        await ended(one)
+        await begin(two)
+        await ended(two)
+        agents = [row["id"] for row in (await one.get("/v1/agents")).json()["data"]]
+        first = (await one.delete(f"/v1/agents/{agents[0]}")).json()
+        await one.delete("/v1/scenarios/first")
+        second = (await one.delete(f"/v1/agents/{agents[1]}")).json()
+        others = (await two.delete(f"/v1/agents/{agents[1]}")).json()
+    assert (first["deleted"], first["quoting_runs"]) == (True, ["first"])
+    assert (second["deleted"], second["quoting_runs"]) == (True, [])
+    assert others["quoting_runs"] == ["first"], "the other tenant's own run"
+
+
+async def test_an_erasure_removes_the_ended_runs_that_quote_the_agent_if_asked(tmp_path):
+    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as made:
+        one, two = made.http(KEY, operates=False), made.http(OTHER_KEY, operates=False)
+        for http in (one, two):
+            await begin(http)
+            await ended(http)
+        agents = [row["id"] for row in (await one.get("/v1/agents")).json()["data"]]
+        wrong = await one.delete(f"/v1/agents/{agents[0]}?runs=all")
+        receipt = (await one.delete(f"/v1/agents/{agents[0]}?runs=true")).json()
+        gone = await one.get("/v1/scenarios/first")
+        other = await two.get("/v1/scenarios/first")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "runs")
+    assert (receipt["removed_runs"], receipt["quoting_runs"]) == (["first"], [])
+    assert code_of(gone) == (404, "run_not_found")
+    assert other.status_code == 200, "another tenant's run of that name"
+    assert len(list(tmp_path.glob("*/run.json"))) == 1
+
+
+async def test_a_run_that_the_disk_keeps_is_still_named(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EROFS, "read-only")
+
+    async with rig("a", runs_dir=tmp_path) as made:
+        http = made.http()
+        await begin(http)
+        await ended(http)
+        agent = (await http.get("/v1/agents")).json()["data"][0]["id"]
+        monkeypatch.setattr(RunFolders, "remove", refuse)
+        receipt = (await http.delete(f"/v1/agents/{agent}?runs=true")).json()
+        kept = await http.get("/v1/scenarios/first")
+    assert (receipt["removed_runs"], receipt["quoting_runs"]) == ([], ["first"])
+    assert kept.status_code == 200
+
+
+async def test_a_run_under_way_is_still_named(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as made:
+        http, node = made.http(), made["node-a"]
+
+        node.does.first_delay_s = 0.2
+        await begin(http)
+        await until(lambda: node.requests)
+        node.does.first_delay_s = 3600.0
+        await until(lambda: len(node.requests) == 2)
+        agent = (await http.get("/v1/agents")).json()["data"][0]["id"]
+        receipt = (await http.delete(f"/v1/agents/{agent}?runs=true")).json()
+        shown = (await http.get("/v1/scenarios/first")).json()
+        await http.delete("/v1/scenarios/first")
+    assert (receipt["removed_runs"], receipt["quoting_runs"]) == ([], ["first"])
+    assert shown["state"] == "running"
