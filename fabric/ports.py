@@ -31,6 +31,13 @@ class Disk(Protocol):
         """Make `name` hold exactly `parts`, atomically and durably, replacing any old file."""
         ...
 
+    def publish_ordered(self, name: str, parts: list[bytes | bytearray | memoryview]) -> None:
+        """Publish a file that a power cut may take until anything published later is durable.
+
+        What was published later never survives without it.
+        """
+        ...
+
     def read(self, name: str, limit_bytes: int) -> bytes:
         """Return the whole file; raise FileNotFoundError, or CorruptDataError over the limit."""
         ...

@@ -119,9 +119,9 @@ class BlockFiles:
         return found, foreign
 
     def write(self, ref: BlockRef, parent: BlockHash, parts: Iterable[memoryview]) -> None:
-        """Publish a block; whatever fails leaves no file."""
+        """Publish a block, before any record that names it; whatever fails leaves no file."""
         try:
-            self._disk.publish(file_name(ref), [self._header(ref, parent), *parts])
+            self._disk.publish_ordered(file_name(ref), [self._header(ref, parent), *parts])
         except BaseException:
             # Failing at its last step, a publish leaves a file that may not be durable.
             with suppress(DiskError):

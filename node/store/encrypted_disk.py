@@ -183,7 +183,7 @@ class SealedDisk(PosixDisk):
         with self._opened(name) as file:
             if file.is_sealed:
                 return 0
-            self._publish(name, _pieces(file))
+            self._publish(name, _pieces(file), self._ordering)
             return max(1, file.plain_bytes)
 
 

@@ -2,7 +2,8 @@
 
 A trace says what a program asked for. Until a file is flushed, any of its written pages may
 be missing, zero or cut; until a directory is flushed, any of the changes to its entries may
-be missing, whatever their order. Everything else must be there.
+be missing, whatever their order. Everything else must be there, but for what the drive's cache
+has: all that was flushed since it was last emptied may be missing, from any point on.
 
 `CrashDisk` performs a publish as a chosen list of steps and writes such a trace.
 """
@@ -45,13 +46,18 @@ class FlushDirectory:
 
 
 @dataclass(frozen=True)
+class EmptyCache:
+    """The drive wrote down all that it was given, not only in order."""
+
+
+@dataclass(frozen=True)
 class Acknowledge:
     """The program told its caller that this revision is durable."""
 
     revision: int
 
 
-Op = Bind | Write | Flush | FlushDirectory | Acknowledge
+Op = Bind | Write | Flush | FlushDirectory | EmptyCache | Acknowledge
 Tree = dict[str, bytes]
 
 
@@ -80,7 +86,7 @@ class Trace:
     def overwrite(self, name: str, offset: int, data: bytes) -> None:
         """Damage a file as a drive does: behind the program's back, and for good."""
         inode = self.names[tuple(name.split("/"))]
-        self.ops += [Write(inode, offset, data), Flush(inode)]
+        self.ops += [Write(inode, offset, data), Flush(inode), EmptyCache()]
 
     def unlink(self, directory: str, name: str) -> None:
         self._bind(directory, (name, None))
@@ -102,8 +108,19 @@ class Trace:
         return max(done, default=0)
 
     def crash_states(self, upto: int) -> Iterator[Tree]:
-        """Yield each tree of files that may be found if power fails after `upto` operations."""
-        ops = self.ops[:upto]
+        """Yield each tree of files that may be found if power fails after `upto` operations.
+
+        What the drive had kept in its cache is a state of an earlier moment: it counts where
+        something was acknowledged since, and was yielded for that moment otherwise.
+        """
+        emptied = [i for i, op in enumerate(self.ops[:upto]) if isinstance(op, EmptyCache)]
+        promised = self.acknowledged(upto)
+        for kept in range(emptied[-1] + 1 if emptied else 0, upto + 1):
+            if kept == upto or self.acknowledged(kept) < promised:
+                yield from self._states(self.ops[:kept])
+
+    def _states(self, ops: list[Op]) -> Iterator[Tree]:
+        """Yield what the drive may hold if it wrote down all that was flushed."""
         directories = sorted({op.directory for op in ops if isinstance(op, Bind)})
         spaces = [_directory_states(ops, directory) for directory in directories]
         contents: dict[int, list[bytes]] = {}
@@ -194,8 +211,15 @@ SOUND = ("create", "write", "flush", "rename", "flush directory")
 class CrashDisk:
     """A Disk in memory that publishes by the given steps and traces what it does."""
 
-    def __init__(self, steps: tuple[str, ...] = SOUND, files: Tree | None = None) -> None:
+    def __init__(
+        self,
+        steps: tuple[str, ...] = SOUND,
+        files: Tree | None = None,
+        *,
+        empties_cache: bool = True,
+    ) -> None:
         self.steps = steps
+        self._empties_cache = empties_cache
         self.trace = Trace()
         self.files: Tree = files if files is not None else {}  # as the running system sees them
         self._directories: set[str] = set()
@@ -206,6 +230,10 @@ class CrashDisk:
         return sum(self.files.pop(name) is not None for name in temps)
 
     def publish(self, name: str, parts) -> None:
+        self.publish_ordered(name, parts)
+        self._empty_cache()
+
+    def publish_ordered(self, name: str, parts) -> None:
         directory, _, leaf = name.rpartition("/")
         if directory not in self._directories:
             self._directories.add(directory)
@@ -227,6 +255,10 @@ class CrashDisk:
             elif step == "flush directory":
                 self.trace.ops.append(FlushDirectory(directory))
         self.files[name] = data
+
+    def _empty_cache(self) -> None:
+        if self._empties_cache:
+            self.trace.ops.append(EmptyCache())
 
     def read(self, name: str, limit_bytes: int) -> bytes:
         raw = self._find(name)
@@ -266,6 +298,8 @@ class CrashDisk:
         for name in existed:
             self.trace.unlink(*name.split("/"))
         self.trace.ops += [FlushDirectory(d) for d in {name.split("/")[0] for name in existed}]
+        if existed:
+            self._empty_cache()
         return len(existed)
 
     def quarantine(self, name: str, reason: str) -> None:

@@ -51,9 +51,9 @@ def run_in_memory(disk: CrashDisk) -> Trace:
     return disk.trace
 
 
-def run_for_real(monkeypatch, root) -> Trace:
+def run_for_real(monkeypatch, root, platform: str) -> Trace:
     PosixDisk(root).close()
-    system = TracedOs(monkeypatch, root)
+    system = TracedOs(monkeypatch, root, platform)
     disk = PosixDisk(root, "full")
 
     def damage(name: str) -> None:
@@ -74,16 +74,19 @@ class RecordsFirst(CrashDisk):
         super().__init__()
         self._late = []
 
-    def publish(self, name: str, parts) -> None:
-        data = b"".join(bytes(part) for part in parts)
-        if name.startswith("blocks/"):
-            self.files[name] = data
-            self._late.append((name, data))
+    def publish_ordered(self, name: str, parts) -> None:
+        if not name.startswith("blocks/"):
+            super().publish_ordered(name, parts)
             return
-        super().publish(name, [data])
+        data = b"".join(bytes(part) for part in parts)
+        self.files[name] = data
+        self._late.append((name, data))
+
+    def publish(self, name: str, parts) -> None:
+        super().publish(name, parts)
         late, self._late = self._late, []
         for block in late:
-            super().publish(block[0], [block[1]])
+            super().publish_ordered(block[0], [block[1]])
 
 
 class BlocksRemovedFirst(CrashDisk):
@@ -132,8 +135,9 @@ def test_every_crash_state_recovers():
     assert count > 60
 
 
-def test_every_crash_state_of_the_real_disk_recovers(monkeypatch, tmp_path):
-    trace = run_for_real(monkeypatch, tmp_path / "root")
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_every_crash_state_of_the_real_disk_recovers(monkeypatch, tmp_path, platform):
+    trace = run_for_real(monkeypatch, tmp_path / "root", platform)
     assert trace.acknowledged(len(trace.ops)) == LAST
     found, count = problems(trace)
     assert found == set()

@@ -90,11 +90,17 @@ def test_what_a_mistake_costs(steps, cost):
     assert cost in problems(run_in_memory(BROKEN_STEPS[steps]), stop=False)[0]
 
 
-@pytest.fixture
-def traced(monkeypatch, tmp_path):
+def test_a_drive_whose_cache_is_never_emptied_is_caught():
+    disk = CrashDisk(empties_cache=False)
+    take_turns(disk, disk.trace.acknowledge)
+    assert "revision 0 although 1 was acknowledged" in problems(disk.trace, stop=False)[0]
+
+
+@pytest.fixture(params=["linux", "darwin"])
+def traced(request, monkeypatch, tmp_path):
     root = tmp_path / "root"
     PosixDisk(root).close()
-    return TracedOs(monkeypatch, root), root
+    return TracedOs(monkeypatch, root, request.param), root
 
 
 def test_real_disk_survives_every_state(traced):
@@ -130,22 +136,26 @@ def test_real_disk_without_a_flush_is_caught(traced, monkeypatch, skipped):
     assert found != set()
 
 
-def test_no_durability_promises_nothing_about_power(traced):
+@pytest.mark.parametrize(
+    ("traced", "durability"), [("linux", "none"), ("darwin", "barrier")], indirect=["traced"]
+)
+def test_less_durability_promises_nothing_about_power(traced, durability):
     system, root = traced
-    disk = PosixDisk(root, "none")
+    disk = PosixDisk(root, durability)
     take_turns(disk, system.trace.acknowledge)
     disk.close()
     assert problems(system.trace)[0] != set()
 
 
-def test_killed_then_restarted_then_power_lost(monkeypatch, tmp_path):
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_killed_then_restarted_then_power_lost(monkeypatch, tmp_path, platform):
     """What a killed process left unflushed must be durable before the next one builds on it."""
     states = 0
     for point in itertools.count():
         with monkeypatch.context() as patch:
             root = tmp_path / str(point)
             PosixDisk(root).close()
-            system = TracedOs(patch, root)
+            system = TracedOs(patch, root, platform)
             disk, was_killed = PosixDisk(root, "full"), False
             system.die_after = point
             try:

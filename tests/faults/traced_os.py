@@ -1,9 +1,12 @@
 """Traces the real PosixDisk on a real file system, and may stop it for good."""
 
+import fcntl
 import os
+from functools import partial
 from pathlib import Path
 
-from tests.faults.crash_disk import Flush, FlushDirectory, Trace, Write
+from node.store import descriptors, posix_disk
+from tests.faults.crash_disk import EmptyCache, Flush, FlushDirectory, Trace, Write
 
 PATCHED = ("open", "close", "writev", "fsync", "rename", "unlink", "mkdir")
 
@@ -15,7 +18,7 @@ class Killed(BaseException):
 class TracedOs:
     """Records what a PosixDisk at `root` asks of the system; may stop it for good."""
 
-    def __init__(self, monkeypatch, root: Path) -> None:
+    def __init__(self, monkeypatch, root: Path, platform: str = "linux") -> None:
         self.trace = Trace()
         self.die_after: int | None = None  # operations from now
         self._root = str(root)
@@ -25,19 +28,26 @@ class TracedOs:
         self._real["fsync"] = lambda _fd: None  # what it means is decided here
         for name in PATCHED:
             monkeypatch.setattr(os, name, self._stepping(name))
+        self._fcntl = fcntl.fcntl
+        monkeypatch.setattr(fcntl, "fcntl", self._saw_fcntl)
+        flush = partial(descriptors.flush, platform=platform)
+        monkeypatch.setattr(posix_disk, "flush", flush)
 
     def _stepping(self, name: str):
         def call(*args, **kwargs):
             if name != "close":
-                if self.die_after == 0:
-                    raise Killed
-                if self.die_after is not None:
-                    self.die_after -= 1
+                self._step()
             result = self._real[name](*args, **kwargs)
             getattr(self, f"_saw_{name}")(result, *args, **kwargs)
             return result
 
         return call
+
+    def _step(self) -> None:
+        if self.die_after == 0:
+            raise Killed
+        if self.die_after is not None:
+            self.die_after -= 1
 
     def _saw_open(self, fd, path, flags, mode=0o777, *, dir_fd=None) -> None:
         parent = self._open.get(dir_fd)
@@ -60,6 +70,20 @@ class TracedOs:
             self._written[fd] += count
 
     def _saw_fsync(self, _result, fd) -> None:
+        self._note_flush(fd)
+        self.trace.ops.append(EmptyCache())
+
+    def _saw_fcntl(self, fd, command, *arguments):
+        """Take the commands that macOS has; what others do is the system's."""
+        if command not in (descriptors.BARRIER, descriptors.FULL_FLUSH):
+            return self._fcntl(fd, command, *arguments)
+        self._step()
+        self._note_flush(fd)
+        if command == descriptors.FULL_FLUSH:
+            self.trace.ops.append(EmptyCache())
+        return 0
+
+    def _note_flush(self, fd) -> None:
         at = self._open.get(fd)
         if at is not None:
             self.trace.ops.append(FlushDirectory(at) if isinstance(at, str) else Flush(at))

@@ -140,6 +140,8 @@ class SimDisk:
         platter.damaged.discard(name)
         self._step()
 
+    publish_ordered = publish
+
     def _fails(self, name):
         """Say whether this write fails, and then whether its file is there all the same."""
         platter, fault = self._platter, self._platter.fault

@@ -317,7 +317,7 @@ def test_store_follows_its_model(tmp_path):
 
 def test_what_a_failed_put_left_goes_with_a_later_sweep(disk, store, monkeypatch):
     """A drive that neither stores a block for good nor lets go of its file."""
-    block, publish = make_block(1), disk.publish
+    block, publish = make_block(1), disk.publish_ordered
 
     def fails_at_the_end(name, parts):
         publish(name, parts)
@@ -329,7 +329,7 @@ def test_what_a_failed_put_left_goes_with_a_later_sweep(disk, store, monkeypatch
         raise DiskError(message)
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "publish", fails_at_the_end)
+        patch.setattr(disk, "publish_ordered", fails_at_the_end)
         patch.setattr(disk, "remove", refuses)
         with pytest.raises(DiskError):
             block.put_into(store)

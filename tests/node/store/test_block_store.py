@@ -68,8 +68,12 @@ def test_parts_may_be_cut_anywhere(store):
 
 def test_the_same_block_is_written_once(store, disk, monkeypatch):
     published = []
-    publish = disk.publish
-    monkeypatch.setattr(disk, "publish", lambda name, parts: published.append(publish(name, parts)))
+    publish = disk.publish_ordered
+
+    def count(name, parts):
+        published.append(publish(name, parts))
+
+    monkeypatch.setattr(disk, "publish_ordered", count)
     block = make_block(1)
     block.put_into(store)
     block.put_into(store)
