@@ -19,6 +19,7 @@ from fabric.control.calls import CallRoute, encode_reply
 from fabric.errors import FatalError, RetryLaterError
 from fabric.limits import CONTROL_TIMEOUT_S
 from fabric.net.links import AddressScope, scope_of
+from fabric.open_files import raise_limit
 from fabric.record.spec_file import SpecRecord
 from fabric.turn.generation import APPEND_PATH, COUNT_PATH
 from node.agents.recovered import recovered_table
@@ -39,7 +40,6 @@ from node.net.listeners import EVERYWHERE
 from node.net.probe import Caller
 from node.net.prober import LinkProber
 from node.node import Node
-from node.open_files import raise_limit
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore

@@ -4,13 +4,13 @@ import argparse
 import asyncio
 import logging
 import os
-import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from fabric.errors import FabricError
 from fabric.ids import parse_node_name
+from fabric.open_files import raise_limit
 from fabric.settings import FabricSettings, RouterSettings
 from router.cli.config_file import read_settings
 from router.cli.data_folder import DataFolder, default_data_dir
@@ -23,7 +23,6 @@ from router.placement.seconds import Policy
 from router.policies.configured import configured_policies
 from router.tls.contexts import read_router_keys
 
-OPEN_FILES = 10_240  # clients, strangers and streams of nodes; macOS allows no more
 LOCAL_OPERATOR = "this machine's command line"  # no name that settings can give
 
 
@@ -35,7 +34,7 @@ def main() -> int:
     # Ray reads it when it is imported: a lost driver must not start a cluster of its own.
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     arguments = _arguments()
-    _allow_open_files()
+    raise_limit()
     os.umask(0o077)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -68,14 +67,6 @@ def main() -> int:
         print(f"router: {error}", file=sys.stderr)  # noqa: T201 - why it did not start
         return 1
     return 0
-
-
-def _allow_open_files() -> None:
-    """Have room for all connections that are allowed; macOS gives 256 files by itself."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _arguments() -> argparse.Namespace:

@@ -237,6 +237,14 @@ def test_head_start_command(mac):
         assert (mac.home / "macfabric" / folder).stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize(("most", "expected"), [(100_000, 65_536), (12_000, 10_240)])
+@pytest.mark.parametrize("command", [START_HEAD, START_WORKER])
+def test_a_mac_that_allows_fewer_open_files_gives_what_it_has(mac, command, most, expected):
+    refusing = f'ulimit() {{ [ "$2" -le {most} ] && echo "$2" > "$HOME/open-files"; }}; '
+    mac.run(refusing + command, SSH_CONNECTION="", RAY_HEAD_IP="192.168.1.10")
+    assert (mac.home / "open-files").read_text() == f"{expected}\n"
+
+
 def test_worker_start_command(mac):
     ssh = "192.168.1.10 50000 192.168.1.11 22"
     mac.run(START_WORKER, SSH_CONNECTION=ssh, RAY_HEAD_IP="192.168.1.10")

@@ -28,20 +28,3 @@ def test_importing_mlx_lm_keeps_the_limit_of_open_files(limit):
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[-2] == f"({limit}, {limit})"
-
-
-def test_a_node_raises_the_limit_as_far_as_it_may():
-    program = """
-import resource
-from node.open_files import OPEN_FILES, raise_limit
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-raise_limit()
-soft, after = resource.getrlimit(resource.RLIMIT_NOFILE)
-assert after == hard
-assert soft == (OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)), soft
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr

@@ -3,16 +3,25 @@
 import contextlib
 import resource
 from collections.abc import Iterator
+from typing import Final
 
-OPEN_FILES = 10_240  # connections of HTTP and transfers, and block files; macOS allows no more
+OPEN_FILES: Final = 10_240  # connections of HTTP and transfers, and block files
 
 
 def raise_limit() -> None:
-    """Raise the soft limit as far as needed and allowed; macOS starts with 256."""
+    """Raise the soft limit as far as needed and allowed; macOS starts with 256.
+
+    macOS refuses what is over `kern.maxfilesperproc`, which is less than its hard limit says.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    while soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            wanted //= 2
+        else:
+            return
 
 
 @contextlib.contextmanager

@@ -1,0 +1,44 @@
+"""The limit of open files is raised as far as it may be."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from fabric.open_files import OPEN_FILES, raise_limit
+
+
+def test_the_limit_is_raised_as_far_as_allowed():
+    program = """
+import resource
+from fabric.open_files import OPEN_FILES, raise_limit
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+raise_limit()
+soft, after = resource.getrlimit(resource.RLIMIT_NOFILE)
+assert after == hard
+assert soft == (OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)), soft
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError])
+@pytest.mark.parametrize(("most", "expected"), [(10_240, 10_240), (6_000, 5_120), (300, 256)])
+def test_what_the_system_refuses_is_tried_lower(monkeypatch, error, most, expected):
+    """A Mac's hard limit is infinite, and its real one another setting."""
+    limit = [256, resource.RLIM_INFINITY]
+
+    def setrlimit(_what, wanted):
+        if wanted[0] > most:
+            raise error
+        limit[0] = wanted[0]
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: tuple(limit))
+    monkeypatch.setattr(resource, "setrlimit", setrlimit)
+    raise_limit()
+    assert limit == [expected, resource.RLIM_INFINITY]
+    assert expected <= OPEN_FILES
