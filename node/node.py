@@ -117,6 +117,11 @@ class Node:
     def name(self) -> NodeName:
         return self.identity.name
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a turn runs, an agent is on its way here, or blocks are sent to a peer."""
+        return bool(self.live_turns) or any(self.moves) or self.transfers.is_sending
+
     def view(self) -> NodeView:
         agents = [a for a in self.table if a.word.state is not OwnerState.REPLICA]
         config, model, engine = self.identity.config, self.identity.model, self.engine

@@ -40,6 +40,7 @@ from node.net.listeners import EVERYWHERE
 from node.net.probe import Caller
 from node.net.prober import LinkProber
 from node.node import Node
+from node.power_assertion import PowerAssertion
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
@@ -83,6 +84,7 @@ class NodeService:
         self._disk: PosixDisk | None = None
         self._sealing: FolderSealing | None = None
         self._prober: LinkProber | None = None
+        self._power: PowerAssertion | None = None
         self._begun: list[Callable[[], object]] = []  # how to end what a start has begun
 
     @property
@@ -125,7 +127,11 @@ class NodeService:
         self._on_loop(self._measure_prefill()).result()
         self._on_loop(node.drain_flag.recall()).result()
         self._sealing = FolderSealing(node.identity, node.workers, node.health)
-        for each in (node.warm_start, node.scrubber, node.retries, node.upkeep, self._sealing):
+        self._power = PowerAssertion(
+            lambda: node.has_work, node.clock.monotonic_s, node.health.note_failed_round
+        )
+        beside = (node.warm_start, node.scrubber, node.retries, node.upkeep)
+        for each in (*beside, self._sealing, self._power):
             self._loop.call_soon_threadsafe(each.start)
         links, fingerprint = self._config.settings.encrypt_links, node.identity.fingerprint
         caller = Caller(self._config.name, self._config.cluster_key, fingerprint, links)
@@ -298,6 +304,8 @@ class NodeService:
         await node.retries.stop()
         await node.upkeep.stop()
         left = await node.flusher.flush()
+        if self._power is not None:
+            await self._power.stop()
         await node.workers.run(node.service_time.save)
         if left:
             _log.error("%d agents are lost with this process: %s", left, node.health.degraded)

@@ -137,6 +137,11 @@ class TransferServer:
         with self._lock:
             return dict(self._counts)
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether parts of blocks are on their way to a peer."""
+        return bool(self._answering)
+
     def stop(self) -> None:
         """Stop listening, cut every connection and wait for its thread."""
         with self._lock:
