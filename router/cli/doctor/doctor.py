@@ -25,7 +25,8 @@ from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.doctor.check import Check
 from router.cli.doctor.doctor_keys import key_checks
 from router.cli.doctor.doctor_links import link_checks, link_rows, stations_of
-from router.cli.doctor.doctor_network import network_checks
+from router.cli.doctor.doctor_mac import mac_checks
+from router.cli.doctor.doctor_network import network_checks, run
 from router.cli.doctor.import_check import foreign_names
 from router.cli.errors import FAILED, MISUSED, CommandError
 from router.cli.output import human_bytes
@@ -98,6 +99,8 @@ def machine_checks(folder: Path, settings: FabricSettings) -> Iterator[Check]:
     yield _sockets(folder)
     yield _ray_variables(dict(os.environ))
     yield from network_checks()
+    if sys.platform == "darwin":
+        yield from mac_checks(run, folder, memory_bytes())
 
 
 def look_at_fabric(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], Check]:
@@ -168,8 +171,13 @@ def _ray() -> Check:
     return Check("Ray's version", "ok" if tested else "warning", detail)
 
 
+def memory_bytes() -> int:
+    """Return how much RAM this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _memory(hot_bytes: int) -> Check:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = memory_bytes()
     caches = f"agents' caches may use up to {human_bytes(hot_bytes)} of RAM (node.hot_bytes)"
     fits = hot_bytes * 2 <= total
     remedy = "" if fits else "; at most half leaves room for the model and the system"
