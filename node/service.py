@@ -24,6 +24,7 @@ from fabric.record.spec_file import SpecRecord
 from fabric.turn.generation import APPEND_PATH, COUNT_PATH
 from node.agents.recovered import recovered_table
 from node.assembly import Ground, assemble
+from node.backups import exclude_from_backups
 from node.clock import SystemClock
 from node.control_calls import ControlCalls
 from node.engine.engine_thread import EngineThread
@@ -127,6 +128,8 @@ class NodeService:
         self._on_loop(self._measure_prefill()).result()
         self._on_loop(node.drain_flag.recall()).result()
         self._sealing = FolderSealing(node.identity, node.workers, node.health)
+        folder = self._config.data_dir.expanduser()
+        self._on_loop(node.workers.run(lambda: exclude_from_backups(folder)))
         self._power = PowerAssertion(
             lambda: node.has_work, node.clock.monotonic_s, node.health.note_failed_round
         )
