@@ -7,7 +7,7 @@ import pytest
 from fabric.limits import GIB
 from router.cli.doctor.doctor_mac import mac_checks
 
-FOLDER = Path("/Users/anna/macfabric/data")
+FOLDER = Path("/srv/macfabric/data")
 IN_ORDER = {
     "tmutil isexcluded": f"[Excluded]    {FOLDER}\n",
     "tmutil listlocalsnapshots": "Snapshots for disk /:\n",
@@ -16,7 +16,7 @@ IN_ORDER = {
     "fdesetup status": "FileVault is On.\n",
     "rsync --version": "openrsync: protocol version 29\nrsync version 2.6.9 compatible\n",
     "sysctl iogpu.wired_limit_mb": "0\n",
-    "ps": "    1 /sbin/launchd\n  501 /usr/libexec/logd\n  700 /Users/anna/exodus/bin/wallet\n",
+    "ps": "    1 /sbin/launchd\n  501 /usr/libexec/logd\n  700 /Applications/exodus/bin/wallet\n",
 }
 SNAPSHOTS = """Snapshots for disk /:
 com.apple.TimeMachine.2026-11-25-101500.local
