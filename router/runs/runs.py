@@ -134,24 +134,22 @@ class Runs:
 
     async def quoting(self, tenant: TenantId, agent: AgentId) -> tuple[str, ...]:
         """Name the stored runs of a tenant that an agent took part in: they quote it."""
+        return tuple(each.record.name for each in await self._quoting(tenant, agent))
+
+    async def _quoting(self, tenant: TenantId, agent: AgentId) -> list[HostedRun]:
         if self._folders is None or self._is_stopped:
-            return ()
-        runs = await self.all(tenant)
-        return tuple(each.record.name for each in runs if agent in each.record.agents)
+            return []
+        return [each for each in await self.all(tenant) if agent in each.record.agents]
 
     async def forget_quoting(self, tenant: TenantId, agent: AgentId) -> tuple[str, ...]:
         """Remove the ended runs that quote an agent; name those, but not what the disk keeps."""
         removed = []
-        for name in await self.quoting(tenant, agent):
-            hosted = self._runs.get((tenant, name))
-            if hosted is None or hosted.is_running:
-                continue
+        for hosted in await self._quoting(tenant, agent):
             try:
-                await self._forget(hosted)
+                if await self._forget(hosted):
+                    removed.append(hosted.record.name)
             except RetryLaterError as error:
                 _LOG.warning("a run that quotes an erased agent stays: %s", error.message)
-            else:
-                removed.append(name)
         return tuple(removed)
 
     async def get(self, tenant: TenantId, name: str) -> HostedRun:
@@ -168,8 +166,7 @@ class Runs:
         hosted = await self.get(tenant, name)
         if hosted.is_running:
             return Removed(was_cancelled=await hosted.cancel(), is_gone=False)
-        await self._forget(hosted)
-        return Removed(was_cancelled=False, is_gone=True)
+        return Removed(was_cancelled=False, is_gone=await self._forget(hosted))
 
     async def lease(self, tenant: TenantId, wanted: WantedLease) -> None:
         """Lease agents to a run outside the router; raise ConflictError where others use them."""
@@ -287,18 +284,22 @@ class Runs:
                 _LOG.warning("an old run is not forgotten: %s", error.message)
                 return
 
-    async def _forget(self, hosted: HostedRun) -> None:
+    async def _forget(self, hosted: HostedRun) -> bool:
+        """Remove a run that has ended; say whether it is gone, and not under way again."""
         assert self._folders is not None, "it was found there"
         key = hosted.tenant, hosted.record.name
         async with self._changing:
-            if self._runs.get(key) is not hosted or hosted.is_running:
-                return
+            if self._runs.get(key) is not hosted:
+                return key not in self._runs
+            if hosted.is_running:
+                return False
             try:
                 await asyncio.to_thread(self._folders.remove, *key)
             except OSError as error:
                 message = f"the router's disk does not let go of it: {error.strerror}"
                 raise RetryLaterError(message, code="disk_refused") from None
             del self._runs[key]
+        return True
 
 
 def _refuse_used(run: str) -> NoReturn:

@@ -4,6 +4,7 @@ import errno
 
 import pytest
 
+from router.runs import runs as module
 from router.runs.run_folders import RunFolders
 from tests.router.rig import KEY, OTHER_KEY, rig, until
 from tests.router.runs.test_runs_api import TENANTS, begin, code_of, ended
@@ -65,7 +66,6 @@ async def test_a_run_that_the_disk_keeps_is_still_named(tmp_path, monkeypatch):
 async def test_a_run_under_way_is_still_named(tmp_path):
     async with rig("a", runs_dir=tmp_path) as made:
         http, node = made.http(), made["node-a"]
-
         node.does.first_delay_s = 0.2
         await begin(http)
         await until(lambda: node.requests)
@@ -77,3 +77,32 @@ async def test_a_run_under_way_is_still_named(tmp_path):
         await http.delete("/v1/scenarios/first")
     assert (receipt["removed_runs"], receipt["quoting_runs"]) == ([], ["first"])
     assert shown["state"] == "running"
+
+
+@pytest.mark.parametrize("by_erasure", [False, True])
+async def test_a_run_that_goes_on_meanwhile_is_not_called_removed(
+    tmp_path, monkeypatch, by_erasure
+):
+    forget = module.Runs._forget
+
+    async def forget_late(runs, hosted):
+        await begin(http)
+        return await forget(runs, hosted)
+
+    async with rig("a", runs_dir=tmp_path) as made:
+        http, node = made.http(), made["node-a"]
+        node.does.first_delay_s = 0.2
+        await begin(http)
+        await until(lambda: node.requests)
+        node.does.first_delay_s = 3600.0
+        await until(lambda: len(node.requests) == 2)
+        await http.delete("/v1/scenarios/first")
+        agent = (await http.get("/v1/agents")).json()["data"][0]["id"]
+        with monkeypatch.context() as patch:
+            patch.setattr(module.Runs, "_forget", forget_late)
+            path = f"/v1/agents/{agent}?runs=true" if by_erasure else "/v1/scenarios/first"
+            answer = (await http.delete(path)).json()
+        shown = (await http.get("/v1/scenarios/first")).json()
+        await http.delete("/v1/scenarios/first")
+    assert shown["state"] == "running"
+    assert not answer["removed_runs" if by_erasure else "deleted"]
