@@ -6,6 +6,7 @@ Source: caffeinate(8); ml-explore/mlx#3267 for the display.
 """
 
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -28,7 +29,7 @@ def caffeinate_command(pid: int) -> list[str]:
 
 
 class PowerAssertion:
-    """One process's; lives on its node's event loop. Does nothing but on macOS."""
+    """Holds off sleep on macOS and does nothing elsewhere; runs on its node's event loop."""
 
     def __init__(
         self,
@@ -41,7 +42,8 @@ class PowerAssertion:
         self._monotonic_s = monotonic_s
         self._is_mac = platform == "darwin"
         self._process: subprocess.Popen[bytes] | None = None
-        self._busy_s = self._tried_s = -RETRY_S - IDLE_S  # when it was last so
+        self._busy_s = -math.inf  # when there was work last
+        self._tried_s = -math.inf  # when the program was started last
         self._loop = BackgroundLoop("keeping this Mac awake", self._step, note_failed_round)
 
     @property
@@ -85,4 +87,4 @@ class PowerAssertion:
         if process is not None:
             process.terminate()
             process.wait()
-            self._tried_s = -RETRY_S - IDLE_S
+            self._tried_s = -math.inf

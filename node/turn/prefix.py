@@ -129,8 +129,7 @@ class Prefixes:
         assert source is not None, "what is not hot comes from elsewhere"
         if source.point:
             # If this is lost, another record may serve, whose block at the cut is read whole.
-            whole_tokens = -(-source.point // BLOCK_TOKENS) * BLOCK_TOKENS
-            room = max(room, len(source.ids), whole_tokens)
+            room = max(room, len(source.ids), _block_end(source.point))
             return Prepared(
                 plan, NOT_MADE, source.point, source.tier, source.available, room, source, is_kept
             )
@@ -241,7 +240,7 @@ class Prefixes:
         ids = list(known[: len(plan.ids) + BLOCK_TOKENS])
         limit = min(limit, common_prefix(plan.ids, ids))
         # The block that holds the cut is read whole: its hash covers all its tokens.
-        ids = ids[: -(-limit // BLOCK_TOKENS) * BLOCK_TOKENS]
+        ids = ids[: _block_end(limit)]
         return self._prefix(available, ids, limit, tier)
 
     def _prefix(
@@ -251,7 +250,7 @@ class Prefixes:
             available.states = {
                 end: ref for end, ref in available.states.items() if end % BLOCK_TOKENS == 0
             }
-        available.full = available.full.unedited(-(-limit // BLOCK_TOKENS) * BLOCK_TOKENS)
+        available.full = available.full.unedited(_block_end(limit))
         common = min(limit, available.full.tokens_count)
         available = available.without(set(self.store.blocks.missing(available.refs())))
         point = self.store.restore_point(available, ids, self.identity.usable_prefix(limit))
@@ -270,6 +269,11 @@ class Prefixes:
         usable = self.identity.usable_prefix(loaded)
         assert usable == loaded or not into.recurrent, "states are restored where they are used"
         return usable
+
+
+def _block_end(tokens_count: int) -> int:
+    """Return where the block ends that holds a cut."""
+    return -(-tokens_count // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
 def _without_moves(plan: PromptPlan) -> PromptPlan:
