@@ -9,6 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
+from fabric.limits import GIB, MIB
 from fabric.open_files import OPEN_FILES
 from router.cli.doctor.check import Check
 from router.cli.doctor.doctor_network import Run
@@ -17,8 +18,7 @@ from router.cli.doctor.doctor_network import Run
 _GPU_PROGRAMS: Final = frozenset({
     "ollama", "llama-server", "lm studio", "mlx_lm", "mlx_vlm", "vllm", "omlx", "exo",
 })  # fmt: skip
-_MIB_OF_A_GIB: Final = 1_024
-_LEFT_TO_SYSTEM_MIB: Final = 4 * _MIB_OF_A_GIB
+_LEFT_TO_SYSTEM_MIB: Final = 4 * GIB // MIB
 
 
 def mac_checks(run_command: Run, folder: Path, memory_bytes: int) -> Iterator[Check]:
@@ -87,7 +87,7 @@ def _file_vault(text: str) -> Check | None:
         )
         return Check("FileVault", "ok", detail)
     if "FileVault is Off" in text:
-        detail = "off: whoever takes the drive reads what node.encrypt_at_rest does not encrypt"
+        detail = "off: anyone with the drive can read what node.encrypt_at_rest does not encrypt"
         return Check("FileVault", "ok", detail)
     return None
 
@@ -105,7 +105,7 @@ def _wired_limit(text: str, memory_bytes: int) -> Check | None:
         return None
     if limit_mib == 0:
         return Check("GPU memory", "ok", "macOS's own limit (iogpu.wired_limit_mb is 0)")
-    left_mib = memory_bytes // 2**20 - limit_mib
+    left_mib = memory_bytes // MIB - limit_mib
     detail = f"iogpu.wired_limit_mb lets the GPU take {limit_mib:,} MiB, which leaves {left_mib:,}"
     if left_mib >= _LEFT_TO_SYSTEM_MIB:
         return Check("GPU memory", "ok", detail)
@@ -116,11 +116,12 @@ def _wired_limit(text: str, memory_bytes: int) -> Check | None:
 def _gpu_programs(text: str) -> Check | None:
     found: dict[str, str] = {}
     for line in text.splitlines():
-        pid, _, command = line.strip().partition(" ")
-        words = re.split(r"[\s/]+", command.lower())
-        for name in sorted(_GPU_PROGRAMS):
-            is_there = name in command.lower() if " " in name else name in words
-            if is_there and "macfabric" not in command:
+        pid, _, command = line.strip().lower().partition(" ")
+        if "macfabric" in line:
+            continue
+        words = re.split(r"[\s/]+", command)
+        for name in _GPU_PROGRAMS:
+            if name in (command if " " in name else words):
                 found.setdefault(name, pid)
     if found:
         named = ", ".join(f"{name} (process {pid})" for name, pid in sorted(found.items()))

@@ -105,8 +105,8 @@ def _default_route(device: str | None, *, is_cable: bool) -> Check:
 def _sleep(minutes: int | None) -> Check:
     if minutes:
         detail = (
-            f"this Mac sleeps after {minutes} minutes without work, and then answers nobody until"
-            " it wakes; `sudo pmset -c sleep 0` keeps it awake on mains power"
+            f"this Mac sleeps after {minutes} minutes without work, and does not answer until it"
+            " wakes; `sudo pmset -c sleep 0` keeps it awake on mains power"
         )
         return Check("sleep", "warning", detail)
     if minutes is None:
