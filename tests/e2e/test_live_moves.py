@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 
 from node.mlx.engine import Engine
-from tests.support.architectures import ARCHITECTURES
+from tests.support.architectures import SMALL_ARCHITECTURES
 from tests.support.local_fabric import LocalFabric, local_fabric
 from tests.support.samples import sample
-from tests.support.tiny_models import ONE_LAYER, write_model
+from tests.support.tiny_models import write_model
 
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 12}
 ASKED = [SYSTEM, {"role": "user", "content": "größer 東京 naïve"}]
 STEP_S = 0.02
 # Plain, windowed with shared layers, recurrent beside attention: each goes on without a rewind.
 CLASSES = ("llama", "gemma4_text", "qwen3_5")
-MODELS = {**ARCHITECTURES, "llama": ONE_LAYER}
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": {"temperature": 0.9, "seed": 7, "top_p": 0.95},
@@ -32,7 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module", params=sample(CLASSES, "llama"))
 def fabric(request, tmp_path_factory) -> Iterator[LocalFabric]:
     folder: Path = tmp_path_factory.mktemp(request.param)
-    model = str(write_model(folder / "model", MODELS[request.param]))
+    model = str(write_model(folder / "model", SMALL_ARCHITECTURES[request.param]))
     with local_fabric(folder, model, "node-a", "node-b") as made:
         yield made
 

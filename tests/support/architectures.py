@@ -7,7 +7,7 @@ Windows are 32 tokens and indexers keep 32, so that 100 tokens are past every li
 from typing import Any
 
 from tests.support.tiny_models import LLAMA as SMALLEST
-from tests.support.tiny_models import VOCABULARY
+from tests.support.tiny_models import ONE_LAYER, VOCABULARY
 
 LLAMA: dict[str, Any] = {
     **SMALLEST,
@@ -288,3 +288,5 @@ ARCHITECTURES |= {
     f"llama_{width}": {**LLAMA, "hidden_size": 4 * width, "head_dim": width}
     for width in (80, 96, 112)
 }
+# For tests to which the class of cache matters, and of a plain one nothing else.
+SMALL_ARCHITECTURES = {**ARCHITECTURES, "llama": ONE_LAYER}

@@ -37,13 +37,12 @@ from fabric.turn.generation import (
 )
 from node.agents.outgoing import OutgoingState
 from node.engine.memory_budget import Reservation
-from tests.support.architectures import ARCHITECTURES
+from tests.support.architectures import SMALL_ARCHITECTURES
 from tests.support.formats import PLACE, schema
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, call, identity_of, running
-from tests.support.tiny_models import ONE_LAYER, write_model
+from tests.support.tiny_models import write_model
 
-MODELS = {**ARCHITECTURES, "llama": ONE_LAYER}
 PROMPT = "the cat sat on the mat and the dog sat on the log. " * 90  # more than three blocks
 ANSWER_TOKENS = 340  # more than one more
 PLACES = {"type": "array", "items": PLACE, "minItems": 4, "maxItems": 4}
@@ -52,7 +51,7 @@ PLACES = {"type": "array", "items": PLACE, "minItems": 4, "maxItems": 4}
 @pytest.fixture(scope="module", params=sample(["llama", "gemma4_text", "qwen3_5"], "llama"))
 def nodes(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    model = str(write_model(folder / "model", MODELS[request.param]))
+    model = str(write_model(folder / "model", SMALL_ARCHITECTURES[request.param]))
     with running(folder, model, "node-a") as a, running(folder, model, "node-b") as b:
         yield a, b
 

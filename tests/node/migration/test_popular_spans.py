@@ -17,7 +17,7 @@ from fabric.record.manifest import decode_manifest, encode_manifest
 from fabric.record.tombstone import tombstone
 from fabric.turn.generation import CacheTier
 from node.migration.popular_spans import popular_spans
-from tests.support.architectures import ARCHITECTURES
+from tests.support.architectures import SMALL_ARCHITECTURES
 from tests.support.incoming import pinned_blocks
 from tests.support.little_room import on_loop
 from tests.support.samples import sample
@@ -105,8 +105,7 @@ def sweep(service):
 
 @pytest.mark.parametrize("name", sample(["llama", "gemma4_text", "qwen3_5"], "llama"))
 def test_a_new_agent_on_a_new_node_begins_with_what_others_share(name, tmp_path):
-    architecture = ARCHITECTURES[name] if name != "llama" else ONE_LAYER
-    model = write_model(tmp_path / "model", architecture)
+    model = write_model(tmp_path / "model", SMALL_ARCHITECTURES[name])
     with two(tmp_path, model) as (here, there):
         for agent in ("alice", "bob", "carol"):
             turn(here, agent, f"I am {agent}, and these words are mine. " * 3)
