@@ -15,11 +15,13 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import base
 
+from node.mlx.column_layout import stored_by_columns
 from node.mlx.packed_attention import packed_attention
 from node.mlx.token_store import Packed, last_tokens
 
 _upstream_attention = base.scaled_dot_product_attention
 _NAME = "scaled_dot_product_attention"
+_LAID_OUT_QUERIES_MIN = 8  # fewer do not repay a copy of the keys
 
 
 class Rows(list[Any]):
@@ -100,6 +102,8 @@ def attend(
             plain = _upstream_attention(queries, *unpacked, None, scale, mask, sinks)
             differences.append(_difference(out, plain))
         return out
+    if queries.shape[2] >= _LAID_OUT_QUERIES_MIN and isinstance(keys, mx.array):
+        keys = stored_by_columns(keys)
     return _upstream_attention(queries, keys, values, cache, scale, mask, sinks)
 
 

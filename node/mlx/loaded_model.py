@@ -17,6 +17,7 @@ from fabric.ids import Fingerprint
 from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.kvcache.fingerprint import TextFile, WeightFile, model_fingerprint
 from fabric.settings import KvBits
+from node.mlx.column_layout import store_weights_by_columns
 from node.mlx.context_length import context_tokens
 from node.mlx.engine import Engine
 from node.mlx.model_limits import read_limits
@@ -92,6 +93,7 @@ def _load(folder: Path) -> tuple[Any, TokenizerWrapper, dict[str, Any]]:
     except (Exception, SystemExit) as error:  # a model's module may end the process: olmo's does
         message = f"mlx-lm cannot load {folder.name} ({type(error).__name__}: {error})"
         raise FatalError(message, code="unsupported_model") from error
+    store_weights_by_columns(loaded)
     return loaded, tokenizer, config
 
 

@@ -9,6 +9,8 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import _get_classes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from node.mlx.column_layout import store_weights_by_columns
+
 SPECIALS = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -97,6 +99,7 @@ def build_model(config: dict[str, Any], seed: int = 0) -> Any:
     model.update(tree_map(as_float, model.parameters()))
     model.eval()
     mx.eval(model.parameters())
+    store_weights_by_columns(model)
     return model
 
 
