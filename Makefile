@@ -97,5 +97,5 @@ $(READY): pyproject.toml constraints.txt
 	echo 'import sys; sys.pycache_prefix = sys.pycache_prefix or sys.prefix + "/compiled"' \
 		> "$$purelib/compiled.pth"; \
 	echo "setup: compiling"; \
-	$(BIN)/python -m compileall -qq -j 0 "$$purelib" fabric node router || true; \
+	$(BIN)/python -m compileall -qq -j 0 -x '/test_' "$$purelib" fabric node router benchmarks tests || true; \
 	touch $(READY)

@@ -1,6 +1,8 @@
 """The order of the files: the longest begin, so that none of them begins last."""
 
 import gc
+import importlib
+from contextlib import suppress
 from functools import cache
 
 import httpcore2
@@ -54,14 +56,30 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection():
+def pytest_collection(session):
     """Pause garbage collection during imports, and exempt what they leave from it."""
     gc.disable()
     try:
+        import_share(session.config)
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def import_share(config):
+    """Import this worker's share of the test files first, in a run of all of them.
+
+    Each file is then compiled by one worker, and the others find it compiled.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker is None or config.args != config.getini("testpaths"):
+        return
+    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    for path in sorted(config.rootpath.joinpath("tests").rglob("test_*.py"))[number::count]:
+        name = ".".join(path.relative_to(config.rootpath).with_suffix("").parts)
+        with suppress(Exception):  # the collection reports it
+            importlib.import_module(name)
 
 
 def keep_part(config, items, part):

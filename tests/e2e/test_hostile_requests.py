@@ -68,68 +68,73 @@ MANY = 31 * MIB
 CALL = b'{"role":"assistant","tool_calls":[{"type":"function","function":{"name":"f","arguments":"'
 CHUNKED = head(CHAT, "POST", "transfer-encoding: chunked")
 SOME_TEXT = b'{"role":"user","content":"' + b"a " * 700 + b'"},'
-# One request each, and the statuses that are an answer; None: closed without one.
-HOSTILE: dict[str, tuple[bytes, set[int | None]]] = {
-    "a header of 20 MB": (b"GET / HTTP/1.1\r\nx: " + b"y" * 20_000_000, {431, None}),
-    "a header of 100 MiB": (b"GET / HTTP/1.1\r\nx: " + b"y" * (100 * MIB), {431, None}),
-    "200,000 headers": (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 200_000, {431, None}),
-    "a header name of 8 MB": (b"GET / HTTP/1.1\r\n" + b"y" * (8 * MIB), {400, 431, None}),
-    "a URL of 8 MB": (b"GET /" + b"y" * (8 * MIB), {400, 414, 431, None}),
-    "trailers without end": (CHUNKED + b"0\r\nx: " + b"y" * (8 * MIB), {431, None}),
-    "a chunk extension": (CHUNKED + b"1;" + b"y" * (8 * MIB), {400, 431, None}),
-    "31 MiB of arrays": (post(b'{"x":[' + b"[]," * (MANY // 3) + b"0]}"), {413}),
-    "31 MiB of objects": (post(b'{"x":[' + b"{}," * (MANY // 3) + b"0]}"), {413}),
-    "31 MiB of depth": (post(b"[" * MANY), {413}),
-    "31 MiB of numbers": (post(b"[" + b"1," * (MANY // 2)), {413}),
-    "31 MiB of quotes": (post(b'"' * MANY), {413}),
-    "many keys": (post(b'{"x":{' + b'"":0,' * (MANY // 5) + b'"":1}}'), {413}),
-    "long numbers": (post(b"[" + (b"9" * 4000 + b",") * (MANY // 4001) + b"1]"), {400}),
+# How to write one request each, and the statuses that are an answer; None: closed without one.
+HOSTILE: dict[str, tuple[Callable[[], bytes], set[int | None]]] = {
+    "a header of 20 MB": (lambda: b"GET / HTTP/1.1\r\nx: " + b"y" * 20_000_000, {431, None}),
+    "a header of 100 MiB": (lambda: b"GET / HTTP/1.1\r\nx: " + b"y" * (100 * MIB), {431, None}),
+    "200,000 headers": (lambda: b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 200_000, {431, None}),
+    "a header name of 8 MB": (lambda: b"GET / HTTP/1.1\r\n" + b"y" * (8 * MIB), {400, 431, None}),
+    "a URL of 8 MB": (lambda: b"GET /" + b"y" * (8 * MIB), {400, 414, 431, None}),
+    "trailers without end": (lambda: CHUNKED + b"0\r\nx: " + b"y" * (8 * MIB), {431, None}),
+    "a chunk extension": (lambda: CHUNKED + b"1;" + b"y" * (8 * MIB), {400, 431, None}),
+    "31 MiB of arrays": (lambda: post(b'{"x":[' + b"[]," * (MANY // 3) + b"0]}"), {413}),
+    "31 MiB of objects": (lambda: post(b'{"x":[' + b"{}," * (MANY // 3) + b"0]}"), {413}),
+    "31 MiB of depth": (lambda: post(b"[" * MANY), {413}),
+    "31 MiB of numbers": (lambda: post(b"[" + b"1," * (MANY // 2)), {413}),
+    "31 MiB of quotes": (lambda: post(b'"' * MANY), {413}),
+    "many keys": (lambda: post(b'{"x":{' + b'"":0,' * (MANY // 5) + b'"":1}}'), {413}),
+    "long numbers": (lambda: post(b"[" + (b"9" * 4000 + b",") * (MANY // 4001) + b"1]"), {400}),
     "200,000 messages": (
-        chat(b'"messages":[' + b'{"role":"user","content":"a"},' * 200_000 + b"{}]"),
+        lambda: chat(b'"messages":[' + b'{"role":"user","content":"a"},' * 200_000 + b"{}]"),
         {413},
     ),
     "20,000 messages": (
-        chat(b'"messages":[' + b'{"role":"user","content":"a"},' * 20_000 + b"{}]"),
+        lambda: chat(b'"messages":[' + b'{"role":"user","content":"a"},' * 20_000 + b"{}]"),
         {400},
     ),
     "20,000 messages of some text": (
-        chat(
+        lambda: chat(
             b'"messages":[' + b'{"role":"user","content":"%s"},' % (b"a " * 700) * 20_000 + b"{}]"
         ),
         {400},
     ),
     "arguments that are arrays": (
-        chat(b'"messages":[' + CALL + b'{\\"a\\":[' + b"[]," * (10 * MIB) + b'0]}"}}]}]'),
+        lambda: chat(b'"messages":[' + CALL + b'{\\"a\\":[' + b"[]," * (10 * MIB) + b'0]}"}}]}]'),
         {413},
     ),
-    "33 MiB": (post(b'{"x":"' + b"y" * (33 * MIB) + b'"}'), {413}),
+    "33 MiB": (lambda: post(b'{"x":"' + b"y" * (33 * MIB) + b'"}'), {413}),
     "chunks of 33 MiB": (
-        CHUNKED + b"100000\r\n" + (b"y" * MIB + b"\r\n100000\r\n") * 33,
+        lambda: CHUNKED + b"100000\r\n" + (b"y" * MIB + b"\r\n100000\r\n") * 33,
         {400, 413, None},
     ),
-    "no key, 32 MiB": (post(b"[" * BODY_BYTES_MAX, key="wrong"), {401}),
-    "UTF-16": (post('{"x": "\u2200"}'.encode("utf-16")), {400}),
-    "Host: [": (head("/v1/models", "GET", key=None, host="["), {401}),
-    "Origin: http://[": (head("/v1/models", "GET", "origin: http://[", key=None), {401}),
+    "no key, 32 MiB": (lambda: post(b"[" * BODY_BYTES_MAX, key="wrong"), {401}),
+    "UTF-16": (lambda: post('{"x": "\u2200"}'.encode("utf-16")), {400}),
+    "Host: [": (lambda: head("/v1/models", "GET", key=None, host="["), {401}),
+    "Origin: http://[": (lambda: head("/v1/models", "GET", "origin: http://[", key=None), {401}),
     "a page elsewhere": (
-        head("/v1/models", "GET", "sec-fetch-site: cross-site", key=None),
+        lambda: head("/v1/models", "GET", "sec-fetch-site: cross-site", key=None),
         {401},
     ),
-    "two lengths": (head(CHAT, "POST", "content-length: 3", "content-length: 4") + b"{}", {400}),
-    "length and chunks": (
-        head(CHAT, "POST", "content-length: 3", "transfer-encoding: chunked") + b"0\r\n\r\n",
+    "two lengths": (
+        lambda: head(CHAT, "POST", "content-length: 3", "content-length: 4") + b"{}",
         {400},
     ),
-    "a length without end": (head(CHAT, "POST", "content-length: " + "9" * 40), {400, 413}),
-    "a drain by a tenant": (head("/v1/nodes/only/drain", "POST"), {403}),
-    "a flush by a tenant": (head("/v1/nodes/only/flush", "POST"), {403}),
-    "metrics for a tenant": (head("/metrics", "GET"), {403}),
+    "length and chunks": (
+        lambda: (
+            head(CHAT, "POST", "content-length: 3", "transfer-encoding: chunked") + b"0\r\n\r\n"
+        ),
+        {400},
+    ),
+    "a length without end": (lambda: head(CHAT, "POST", "content-length: " + "9" * 40), {400, 413}),
+    "a drain by a tenant": (lambda: head("/v1/nodes/only/drain", "POST"), {403}),
+    "a flush by a tenant": (lambda: head("/v1/nodes/only/flush", "POST"), {403}),
+    "metrics for a tenant": (lambda: head("/metrics", "GET"), {403}),
     "a token that is none": (
-        chat(b'"logit_bias":{"4000000000":100},' + message(b"hi")),
+        lambda: chat(b'"logit_bias":{"4000000000":100},' + message(b"hi")),
         {400},
     ),
 }
-AT_THE_NODE = [name for name, (raw, _) in HOSTILE.items() if "header" in name or "URL" in name]
+AT_THE_NODE = [name for name in HOSTILE if "header" in name or "URL" in name]
 
 
 def judged(fabric: Attacked, answers: list[bytes], allowed: set[int | None], cpu_s: float) -> None:
@@ -145,14 +150,16 @@ def judged(fabric: Attacked, answers: list[bytes], allowed: set[int | None], cpu
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_one_request(fabric, name):
-    raw, allowed = HOSTILE[name]
+    write, allowed = HOSTILE[name]
+    raw = write()
     cpu_s = fabric.cpu_s
     judged(fabric, [fabric.send(raw)], allowed, cpu_s)
 
 
 @pytest.mark.parametrize("name", AT_THE_NODE)
 def test_one_request_to_a_node(fabric, name):
-    raw, allowed = HOSTILE[name]
+    write, allowed = HOSTILE[name]
+    raw = write()
     cpu_s = fabric.cpu_s
     judged(fabric, [fabric.send(raw, node=True)], allowed, cpu_s)
 
@@ -226,7 +233,7 @@ def test_everything_at_once(fabric):
     answers: list[tuple[str, bytes]] = []
 
     def attack(part: list[str]) -> None:
-        answers.extend((name, fabric.send(HOSTILE[name][0])) for name in part)
+        answers.extend((name, fabric.send(HOSTILE[name][0]())) for name in part)
 
     threads = [threading.Thread(target=attack, args=(names[i::4],)) for i in range(4)]
     for thread in threads:

@@ -9,7 +9,7 @@ from tests.router.rig import SOON, rig
 from tests.support.samples import sample
 
 pytestmark = pytest.mark.anyio
-COUNT = 60
+COUNT = 36
 SHARE_MAX = 0.4
 SYSTEM = "You are one of many agents that begin with the same long words. " * 80
 # What nodes tell of equal machines: nothing yet, or what they measured in passing.

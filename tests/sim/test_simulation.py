@@ -105,9 +105,9 @@ def test_a_planted_fault_is_found(plant):
 
 def test_a_seed_lives_the_same_life_again():
     """Also in another process, whose strings hash differently."""
-    seeds = range(3, 5)
+    seeds = range(4, 6)
     mine = [run(seed).digest() for seed in seeds]
-    command = [sys.executable, "-m", "tests.sim", "--seed", "3", "--count", "2", "--digest"]
+    command = [sys.executable, "-m", "tests.sim", "--seed", "4", "--count", "2", "--digest"]
     told = subprocess.run(
         command,
         cwd=ROOT,
