@@ -240,7 +240,7 @@ def _prepared(plain: Prepared, found: _Found) -> Prepared:
     cached = layout.arrangement.tokens_count
     room = max(plain.room_tokens, layout.tokens_count)
     source = CachedPrefix(
-        AvailableBlocks(), plan.ids, cached, tier, plan.kept_tokens, layout, is_own=False
+        AvailableBlocks(), plan.ids, cached, tier, plan.kept_tokens, layout, plain_plan=plain.plan
     )
     return Prepared(
         plan, NOT_MADE, cached, tier, AvailableBlocks(), room, source, plain.is_kept, layout

@@ -151,7 +151,7 @@ class EditedPrefixes:
         finally:
             self.store.blocks.release(refs)
             await self.workers.run(self.store.sweep)
-        is_own = source is None or source.is_own
+        is_own = source is None or source.plain_plan is None
         # Where nothing is left of what lay behind the first edit, the turn is as any other.
         edited = layout if layout.is_edited else None
         exact = layout.exact_tokens if edited is not None else layout.tokens_count

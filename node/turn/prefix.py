@@ -156,21 +156,51 @@ class Prefixes:
 
         Where `cancel` is set, nothing more is read.
         """
-        source, tenant = prepared.source, agent.manifest.tenant
+        source = prepared.source
         assert source is not None, "only what is stored is restored"
-        if source.layout is not None:
-            return await self.edited.restore(agent, prepared, source.layout, cache, cancel)
+        if source.layout is None:
+            cached = await self._read(agent, source, cache, cancel)
+            if cached < source.point and not cancel.is_set():
+                other = await self._other_prefix(agent, prepared, cached)
+                if other is not None:
+                    source, cached = other, await self._read(agent, other, cache, cancel)
+            return self._restored(agent, prepared, source, cache, cached)
+        restored = await self.edited.restore(agent, prepared, source.layout, cache, cancel)
+        is_less = restored.reused_tokens < prepared.reused_tokens
+        if source.plain_plan is not None and is_less and not cancel.is_set():
+            prepared = replace(prepared, plan=source.plain_plan, layout=None)
+            other = await self._other_prefix(agent, prepared, restored.reused_tokens)
+            if other is not None:
+                cached = await self._read(agent, other, cache, cancel)
+                return self._restored(agent, prepared, other, cache, cached)
+        return restored
 
-        async def load(prefix: CachedPrefix) -> int:
-            return await self.workers.run(lambda: self._load(tenant, prefix, cache, cancel))
+    async def _other_prefix(
+        self, agent: Agent, prepared: Prepared, reused_tokens: int
+    ) -> CachedPrefix | None:
+        """Look for more than what was found again; None where there is none, or no room for it.
 
-        cached = await load(source)
-        if cached < source.point and not cancel.is_set():
-            # Damaged, or gone with a turn that was given up: what else there is may reach further.
-            usable = self._usable(agent, prepared.plan)
-            other = await self._best_prefix(agent, prepared.plan, usable)
-            if cached < other.point and len(other.ids) <= prepared.room_tokens:
-                source, cached = other, await load(other)
+        What was lost is damaged, or gone with a turn that was given up.
+        """
+        plan = prepared.plan
+        other = await self._best_prefix(agent, plan, self._usable(agent, plan))
+        has_room = len(other.ids) <= prepared.room_tokens
+        return other if has_room and other.point > reused_tokens else None
+
+    async def _read(
+        self, agent: Agent, prefix: CachedPrefix, cache: ResidentCache, cancel: threading.Event
+    ) -> int:
+        tenant = agent.manifest.tenant
+        return await self.workers.run(lambda: self._load(tenant, prefix, cache, cancel))
+
+    def _restored(
+        self,
+        agent: Agent,
+        prepared: Prepared,
+        source: CachedPrefix,
+        cache: ResidentCache,
+        cached: int,
+    ) -> Prepared:
         same = available_blocks(agent.saved, cached).full
         agent.stored_tokens = same.tokens_in_common(source.available.full)
         cache.assume(cached)

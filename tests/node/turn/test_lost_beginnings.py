@@ -1,8 +1,12 @@
 """Where the memory that reached furthest turns out to be lost, the next best serves."""
 
+import shutil
+
 import pytest
 
-from fabric.limits import BLOCK_TOKENS
+from fabric.edit_mode import EditMode
+from fabric.limits import BLOCK_TOKENS, SPAN_KEPT_TOKENS_MIN
+from fabric.turn.text_match import common_prefix
 from node.store.block_files import file_name
 from tests.node.turn.test_edited_turns import agent_of, history
 from tests.support.agent_traffic import words
@@ -10,6 +14,11 @@ from tests.support.services import ask, running
 from tests.support.tiny_models import ONE_LAYER, write_model
 
 SHARED = (words(1, 35), "Yes.")
+
+
+def damage(disk, block):
+    (path,) = [path for path in disk.rglob("*.full") if f"blocks/{path.name}" == file_name(block)]
+    path.write_bytes(path.read_bytes()[:-4] + b"lost")
 
 
 @pytest.mark.parametrize(
@@ -28,15 +37,35 @@ def test_an_agents_own_memory_serves_where_anothers_is_lost(tmp_path, own_words,
         ask(service, one, agent="a")
         ask(service, other, agent="b")
         own, others = agent_of(service).saved, agent_of(service, "b").saved
-    common = next(
-        at for at, (x, y) in enumerate(zip(own.token_ids, others.token_ids, strict=False)) if x != y
-    )
+    common = common_prefix(own.token_ids, others.token_ids)
     assert common % BLOCK_TOKENS > 16
-    lost = others.pieces[common // BLOCK_TOKENS].block
-    (path,) = [path for path in disk.rglob("*.full") if f"blocks/{path.name}" == file_name(lost)]
-    path.write_bytes(path.read_bytes()[:-4] + b"lost")
+    damage(disk, others.pieces[common // BLOCK_TOKENS].block)
     with running(disk, model) as service:
         reply = ask(service, other, agent="a")
         assert reply.admitted.cached_tokens == common
     with running(tmp_path / "cold", model) as service:
         assert ask(service, other, agent="a").text == reply.text
+
+
+def test_an_agents_own_memory_serves_where_what_borrowed_spans_lay_behind_is_lost(tmp_path):
+    one, other = (history(*SHARED, words(seed, count)) for seed, count in ((2, 40), (3, 200)))
+    document = words(100, 70)
+    asked = [*other, {"role": "assistant", "content": "No."}, {"role": "user", "content": document}]
+    model, disk = str(write_model(tmp_path / "model", ONE_LAYER)), tmp_path / "disk"
+    with running(disk, model) as service:
+        ask(service, one, agent="a")
+        ask(service, other, agent="b")
+        ask(service, history(words(4, 90), "So.", document), agent="c")
+        own, others = agent_of(service).saved, agent_of(service, "b").saved
+    common = common_prefix(own.token_ids, others.token_ids)
+    assert common % BLOCK_TOKENS > SPAN_KEPT_TOKENS_MIN
+    shutil.copytree(disk, tmp_path / "whole")
+    with running(tmp_path / "whole", model) as service:
+        borrowed = ask(service, asked, agent="a", edits=EditMode.ANYWHERE)
+        assert borrowed.admitted.match == "spans", "without a loss"
+    damage(disk, others.pieces[common // BLOCK_TOKENS].block)
+    with running(disk, model) as service:
+        reply = ask(service, asked, agent="a", edits=EditMode.ANYWHERE)
+        assert reply.admitted.cached_tokens == common
+    with running(tmp_path / "cold", model) as service:
+        assert ask(service, asked, agent="a").text == reply.text
