@@ -99,6 +99,15 @@ class OverloadedError(RetryLaterError):
     code = "overloaded"
 
 
+class EngineFailedError(RetryLaterError):
+    """The device that computes failed: all turns of the node end, and nothing of them is kept."""
+
+    code = "engine_failed"
+
+    def __init__(self) -> None:
+        super().__init__("the device that computes failed; the turn was not kept: try again")
+
+
 class StartFailedError(RetryLaterError):
     """A node could not start; it tries again by itself after `retry_after_s` seconds."""
 

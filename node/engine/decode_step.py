@@ -1,24 +1,33 @@
-"""One decode step of a batch, in which one sequence's failure is nobody else's."""
+"""One decode step of a batch: one sequence's failure ends only itself, the device's ends all."""
 
 import logging
 from collections.abc import Callable
 
 from node.engine.delivery import Last, deliver, end, fail
 from node.engine.sequence import Sequence
+from node.mlx.device import DeviceError
 from node.mlx.engine import DecodeSlot, Engine, SampledToken
 
 _log = logging.getLogger(__name__)
 
 
 def decode_step(engine: Engine, batch: list[Sequence]) -> list[Sequence]:
-    """Feed every sequence's pending token, deliver what was sampled, and return who is done."""
+    """Feed every sequence's pending token, deliver what was sampled, and return who is done.
+
+    Raise DeviceError where the device failed: then nothing that it computed since the last check
+    was delivered.
+    """
     step = _Step(engine, batch)
     if engine.launch_waits:  # what is sampled already would be shown only after the computing
-        step.deliver(engine.read_ahead)
+        step.read(engine.read_ahead)
+        engine.check()
+        step.deliver()
         step.launch()
     else:  # reading would hold up the device, which has the next step to begin
         step.launch()
-        step.deliver(engine.read)
+        step.read(engine.read)
+        engine.check()
+        step.deliver()
     return step.finish()
 
 
@@ -27,12 +36,23 @@ class _Step:
         self._engine = engine
         self._batch = batch
         self._failed: list[Sequence] = []
+        self._sampled: list[tuple[Sequence, list[SampledToken]]] = []
         self._last: list[tuple[Sequence, Last]] = []
 
-    def deliver(self, read: Callable[[DecodeSlot], list[SampledToken]]) -> None:
+    def read(self, read: Callable[[DecodeSlot], list[SampledToken]]) -> None:
+        """Wait for what was sampled; nothing of it is delivered before all of it is checked."""
         for sequence in self._sound():
             try:
-                for sampled in read(_slot(sequence)):
+                self._sampled.append((sequence, read(_slot(sequence))))
+            except DeviceError:
+                raise
+            except Exception as error:  # noqa: BLE001 - isolate the failing sequence
+                self._fail(sequence, error)
+
+    def deliver(self) -> None:
+        for sequence, tokens in self._sampled:
+            try:
+                for sampled in tokens:
                     last = deliver(sequence, sampled)
                     if last is not None:
                         self._last.append((sequence, last))
@@ -47,6 +67,8 @@ class _Step:
             return
         try:
             self._engine.launch([_slot(sequence) for sequence in batch])
+        except DeviceError:
+            raise
         except Exception:  # noqa: BLE001 - nothing may end the loop
             _log.exception("a batch of %d failed; trying each sequence alone", len(batch))
         else:
@@ -54,6 +76,8 @@ class _Step:
         for sequence in batch:
             try:
                 self._engine.launch([_slot(sequence)])
+            except DeviceError:
+                raise
             except Exception as error:  # noqa: BLE001 - isolate the failing sequence
                 self._fail(sequence, error)
 

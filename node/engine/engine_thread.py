@@ -1,7 +1,8 @@
 """The one thread that runs MLX: calls from outside, then an iteration of the scheduler, again.
 
 Other threads talk to it through `call`, `submit` and `wake`. Nothing that a sequence, its
-hooks or its listener does may end the loop.
+hooks or its listener does may end the loop. An error of the device ends all sequences; several in
+a minute end the process, whose successor begins with what is on disk.
 """
 
 import asyncio
@@ -13,8 +14,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from fabric.errors import OverloadedError, RetryLaterError
-from fabric.limits import BLOCKED_POLL_S, ENGINE_CALLS_MAX
+from fabric.errors import EngineFailedError, OverloadedError, RetryLaterError
+from fabric.limits import (
+    BLOCKED_POLL_S,
+    DEVICE_FAILURES_MAX,
+    DEVICE_FAILURES_WITHIN_S,
+    ENGINE_CALLS_MAX,
+)
 from fabric.ports import Clock
 from fabric.turn.generation import Priority
 from fabric.turn.retry_after import retry_after_s
@@ -24,6 +30,7 @@ from node.engine.scheduler import Scheduler
 from node.engine.sequence import Sequence
 from node.engine.speed import Speed
 from node.engine.waiting_share import refusal
+from node.mlx.device import DeviceError, device_errors
 from node.mlx.engine import Engine
 
 T = TypeVar("T")
@@ -41,7 +48,9 @@ class EngineThread:
         waiting_max: int,
         exact_chunks: bool,
         budget: MemoryBudget | None = None,
+        give_up: Callable[[], None] = lambda: None,
     ) -> None:
+        """`give_up` ends the process, where the device does nothing but fail."""
         self.budget = budget or MemoryBudget(sys.maxsize)
         self._waiting_max = waiting_max
         self.moving = MovingStreams(clock)
@@ -53,6 +62,10 @@ class EngineThread:
             moving=self.moving,
         )
         self._queue = self._scheduler.queue
+        self._clock = clock
+        self._give_up = give_up
+        self._failed_s: deque[float] = deque(maxlen=DEVICE_FAILURES_MAX)
+        self.failures_count = 0  # of the device; what it computed before the last is not kept
         self._wake = threading.Condition()
         # Under the lock of _wake:
         self._calls: deque[Callable[[], None]] = deque()
@@ -72,14 +85,17 @@ class EngineThread:
         return self.call(adopt).result()
 
     def call(self, work: Callable[[], T]) -> "Future[T]":
-        """Run `work` on the engine thread between two steps; raise OverloadedError if full."""
+        """Run `work` on the engine thread between two steps; raise OverloadedError if full.
+
+        The future raises EngineFailedError where the device failed, perhaps at earlier work.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                future.set_result(work())
+                future.set_result(self._called(work))
             except BaseException as error:  # noqa: BLE001 - it belongs to the caller
                 future.set_exception(error)
 
@@ -95,6 +111,31 @@ class EngineThread:
     async def between_steps(self, work: Callable[[], T]) -> T:
         """Run `work` on the engine thread; for the event loop."""
         return await asyncio.wrap_future(self.call(work))
+
+    async def computed(self, work: Callable[[], T], failures_count: int) -> T:
+        """Run `work` on the engine thread, and return what it returns if all of it was computed.
+
+        Raise EngineFailedError if the device failed, now or since it had failed `failures_count`
+        times.
+        """
+        return await self.between_steps(lambda: self._checked(work, failures_count))
+
+    def _checked(self, work: Callable[[], T], failures_count: int) -> T:
+        result = work()
+        self.engine.check_all()
+        if self.failures_count != failures_count:
+            raise EngineFailedError
+        return result
+
+    def _called(self, work: Callable[[], T]) -> T:
+        if self._scheduler.engine is None:  # it is being built
+            return work()
+        try:
+            with device_errors():
+                return work()
+        except DeviceError as error:
+            self._end_running(error)
+            raise EngineFailedError from error
 
     @property
     def engine(self) -> Engine:
@@ -183,10 +224,34 @@ class EngineThread:
         """Run one iteration; return whether there was anything to do."""
         try:
             return self._scheduler.iterate()
+        except DeviceError as error:
+            self._end_running(error)
+            return True
         except Exception as error:  # noqa: BLE001 - nothing may end the loop
             _log.exception("an iteration failed; ending its sequences")
             self._scheduler.fail_all(error)
             return True
+
+    def _end_running(self, error: DeviceError) -> None:
+        """End all sequences after an error of the device, and begin anew or give up."""
+        _log.error("the device failed: %s; ending all sequences", error, exc_info=error)
+        self.failures_count += 1
+        self._failed_s.append(self._clock.monotonic_s())
+        self._scheduler.fail_all(EngineFailedError())
+        try:
+            self.engine.recover()
+        except DeviceError:
+            _log.exception("the device does not recover")
+            self._give_up()
+            return
+        is_full = len(self._failed_s) == DEVICE_FAILURES_MAX
+        if is_full and self._failed_s[-1] - self._failed_s[0] <= DEVICE_FAILURES_WITHIN_S:
+            _log.error(
+                "the device failed %d times in %.0f s: ending the process",
+                DEVICE_FAILURES_MAX,
+                DEVICE_FAILURES_WITHIN_S,
+            )
+            self._give_up()
 
     def _take_in(self, *, waits: bool) -> bool:
         """Run calls and queue arrivals; wait for any if `waits`; return False to stop."""

@@ -27,6 +27,7 @@ from node.engine.prefill_chunks import prefill_chunk_tokens
 from node.engine.run_queue import RunQueue
 from node.engine.sequence import Sequence, Started
 from node.engine.speed import Speed
+from node.mlx.device import DeviceError
 from node.mlx.engine import Engine
 
 _MEASURED_CHUNK_TOKENS = 128  # shorter ones measure the overhead, not the speed
@@ -73,7 +74,10 @@ class Scheduler:
         self._guarded(sequence, lambda: reservation.count(sequence.cache.size_bytes))
 
     def iterate(self) -> bool:
-        """Run one iteration; return whether there was anything to do."""
+        """Run one iteration; return whether there was anything to do.
+
+        Raise DeviceError where the device failed.
+        """
         self._grow_answers()
         self._drop_cancelled()
         self._promote()
@@ -99,7 +103,9 @@ class Scheduler:
 
     def _hand_over(self, sequence: Sequence) -> None:
         slot = sequence.slot
-        hand_over(sequence, self._ready_engine.peek(slot) if slot is not None else None)
+        sampled = self._ready_engine.peek(slot) if slot is not None else None
+        self._ready_engine.check_all()
+        hand_over(sequence, sampled)
         self._leave(sequence)
 
     def _promote(self) -> None:
@@ -310,9 +316,11 @@ class Scheduler:
         return found
 
     def _guarded(self, sequence: Sequence, work: Callable[[], None]) -> None:
-        """Run one sequence's work; its failure ends only itself."""
+        """Run one sequence's work; its failure ends only itself, the device's ends all."""
         try:
             work()
+        except DeviceError:
+            raise
         except Exception as error:  # noqa: BLE001 - isolate the failing sequence
             self._fail(sequence, error)
 

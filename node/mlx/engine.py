@@ -6,18 +6,24 @@ out to be one too many is what puts a turn's last token into the cache.
 """
 
 import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
 
 import mlx.core as mx
 
+from fabric.errors import FabricError
 from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.limits import PREFILL_CHUNK_TOKENS_MAX, PREFILL_CHUNK_TOKENS_MIN
 from fabric.turn.generation import Sampling
 from node.grammar.answer_matcher import AnswerMatcher
-from node.mlx import attention, recurrent_layer
+from node.grammar.compiler import Mask
+from node.mlx import attention, device, recurrent_layer
 from node.mlx.batch_layers import GroupedLayer, PaddedLayer, RaggedLayer
+from node.mlx.device import DeviceError, device_errors
 from node.mlx.leaves import nest
 from node.mlx.logprobs import Top, scored, top_of
 from node.mlx.model_limits import ModelLimits, read_limits
@@ -88,8 +94,26 @@ class DecodeSlot:
         """Tell the matcher the pending token, for which it may wait; once, also where it fails."""
         if self.matcher is None or not self.pending_is_sampled or self.pending_is_matched:
             return
-        self.matcher.take(int(self.pending.item()))
+        token = int(self.pending.item())
+        with _format_errors():
+            self.matcher.take(token)
         self.pending_is_matched = True
+
+    def mask(self) -> Mask:
+        """Wait for and return what the matcher allows next."""
+        assert self.matcher is not None, "only formats have masks"
+        with _format_errors():
+            return self.matcher.mask()
+
+
+@contextmanager
+def _format_errors() -> Iterator[None]:
+    """Raise what a grammar's library raises as an error of that answer, not of the device."""
+    try:
+        yield
+    except RuntimeError as error:
+        message = f"the output format cannot be followed ({type(error).__name__}: {error})"
+        raise FabricError(message, code="format_failed") from error
 
 
 class Engine:
@@ -118,6 +142,30 @@ class Engine:
         self.padded_waste_max: float = WASTE_MAX  # 1.0: only sequences of equal length together
         # MLX lets the CPU fall behind by a few operations only, then a launch blocks.
         self.launch_waits = not is_gpu
+        # Of each step launched since the last check: whether its logits were no numbers.
+        self._unsound: deque[mx.array] = deque()
+
+    def check(self) -> None:
+        """Raise DeviceError if anything failed up to the step whose tokens were read last.
+
+        It does not wait for the step that was launched behind that.
+        """
+        device.check()
+        ahead = 0 if self.launch_waits else 1
+        with device_errors():
+            while len(self._unsound) > ahead:
+                if self._unsound.popleft().item():
+                    message = "a step computed no numbers (NaN)"
+                    raise DeviceError(message)
+
+    def check_all(self) -> None:
+        """Wait for all that was launched; raise DeviceError if any of it failed."""
+        device.synchronize()
+
+    def recover(self) -> None:
+        """Forget what failed; raise DeviceError if the device cannot compute any more."""
+        self._unsound.clear()
+        device.clear()
 
     def new_cache(self, capacity_tokens: int) -> ResidentCache:
         if self.is_opaque:
@@ -127,16 +175,19 @@ class Engine:
     def prefill(self, cache: ResidentCache, tokens: list[int]) -> None:
         """Compute the cache of `tokens`; on failure the cache is as before.
 
-        Raise RejectedError for tokens that the model does not have, or too many of them.
+        Raise RejectedError for tokens that the model does not have, or too many of them, and
+        DeviceError for what the device raises, perhaps of an earlier step.
         """
-        self._extend(cache, tokens)
+        with device_errors():
+            self._extend(cache, tokens)
 
     def score(
         self, cache: ResidentCache, tokens: list[int], following: list[int], alternatives: int
     ) -> list[Top]:
         """Compute like `prefill`; return how probable each token's follower was, and others."""
-        logits = self._extend(cache, tokens)[0, :, : self.limits.vocabulary_size]
-        return scored(logits, following, alternatives)
+        with device_errors():
+            logits = self._extend(cache, tokens)[0, :, : self.limits.vocabulary_size]
+            return scored(logits, following, alternatives)
 
     def _extend(self, cache: ResidentCache, tokens: list[int]) -> mx.array:
         """Append tokens; return their logits, which nothing has computed yet."""
@@ -170,7 +221,14 @@ class Engine:
         return DecodeSlot(cache, sampler, mx.array(prompt[-1:], mx.uint32))
 
     def launch(self, slots: list[DecodeSlot]) -> None:
-        """Feed every slot's pending token and start computing the next ones."""
+        """Feed every slot's pending token and start computing the next ones.
+
+        Raise DeviceError for what the device raises, perhaps of an earlier step.
+        """
+        with device_errors():
+            self._launch(slots)
+
+    def _launch(self, slots: list[DecodeSlot]) -> None:
         caches = [slot.cache for slot in slots]
         for cache in caches:
             cache.make_room()
@@ -185,6 +243,7 @@ class Engine:
                 mx.async_eval(logits)
                 _match(matched)  # while the device computes
             sampled = _sampled_of(slots, logits)
+            unsound = mx.isnan(mx.max(logits))
         except BaseException:
             for cache, mark in zip(caches, marks, strict=True):
                 cache.undo(mark)
@@ -200,7 +259,8 @@ class Engine:
             slot.pending_is_matched = False
             slot.cache.advance(1)
         loose = [slot.cache.loose_ends() for slot in slots]
-        mx.async_eval([slot.pending for slot in slots], loose)
+        self._unsound.append(unsound)
+        mx.async_eval([slot.pending for slot in slots], loose, unsound)
 
     def feed(self, caches: list[ResidentCache], tokens: list[mx.array]) -> mx.array:
         """Append one token `[1]` to each cache; return logits `[caches, vocabulary]`."""
@@ -257,10 +317,17 @@ class Engine:
         """Wait for and return the token that was sampled and not fed yet, if there is one."""
         if not slot.pending_is_sampled:
             return None
-        chosen = int(slot.pending.item())
-        return SampledToken(
-            chosen, top_of(slot.pending_logprobs, chosen, slot.sampler.sampling.logprobs)
-        )
+        return self._sampled_token(slot, slot.pending, slot.pending_logprobs)
+
+    def _sampled_token(
+        self, slot: DecodeSlot, token: mx.array, logprobs: mx.array | None
+    ) -> SampledToken:
+        with device_errors():
+            chosen = int(token.item())
+            if chosen >= self.limits.vocabulary_size:
+                message = f"a step sampled token {chosen}, which the model does not have"
+                raise DeviceError(message)
+            return SampledToken(chosen, top_of(logprobs, chosen, slot.sampler.sampling.logprobs))
 
     def read_ahead(self, slot: DecodeSlot) -> list[SampledToken]:
         """Wait for and return the token that is to be fed next, unless it was read before."""
@@ -272,13 +339,9 @@ class Engine:
 
     def read(self, slot: DecodeSlot) -> list[SampledToken]:
         """Wait for and return the tokens that were fed since the last read."""
-        out = []
-        for token, logprobs in slot.unread:
-            chosen = int(token.item())
-            top = top_of(logprobs, chosen, slot.sampler.sampling.logprobs)
-            out.append(SampledToken(chosen, top))
+        unread = [self._sampled_token(slot, *each) for each in slot.unread]
         slot.unread.clear()
-        return out
+        return unread
 
 
 def _sampled_of(
@@ -293,7 +356,7 @@ def _sampled(
 ) -> tuple[mx.array, mx.array | None]:
     """Sample one sequence's token; `best` is the likeliest, which costs nothing if not used."""
     if slot.matcher is not None:
-        allowed = unpack_mask(slot.matcher.mask(), logits.shape[-1])
+        allowed = unpack_mask(slot.mask(), logits.shape[-1])
         return slot.sampler.sample(logits, allowed, slot.matcher.openings)
     return (best, None) if slot.sampler.is_plain_greedy else slot.sampler.sample(logits)
 

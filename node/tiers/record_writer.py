@@ -7,9 +7,10 @@ taken for stored only if its bytes are known to be the cache's, and not another 
 the same tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan
@@ -29,6 +30,8 @@ from node.store.agent_store import AgentStore
 from node.store.available_blocks import AvailableBlocks, available_blocks
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.disk_tier import record_bytes
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class RecordWriter:
         self._store = parts.store
         self._workers = parts.workers
         self._engine = parts.engine
+        self._failures_count = parts.engine.failures_count
         self._agent = agent
         self._cache = cache
         self._cached = cached
@@ -92,6 +96,13 @@ class RecordWriter:
         self._held: list[BlockRef] = []
         self._room = parts.budget.room(agent.manifest.tenant)
         self.spans = agent.chain()
+
+    async def computed(self, work: Callable[[], T]) -> T:
+        """Run `work` on the engine thread; raise EngineFailedError if the cache may be wrong.
+
+        That is so from the first error of the device since this writer was made.
+        """
+        return await self._engine.computed(work, self._failures_count)
 
     def abandon(self) -> None:
         """Give up: nothing will refer to what was stored."""
@@ -163,7 +174,7 @@ class RecordWriter:
             cache.settle()
             return cache.gather(span.start, span.end, span.group)
 
-        return await self._put(span, ids, await self._engine.between_steps(gather))
+        return await self._put(span, ids, await self.computed(gather))
 
     async def save_passing(self, ids: Sequence[int]) -> None:
         """Save what the cache has let go of, or will: blocks slid out of windows, and states."""
@@ -197,7 +208,7 @@ class RecordWriter:
     async def _save_state(self, ids: Sequence[int], end: int) -> None:
         cache, tenant, spans = self._cache, self._agent.manifest.tenant, self.spans
         span = await self._workers.run(lambda: self._store.state_span(tenant, ids, spans, end))
-        kv = await self._engine.between_steps(lambda: cache.gather_snapshot(end))
+        kv = await self.computed(lambda: cache.gather_snapshot(end))
         await self._put(span, ids, kv)
         cache.snapshots.pop(end, None)
         self._states[end] = self._saved[span.block_hash]
@@ -281,7 +292,7 @@ class RecordWriter:
         """Save the state of now, and list it with the earlier ones that still hold."""
         if CacheGroup.STATE not in self._store.spec.groups:
             return ()
-        await self._engine.between_steps(self._cache.take_snapshot)
+        await self.computed(self._cache.take_snapshot)
         await self.save_passing(ids)
         has = self._store.blocks.has
         kept = {end: ref for end, ref in self._kept_states.items() if has(ref)}

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fabric.control.node_calls import SealAgent
-from fabric.errors import FabricError
+from fabric.errors import EngineFailedError, FabricError
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import UNSAVED_BYTES_MAX
@@ -31,6 +31,7 @@ from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.engine.sequence import Ended
 from node.low_latency import low_latency
+from node.mlx.resident_cache import ResidentCache
 from node.runtime.health import Health
 from node.store.service_time import ServiceTime
 from node.tiers.record_writer import RecordWriters
@@ -233,19 +234,30 @@ class Saver:
             same_tokens = min(self._named_tokens, manifest.prompt_tokens_count)
             final = manifest if seal is None else manifest.sealed(seal.migration, seal.target)
             saved = await self._writer.publish(final, same_tokens)
+        except EngineFailedError:
+            raise
         except (FabricError, OSError) as error:
+            await self._writer.computed(cache.rest)
             parts.unsaved.note_failure(agent, error)
             agent.manifest = replace(manifest, pinned=agent.manifest.pinned)
             agent.stored_tokens = min(agent.stored_tokens, self._prepared.cached)
             agent.layout = self._writer.layout
+            agent.cache = cache
         else:
             agent.note_saved(saved, self._writer.spans)
-        await self._engine.between_steps(cache.rest)
-        agent.cache = None if ended.is_preempted and agent.is_durable else cache
+            agent.cache = await self._rested(ended)
         parts.table.put(agent)
         if agent.is_durable:
             parts.unsaved.note_success()
         return agent.is_durable
+
+    async def _rested(self, ended: Ended) -> ResidentCache | None:
+        """Return a saved turn's cache as it stays in memory, if it does."""
+        try:
+            await self._writer.computed(self._cache.rest)
+        except EngineFailedError:
+            return None
+        return None if ended.is_preempted and self._agent.is_durable else self._cache
 
     def _directives_after(self, *, is_whole: bool) -> tuple[Directive, ...] | None:
         """Return the agent's directives; a whole prompt's memory is what they say.

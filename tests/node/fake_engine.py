@@ -125,6 +125,11 @@ class FakeEngine:
     def peek(self, slot):
         return None
 
+    def check(self):
+        """Nothing fails later than it is launched."""
+
+    check_all = recover = check
+
     def read(self, slot):
         sampled = [SampledToken(token) for token in slot.unread]
         slot.unread.clear()

@@ -38,7 +38,7 @@ class NodeConfig:
 class NodeService:
     """As node.service has it."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, end_process: object = None) -> None:
         self.config = config
 
     def start(self) -> None:

@@ -1,0 +1,55 @@
+"""The device that MLX computes on, and the errors that are its own.
+
+Metal keeps the error of a command buffer that failed and raises it once, from whatever is encoded
+or synchronized next. Arrays of that buffer count as computed meanwhile and hold what happens to lie
+in memory. So an error belongs to all that was computed since the last check that found none.
+Source: MLX 0.32.4, `mlx/error.h`, `mlx/event.h`, `mlx/backend/metal/device.cpp`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mlx.core as mx
+
+from fabric.limits import STORED_ERRORS_MAX
+
+
+class DeviceError(Exception):
+    """The device failed, or computed what no model computes."""
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Raise DeviceError for what MLX raises while it computes; other errors pass."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        raise DeviceError(str(error)) from error
+
+
+def check() -> None:
+    """Raise DeviceError for a stored error of what is complete; do not wait for what still runs."""
+    with device_errors():
+        mx.async_eval(mx.array(0) + 1)
+
+
+def synchronize() -> None:
+    """Wait for all that was launched; raise DeviceError if any of it failed."""
+    with device_errors():
+        mx.synchronize()
+
+
+def clear() -> None:
+    """Wait for what still runs, drop stored errors, and return unused memory.
+
+    Raise DeviceError where the device does nothing but fail.
+    """
+    for left in reversed(range(STORED_ERRORS_MAX)):
+        try:
+            synchronize()
+        except DeviceError:
+            if not left:
+                raise
+        else:
+            break
+    mx.clear_cache()

@@ -1,0 +1,222 @@
+"""An error of the device ends all that runs; nothing that it computed wrongly is told or kept."""
+
+import asyncio
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import mlx.core as mx
+import pytest
+
+from fabric.errors import EngineFailedError
+from fabric.limits import DEVICE_FAILURES_MAX, DEVICE_FAILURES_WITHIN_S
+from fabric.turn.generation import CacheTier, Failed, Sampling
+from node.engine.engine_thread import EngineThread
+from node.mlx.device import DeviceError
+from node.mlx.loaded_model import load_model
+from tests.node.fake_engine import FakeClock, FakeEngine
+from tests.support.device_faults import KINDS, MESSAGE, DeviceFaults, failing_device
+from tests.support.services import ask, running
+from tests.support.tiny_models import ONE_LAYER, write_model
+
+AGENTS, TURNS, ANSWER_TOKENS = ("anna", "boris", "clara"), 3, 12
+ATTEMPTS_MAX = 40
+INJECTIONS, INJECTIONS_NIGHTLY = 12, 500
+OPERATIONS_BETWEEN_MAX = 20
+HOT_BYTES = 3 << 19  # of one agent: the memory of the others is read from disk
+SERVES_AGAIN_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("model") / "tiny", ONE_LAYER))
+
+
+class Node:
+    """A node whose device fails when it is told to."""
+
+    def __init__(self, service, faults):
+        self.service, self.faults = service, faults
+        self.failures_count = 0
+        self.tiers = set()  # that served a turn
+        self.slowest_s = 0.0
+
+    def say(self, history, agent):
+        """Take a turn, again and again while the device fails."""
+        begun, failed_s = [], None
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                reply = ask(self.service, history, agent=agent, max_tokens=ANSWER_TOKENS)
+                last = reply.events[-1]
+            except EngineFailedError as error:
+                last = Failed(error.status, error.code, error.message)
+            else:
+                begun.append(reply.text)
+                self.tiers.add(reply.admitted.cache)
+            if isinstance(last, Failed):
+                assert (last.status, last.code) == (503, "engine_failed")
+                self.failures_count += 1
+                failed_s = time.monotonic()
+                continue
+            if failed_s is not None:
+                self.slowest_s = max(self.slowest_s, time.monotonic() - failed_s)
+            assert all(reply.text.startswith(text) for text in begun), "what was told was right"
+            return reply.text
+        return pytest.fail(f"{ATTEMPTS_MAX} attempts failed")
+
+    def talk(self, agent):
+        """Hold a conversation of several turns; return the answers."""
+        history, answers = [], []
+        for number in range(TURNS):
+            history.append({"role": "user", "content": question(agent, number)})
+            answers.append(self.say(history, agent))
+            history.append({"role": "assistant", "content": answers[-1]})
+        return answers
+
+
+def question(agent, number):
+    return f"{agent} asks for the {number}th time: " + f"what is in box {number} of {agent}? " * 30
+
+
+@contextmanager
+def failing_node(folder, model, *, launch_waits):
+    with running(folder, model, exact_chunks=True, hot_bytes=HOT_BYTES) as service:
+        thread = service.node.engine
+        thread.engine.launch_waits = launch_waits
+        with failing_device(
+            lambda: thread.call(lambda: DeviceFaults(thread.engine)).result()
+        ) as faults:
+            yield Node(service, faults)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, model):
+    """The answers and stored blocks of conversations that no error disturbs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with running(folder, model, exact_chunks=True) as service:
+        answers = {agent: Node(service, None).talk(agent) for agent in AGENTS}
+    return answers, blocks_in(folder)
+
+
+def blocks_in(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("blocks/*")}
+
+
+def talk_all(node):
+    with ThreadPoolExecutor(len(AGENTS)) as threads:
+        return dict(zip(AGENTS, threads.map(node.talk, AGENTS), strict=True))
+
+
+def inject(faults, rng, count, over):
+    """Arm one fault after another, until so many were raised or all turns are over."""
+    while faults.raised_count < count and not over.is_set():
+        if not faults.is_armed:
+            faults.arm(rng.choice(KINDS), rng.randrange(OPERATIONS_BETWEEN_MAX))
+        over.wait(0.01)
+    faults.disarm()
+
+
+@pytest.mark.parametrize("launch_waits", [False, True], ids=["ahead", "waiting"])
+@pytest.mark.parametrize(
+    "count", [INJECTIONS, pytest.param(INJECTIONS_NIGHTLY, marks=pytest.mark.nightly)]
+)
+def test_random_errors_change_no_answer_and_no_stored_byte(
+    tmp_path, model, undisturbed, launch_waits, count
+):
+    rng, (answers, blocks) = random.Random(count), undisturbed
+    with failing_node(tmp_path, model, launch_waits=launch_waits) as node:
+        while node.faults.raised_count < count:
+            over = threading.Event()
+            injecting = threading.Thread(target=inject, args=(node.faults, rng, count, over))
+            injecting.start()
+            try:
+                assert talk_all(node) == answers
+            finally:
+                over.set()
+                injecting.join()
+    stored = blocks_in(tmp_path)
+    assert node.failures_count > 0
+    assert CacheTier.DISK in node.tiers
+    assert node.slowest_s < SERVES_AGAIN_S
+    assert stored
+    assert {name for name in stored if stored[name] != blocks.get(name)} == set()
+
+
+@pytest.fixture
+def thread():
+    """An engine's thread on a clock that stands still, and how often its process was to end."""
+    ends, clock = [], FakeClock()
+    made = EngineThread(
+        clock,
+        active_max=4,
+        waiting_max=4,
+        exact_chunks=False,
+        give_up=lambda: ends.append(clock.now_s),
+    )
+    made.start(lambda: (FakeEngine(clock), None))
+    yield made, clock, ends
+    made.stop()
+
+
+def fail(made):
+    def work():
+        raise RuntimeError(MESSAGE)
+
+    with pytest.raises(EngineFailedError):
+        made.call(work).result()
+
+
+def test_what_was_computed_before_an_error_is_not_kept_after_it(thread):
+    """Also of a turn that had ended when another one met the error."""
+    made, _, _ = thread
+    begun = made.failures_count
+    fail(made)
+
+    with pytest.raises(EngineFailedError):
+        asyncio.run(made.computed(lambda: "saved", begun))
+    assert asyncio.run(made.computed(lambda: "saved", made.failures_count)) == "saved"
+
+
+def test_errors_of_other_kinds_are_their_callers(thread):
+    made, _, ends = thread
+    for _ in range(DEVICE_FAILURES_MAX):
+        with pytest.raises(ZeroDivisionError):
+            made.call(lambda: 1 // 0).result()
+
+    assert (made.failures_count, ends) == (0, [])
+
+
+def test_several_errors_within_a_minute_end_the_process(thread):
+    made, clock, ends = thread
+    for _ in range(2 * DEVICE_FAILURES_MAX):
+        clock.now_s += DEVICE_FAILURES_WITHIN_S
+        fail(made)
+    assert ends == []
+
+    for _ in range(DEVICE_FAILURES_MAX):
+        fail(made)
+    assert ends[0] == clock.now_s
+
+
+def test_a_device_that_does_not_recover_ends_the_process_at_once(thread):
+    made, _, ends = thread
+
+    def fails():
+        raise DeviceError(MESSAGE)
+
+    made.engine.recover = fails
+    fail(made)
+
+    assert len(ends) == 1
+
+
+def test_a_token_that_no_model_has_is_an_error_of_the_device(model):
+    engine = load_model(model).engine
+    slot = engine.start(engine.new_cache(8), [1], Sampling(max_tokens=1), 0)
+    engine.launch([slot])
+    slot.pending = mx.array([engine.limits.vocabulary_size], mx.uint32)
+
+    with pytest.raises(DeviceError, match="does not have"):
+        engine.peek(slot)

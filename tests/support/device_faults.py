@@ -1,0 +1,150 @@
+"""A device that fails as Metal does: at once, or later and with garbage in between.
+
+An operation that fails late computes something else; its error is stored, and raised once: by the
+next synchronization or call of the model on the same engine's thread, or by a check once the
+operation must be complete.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from node.mlx import device
+from node.mlx.device import DeviceError
+from node.mlx.engine import Engine
+from node.mlx.resident_cache import ResidentCache
+
+MESSAGE = "[METAL] Command buffer execution failed: Insufficient Memory"
+# Where an operation fails: the model's call, the reading of tokens, or work on a cache.
+AT_ONCE = ("model", "read", "gather", "rest", "snapshot")
+LATE = ("late model", "late gather")
+NO_NUMBERS = "nan"
+KINDS = (*AT_ONCE, *LATE, NO_NUMBERS)
+
+
+class DeviceFaults:
+    """The faults of one engine; `arm` one at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.raised_count = 0
+        self._armed: str | None = None
+        self._left = 0
+        self._stored = False
+        self._engine = engine
+        self._thread = threading.get_ident()
+        self._wrap(engine)
+
+    def arm(self, kind: str, after_operations: int = 0) -> None:
+        """Let an operation of this kind fail, after so many that do not."""
+        self._armed, self._left = kind, after_operations
+
+    def disarm(self) -> None:
+        self._armed = None
+
+    @property
+    def is_armed(self) -> bool:
+        return self._armed is not None
+
+    def _wrap(self, engine: Engine) -> None:
+        model, read = engine.model, engine._sampled_token
+
+        def call(tokens: mx.array, cache: Any) -> mx.array:
+            self.raise_stored(RuntimeError)
+            self.fail_at("model")
+            if self.takes("late model"):
+                self._stored = True
+                return model(mx.zeros_like(tokens), cache=cache)
+            logits = model(tokens, cache=cache)
+            return logits * float("nan") if self.takes(NO_NUMBERS) else logits
+
+        def sampled(*args: Any) -> Any:
+            self.fail_at("read", DeviceError)
+            return read(*args)
+
+        engine.model = _Called(model, call)
+        engine._sampled_token = sampled  # type: ignore[method-assign]
+
+    def is_here(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    @property
+    def is_complete(self) -> bool:
+        """Say whether the step launched last is: one step ahead, that is known at the next one."""
+        return self._engine.launch_waits
+
+    def raise_stored(self, kind: type[Exception]) -> None:
+        if self._stored:
+            self._stored = False
+            self.raised_count += 1
+            raise kind(MESSAGE)
+
+    def fail_at(self, kind: str, error: type[Exception] = RuntimeError) -> None:
+        if self.takes(kind):
+            self.raised_count += 1
+            raise error(MESSAGE)
+
+    def store(self) -> None:
+        self._stored = True
+
+    def takes(self, kind: str) -> bool:
+        """Say whether this operation is the one that fails."""
+        if self._armed != kind or not self.is_here():
+            return False
+        self._left -= 1
+        if self._left >= 0:
+            return False
+        self._armed = None
+        return True
+
+
+class _Called:
+    """A model of which only the call is another."""
+
+    def __init__(self, model: Any, call: Callable[..., mx.array]) -> None:
+        self._model, self._call = model, call
+
+    def __call__(self, *args: Any, **named: Any) -> mx.array:
+        return self._call(*args, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+@contextmanager
+def failing_device(make: Callable[[], DeviceFaults]) -> Iterator[DeviceFaults]:
+    """Let an engine's device fail; `make` runs on the engine's thread."""
+    with pytest.MonkeyPatch.context() as patch:
+        faults = make()
+        for name in ("check", "synchronize"):
+            patch.setattr(device, name, _checking(faults, name, getattr(device, name)))
+        for name, kind in {
+            "gather": "gather",
+            "rest": "rest",
+            "take_snapshot": "snapshot",
+        }.items():
+            patch.setattr(ResidentCache, name, _failing(faults, kind, getattr(ResidentCache, name)))
+        yield faults
+
+
+def _checking(faults: DeviceFaults, name: str, real: Callable[[], None]) -> Callable[[], None]:
+    def check() -> None:
+        if faults.is_here() and (name == "synchronize" or faults.is_complete):
+            faults.raise_stored(DeviceError)
+        real()
+
+    return check
+
+
+def _failing(faults: DeviceFaults, kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def work(*args: Any, **named: Any) -> Any:
+        faults.fail_at(kind)
+        if kind == "gather" and faults.takes("late gather"):
+            faults.store()
+            return memoryview(bytes(len(real(*args, **named))))
+        return real(*args, **named)
+
+    return work
