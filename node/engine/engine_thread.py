@@ -19,6 +19,7 @@ from fabric.limits import (
     BLOCKED_POLL_S,
     DEVICE_FAILURES_MAX,
     DEVICE_FAILURES_WITHIN_S,
+    DEVICE_POOL_IDLE_S,
     ENGINE_CALLS_MAX,
 )
 from fabric.ports import Clock
@@ -255,10 +256,9 @@ class EngineThread:
 
     def _take_in(self, *, waits: bool) -> bool:
         """Run calls and queue arrivals; wait for any if `waits`; return False to stop."""
+        if waits:
+            self._wait()
         with self._wake:
-            if waits and not self._has_news():
-                # What is blocked or waits for memory may become runnable without a word.
-                self._wake.wait(BLOCKED_POLL_S if any(self._queue) else None)
             self._is_woken = False
             calls, arrivals = list(self._calls), self._arrivals
             self._calls.clear()
@@ -269,6 +269,23 @@ class EngineThread:
         for call in calls:
             call()
         return not is_stopping
+
+    def _wait(self) -> None:
+        """Wait for news; where none comes, return the memory of freed arrays, once."""
+        with self._wake:
+            if any(self._queue):
+                # What is blocked or waits for memory may become runnable without a word.
+                self._wake.wait_for(self._has_news, BLOCKED_POLL_S)
+                return
+            if self._wake.wait_for(self._has_news, DEVICE_POOL_IDLE_S):
+                return
+        if self._scheduler.engine is not None:
+            try:
+                self.engine.return_unused()
+            except DeviceError as error:
+                self._end_running(error)
+        with self._wake:
+            self._wake.wait_for(self._has_news)
 
     def _has_news(self) -> bool:
         return bool(self._calls or self._arrivals or self._is_woken or self._is_stopping)

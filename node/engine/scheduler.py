@@ -6,7 +6,13 @@ The thread around it is node/engine/engine_thread.py; the decisions are in node/
 from collections.abc import Callable
 from functools import partial
 
-from fabric.limits import BACKGROUND_PROMOTED_MAX, PAUSED_SEQUENCES_MAX, SCORED_CHUNK_TOKENS
+from fabric.limits import (
+    BACKGROUND_PROMOTED_MAX,
+    DEVICE_POOL_PREFILL_TOKENS,
+    DEVICE_POOL_STEPS,
+    PAUSED_SEQUENCES_MAX,
+    SCORED_CHUNK_TOKENS,
+)
 from fabric.ports import Clock
 from fabric.turn.generation import FinishReason
 from node.engine.answer_growth import Growth, grow, victim
@@ -61,6 +67,7 @@ class Scheduler:
         self._warm_streak = 0
         self._served: dict[str, int] = {}  # number of each tenant's last chunk
         self._starts_count = 0
+        self._steps_count = 0  # since memory of freed arrays was returned
         self._started: dict[str, int] = {}  # number of each tenant's last start
 
     def add(self, sequence: Sequence) -> None:
@@ -247,10 +254,17 @@ class Scheduler:
         return True
 
     def _step(self) -> None:
+        self._steps_count += 1
+        if self._steps_count >= DEVICE_POOL_STEPS:
+            self._return_unused()
         for sequence in decode_step(self._ready_engine, list(self.queue.decoding)):
             if sequence.started_s is not None:
                 self.turn_speed.add(1, self._clock.monotonic_s() - sequence.started_s)
             self._leave(sequence)
+
+    def _return_unused(self) -> None:
+        self._steps_count = 0
+        self._ready_engine.return_unused()
 
     def _prefill(self) -> bool:
         ready = self._unblocked()
@@ -287,6 +301,8 @@ class Scheduler:
             following = sequence.prompt[position + 1 : end + 1]
             alternatives = sequence.sampling.logprobs or 0
             note_scored(sequence, engine.score(cache, tokens, following, alternatives))
+        if count >= DEVICE_POOL_PREFILL_TOKENS:
+            self._return_unused()
         sequence.served_s = self._clock.monotonic_s()
         self._chunks_count += 1
         sequence.served_order = self._chunks_count

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
-from fabric.limits import STORED_ERRORS_MAX
+from fabric.limits import DEVICE_POOL_BYTES, STORED_ERRORS_MAX
 
 
 class DeviceError(Exception):
@@ -37,6 +37,29 @@ def synchronize() -> None:
     """Wait for all that was launched; raise DeviceError if any of it failed."""
     with device_errors():
         mx.synchronize()
+
+
+def limit_pool() -> None:
+    """Bound the unused memory that MLX keeps of a GPU's; to be called before a model is loaded.
+
+    MLX bounds it by 0.95 of the recommended working set, and takes a kept buffer again for an array
+    of about its size only; prompts need other sizes in each chunk. Source: MLX 0.32.4,
+    `mlx/backend/metal/allocator.cpp`. No memory is wired (`mx.set_wired_limit`): under concurrent
+    turns and evictions that panicked macOS (ml-explore/mlx#3186).
+    """
+    if is_gpu():
+        mx.set_cache_limit(DEVICE_POOL_BYTES)
+
+
+def return_unused() -> None:
+    """Return what MLX keeps of freed arrays to the system; raise DeviceError for a stored error."""
+    synchronize()
+    mx.clear_cache()
+
+
+def is_gpu() -> bool:
+    """Say whether models run on a GPU: Apple's, or one by CUDA."""
+    return bool(mx.default_device().type != mx.cpu)
 
 
 def clear() -> None:

@@ -136,7 +136,7 @@ class Engine:
         attention.install()
         # Without a fused kernel the masked half of the scores is computed as well: on CPU
         # 2,000 tokens in chunks of 512 took 0.6x the time of one chunk.
-        is_gpu = mx.metal.is_available()
+        is_gpu = device.is_gpu()
         self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MAX if is_gpu else PREFILL_CHUNK_TOKENS_MIN
         self.padded_tokens_max = sys.maxsize if is_gpu else CPU_TOKENS_MAX
         self.padded_waste_max: float = WASTE_MAX  # 1.0: only sequences of equal length together
@@ -161,6 +161,10 @@ class Engine:
     def check_all(self) -> None:
         """Wait for all that was launched; raise DeviceError if any of it failed."""
         device.synchronize()
+
+    def return_unused(self) -> None:
+        """Return the memory of freed arrays to the system; raise DeviceError as `check_all`."""
+        device.return_unused()
 
     def recover(self) -> None:
         """Forget what failed; raise DeviceError if the device cannot compute any more."""

@@ -17,6 +17,7 @@ from fabric.ids import Fingerprint
 from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.kvcache.fingerprint import TextFile, WeightFile, model_fingerprint
 from fabric.settings import KvBits
+from node.mlx import device
 from node.mlx.column_layout import store_weights_by_columns
 from node.mlx.context_length import context_tokens
 from node.mlx.engine import Engine
@@ -75,6 +76,7 @@ def model_folder(model: str) -> Path:
 def load_model(model: str, context_tokens_max: int = 0, bits: KvBits | None = None) -> LoadedModel:
     """Load weights and tokenizer; call it on the thread that will run the model."""
     folder = model_folder(model)
+    device.limit_pool()
     loaded, tokenizer, config = _load(folder)
     engine, problem = _fit(loaded, bits or KvBits())
     # Rows that pad the vocabulary have no text: none is sampled.

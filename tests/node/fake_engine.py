@@ -86,6 +86,7 @@ class FakeEngine:
 
     def __init__(self, clock=None, tokens_per_s=1e9, *, launch_waits=False):
         self.launch_waits = launch_waits
+        self.returned_count = 0  # how often memory of freed arrays was returned
         self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MAX
         self.log = []
         self._clock = clock or FakeClock()
@@ -129,6 +130,9 @@ class FakeEngine:
         """Nothing fails later than it is launched."""
 
     check_all = recover = check
+
+    def return_unused(self):
+        self.returned_count += 1
 
     def read(self, slot):
         sampled = [SampledToken(token) for token in slot.unread]

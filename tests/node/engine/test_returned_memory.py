@@ -1,0 +1,87 @@
+"""Memory of freed arrays is returned behind long prompts, within long answers, and when idle."""
+
+import time
+
+import mlx.core as mx
+import pytest
+
+from fabric.errors import FatalError
+from fabric.limits import (
+    DEVICE_POOL_BYTES,
+    DEVICE_POOL_PREFILL_TOKENS,
+    DEVICE_POOL_STEPS,
+)
+from node.engine import engine_thread
+from node.engine.engine_thread import EngineThread
+from node.mlx import device
+from node.mlx.loaded_model import load_model
+from tests.node.fake_engine import FakeClock, FakeEngine, SchedulerRig
+
+
+class Calls(list):
+    """What MLX was asked for, in order."""
+
+    def note(self, name):
+        return lambda *arguments, **_: self.append((name, *arguments))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    found = Calls()
+    for name in ("set_cache_limit", "clear_cache", "synchronize", "set_wired_limit"):
+        monkeypatch.setattr(mx, name, found.note(name))
+    return found
+
+
+@pytest.mark.parametrize("is_gpu", [False, True])
+def test_the_pool_of_a_gpu_is_bounded_before_a_model_is_loaded(calls, monkeypatch, is_gpu):
+    monkeypatch.setattr(device, "is_gpu", lambda: is_gpu)
+    monkeypatch.setattr("node.mlx.loaded_model.load", calls.note("load"))
+    with pytest.raises(FatalError):  # nothing was loaded
+        load_model("recall")
+
+    names = [call for call in calls if call[0] != "load"]
+    assert names == ([("set_cache_limit", DEVICE_POOL_BYTES)] if is_gpu else [])
+    assert calls[-1][0] == "load"
+
+
+def test_work_under_way_ends_before_memory_is_returned(calls):
+    device.return_unused()
+
+    assert [name for name, *_ in calls] == ["synchronize", "clear_cache"]
+
+
+def test_long_chunks_return_it():
+    rig = SchedulerRig()
+    for count, returned_count in (
+        (DEVICE_POOL_PREFILL_TOKENS, 0),
+        (DEVICE_POOL_PREFILL_TOKENS + 1, 1),
+    ):
+        rig.add(count, answer_tokens=1)
+        rig.run()
+        assert rig.engine.returned_count == returned_count
+
+
+def test_long_answers_return_it():
+    rig = SchedulerRig()
+    rig.add(2, answer_tokens=2 * DEVICE_POOL_STEPS + 10)
+    rig.run()
+
+    assert rig.engine.returned_count == 2
+
+
+def test_an_idle_engine_returns_it_once(monkeypatch):
+    monkeypatch.setattr(engine_thread, "DEVICE_POOL_IDLE_S", 0.01)
+    engine = FakeEngine()
+    made = EngineThread(FakeClock(), active_max=4, waiting_max=4, exact_chunks=False)
+    made.start(lambda: (engine, None))
+    try:
+        for count in (1, 2):
+            deadline_s = time.monotonic() + 60
+            while engine.returned_count < count and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            time.sleep(0.05)
+            assert engine.returned_count == count
+            made.call(lambda: None).result()
+    finally:
+        made.stop()
