@@ -34,6 +34,8 @@ test-all: $(READY)  ## run every test: hours (10,000 simulated lives, every kill
 
 # Parts of one file are spread test by test, or they would keep a single process busy.
 SPREAD = $(if $(filter lives-% fuzz templates,$(PART)),--dist worksteal)
+# Real clusters starve each other on two cores: one at a time.
+SPREAD += $(if $(filter cluster chaos fleet,$(PART)),-n 1)
 
 nightly: $(READY)  ## run one part of the nightly tests, up to an hour (PART=lives-1); without: list
 	@if [ -n "$(PART)" ]; then $(PYTEST) $(SPREAD) -m nightly --part $(PART) $(TESTS) $(ARGS); \
