@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import os
 from contextlib import suppress
 from functools import cache
 
@@ -13,7 +14,11 @@ from tests.nightly_parts import parts, select
 
 assert_one_loop()
 # An HTTP client reads the system's certificates, which takes longer than most of its requests.
-httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
+_read_certificates = httpcore2.default_ssl_context
+_certificates_of = cache(lambda _file, **options: _read_certificates(**options))
+httpcore2.default_ssl_context = lambda **options: _certificates_of(
+    os.environ.get("SSL_CERT_FILE"), **options
+)
 
 # By what they take on two idle cores (docs/testing.md), the longest first.
 LONGEST = (
