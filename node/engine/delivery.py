@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fabric.errors import FabricError
+from fabric.errors import EngineFailedError, FabricError
 from fabric.turn.generation import FinishReason, TokenLogprob
 from node.dialect.shown import Shown
 from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
@@ -101,7 +101,8 @@ def hand_over(sequence: Sequence, sampled: SampledToken | None) -> None:
 
 def fail(sequence: Sequence, error: Exception) -> None:
     """Emit the last event of a sequence that failed."""
-    _log.error("a sequence failed in the engine: %s", type(error).__name__, exc_info=error)
+    if not isinstance(error, EngineFailedError):  # that is logged once for all
+        _log.error("a sequence failed in the engine: %s", type(error).__name__, exc_info=error)
     message = "the engine failed on this request"
     failure = FabricError(message, code="engine_failed")
     tell(sequence, Broke(error if isinstance(error, FabricError) else failure))

@@ -136,7 +136,7 @@ class EngineThread:
                 return work()
         except DeviceError as error:
             self._end_running(error)
-            raise EngineFailedError from error
+        raise EngineFailedError  # apart from the other, whose traceback holds a cache
 
     @property
     def engine(self) -> Engine:
@@ -238,7 +238,7 @@ class EngineThread:
         _log.error("the device failed: %s; ending all sequences", error, exc_info=error)
         self.failures_count += 1
         self._failed_s.append(self._clock.monotonic_s())
-        self._scheduler.fail_all(EngineFailedError())
+        self._scheduler.fail_all(error)
         try:
             self.engine.recover()
         except DeviceError:

@@ -6,6 +6,7 @@ The thread around it is node/engine/engine_thread.py; the decisions are in node/
 from collections.abc import Callable
 from functools import partial
 
+from fabric.errors import EngineFailedError
 from fabric.limits import (
     BACKGROUND_PROMOTED_MAX,
     DEVICE_POOL_PREFILL_TOKENS,
@@ -92,8 +93,10 @@ class Scheduler:
         return any([self._place(), self._start_prefilled(), self._decode(), self._prefill()])
 
     def fail_all(self, error: Exception) -> None:
+        """End all sequences, each with its own error: a traceback holds the frames of its turn."""
         for sequence in self.queue:
-            self._fail(sequence, error)
+            is_device = isinstance(error, DeviceError)
+            self._fail(sequence, EngineFailedError() if is_device else error)
 
     def end_all(self) -> None:
         for sequence in self.queue:

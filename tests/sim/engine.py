@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from fabric.limits import PREFILL_CHUNK_TOKENS_MIN
+from node.mlx.device import DeviceError
 from node.mlx.engine import SampledToken
 from tests.sim.model import FULL, SimCache, SimMark
 
@@ -25,12 +26,38 @@ class SimSlot:
         self.sampled_count = sampled_count
 
 
+class SimDevice:
+    """Fails now and then: an operation computes something wrong, and a later one raises its error.
+
+    `chance`: of an operation.
+    """
+
+    def __init__(self, random, chance):
+        self._random = random
+        self._chance = chance
+        self.has_failed = False  # and its error was not raised yet
+
+    def begin(self):
+        """Begin an operation; return whether it will compute something wrong."""
+        self.check()
+        self.has_failed = self._chance > 0 and self._random.random() < self._chance
+        return self.has_failed
+
+    def check(self):
+        """Raise the error of an operation that is complete, once."""
+        if self.has_failed:
+            self.has_failed = False
+            message = "a simulated command buffer failed"
+            raise DeviceError(message)
+
+
 class SimEngine:
     """Computes at once and says in `spent_s` how long it would have taken."""
 
     note_start = staticmethod(lambda cache, prompt: None)  # of an answer
 
-    def __init__(self, tokens_per_s, step_s, kind=FULL, note_cache=lambda cache: None):
+    def __init__(self, tokens_per_s, step_s, kind=FULL, note_cache=lambda cache: None, device=None):
+        self.device = device or SimDevice(None, 0)
         self.launch_waits = False
         self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MIN
         self.spent_s = 0.0
@@ -46,22 +73,25 @@ class SimEngine:
 
     def prefill(self, cache, tokens):
         self.spent_s += len(tokens) / self._tokens_per_s
+        is_wrong = self.device.begin()
         end = cache.tokens_count + len(tokens)
         assert not cache.ahead or end <= cache.ahead[0][0], "no step writes over what is there"
         for token in tokens:
-            cache.append(token)
+            cache.append(token ^ is_wrong)
         cache.slide()
 
     def start(self, cache, prompt, sampling, seed):
         assert cache.tokens_count == len(prompt) - 1, "all but the last token are prefilled"
-        self.note_start(cache, prompt)
+        if not self.device.has_failed:  # what it computed goes nowhere
+            self.note_start(cache, prompt)
         return SimSlot(cache, sampling, seed, prompt[-1])
 
     def launch(self, slots):
         self.spent_s += self._step_s
+        is_wrong = self.device.begin()
         for slot in slots:
             slot.mark_before_read = slot.cache.mark()
-            slot.cache.append(slot.pending)
+            slot.cache.append(slot.pending ^ is_wrong)
             if slot.pending_is_sampled:
                 slot.unread.append(slot.pending)
             slot.pending = slot.cache.next_token(slot.sampling, slot.seed, slot.sampled_count)
@@ -69,9 +99,15 @@ class SimEngine:
             slot.pending_is_sampled = True
 
     def check(self):
-        """Nothing fails later than it is launched."""
+        """Find nothing: the step that is launched last is not complete."""
 
-    check_all = return_unused = check
+    def check_all(self):
+        self.device.check()
+
+    return_unused = check_all
+
+    def recover(self):
+        """Go on: the error was raised."""
 
     def peek(self, slot):
         return _sampled(slot, slot.pending) if slot.pending_is_sampled else None

@@ -28,7 +28,7 @@ from node.store.tombstones import TombstoneStore
 from tests.sim.clock import SimClock
 from tests.sim.connection import converse
 from tests.sim.disk import Platter, SimDisk
-from tests.sim.engine import SimEngine
+from tests.sim.engine import SimDevice, SimEngine
 from tests.sim.engine_loop import EngineClock, EngineLoop
 from tests.sim.loop import Process
 from tests.sim.model import CONTEXT_TOKENS_MAX, MODEL
@@ -38,6 +38,7 @@ from tests.sim.transfers import SimTransfers, fetch_from
 CLUSTER_KEY = bytes(range(32))
 TOMBSTONES = "erased/"  # where a platter has them, beside the model's own files
 STATES = "state/"  # and what a node says of itself
+EXIT_S = 0.001  # from the decision to end a process to its end
 _NOT_READY = encode_reply(
     error_reply(RetryLaterError("the node is starting or stopping", code="loading"))
 )
@@ -96,6 +97,12 @@ class NodeHost:
         self._unanswered.clear()
         self._world.chaos.boot_later(self)
 
+    def _dying(self, process):
+        """Return what ends this process, and no later one, once its tasks have begun."""
+        return lambda: self._world.loop.call_later(
+            EXIT_S, lambda: None if process is not self.process else self.kill()
+        )
+
     def freeze(self):
         self._world.watch.on_trouble(self.name)
         self.process.is_frozen = True
@@ -147,7 +154,11 @@ class NodeHost:
         spec, fingerprint = kind.spec, kind.fingerprint
         self.caches = weakref.WeakSet()
         engine = SimEngine(
-            self._tokens_per_s, 0.3 if world.is_slow else 0.02, kind, self.caches.add
+            self._tokens_per_s,
+            0.3 if world.is_slow else 0.02,
+            kind,
+            self.caches.add,
+            SimDevice(world.stream(f"device of {self.process.name}"), world.device_failure_chance),
         )
         engine.note_start = partial(world.edits.note_start, node=self.name)
         disk = self.open_disk()
@@ -171,6 +182,7 @@ class NodeHost:
                         self._settings.hot_bytes,
                         lambda size: world.loop.call_soon(lambda: node.hot.make_room(size)),
                     ),
+                    give_up=self._dying(self.process),
                 ),
                 tokenizer=SimTokenizer(),
                 store=store,

@@ -32,6 +32,7 @@ from router.moves.migration import Migration
 from router.moves.recovery import Recovery
 from router.placement import placement
 from router.turns.open_turn import OpenTurn
+from tests.sim.planted_device import DEVICE_PLANTS
 from tests.sim.planted_directives import DIRECTIVE_PLANTS
 from tests.sim.planted_edits import EDIT_PLANTS
 from tests.sim.planted_lending import LENDING_PLANTS
@@ -341,6 +342,7 @@ def prefetches_reserve_nothing():
 
 
 PLANTS = {
+    "device": DEVICE_PLANTS,
     "directives": DIRECTIVE_PLANTS,
     "edits": EDIT_PLANTS,
     "restarts": RESTART_PLANTS,

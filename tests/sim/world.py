@@ -14,6 +14,7 @@ from fabric.limits import FLUSH_IDLE_S, RECLAIM_EVERY_S
 from fabric.settings import NodeSettings
 from node import drain_flag
 from node.migration.incoming_end import ADOPTED_S
+from node.mlx.device import DeviceError
 from node.store.posix_disk import PosixDisk
 from router import prompt
 from tests.sim import chances
@@ -48,6 +49,8 @@ KIB, MIB = 1 << 10, 1 << 20
 CROWD_ODDS, CROWD = 0.1, 14  # all at once, where the memory holds two or three of them
 FRAIL_ODDS = 0.1  # disks fail while agents move
 FAR_ODDS = 0.15  # copies take seconds, and much happens meanwhile
+FAULTY_ODDS = 0.15  # the device that computes fails now and then
+DEVICE_FAILURE_CHANCE = 0.01  # of a chunk or step there
 DARK_ODDS = 0.15  # all processes lose power at once, and prompts take seconds to compute
 
 
@@ -114,6 +117,8 @@ class World:
             self.settings = replace(self.settings, hot_bytes=12 * KIB, active_max=8)
             self.talks_count, self.is_rhythmic, self.speeds = CROWD, True, [500]
             self.is_slow = False  # nobody would come to an end
+        is_faulty = self.stream("device").random() < FAULTY_ODDS
+        self.device_failure_chance = DEVICE_FAILURE_CHANCE if is_faulty else 0.0
         self.is_dark = self.stream("power cut").random() < DARK_ODDS
         if self.is_dark:
             self.speeds, self.is_slow, self.talks_count = [100], False, 8
@@ -237,6 +242,9 @@ class _Ears(logging.Handler):
             return
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
+            if isinstance(error, DeviceError):  # which is the device's fault
+                self._world.note(f"log: {record.getMessage()}")
+                return
             self._world.note(f"log: {record.getMessage()}: {error!r}")
             if self._world.is_verbose:
                 traceback.print_exception(error)

@@ -1,0 +1,24 @@
+"""Faults of what a node does about errors of the device that computes."""
+
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+from node.engine import decode_step, scheduler
+from tests.sim.engine import SimEngine
+
+
+def what_was_computed_is_saved_unchecked():
+    """A cache is read without waiting for the errors of what computed it."""
+    return mock.patch.object(SimEngine, "check_all", return_value=None)
+
+
+@contextmanager
+def an_error_of_the_device_ends_one_sequence():
+    """The others go on, as with an error of a sequence."""
+    with ExitStack() as stack:
+        for module in (decode_step, scheduler):
+            stack.enter_context(mock.patch.object(module, "DeviceError", StopIteration))
+        yield
+
+
+DEVICE_PLANTS = (what_was_computed_is_saved_unchecked, an_error_of_the_device_ends_one_sequence)
