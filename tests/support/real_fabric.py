@@ -35,17 +35,18 @@ class RealFabric(LocalFabric):
             asked["completion_tokens_max"] = tokens_max
         if os.environ[REAL_UP] == "https":
             asked["tls"] = {"mode": "always"}
-        self._running = ExitStack()
-        up = running_up(folder, model, settings, asked | (router or {}), names)
-        self.up = self._running.enter_context(up)
-        self.url = self.up.url
-        if self.url.startswith("https"):  # every HTTP client here trusts this authority
-            patch = self._running.enter_context(pytest.MonkeyPatch.context())
-            for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
-                patch.setenv(name, str(self.up.data / "ca.pem"))
-        headers = {OPERATOR_HEADER: OPERATOR_KEY}
-        self.http = httpx2.Client(base_url=self.url, timeout=120, headers=headers)
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        with ExitStack() as running:  # what fails below ends the fabric
+            up = running_up(folder, model, settings, asked | (router or {}), names)
+            self.up = running.enter_context(up)
+            self.url = self.up.url
+            if self.url.startswith("https"):  # every HTTP client here trusts this authority
+                patch = running.enter_context(pytest.MonkeyPatch.context())
+                for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
+                    patch.setenv(name, str(self.up.data / "ca.pem"))
+            headers = {OPERATOR_HEADER: OPERATOR_KEY}
+            self.http = httpx2.Client(base_url=self.url, timeout=120, headers=headers)
+            self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+            self._running = running.pop_all()
 
     @property
     def services(self) -> NoReturn:  # type: ignore[override]
