@@ -100,7 +100,7 @@ class OverloadedError(RetryLaterError):
 
 
 class EngineFailedError(RetryLaterError):
-    """The device that computes failed: all turns of the node end, and nothing of them is kept."""
+    """The compute device failed: all running turns of the node end unsaved."""
 
     code = "engine_failed"
 

@@ -67,15 +67,11 @@ _NOT_READY = encode_reply(
 __all__ = ["NodeConfig", "NodeService"]
 
 
-def _stay() -> None:
-    """Stay, in a process that is more than a node."""
-
-
 class NodeService:
     """Starts and stops a node and hands control calls to it."""
 
-    def __init__(self, config: NodeConfig, end_process: Callable[[], None] = _stay) -> None:
-        """`end_process` is called where the device does nothing but fail."""
+    def __init__(self, config: NodeConfig, end_process: Callable[[], None] = lambda: None) -> None:
+        """Prepare a node; `end_process` is called when the device keeps failing."""
         if not __debug__:
             message = "assertions guard the cache: do not run under python -O"
             raise FatalError(message)
@@ -249,7 +245,7 @@ class NodeService:
             waiting_max=settings.waiting_max,
             exact_chunks=settings.exact_chunks,
             budget=MemoryBudget(settings.hot_bytes, self._make_room),
-            give_up=self._end_process,
+            end_process=self._end_process,
         )
 
         def build() -> tuple[Engine, LoadedModel]:

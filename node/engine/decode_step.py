@@ -1,7 +1,8 @@
-"""One decode step of a batch: one sequence's failure ends only itself, the device's ends all."""
+"""One decode step of a batch: a failing sequence ends alone, a device error ends the batch."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from node.engine.delivery import Last, deliver, end, fail
 from node.engine.sequence import Sequence
@@ -42,23 +43,17 @@ class _Step:
     def read(self, read: Callable[[DecodeSlot], list[SampledToken]]) -> None:
         """Wait for what was sampled; nothing of it is delivered before all of it is checked."""
         for sequence in self._sound():
-            try:
+            with self._isolated(sequence):
                 self._sampled.append((sequence, read(_slot(sequence))))
-            except DeviceError:
-                raise
-            except Exception as error:  # noqa: BLE001 - isolate the failing sequence
-                self._fail(sequence, error)
 
     def deliver(self) -> None:
         for sequence, tokens in self._sampled:
-            try:
+            with self._isolated(sequence):
                 for sampled in tokens:
                     last = deliver(sequence, sampled)
                     if last is not None:
                         self._last.append((sequence, last))
                         break
-            except Exception as error:  # noqa: BLE001 - isolate the failing sequence
-                self._fail(sequence, error)
 
     def launch(self) -> None:
         """Launch all together or, where that fails, each alone."""
@@ -74,12 +69,8 @@ class _Step:
         else:
             return
         for sequence in batch:
-            try:
+            with self._isolated(sequence):
                 self._engine.launch([_slot(sequence)])
-            except DeviceError:
-                raise
-            except Exception as error:  # noqa: BLE001 - isolate the failing sequence
-                self._fail(sequence, error)
 
     def finish(self) -> list[Sequence]:
         """End those whose last token is in the cache now; return them and who failed."""
@@ -91,9 +82,16 @@ class _Step:
     def _sound(self) -> list[Sequence]:
         return [sequence for sequence in self._batch if sequence not in self._failed]
 
-    def _fail(self, sequence: Sequence, error: Exception) -> None:
-        fail(sequence, error)
-        self._failed.append(sequence)
+    @contextmanager
+    def _isolated(self, sequence: Sequence) -> Iterator[None]:
+        """End only this sequence on an error of its own; let a DeviceError pass."""
+        try:
+            yield
+        except DeviceError:
+            raise
+        except Exception as error:  # noqa: BLE001 - isolate the failing sequence
+            fail(sequence, error)
+            self._failed.append(sequence)
 
 
 def _slot(sequence: Sequence) -> DecodeSlot:

@@ -49,9 +49,9 @@ class EngineThread:
         waiting_max: int,
         exact_chunks: bool,
         budget: MemoryBudget | None = None,
-        give_up: Callable[[], None] = lambda: None,
+        end_process: Callable[[], None] = lambda: None,
     ) -> None:
-        """`give_up` ends the process, where the device does nothing but fail."""
+        """Prepare the thread; `end_process` is called when the device keeps failing."""
         self.budget = budget or MemoryBudget(sys.maxsize)
         self._waiting_max = waiting_max
         self.moving = MovingStreams(clock)
@@ -64,9 +64,9 @@ class EngineThread:
         )
         self._queue = self._scheduler.queue
         self._clock = clock
-        self._give_up = give_up
+        self._end_process = end_process
         self._failed_s: deque[float] = deque(maxlen=DEVICE_FAILURES_MAX)
-        self.failures_count = 0  # of the device; what it computed before the last is not kept
+        self.failures_count = 0  # of the device; turns begun before the last one are not saved
         self._wake = threading.Condition()
         # Under the lock of _wake:
         self._calls: deque[Callable[[], None]] = deque()
@@ -136,7 +136,7 @@ class EngineThread:
                 return work()
         except DeviceError as error:
             self._end_running(error)
-        raise EngineFailedError  # apart from the other, whose traceback holds a cache
+        raise EngineFailedError  # not chained: the other's traceback would keep a cache alive
 
     @property
     def engine(self) -> Engine:
@@ -234,7 +234,7 @@ class EngineThread:
             return True
 
     def _end_running(self, error: DeviceError) -> None:
-        """End all sequences after an error of the device, and begin anew or give up."""
+        """End all sequences after a device error; recover, or end the process."""
         _log.error("the device failed: %s; ending all sequences", error, exc_info=error)
         self.failures_count += 1
         self._failed_s.append(self._clock.monotonic_s())
@@ -243,7 +243,7 @@ class EngineThread:
             self.engine.recover()
         except DeviceError:
             _log.exception("the device does not recover")
-            self._give_up()
+            self._end_process()
             return
         is_full = len(self._failed_s) == DEVICE_FAILURES_MAX
         if is_full and self._failed_s[-1] - self._failed_s[0] <= DEVICE_FAILURES_WITHIN_S:
@@ -252,7 +252,7 @@ class EngineThread:
                 DEVICE_FAILURES_MAX,
                 DEVICE_FAILURES_WITHIN_S,
             )
-            self._give_up()
+            self._end_process()
 
     def _take_in(self, *, waits: bool) -> bool:
         """Run calls and queue arrivals; wait for any if `waits`; return False to stop."""

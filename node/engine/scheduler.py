@@ -94,8 +94,8 @@ class Scheduler:
 
     def fail_all(self, error: Exception) -> None:
         """End all sequences, each with its own error: a traceback holds the frames of its turn."""
+        is_device = isinstance(error, DeviceError)
         for sequence in self.queue:
-            is_device = isinstance(error, DeviceError)
             self._fail(sequence, EngineFailedError() if is_device else error)
 
     def end_all(self) -> None:

@@ -15,7 +15,7 @@ from fabric.limits import DEVICE_POOL_BYTES, STORED_ERRORS_MAX
 
 
 class DeviceError(Exception):
-    """The device failed, or computed what no model computes."""
+    """The device failed, or computed NaN or a token outside the vocabulary."""
 
 
 @contextmanager
@@ -69,10 +69,9 @@ def clear() -> None:
     """
     for left in reversed(range(STORED_ERRORS_MAX)):
         try:
-            synchronize()
+            return_unused()
         except DeviceError:
             if not left:
                 raise
         else:
-            break
-    mx.clear_cache()
+            return

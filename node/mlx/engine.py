@@ -112,7 +112,7 @@ def _format_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        message = f"the output format cannot be followed ({type(error).__name__}: {error})"
+        message = f"the output format cannot be followed ({type(error).__name__})"
         raise FabricError(message, code="format_failed") from error
 
 
@@ -142,7 +142,7 @@ class Engine:
         self.padded_waste_max: float = WASTE_MAX  # 1.0: only sequences of equal length together
         # MLX lets the CPU fall behind by a few operations only, then a launch blocks.
         self.launch_waits = not is_gpu
-        # Of each step launched since the last check: whether its logits were no numbers.
+        # Per step launched since the last check: whether its logits hold a NaN.
         self._unsound: deque[mx.array] = deque()
 
     def check(self) -> None:
@@ -155,7 +155,7 @@ class Engine:
         with device_errors():
             while len(self._unsound) > ahead:
                 if self._unsound.popleft().item():
-                    message = "a step computed no numbers (NaN)"
+                    message = "a step computed NaN"
                     raise DeviceError(message)
 
     def check_all(self) -> None:

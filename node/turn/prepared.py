@@ -35,7 +35,7 @@ class CachedPrefix:
     tier: CacheTier
     common_tokens: int = 0  # of the prompt, with what was computed before; not all may serve
     layout: Layout | None = None  # of an edited cache: read this, and not `available`
-    plain_plan: PromptPlan | None = None  # where others' spans are in the layout: without these
+    plain_plan: PromptPlan | None = None  # without borrowed spans, if the layout has any
 
 
 @dataclass(frozen=True, slots=True)

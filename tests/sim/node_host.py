@@ -182,7 +182,7 @@ class NodeHost:
                         self._settings.hot_bytes,
                         lambda size: world.loop.call_soon(lambda: node.hot.make_room(size)),
                     ),
-                    give_up=self._dying(self.process),
+                    end_process=self._dying(self.process),
                 ),
                 tokenizer=SimTokenizer(),
                 store=store,

@@ -56,7 +56,7 @@ class DeviceFaults:
             self.raise_stored(RuntimeError)
             self.fail_at("model")
             if self.takes("late model"):
-                self._stored = True
+                self.store()
                 return model(mx.zeros_like(tokens), cache=cache)
             logits = model(tokens, cache=cache)
             return logits * float("nan") if self.takes(NO_NUMBERS) else logits

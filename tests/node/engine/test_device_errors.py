@@ -153,7 +153,7 @@ def thread():
         active_max=4,
         waiting_max=4,
         exact_chunks=False,
-        give_up=lambda: ends.append(clock.now_s),
+        end_process=lambda: ends.append(clock.now_s),
     )
     made.start(lambda: (FakeEngine(clock), None))
     yield made, clock, ends
