@@ -40,7 +40,9 @@ from node.dialect.shown import Shown
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Ended
 from node.mlx.chat_tokenizer import ChatTokenizer
+from node.mlx.engine import Engine
 from node.mlx.loaded_model import BUNDLED
+from node.mlx.model_limits import ModelLimits
 from node.mlx.resident_cache import ResidentCache
 from node.node import Node
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
@@ -67,6 +69,7 @@ BEHIND_BLOCK_TOKENS = 103  # where in a block the turn begins: it ends half-way 
 PROMPT_TOKENS, ANSWER_TOKENS = 20, 30
 WORD = "word"
 ROUNDS = 60
+VOCABULARY_SIZE = 1 << 17
 NAMING_S = 0.01  # for the prompt's blocks, which are named while the answer is decoded
 TIMES_MAX = 1.2  # of the shortest context's cost
 KEY = bytes(range(32))
@@ -182,8 +185,9 @@ def _open_desk(folder: Path) -> Desk:
     blocks = BlockStore(disk, spec, FINGERPRINT)
     config = NodeConfig(name, folder, MODEL, KEY, NodeSettings(), "127.0.0.1", 1)
     engine = EngineThread(clock, active_max=1, waiting_max=1, exact_chunks=False)
-    no_engine = cast("Any", None)  # the thread runs nothing: saving a turn computes no token
-    engine.start(lambda: (no_engine, None))
+    without_model = cast("Any", None)  # saving a turn computes no token
+    limits = ModelLimits(vocabulary_size=VOCABULARY_SIZE)
+    engine.start(lambda: (Engine(without_model, spec, limits=limits), None))
     model = ServedModel(MODEL, spec, FINGERPRINT, context_tokens_max=1 << 17, vocabulary_size=0)
     node = assemble(
         Ground(
@@ -207,7 +211,7 @@ def _turn(desk: Desk, talk: Talk, prompt_tokens: int) -> tuple[Saver, Ended]:
     agent, cache = talk.agent, talk.cache
     old, width = agent.manifest, len(WORD)
     rng = np.random.default_rng(old.revision)
-    new: list[int] = rng.integers(0, 1 << 17, prompt_tokens + ANSWER_TOKENS).tolist()
+    new: list[int] = rng.integers(0, VOCABULARY_SIZE, prompt_tokens + ANSWER_TOKENS).tolist()
     ids = [*old.token_ids[: talk.held], *new[:prompt_tokens]]
     plan = PromptPlan(
         (WORD * len(ids)).encode(),

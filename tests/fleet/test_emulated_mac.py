@@ -107,7 +107,7 @@ def test_ray_stop_reaches_no_further_than_its_mac(macs, tmp_path):
     inside = [mac.exec([f"{HOME}/raylet", "600"]) for mac in macs]
     try:
         for mac in macs:
-            assert bash(mac, "while ! pgrep -c -x raylet; do sleep 0.1; done") == "1\n"
+            bash(mac, "until [ $(pgrep -c -x raylet) = 1 ]; do sleep 0.1; done")
         # Each sees its own and neither of the two others: only now may anything be ended.
         stopped = macs[0].run([f"{ROOT}/.venv/bin/python", "-m", "ray.scripts.scripts", "stop"])
         assert stopped.returncode == 0, stopped.stdout
@@ -117,3 +117,6 @@ def test_ray_stop_reaches_no_further_than_its_mac(macs, tmp_path):
     finally:
         outside.kill()
         outside.wait()
+        for mac in macs:
+            mac.kill()  # and what runs on it
+            mac.start()
