@@ -56,7 +56,7 @@ class KvBits:
 class NodeSettings:
     """Budgets and policies of every node."""
 
-    hot_bytes: int = 8 * GIB  # resident 4-bit caches of agents
+    hot_bytes: int | None = None  # of agents' resident caches; None, or `auto`: what is left
     disk_bytes: int = 500 * GIB
     disk_ttl_s: float = 24 * 3600.0  # an agent idle for so long goes, unless its pin holds
     tenants: dict[str, TenantShare] = field(default_factory=dict)  # parts of both budgets
@@ -299,8 +299,10 @@ def _policy_problems(policies: tuple[PolicySettings, ...]) -> Iterator[SettingPr
 
 def _node_rules(node: NodeSettings) -> Iterator[tuple[bool, str, str]]:
     bits = {node.kv_bits.full, node.kv_bits.window, node.kv_bits.latent}
-    for name in ("hot_bytes", "disk_bytes", "disk_ttl_s", "scrub_every_s"):
+    for name in ("disk_bytes", "disk_ttl_s", "scrub_every_s"):
         yield getattr(node, name) > 0, f"node.{name}", "must be positive"
+    hot_bytes = node.hot_bytes
+    yield hot_bytes is None or hot_bytes > 0, "node.hot_bytes", "must be positive, or auto"
     for name in ("context_tokens_max", "scrub_bytes_per_s", "popular_bytes",
                  "edit_recomputed_tokens", "span_recomputed_tokens"):  # fmt: skip
         yield getattr(node, name) >= 0, f"node.{name}", "must not be negative"

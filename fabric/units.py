@@ -5,6 +5,7 @@ from typing import Final
 
 _BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b|b)(?:/s)?", re.ASCII | re.IGNORECASE)
 _PREFIXES: Final = "kmgt"
+_KIB: Final = 1024
 _SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", re.ASCII | re.IGNORECASE)
 
@@ -19,6 +20,17 @@ def parse_bytes(text: str) -> int | None:
     power = _PREFIXES.find(unit[0]) + 1
     count = float(found[1]) if "." in found[1] else int(found[1])
     return int(count * step**power)
+
+
+def format_bytes(count: float) -> str:
+    """Write a number of bytes with a binary unit: `8.0 GiB`."""
+    if count < _KIB:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= _KIB
+        if count < _KIB:
+            return f"{count:.1f} {unit}"
+    return f"{count / _KIB:.1f} TiB"
 
 
 def parse_seconds(text: str) -> float | None:

@@ -82,6 +82,7 @@ def _run(arguments: argparse.Namespace, output: IO[str]) -> int:
         read_keys(Path(settings.keys_dir or arguments.data_dir).expanduser()).digest,
         arguments.bind,
         arguments.service_module,
+        max(1, arguments.expect) if arguments.bind else 1,
     )
     began_s = time.monotonic()
     deadline_s = began_s + arguments.timeout

@@ -56,6 +56,7 @@ from node.tiers.erasure import Erasing
 from node.tiers.eviction import Eviction
 from node.tiers.flusher import Flusher
 from node.tiers.hot_tier import HotTier
+from node.tiers.memory_pressure import MemoryGauge, MemoryPressure
 from node.tiers.other_folders import OtherFolders
 from node.tiers.pins import Pinning, Pins
 from node.tiers.prefetch import Prefetches
@@ -93,6 +94,7 @@ class Ground:
     transfers: TransferServer
     service_time: ServiceTime
     workers: Workers
+    gauge: MemoryGauge = field(default_factory=MemoryGauge)
     endpoint: HttpEndpoint = field(default_factory=HttpEndpoint)
     fetch: Callable[..., TransferReport] = fetch_blocks  # brings blocks from a peer; blocks
 
@@ -169,6 +171,7 @@ def assemble(ground: Ground) -> Node:
         table=table,
         hot=tiers.hot,
         unsaved=tiers.unsaved,
+        pressure=MemoryPressure(ground.gauge, engine, tiers.hot, clock, health.note_failed_round),
         budget=tiers.budget,
         eviction=tiers.eviction,
         flusher=tiers.flusher,
@@ -226,7 +229,7 @@ def _tiers(ground: Ground, health: Health) -> _Tiers:
     settings, offers = ground.identity.settings, ground.transfers.offers
     owned = OwnedAgents(table, ground.erased)
     unsaved = Unsaved(table, health)
-    hot = HotTier(table, engine, unsaved, settings.hot_bytes)
+    hot = HotTier(table, engine, unsaved)
     eviction = Eviction(table, store, workers, offers, hot)
     survey = DiskSurvey(table, store, workers, offers, engine, settings.disk_bytes)
     others = OtherFolders(ground.identity, ground.clock, workers, ground.service_time)

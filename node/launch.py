@@ -51,6 +51,7 @@ class LaunchOptions:
     keys_digest: str  # what the keys on every Mac have to be: copies of those here
     bind: str | None = None  # None: the address by which Ray knows the Mac
     service_module: str | None = None
+    machine_nodes: int = 1  # of this fabric on one machine: they share its memory
 
 
 @dataclass(slots=True)
@@ -134,6 +135,7 @@ class Launch:
             NAMESPACE,
             SERVICE_MODULE,
             NodeActor,
+            NodeStart,
             actor_name,
             origin_of,
         )
@@ -151,18 +153,20 @@ class Launch:
             max_task_retries=0,  # a control call may have been carried out: only the caller knows
         )
         options = self.options
-        arguments = (
-            str(name),
-            f"{options.data_dir}/nodes/{name}",
-            options.settings.model,
-            options.bind or host,
-            options.settings.keys_dir or options.data_dir,
-            options.keys_digest,
-            pack(options.settings.node),
-            options.service_module or SERVICE_MODULE,
+        start = NodeStart(
+            name=str(name),
+            data_dir=f"{options.data_dir}/nodes/{name}",
+            model=options.settings.model,
+            host=options.bind or host,
+            keys_dir=options.settings.keys_dir or options.data_dir,
+            keys_digest=options.keys_digest,
+            settings=options.settings.node,
+            machine_nodes=options.machine_nodes,
+            service_module=options.service_module or SERVICE_MODULE,
         )
-        actor = placed.remote(*arguments)
-        return LaunchedNode(name, host, actor, time.monotonic(), origin_of(*arguments))
+        packed = pack(start)
+        actor = placed.remote(packed)
+        return LaunchedNode(name, host, actor, time.monotonic(), origin_of(packed))
 
     def _collect(self) -> Iterator[dict[str, Any]]:
         import ray

@@ -44,6 +44,7 @@ from node.tiers.erasure import Erasing
 from node.tiers.eviction import Eviction
 from node.tiers.flusher import Flusher
 from node.tiers.hot_tier import HotTier
+from node.tiers.memory_pressure import MemoryPressure
 from node.tiers.pins import Pinning
 from node.tiers.prefetch import Prefetches
 from node.tiers.unsaved import Unsaved
@@ -80,6 +81,7 @@ class Node:
     # Memory and disk.
     table: AgentTable
     hot: HotTier
+    pressure: MemoryPressure
     unsaved: Unsaved
     budget: DiskBudget
     eviction: Eviction
@@ -154,7 +156,7 @@ class Node:
             scrubbed_bytes=self.scrubber.scrubbed_bytes,
             damaged_blocks=self.store.blocks.damaged_count,
             free=TierBytes(
-                hot=max(0, config.settings.hot_bytes - self.table.hot_bytes),
+                hot=max(0, engine.budget.limit_bytes - self.table.hot_bytes),
                 disk=self.budget.free_bytes,
             ),
             links=self.links.views(),
@@ -163,5 +165,8 @@ class Node:
             failed_rounds=self.health.failed_rounds,
             sending=bounded(self.transfers.counts(), SENDING),
             fetching=bounded(self.connections.counts(), FETCHING),
+            hot_limit_bytes=engine.budget.limit_bytes,
+            hot_total_bytes=engine.budget.total_bytes,
+            memory_pressure=self.pressure.level.word,
             prompt_bytes_max=prompt_bytes_max(model.context_tokens_max, self.tokenizer.reach_bytes),
         )

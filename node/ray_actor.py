@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,37 +61,39 @@ def actor_name(node: str) -> str:
     return f"macfabric-node-{node}"
 
 
-def origin_of(*arguments: str | bytes) -> bytes:
-    """Return a digest of what an actor is started with."""
-    digest = hashlib.blake2b(digest_size=32)
-    for argument in arguments:
-        raw = argument.encode() if isinstance(argument, str) else argument
-        digest.update(len(raw).to_bytes(8, "big") + raw)
-    return digest.digest()
+@dataclass(frozen=True, slots=True)
+class NodeStart:
+    """What an actor is started with, and again by each restart."""
+
+    name: str
+    data_dir: str
+    model: str
+    host: str
+    keys_dir: str
+    keys_digest: str
+    settings: NodeSettings
+    machine_nodes: int = 1  # of this fabric on this machine: they share its memory
+    service_module: str = SERVICE_MODULE
+
+
+def origin_of(start: bytes) -> bytes:
+    """Return a digest of what an actor is started with, packed."""
+    return hashlib.blake2b(start, digest_size=32).digest()
 
 
 class NodeActor:
-    """One node's process as Ray runs it; takes plain arguments, so a restart needs nothing else."""
+    """One node's process as Ray runs it; takes a packed NodeStart, so a restart needs no more."""
 
-    def __init__(
-        self,
-        name: str,
-        data_dir: str,
-        model: str,
-        host: str,
-        keys_dir: str,
-        keys_digest: str,
-        settings: bytes,
-        service_module: str = SERVICE_MODULE,
-    ) -> None:
+    def __init__(self, packed: bytes) -> None:
         self._service: Any = None
         self._starting: Any = None  # the service whose start is under way
         self._refusal: ErrorReply | None = _loading("the model is loading")
         self._again_at_s = 0.0  # when a start that failed is tried again
-        arguments = (name, data_dir, model, host, keys_dir, keys_digest, settings, service_module)
-        self._origin = origin_of(*arguments)
-        begin = partial(self._begin, *arguments)
-        threading.Thread(target=self._start, args=(name, begin), name="start", daemon=True).start()
+        self._origin = origin_of(packed)
+        start = unpack(NodeStart, packed)
+        begin = partial(self._begin, start)
+        arguments = (start.name, begin)
+        threading.Thread(target=self._start, args=arguments, name="start", daemon=True).start()
 
     @ray.method(concurrency_group="control")
     async def control(self, raw: bytes) -> bytes:
@@ -144,30 +146,21 @@ class NodeActor:
             return replace(refusal, message=phase) if phase else refusal
         return replace(refusal, retry_after_s=max(0.0, self._again_at_s - time.monotonic()))
 
-    def _begin(
-        self,
-        name: str,
-        data_dir: str,
-        model: str,
-        host: str,
-        keys_dir: str,
-        keys_digest: str,
-        settings: bytes,
-        service_module: str,
-    ) -> None:
-        keys = _matching(read_keys(Path(keys_dir).expanduser()), keys_digest)
+    def _begin(self, start: NodeStart) -> None:
+        keys = _matching(read_keys(Path(start.keys_dir).expanduser()), start.keys_digest)
         importlib.invalidate_caches()  # what was missing may have been installed
-        service = importlib.import_module(service_module)
-        folder = Path(data_dir).expanduser()
+        service = importlib.import_module(start.service_module)
+        folder = Path(start.data_dir).expanduser()
         config = service.NodeConfig(
-            name=parse_node_name(name),
+            name=parse_node_name(start.name),
             data_dir=folder,
-            model=model,
+            model=start.model,
             cluster_key=keys.cluster_key,
             tls=keys.server_context(),
-            settings=unpack(NodeSettings, settings),
-            host=host,
+            settings=start.settings,
+            host=start.host,
             incarnation=next_incarnation(folder),
+            machine_nodes=start.machine_nodes,
         )
         self._starting = made = service.NodeService(config, _end_process)
         made.start()

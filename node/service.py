@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ import uvicorn
 from fabric.control.calls import CallRoute, encode_reply
 from fabric.errors import FatalError, RetryLaterError
 from fabric.limits import CONTROL_TIMEOUT_S
+from fabric.memory_plan import MachineMemory, MemoryPlan, plan_memory
 from fabric.net.links import AddressScope, scope_of
 from fabric.open_files import raise_limit
 from fabric.record.spec_file import SpecRecord
@@ -34,9 +36,11 @@ from node.http.control import ControlHttp
 from node.http.generate import HttpServer, build_app, error_reply, http_config
 from node.http.hibernation import HibernationHttp
 from node.http.prompt_question import PromptQuestion
+from node.machine import memory_pressure, ram_bytes
+from node.mlx import device
 from node.mlx.chat_tokenizer import ChatTokenizer, told_of
 from node.mlx.engine import Engine
-from node.mlx.loaded_model import LoadedModel, load_model
+from node.mlx.loaded_model import LoadedModel, load_model, weights_bytes
 from node.net.listeners import EVERYWHERE
 from node.net.probe import Caller
 from node.net.prober import LinkProber
@@ -55,6 +59,7 @@ from node.store.posix_disk import PosixDisk
 from node.store.service_time import ServiceTime
 from node.store.tombstones import DIRECTORY as ERASED
 from node.store.tombstones import TombstoneStore
+from node.tiers.memory_pressure import MemoryGauge
 from node.transfer.server import TransferServer
 from node.turn.continued import Continued
 
@@ -88,6 +93,7 @@ class NodeService:
         self._sealing: FolderSealing | None = None
         self._prober: LinkProber | None = None
         self._power: PowerAssertion | None = None
+        self._share_bytes = sys.maxsize  # of the machine's memory
         self._begun: list[Callable[[], object]] = []  # how to end what a start has begun
 
     @property
@@ -135,7 +141,7 @@ class NodeService:
         self._power = PowerAssertion(
             lambda: node.has_work, node.clock.monotonic_s, node.health.note_failed_round
         )
-        beside = (node.warm_start, node.scrubber, node.retries, node.upkeep)
+        beside = (node.warm_start, node.scrubber, node.retries, node.upkeep, node.pressure)
         for each in (*beside, self._sealing, self._power):
             self._loop.call_soon_threadsafe(each.start)
         links, fingerprint = self._config.settings.encrypt_links, node.identity.fingerprint
@@ -233,27 +239,44 @@ class NodeService:
                 ),
                 service_time=service_time,
                 workers=Workers(),
+                gauge=MemoryGauge(memory_pressure, lambda: device.used_bytes() - self._share_bytes),
             )
         )
 
     def _load(self, clock: SystemClock) -> tuple[EngineThread, LoadedModel]:
         """Start the engine's thread, and load the model on it."""
         config, settings = self._config, self._config.settings
+        plan = self._plan_memory()
         engine = EngineThread(
             clock,
             active_max=settings.active_max,
             waiting_max=settings.waiting_max,
             exact_chunks=settings.exact_chunks,
-            budget=MemoryBudget(settings.hot_bytes, self._make_room),
+            budget=MemoryBudget(plan.hot_bytes, self._make_room),
             end_process=self._end_process,
         )
 
         def build() -> tuple[Engine, LoadedModel]:
-            loaded = load_model(config.model, settings.context_tokens_max, settings.kv_bits)
+            bits, context_tokens_max = settings.kv_bits, settings.context_tokens_max
+            loaded = load_model(config.model, context_tokens_max, bits, plan)
             return loaded.engine, loaded
 
         self._begun.append(engine.stop)
         return engine, engine.start(build)
+
+    def _plan_memory(self) -> MemoryPlan:
+        """Divide the machine's memory; raise FatalError for a model that does not fit."""
+        config, gpu = self._config, device.gpu_memory()
+        machine = MachineMemory(
+            ram_bytes(),
+            None if gpu is None else gpu.working_set_bytes,
+            None if gpu is None else gpu.buffers_max,
+            config.machine_nodes,
+        )
+        plan = plan_memory(machine, weights_bytes(config.model), config.settings.hot_bytes)
+        _log.info("memory: %s", plan.explanation)
+        self._share_bytes = plan.share_bytes
+        return plan
 
     def _open_disks(self, loaded: LoadedModel) -> tuple[PosixDisk, TombstoneStore]:
         """Recover the model's folder, and the tombstones of all models' agents."""
@@ -309,6 +332,7 @@ class NodeService:
         await node.prefetches.close()
         await node.retries.stop()
         await node.upkeep.stop()
+        await node.pressure.stop()
         left = await node.flusher.flush()
         if self._power is not None:
             await self._power.stop()

@@ -7,12 +7,15 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from fabric.control.node_calls import NodeView
+from fabric.ids import NodeName
 from fabric.net.transfer_counts import FETCHING, SENDING, bounded
 from fabric.turn.generation import Admitted, CacheTier
 from router.fleet.membership import LeaseState, Member, Membership
 from router.placement.link_rates import best_by_kind
 
 _TTFT_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+_PRESSURES = ("normal", "warning", "critical")  # by the number in the metric
 _MOVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
@@ -50,6 +53,16 @@ class Telemetry:
         self._damaged = gauge(
             "macfabric_damaged_blocks",
             "Blocks that failed a check and were taken out of use since the node's start.",
+            ["node"],
+        )
+        self._hot_bytes = gauge(
+            "macfabric_hot_bytes",
+            "Memory for agents' caches: held, limit now, and total as planned.",
+            ["node", "kind"],
+        )
+        self._pressure = gauge(
+            "macfabric_memory_pressure",
+            "How short the node's machine is of memory: 0 normal, 1 warning, 2 critical.",
             ["node"],
         )
         self._rtt = gauge(
@@ -180,6 +193,16 @@ class Telemetry:
     def migration_failed(self) -> None:
         self._migrations.labels("aborted").inc()
 
+    def _show_memory(self, name: NodeName, view: NodeView) -> None:
+        for kind, count_bytes in (
+            ("held", view.bytes.hot),
+            ("limit", view.hot_limit_bytes),
+            ("total", view.hot_total_bytes),
+        ):
+            self._hot_bytes.labels(name, kind).set(count_bytes)
+        level = _PRESSURES.index(view.memory_pressure) if view.memory_pressure in _PRESSURES else 0
+        self._pressure.labels(name).set(level)
+
     def exposition(self, membership: Membership) -> bytes:
         """Render everything in Prometheus' text format."""
         by_state = dict.fromkeys(LeaseState, 0)
@@ -188,6 +211,7 @@ class Telemetry:
             by_state[health] += 1
             self._up.labels(member.name).set(health is LeaseState.ALIVE)
             if member.view is not None:
+                self._show_memory(member.name, member.view)
                 self._agents.labels(member.name).set(member.view.agents)
                 self._scrubbed.labels(member.name).set(member.view.scrubbed_bytes)
                 self._damaged.labels(member.name).set(member.view.damaged_blocks)

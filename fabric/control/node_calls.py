@@ -114,6 +114,9 @@ class NodeView:
     failed_rounds: int = 0  # of background work (saving again, reclaiming, scrubbing), ditto
     sending: dict[str, int] = field(default_factory=dict)  # `transfer_counts.SENDING`
     fetching: dict[str, int] = field(default_factory=dict)  # `transfer_counts.FETCHING`
+    hot_limit_bytes: int = 0  # for agents' caches now: less than planned under memory pressure
+    hot_total_bytes: int = 0  # for agents' caches, as planned
+    memory_pressure: str = "normal"  # of its machine: "normal", "warning" or "critical"
     prompt_bytes_max: int = BODY_BYTES_MAX  # of text: no longer prompt fits the context
 
 

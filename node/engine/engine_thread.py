@@ -121,6 +121,10 @@ class EngineThread:
         """
         return await self.between_steps(lambda: self._checked(work, failures_count))
 
+    async def return_unused(self) -> None:
+        """Return the memory of freed arrays to the system."""
+        await self.between_steps(self._scheduler.return_unused)
+
     def _checked(self, work: Callable[[], T], failures_count: int) -> T:
         result = work()
         self.engine.check_all()

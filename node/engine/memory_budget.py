@@ -1,6 +1,8 @@
 """How much cache memory running sequences may take, and who has to make room for them.
 
-    total = reserved (sequences in the engine) + idle (resident caches between turns) + free
+    limit = reserved (sequences in the engine) + idle (resident caches between turns) + free
+
+The limit is the total, or less of it while the machine's memory is short (`restrict`).
 
 Two writers, one lock: the engine thread reserves, and whoever keeps the idle caches says how
 much they hold. Neither waits for the other: a reservation that does not fit asks for room
@@ -49,12 +51,23 @@ class MemoryBudget:
 
     def __init__(self, total_bytes: int, make_room: Callable[[int], None] | None = None) -> None:
         self.total_bytes = total_bytes
+        self._limit_bytes = total_bytes
         self._make_room = make_room
         self._lock = threading.Lock()
         self._reserved_bytes = 0
         self._idle_bytes = 0
         self._answers_count = 0
         self._asked_at: int | None = None  # answers received when room was last asked for
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes that may be taken now; a sequence that runs alone may exceed them."""
+        return self._limit_bytes
+
+    def restrict(self, limit_bytes: int) -> None:
+        """Change the limit, to the total at most; what is taken already stays taken."""
+        with self._lock:
+            self._limit_bytes = min(limit_bytes, self.total_bytes)
 
     @property
     def reserved_bytes(self) -> int:
@@ -68,7 +81,7 @@ class MemoryBudget:
     @property
     def claimable_bytes(self) -> int:
         """Bytes that sequences could have if every idle cache were dropped."""
-        return self.total_bytes - self._reserved_bytes
+        return self._limit_bytes - self._reserved_bytes
 
     def set_idle(self, size_bytes: int) -> None:
         """Say what the idle caches hold now; one thread only calls this."""
@@ -132,7 +145,7 @@ class MemoryBudget:
         extra_bytes = size_bytes - reservation.size_bytes
         if extra_bytes <= 0:
             return 0
-        return self._reserved_bytes + self._idle_bytes + extra_bytes - self.total_bytes
+        return self._reserved_bytes + self._idle_bytes + extra_bytes - self._limit_bytes
 
     def _take(self, reservation: Reservation, size_bytes: int) -> bool:
         extra_bytes = max(0, size_bytes - reservation.size_bytes)

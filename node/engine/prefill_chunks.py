@@ -1,5 +1,6 @@
 """How many prompt tokens to compute in one go."""
 
+import sys
 from bisect import bisect_right
 
 from fabric.limits import (
@@ -23,6 +24,7 @@ def prefill_chunk_tokens(
     busy: bool,
     exact: bool,
     tokens_per_s: float = 0.0,
+    pairs_max: int = sys.maxsize,
     stops: tuple[int, ...] = (),
 ) -> int:
     """Choose the next chunk for a prompt at `position` with `remaining` tokens to go.
@@ -30,6 +32,7 @@ def prefill_chunk_tokens(
     `largest`: what the backend computes best. `busy`: other sequences are decoding and wait
     for this chunk. `exact`: stay on the fixed grid of 256-token chunks, so that a warm prompt
     meets the very shapes of a cold one. `tokens_per_s`: measured speed, 0 where unknown.
+    `pairs_max`: query tokens times key tokens, whose scores memory must hold.
     `stops`: ascending positions that no chunk may cross; they split the fixed grid, too.
     """
     assert remaining > 0, "nothing left to prefill"
@@ -38,12 +41,21 @@ def prefill_chunk_tokens(
         remaining = min(remaining, stops[later] - position)
     if exact:
         return min(remaining, BLOCK_TOKENS - position % BLOCK_TOKENS)
-    size = min(_by_position(position), _by_time(tokens_per_s, busy=busy))
+    by_memory = _by_memory(position, pairs_max)
+    size = min(_by_position(position), _by_time(tokens_per_s, busy=busy), by_memory)
     return min(remaining, size, largest)
 
 
 def _by_position(position: int) -> int:
     return next((chunk for below, chunk in _STEPS if position < below), PREFILL_CHUNK_TOKENS_MIN)
+
+
+def _by_memory(position: int, pairs_max: int) -> int:
+    """Return the largest power of two whose scores fit, but no chunk that is all overhead."""
+    size = PREFILL_CHUNK_TOKENS_MAX
+    while size > PREFILL_CHUNK_TOKENS_BUSY_MIN and size * (position + size) > pairs_max:
+        size //= 2
+    return size
 
 
 def _by_time(tokens_per_s: float, *, busy: bool) -> int:

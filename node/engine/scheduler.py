@@ -259,13 +259,14 @@ class Scheduler:
     def _step(self) -> None:
         self._steps_count += 1
         if self._steps_count >= DEVICE_POOL_STEPS:
-            self._return_unused()
+            self.return_unused()
         for sequence in decode_step(self._ready_engine, list(self.queue.decoding)):
             if sequence.started_s is not None:
                 self.turn_speed.add(1, self._clock.monotonic_s() - sequence.started_s)
             self._leave(sequence)
 
-    def _return_unused(self) -> None:
+    def return_unused(self) -> None:
+        """Return the memory of freed arrays; raise DeviceError where the device failed."""
         self._steps_count = 0
         self._ready_engine.return_unused()
 
@@ -294,6 +295,7 @@ class Scheduler:
             busy=self._is_waited_for(),
             exact=self._exact,
             tokens_per_s=self.prefill_speed.per_s,
+            pairs_max=engine.pairs_max,
             stops=sequence.stops,
         )
         began_s = self._clock.monotonic_s()
@@ -305,7 +307,7 @@ class Scheduler:
             alternatives = sequence.sampling.logprobs or 0
             note_scored(sequence, engine.score(cache, tokens, following, alternatives))
         if count >= DEVICE_POOL_PREFILL_TOKENS:
-            self._return_unused()
+            self.return_unused()
         sequence.served_s = self._clock.monotonic_s()
         self._chunks_count += 1
         sequence.served_order = self._chunks_count

@@ -41,6 +41,14 @@ class AttentionCall:
 
     cache: Any
     has_sinks: bool
+    heads: int  # of the queries
+    width: int
+    item_bytes: int
+
+    @property
+    def pair_bytes(self) -> int:
+        """Bytes of the scores of one query token and one key token."""
+        return self.heads * self.item_bytes
 
 
 _observers = threading.local()  # of the engine thread: tests run several in one process
@@ -86,7 +94,8 @@ def attend(
     """Attend as mlx-lm does, and to packed and ragged caches as well."""
     calls = getattr(_observers, "calls", None)
     if calls is not None:
-        calls.append(AttentionCall(cache, sinks is not None))
+        heads, width, item_bytes = queries.shape[1], queries.shape[3], queries.itemsize
+        calls.append(AttentionCall(cache, sinks is not None, heads, width, item_bytes))
     if isinstance(keys, Rows):
         return mx.concatenate(
             [

@@ -8,10 +8,19 @@ Source: MLX 0.32.4, `mlx/error.h`, `mlx/event.h`, `mlx/backend/metal/device.cpp`
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import mlx.core as mx
 
-from fabric.limits import DEVICE_POOL_BYTES, STORED_ERRORS_MAX
+from fabric.limits import STORED_ERRORS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """What a GPU can hold."""
+
+    working_set_bytes: int  # that the system recommends, or all of a GPU with memory of its own
+    buffers_max: int | None  # arrays of one process; None: unbounded
 
 
 class DeviceError(Exception):
@@ -39,16 +48,31 @@ def synchronize() -> None:
         mx.synchronize()
 
 
-def limit_pool() -> None:
-    """Bound the unused memory that MLX keeps of a GPU's; to be called before a model is loaded.
+def gpu_memory() -> GpuMemory | None:
+    """Return what the GPU can hold; None where models run on the CPU."""
+    if not is_gpu():
+        return None
+    info = mx.device_info()
+    recommended = info.get("max_recommended_working_set_size") or info["total_memory"]
+    return GpuMemory(int(recommended), info.get("resource_limit"))
 
-    MLX bounds it by 0.95 of the recommended working set, and takes a kept buffer again for an array
-    of about its size only; prompts need other sizes in each chunk. Source: MLX 0.32.4,
-    `mlx/backend/metal/allocator.cpp`. No memory is wired (`mx.set_wired_limit`): under concurrent
-    turns and evictions that panicked macOS (ml-explore/mlx#3186).
+
+def limit_memory(share_bytes: int, pool_bytes: int) -> None:
+    """Bound what MLX takes of a GPU, and what it keeps of that; call it before a load.
+
+    MLX's own bounds are 1.5 and 0.95 of the recommended working set, and a kept buffer is taken
+    again for an array of about its size only; prompts need other sizes in each chunk. Source: MLX
+    0.32.4, `mlx/backend/metal/allocator.cpp`. No memory is wired (`mx.set_wired_limit`): under
+    concurrent turns and evictions that panicked macOS (ml-explore/mlx#3186).
     """
     if is_gpu():
-        mx.set_cache_limit(DEVICE_POOL_BYTES)
+        mx.set_memory_limit(share_bytes)
+        mx.set_cache_limit(pool_bytes)
+
+
+def used_bytes() -> int:
+    """Return the bytes of all arrays, and of what MLX keeps of freed ones."""
+    return int(mx.get_active_memory() + mx.get_cache_memory())
 
 
 def return_unused() -> None:

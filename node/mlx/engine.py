@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from fabric.errors import FabricError
 from fabric.kvcache.cache_spec import ModelCacheSpec
-from fabric.limits import PREFILL_CHUNK_TOKENS_MAX, PREFILL_CHUNK_TOKENS_MIN
+from fabric.limits import PREFILL_CHUNK_TOKENS_MAX, PREFILL_CHUNK_TOKENS_MIN, SCORES_COPIES
 from fabric.turn.generation import Sampling
 from node.grammar.answer_matcher import AnswerMatcher
 from node.grammar.compiler import Mask
@@ -140,6 +140,9 @@ class Engine:
         self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MAX if is_gpu else PREFILL_CHUNK_TOKENS_MIN
         self.padded_tokens_max = sys.maxsize if is_gpu else CPU_TOKENS_MAX
         self.padded_waste_max: float = WASTE_MAX  # 1.0: only sequences of equal length together
+        self.pair_bytes = 0  # of the scores of one query token and one key token
+        self.scores_bytes_max = sys.maxsize  # of one chunk of a prompt
+        self.array_bytes_min = 0  # that one array of a cache counts as
         # MLX lets the CPU fall behind by a few operations only, then a launch blocks.
         self.launch_waits = not is_gpu
         # Per step launched since the last check: whether its logits hold a NaN.
@@ -171,10 +174,17 @@ class Engine:
         self._unsound.clear()
         device.clear()
 
+    @property
+    def pairs_max(self) -> int:
+        """Pairs of a query token and a key token that one chunk of a prompt may have."""
+        return self.scores_bytes_max // (self.pair_bytes * SCORES_COPIES or 1)
+
     def new_cache(self, capacity_tokens: int) -> ResidentCache:
         if self.is_opaque:
             return cast("ResidentCache", OpaqueCache(self.model))
-        return ResidentCache(self.spec, capacity_tokens, packed=self.packed)
+        cache = ResidentCache(self.spec, capacity_tokens, packed=self.packed)
+        cache.array_bytes_min = self.array_bytes_min
+        return cache
 
     def prefill(self, cache: ResidentCache, tokens: list[int]) -> None:
         """Compute the cache of `tokens`; on failure the cache is as before.

@@ -16,6 +16,7 @@ from fabric.errors import FatalError
 from fabric.ids import Fingerprint
 from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.kvcache.fingerprint import TextFile, WeightFile, model_fingerprint
+from fabric.memory_plan import MemoryPlan
 from fabric.settings import KvBits
 from node.mlx import device
 from node.mlx.column_layout import store_weights_by_columns
@@ -73,12 +74,29 @@ def model_folder(model: str) -> Path:
     raise FatalError(message, code="model_not_found")
 
 
-def load_model(model: str, context_tokens_max: int = 0, bits: KvBits | None = None) -> LoadedModel:
+def weights_bytes(model: str) -> int:
+    """Return what a model's weights take in memory: what they take on disk.
+
+    Raise FatalError if there is no such model.
+    """
+    return sum(path.stat().st_size for path in model_folder(model).glob("*.safetensors"))
+
+
+def load_model(
+    model: str,
+    context_tokens_max: int = 0,
+    bits: KvBits | None = None,
+    memory: MemoryPlan | None = None,
+) -> LoadedModel:
     """Load weights and tokenizer; call it on the thread that will run the model."""
     folder = model_folder(model)
-    device.limit_pool()
+    if memory is not None:
+        device.limit_memory(memory.share_bytes, memory.pool_bytes)
     loaded, tokenizer, config = _load(folder)
     engine, problem = _fit(loaded, bits or KvBits())
+    if memory is not None:
+        engine.scores_bytes_max = memory.prefill_bytes
+        engine.array_bytes_min = memory.array_bytes_min
     # Rows that pad the vocabulary have no text: none is sampled.
     known = min(engine.limits.vocabulary_size, max(tokenizer.get_vocab().values()) + 1)
     engine.limits = replace(engine.limits, vocabulary_size=known)

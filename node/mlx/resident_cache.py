@@ -54,6 +54,8 @@ class CacheMark:
 class ResidentCache:
     """A sequence's cache in memory; only the engine thread computes with it."""
 
+    array_bytes_min = 0  # that each of its arrays counts as, where their number is short
+
     def __init__(self, spec: ModelCacheSpec, capacity_tokens: int, *, packed: bool = True) -> None:
         self.spec = spec
         self.tokens_count = 0
@@ -66,13 +68,14 @@ class ResidentCache:
         ]
         self.layers = nest(spec, self.leaves)
         self.recurrent = [leaf for leaf in self.leaves if isinstance(leaf, RecurrentLayer)]
+        self._resident = [leaf for leaf in self.leaves if isinstance(leaf, ResidentLayer)]
+        self._growing = [leaf for leaf in self._resident if not isinstance(leaf, WindowLayer)]
         self.snapshots: dict[int, list[Snapshot]] = {}
         self.states: dict[int, list[Snapshot]] = {}
         self.slid: dict[int, memoryview] = {}
         self.keeps_slid = False
         # The model makes a cache for them and never writes it.
-        self._idle = [leaf for leaf in self.leaves if isinstance(leaf, ResidentLayer)]
-        self._idle = [leaf for leaf in self._idle if not leaf.spec.slots]
+        self._idle = [leaf for leaf in self._resident if not leaf.spec.slots]
         self.windows = SlidingWindows(self.leaves, spec.window_tokens)
         self._has_index = any(layer.kind is LayerKind.INDEXED for layer in spec.layers)
         self.settle()
@@ -91,7 +94,9 @@ class ResidentCache:
         for layer in self.recurrent:
             for array in layer.cache:
                 arrays.pop(id(array), None)
-        return held + sum(int(array.nbytes) for array in arrays.values())
+        held += sum(int(array.nbytes) for array in arrays.values())
+        arrays_count = len(arrays) + sum(len(leaf.state) for leaf in self._resident)
+        return max(held, self.array_bytes_min * arrays_count)
 
     @property
     def ahead_tokens(self) -> int:
@@ -110,9 +115,8 @@ class ResidentCache:
 
     def reserve(self, tokens_count: int) -> None:
         """Make room for `tokens_count` tokens in total; window layers slide instead."""
-        for leaf in self.leaves:
-            if isinstance(leaf, ResidentLayer) and not isinstance(leaf, WindowLayer):
-                leaf.reserve(tokens_count)
+        for leaf in self._growing:
+            leaf.reserve(tokens_count)
 
     def give_back_room(self, tokens_count: int) -> None:
         """Free what is not needed for `tokens_count` tokens in total, where it is the most.
@@ -120,9 +124,8 @@ class ResidentCache:
         A long context may be cut back to its head, and a short one go on from there.
         """
         tokens_count = max(tokens_count, self.held_until)
-        for leaf in self.leaves:
-            if isinstance(leaf, ResidentLayer) and not isinstance(leaf, WindowLayer):
-                leaf.give_back_room(tokens_count)
+        for leaf in self._growing:
+            leaf.give_back_room(tokens_count)
 
     # --- steps -------------------------------------------------------------------------------
 
@@ -133,7 +136,7 @@ class ResidentCache:
     def loose_ends(self) -> list[Any]:
         """List arrays that a step changes but its logits may not depend on."""
         if self._has_index:
-            return [leaf.state for leaf in self.leaves if isinstance(leaf, ResidentLayer)]
+            return [leaf.state for leaf in self._resident]
         return [array for layer in self.recurrent for array in layer.mark().arrays]
 
     def advance(self, count: int) -> None:
@@ -282,9 +285,8 @@ class ResidentCache:
             head = self.place_windows(0)
         self.rewind(head)
         if any(move.start != move.new_start for move in moves):
-            for leaf in self.leaves:
-                if isinstance(leaf, ResidentLayer) and not isinstance(leaf, WindowLayer):
-                    leaf.rearrange(moves)
+            for leaf in self._growing:
+                leaf.rearrange(moves)
         self.windows.take(rows, grid)
         self._arrange(after)
 
@@ -292,10 +294,9 @@ class ResidentCache:
         return Arrangement(self.tokens_count, self.ahead, self.shifts).after(moves)
 
     def _arrange(self, to: Arrangement) -> None:
-        for leaf in self.leaves:
-            if isinstance(leaf, ResidentLayer):
-                end = to.tokens_count if isinstance(leaf, WindowLayer) else to.end
-                assert end <= leaf.base + leaf.capacity_tokens, "more than capacity"
+        for leaf in self._resident:
+            end = to.tokens_count if isinstance(leaf, WindowLayer) else to.end
+            assert end <= leaf.base + leaf.capacity_tokens, "more than capacity"
         waiting = len(to.ahead) if self.windows.leaves else 0
         assert len(self.windows.beside) == waiting, "each hole has windows behind it"
         self.ahead = to.ahead
@@ -304,32 +305,28 @@ class ResidentCache:
 
     def fill(self, tokens_count: int, key: mx.array) -> None:
         """Fill an empty cache with random vectors, for trials, up to token `tokens_count`."""
-        for leaf in self.leaves:
-            if isinstance(leaf, ResidentLayer):
-                key, own = mx.random.split(key)
-                leaf.fill(tokens_count, own)
+        for leaf in self._resident:
+            key, own = mx.random.split(key)
+            leaf.fill(tokens_count, own)
         self.settle()
 
     def _set_count(self, tokens_count: int) -> None:
         self.tokens_count = tokens_count
-        for leaf in self.leaves:
-            if isinstance(leaf, ResidentLayer):
-                leaf.offset = tokens_count
+        for leaf in self._resident:
+            leaf.offset = tokens_count
 
     def _set_shifts(self, shifts: tuple[Shift, ...]) -> None:
         if shifts == self.shifts:
             return
         self.shifts = shifts
-        for leaf in self.leaves:
-            if isinstance(leaf, ResidentLayer):
-                leaf.shifts = shifts
+        for leaf in self._resident:
+            leaf.shifts = shifts
 
     # --- bytes in and out --------------------------------------------------------------------
 
     def rows(self, group: CacheGroup = CacheGroup.FULL) -> list[Place]:
         """List writable views of a group's arrays `[kv_heads, capacity, bytes]` in file order."""
-        leaves = (leaf for leaf in self.leaves if isinstance(leaf, ResidentLayer))
-        return rows_of(leaf for leaf in leaves if leaf.spec.group is group)
+        return rows_of(leaf for leaf in self._resident if leaf.spec.group is group)
 
     def _base(self, group: CacheGroup) -> int:
         return self.window_base if group is CacheGroup.WINDOW else 0

@@ -21,6 +21,7 @@ class NodeConfig:
     settings: NodeSettings
     host: str
     incarnation: int
+    machine_nodes: int = 1  # of this fabric on this machine: they share its memory
     tls: ssl.SSLContext | None = None  # None: plain HTTP, which no router of a real fabric asks
 
 

@@ -24,14 +24,16 @@ class IdleMemory(Protocol):
 class HotTier:
     """One node's; lives on its event loop."""
 
-    def __init__(
-        self, table: AgentTable, engine: EngineThread, unsaved: Unsaved, limit_bytes: int
-    ) -> None:
+    def __init__(self, table: AgentTable, engine: EngineThread, unsaved: Unsaved) -> None:
         self._table = table
         self._engine = engine
         self._unsaved = unsaved
         self._beside: list[IdleMemory] = []
-        self.limit_bytes = limit_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory that caches may hold; less than planned while the machine's is short."""
+        return self._engine.budget.limit_bytes
 
     def count(self, beside: IdleMemory) -> None:
         """Count these caches, too, from now on."""
@@ -48,7 +50,7 @@ class HotTier:
     @property
     def room_bytes(self) -> int:
         """Memory that idle caches may hold beside those at work."""
-        return min(self.limit_bytes, self._engine.budget.claimable_bytes)
+        return self._engine.budget.claimable_bytes
 
     @on_its_loop
     def cool(self, budget_bytes: int | None = None) -> None:

@@ -40,6 +40,12 @@ def chosen_model(model: str, said: str = "--model") -> str:
     return str(folder.resolve())
 
 
+def weights_bytes(model: str) -> int | None:
+    """Return what a model's weights take on disk, and so in memory; None if they are not here."""
+    folder = BUNDLED / model if model in bundled_models() else Path(model).expanduser()
+    return sum(path.stat().st_size for path in folder.glob(WEIGHTS)) or None
+
+
 def require_on_every_mac(model: str, said: str) -> None:
     """Raise CommandError unless this Mac has the model where every other one looks for it."""
     chosen = chosen_model(model, said)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fabric.shown_text import escape_line
+from fabric.units import format_bytes
 from router.cli.terminal import (
     output_is_terminal,
     print_error,
@@ -15,7 +16,6 @@ from router.cli.terminal import (
     terminal_columns,
 )
 
-_KIB = 1024
 _MINUTE_S, _HOUR_MIN, _DAY_H = 60, 60, 48
 _MOMENTS = frozenset({"at_s", "created_s", "used_s"})  # by the wall clock
 _IDENTIFIERS = frozenset({"epoch", "pid", "port", "revision"})  # compared, not counted
@@ -94,12 +94,7 @@ def human_bytes(count: Any) -> str:
     """Write a number of bytes with a unit."""
     if not isinstance(count, (int, float)):
         return "-"
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < _KIB:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= _KIB
-    return f"{size:.1f} TiB"
+    return format_bytes(float(count))
 
 
 def human_seconds(seconds: Any) -> str:

@@ -160,6 +160,22 @@ class NodeChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryChanged:
+    """How short a node's machine is of memory, and what its agents' caches may hold now."""
+
+    name: ClassVar[str] = "node.memory"
+    node: NodeName
+    pressure: str  # normal, warning or critical
+    hot_limit_bytes: int
+    hot_total_bytes: int
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the caches may hold what was planned."""
+        return self.pressure == "normal" and self.hot_limit_bytes == self.hot_total_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class DrainChanged:
     """How far a node's drain is: draining, drained or stuck."""
 
@@ -183,7 +199,7 @@ class LinkMeasured:
     rtt_s: float | None
 
 
-FleetEvent: TypeAlias = AgentEvent | NodeChanged | DrainChanged | LinkMeasured
+FleetEvent: TypeAlias = AgentEvent | NodeChanged | MemoryChanged | DrainChanged | LinkMeasured
 
 
 def concerns(event: FleetEvent, tenant: TenantId) -> bool:

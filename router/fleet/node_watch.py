@@ -1,10 +1,11 @@
-"""Publishes what changes about nodes and links: their states, and the rates that were measured."""
+"""Publishes what changes about nodes and links: states, memory, and the rates measured."""
 
+from fabric.control.node_calls import NodeView
 from fabric.ids import NodeName
 from fabric.limits import LINK_RATE_NEWS
 from fabric.net.links import LinkKind
 from router.events.bus import Publish
-from router.events.fleet_event import LinkMeasured, NodeChanged
+from router.events.fleet_event import LinkMeasured, MemoryChanged, NodeChanged
 from router.fleet.membership import Member, Membership
 from router.placement.link_rates import best_by_kind
 
@@ -16,6 +17,7 @@ class NodeWatch:
         self._membership = membership
         self._publish = publish
         self._states: dict[NodeName, str] = {}
+        self._memory: dict[NodeName, MemoryChanged] = {}
         self._rates: dict[NodeName, dict[tuple[NodeName, LinkKind], float]] = {}
 
     def look(self, member: Member) -> None:
@@ -25,7 +27,15 @@ class NodeWatch:
             self._states[member.name] = state
             self._publish(NodeChanged(member.name, state, before))
         if member.view is not None:
+            self._look_at_memory(member.name, member.view)
             self._look_at_links(member)
+
+    def _look_at_memory(self, name: NodeName, view: NodeView) -> None:
+        limits = view.hot_limit_bytes, view.hot_total_bytes
+        now, last = MemoryChanged(name, view.memory_pressure, *limits), self._memory.get(name)
+        self._memory[name] = now
+        if now != last and not (now.is_usual and (last is None or last.is_usual)):
+            self._publish(now)
 
     def _look_at_links(self, member: Member) -> None:
         assert member.view is not None, "it has been heard"

@@ -42,6 +42,23 @@ def test_chunk_follows_position_speed_and_company(position, tokens_per_s, busy, 
     assert got == want
 
 
+@pytest.mark.parametrize(
+    ("position", "pairs_max", "want"),
+    [
+        (0, 4_096 * 4_096, 4_096),
+        (0, 4_096 * 4_096 - 1, 2_048),
+        (32_768, 1_024 * (32_768 + 1_024), 1_024),
+        (32_768, 256 * (32_768 + 256), 256),
+        (100_000, 1, PREFILL_CHUNK_TOKENS_BUSY_MIN),
+    ],
+)
+def test_a_chunks_scores_fit_the_memory_for_them(position, pairs_max, want):
+    options = {"largest": LARGEST, "busy": False, "exact": False, "tokens_per_s": 1e9}
+    got = prefill_chunk_tokens(position, LONG, pairs_max=pairs_max, **options)
+
+    assert got == want
+
+
 def ends_of(length, start, **options):
     position, ends = start, []
     while position < length:

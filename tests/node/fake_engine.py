@@ -3,6 +3,7 @@
 So a lost, repeated or misplaced token changes all that follows. `log` says what ran when.
 """
 
+import sys
 import zlib
 from dataclasses import dataclass, field
 
@@ -88,6 +89,7 @@ class FakeEngine:
         self.launch_waits = launch_waits
         self.returned_count = 0  # how often memory of freed arrays was returned
         self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MAX
+        self.pairs_max = sys.maxsize
         self.log = []
         self._clock = clock or FakeClock()
         self._tokens_per_s = tokens_per_s

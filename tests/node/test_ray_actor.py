@@ -14,7 +14,7 @@ from fabric.settings import NodeSettings
 from node import ray_actor
 from node.back_off import BackOff
 from node.keys import read_keys
-from node.ray_actor import NodeActor, next_incarnation
+from node.ray_actor import NodeActor, NodeStart, next_incarnation
 from node.store.model_folders import ModelFolders
 from node.store.posix_disk import PosixDisk
 from tests.support.failing_disk import WRITES, FailingCalls
@@ -23,7 +23,7 @@ from tests.support.little_room import SMALL
 from tests.support.services import KEY, running
 from tests.support.tiny_models import write_model
 
-SETTINGS = pack(NodeSettings(durability="none"))
+SETTINGS = NodeSettings(durability="none")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def start(tmp_path, keys):
     def started(model):
         folder = str(tmp_path / "node-a")
         given = str(keys.folder), keys.digest
-        return NodeActor("node-a", folder, model, "127.0.0.1", *given, SETTINGS)
+        return NodeActor(pack(NodeStart("node-a", folder, model, "127.0.0.1", *given, SETTINGS)))
 
     return started
 

@@ -135,7 +135,13 @@ async def test_health():
 
 async def test_metrics():
     async with rig("ab") as made:
-        made["node-b"].view_changes = {"scrubbed_bytes": 5_000, "damaged_blocks": 2}
+        made["node-b"].view_changes = {
+            "scrubbed_bytes": 5_000,
+            "damaged_blocks": 2,
+            "hot_limit_bytes": 700,
+            "hot_total_bytes": 800,
+            "memory_pressure": "critical",
+        }
         await made.fleet.membership.refresh()
         await made.chat("hello", agent="alice")
         await made.chat("hello", "x", "y", agent="alice")
@@ -151,5 +157,8 @@ async def test_metrics():
     assert 'macfabric_node_up{node="node-a"} 1.0' in metrics
     assert 'macfabric_scrubbed_bytes{node="node-b"} 5000.0' in metrics
     assert 'macfabric_damaged_blocks{node="node-b"} 2.0' in metrics
+    assert 'macfabric_hot_bytes{kind="limit",node="node-b"} 700.0' in metrics
+    assert 'macfabric_memory_pressure{node="node-b"} 2.0' in metrics
+    assert 'macfabric_memory_pressure{node="node-a"} 0.0' in metrics
     assert "alice" not in metrics
     assert "default" not in metrics

@@ -1,5 +1,6 @@
 """An engine for the simulation: it computes at once, and says how long it would have taken."""
 
+import sys
 from dataclasses import dataclass, field
 
 from fabric.limits import PREFILL_CHUNK_TOKENS_MIN
@@ -60,6 +61,7 @@ class SimEngine:
         self.device = device or SimDevice(None, 0)
         self.launch_waits = False
         self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MIN
+        self.pairs_max = sys.maxsize
         self.spent_s = 0.0
         self._tokens_per_s = tokens_per_s
         self._step_s = step_s

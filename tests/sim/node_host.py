@@ -17,6 +17,7 @@ from node.engine.memory_budget import MemoryBudget
 from node.http.control import ControlHttp
 from node.http.generate import build_app, error_reply
 from node.http.hibernation import HibernationHttp
+from node.machine import Pressure
 from node.node import HttpEndpoint, Node
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
@@ -25,6 +26,7 @@ from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
 from node.store.service_time import ServiceTime
 from node.store.tombstones import TombstoneStore
+from node.tiers.memory_pressure import MemoryGauge
 from tests.sim.clock import SimClock
 from tests.sim.connection import converse
 from tests.sim.disk import Platter, SimDisk
@@ -38,6 +40,7 @@ from tests.sim.transfers import SimTransfers, fetch_from
 CLUSTER_KEY = bytes(range(32))
 TOMBSTONES = "erased/"  # where a platter has them, beside the model's own files
 STATES = "state/"  # and what a node says of itself
+PRESSURE_WEIGHTS = (0.97, 0.02, 0.01)  # at each look, of a machine short of memory
 EXIT_S = 0.001  # from the decision to end a process to its end
 _NOT_READY = encode_reply(
     error_reply(RetryLaterError("the node is starting or stopping", code="loading"))
@@ -134,6 +137,7 @@ class NodeHost:
         self.node.retries.start()
         self.node.upkeep.start()
         self.node.scrubber.start()
+        self.node.pressure.start()
         self._calls = ControlCalls(self.node)
         self._world.watch.on_trouble(self.name)  # until now its lease was lost
         self._world.note(f"{self.name} serves as incarnation {self.incarnation}")
@@ -193,6 +197,7 @@ class NodeHost:
                 transfers=SimTransfers(self.name, CLUSTER_KEY, clock),
                 service_time=ServiceTime(config.name, clock),
                 workers=Workers(1),
+                gauge=self._gauge(),
                 endpoint=HttpEndpoint(f"http://{self.name}"),
                 fetch=fetch_from(world),
             )
@@ -200,6 +205,13 @@ class NodeHost:
         if records.erased_count:
             blocks.empty_quarantine()
         return node
+
+    def _gauge(self):
+        """Return a gauge of a machine that is short of memory now and then, in some lives."""
+        if not self._world.is_short:
+            return MemoryGauge()
+        random = self._world.stream(f"memory of {self.process.name}")
+        return MemoryGauge(lambda: random.choices([*Pressure], PRESSURE_WEIGHTS)[0])
 
     def open_disk(self, root=""):
         """Return the living process's view of the platter."""

@@ -31,7 +31,7 @@ class Script(World):
         self.kind = KINDS[self._kind]
         self.settings = self._settings
         self.uses_http, self.replicas, self.is_slow = True, 0, False
-        self.counts_nodes, self.device_failure_chance = True, 0.0
+        self.counts_nodes, self.device_failure_chance, self.is_short = True, 0.0, False
         for host in self.nodes.values():
             host._settings = replace(self._settings)
         self._operations = 0

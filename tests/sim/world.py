@@ -49,6 +49,7 @@ KIB, MIB = 1 << 10, 1 << 20
 CROWD_ODDS, CROWD = 0.1, 14  # all at once, where the memory holds two or three of them
 FRAIL_ODDS = 0.1  # disks fail while agents move
 FAR_ODDS = 0.15  # copies take seconds, and much happens meanwhile
+SHORT_ODDS = 0.1  # machines are short of memory now and then
 FAULTY_ODDS = 0.15  # the device that computes fails now and then
 DEVICE_FAILURE_CHANCE = 0.01  # of a chunk or step there
 DARK_ODDS = 0.15  # all processes lose power at once, and prompts take seconds to compute
@@ -119,6 +120,7 @@ class World:
             self.is_slow = False  # nobody would come to an end
         is_faulty = self.stream("device").random() < FAULTY_ODDS
         self.device_failure_chance = DEVICE_FAILURE_CHANCE if is_faulty else 0.0
+        self.is_short = self.stream("memory").random() < SHORT_ODDS
         self.is_dark = self.stream("power cut").random() < DARK_ODDS
         if self.is_dark:
             self.speeds, self.is_slow, self.talks_count = [100], False, 8

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 from fabric.kvcache.cache_spec import ModelCacheSpec
+from fabric.memory_plan import MemoryPlan
 from fabric.settings import KvBits
 from node.mlx import loaded_model
 from node.mlx.engine import Batching, Engine
@@ -26,28 +27,41 @@ class Fit:
     packed: bool
     batching: Batching
     padded_waste_max: float
+    pair_bytes: int
 
 
 _found: dict[tuple[bytes, KvBits], Fit] = {}
 _loading = threading.Lock()
 
 
-def load_known(model: str, context_tokens_max: int = 0, bits: KvBits | None = None) -> LoadedModel:
+def load_known(
+    model: str,
+    context_tokens_max: int = 0,
+    bits: KvBits | None = None,
+    memory: MemoryPlan | None = None,
+) -> LoadedModel:
     """Load a model as `load_model` does; raise what it raises."""
     key = (_digest(model), bits or KvBits())
 
     def fit(loaded: Any, bits: KvBits, limits: ModelLimits) -> Engine:
         if key not in _found:
             engine = fit_engine(loaded, bits, limits)
-            _found[key] = Fit(engine.spec, engine.packed, engine.batching, engine.padded_waste_max)
+            _found[key] = Fit(
+                engine.spec,
+                engine.packed,
+                engine.batching,
+                engine.padded_waste_max,
+                engine.pair_bytes,
+            )
             return engine
         known = _found[key]
         engine = Engine(loaded, known.spec, packed=known.packed, limits=limits)
         engine.batching, engine.padded_waste_max = known.batching, known.padded_waste_max
+        engine.pair_bytes = known.pair_bytes
         return engine
 
     with _loading, mock.patch.object(loaded_model, "fit_engine", fit):
-        return load_model(model, context_tokens_max, bits)
+        return load_model(model, context_tokens_max, bits, memory)
 
 
 def _digest(model: str) -> bytes:

@@ -20,7 +20,8 @@ from fabric.ids import Fingerprint
 from fabric.kvcache.cache_spec import NATIVE, LayerKind, LayerSpec, ModelCacheSpec
 from fabric.record.spec_file import SpecRecord, encode_spec
 from fabric.settings import KvBits
-from node.mlx import attention
+from node.mlx import attention, device
+from node.mlx.attention import AttentionCall
 from node.mlx.engine import Engine
 from node.mlx.model_limits import ModelLimits, read_limits
 from node.mlx.model_spec import read_spec, with_rotations
@@ -29,6 +30,9 @@ from node.mlx.probe.rotation_probe import read_rotations
 from node.mlx.probe.trial_logits import STEPS, agree, alone, prompt_of
 
 _log = logging.getLogger(__name__)
+# Of heads that MLX's kernel for prompts takes without keeping scores.
+# Source: MLX 0.32.4, `mlx/backend/metal/scaled_dot_product_attention.cpp`.
+_FUSED_WIDTHS = frozenset({64, 80, 128})
 _LENGTHS = (40, 33)  # close enough to be padded to one length
 _WINDOW_TOKENS_MAX = 128  # narrower windows are tried past their end; wider ones take too long
 # Largest difference of a logit, by the largest logit. 16-bit models round in every layer.
@@ -54,7 +58,8 @@ def _fit(model: Any, bits: KvBits, limits: ModelLimits) -> Engine:
     reference = [_upstream_logits(model, prompt) for prompt in prompts]
     tolerance = _tolerance(exact)
     try:
-        ours = alone(Engine(model, exact, limits=limits), prompts)
+        with attention.observing() as calls:
+            ours = alone(Engine(model, exact, limits=limits), prompts)
     except Exception as error:
         message = f"the model does not run on our caches ({type(error).__name__}: {error})"
         raise FatalError(message, code="unsupported_model") from error
@@ -63,9 +68,16 @@ def _fit(model: Any, bits: KvBits, limits: ModelLimits) -> Engine:
         raise FatalError(message, code="unsupported_model")
     spec = with_rotations(read_spec(model, bits), read_rotations(model))
     engine = _quantized(model, limits, spec, bits, prompts)
+    engine.pair_bytes = _pair_bytes(calls)
     _check_storable(engine.spec)
     find_batching(engine, prompts, tolerance)
     return engine
+
+
+def _pair_bytes(calls: list[AttentionCall]) -> int:
+    """Return the bytes of a prompt's scores per query token and key token; 0: none are kept."""
+    fused = _FUSED_WIDTHS if device.is_gpu() else frozenset()
+    return max((call.pair_bytes for call in calls if call.width not in fused), default=0)
 
 
 def _check_storable(spec: ModelCacheSpec) -> None:

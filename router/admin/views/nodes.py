@@ -100,6 +100,11 @@ def _whole_row(fleet: Fleet, member: Member) -> Row:
         "tokens": view.tokens,
         "bytes": to_plain(view.bytes),
         "free": to_plain(view.free),
+        "memory": {
+            "pressure": view.memory_pressure,
+            "hot_limit_bytes": view.hot_limit_bytes,
+            "hot_total_bytes": view.hot_total_bytes,
+        },
         "bytes_per_token": view.bytes_per_token,
         "addresses": to_plain(view.addresses),
         "links": to_plain(view.links),

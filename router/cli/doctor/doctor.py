@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import fabric
-from fabric.errors import FabricError
-from fabric.limits import GIB
+from fabric.errors import FabricError, FatalError
+from fabric.limits import GIB, MIB
+from fabric.memory_plan import MachineMemory, plan_memory
 from fabric.retention.disk_reserve import disk_capacity_bytes
 from fabric.settings import FabricSettings, parse_settings
 from router.cli.config_file import our_section, read_cluster_file
@@ -29,6 +30,7 @@ from router.cli.doctor.doctor_mac import mac_checks
 from router.cli.doctor.doctor_network import network_checks, run
 from router.cli.doctor.import_check import foreign_names
 from router.cli.errors import FAILED, MISUSED, CommandError
+from router.cli.model_choice import weights_bytes
 from router.cli.output import human_bytes
 from router.cli.queries import add_common, endpoint_of, rows_of
 from router.cli.terminal import print_json, print_line
@@ -39,6 +41,7 @@ TESTED_RAY = "2.60"
 ROOM_BYTES_LEAST = 10 * GIB
 OPEN_FILES_MIN = 4_096
 MACOS_MIN = (14, 0)
+_SMALL_MAC_BYTES = 36 * GIB
 
 
 def add_doctor(commands: Any) -> None:
@@ -94,7 +97,7 @@ def machine_checks(folder: Path, settings: FabricSettings) -> Iterator[Check]:
     for look in looks:
         yield look()
     yield from _packages()
-    yield _memory(settings.node.hot_bytes)
+    yield _memory(settings)
     yield _disk(folder, settings.node.disk_bytes)
     yield _sockets(folder)
     yield _ray_variables(dict(os.environ))
@@ -176,12 +179,32 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _memory(hot_bytes: int) -> Check:
-    total = memory_bytes()
-    caches = f"agents' caches may use up to {human_bytes(hot_bytes)} of RAM (node.hot_bytes)"
-    fits = hot_bytes * 2 <= total
-    remedy = "" if fits else "; at most half leaves room for the model and the system"
-    return Check("memory", "ok" if fits else "warning", f"{human_bytes(total)}; {caches}{remedy}")
+def _memory(settings: FabricSettings) -> Check:
+    machine = MachineMemory(
+        memory_bytes(), _gpu_bytes(), nodes_count=max(1, len(settings.local_nodes))
+    )
+    weights = weights_bytes(settings.model)
+    try:
+        plan = plan_memory(machine, weights or 0, settings.node.hot_bytes)
+    except FatalError as error:
+        return Check("memory", "error", error.message)
+    unknown = "" if weights else f" (weights of {settings.model} not found here: none counted)"
+    return Check("memory", "ok", f"{human_bytes(machine.ram_bytes)}; {plan.explanation}{unknown}")
+
+
+def _gpu_bytes() -> int | None:
+    """Return about what macOS recommends for a GPU's arrays; a node asks the GPU itself.
+
+    Source: Metal's `recommendedMaxWorkingSetSize`, two thirds of up to 36 GB and three quarters of
+    more, unless `iogpu.wired_limit_mb` says otherwise.
+    """
+    if sys.platform != "darwin":
+        return None
+    text = run("/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb").strip()
+    if text.isdecimal() and int(text):
+        return int(text) * MIB
+    ram = memory_bytes()
+    return ram * 2 // 3 if ram <= _SMALL_MAC_BYTES else ram * 3 // 4
 
 
 def _files() -> Check:

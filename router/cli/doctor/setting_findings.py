@@ -93,14 +93,15 @@ def _data_dir(data_dir: str) -> Iterator[ConfigFinding]:
 def _amounts(node: NodeSettings) -> Iterator[ConfigFinding]:
     for name in ("hot_bytes", "disk_bytes"):
         amount = getattr(node, name)
-        if amount < _USEFUL_BYTES:
+        if amount is not None and amount < _USEFUL_BYTES:
             message = f"is {human_bytes(amount)}, which holds no agent: did you mean 8GiB?"
             yield error(f"{_NODE}.{name}", message)
-    if node.hot_bytes > _LARGEST_MAC_BYTES:
-        message = f"is {human_bytes(node.hot_bytes)}: no Mac has so much memory"
+    hot_bytes = node.hot_bytes or 0
+    if hot_bytes > _LARGEST_MAC_BYTES:
+        message = f"is {human_bytes(hot_bytes)}: no Mac has so much memory"
         yield error(f"{_NODE}.hot_bytes", message)
-    if _USEFUL_BYTES <= node.disk_bytes < node.hot_bytes:
-        message = f"is less than hot_bytes, {human_bytes(node.hot_bytes)}: what is in RAM must fit"
+    if _USEFUL_BYTES <= node.disk_bytes < hot_bytes:
+        message = f"is less than hot_bytes, {human_bytes(hot_bytes)}: what is in RAM must fit"
         yield warning(f"{_NODE}.disk_bytes", message)
     if node.disk_ttl_s < _SHORT_TTL_S:
         message = f"evicts agents that were idle for {node.disk_ttl_s:g} seconds: 24h is a day"

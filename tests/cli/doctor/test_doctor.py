@@ -1,10 +1,14 @@
 """The doctor looks, says what it saw, and fails only where something is wrong."""
 
 import json
+import os
 import shutil
 import sys
 
+import pytest
+
 from fabric.limits import GIB, MIB
+from fabric.settings import parse_settings
 from router.cli.doctor import doctor
 
 
@@ -79,8 +83,8 @@ def test_memory_and_disk_are_judged_by_the_settings_given(run, tmp_path):
     config.write_text("metadata: {macfabric: {node: {hot_bytes: 100TiB, disk_bytes: 3 MiB}}}")
     found = details(run, "--data", str(tmp_path / "data"), "--config", str(config))
 
-    assert found["memory"][0] == "warning"
-    assert "up to 100.0 TiB" in found["memory"][1]
+    assert found["memory"][0] == "error"
+    assert "node.hot_bytes, 100.0 TiB" in found["memory"][1]
     assert found["disk"][0] == "ok"
     assert "agents may take 3.0 MiB more" in found["disk"][1]
 
@@ -88,7 +92,44 @@ def test_memory_and_disk_are_judged_by_the_settings_given(run, tmp_path):
 def test_memory_and_disk_are_judged_by_the_settings_in_force(run, tmp_path):
     (tmp_path / "config.yaml").write_text("metadata: {macfabric: {node: {hot_bytes: 77MiB}}}")
 
-    assert "up to 77.0 MiB" in details(run, "--data", str(tmp_path))["memory"][1]
+    assert "agents' caches 77.0 MiB" in details(run, "--data", str(tmp_path))["memory"][1]
+
+
+def test_a_models_weights_count_and_one_that_does_not_fit_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "memory_bytes", lambda: 16 * GIB)
+    settings = parse_settings({"model": str(tmp_path)})
+    unknown = doctor._memory(settings)
+    weights = tmp_path / "model.safetensors"
+    weights.touch()
+    os.truncate(weights, 5 * GIB)
+    fits = doctor._memory(settings)
+    os.truncate(weights, 13 * GIB)
+    exceeds = doctor._memory(settings)
+
+    assert unknown.verdict == fits.verdict == "ok"
+    assert "none counted" in unknown.detail
+    assert "weights 5.0 GiB" in fits.detail
+    assert exceeds.verdict == "error"
+    assert "weights take 13.0 GiB" in exceeds.detail
+
+
+@pytest.mark.parametrize(
+    ("ram_bytes", "limit", "gpu_bytes"),
+    [
+        (24 * GIB, "0\n", 16 * GIB),
+        (64 * GIB, "0\n", 48 * GIB),
+        (64 * GIB, "57344\n", 56 * GIB),
+        (64 * GIB, "", 48 * GIB),
+    ],
+)
+def test_a_macs_gpu_has_its_part_of_the_ram_or_what_its_owner_set(
+    monkeypatch, ram_bytes, limit, gpu_bytes
+):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(doctor, "memory_bytes", lambda: ram_bytes)
+    monkeypatch.setattr(doctor, "run", lambda *command: limit)
+
+    assert doctor._gpu_bytes() == gpu_bytes
 
 
 def test_a_wrong_config_is_told(run, tmp_path):

@@ -259,7 +259,7 @@ def test_memory_that_is_wanted_takes_arrivals_first_but_not_the_move(nodes, calm
     stream = copied_stream(a, b, "squeezed")
 
     async def squeeze():
-        b.node.hot.make_room(b.node.identity.settings.hot_bytes)
+        b.node.hot.make_room(b.node.hot.limit_bytes)
         return b.node.warm_up.size_bytes
 
     assert asyncio.run_coroutine_threadsafe(squeeze(), b._loop).result(60) == 0

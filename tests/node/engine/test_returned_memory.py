@@ -7,15 +7,18 @@ import pytest
 
 from fabric.errors import FatalError
 from fabric.limits import (
-    DEVICE_POOL_BYTES,
     DEVICE_POOL_PREFILL_TOKENS,
     DEVICE_POOL_STEPS,
+    GIB,
 )
+from fabric.memory_plan import MachineMemory, plan_memory
 from node.engine import engine_thread
 from node.engine.engine_thread import EngineThread
 from node.mlx import device
-from node.mlx.loaded_model import load_model
+from node.mlx.loaded_model import load_model, weights_bytes
 from tests.node.fake_engine import FakeClock, FakeEngine, SchedulerRig
+
+PLAN = plan_memory(MachineMemory(16 * GIB, 11 * GIB, 499_000), weights_bytes("recall"))
 
 
 class Calls(list):
@@ -28,20 +31,29 @@ class Calls(list):
 @pytest.fixture
 def calls(monkeypatch):
     found = Calls()
-    for name in ("set_cache_limit", "clear_cache", "synchronize", "set_wired_limit"):
+    for name in (
+        "set_cache_limit",
+        "set_memory_limit",
+        "clear_cache",
+        "synchronize",
+        "set_wired_limit",
+    ):
         monkeypatch.setattr(mx, name, found.note(name))
     return found
 
 
 @pytest.mark.parametrize("is_gpu", [False, True])
-def test_the_pool_of_a_gpu_is_bounded_before_a_model_is_loaded(calls, monkeypatch, is_gpu):
+def test_memory_of_a_gpu_and_its_pool_are_bounded_before_a_model_is_loaded(
+    calls, monkeypatch, is_gpu
+):
     monkeypatch.setattr(device, "is_gpu", lambda: is_gpu)
     monkeypatch.setattr("node.mlx.loaded_model.load", calls.note("load"))
     with pytest.raises(FatalError):  # nothing was loaded
-        load_model("recall")
+        load_model("recall", memory=PLAN)
 
     names = [call for call in calls if call[0] != "load"]
-    assert names == ([("set_cache_limit", DEVICE_POOL_BYTES)] if is_gpu else [])
+    limits = [("set_memory_limit", PLAN.share_bytes), ("set_cache_limit", PLAN.pool_bytes)]
+    assert names == (limits if is_gpu else [])
     assert calls[-1][0] == "load"
 
 

@@ -177,7 +177,7 @@ def test_idle_agents_give_way_but_not_those_in_memory_only(node, move, record):
 
 
 def wanted(node, move):
-    node.hot.make_room(node.identity.settings.hot_bytes)
+    node.hot.make_room(node.hot.limit_bytes)
 
 
 def given_up(node, move):

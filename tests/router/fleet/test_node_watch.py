@@ -1,6 +1,6 @@
 import pytest
 
-from router.events.fleet_event import LinkMeasured
+from router.events.fleet_event import LinkMeasured, MemoryChanged
 from tests.router.rig import rig, until
 from tests.router.test_links import CABLE, LAN, B, link
 
@@ -37,6 +37,34 @@ async def test_a_rate_is_told_when_it_is_measured_and_when_it_has_changed():
     assert alike == unmeasured == []
     assert [event.bytes_per_s for event in slower] == [0.8e8]
     assert again == slower
+
+
+async def test_memory_pressure_is_told_when_it_begins_changes_and_ends():
+    async with rig("a", tended=False) as made:
+        fleet = made.fleet
+
+        async def told(pressure, limit_bytes):
+            made["node-a"].view_changes = {
+                "memory_pressure": pressure,
+                "hot_limit_bytes": limit_bytes,
+                "hot_total_bytes": 800,
+            }
+            seen = fleet.events._count
+            await fleet.membership.refresh()
+            return [
+                event
+                for each in fleet.events._kept
+                if each.number > seen and (event := each.event).name == "node.memory"
+            ]
+
+        usual = await told("normal", 800)
+        begun = await told("warning", 700)
+        alike = await told("warning", 700)
+        ended = await told("normal", 800)
+
+    assert usual == alike == []
+    assert begun == [MemoryChanged("node-a", "warning", 700, 800)]
+    assert ended == [MemoryChanged("node-a", "normal", 800, 800)]
 
 
 async def test_each_state_is_told_once():

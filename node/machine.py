@@ -1,0 +1,80 @@
+"""Read how much memory this machine has, and how short of it the system is.
+
+Pressure is what the system says of itself, not a count of free bytes: macOS and Linux fill all
+memory with caches that they drop when it is wanted. Source: `kern.memorystatus_vm_pressure_level`
+is 1, 2 or 4 (xnu, `bsd/sys/event.h`); Linux's `Documentation/accounting/psi.rst`.
+"""
+
+import ctypes
+import ctypes.util
+import os
+import re
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+LEVEL_NAME: Final = b"kern.memorystatus_vm_pressure_level"
+STALLS: Final = Path("/proc/pressure/memory")
+GROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+# Percent of the last ten seconds in which some task, or all of them, waited for memory.
+SOME_WARNING_PERCENT: Final = 10.0
+FULL_CRITICAL_PERCENT: Final = 10.0
+_STALL: Final = re.compile(r"^(some|full) avg10=(\d+(?:\.\d+)?)", re.MULTILINE)
+
+
+class Pressure(IntEnum):
+    """How short the system is of memory."""
+
+    NORMAL = 1
+    WARNING = 2
+    CRITICAL = 4
+
+    @property
+    def word(self) -> str:
+        """Its name for people."""
+        return self.name.lower()
+
+
+def ram_bytes(group_limit: Path = GROUP_LIMIT) -> int:
+    """Return the RAM of this machine, or of the container that this process runs in."""
+    installed_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(installed_bytes, int(group_limit.read_text()))
+    except (OSError, ValueError):  # no container, or one without a limit: "max"
+        return installed_bytes
+
+
+def memory_pressure(platform: str = sys.platform) -> Pressure:
+    """Return how short the system is of memory; NORMAL where it does not say."""
+    if platform == "darwin":
+        return pressure_of_level(_read_level())
+    try:
+        return pressure_of_stalls(STALLS.read_text())
+    except OSError:
+        return Pressure.NORMAL
+
+
+def pressure_of_level(level: int | None) -> Pressure:
+    """Read macOS's own level."""
+    if level is None or level < Pressure.WARNING:
+        return Pressure.NORMAL
+    return Pressure.WARNING if level < Pressure.CRITICAL else Pressure.CRITICAL
+
+
+def pressure_of_stalls(text: str) -> Pressure:
+    """Read Linux's shares of time in which tasks waited for memory."""
+    stalls = {kind: float(percent) for kind, percent in _STALL.findall(text)}
+    if stalls.get("full", 0.0) >= FULL_CRITICAL_PERCENT:
+        return Pressure.CRITICAL
+    if stalls.get("some", 0.0) >= SOME_WARNING_PERCENT:
+        return Pressure.WARNING
+    return Pressure.NORMAL
+
+
+def _read_level() -> int | None:
+    read: Callable[..., int] = ctypes.CDLL(ctypes.util.find_library("c")).sysctlbyname
+    level, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    failed = read(LEVEL_NAME, ctypes.byref(level), ctypes.byref(size), None, ctypes.c_size_t(0))
+    return None if failed else level.value

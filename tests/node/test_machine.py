@@ -1,0 +1,76 @@
+"""What a machine says of its memory."""
+
+import sys
+
+import pytest
+
+from node import machine
+from node.machine import (
+    Pressure,
+    memory_pressure,
+    pressure_of_level,
+    pressure_of_stalls,
+    ram_bytes,
+)
+
+
+@pytest.mark.parametrize(
+    ("level", "pressure"),
+    [
+        (None, Pressure.NORMAL),
+        (0, Pressure.NORMAL),
+        (1, Pressure.NORMAL),
+        (2, Pressure.WARNING),
+        (3, Pressure.WARNING),
+        (4, Pressure.CRITICAL),
+    ],
+)
+def test_levels_of_macos(level, pressure):
+    assert pressure_of_level(level) is pressure
+
+
+@pytest.mark.parametrize(
+    ("some", "full", "pressure"),
+    [
+        (0.0, 0.0, Pressure.NORMAL),
+        (9.99, 0.0, Pressure.NORMAL),
+        (10.0, 9.0, Pressure.WARNING),
+        (95.5, 40.12, Pressure.CRITICAL),
+    ],
+)
+def test_stalls_of_linux(some, full, pressure):
+    text = (
+        f"some avg10={some:.2f} avg60=99.00 avg300=99.00 total=123\n"
+        f"full avg10={full:.2f} avg60=99.00 avg300=99.00 total=123\n"
+    )
+    assert pressure_of_stalls(text) is pressure
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "some avg10=", "some avg60=99.0"])
+def test_what_cannot_be_read_is_no_pressure(text):
+    assert pressure_of_stalls(text) is Pressure.NORMAL
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="reads a file of Linux")
+def test_a_system_that_counts_no_stalls_has_no_pressure(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "STALLS", tmp_path / "none")
+    assert memory_pressure() is Pressure.NORMAL
+
+    (tmp_path / "none").write_text("some avg10=50.00 avg60=0.00 avg300=0.00 total=1\n")
+    assert memory_pressure() is Pressure.WARNING
+
+
+@pytest.mark.mac
+@pytest.mark.skipif(sys.platform != "darwin", reason="needs macOS: sysctlbyname")
+def test_macos_says_a_level():
+    assert machine._read_level() in {1, 2, 4}
+
+
+def test_a_containers_limit_counts_as_ram(tmp_path):
+    installed_bytes = ram_bytes(tmp_path / "none")
+    limit = tmp_path / "memory.max"
+
+    limit.write_text("max\n")
+    assert ram_bytes(limit) == installed_bytes > 1 << 28
+    limit.write_text("1073741824\n")
+    assert ram_bytes(limit) == min(installed_bytes, 1 << 30)
