@@ -137,7 +137,8 @@ class NodeHost:
         self.node.retries.start()
         self.node.upkeep.start()
         self.node.scrubber.start()
-        self.node.pressure.start()
+        if self._world.is_short:
+            self.node.pressure.start()
         self._calls = ControlCalls(self.node)
         self._world.watch.on_trouble(self.name)  # until now its lease was lost
         self._world.note(f"{self.name} serves as incarnation {self.incarnation}")
