@@ -230,6 +230,7 @@ MEMORY_POLL_S: Final = 2.0  # between two looks at the system's memory pressure
 MEMORY_CALM_S: Final = 60.0  # without pressure, after which the budget grows again
 MEMORY_SHRINK_PARTS: Final = 8  # of the budget, by which a warning shrinks it
 MEMORY_FLOOR_PARTS: Final = 8  # of the budget, of which one stays under any pressure
+BLOCK_READERS: Final = 4  # reads of one restore in flight; a drive is at its fastest with a few
 STORED_ERRORS_MAX: Final = 8  # of a device: each synchronization raises one
 BLOCKED_POLL_S: Final = 0.02  # how often a loop with nothing runnable looks around
 PENALTY_TOKENS_MAX: Final = 4_096  # what penalties look back on

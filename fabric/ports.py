@@ -1,5 +1,7 @@
 """The outside world as protocols: everything impure enters the pure code through these."""
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +26,19 @@ class DriveSpace:
     free_bytes: int
 
 
+class OpenFile(Protocol):
+    """A file that is open for reading."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of what the file holds."""
+        ...
+
+    def read_into(self, buffers: Sequence[memoryview], offset: int) -> int:
+        """Fill `buffers` from `offset` in order; return the bytes read (short at end of file)."""
+        ...
+
+
 class Disk(Protocol):
     """A directory tree with durable, atomic publish; names are relative and hex or fixed."""
 
@@ -40,6 +55,10 @@ class Disk(Protocol):
 
     def read(self, name: str, limit_bytes: int) -> bytes:
         """Return the whole file; raise FileNotFoundError, or CorruptDataError over the limit."""
+        ...
+
+    def opened(self, name: str) -> AbstractContextManager[OpenFile]:
+        """Open a file for several reads; raise FileNotFoundError."""
         ...
 
     def read_into(self, name: str, offset: int, buffers: list[memoryview]) -> int:

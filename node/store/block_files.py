@@ -6,7 +6,7 @@ Files are `blocks/<hash>-<checksum>.<group>` in one flat folder. Knows nothing o
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import Final, Protocol
 
@@ -24,10 +24,10 @@ from fabric.kvcache.block_file import (
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.kvcache.hashing import payload_checksum, token_bytes
 from fabric.limits import BLOCK_TOKENS
-from fabric.ports import Disk
+from fabric.ports import Disk, OpenFile
 from node.store.lent_payload import Payload
 from node.store.posix_disk import DiskError
-from node.store.staging import Place, put_in_place, staged_groups, staging_buffer
+from node.store.staging import Place, portions, staging_buffer
 
 DIRECTORY: Final = "blocks"
 _LEAF: Final = re.compile(r"([0-9a-f]{64})-([0-9a-f]{32})\.(full|window|state)", re.ASCII)
@@ -140,29 +140,29 @@ class BlockFiles:
         header, packed = bytearray(len(expected_header)), bytearray(len(expected_tokens))
         room = sum(map(attrgetter("nbytes"), places)) + len(packed)
         assert room == ref.payload_bytes, "the places are as large as the packed cache"
-        self._check_length(ref)
-        targets = [np.asarray(place) for place in (memoryview(header), *places, memoryview(packed))]
-        parts = self._fill(file_name(ref), targets, skip_bytes=len(header))
-        checksum = payload_checksum(parts)
+        targets = [np.asarray(place) for place in (*places, memoryview(packed))]
+        with self._opened(ref) as file:
+            _fill(file, 0, [memoryview(header)])
+            checksum = payload_checksum(_read_parts(file, len(header), targets))
         require(header == expected_header, "block header is not this block's")
         require(packed == expected_tokens, "block holds other tokens")
         require(checksum == ref.checksum, "block checksum does not match")
 
     def verify(self, ref: BlockRef) -> None:
         """Read a block as a whole; raise FileNotFoundError or CorruptDataError."""
-        self._check_length(ref)
-        name, at = file_name(ref), self.file_bytes(ref) - ref.payload_bytes
+        at = self.file_bytes(ref) - ref.payload_bytes
         header = bytearray(at)
-        count = self._disk.read_into(name, 0, [memoryview(header)])
-        require(count == at, "block file was cut short")
-        named = (ref.block_hash, ref.tokens_count, ref.group)
-        parse_parent(bytes(header), self._spec, self._fingerprint, *named)
-        checksum = payload_checksum(self._pieces(name, at, ref.payload_bytes))
+        with self._opened(ref) as file:
+            _fill(file, 0, [memoryview(header)])
+            named = (ref.block_hash, ref.tokens_count, ref.group)
+            parse_parent(bytes(header), self._spec, self._fingerprint, *named)
+            checksum = payload_checksum(_pieces(file, at, ref.payload_bytes))
         require(checksum == ref.checksum, "block checksum differs")
 
     def lend(self, ref: BlockRef) -> Payload:
         """Open a block's data for sending; the caller closes it."""
-        self._check_length(ref)
+        with self._opened(ref):
+            pass
         start = self.file_bytes(ref) - ref.payload_bytes
         return self._disk.lend(file_name(ref), start, ref.payload_bytes)
 
@@ -196,32 +196,38 @@ class BlockFiles:
         size = payload_bytes(self._spec, count, group)
         return BlockRef(block_hash, checksum, count, size, group)
 
-    def _check_length(self, ref: BlockRef) -> None:
-        expected = self._sizes.get(ref.group, {}).get(ref.tokens_count)
-        is_whole = self._disk.size_bytes(file_name(ref)) == expected
-        require(is_whole, "block file has another length")
+    @contextmanager
+    def _opened(self, ref: BlockRef) -> Iterator[OpenFile]:
+        """Open a block's file; raise CorruptDataError where it has another length."""
+        with self._disk.opened(file_name(ref)) as file:
+            expected = self._sizes.get(ref.group, {}).get(ref.tokens_count)
+            require(file.size_bytes == expected, "block file has another length")
+            yield file
 
-    def _pieces(self, name: str, offset: int, size_bytes: int) -> Iterator[memoryview]:
-        """Yield a file's bytes from `offset` on, through the staging buffer."""
-        end = offset + size_bytes
-        while offset < end:
-            staged = staging_buffer()[: end - offset]
-            count = self._disk.read_into(name, offset, [staged.data])
-            require(count == staged.nbytes, "block file was cut short")
-            yield staged.data
-            offset += count
 
-    def _fill(self, name: str, places: Sequence[Place], *, skip_bytes: int) -> Iterator[memoryview]:
-        """Fill `places` from the start of a file, yielding its bytes behind `skip_bytes`."""
-        offset = 0
-        for group in staged_groups(places):
-            size_bytes = sum(map(attrgetter("nbytes"), group))
-            staged = staging_buffer()[:size_bytes]
-            count = self._disk.read_into(name, offset, [staged.data])
-            require(count == size_bytes, "block file was cut short")
-            put_in_place(staged, group)
-            yield staged.data[max(0, skip_bytes - offset) :]
-            offset += size_bytes
+def _fill(file: OpenFile, offset: int, buffers: Sequence[memoryview]) -> int:
+    """Fill `buffers` from `offset` on; return their size; raise CorruptDataError if it is short."""
+    size_bytes = sum(buffer.nbytes for buffer in buffers)
+    require(file.read_into(buffers, offset) == size_bytes, "block file was cut short")
+    return size_bytes
+
+
+def _pieces(file: OpenFile, offset: int, size_bytes: int) -> Iterator[memoryview]:
+    """Yield a file's bytes from `offset` on, through the staging buffer."""
+    end = offset + size_bytes
+    while offset < end:
+        staged = staging_buffer()[: end - offset]
+        offset += _fill(file, offset, [staged.data])
+        yield staged.data
+
+
+def _read_parts(file: OpenFile, offset: int, places: Sequence[Place]) -> Iterator[memoryview]:
+    """Fill `places` from `offset` on, yielding the bytes in file order."""
+    for portion in portions(places):
+        views = [buffer.data for buffer in portion.buffers]
+        offset += _fill(file, offset, views)
+        yield from views
+        portion.put_in_place()
 
 
 def file_name(ref: BlockRef) -> str:

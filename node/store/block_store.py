@@ -20,6 +20,7 @@ from fabric.ids import BlockHash, Fingerprint
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.kvcache.hashing import token_bytes
+from fabric.limits import BLOCK_READERS
 from fabric.ports import DriveSpace
 from node.store.block_files import BlockDisk, BlockFiles, file_name
 from node.store.block_index import BlockIndex
@@ -79,7 +80,15 @@ class LentBlock:
 class BlockStore:
     """Blocks by hash and checksum, with a reference count each."""
 
-    def __init__(self, disk: BlockDisk, spec: ModelCacheSpec, fingerprint: Fingerprint) -> None:
+    def __init__(
+        self,
+        disk: BlockDisk,
+        spec: ModelCacheSpec,
+        fingerprint: Fingerprint,
+        readers_count: int = BLOCK_READERS,
+    ) -> None:
+        """Open the blocks on a disk; `readers_count`: threads that read for one restore."""
+        self.readers_count = readers_count
         self._disk = disk
         self._files = BlockFiles(disk, spec, fingerprint)
         self._index = BlockIndex()

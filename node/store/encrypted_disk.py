@@ -11,7 +11,7 @@ encrypted stay readable beside them, so that the setting may be turned on and of
 import hmac
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -138,18 +138,13 @@ class SealedDisk(PosixDisk):
 
     def read(self, name: str, limit_bytes: int) -> bytes:
         """Return the whole file; raise FileNotFoundError or CorruptDataError."""
-        with self._opened(name) as file:
-            size_bytes = file.plain_bytes
+        with self.opened(name) as file:
+            size_bytes = file.size_bytes
             if size_bytes > limit_bytes:
                 message = f"{name} has {size_bytes} bytes, over the limit of {limit_bytes}"
                 raise CorruptDataError(message)
             whole = memoryview(bytearray(size_bytes))
             return bytes(whole[: file.read_into([whole], 0)])
-
-    def read_into(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Fill `buffers` from `offset` in order; return the bytes read (short at end of file)."""
-        with self._opened(name) as file:
-            return file.read_into(buffers, offset)
 
     def lend(self, name: str, start: int, length: int) -> Payload:
         """Open a part of a file for sending; the caller closes it."""
@@ -163,11 +158,12 @@ class SealedDisk(PosixDisk):
 
     def size_bytes(self, name: str) -> int:
         """Return the length of what the file holds; raise FileNotFoundError."""
-        with self._opened(name) as file:
-            return file.plain_bytes
+        with self.opened(name) as file:
+            return file.size_bytes
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[SealedFile]:
+    def opened(self, name: str) -> Iterator[SealedFile]:
+        """Open a file for several reads; raise FileNotFoundError or CorruptDataError."""
         with self._reading(name) as descriptor:
             yield SealedFile(descriptor, self._key, name)
 
@@ -180,11 +176,11 @@ class SealedDisk(PosixDisk):
             write_all(descriptor, [piece])
 
     def _seal_one(self, name: str) -> int:
-        with self._opened(name) as file:
+        with self.opened(name) as file:
             if file.is_sealed:
                 return 0
             self._publish(name, _pieces(file), self._ordering)
-            return max(1, file.plain_bytes)
+            return max(1, file.size_bytes)
 
 
 def _pieces(file: SealedFile) -> Iterator[memoryview]:

@@ -44,11 +44,11 @@ class SealedFile:
         self._name = name
         head, file_bytes = bytes(_read_at(descriptor, 0, HEAD_BYTES)), os.fstat(descriptor).st_size
         self.is_sealed = head.startswith(MAGIC)
-        self.plain_bytes = file_bytes
+        self.size_bytes = file_bytes
         if self.is_sealed:
             self._count = _chunks_count(file_bytes)
             self._cipher = _cipher(key, head)
-            self.plain_bytes = file_bytes - HEAD_BYTES - TAG_BYTES * self._count
+            self.size_bytes = file_bytes - HEAD_BYTES - TAG_BYTES * self._count
 
     def read_into(self, buffers: Sequence[memoryview], offset: int) -> int:
         """Fill `buffers` from `offset` in order; return the bytes read (short at end of file)."""

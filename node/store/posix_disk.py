@@ -20,13 +20,14 @@ import stat
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
 from fabric.errors import CorruptDataError, FabricError, RejectedError
 from fabric.limits import QUARANTINE_FILES_MAX, QUARANTINE_REASON_CHARS_MAX
-from fabric.ports import DriveSpace
+from fabric.ports import DriveSpace, OpenFile
 from node.store.descriptors import (
     DURABILITIES,
     OPEN_DIRECTORY,
@@ -170,12 +171,16 @@ class PosixDisk:
             count = read_all(descriptor, [memoryview(raw)])
             return bytes(memoryview(raw)[:count])
 
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[OpenFile]:
+        """Open a file for several reads; raise FileNotFoundError."""
+        with self._reading(name) as descriptor:
+            yield _PlainFile(descriptor)
+
     def read_into(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         """Fill `buffers` from `offset` in order; return the bytes read (short at end of file)."""
-        with self._reading(name) as descriptor:
-            # lseek + readv on a descriptor of our own: preadv is missing on older macOS.
-            os.lseek(descriptor, offset, os.SEEK_SET)
-            return read_all(descriptor, buffers)
+        with self.opened(name) as file:
+            return file.read_into(buffers, offset)
 
     def open_payload(self, name: str) -> int:
         """Open a file read-only; the caller closes the descriptor."""
@@ -339,6 +344,22 @@ class PosixDisk:
     def _reading(self, name: str) -> Iterator[int]:
         with closing(self.open_payload(name)) as descriptor, _disk_errors(f"read {name}"):
             yield descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainFile:
+    """An open file that is not encrypted."""
+
+    descriptor: int
+
+    @property
+    def size_bytes(self) -> int:
+        return os.fstat(self.descriptor).st_size
+
+    def read_into(self, buffers: Sequence[memoryview], offset: int) -> int:
+        # lseek + readv on a descriptor of our own: preadv is missing on older macOS.
+        os.lseek(self.descriptor, offset, os.SEEK_SET)
+        return read_all(self.descriptor, buffers)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fabric.errors import CorruptDataError
 from fabric.ids import TenantId
@@ -14,6 +15,7 @@ from fabric.record.restore_plan import window_blocks
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
 from node.store.available_blocks import AvailableBlocks
+from node.store.block_readers import BlockReads
 from node.store.block_store import BlockMissingError
 from node.store.staging import Place
 
@@ -35,7 +37,7 @@ def load_blocks(
 
     `ids` are the tokens that the blocks claim to hold. A block that is missing or fails
     any check is taken out of `available`, and less is restored. The first `loaded_tokens` are in
-    the cache already, in full blocks. Where `cancel` is set, nothing more is read.
+    the cache already, in full blocks. Where `cancel` is set, nothing more is read, and 0 returned.
     """
     return _Loading(store, tenant, ids, available, cache, loaded_tokens, cancel).run(limit)
 
@@ -79,8 +81,12 @@ class _Loading:
         self._is_suspect = False  # one was damaged
 
     def run(self, limit: int) -> int:
-        while limit and (point := self._store.restore_point(self._available, self._ids, limit)):
-            if self._load_full(point) and self._load_windows(point) and self._load_state(point):
+        while limit and not self._is_cancelled:
+            point = self._store.restore_point(self._available, self._ids, limit)
+            if not point:
+                break
+            is_whole = self._load_full(point) and self._load_windows(point)
+            if is_whole and self._load_state(point) and not self._is_cancelled:
                 return point
         # As new: what failed may have placed windows and states for a later token.
         self._cache.place_windows(0)
@@ -93,54 +99,85 @@ class _Loading:
 
     def _load_full(self, point: int) -> bool:
         rows = self._cache.rows()
-        while self._full_end < point:
-            span = self._spans[self._full_end // BLOCK_TOKENS]
-            place = self._available.full.resolve(span.start)
-            views = [row[:, span.start : span.end] for row in rows]
-            if not self._read(place.block, span, views):
-                self._available.full = self._available.full.slice(0, span.start)
-                return False
-            self._full_end = span.end
-        return True
+        spans = [span for span in self._spans if self._full_end <= span.start < point]
+        reads = [
+            _Read(
+                self._available.full.resolve(span.start).block,
+                span,
+                [row[:, span.start : span.end] for row in rows],
+            )
+            for span in spans
+        ]
+        count = self._read_all(reads)
+        if count:
+            self._full_end = spans[count - 1].end
+        if count == len(reads):
+            return True
+        self._available.full = self._available.full.slice(0, spans[count].start)
+        return False
 
     def _load_windows(self, point: int) -> bool:
         if not self._available.windows:
             return True
         self._cache.place_windows(point)
-        for start in window_blocks(point, self._cache.spec.window_tokens):
-            whole, ref = self._spans[start // BLOCK_TOKENS], self._available.windows[start]
-            span = whole.in_group(self._salt, CacheGroup.WINDOW)
+        starts = list(window_blocks(point, self._cache.spec.window_tokens))
+        reads = []
+        for start in starts:
+            span = self._spans[start // BLOCK_TOKENS].in_group(self._salt, CacheGroup.WINDOW)
             views = self._cache.places(span.start, span.end, CacheGroup.WINDOW)
-            if not self._read(ref, span, views):
-                del self._available.windows[start]
-                return False
-        return True
+            reads.append(_Read(self._available.windows[start], span, views))
+        count = self._read_all(reads)
+        if count == len(reads):
+            return True
+        del self._available.windows[starts[count]]
+        return False
 
     def _load_state(self, point: int) -> bool:
         ref = self._available.states.get(point)
         if ref is None:
             return True
         span = self._store.state_span(self._tenant, self._ids, self._spans, point)
-        if not self._read(ref, span, self._cache.state_views()):
+        if not self._read_all([_Read(ref, span, self._cache.state_views())]):
             del self._available.states[point]
             return False
         return True
 
-    def _read(self, ref: BlockRef, span: BlockSpan, views: Sequence[Place | memoryview]) -> bool:
-        """Read one block, which must be the very one that its place asks for."""
-        if not span.names(ref):
-            return False
-        if self._cancel is not None and self._cancel.is_set():
-            return False
-        tokens = self._ids[span.start : span.end]
-        try:
-            self._store.blocks.load_into(ref, span.parent, tokens, views)
-        except CorruptDataError as error:
-            _log.warning("block at token %d is a miss: %s", span.start, error.message)
+    @property
+    def _is_cancelled(self) -> bool:
+        return self._cancel is not None and self._cancel.is_set()
+
+    def _read_all(self, reads: Sequence["_Read"]) -> int:
+        """Read blocks; return how many leading ones are the very ones that their places ask for."""
+        blocks = self._store.blocks
+        count, error = BlockReads(len(reads), lambda index: self._read(reads[index])).run(
+            blocks.readers_count
+        )
+        if isinstance(error, CorruptDataError):
+            _log.warning("block at token %d is a miss: %s", reads[count].span.start, error.message)
             if not isinstance(error, BlockMissingError) and not self._is_suspect:
                 # What damaged one may have damaged more. Found now, all of it is computed and
                 # saved again by this turn; found later, each would cost a turn of its own.
                 self._is_suspect = True
-                self._store.blocks.verify(self._available.refs())
-            return False
-        return True
+                blocks.verify(self._available.refs())
+        elif error is not None and not isinstance(error, _UnreadError):
+            raise error
+        return count
+
+    def _read(self, read: "_Read") -> None:
+        if self._is_cancelled or not read.span.names(read.ref):
+            raise _UnreadError
+        tokens = self._ids[read.span.start : read.span.end]
+        self._store.blocks.load_into(read.ref, read.span.parent, tokens, read.views)
+
+
+class _UnreadError(Exception):
+    """A block that is not read: it is another one, or the restore was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One block to read, the tokens that it must hold, and its places in file order."""
+
+    ref: BlockRef
+    span: BlockSpan
+    views: Sequence[Place | memoryview]

@@ -10,10 +10,12 @@ has: all that was flushed since it was last emptied may be missing, from any poi
 
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import prod
 
 from fabric.errors import CorruptDataError
+from tests.support.opened_file import OpenedFile
 
 PAGE_BYTES = 8192
 SUBSETS_MAX = 4  # of more independent parts than this, only a sample is tried
@@ -266,6 +268,10 @@ class CrashDisk:
             message = "over the limit"
             raise CorruptDataError(message)
         return raw
+
+    def opened(self, name: str):
+        self._find(name)
+        return nullcontext(OpenedFile(self, name))
 
     def read_into(self, name: str, offset: int, buffers) -> int:
         raw, start = self._find(name), offset

@@ -5,6 +5,7 @@ part of a removal. Everything acknowledged stays.
 """
 
 import errno
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from fabric.errors import CorruptDataError
@@ -12,6 +13,7 @@ from fabric.ports import DriveSpace
 from node.store.posix_disk import DiskError
 from tests.sim.loop import PowerLostError
 from tests.sim.workers import pause
+from tests.support.opened_file import OpenedFile
 
 FREE_BYTES = 1 << 40
 STEP_S = 0.0004  # of a worker's time, for each access
@@ -161,6 +163,10 @@ class SimDisk:
             message = "over the limit"
             raise CorruptDataError(message)
         return raw
+
+    def opened(self, name):
+        self._find(name)
+        return nullcontext(OpenedFile(self, name))
 
     def read_into(self, name, offset, buffers):
         self._step()

@@ -168,7 +168,7 @@ class NodeHost:
         engine.note_start = partial(world.edits.note_start, node=self.name)
         disk = self.open_disk()
         disk.recover()
-        blocks = BlockStore(disk, spec, fingerprint)
+        blocks = BlockStore(disk, spec, fingerprint, readers_count=1)
         erased = TombstoneStore(self.open_disk(TOMBSTONES), CLUSTER_KEY)
         records = ManifestStore(disk, CLUSTER_KEY, erased.epoch_of, erased.is_derived)
         store = AgentStore(blocks, records, CLUSTER_KEY, fingerprint, spec)

@@ -196,7 +196,7 @@ def test_a_read_that_fails_for_lack_of_files_costs_no_block(store, disk, monkeyp
         raise DiskError(message, 24)
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "read_into", refuse)
+        patch.setattr(disk, "opened", refuse)
         with pytest.raises(BlockMissingError):
             block.load_from(store)
     assert block.load_from(store) == block.kv
@@ -286,14 +286,14 @@ def test_a_block_put_back_while_it_was_missed_stays(store, disk, monkeypatch):
     block = make_block(1)
     block.put_into(store)
     sizes = iter([FileNotFoundError()])
-    size_bytes = disk.size_bytes
+    opened = disk.opened
 
     def miss_once(name):
         for error in sizes:
             raise error
-        return size_bytes(name)
+        return opened(name)
 
-    monkeypatch.setattr(disk, "size_bytes", miss_once)
+    monkeypatch.setattr(disk, "opened", miss_once)
     with pytest.raises(BlockMissingError):
         block.load_from(store)
     assert store.has(block.ref)

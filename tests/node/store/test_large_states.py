@@ -6,9 +6,10 @@ import pytest
 from fabric.errors import CorruptDataError
 from fabric.kvcache.cache_spec import CacheGroup, LayerKind, LayerSpec, ModelCacheSpec, TensorSpec
 from fabric.limits import BLOCK_BYTES_MAX, BLOCK_TOKENS, MIB
+from node.store import posix_disk
 from node.store.block_files import BlockFiles
 from node.store.posix_disk import PosixDisk
-from node.store.staging import STAGING_BYTES
+from node.store.staging import PORTION_BYTES
 from tests.support.blocks import FINGERPRINT
 
 # Falcon-H1-34B's: 72 layers of 32 x 128 x 256 numbers of 32 bits.
@@ -38,15 +39,15 @@ def test_a_large_state_is_stored_checked_and_read(tmp_path, monkeypatch) -> None
     tokens = np.array(TOKENS, np.uint32).view(np.uint8).data
     files.write(ref, PARENT, [state.data, tokens])
     largest = []
-    read_into = disk.read_into
+    read_all = posix_disk.read_all
 
-    def watched(name, offset, buffers):
-        largest.append(max(buffer.nbytes for buffer in buffers))
-        return read_into(name, offset, buffers)
+    def watched(descriptor, buffers):
+        largest.append(sum(buffer.nbytes for buffer in buffers))
+        return read_all(descriptor, buffers)
 
-    monkeypatch.setattr(disk, "read_into", watched)
+    monkeypatch.setattr(posix_disk, "read_all", watched)
     files.verify(ref)
-    assert max(largest) <= STAGING_BYTES
+    assert max(largest) <= PORTION_BYTES
     out = np.zeros(size, np.uint8)
     files.read(ref, PARENT, TOKENS, [out.data])
     assert np.array_equal(out, state)

@@ -7,7 +7,7 @@ import pytest
 
 from fabric.kvcache.block_chain import block_spans
 from fabric.limits import BLOCK_TOKENS
-from node.store.staging import STAGING_BYTES, put_in_place, staged_groups, staging_buffer
+from node.store.staging import DIRECT_RUN_BYTES, PORTION_BYTES, portions, staging_buffer
 from tests.support.blocks import FINGERPRINT, SALT
 
 
@@ -22,28 +22,39 @@ def rows(heads: int, capacity: int, width: int, start: int, end: int):
     [
         [(1, 1, 1, 0, 1)],
         [(8, 512, 64, 128, 384), (8, 512, 4, 128, 384), (8, 512, 4, 128, 384)],
-        [(2, 16, STAGING_BYTES // 8, 1, 15)],  # each head is larger than the buffer
-        [(1, 2, STAGING_BYTES, 0, 2), (3, 7, 5, 2, 4)],  # contiguous and larger
+        [(2, 16, PORTION_BYTES // 8, 1, 15)],  # each head is larger than the buffer
+        [(1, 2, PORTION_BYTES, 0, 2), (3, 7, 5, 2, 4)],  # contiguous and larger
         [(4, 300, 1024, 7, 291)] * 3,
+        [(2, 400, DIRECT_RUN_BYTES // 128, 3, 131), (2, 400, 4, 3, 131)] * 40,  # both kinds
+        [(3, 300, 4, 0, 9), (0, 300, 4, 0, 9), (2, 64, 1024, 0, 64)],
     ],
 )
 def test_every_byte_lands_where_it_belongs(shapes):
     arrays = [rows(*shape) for shape in shapes]
     raw = np.random.default_rng(0).integers(1, 256, sum(p.size for _, p in arrays), np.uint8)
-    at, staged_most = 0, 0
-    for group in staged_groups([place for _, place in arrays]):
-        size = sum(place.nbytes for place in group)
-        staged_most = max(staged_most, size)
-        staged = staging_buffer()[:size]
-        staged[:] = raw[at : at + size]
-        put_in_place(staged, group)
-        at += size
-    assert (at, staged_most <= STAGING_BYTES) == (raw.size, True)
+    at = 0
+    for portion in portions([place for _, place in arrays]):
+        assert portion.size_bytes == sum(buffer.nbytes for buffer in portion.buffers)
+        assert portion.size_bytes <= PORTION_BYTES
+        for buffer in portion.buffers:
+            buffer[:] = raw[at : at + buffer.nbytes]
+            at += buffer.nbytes
+        portion.put_in_place()
+    assert at == raw.size
     at = 0
     for whole, place in arrays:
         assert place.tobytes() == raw[at : at + place.size].tobytes()
         assert np.count_nonzero(whole) == place.size  # and nothing beside it was touched
         at += place.size
+
+
+def test_long_runs_are_read_to_their_places_and_short_ones_together():
+    codes, scales = rows(8, 512, 64, 0, 256), rows(8, 512, 4, 0, 256)
+    (portion,) = portions([codes[1], scales[1], scales[1]])
+
+    assert [buffer.nbytes for buffer in portion.buffers] == [16_384] * 8 + [2 * 8_192]
+    assert all(np.shares_memory(buffer, codes[0]) for buffer in portion.buffers[:8])
+    assert np.shares_memory(portion.buffers[8], staging_buffer())
 
 
 @pytest.mark.parametrize("seed", range(20))

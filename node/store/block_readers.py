@@ -1,0 +1,52 @@
+"""Read blocks with several reads in flight: one waits for the drive while others are checked.
+
+The thread that asks reads, too, so a pool that is busy with other restores delays none. Reads of
+one restore start in order; the first that fails ends it, once those under way have ended.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Final
+
+from fabric.limits import BLOCK_READERS
+
+_POOL: Final = ThreadPoolExecutor(BLOCK_READERS - 1, thread_name_prefix="block reader")
+
+
+class BlockReads:
+    """The reads of one restore."""
+
+    def __init__(self, count: int, read: Callable[[int], None]) -> None:
+        """Prepare to read blocks 0 to `count` by `read(index)`, which raises where one fails."""
+        self._count = count
+        self._read = read
+        self._lock = threading.Lock()
+        self._next = 0
+        self._failed: dict[int, Exception] = {}
+
+    def run(self, readers_count: int = BLOCK_READERS) -> tuple[int, Exception | None]:
+        """Return how many leading blocks were read, and why no more were; raise nothing."""
+        helpers_count = min(readers_count, self._count) - 1
+        helpers = [_POOL.submit(self._pull) for _ in range(helpers_count)]
+        self._pull()
+        wait([helper for helper in helpers if not helper.cancel()])
+        if not self._failed:
+            return self._count, None
+        first = min(self._failed)
+        return first, self._failed[first]
+
+    def _pull(self) -> None:
+        while (index := self._take()) is not None:
+            try:
+                self._read(index)
+            except Exception as error:  # noqa: BLE001 - the caller of `run` decides
+                with self._lock:
+                    self._failed[index] = error
+
+    def _take(self) -> int | None:
+        with self._lock:
+            if self._failed or self._next >= self._count:
+                return None
+            self._next += 1
+            return self._next - 1

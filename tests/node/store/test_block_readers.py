@@ -1,0 +1,82 @@
+"""Several reads of one restore are in flight, and the first that fails ends it."""
+
+import threading
+import time
+
+import pytest
+
+from fabric.limits import BLOCK_READERS
+from node.store.block_readers import BlockReads
+
+HANG_S = 30.0
+
+
+@pytest.mark.parametrize("readers_count", [1, 2, BLOCK_READERS])
+@pytest.mark.parametrize("count", [0, 1, 3, 100])
+def test_every_block_is_read_once(count, readers_count):
+    read = []
+
+    assert BlockReads(count, read.append).run(readers_count) == (count, None)
+    assert sorted(read) == list(range(count))
+
+
+def test_as_many_reads_are_in_flight_as_there_are_readers():
+    barrier = threading.Barrier(BLOCK_READERS)
+
+    assert BlockReads(BLOCK_READERS, lambda _: barrier.wait(HANG_S)).run()[1] is None
+
+
+def test_one_reader_reads_in_order_on_the_thread_that_asks():
+    read = []
+    BlockReads(20, lambda index: read.append((index, threading.get_ident()))).run(1)
+
+    assert read == [(index, threading.get_ident()) for index in range(20)]
+
+
+@pytest.mark.parametrize("readers_count", [1, BLOCK_READERS])
+def test_the_first_that_fails_counts_and_nothing_is_read_behind_its_company(readers_count):
+    read = []
+
+    def fail_from_seven(index):
+        read.append(index)
+        if index >= 7:
+            raise ValueError(index)
+
+    count, error = BlockReads(1_000, fail_from_seven).run(readers_count)
+
+    assert (count, error.args) == (7, (7,))
+    assert len(read) <= 8 + readers_count
+
+
+def test_reads_under_way_have_ended_before_a_restore_that_failed():
+    ended = []
+
+    def read(index):
+        if index == 0:
+            raise ValueError
+        time.sleep(0.05)
+        ended.append(index)
+
+    count, error = BlockReads(BLOCK_READERS, read).run()
+    ended_count = len(ended)
+    time.sleep(0.1)
+
+    assert (count, type(error)) == (0, ValueError)
+    assert len(ended) == ended_count
+
+
+def test_a_pool_that_others_fill_delays_nobody():
+    block, all_taken = threading.Event(), threading.Barrier(BLOCK_READERS + 1)
+
+    def read_slowly(_):
+        all_taken.wait(HANG_S)
+        block.wait(HANG_S)
+
+    slow = threading.Thread(target=BlockReads(BLOCK_READERS, read_slowly).run)
+    slow.start()
+    all_taken.wait(HANG_S)
+    try:
+        assert BlockReads(50, lambda _: None).run() == (50, None)
+    finally:
+        block.set()
+        slow.join()
