@@ -25,7 +25,7 @@ from node.mlx import attention, device, recurrent_layer
 from node.mlx.batch_layers import GroupedLayer, PaddedLayer, RaggedLayer
 from node.mlx.device import DeviceError, device_errors
 from node.mlx.leaves import nest
-from node.mlx.logprobs import Top, scored, top_of
+from node.mlx.logprobs import Likeliest, Top, scored
 from node.mlx.model_limits import ModelLimits, read_limits
 from node.mlx.opaque_cache import OpaqueCache
 from node.mlx.padded_groups import CPU_TOKENS_MAX, WASTE_MAX, padded_groups
@@ -65,14 +65,14 @@ class DecodeSlot:
     cache: ResidentCache
     sampler: Sampler
     pending: mx.array  # `[1]`, perhaps not computed yet
-    pending_logprobs: mx.array | None = None
+    pending_logprobs: Likeliest | None = None
     pending_is_sampled: bool = False  # False: the prompt's last token, known to the host
     pending_is_read: bool = False
     pending_is_matched: bool = False
     matcher: AnswerMatcher | None = None  # of an answer whose format is prescribed
     keeps_marks: bool = False
     _mark: CacheMark | None = None  # as of the last step's beginning
-    unread: list[tuple[mx.array, mx.array | None]] = field(default_factory=list)
+    unread: list[tuple[mx.array, Likeliest | None]] = field(default_factory=list)
 
     def take_up(self, sampled_count: int) -> None:
         """Take the prompt's last token for the last of `sampled_count` sampled elsewhere."""
@@ -273,6 +273,7 @@ class Engine:
             slot.pending_is_matched = False
             slot.cache.advance(1)
         loose = [slot.cache.loose_ends() for slot in slots]
+        loose += [slot.pending_logprobs.arrays() for slot in slots if slot.pending_logprobs]
         self._unsound.append(unsound)
         mx.async_eval([slot.pending for slot in slots], loose, unsound)
 
@@ -331,17 +332,15 @@ class Engine:
         """Wait for and return the token that was sampled and not fed yet, if there is one."""
         if not slot.pending_is_sampled:
             return None
-        return self._sampled_token(slot, slot.pending, slot.pending_logprobs)
+        return self._sampled_token(slot.pending, slot.pending_logprobs)
 
-    def _sampled_token(
-        self, slot: DecodeSlot, token: mx.array, logprobs: mx.array | None
-    ) -> SampledToken:
+    def _sampled_token(self, token: mx.array, logprobs: Likeliest | None) -> SampledToken:
         with device_errors():
             chosen = int(token.item())
             if chosen >= self.limits.vocabulary_size:
                 message = f"a step sampled token {chosen}, which the model does not have"
                 raise DeviceError(message)
-            return SampledToken(chosen, top_of(logprobs, chosen, slot.sampler.sampling.logprobs))
+            return SampledToken(chosen, logprobs.read([chosen])[0] if logprobs else ())
 
     def read_ahead(self, slot: DecodeSlot) -> list[SampledToken]:
         """Wait for and return the token that is to be fed next, unless it was read before."""
@@ -353,21 +352,21 @@ class Engine:
 
     def read(self, slot: DecodeSlot) -> list[SampledToken]:
         """Wait for and return the tokens that were fed since the last read."""
-        unread = [self._sampled_token(slot, *each) for each in slot.unread]
+        unread = [self._sampled_token(*each) for each in slot.unread]
         slot.unread.clear()
         return unread
 
 
 def _sampled_of(
     slots: list[DecodeSlot], logits: mx.array
-) -> list[tuple[mx.array, mx.array | None]]:
+) -> list[tuple[mx.array, Likeliest | None]]:
     best = mx.argmax(logits, axis=-1).astype(mx.uint32)
     return [_sampled(slot, logits[i : i + 1], best[i : i + 1]) for i, slot in enumerate(slots)]
 
 
 def _sampled(
     slot: DecodeSlot, logits: mx.array, best: mx.array
-) -> tuple[mx.array, mx.array | None]:
+) -> tuple[mx.array, Likeliest | None]:
     """Sample one sequence's token; `best` is the likeliest, which costs nothing if not used."""
     if slot.matcher is not None:
         allowed = unpack_mask(slot.mask(), logits.shape[-1])

@@ -1,6 +1,10 @@
-"""Log probabilities as they are told: of the token that was chosen, and of the likeliest."""
+"""Log probabilities as they are shown: of the token that was chosen, and of the likeliest.
 
-from typing import Final
+They are computed in the same graph as the token that they belong to, so reading them asks nothing
+more of the device.
+"""
+
+from typing import Final, NamedTuple
 
 import mlx.core as mx
 
@@ -8,35 +12,46 @@ LOGPROB_MIN: Final = -9_999.0  # JSON has no infinity; OpenAI's API spells it so
 Top = tuple[tuple[int, float], ...]  # tokens and log probabilities, the chosen one first
 
 
-def top_of(logprobs: mx.array | None, chosen: int, alternatives_count: int | None) -> Top:
-    """List the chosen token and the likeliest of `[1, vocab]`; nothing if nobody asked."""
-    if logprobs is None or alternatives_count is None:
-        return ()
+class Likeliest(NamedTuple):
+    """Per row of logits, not computed yet: the chosen token's logprob, and the likeliest tokens."""
+
+    chosen: mx.array  # `[rows, 1]`
+    tokens: mx.array | None  # `[rows, alternatives]` in any order; None: nobody asked
+    logprobs: mx.array | None  # `[rows, alternatives]`
+
+    def arrays(self) -> list[mx.array]:
+        """List what is to be computed."""
+        return [array for array in self if array is not None]
+
+    def read(self, chosen: list[int]) -> list[Top]:
+        """Wait for the numbers; return them with each row's chosen token.
+
+        Two that are equally likely come in their own order.
+        """
+        own = zip(chosen, self.chosen.tolist(), strict=True)
+        if self.tokens is None or self.logprobs is None:
+            return [((token, logprob),) for token, (logprob,) in own]
+        others = zip(self.tokens.tolist(), self.logprobs.tolist(), strict=True)
+        return [
+            ((token, logprob), *sorted(zip(*row, strict=True), key=lambda each: (-each[1], each)))
+            for (token, (logprob,)), row in zip(own, others, strict=True)
+        ]
+
+
+def likeliest(logprobs: mx.array, chosen: mx.array, alternatives_count: int) -> Likeliest:
+    """Pick of `[rows, vocabulary]` the `chosen` `[rows]` and the likeliest."""
     # What is masked out, or was computed from no numbers, is spelled as nearly impossible.
-    row = mx.where(mx.isfinite(logprobs[0]), logprobs[0], LOGPROB_MIN)
-    best = [(chosen, float(row[chosen].item()))]
-    if alternatives_count:
-        order = mx.argsort(-row)[:alternatives_count].tolist()
-        best += [(int(token), float(row[token].item())) for token in order]
-    return tuple(best)
+    finite = mx.where(mx.isfinite(logprobs), logprobs, LOGPROB_MIN)
+    own = mx.take_along_axis(finite, chosen[:, None], axis=-1)
+    if not alternatives_count:
+        return Likeliest(own, None, None)
+    count = min(alternatives_count, finite.shape[-1])
+    tokens = mx.argpartition(-finite, kth=count - 1, axis=-1)[:, :count]
+    return Likeliest(own, tokens, mx.take_along_axis(finite, tokens, axis=-1))
 
 
 def scored(logits: mx.array, following: list[int], alternatives_count: int) -> list[Top]:
-    """List the same for each row of `[tokens, vocab]`, whose chosen token is the one that follows.
-
-    Two that are equally likely come in their own order.
-    """
+    """List the same for rows of logits; a row's chosen token is the one that follows it."""
     exact = logits.astype(mx.float32)
     exact = exact - mx.logsumexp(exact, axis=-1, keepdims=True)
-    exact = mx.where(mx.isfinite(exact), exact, LOGPROB_MIN)
-    chosen = mx.take_along_axis(exact, mx.array(following)[:, None], axis=-1)
-    if not alternatives_count:
-        return [((token, each),) for token, (each,) in zip(following, chosen.tolist(), strict=True)]
-    count = min(alternatives_count, exact.shape[-1])
-    best = mx.argpartition(-exact, kth=count - 1, axis=-1)[:, :count]
-    told = mx.take_along_axis(exact, best, axis=-1)
-    rows = zip(following, chosen.tolist(), best.tolist(), told.tolist(), strict=True)
-    return [
-        ((token, own[0]), *sorted(zip(ids, values, strict=True), key=lambda each: (-each[1], each)))
-        for token, own, ids, values in rows
-    ]
+    return likeliest(exact, mx.array(following), alternatives_count).read(following)

@@ -15,6 +15,7 @@ from fabric.errors import RejectedError
 from fabric.limits import PENALTY_TOKENS_MAX
 from fabric.turn.generation import Sampling
 from node.grammar.compiler import Mask
+from node.mlx.logprobs import Likeliest, likeliest
 
 _PENALTY_CONTEXT_TOKENS = 1_024
 
@@ -45,7 +46,7 @@ class Sampler:
 
     def sample(
         self, logits: mx.array, allowed: mx.array | None = None, openings: tuple[int, ...] = ()
-    ) -> tuple[mx.array, mx.array | None]:
+    ) -> tuple[mx.array, Likeliest | None]:
         """Pick from `[1, vocab]`; return the token `[1]` and log probabilities if wanted.
 
         These are the model's own: what is not allowed is not picked, and no less probable. Where
@@ -65,7 +66,10 @@ class Sampler:
         self.sampled_count += 1
         if self.history is not None:
             self.history = mx.concatenate([self.history, token])[-PENALTY_TOKENS_MAX:]
-        return token, (logprobs if self.sampling.logprobs is not None else None)
+        alternatives_count = self.sampling.logprobs
+        if alternatives_count is None:
+            return token, None
+        return token, likeliest(logprobs, token, alternatives_count)
 
     def _only(self, allowed: mx.array, logprobs: mx.array) -> mx.array:
         """Share the probability out among what is allowed: top_p and its like count in it."""

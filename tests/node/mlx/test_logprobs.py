@@ -2,7 +2,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from node.mlx.logprobs import LOGPROB_MIN, scored, top_of
+from fabric.turn.generation import Sampling
+from node.mlx import engine, logprobs
+from node.mlx.loaded_model import load_model
+from node.mlx.logprobs import LOGPROB_MIN, likeliest, scored
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 LOGITS = mx.array(np.random.default_rng(0).normal(size=(5, 40)) * 4, mx.float32)
 FOLLOWING = [3, 0, 39, 7, 7]
@@ -25,9 +29,10 @@ def test_every_token_is_told_with_the_likeliest_beside_it(count):
 
 
 def test_a_prompt_is_scored_as_an_answer_is():
-    logprobs = LOGITS - mx.logsumexp(LOGITS, axis=-1, keepdims=True)
+    exact_rows = LOGITS - mx.logsumexp(LOGITS, axis=-1, keepdims=True)
     for at, top in enumerate(scored(LOGITS, FOLLOWING, 4)):
-        told = top_of(logprobs[at : at + 1], FOLLOWING[at], 4)
+        row, chosen = exact_rows[at : at + 1], FOLLOWING[at]
+        (told,) = likeliest(row, mx.array([chosen], mx.uint32), 4).read([chosen])
         assert [token for token, _ in top] == [token for token, _ in told]
         assert [value for _, value in top] == pytest.approx([value for _, value in told])
 
@@ -37,3 +42,28 @@ def test_what_is_no_number_is_nearly_impossible():
     ((chosen, *others),) = scored(logits, [1], 3)
     assert chosen == (1, LOGPROB_MIN)
     assert [token for token, _ in others] == [2, 0, 1]
+
+
+class Forbidden:
+    """Stands for MLX where nothing more may be computed."""
+
+    def __getattr__(self, name):
+        return pytest.fail(f"{name} is computed while tokens are read")
+
+
+@pytest.mark.parametrize("alternatives_count", [None, 0, 5])
+def test_reading_a_token_asks_nothing_more_of_the_device(tmp_path, monkeypatch, alternatives_count):
+    loaded = load_model(str(write_model(tmp_path / "tiny", ONE_LAYER)))
+    prompt, made = [5, 9, 2], loaded.engine
+    cache = made.new_cache(64)
+    made.prefill(cache, prompt[:-1])
+    slot = made.start(cache, prompt, Sampling(logprobs=alternatives_count), 0)
+    for _ in range(3):
+        made.launch([slot])
+    mx.synchronize()
+    for module in (engine, logprobs):
+        monkeypatch.setattr(module, "mx", Forbidden())
+    read = made.read(slot)
+
+    told_count = 0 if alternatives_count is None else 1 + alternatives_count
+    assert [len(each.top) for each in read] == [told_count] * 2
