@@ -13,6 +13,7 @@ from node.agents.owned import OwnedAgents
 from node.drain_flag import DrainFlag
 from node.engine.engine_thread import EngineThread
 from node.grammar.compiler import Compiler, TokenizerFacts
+from node.machine import THERMAL_STATES
 from node.migration.copy_offers import CopySource
 from node.migration.fetching import Fetching
 from node.migration.forks import ForkTarget
@@ -94,6 +95,7 @@ class Ground:
     transfers: TransferServer
     service_time: ServiceTime
     workers: Workers
+    thermal_state: Callable[[], str] = lambda: THERMAL_STATES[0]
     gauge: MemoryGauge = field(default_factory=MemoryGauge)
     endpoint: HttpEndpoint = field(default_factory=HttpEndpoint)
     fetch: Callable[..., TransferReport] = fetch_blocks  # brings blocks from a peer; blocks
@@ -158,6 +160,7 @@ def assemble(ground: Ground) -> Node:
         identity=identity,
         clock=clock,
         endpoint=ground.endpoint,
+        thermal_state=ground.thermal_state,
         health=health,
         workers=workers,
         engine=engine,

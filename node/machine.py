@@ -1,4 +1,4 @@
-"""Read how much memory this machine has, and how short of it the system is.
+"""Read how much memory this machine has, how short of it the system is, and how hot it runs.
 
 Pressure is what the system says of itself, not a count of free bytes: macOS and Linux fill all
 memory with caches that they drop when it is wanted. Source: `kern.memorystatus_vm_pressure_level`
@@ -21,6 +21,8 @@ GROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 # Percent of the last ten seconds in which some task, or all of them, waited for memory.
 SOME_WARNING_PERCENT: Final = 10.0
 FULL_CRITICAL_PERCENT: Final = 10.0
+THERMAL_STATES: Final = ("nominal", "fair", "serious", "critical")  # by NSProcessInfo's number
+_QOS_USER_INITIATED: Final = 0x19
 _STALL: Final = re.compile(r"^(some|full) avg10=(\d+(?:\.\d+)?)", re.MULTILINE)
 
 
@@ -73,8 +75,44 @@ def pressure_of_stalls(text: str) -> Pressure:
     return Pressure.NORMAL
 
 
+def thermal_state(platform: str = sys.platform) -> str:
+    """Return how hot macOS says that the machine is, one of THERMAL_STATES; it slows a hot one."""
+    if platform != "darwin":
+        return THERMAL_STATES[0]
+    state = _read_thermal_state()
+    return THERMAL_STATES[min(max(state, 0), len(THERMAL_STATES) - 1)]
+
+
+def ask_for_fast_cores(platform: str = sys.platform) -> bool:
+    """Ask that this thread runs on performance cores; say whether the system takes that.
+
+    Without it macOS may run a program that an ssh login or a daemon started on efficiency cores.
+    Source: `pthread/qos.h`.
+    """
+    if platform != "darwin":
+        return False
+    call: Callable[..., int] = _library("c").pthread_set_qos_class_self_np
+    return call(ctypes.c_uint(_QOS_USER_INITIATED), ctypes.c_int(0)) == 0
+
+
+def _read_thermal_state() -> int:
+    """Ask `NSProcessInfo`, which is in Foundation."""
+    _library("Foundation")
+    objc = _library("objc")
+    objc.objc_getClass.restype = objc.sel_registerName.restype = ctypes.c_void_p
+    send = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
+        ("objc_msgSend", objc)
+    )
+    info = send(objc.objc_getClass(b"NSProcessInfo"), objc.sel_registerName(b"processInfo"))
+    return int(send(info, objc.sel_registerName(b"thermalState")) or 0)
+
+
+def _library(name: str) -> ctypes.CDLL:
+    return ctypes.CDLL(ctypes.util.find_library(name))
+
+
 def _read_level() -> int | None:
-    read: Callable[..., int] = ctypes.CDLL(ctypes.util.find_library("c")).sysctlbyname
+    read: Callable[..., int] = _library("c").sysctlbyname
     level, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     failed = read(LEVEL_NAME, ctypes.byref(level), ctypes.byref(size), None, ctypes.c_size_t(0))
     return None if failed else level.value

@@ -1,6 +1,7 @@
 """A running node without its transports: its parts, as `node.assembly` has put them together."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fabric.control.node_calls import NodeView, TierBytes
@@ -68,6 +69,7 @@ class Node:
     identity: NodeIdentity
     clock: Clock
     endpoint: HttpEndpoint
+    thermal_state: Callable[[], str]
     health: Health
     workers: Workers
     engine: EngineThread
@@ -167,6 +169,7 @@ class Node:
             fetching=bounded(self.connections.counts(), FETCHING),
             hot_limit_bytes=engine.budget.limit_bytes,
             hot_total_bytes=engine.budget.total_bytes,
+            thermal_state=self.thermal_state(),
             memory_pressure=self.pressure.level.word,
             prompt_bytes_max=prompt_bytes_max(model.context_tokens_max, self.tokenizer.reach_bytes),
         )

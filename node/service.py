@@ -36,7 +36,7 @@ from node.http.control import ControlHttp
 from node.http.generate import HttpServer, build_app, error_reply, http_config
 from node.http.hibernation import HibernationHttp
 from node.http.prompt_question import PromptQuestion
-from node.machine import memory_pressure, ram_bytes
+from node.machine import memory_pressure, ram_bytes, thermal_state
 from node.mlx import device
 from node.mlx.chat_tokenizer import ChatTokenizer, told_of
 from node.mlx.engine import Engine
@@ -239,6 +239,7 @@ class NodeService:
                 ),
                 service_time=service_time,
                 workers=Workers(),
+                thermal_state=thermal_state,
                 gauge=MemoryGauge(memory_pressure, lambda: device.used_bytes() - self._share_bytes),
             )
         )

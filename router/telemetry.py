@@ -16,6 +16,7 @@ from router.placement.link_rates import best_by_kind
 
 _TTFT_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 _PRESSURES = ("normal", "warning", "critical")  # by the number in the metric
+_THERMAL_STATES = ("nominal", "fair", "serious", "critical")
 _MOVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
@@ -63,6 +64,11 @@ class Telemetry:
         self._pressure = gauge(
             "macfabric_memory_pressure",
             "How short the node's machine is of memory: 0 normal, 1 warning, 2 critical.",
+            ["node"],
+        )
+        self._thermal = gauge(
+            "macfabric_thermal_state",
+            "How hot the node's machine is: 0 nominal, 1 fair, 2 serious, 3 critical.",
             ["node"],
         )
         self._rtt = gauge(
@@ -200,8 +206,8 @@ class Telemetry:
             ("total", view.hot_total_bytes),
         ):
             self._hot_bytes.labels(name, kind).set(count_bytes)
-        level = _PRESSURES.index(view.memory_pressure) if view.memory_pressure in _PRESSURES else 0
-        self._pressure.labels(name).set(level)
+        self._pressure.labels(name).set(_place_of(view.memory_pressure, _PRESSURES))
+        self._thermal.labels(name).set(_place_of(view.thermal_state, _THERMAL_STATES))
 
     def exposition(self, membership: Membership) -> bytes:
         """Render everything in Prometheus' text format."""
@@ -223,3 +229,7 @@ class Telemetry:
         for state, count in by_state.items():
             self._nodes.labels(state.value).set(count)
         return generate_latest(self.registry)
+
+
+def _place_of(word: str, words: tuple[str, ...]) -> int:
+    return words.index(word) if word in words else 0

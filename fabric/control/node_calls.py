@@ -117,6 +117,7 @@ class NodeView:
     hot_limit_bytes: int = 0  # for agents' caches now: less than planned under memory pressure
     hot_total_bytes: int = 0  # for agents' caches, as planned
     memory_pressure: str = "normal"  # of its machine: "normal", "warning" or "critical"
+    thermal_state: str = "nominal"  # of its machine: or "fair", "serious", "critical"
     prompt_bytes_max: int = BODY_BYTES_MAX  # of text: no longer prompt fits the context
 
 

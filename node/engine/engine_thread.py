@@ -31,6 +31,7 @@ from node.engine.scheduler import Scheduler
 from node.engine.sequence import Sequence
 from node.engine.speed import Speed
 from node.engine.waiting_share import refusal
+from node.machine import ask_for_fast_cores
 from node.mlx.device import DeviceError, device_errors
 from node.mlx.engine import Engine
 
@@ -220,6 +221,7 @@ class EngineThread:
         return retry_after_s(waiting_count, running_count, self._scheduler.turn_speed.per_s)
 
     def _run(self) -> None:
+        ask_for_fast_cores()
         is_useful = True
         while self._take_in(waits=not is_useful):
             is_useful = self._iterate()

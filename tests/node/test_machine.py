@@ -66,6 +66,38 @@ def test_macos_says_a_level():
     assert machine._read_level() in {1, 2, 4}
 
 
+def test_a_machine_that_does_not_say_how_hot_it_is_counts_as_cool():
+    assert machine.thermal_state("linux") == "nominal"
+
+
+@pytest.mark.parametrize(
+    ("number", "state"),
+    [
+        (-1, "nominal"),
+        (0, "nominal"),
+        (1, "fair"),
+        (2, "serious"),
+        (3, "critical"),
+        (9, "critical"),
+    ],
+)
+def test_thermal_states_of_macos(monkeypatch, number, state):
+    monkeypatch.setattr(machine, "_read_thermal_state", lambda: number)
+
+    assert machine.thermal_state("darwin") == state
+
+
+@pytest.mark.mac
+@pytest.mark.skipif(sys.platform != "darwin", reason="needs macOS: NSProcessInfo, QoS classes")
+def test_macos_says_how_hot_it_is_and_takes_a_qos_class():
+    assert machine.thermal_state() in machine.THERMAL_STATES
+    assert machine.ask_for_fast_cores()
+
+
+def test_other_systems_have_no_qos_class():
+    assert not machine.ask_for_fast_cores("linux")
+
+
 def test_a_containers_limit_counts_as_ram(tmp_path):
     installed_bytes = ram_bytes(tmp_path / "none")
     limit = tmp_path / "memory.max"

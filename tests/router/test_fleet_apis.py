@@ -141,6 +141,7 @@ async def test_metrics():
             "hot_limit_bytes": 700,
             "hot_total_bytes": 800,
             "memory_pressure": "critical",
+            "thermal_state": "serious",
         }
         await made.fleet.membership.refresh()
         await made.chat("hello", agent="alice")
@@ -160,5 +161,6 @@ async def test_metrics():
     assert 'macfabric_hot_bytes{kind="limit",node="node-b"} 700.0' in metrics
     assert 'macfabric_memory_pressure{node="node-b"} 2.0' in metrics
     assert 'macfabric_memory_pressure{node="node-a"} 0.0' in metrics
+    assert 'macfabric_thermal_state{node="node-b"} 2.0' in metrics
     assert "alice" not in metrics
     assert "default" not in metrics

@@ -105,6 +105,7 @@ def _whole_row(fleet: Fleet, member: Member) -> Row:
             "hot_limit_bytes": view.hot_limit_bytes,
             "hot_total_bytes": view.hot_total_bytes,
         },
+        "thermal_state": view.thermal_state,
         "bytes_per_token": view.bytes_per_token,
         "addresses": to_plain(view.addresses),
         "links": to_plain(view.links),
