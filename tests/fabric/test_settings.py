@@ -2,9 +2,9 @@
 
 import pytest
 
-from fabric.codec import to_plain
+from fabric.codec import pack, to_plain, unpack
 from fabric.limits import GIB, MIB
-from fabric.settings import FabricSettings, look_at_settings, parse_settings
+from fabric.settings import FabricSettings, NodeSettings, look_at_settings, parse_settings
 from fabric.settings_reader import SettingsError
 from fabric.units import parse_bytes, parse_seconds
 
@@ -35,6 +35,8 @@ WRONG = [
     ("node.hot_bytes", 8.5, "a number of bytes"),
     ("node.hot_bytes", True, "not True"),
     ("node.disk_ttl_s", "a day", "a number of seconds, such as 86400 or 24h, not 'a day'"),
+    ("node.hot_bytes", 0, "must be positive, or auto"),
+    ("node.disk_bytes", "auto", "a number of bytes"),
     ("node.active_max", "32", "a whole number, not '32'"),
     ("node.exact_chunks", "yes", "true or false, not 'yes'"),
     ("node.chat_template", 7, "must be text, not a number: put it in quotes"),
@@ -59,6 +61,13 @@ def section(setting: str, value: object) -> dict:
 def test_bytes_have_units(text):
     assert parse_bytes(text) == BYTES[text]
     assert parse_settings({"node": {"hot_bytes": text}}).node.hot_bytes == BYTES[text]
+
+
+def test_the_memory_for_caches_may_be_left_to_the_node():
+    for section in ({}, {"node": {"hot_bytes": "auto"}}, {"node": {"hot_bytes": None}}):
+        settings = parse_settings(section)
+        assert settings.node.hot_bytes is None
+        assert unpack(NodeSettings, pack(settings.node)) == settings.node
 
 
 @pytest.mark.parametrize("text", SECONDS)
