@@ -227,6 +227,7 @@ PREFILL_BYTES_MAX: Final = 4 * GIB
 SCORES_COPIES: Final = 4  # of a chunk's scores, of layers whose buffers a GPU has not freed yet
 HOT_BYTES_MIN: Final = 256 * MIB  # for agents' caches; with less a node does not start
 MEMORY_POLL_S: Final = 2.0  # between two looks at the system's memory pressure
+MEMORY_SHRINK_S: Final = 10.0  # between two steps by which a warning shrinks the budget
 MEMORY_CALM_S: Final = 60.0  # without pressure, after which the budget grows again
 MEMORY_SHRINK_PARTS: Final = 8  # of the budget, by which a warning shrinks it
 MEMORY_FLOOR_PARTS: Final = 8  # of the budget, of which one stays under any pressure

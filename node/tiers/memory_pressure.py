@@ -1,7 +1,8 @@
 """Shrink the budget of agents' caches while the machine is short of memory, before it swaps.
 
-    warning    the budget shrinks by a part, to less than is held: idle caches go to disk
-    critical   it shrinks by two parts
+    warning    the budget shrinks by a part, to less than is held: idle caches go to disk; again
+               after MEMORY_SHRINK_S, since a system takes its time to notice what it got back
+    critical   it shrinks by two parts with each look
     normal     it grows by a part with each look, once MEMORY_CALM_S have passed
 
 One part in MEMORY_FLOOR_PARTS always stays, and a turn that runs alone may take more. Arrays
@@ -19,6 +20,7 @@ from fabric.limits import (
     MEMORY_FLOOR_PARTS,
     MEMORY_POLL_S,
     MEMORY_SHRINK_PARTS,
+    MEMORY_SHRINK_S,
 )
 from fabric.ports import Clock
 from node.background_loop import BackgroundLoop
@@ -55,6 +57,7 @@ class MemoryPressure:
         self._hot = hot
         self._clock = clock
         self._pressed_s = -math.inf  # when there was pressure last
+        self._shrunk_s = -math.inf  # when the budget shrank last
         self.level = Pressure.NORMAL
         self._loop = BackgroundLoop("watching the machine's memory", self.step, note_failed_round)
 
@@ -73,7 +76,9 @@ class MemoryPressure:
         self.level = level
         if level is not Pressure.NORMAL:
             self._pressed_s = now_s
-            await self._shrink(_PARTS[level])
+            if level is Pressure.CRITICAL or now_s - self._shrunk_s >= MEMORY_SHRINK_S:
+                self._shrunk_s = now_s
+                await self._shrink(_PARTS[level])
         elif now_s - self._pressed_s >= MEMORY_CALM_S:
             budget = self._engine.budget
             budget.restrict(budget.limit_bytes + budget.total_bytes // MEMORY_SHRINK_PARTS)

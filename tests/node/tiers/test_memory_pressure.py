@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fabric.control.node_calls import Describe, NodeView
-from fabric.limits import MEMORY_CALM_S, MEMORY_FLOOR_PARTS, MEMORY_SHRINK_PARTS
+from fabric.limits import MEMORY_CALM_S, MEMORY_FLOOR_PARTS, MEMORY_SHRINK_PARTS, MEMORY_SHRINK_S
 from node.machine import Pressure
 from node.tiers.memory_pressure import MemoryGauge, MemoryPressure
 from tests.node.fake_engine import FakeClock
@@ -65,6 +65,11 @@ def test_idle_agents_go_to_disk_under_pressure_and_lose_nothing(tmp_path, model)
         assert first_bytes == before_bytes - total_bytes // MEMORY_SHRINK_PARTS
         assert bench.node.table.hot_bytes <= first_bytes
         assert bench.returned_count == 1
+
+        bench.clock.now_s += MEMORY_SHRINK_S - 1
+        assert bench.step() == first_bytes, "the system has yet to notice what it got back"
+        bench.clock.now_s += 1
+        assert bench.step() < first_bytes
 
         bench.level = Pressure.CRITICAL
         for _ in range(MEMORY_SHRINK_PARTS):
