@@ -57,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="a bundled model's name or a folder (over --config)")
     parser.add_argument("--bind", help="address the nodes listen on (default: Ray's)")
     parser.add_argument("--expect", type=int, default=1, help="wait for this many nodes")
+    parser.add_argument(
+        "--machine-nodes", type=int, default=1, help="nodes that share the memory of one machine"
+    )
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds until that")
     parser.add_argument(
         "--ray-timeout", type=float, default=math.inf, help="seconds until Ray must be joined"
@@ -82,7 +85,7 @@ def _run(arguments: argparse.Namespace, output: IO[str]) -> int:
         read_keys(Path(settings.keys_dir or arguments.data_dir).expanduser()).digest,
         arguments.bind,
         arguments.service_module,
-        max(1, arguments.expect) if arguments.bind else 1,
+        max(1, arguments.machine_nodes),
     )
     began_s = time.monotonic()
     deadline_s = began_s + arguments.timeout

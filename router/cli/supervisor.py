@@ -55,6 +55,7 @@ class Plan:
     operator_key: str | None = None  # for asking our own router
     trusted: Path | None = None  # what the router's certificate is checked with, if it has one
     certificate: Path | None = None  # the operator's own, if it shows that one
+    machine_nodes: int = 1  # on one machine: they share its memory
     bind: str | None = None  # what the nodes listen on; None: the address Ray knows them by
     waits_for_good: bool = False  # for nodes that come later, once Ray is joined
     stop_wait_s: float = 0.0  # for running turns, unless `down` asks for something else
@@ -261,6 +262,7 @@ class Supervisor:
             argv += ["--ray-timeout", str(plan.ray_timeout_s)]
         argv += ["--config", str(plan.config)] if plan.config else []
         argv += ["--bind", plan.bind] if plan.bind else []
+        argv += ["--machine-nodes", str(plan.machine_nodes)]
         self.keeper.start(NODES, argv, plan.environment, plan.folder.log(NODES), piped=True)
 
     def _start_router(self) -> None:

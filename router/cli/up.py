@@ -121,6 +121,7 @@ def run_up(arguments: argparse.Namespace) -> int:
             settings.router.host,
             settings.router.port,
             nodes_expected=len(names),
+            machine_nodes=len(names),
             at_exit="stop",
             operator_key=folder.renew_operator_key(),
             trusted=folder.keys.authority,
