@@ -65,9 +65,10 @@ class RecurrentLayer(ArraysCache):
     @property
     def nbytes(self) -> int:
         """Bytes of this sequence's own state."""
-        if self.stack is None:
+        stack = self.stack  # another thread may take it out meanwhile
+        if stack is None:
             return sum(int(array.nbytes) for array in self.cache)
-        return sum(int(array.nbytes) // array.shape[0] for array in self.stack.cache)
+        return sum(int(array.nbytes) // array.shape[0] for array in stack.cache)
 
 
 class StackedState(ArraysCache):

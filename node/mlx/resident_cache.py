@@ -84,9 +84,9 @@ class ResidentCache:
 
     @property
     def size_bytes(self) -> int:
-        """Memory held, capacity included."""
+        """Memory held, capacity included; callable from any thread."""
         held = sum(leaf.nbytes for leaf in self.leaves)
-        held += sum(view.nbytes for view in self.slid.values())
+        held += sum(view.nbytes for view in list(self.slid.values()))
         held += self.windows.size_bytes
         # One state may be held several times, and be the present one.
         taken = [*self.snapshots.values(), *self.states.values()]

@@ -144,7 +144,8 @@ class Sequences:
         """Hand the sequence and the agent's cache to the engine, or neither."""
         hot, cache, budget = self.hot, prepared.cache, self.engine.budget
         sequence.reservation = reservation = Reservation(budget)
-        reservation.count(cache.size_bytes)
+        held_bytes = cache.size_bytes  # from here on the engine may change it
+        reservation.count(held_bytes)
         try:
             self.engine.submit(sequence)
         except FabricError:
@@ -152,7 +153,7 @@ class Sequences:
             raise
         agent.cache = None
         hot.note()
-        needs_bytes = max(0, sequence.reserve_bytes - cache.size_bytes)
+        needs_bytes = max(0, sequence.reserve_bytes - held_bytes)
         if budget.claimable_bytes - budget.idle_bytes < needs_bytes <= budget.claimable_bytes:
             hot.make_room(needs_bytes)
 

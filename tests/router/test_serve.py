@@ -222,7 +222,8 @@ def test_finds_nodes_in_ray_and_survives_their_death(tmp_path):
     assert ready["nodes"] == ["node-a"]
     assert first.choices[0].message.content == "<user>one two "
     assert after.headers["x-macfabric-node"] == "node-b"
-    assert after.headers["x-macfabric-epoch"] == "2"
+    # A router that does not know all nodes goes above every epoch that another may have given.
+    assert int(after.headers["x-macfabric-epoch"]) > 1
     assert status == 0, log
     assert "Traceback" not in log, log
     assert "one two" not in log

@@ -1,12 +1,14 @@
 """Going back in memory: to any token, or to a state that is still there."""
 
+import sys
+import threading
 from functools import cache as remembered
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from fabric.kvcache.cache_spec import CacheGroup
+from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.limits import STATES_HOT_MAX
 from fabric.settings import KvBits
 from fabric.turn.generation import Sampling
@@ -148,3 +150,26 @@ def test_models_without_states_go_back_to_any_token() -> None:
     assert not cache.states
     assert not cache.snapshots
     assert [cache.rewind_point(limit) for limit in (0, 17, 60, 90)] == [0, 17, 60, 60]
+
+
+def test_its_size_may_be_asked_for_while_the_engine_changes_it() -> None:
+    """The loop adds up the caches of all agents, whatever the engine does with one of them."""
+    cache, over = ResidentCache(ModelCacheSpec(()), 16), threading.Event()
+
+    def change() -> None:
+        while not over.is_set():
+            for start in range(40):
+                cache.slid[start] = memoryview(b"row")
+            cache.slid.clear()
+
+    interval_s, changing = sys.getswitchinterval(), threading.Thread(target=change)
+    sys.setswitchinterval(1e-6)
+    changing.start()
+    try:
+        sizes = {cache.size_bytes for _ in range(3_000)}
+    finally:
+        over.set()
+        changing.join()
+        sys.setswitchinterval(interval_s)
+
+    assert len(sizes) > 1
