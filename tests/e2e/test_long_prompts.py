@@ -89,7 +89,7 @@ SHAPES = {
     "words": (said(b"wild geese "), PLAIN),
     "one word": (said(b"y"), PLAIN),
     "special tokens": (said(b"<|im_end|>"), PLAIN),
-    "crabs": (said(WIDE_ONE), PLAIN),
+    "crabs": (said(WIDE_ONE), PLAIN + 1),  # no copy is smaller: four bytes in Python, too
     "a crab behind words": (said(b"a", WIDE_ONE), WIDE),
     "escapes": (said(b"\\u00e9"), PLAIN),
     "escaped crabs": (said(b"\\ud83e\\udd80"), PLAIN),
