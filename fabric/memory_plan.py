@@ -111,8 +111,8 @@ def _does_not_fit(
     beside = f", shared by {machine.nodes_count} nodes" if machine.nodes_count > 1 else ""
     fewer = ", or fewer nodes on this machine" if machine.nodes_count > 1 else ""
     message = (
-        f"the model does not fit: this machine has {format_bytes(machine.ram_bytes)} of RAM, of "
-        f"which models and caches may take {format_bytes(machine.working_set_bytes)}{beside}. Of "
+        f"model and caches do not fit: this machine has {format_bytes(machine.ram_bytes)} of RAM, "
+        f"of which they may take {format_bytes(machine.working_set_bytes)}{beside}. Of "
         f"{format_bytes(plan.share_bytes)} the weights take {format_bytes(plan.weights_bytes)}, "
         f"prefill {format_bytes(plan.prefill_bytes)}, MLX's pool {format_bytes(plan.pool_bytes)}, "
         f"a reserve {format_bytes(DEVICE_RESERVE_BYTES)}: {format_bytes(max(0, left_bytes))} is "

@@ -49,12 +49,12 @@ def synchronize() -> None:
 
 
 def gpu_memory() -> GpuMemory | None:
-    """Return what the GPU can hold; None where models run on the CPU."""
+    """Return what the GPU can hold; None without one, or where MLX does not say."""
     if not is_gpu():
         return None
     info = mx.device_info()
-    recommended = info.get("max_recommended_working_set_size") or info["total_memory"]
-    return GpuMemory(int(recommended), info.get("resource_limit"))
+    size_bytes = info.get("max_recommended_working_set_size") or info.get("total_memory")
+    return GpuMemory(int(size_bytes), info.get("resource_limit")) if size_bytes else None
 
 
 def limit_memory(share_bytes: int, pool_bytes: int) -> None:

@@ -97,3 +97,23 @@ def test_an_idle_engine_returns_it_once(monkeypatch):
             made.call(lambda: None).result()
     finally:
         made.stop()
+
+
+@pytest.mark.parametrize(
+    ("info", "memory"),
+    [
+        (
+            {"max_recommended_working_set_size": 11, "resource_limit": 499_000, "memory_size": 16},
+            device.GpuMemory(11, 499_000),
+        ),
+        ({"total_memory": 80, "compute_capability_major": 9}, device.GpuMemory(80, None)),
+        ({"architecture": "unknown"}, None),
+    ],
+    ids=["Metal", "CUDA", "neither"],
+)
+def test_what_a_gpu_can_hold(monkeypatch, info, memory):
+    monkeypatch.setattr(mx, "device_info", lambda: info)
+
+    assert device.gpu_memory() is None, "no model runs on a GPU here"
+    monkeypatch.setattr(device, "is_gpu", lambda: True)
+    assert device.gpu_memory() == memory
