@@ -121,11 +121,14 @@ class _Loading:
             return True
         self._cache.place_windows(point)
         starts = list(window_blocks(point, self._cache.spec.window_tokens))
+        whole = [self._spans[start // BLOCK_TOKENS] for start in starts]
+        spans = [span.in_group(self._salt, CacheGroup.WINDOW) for span in whole]
+        rows = self._cache.places(spans[0].start, spans[-1].end, CacheGroup.WINDOW)
         reads = []
-        for start in starts:
-            span = self._spans[start // BLOCK_TOKENS].in_group(self._salt, CacheGroup.WINDOW)
-            views = self._cache.places(span.start, span.end, CacheGroup.WINDOW)
-            reads.append(_Read(self._available.windows[start], span, views))
+        for span in spans:
+            start, end = span.start - spans[0].start, span.end - spans[0].start
+            views = [row[:, start:end] for row in rows]
+            reads.append(_Read(self._available.windows[span.start], span, views))
         count = self._read_all(reads)
         if count == len(reads):
             return True
