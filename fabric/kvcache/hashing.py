@@ -86,7 +86,7 @@ class PayloadHash:
 
 def payload_checksum(parts: Iterable[bytes | bytearray | memoryview]) -> Checksum:
     """Checksum a block's payload given as consecutive buffers in file order."""
-    payload = PayloadHash()
+    digest = xxh3_128()
     for part in parts:
-        payload.update(part)
-    return payload.checksum()
+        digest.update(part)
+    return Checksum(digest.digest())

@@ -44,10 +44,10 @@ class Portion:
     _run_from: int | None = None  # where in the staging buffer the last of `buffers` begins
     _copies: list[tuple[Place, Place]] = field(default_factory=list)
 
-    def add_runs(self, runs: Sequence[Place]) -> None:
-        """Add contiguous runs that are filled in place."""
+    def add_runs(self, runs: Sequence[Place], size_bytes: int) -> None:
+        """Add contiguous runs, of so many bytes together, that are filled in place."""
         self.buffers += runs
-        self.size_bytes += sum(run.nbytes for run in runs)
+        self.size_bytes += size_bytes
         self._run_from = None
 
     def stage(self, place: Place) -> None:
@@ -75,21 +75,23 @@ def portions(places: Sequence[Place]) -> Iterator[Portion]:
         if portion.buffers and portion.size_bytes + piece.nbytes > PORTION_BYTES:
             yield portion
             portion = Portion()
-        runs = _runs(piece)
-        if runs and runs[0].nbytes >= DIRECT_RUN_BYTES:
-            portion.add_runs(runs)
+        runs = _long_runs(piece)
+        if runs:
+            portion.add_runs(runs, piece.nbytes)
         else:
             portion.stage(piece)
     if portion.buffers:
         yield portion
 
 
-def _runs(piece: Place) -> Sequence[Place]:
-    """Return the contiguous runs of a piece; none where even its parts have gaps."""
+def _long_runs(piece: Place) -> Sequence[Place]:
+    """Return the contiguous runs of a piece; none where they are short, or its parts have gaps."""
     if piece.flags.c_contiguous:
-        return [piece.reshape(-1)]
-    parts = list(piece)
-    return [part.reshape(-1) for part in parts] if parts[0].flags.c_contiguous else []
+        return [piece.reshape(-1)] if piece.nbytes >= DIRECT_RUN_BYTES else []
+    if piece.nbytes < DIRECT_RUN_BYTES * len(piece):
+        return []
+    runs = list(piece)
+    return [run.reshape(-1) for run in runs] if runs[0].flags.c_contiguous else []
 
 
 def _pieces(places: Sequence[Place]) -> Iterator[Place]:
