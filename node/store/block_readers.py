@@ -23,9 +23,9 @@ class BlockReads:
         self._read = read
         self._lock = threading.Lock()
         self._next = 0
-        self._failed: dict[int, Exception] = {}
+        self._failed: dict[int, BaseException] = {}
 
-    def run(self, readers_count: int = BLOCK_READERS) -> tuple[int, Exception | None]:
+    def run(self, readers_count: int = BLOCK_READERS) -> tuple[int, BaseException | None]:
         """Return how many leading blocks were read, and why no more were; raise nothing."""
         helpers_count = min(readers_count, self._count) - 1
         helpers = [_POOL.submit(self._pull) for _ in range(helpers_count)]
@@ -40,7 +40,7 @@ class BlockReads:
         while (index := self._take()) is not None:
             try:
                 self._read(index)
-            except Exception as error:  # noqa: BLE001 - the caller of `run` decides
+            except BaseException as error:  # noqa: BLE001 - the caller of `run` decides
                 with self._lock:
                     self._failed[index] = error
 

@@ -48,6 +48,23 @@ def test_the_first_that_fails_counts_and_nothing_is_read_behind_its_company(read
     assert len(read) <= 8 + readers_count
 
 
+def test_whatever_ends_a_read_on_another_thread_counts_as_a_failure():
+    """Also what no handler of errors expects: that block was not read."""
+    asking = threading.get_ident()
+    both = threading.Barrier(2)
+
+    def end_elsewhere(index):
+        if index < 2:
+            both.wait(HANG_S)
+        if threading.get_ident() != asking:
+            raise SystemExit
+
+    count, error = BlockReads(2, end_elsewhere).run(2)
+
+    assert count < 2
+    assert isinstance(error, SystemExit)
+
+
 def test_reads_under_way_have_ended_before_a_restore_that_failed():
     ended = []
 
