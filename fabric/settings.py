@@ -30,7 +30,7 @@ from fabric.limits import (
     WAITING_REQUESTS_MAX,
 )
 from fabric.retention.policy import Rules, TenantShare
-from fabric.settings_reader import SettingProblem, read_class, require_sound
+from fabric.settings_reader import AUTOMATIC, SettingProblem, read_class, require_sound
 from fabric.template_options import RESERVED_OPTIONS
 
 _POLICY_NAME = re.compile(rf"\w[\w.-]{{0,{POLICY_NAME_CHARS_MAX - 1}}}", re.ASCII)
@@ -40,7 +40,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9_.:\[\]-]{1,253}", re.ASCII)
 _ROOT = "macfabric"
 KV_BITS = {0, 4, 8}
 DURABILITIES = ("full", "barrier", "none")
-AUTO, ALWAYS, NEVER = ENCRYPTION_MODES = ("auto", "always", "never")
+AUTO, ALWAYS, NEVER = ENCRYPTION_MODES = (AUTOMATIC, "always", "never")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from fabric.units import parse_bytes, parse_seconds
 
 _INVALID: Final = object()  # in place of a value that cannot be used
 _SHOWN_CHARS: Final = 40
-AUTOMATIC: Final = "auto"  # for what may be None: the program chooses
+AUTOMATIC: Final = "auto"  # the program chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _read(kind: Any, value: Any, where: str, problems: list[SettingProblem]) -> 
         return value
     origin = get_origin(kind)
     if origin in (Union, UnionType):
-        if value is None or value == AUTOMATIC:
+        if value is None or (value == AUTOMATIC and _is_bytes(where.rpartition(".")[2])):
             return None
         (kind,) = (each for each in get_args(kind) if each is not NoneType)
         return _read(kind, value, where, problems)

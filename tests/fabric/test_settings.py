@@ -37,6 +37,7 @@ WRONG = [
     ("node.disk_ttl_s", "a day", "a number of seconds, such as 86400 or 24h, not 'a day'"),
     ("node.hot_bytes", 0, "must be positive, or auto"),
     ("node.disk_bytes", "auto", "a number of bytes"),
+    ("node.tenants.a.floor", "auto", "must be a number, not 'auto'"),
     ("node.active_max", "32", "a whole number, not '32'"),
     ("node.exact_chunks", "yes", "true or false, not 'yes'"),
     ("node.chat_template", 7, "must be text, not a number: put it in quotes"),
