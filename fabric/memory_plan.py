@@ -83,18 +83,16 @@ def plan_memory(
     pool_bytes = min(DEVICE_POOL_BYTES, share_bytes // _POOL_PART)
     taken_bytes = weights_bytes + prefill_bytes + pool_bytes + DEVICE_RESERVE_BYTES
     left_bytes = share_bytes - taken_bytes
+    if hot_bytes is None:
+        caches_bytes, least_bytes, what = left_bytes, HOT_BYTES_MIN, "at least"
+    else:
+        caches_bytes, least_bytes, what = hot_bytes, hot_bytes, "node.hot_bytes,"
+    array_bytes_min = _array_bytes_min(machine, caches_bytes)
     plan = MemoryPlan(
-        share_bytes,
-        weights_bytes,
-        left_bytes if hot_bytes is None else hot_bytes,
-        prefill_bytes,
-        pool_bytes,
-        _array_bytes_min(machine, left_bytes if hot_bytes is None else hot_bytes),
+        share_bytes, weights_bytes, caches_bytes, prefill_bytes, pool_bytes, array_bytes_min
     )
-    if hot_bytes is None and left_bytes < HOT_BYTES_MIN:
-        raise _does_not_fit(plan, machine, f"at least {format_bytes(HOT_BYTES_MIN)}", left_bytes)
-    if hot_bytes is not None and hot_bytes > left_bytes:
-        raise _does_not_fit(plan, machine, f"node.hot_bytes, {format_bytes(hot_bytes)}", left_bytes)
+    if left_bytes < least_bytes:
+        raise _does_not_fit(plan, machine, f"{what} {format_bytes(least_bytes)}", left_bytes)
     return plan
 
 

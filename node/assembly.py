@@ -7,13 +7,13 @@ on differs between a Mac and a simulation; the rest is the same.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fabric.control.node_calls import THERMAL_STATES
 from fabric.ports import Clock
 from node.agents.agent_table import AgentTable
 from node.agents.owned import OwnedAgents
 from node.drain_flag import DrainFlag
 from node.engine.engine_thread import EngineThread
 from node.grammar.compiler import Compiler, TokenizerFacts
-from node.machine import THERMAL_STATES
 from node.migration.copy_offers import CopySource
 from node.migration.fetching import Fetching
 from node.migration.forks import ForkTarget

@@ -12,8 +12,11 @@ import re
 import sys
 from collections.abc import Callable
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 from typing import Final
+
+from fabric.control.node_calls import THERMAL_STATES
 
 LEVEL_NAME: Final = b"kern.memorystatus_vm_pressure_level"
 STALLS: Final = Path("/proc/pressure/memory")
@@ -21,7 +24,6 @@ GROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 # Percent of the last ten seconds in which some task, or all of them, waited for memory.
 SOME_WARNING_PERCENT: Final = 10.0
 FULL_CRITICAL_PERCENT: Final = 10.0
-THERMAL_STATES: Final = ("nominal", "fair", "serious", "critical")  # by NSProcessInfo's number
 _QOS_USER_INITIATED: Final = 0x19
 _STALL: Final = re.compile(r"^(some|full) avg10=(\d+(?:\.\d+)?)", re.MULTILINE)
 
@@ -35,7 +37,7 @@ class Pressure(IntEnum):
 
     @property
     def word(self) -> str:
-        """Its name for people."""
+        """Return the level as messages spell it, one of PRESSURES."""
         return self.name.lower()
 
 
@@ -107,6 +109,7 @@ def _read_thermal_state() -> int:
     return int(send(info, objc.sel_registerName(b"thermalState")) or 0)
 
 
+@cache
 def _library(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(ctypes.util.find_library(name))
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from fabric.control.node_calls import NodeView
+from fabric.control.node_calls import PRESSURES, THERMAL_STATES, NodeView
 from fabric.ids import NodeName
 from fabric.net.transfer_counts import FETCHING, SENDING, bounded
 from fabric.turn.generation import Admitted, CacheTier
@@ -15,8 +15,6 @@ from router.fleet.membership import LeaseState, Member, Membership
 from router.placement.link_rates import best_by_kind
 
 _TTFT_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
-_PRESSURES = ("normal", "warning", "critical")  # by the number in the metric
-_THERMAL_STATES = ("nominal", "fair", "serious", "critical")
 _MOVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
@@ -206,8 +204,8 @@ class Telemetry:
             ("total", view.hot_total_bytes),
         ):
             self._hot_bytes.labels(name, kind).set(count_bytes)
-        self._pressure.labels(name).set(_place_of(view.memory_pressure, _PRESSURES))
-        self._thermal.labels(name).set(_place_of(view.thermal_state, _THERMAL_STATES))
+        self._pressure.labels(name).set(_place_of(view.memory_pressure, PRESSURES))
+        self._thermal.labels(name).set(_place_of(view.thermal_state, THERMAL_STATES))
 
     def exposition(self, membership: Membership) -> bytes:
         """Render everything in Prometheus' text format."""

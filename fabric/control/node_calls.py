@@ -77,6 +77,10 @@ class AgentView(AgentName):
     wishes: Wishes | None = None
 
 
+PRESSURES: Final = ("normal", "warning", "critical")  # how short a machine is of memory
+THERMAL_STATES: Final = ("nominal", "fair", "serious", "critical")  # by NSProcessInfo's number
+
+
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """One node's state, as its heartbeat tells it."""
@@ -116,8 +120,8 @@ class NodeView:
     fetching: dict[str, int] = field(default_factory=dict)  # `transfer_counts.FETCHING`
     hot_limit_bytes: int = 0  # for agents' caches now: less than planned under memory pressure
     hot_total_bytes: int = 0  # for agents' caches, as planned
-    memory_pressure: str = "normal"  # of its machine: "normal", "warning" or "critical"
-    thermal_state: str = "nominal"  # of its machine: or "fair", "serious", "critical"
+    memory_pressure: str = PRESSURES[0]  # of its machine: one of PRESSURES
+    thermal_state: str = THERMAL_STATES[0]  # of its machine: one of THERMAL_STATES
     prompt_bytes_max: int = BODY_BYTES_MAX  # of text: no longer prompt fits the context
 
 

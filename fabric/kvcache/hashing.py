@@ -86,7 +86,7 @@ class PayloadHash:
 
 def payload_checksum(parts: Iterable[bytes | bytearray | memoryview]) -> Checksum:
     """Checksum a block's payload given as consecutive buffers in file order."""
-    digest = xxh3_128()
+    payload = PayloadHash()
     for part in parts:
-        digest.update(part)
-    return Checksum(digest.digest())
+        payload.update(part)
+    return payload.checksum()

@@ -16,7 +16,7 @@ class Likeliest(NamedTuple):
     """Per row of logits, not computed yet: the chosen token's logprob, and the likeliest tokens."""
 
     chosen: mx.array  # `[rows, 1]`
-    tokens: mx.array | None  # `[rows, alternatives]` in any order; None: nobody asked
+    tokens: mx.array | None  # `[rows, alternatives]` in any order; None: not requested
     logprobs: mx.array | None  # `[rows, alternatives]`
 
     def arrays(self) -> list[mx.array]:

@@ -162,7 +162,7 @@ class BlockFiles:
     def lend(self, ref: BlockRef) -> Payload:
         """Open a block's data for sending; the caller closes it."""
         with self._opened(ref):
-            pass
+            pass  # its length is right
         start = self.file_bytes(ref) - ref.payload_bytes
         return self._disk.lend(file_name(ref), start, ref.payload_bytes)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, TypeAlias
 
+from fabric.control.node_calls import PRESSURES
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName, TenantId
 from fabric.net.links import LinkKind
 from fabric.turn.generation import Admitted
@@ -172,7 +173,7 @@ class MemoryChanged:
     @property
     def is_usual(self) -> bool:
         """Whether the caches may hold what was planned."""
-        return self.pressure == "normal" and self.hot_limit_bytes == self.hot_total_bytes
+        return self.pressure == PRESSURES[0] and self.hot_limit_bytes == self.hot_total_bytes
 
 
 @dataclass(frozen=True, slots=True)
