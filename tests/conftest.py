@@ -27,7 +27,6 @@ LONGEST = (
     "node/turn/test_edited_turns.py",
     "sim/test_simulation.py",
     "faults/test_migration_kills.py",
-    "cluster/test_launch.py",
     "node/mlx/test_every_architecture.py",
     "e2e/test_hostile_requests.py",
     "cluster/test_up.py",

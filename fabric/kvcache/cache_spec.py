@@ -115,8 +115,18 @@ class LayerSpec:
         return (*slots, *states)
 
 
+class _Hashed:
+    """Where a spec keeps its hash: sizes and headers are looked up by it, several for each block.
+
+    It is no field, so it is neither compared nor sent.
+    """
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+
 @dataclass(frozen=True, slots=True)
-class ModelCacheSpec:
+class ModelCacheSpec(_Hashed):
     """The cache of a whole model."""
 
     layers: tuple[LayerSpec, ...]
@@ -128,6 +138,12 @@ class ModelCacheSpec:
         """Take every layer for a cache of its own unless told otherwise."""
         if not self.nesting:
             object.__setattr__(self, "nesting", (0,) * len(self.layers))
+        own_hash = hash((self.layers, self.nesting, self.sharing_count))
+        object.__setattr__(self, "_hash", own_hash)
+
+    def __hash__(self) -> int:
+        """Return the hash of the fields that are compared."""
+        return self._hash
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:

@@ -224,9 +224,8 @@ def _pieces(file: OpenFile, offset: int, size_bytes: int) -> Iterator[memoryview
 def _read_parts(file: OpenFile, offset: int, places: Sequence[Place]) -> Iterator[memoryview]:
     """Fill `places` from `offset` on, yielding the bytes in file order."""
     for portion in portions(places):
-        views = [buffer.data for buffer in portion.buffers]
-        offset += _fill(file, offset, views)
-        yield from views
+        offset += _fill(file, offset, [portion.view])
+        yield portion.view
         portion.put_in_place()
 
 

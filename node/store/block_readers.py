@@ -5,13 +5,17 @@ one restore start in order; the first that fails ends it, once those under way h
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final
 
 from fabric.limits import BLOCK_READERS
 
 _POOL: Final = ThreadPoolExecutor(BLOCK_READERS - 1, thread_name_prefix="block reader")
+
+
+class UnreadBlockError(Exception):
+    """A block that is not read: it is another one or a miss, or the restore was cancelled."""
 
 
 class BlockReads:
@@ -50,3 +54,21 @@ class BlockReads:
                 return None
             self._next += 1
             return self._next - 1
+
+
+def failed_reads(
+    count: int, read: Callable[[int], None], readers_count: int = BLOCK_READERS
+) -> Iterator[int]:
+    """Read blocks 0 to `count`; yield each that raises UnreadBlockError, and go on behind it.
+
+    Whatever else ends a read is raised.
+    """
+    first = 0
+    while first < count:
+        done, error = BlockReads(count - first, lambda at: read(first + at)).run(readers_count)  # noqa: B023
+        if error is None:
+            return
+        if not isinstance(error, UnreadBlockError):
+            raise error
+        yield first + done
+        first += done + 1

@@ -15,7 +15,7 @@ from fabric.record.restore_plan import window_blocks
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
 from node.store.available_blocks import AvailableBlocks
-from node.store.block_readers import BlockReads
+from node.store.block_readers import BlockReads, UnreadBlockError
 from node.store.block_store import BlockMissingError
 from node.store.staging import Place
 
@@ -162,19 +162,15 @@ class _Loading:
                 # saved again by this turn; found later, each would cost a turn of its own.
                 self._is_suspect = True
                 blocks.verify(self._available.refs())
-        elif error is not None and not isinstance(error, _UnreadError):
+        elif error is not None and not isinstance(error, UnreadBlockError):
             raise error
         return count
 
     def _read(self, read: "_Read") -> None:
         if self._is_cancelled or not read.span.names(read.ref):
-            raise _UnreadError
+            raise UnreadBlockError
         tokens = self._ids[read.span.start : read.span.end]
         self._store.blocks.load_into(read.ref, read.span.parent, tokens, read.views)
-
-
-class _UnreadError(Exception):
-    """A block that is not read: it is another one, or the restore was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from fabric.record.layout import Held, Hole, Layout, Part
 from fabric.record.window_restore import with_windows
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
+from node.store.block_readers import UnreadBlockError, failed_reads
 from node.store.staging import Place
 
 _log = logging.getLogger(__name__)
@@ -118,19 +119,27 @@ def load_parts(
     The parts of the first `loaded_tokens` are in it already. Where a turn `goes_on`, what is lost
     between edits is a hole; else all behind it is left out.
     """
-    rows = cache.rows()
-    parts: list[Part] = []
-    for start, end, part in layout.placed():
-        if not isinstance(part, Held) or end <= loaded_tokens:
-            parts.append(part)
-            continue
-        is_wanted = cancel is None or not cancel.is_set()
-        if is_wanted and _read(store, tenant, ids[start:end], part, rows, start):
-            parts.append(part)
-        elif is_wanted and goes_on and layout.exact_tokens <= start < layout.head_tokens:
-            parts.append(Hole(end - start))
-        else:
-            return layout.cut(start).with_parts(parts).without_open_end()
+    rows, placed = cache.rows(), list(layout.placed())
+    parts: list[Part] = [part for _, _, part in placed]
+    stored = [
+        (index, start, end, part)
+        for index, (start, end, part) in enumerate(placed)
+        if isinstance(part, Held) and end > loaded_tokens
+    ]
+
+    def is_wanted() -> bool:
+        return cancel is None or not cancel.is_set()
+
+    def read(number: int) -> None:
+        _, start, end, part = stored[number]
+        if not is_wanted() or not _read(store, tenant, ids[start:end], part, rows, start):
+            raise UnreadBlockError
+
+    for number in failed_reads(len(stored), read, store.blocks.readers_count):
+        index, start, end, _ = stored[number]
+        if not (is_wanted() and goes_on and layout.exact_tokens <= start < layout.head_tokens):
+            return layout.cut(start).with_parts(parts[:index]).without_open_end()
+        parts[index] = Hole(end - start)
     return layout.with_parts(parts).without_open_end() if goes_on else layout
 
 

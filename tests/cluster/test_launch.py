@@ -11,6 +11,8 @@ import pytest
 
 from router.supervise.keeper import Keeper
 from router.supervise.ray_processes import LocalRay
+from tests.cluster.conftest import NAMES
+from tests.support.keys import make_keys
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 TIMEOUT_S = 60.0
@@ -178,11 +180,13 @@ def test_too_few_macs_are_told(cluster):
     assert "--labels=mac=NAME" in launching.log.read_text()
 
 
-def test_no_cluster_is_told(cluster, tmp_path):
-    keeper, ray, folder = cluster
-    elsewhere = LocalRay.__new__(LocalRay)
-    elsewhere.address, elsewhere.environment = "127.0.0.2:9", ray.environment
-    launching = Launching((keeper, elsewhere, folder), "nowhere", "--timeout", "1")
-
-    assert launching.next()["status"] == 1
-    assert "no Ray cluster answers at 127.0.0.2:9" in launching.log.read_text()
+def test_no_cluster_is_told(tmp_path):
+    keeper = Keeper(tmp_path / "keeper.log")
+    make_keys(tmp_path)
+    ray = LocalRay(tmp_path, NAMES, keeper)  # never started
+    launching = Launching((keeper, ray, tmp_path), "nowhere", "--timeout", "1")
+    try:
+        assert launching.next()["status"] == 1
+    finally:
+        keeper.close()
+    assert f"no Ray cluster answers at {ray.address}" in launching.log.read_text()

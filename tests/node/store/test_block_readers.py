@@ -6,7 +6,7 @@ import time
 import pytest
 
 from fabric.limits import BLOCK_READERS
-from node.store.block_readers import BlockReads
+from node.store.block_readers import BlockReads, UnreadBlockError, failed_reads
 
 HANG_S = 30.0
 
@@ -97,3 +97,24 @@ def test_a_pool_that_others_fill_delays_nobody():
     finally:
         block.set()
         slow.join()
+
+
+@pytest.mark.parametrize("readers_count", [1, BLOCK_READERS])
+def test_reads_go_on_behind_blocks_that_are_misses(readers_count):
+    misses, read = {0, 7, 8, 41, 99}, set()
+
+    def miss_some(index):
+        if index in misses:
+            raise UnreadBlockError
+        read.add(index)
+
+    assert list(failed_reads(100, miss_some, readers_count)) == sorted(misses)
+    assert read == set(range(100)) - misses
+
+
+def test_a_read_that_fails_otherwise_is_raised():
+    def fail(index):
+        raise (UnreadBlockError if index == 3 else OSError)(index)
+
+    with pytest.raises(OSError, match="0"):
+        list(failed_reads(5, fail, 1))

@@ -7,7 +7,7 @@ import pytest
 
 from fabric.kvcache.block_chain import block_spans
 from fabric.limits import BLOCK_TOKENS
-from node.store.staging import DIRECT_RUN_BYTES, PORTION_BYTES, portions, staging_buffer
+from node.store.staging import PORTION_BYTES, portions, staging_buffer
 from tests.support.blocks import FINGERPRINT, SALT
 
 
@@ -25,7 +25,7 @@ def rows(heads: int, capacity: int, width: int, start: int, end: int):
         [(2, 16, PORTION_BYTES // 8, 1, 15)],  # each head is larger than the buffer
         [(1, 2, PORTION_BYTES, 0, 2), (3, 7, 5, 2, 4)],  # contiguous and larger
         [(4, 300, 1024, 7, 291)] * 3,
-        [(2, 400, DIRECT_RUN_BYTES // 128, 3, 131), (2, 400, 4, 3, 131)] * 40,  # both kinds
+        [(2, 400, 64, 3, 131), (2, 400, 4, 3, 131)] * 40,
         [(3, 300, 4, 0, 9), (0, 300, 4, 0, 9), (2, 64, 1024, 0, 64)],
     ],
 )
@@ -34,11 +34,11 @@ def test_every_byte_lands_where_it_belongs(shapes):
     raw = np.random.default_rng(0).integers(1, 256, sum(p.size for _, p in arrays), np.uint8)
     at = 0
     for portion in portions([place for _, place in arrays]):
-        assert portion.size_bytes == sum(buffer.nbytes for buffer in portion.buffers)
-        assert portion.size_bytes <= PORTION_BYTES
-        for buffer in portion.buffers:
-            buffer[:] = raw[at : at + buffer.nbytes]
-            at += buffer.nbytes
+        size_bytes = portion.view.nbytes
+        assert 0 < size_bytes <= PORTION_BYTES
+        assert np.shares_memory(np.asarray(portion.view), staging_buffer())
+        portion.view[:] = raw[at : at + size_bytes].data
+        at += size_bytes
         portion.put_in_place()
     assert at == raw.size
     at = 0
@@ -46,15 +46,6 @@ def test_every_byte_lands_where_it_belongs(shapes):
         assert place.tobytes() == raw[at : at + place.size].tobytes()
         assert np.count_nonzero(whole) == place.size  # and nothing beside it was touched
         at += place.size
-
-
-def test_long_runs_are_read_to_their_places_and_short_ones_together():
-    codes, scales = rows(8, 512, 64, 0, 256), rows(8, 512, 4, 0, 256)
-    (portion,) = portions([codes[1], scales[1], scales[1]])
-
-    assert [buffer.nbytes for buffer in portion.buffers] == [16_384] * 8 + [2 * 8_192]
-    assert all(np.shares_memory(buffer, codes[0]) for buffer in portion.buffers[:8])
-    assert np.shares_memory(portion.buffers[8], staging_buffer())
 
 
 @pytest.mark.parametrize("seed", range(20))
