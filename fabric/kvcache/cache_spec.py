@@ -138,12 +138,15 @@ class ModelCacheSpec(_Hashed):
         """Take every layer for a cache of its own unless told otherwise."""
         if not self.nesting:
             object.__setattr__(self, "nesting", (0,) * len(self.layers))
-        own_hash = hash((self.layers, self.nesting, self.sharing_count))
-        object.__setattr__(self, "_hash", own_hash)
 
     def __hash__(self) -> int:
-        """Return the hash of the fields that are compared."""
-        return self._hash
+        """Return the hash of all compared fields, computed at the first call."""
+        try:
+            return self._hash
+        except AttributeError:
+            own_hash = hash((self.layers, self.nesting, self.sharing_count))
+            object.__setattr__(self, "_hash", own_hash)
+            return own_hash
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:

@@ -27,6 +27,7 @@ from node.mlx.device import DeviceError, device_errors
 from node.mlx.leaves import nest
 from node.mlx.logprobs import Likeliest, Top, scored
 from node.mlx.model_limits import ModelLimits, read_limits
+from node.mlx.nan_watch import refuse_nan, watch_nan
 from node.mlx.opaque_cache import OpaqueCache
 from node.mlx.padded_groups import CPU_TOKENS_MAX, WASTE_MAX, padded_groups
 from node.mlx.recurrent_layer import RecurrentLayer
@@ -157,9 +158,7 @@ class Engine:
         ahead = 0 if self.launch_waits else 1
         with device_errors():
             while len(self._unsound) > ahead:
-                if self._unsound.popleft().item():
-                    message = "a step computed NaN"
-                    raise DeviceError(message)
+                refuse_nan([self._unsound.popleft()], "a step")
 
     def check_all(self) -> None:
         """Wait for all that was launched; raise DeviceError if any of it failed."""
@@ -212,8 +211,11 @@ class Engine:
         cache.take_out()
         mark = cache.mark()
         try:
-            logits: mx.array = self.model(mx.array([tokens], mx.uint32), cache=cache.layers)
+            with watch_nan(cache.leaves) as found_nan:
+                logits: mx.array = self.model(mx.array([tokens], mx.uint32), cache=cache.layers)
+            mx.async_eval(found_nan)
             cache.settle()
+            refuse_nan(found_nan, "a prompt")
         except BaseException:
             cache.undo(mark)
             raise

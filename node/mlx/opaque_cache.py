@@ -13,6 +13,7 @@ class OpaqueCache:
     """Looks like a ResidentCache to the engine; nothing can be read from it or kept of it."""
 
     keeps_slid = False
+    leaves = ()  # that are watched
     ahead = ()
     ahead_tokens = 0
     shifts = ()

@@ -30,6 +30,7 @@ class ResidentLayer:
         self.offset = 0
         self.base = 0  # position of the first token held; window layers move it
         self.shifts: tuple[Shift, ...] = ()  # what was moved; stored as it was computed
+        self.appended_nan: list[mx.array] | None = None  # whether what was appended holds a NaN
         self._packed = packed
         self._fetched = (0, 0)  # positions that the last step was given, and whether packed
         self._is_fetched_packed = False
@@ -76,6 +77,8 @@ class ResidentLayer:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append `[1, kv_heads, n, width]` and return what attention sees."""
         count = keys.shape[2]
+        if self.appended_nan is not None:
+            self.appended_nan.append(mx.isnan(keys).any())
         first = self.first_seen()
         end = self.offset + count
         self.reserve(end)

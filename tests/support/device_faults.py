@@ -22,8 +22,8 @@ MESSAGE = "[METAL] Command buffer execution failed: Insufficient Memory"
 # Where an operation fails: the model's call, the reading of tokens, or work on a cache.
 AT_ONCE = ("model", "read", "gather", "rest", "snapshot")
 LATE = ("late model", "late gather")
-NO_NUMBERS = "nan"
-KINDS = (*AT_ONCE, *LATE, NO_NUMBERS)
+NO_NUMBERS, NO_PROMPT = "nan", "nan prompt"
+KINDS = (*AT_ONCE, *LATE, NO_NUMBERS, NO_PROMPT)
 
 
 class DeviceFaults:
@@ -58,6 +58,9 @@ class DeviceFaults:
             if self.takes("late model"):
                 self.store()
                 return model(mx.zeros_like(tokens), cache=cache)
+            if tokens.shape[1] > 1 and self.takes(NO_PROMPT):
+                embedded = model.model.embed_tokens(tokens) * float("nan")
+                return model(tokens, cache=cache, input_embeddings=embedded)
             logits = model(tokens, cache=cache)
             return logits * float("nan") if self.takes(NO_NUMBERS) else logits
 

@@ -17,6 +17,7 @@ from node.engine.engine_thread import EngineThread
 from node.mlx.device import DeviceError
 from node.mlx.loaded_model import load_model
 from tests.node.fake_engine import FakeClock, FakeEngine
+from tests.support.architectures import ARCHITECTURES
 from tests.support.device_faults import KINDS, MESSAGE, DeviceFaults, failing_device
 from tests.support.services import ask, running
 from tests.support.tiny_models import ONE_LAYER, write_model
@@ -220,3 +221,32 @@ def test_a_token_that_no_model_has_is_an_error_of_the_device(model):
 
     with pytest.raises(DeviceError, match="does not have"):
         engine.peek(slot)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma4_text", "deepseek_v2"])
+def test_a_prompt_of_which_a_layer_computes_nan_is_an_error_of_the_device(tmp_path, name):
+    """Found before anything of it is saved: its turn may be cancelled before its first token."""
+    folder = write_model(tmp_path / "model", ARCHITECTURES[name])
+    engine = load_model(str(folder)).engine
+    cache = engine.new_cache(64)
+    engine.prefill(cache, list(range(8)))
+    embed = embedding(engine.model)
+    whole = type(embed).__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(embed), "__call__", lambda *args: nan_in_token(whole(*args), 5))
+        with pytest.raises(DeviceError, match="NaN"):
+            engine.prefill(cache, list(range(8, 20)))
+
+    assert cache.tokens_count == 8
+    engine.prefill(cache, list(range(8, 20)))
+    assert cache.tokens_count == 20
+
+
+def embedding(model):
+    found = [module for name, module in model.named_modules() if name.endswith("embed_tokens")]
+    return found[0]
+
+
+def nan_in_token(hidden, index):
+    nan = mx.where(mx.arange(hidden.shape[1]) == index, float("nan"), 0.0)
+    return hidden + nan[None, :, None].astype(hidden.dtype)

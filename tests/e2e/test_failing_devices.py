@@ -1,0 +1,183 @@
+"""A fabric whose devices fail while its agents are edited and moved: as if they had not.
+
+Each answer is the undisturbed one; no stored block differs from the one that is stored there
+undisturbed; and each client is answered, or told to come again.
+"""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.agent_traffic import words
+from tests.support.device_faults import KINDS, DeviceFaults, failing_device
+from tests.support.local_fabric import LocalFabric
+from tests.support.tiny_models import ONE_LAYER, write_model
+
+NODES = ("node-a", "node-b")
+AGENTS = EXACT, AMORTIZE, UNEDITED = "exact", "amortize", "unedited"  # how each is edited
+ATTEMPTS_MAX = 60
+INJECTIONS, INJECTIONS_NIGHTLY = 12, 500
+OPERATIONS_BETWEEN_MAX = 12
+HOT_BYTES = 3 << 20  # of three agents: restores take part
+RETRY_S = 0.05
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("model") / "tiny", ONE_LAYER, seed=10))
+
+
+@dataclass(frozen=True)
+class Talk:
+    """What an agent was asked and answered; the last turn is behind the edit."""
+
+    said: list
+    answers: list
+    amortized_tokens: int  # of the last turn
+
+
+class Client:
+    """Holds one agent's conversation, and tries again where it is asked to."""
+
+    def __init__(self, fabric, agent, run, edits=None):
+        self.fabric, self.agent, self.id = fabric, agent, f"{agent}-{run}"
+        self.edits = edits or agent
+        self.refused_count = 0
+
+    def hold(self):
+        """Talk and move, edit what was said first, and talk on."""
+        said = [{"role": "system", "content": f"You are {self.agent}. " + words(1, 40)}]
+        answers = []
+        for number in range(3):
+            said.append({"role": "user", "content": words(10 + number, 60)})
+            answers.append(self.ask(said)[0])
+            said.append({"role": "assistant", "content": answers[-1]})
+            self.move(NODES[number % 2])
+        if self.agent != UNEDITED:
+            said[1] = {"role": "user", "content": "[cleared]"}
+        said.append({"role": "user", "content": words(40, 12)})
+        last, amortized_tokens = self.ask(said)
+        return Talk(said, [*answers, last], amortized_tokens)
+
+    def ask(self, said):
+        """Return the answer, and how many tokens were kept although what they follow changed."""
+        headers = {} if self.edits == UNEDITED else {"X-Macfabric-Edits": self.edits}
+        body = {"model": self.fabric.model_name, "messages": said, "max_tokens": 12}
+        answered = self._send(
+            "/v1/chat/completions", body | {"temperature": 0}, {"X-Agent-ID": self.id} | headers
+        )
+        text = answered.json()["choices"][0]["message"]["content"]
+        return text, int(answered.headers.get("x-macfabric-amortized-tokens", 0))
+
+    def move(self, to):
+        self._send(f"/v1/agents/{self.id}/migrate", {"to": to}, {})
+
+    def _send(self, path, body, headers):
+        for _ in range(ATTEMPTS_MAX):
+            answered = self.fabric.http.post(path, json=body, headers=headers)
+            if answered.status_code == 200:
+                return answered
+            assert answered.status_code == 503, answered.text
+            assert "retry-after" in answered.headers, answered.text
+            self.refused_count += 1
+            threading.Event().wait(RETRY_S)
+        return pytest.fail(f"{ATTEMPTS_MAX} attempts failed: {answered.text}")
+
+
+@contextmanager
+def fabric_of(folder, model, *, launch_waits=True):
+    fabric = LocalFabric(folder, model, list(NODES), exact_chunks=True, hot_bytes=HOT_BYTES)
+    try:
+        for service in fabric.services.values():
+            service.node.engine.engine.launch_waits = launch_waits
+        yield fabric
+    finally:
+        fabric.stop()
+
+
+def hold_all(fabric, run):
+    """Hold all conversations at once; return them, and how often a client was to come again."""
+    clients = [Client(fabric, agent, run) for agent in AGENTS]
+    with ThreadPoolExecutor(len(clients)) as threads:
+        talks = dict(zip(AGENTS, threads.map(Client.hold, clients), strict=True))
+    return talks, sum(client.refused_count for client in clients)
+
+
+def stored_in(folder):
+    """Map each stored block's name to its checksums."""
+    found = {}
+    for path in folder.rglob("blocks/*"):
+        block_hash, checksum = path.name.split("-")
+        found.setdefault(block_hash, set()).add(checksum)
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, model):
+    """Return the talks, the amortized agent's last answer from exact memory, and stored blocks."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with fabric_of(folder, model) as fabric:
+        talks, refused_count = hold_all(fabric, "undisturbed")
+        assert refused_count == 0
+        exact, _ = Client(fabric, "anew", "x", EXACT).ask(talks[AMORTIZE].said)
+    assert exact != talks[AMORTIZE].answers[-1], "the model tells the two memories apart"
+    return talks, exact, stored_in(folder)
+
+
+def inject(faults, rng, count, over):
+    """Arm a fault of some node after another, until so many were raised or all talks are over."""
+    while sum(each.raised_count for each in faults) < count and not over.is_set():
+        for each in faults:
+            if not each.is_armed:
+                each.arm(rng.choice(KINDS), rng.randrange(OPERATIONS_BETWEEN_MAX))
+        over.wait(0.01)
+    for each in faults:
+        each.disarm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch_waits", [False, True], ids=["ahead", "waiting"])
+@pytest.mark.parametrize(
+    "count", [INJECTIONS, pytest.param(INJECTIONS_NIGHTLY, marks=pytest.mark.nightly)]
+)
+def test_edited_and_moved_agents_answer_as_if_nothing_failed(
+    tmp_path, model, undisturbed, launch_waits, count
+):
+    rng, (talks, exact, blocks) = random.Random(count), undisturbed
+    runs, refused_count, amortized_count = 0, 0, 0
+    with fabric_of(tmp_path, model, launch_waits=launch_waits) as fabric, ExitStack() as failing:
+        faults = [
+            failing.enter_context(failing_device(lambda at=service: faults_of(at)))
+            for service in fabric.services.values()
+        ]
+        while sum(each.raised_count for each in faults) < count:
+            over = threading.Event()
+            injecting = threading.Thread(target=inject, args=(faults, rng, count, over))
+            injecting.start()
+            try:
+                held, refused = hold_all(fabric, runs)
+            finally:
+                over.set()
+                injecting.join()
+            runs, refused_count = runs + 1, refused_count + refused
+            for agent, talk in held.items():
+                expected = talks[agent].answers
+                if agent == AMORTIZE and not talk.amortized_tokens:  # what was kept had been lost
+                    expected = [*expected[:-1], exact]
+                elif agent == AMORTIZE:
+                    amortized_count += 1
+                assert (agent, talk.answers) == (agent, expected)
+    assert refused_count > 0
+    assert amortized_count > 0
+    stored = stored_in(tmp_path)
+    assert stored.keys() & blocks.keys()
+    assert {name for name, sums in stored.items() if not sums <= blocks.get(name, sums)} == set()
+
+
+def faults_of(service):
+    thread = service.node.engine
+    return thread.call(lambda: DeviceFaults(thread.engine)).result()
