@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
-from benchmarks import workload
+from benchmarks import graph_nodes, workload
 from benchmarks.contest import contest, judged_clock, rate_ratios, rates
 from benchmarks.report import Limit, Report, say
 from benchmarks.workload import Geometry
@@ -36,6 +36,7 @@ STEPS = 3  # per round: neighbours on the machine come and go within seconds
 EQUAL_RATIO_MIN = 0.95
 UNEQUAL_RATIO_MIN = 4.0
 EXTRA_MEMORY_RATIO_MAX = 0.05
+NODES_MAX = 13.0  # of the graph of a step, that one more sequence adds to each layer
 NOTE = (
     "weights are random float32; as installed, MLX multiplies slowly on Linux, for both alike; a "
     "preloaded BLAS library speeds up full precision only, and the ratio at equal lengths falls"
@@ -169,6 +170,10 @@ def run(arguments: argparse.Namespace) -> Report:
         found, related = compare(load, engine, model, plan)
         figures |= {f"{load} {side}": values for side, values in found.items()}
         ratios |= {f"{load}.{name}": value for name, value in related.items()}
+    host = {
+        "graph nodes": graph_nodes.nodes_by_sequence(engine),
+        "host microseconds": graph_nodes.host_us_by_sequence(engine),
+    }
     parameters = {
         "model": plan.shape.as_parameters(),
         "dtype": "float32",
@@ -178,8 +183,15 @@ def run(arguments: argparse.Namespace) -> Report:
         "judged_clock": judged_clock(),
     }
     notes = (NOTE, QUICK_NOTE) if arguments.quick else (NOTE,)
+    nodes = Limit(
+        "graph nodes by layer and sequence", host["graph nodes"], NODES_MAX, is_least=False
+    )
     return Report(
-        parameters, {"load": figures}, ratios, limits(ratios, is_quick=arguments.quick), notes
+        parameters,
+        {"load": figures, "one more sequence, by layer": {"macfabric": host}},
+        ratios,
+        (*limits(ratios, is_quick=arguments.quick), nodes),
+        notes,
     )
 
 

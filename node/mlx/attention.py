@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx_lm.models import base
 
 from node.mlx.column_layout import stored_by_columns
-from node.mlx.packed_attention import packed_attention
+from node.mlx.packed_attention import packed_attention, packed_attention_of_rows
 from node.mlx.token_store import Packed, last_tokens
 
 _upstream_attention = base.scaled_dot_product_attention
@@ -97,12 +97,7 @@ def attend(
         heads, width, item_bytes = queries.shape[1], queries.shape[3], queries.itemsize
         calls.append(AttentionCall(cache, sinks is not None, heads, width, item_bytes))
     if isinstance(keys, Rows):
-        return mx.concatenate(
-            [
-                _attend_one(queries[i : i + 1], *_seen(keys[i], values[i], mask), scale, sinks)
-                for i in range(len(keys))
-            ]
-        )
+        return _attend_rows(queries, keys, values, scale, mask, sinks)
     if isinstance(keys, Packed):
         out = packed_attention(queries, keys, values, scale, mask, sinks)
         differences = getattr(_observers, "differences", None)
@@ -121,12 +116,20 @@ def _difference(ours: mx.array, theirs: mx.array) -> mx.array:
     return mx.abs(ours - theirs).max() / mx.abs(theirs).max()
 
 
-def _attend_one(
-    queries: mx.array, keys: Any, values: Any, scale: float, sinks: mx.array | None
+def _attend_rows(
+    queries: mx.array, keys: Rows, values: Rows, scale: float, mask: Any, sinks: mx.array | None
 ) -> mx.array:
-    if isinstance(keys, Packed):
-        return packed_attention(queries, keys, values, scale, None, sinks)
-    return _upstream_attention(queries, keys, values, None, scale, None, sinks)
+    seen = [_seen(*row, mask) for row in zip(keys, values, strict=True)]
+    keys, values = Rows(own for own, _ in seen), Rows(own for _, own in seen)
+    if isinstance(keys[0], Packed):
+        return packed_attention_of_rows(queries, keys, values, scale, sinks)
+    apart = mx.split(queries, len(keys))
+    return mx.concatenate(
+        [
+            _upstream_attention(*row, None, scale, None, sinks)
+            for row in zip(apart, keys, values, strict=True)
+        ]
+    )
 
 
 def _seen(keys: Any, values: Any, mask: Any) -> tuple[Any, Any]:

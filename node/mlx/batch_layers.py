@@ -24,8 +24,11 @@ class RaggedLayer:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append one token `[batch, kv_heads, 1, width]` to each sequence."""
+        count = len(self.caches)
+        encoded = self.caches[0].encode(keys, values)  # together: all of them store alike
+        apart = [[mx.split(part, count) for part in parts] for parts in encoded]
         fetched = [
-            cache.update_and_fetch(keys[i : i + 1], values[i : i + 1])
+            cache.append([[rows[i] for rows in parts] for parts in apart], 1)
             for i, cache in enumerate(self.caches)
         ]
         return Rows(keys for keys, _ in fetched), Rows(values for _, values in fetched)

@@ -5,6 +5,8 @@ logit without a value: they only take a share of the softmax, which the output i
 Source: `exp(s_i) / (sum_j exp(s_j) + exp(sink)) = softmax(s)_i * sigmoid(lse(s) - sink)`.
 """
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from node.mlx.tiled_scores import TILED_RUNS_MIN, tile_plan, tiled_scores
@@ -20,28 +22,64 @@ def packed_attention(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """Attend `[batch, heads, n, key width]`; return `[batch, heads, n, value width]`."""
+    out, scores = _attend(_folded(queries, keys, scale), keys, values, mask, queries.shape[2])
+    if sinks is not None:
+        out = _less_sinks(out, mx.logsumexp(scores, axis=-1), sinks)
+    return _unfolded(out, queries, values.width)
+
+
+def packed_attention_of_rows(
+    queries: mx.array,
+    keys: Sequence[Packed],
+    values: Sequence[Packed],
+    scale: float,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Attend `[batch, heads, 1, key width]`, each row to vectors of its own."""
+    folded = mx.split(_folded(queries, keys[0], scale), len(keys))
+    attended = [_attend(*row, None, 1) for row in zip(folded, keys, values, strict=True)]
+    out = mx.concatenate([own for own, _ in attended])
+    if sinks is not None:
+        sums = [mx.logsumexp(scores, axis=-1) for _, scores in attended]
+        out = _less_sinks(out, mx.concatenate(sums), sinks)
+    return _unfolded(out, queries, values[0].width)
+
+
+def _folded(queries: mx.array, keys: Packed, scale: float) -> mx.array:
+    """Return scaled queries `[batch, kv_heads, repeats * n, stored width]`."""
     batch, heads, count, width = queries.shape
     kv_heads = keys.codes.shape[1]
-    repeats = heads // kv_heads
-    queries = (queries * scale).reshape(batch, kv_heads, repeats * count, width)
+    folded = (queries * scale).reshape(batch, kv_heads, heads // kv_heads * count, width)
     padding = keys.scales.shape[-1] * keys.group_size - width
-    if padding:
-        queries = mx.pad(queries, [(0, 0), (0, 0), (0, 0), (0, padding)])
-    scores = _scores(queries, keys)
-    tokens_count = scores.shape[-1]
+    return mx.pad(folded, [(0, 0), (0, 0), (0, 0), (0, padding)]) if padding else folded
+
+
+def _unfolded(out: mx.array, queries: mx.array, width: int) -> mx.array:
+    return out.reshape(*queries.shape[:3], out.shape[-1])[..., :width]
+
+
+def _attend(
+    folded: mx.array, keys: Packed, values: Packed, mask: mx.array | str | None, count: int
+) -> tuple[mx.array, mx.array]:
+    """Attend folded queries of `count` tokens; return the output and the scores behind it."""
+    scores = _scores(folded, keys)
+    batch, kv_heads, rows, tokens_count = scores.shape
     if mask is not None:
-        grouped = scores.reshape(batch, kv_heads, repeats, count, tokens_count)
-        grouped = _masked(grouped, mask)
-        scores = grouped.reshape(batch, kv_heads, repeats * count, tokens_count)
+        grouped = scores.reshape(batch, kv_heads, rows // count, count, tokens_count)
+        scores = _masked(grouped, mask).reshape(scores.shape)
     weights = mx.softmax(scores, axis=-1, precise=True)
     out = mx.quantized_matmul(
         weights, *values[:3], transpose=False, group_size=values.group_size, bits=values.bits
     )
-    if sinks is not None:
-        sink = mx.repeat(sinks.reshape(kv_heads, repeats), count, axis=1)
-        share = mx.sigmoid(mx.logsumexp(scores, axis=-1) - sink.astype(scores.dtype))
-        out = out * share[..., None]
-    return out.reshape(batch, heads, count, out.shape[-1])[..., : values.width]
+    return out, scores
+
+
+def _less_sinks(out: mx.array, score_sums: mx.array, sinks: mx.array) -> mx.array:
+    """Scale the output by what sinks leave; sums `[batch, kv_heads, rows]` are logarithms."""
+    kv_heads, rows = score_sums.shape[1:]
+    repeats = sinks.size // kv_heads
+    sink = mx.repeat(sinks.reshape(kv_heads, repeats), rows // repeats, axis=1)
+    return out * mx.sigmoid(score_sums - sink.astype(score_sums.dtype))[..., None]
 
 
 def _scores(queries: mx.array, keys: Packed) -> mx.array:

@@ -76,21 +76,27 @@ class ResidentLayer:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append `[1, kv_heads, n, width]` and return what attention sees."""
-        count = keys.shape[2]
         if self.appended_nan is not None:
             self.appended_nan.append(mx.isnan(keys).any())
-        first = self.first_seen()
-        end = self.offset + count
-        self.reserve(end)
-        start = self.offset - self.base
+        return self.append(self.encode(keys, values), keys.shape[2])
+
+    def encode(self, keys: mx.array, values: mx.array) -> list[tuple[mx.array, ...]]:
+        """Return `[batch, kv_heads, n, width]` as each store has them."""
         if len(self._stores) == 1 and len(self._parts) > 1:
-            self._stores[0].write(mx.concatenate([keys, values], axis=1), start)
-        else:
-            for (store, _), vectors in zip(self._parts, (keys, values), strict=False):
-                store.write(vectors, start)
+            return [self._stores[0].encode(mx.concatenate([keys, values], axis=1))]
+        pairs = zip(self._parts, (keys, values), strict=False)
+        return [store.encode(vectors) for (store, _), vectors in pairs]
+
+    def append(self, encoded: Sequence[Sequence[mx.array]], tokens_count: int) -> tuple[Any, Any]:
+        """Append encoded vectors of this sequence and return what attention sees."""
+        first = self.first_seen()
+        end = self.offset + tokens_count
+        self.reserve(end)
+        for store, parts in zip(self._stores, encoded, strict=True):
+            store.write(parts, self.offset - self.base)
         self.offset = end
         self._fetched = (first, end)
-        self._is_fetched_packed = self._packed and count <= PACKED_QUERIES_MAX
+        self._is_fetched_packed = self._packed and tokens_count <= PACKED_QUERIES_MAX
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
@@ -106,7 +112,7 @@ class ResidentLayer:
         self.reserve(tokens_count)
         for store in self._stores:
             key, own = mx.random.split(key)
-            store.write(store.random(tokens_count - self.base, own), 0)
+            store.write(store.encode(store.random(tokens_count - self.base, own)), 0)
 
     def first_seen(self) -> int:
         """Return the first position that the next token attends to."""

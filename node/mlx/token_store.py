@@ -118,17 +118,20 @@ class TokenStore:
         parts.append(self._zeros(max(self.capacity_tokens, round_up(at)) - at))
         self.arrays = tuple(mx.concatenate(part, axis=2) for part in zip(*parts, strict=True))
 
-    def write(self, vectors: mx.array, start: int) -> None:
-        slot, end = self.slot, start + vectors.shape[2]
+    def encode(self, vectors: mx.array) -> tuple[mx.array, ...]:
+        """Return vectors `[batch, heads, tokens, width]` as they are stored."""
+        slot = self.slot
         if slot.bits == NATIVE:
-            self.arrays[0][..., start:end, :] = vectors
-            return
+            return (vectors,)
         padding = slot.stored_width - slot.width
         if padding:
             vectors = mx.pad(vectors, [(0, 0), (0, 0), (0, 0), (0, padding)])
-        parts = mx.quantize(vectors, group_size=slot.group_size, bits=slot.bits)
-        for array, part in zip(self.arrays, parts, strict=True):
-            array[..., start:end, :] = part
+        return tuple(mx.quantize(vectors, group_size=slot.group_size, bits=slot.bits))
+
+    def write(self, encoded: Sequence[mx.array], start: int) -> None:
+        """Put encoded vectors of one sequence in their places from `start` on."""
+        for array, part in zip(self.arrays, encoded, strict=True):
+            array[..., start : start + part.shape[2], :] = part
 
     def random(self, tokens_count: int, key: mx.array) -> mx.array:
         """Return vectors `[1, heads, tokens, width]` of about the size that models compute."""

@@ -1,0 +1,75 @@
+"""What one more sequence costs the host in a decode step: graph nodes, and time of Python.
+
+A GPU waits where the host takes longer to describe a step than the GPU to compute it. Counted is
+what a step of many sequences has more than one of few, by layer and sequence: the rest is the
+model's own. MLX's CPU backend builds normalization and rotation of many nodes each, Metal of one.
+"""
+
+import io
+import re
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import mlx.core as mx
+
+from fabric.turn.generation import Sampling
+from node.mlx.engine import DecodeSlot, Engine
+
+FEW, MANY = 4, 8  # sequences
+_TOKENS, _ROOM_TOKENS = 300, 64  # of each, and for its answer
+_TIMINGS = 9
+_NODE = re.compile(r"shape=rectangle")
+
+
+def nodes_by_sequence(engine: Engine) -> float:
+    """Count a step's graph nodes that one more sequence adds to each layer."""
+    return _by_sequence(engine, lambda slots: float(_count_nodes(engine, slots)))
+
+
+def host_us_by_sequence(engine: Engine) -> float:
+    """Measure the host's microseconds that one more sequence adds to each layer of a step."""
+    return 1e6 * _by_sequence(engine, lambda slots: _build_s(engine, slots))
+
+
+def _by_sequence(engine: Engine, cost: Callable[[list[DecodeSlot]], float]) -> float:
+    few, many = (cost(_slots(engine, count)) for count in (FEW, MANY))
+    return (many - few) / (MANY - FEW) / len(engine.spec.layers)
+
+
+def _slots(engine: Engine, count: int) -> list[DecodeSlot]:
+    greedy = Sampling(max_tokens=_ROOM_TOKENS, ignore_eos=True)
+    slots = []
+    for seed in range(count):
+        cache = engine.new_cache(_TOKENS + _ROOM_TOKENS)
+        cache.fill(_TOKENS, mx.random.key(seed))
+        cache.assume(_TOKENS)
+        slots.append(engine.start(cache, [0] * (_TOKENS + 1), greedy, seed))
+    return slots
+
+
+def _count_nodes(engine: Engine, slots: list[DecodeSlot]) -> int:
+    graph = io.StringIO()
+    with mock.patch.object(mx, "async_eval") as launched:
+        engine.launch(slots)
+    mx.export_to_dot(graph, *_arrays(launched.call_args.args))
+    return len(_NODE.findall(graph.getvalue()))
+
+
+def _arrays(tree: Any) -> list[mx.array]:
+    if isinstance(tree, mx.array):
+        return [tree]
+    return [array for branch in tree for array in _arrays(branch)]
+
+
+def _build_s(engine: Engine, slots: list[DecodeSlot]) -> float:
+    spent_s = []
+    for _ in range(_TIMINGS):
+        with mock.patch.object(mx, "async_eval") as launched:
+            began_s = time.perf_counter()
+            engine.launch(slots)
+            spent_s.append(time.perf_counter() - began_s)
+        mx.eval(launched.call_args.args)
+    return median(spent_s)

@@ -1,0 +1,18 @@
+"""What one more sequence adds to the graph of a step stays as small as it is."""
+
+import pytest
+
+from benchmarks.graph_nodes import nodes_by_sequence
+from node.mlx.loaded_model import load_model
+from tests.support.architectures import ARCHITECTURES
+from tests.support.tiny_models import write_model
+
+# Writing takes 3, reading 6, attention 3, sinks 2. The rest, by layer, is what is chosen of each.
+NODES_MAX = {"llama": 12.25, "gpt_oss": 14.25}
+
+
+@pytest.mark.parametrize("name", NODES_MAX)
+def test_a_sequence_adds_few_nodes_to_each_layer_of_a_step(tmp_path, name):
+    engine = load_model(str(write_model(tmp_path / "model", ARCHITECTURES[name]))).engine
+
+    assert 0 < nodes_by_sequence(engine) <= NODES_MAX[name]
