@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.report import is_metal, say
+from benchmarks.report import is_gpu, say
 
 RESAMPLES = 10_000
 
@@ -30,7 +30,7 @@ def judged_clock() -> str:
 
     Wall time on a shared machine includes the neighbours; a GPU's work is in wall time only.
     """
-    return "wall" if is_metal() else "cpu"
+    return "wall" if is_gpu() else "cpu"
 
 
 def stopwatch(work: Callable[[], int]) -> Spent:

@@ -54,7 +54,7 @@ def environment() -> dict[str, Any]:
     return {
         "mlx": importlib.metadata.version("mlx"),
         "mlx_lm": importlib.metadata.version("mlx-lm"),
-        "backend": "metal" if is_metal() else "cpu",
+        "backend": "metal" if is_gpu() else "cpu",
         "blas": [name for name in preloaded if "blas" in name.lower()],
         "system": platform.system(),
         "machine": platform.machine(),
@@ -63,11 +63,11 @@ def environment() -> dict[str, Any]:
     }
 
 
-def is_metal() -> bool:
-    """Whether the model runs on the GPU, whose work is in no process's CPU time."""
-    import mlx.core as mx
+def is_gpu() -> bool:
+    """Say whether models compute on a GPU, whose work is in no process's CPU time."""
+    from node.mlx import backend
 
-    return bool(mx.metal.is_available())
+    return backend.current().is_gpu
 
 
 def _cores() -> int:

@@ -9,10 +9,12 @@ for numbers of 16 bits, arrays stay as they are.
 import mlx.core as mx
 from mlx import nn
 
+from node.mlx import backend
+
 
 def stored_by_columns(array: mx.array) -> mx.array:
     """Return an equal array whose last two axes are stored column by column, on the CPU."""
-    if array.dtype != mx.float32 or mx.default_device().type != mx.cpu:
+    if array.dtype != mx.float32 or not backend.current().stores_by_columns:
         return array
     return mx.contiguous(array.swapaxes(-1, -2)).swapaxes(-1, -2)
 

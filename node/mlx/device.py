@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from fabric.limits import STORED_ERRORS_MAX
+from node.mlx import backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def synchronize() -> None:
 
 def gpu_memory() -> GpuMemory | None:
     """Return what the GPU can hold; None without one, or where MLX does not say."""
-    if not is_gpu():
+    if not backend.current().is_gpu:
         return None
     info = mx.device_info()
     size_bytes = info.get("max_recommended_working_set_size") or info.get("total_memory")
@@ -65,7 +66,7 @@ def limit_memory(share_bytes: int, pool_bytes: int) -> None:
     0.32.4, `mlx/backend/metal/allocator.cpp`. No memory is wired (`mx.set_wired_limit`): under
     concurrent turns and evictions that panicked macOS (ml-explore/mlx#3186).
     """
-    if is_gpu():
+    if backend.current().is_gpu:
         mx.set_memory_limit(share_bytes)
         mx.set_cache_limit(pool_bytes)
 
@@ -79,11 +80,6 @@ def return_unused() -> None:
     """Return what MLX keeps of freed arrays to the system; raise DeviceError for a stored error."""
     synchronize()
     mx.clear_cache()
-
-
-def is_gpu() -> bool:
-    """Say whether models run on a GPU: Apple's, or one by CUDA."""
-    return bool(mx.default_device().type != mx.cpu)
 
 
 def clear() -> None:

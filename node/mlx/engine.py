@@ -17,11 +17,11 @@ import mlx.core as mx
 
 from fabric.errors import FabricError
 from fabric.kvcache.cache_spec import ModelCacheSpec
-from fabric.limits import PREFILL_CHUNK_TOKENS_MAX, PREFILL_CHUNK_TOKENS_MIN, SCORES_COPIES
+from fabric.limits import SCORES_COPIES
 from fabric.turn.generation import Sampling
 from node.grammar.answer_matcher import AnswerMatcher
 from node.grammar.compiler import Mask
-from node.mlx import attention, device, recurrent_layer
+from node.mlx import attention, backend, device, recurrent_layer
 from node.mlx.batch_layers import GroupedLayer, PaddedLayer, RaggedLayer
 from node.mlx.device import DeviceError, device_errors
 from node.mlx.leaves import nest
@@ -29,7 +29,7 @@ from node.mlx.logprobs import Likeliest, Top, scored
 from node.mlx.model_limits import ModelLimits, read_limits
 from node.mlx.nan_watch import refuse_nan, watch_nan
 from node.mlx.opaque_cache import OpaqueCache
-from node.mlx.padded_groups import CPU_TOKENS_MAX, WASTE_MAX, padded_groups
+from node.mlx.padded_groups import WASTE_MAX, padded_groups
 from node.mlx.recurrent_layer import RecurrentLayer
 from node.mlx.resident_cache import CacheMark, ResidentCache
 from node.mlx.sampling import Sampler, make_sampler, unpack_mask
@@ -135,17 +135,14 @@ class Engine:
         self.packed = packed
         self.batching = Batching.ALONE if self.is_opaque else Batching.RAGGED
         attention.install()
-        # Without a fused kernel the masked half of the scores is computed as well: on CPU
-        # 2,000 tokens in chunks of 512 took 0.6x the time of one chunk.
-        is_gpu = device.is_gpu()
-        self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MAX if is_gpu else PREFILL_CHUNK_TOKENS_MIN
-        self.padded_tokens_max = sys.maxsize if is_gpu else CPU_TOKENS_MAX
+        here = backend.current()
+        self.chunk_tokens_max = here.chunk_tokens_max
+        self.padded_tokens_max = here.padded_tokens_max
         self.padded_waste_max: float = WASTE_MAX  # 1.0: only sequences of equal length together
         self.pair_bytes = 0  # of the scores of one query token and one key token
         self.scores_bytes_max = sys.maxsize  # of one chunk of a prompt
         self.array_bytes_min = 0  # that one array of a cache counts as
-        # MLX lets the CPU fall behind by a few operations only, then a launch blocks.
-        self.launch_waits = not is_gpu
+        self.launch_waits = here.launch_waits
         # Per step launched since the last check: whether its logits hold a NaN.
         self._unsound: deque[mx.array] = deque()
 

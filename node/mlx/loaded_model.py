@@ -1,7 +1,6 @@
 """Load a model folder and read from it what a cache of it looks like."""
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.kvcache.fingerprint import TextFile, WeightFile, model_fingerprint
 from fabric.memory_plan import MemoryPlan
 from fabric.settings import KvBits
-from node.mlx import device
+from node.mlx import backend, device
 from node.mlx.column_layout import store_weights_by_columns
 from node.mlx.context_length import context_tokens
 from node.mlx.engine import Engine
@@ -139,9 +138,8 @@ def fingerprint(folder: Path, spec: ModelCacheSpec) -> Fingerprint:
 
 def numerics_tag() -> str:
     """Name what decides the bits beside the model: the code that computes, and where."""
-    backend = "metal" if mx.metal.is_available() else f"cpu-{sys.platform}"
     versions = {"mlx": mx.__version__, "mlx_lm": mlx_lm.__version__, "ours": NUMERICS_VERSION}
-    return json.dumps({**versions, "backend": backend})
+    return json.dumps({**versions, "backend": backend.current().name})
 
 
 def _file_digest(path: Path) -> bytes:

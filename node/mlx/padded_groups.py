@@ -7,12 +7,13 @@ once for all, so only what is wasted on zeros counts.
 
 from collections.abc import Sequence
 
+from node.mlx.backend import CPU_PADDED_TOKENS_MAX
+
 WASTE_MAX = 1.5  # tokens fetched by tokens held
-CPU_TOKENS_MAX = 4_096  # fetched together: above it the copy costs more than it saves
 
 
 def padded_groups(
-    lengths: Sequence[int], *, waste_max: float = WASTE_MAX, tokens_max: int = CPU_TOKENS_MAX
+    lengths: Sequence[int], *, waste_max: float = WASTE_MAX, tokens_max: int = CPU_PADDED_TOKENS_MAX
 ) -> list[list[int]]:
     """Split sequences of these lengths into groups to pad, as indexes into `lengths`."""
     groups: list[list[int]] = []

@@ -3,8 +3,7 @@
 All figures here are those of the code that hashed Python's own spelling of the layout.
 """
 
-import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import mlx.core as mx
 import mlx_lm
@@ -14,7 +13,7 @@ from fabric.kvcache import fingerprint
 from fabric.kvcache.cache_spec import LayerKind, ModelCacheSpec
 from fabric.kvcache.fingerprint import KIND_WORDS, WORDS, TextFile, WeightFile, model_fingerprint
 from fabric.settings import KvBits
-from node.mlx import loaded_model
+from node.mlx import backend, loaded_model
 from node.mlx.loaded_model import load_model
 from node.mlx.probe.probe import fit_engine
 from tests.formats.samples import NUMERICS, SPEC
@@ -83,8 +82,7 @@ def test_what_computes_is_spelled_as_before(monkeypatch: pytest.MonkeyPatch) -> 
     """On the machine of the first stores; the words around the versions are no less part of it."""
     monkeypatch.setattr(mx, "__version__", "0.32.4")
     monkeypatch.setattr(mlx_lm, "__version__", "0.32.2")
-    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    monkeypatch.setattr(backend, "current", lambda: replace(backend.CPU, name="cpu-linux"))
     monkeypatch.setattr(loaded_model, "NUMERICS_VERSION", 1)
-    monkeypatch.setattr(sys, "platform", "linux")
 
     assert loaded_model.numerics_tag() == NUMERICS

@@ -7,7 +7,7 @@ import mlx_lm
 import pytest
 
 from fabric.settings import KvBits
-from node.mlx import loaded_model
+from node.mlx import backend, loaded_model
 from node.mlx.loaded_model import fingerprint
 from node.mlx.probe.probe import fit_engine
 from tests.support.tiny_models import LLAMA, build_model, write_model
@@ -27,7 +27,7 @@ SPEC = fit_engine(build_model(LLAMA), KvBits()).spec
         (mx, "__version__", "0.0.1"),
         (mlx_lm, "__version__", "0.0.1"),  # its model code computes what is cached
         (loaded_model, "NUMERICS_VERSION", 1_000_000),
-        (mx.metal, "is_available", lambda: True),
+        (backend, "current", lambda: backend.METAL),
     ],
 )
 def test_other_code_makes_other_caches(

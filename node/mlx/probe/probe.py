@@ -20,7 +20,7 @@ from fabric.ids import Fingerprint
 from fabric.kvcache.cache_spec import NATIVE, LayerKind, LayerSpec, ModelCacheSpec
 from fabric.record.spec_file import SpecRecord, encode_spec
 from fabric.settings import KvBits
-from node.mlx import attention, device
+from node.mlx import attention, backend
 from node.mlx.attention import AttentionCall
 from node.mlx.engine import Engine
 from node.mlx.model_limits import ModelLimits, read_limits
@@ -30,9 +30,6 @@ from node.mlx.probe.rotation_probe import read_rotations
 from node.mlx.probe.trial_logits import STEPS, agree, alone, prompt_of
 
 _log = logging.getLogger(__name__)
-# Of heads that MLX's kernel for prompts takes without keeping scores.
-# Source: MLX 0.32.4, `mlx/backend/metal/scaled_dot_product_attention.cpp`.
-_FUSED_WIDTHS = frozenset({64, 80, 128})
 _LENGTHS = (40, 33)  # close enough to be padded to one length
 _WINDOW_TOKENS_MAX = 128  # narrower windows are tried past their end; wider ones take too long
 # Largest difference of a logit, by the largest logit. 16-bit models round in every layer.
@@ -76,7 +73,7 @@ def _fit(model: Any, bits: KvBits, limits: ModelLimits) -> Engine:
 
 def _pair_bytes(calls: list[AttentionCall]) -> int:
     """Return the bytes of a prompt's scores per query token and key token; 0: none are kept."""
-    fused = _FUSED_WIDTHS if device.is_gpu() else frozenset()
+    fused = backend.current().fused_widths
     return max((call.pair_bytes for call in calls if call.width not in fused), default=0)
 
 

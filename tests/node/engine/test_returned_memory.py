@@ -14,7 +14,7 @@ from fabric.limits import (
 from fabric.memory_plan import MachineMemory, plan_memory
 from node.engine import engine_thread
 from node.engine.engine_thread import EngineThread
-from node.mlx import device
+from node.mlx import backend, device
 from node.mlx.loaded_model import load_model, weights_bytes
 from tests.node.fake_engine import FakeClock, FakeEngine, SchedulerRig
 
@@ -42,18 +42,18 @@ def calls(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("is_gpu", [False, True])
+@pytest.mark.parametrize("here", [backend.CPU, backend.METAL, backend.CUDA])
 def test_memory_of_a_gpu_and_its_pool_are_bounded_before_a_model_is_loaded(
-    calls, monkeypatch, is_gpu
+    calls, monkeypatch, here
 ):
-    monkeypatch.setattr(device, "is_gpu", lambda: is_gpu)
+    monkeypatch.setattr(backend, "current", lambda: here)
     monkeypatch.setattr("node.mlx.loaded_model.load", calls.note("load"))
     with pytest.raises(FatalError):  # nothing was loaded
         load_model("recall", memory=PLAN)
 
     names = [call for call in calls if call[0] != "load"]
     limits = [("set_memory_limit", PLAN.share_bytes), ("set_cache_limit", PLAN.pool_bytes)]
-    assert names == (limits if is_gpu else [])
+    assert names == (limits if here.is_gpu else [])
     assert calls[-1][0] == "load"
 
 
@@ -115,5 +115,5 @@ def test_what_a_gpu_can_hold(monkeypatch, info, memory):
     monkeypatch.setattr(mx, "device_info", lambda: info)
 
     assert device.gpu_memory() is None, "no model runs on a GPU here"
-    monkeypatch.setattr(device, "is_gpu", lambda: True)
+    monkeypatch.setattr(backend, "current", lambda: backend.METAL)
     assert device.gpu_memory() == memory

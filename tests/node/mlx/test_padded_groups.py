@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.mlx.padded_groups import CPU_TOKENS_MAX, WASTE_MAX, padded_groups
+from node.mlx.backend import CPU_PADDED_TOKENS_MAX
+from node.mlx.padded_groups import WASTE_MAX, padded_groups
 
 
 def test_equal_and_short_ones_go_together():
@@ -20,4 +21,4 @@ def test_every_sequence_is_in_one_group_that_wastes_little(lengths):
     for group in groups:
         held = [lengths[index] for index in group]
         padded = len(held) * max(held)
-        assert len(held) == 1 or padded <= min(CPU_TOKENS_MAX, WASTE_MAX * sum(held))
+        assert len(held) == 1 or padded <= min(CPU_PADDED_TOKENS_MAX, WASTE_MAX * sum(held))

@@ -6,7 +6,7 @@ from mlx.utils import tree_flatten
 
 from fabric.limits import GIB, KIB, MIB, SCORES_COPIES
 from fabric.memory_plan import MachineMemory, MemoryPlan, plan_memory
-from node.mlx import device
+from node.mlx import backend, device
 from node.mlx.loaded_model import load_model, weights_bytes
 from node.mlx.probe import probe
 from tests.support.services import ask, running
@@ -41,11 +41,12 @@ def test_scores_are_counted_by_the_heads_of_the_queries(model):
     assert engine.pairs_max == MIB // (heads * 4 * SCORES_COPIES)
 
 
-@pytest.mark.parametrize(("width", "is_gpu", "kept"), [
-    (128, True, False), (128, False, True), (256, True, True),
+@pytest.mark.parametrize(("width", "here", "kept"), [
+    (128, backend.METAL, False), (128, backend.CPU, True), (256, backend.METAL, True),
+    (128, backend.CUDA, True),
 ])  # fmt: skip
-def test_scores_of_fused_heads_are_not_kept_on_a_gpu(monkeypatch, width, is_gpu, kept):
-    monkeypatch.setattr(device, "is_gpu", lambda: is_gpu)
+def test_scores_of_fused_heads_are_not_kept_on_a_gpu(monkeypatch, width, here, kept):
+    monkeypatch.setattr(backend, "current", lambda: here)
     call = probe.AttentionCall(None, has_sinks=False, heads=8, width=width, item_bytes=2)
 
     assert probe._pair_bytes([call]) == (16 if kept else 0)

@@ -1,0 +1,40 @@
+"""Which backend models compute on, and that nothing else asks MLX for it."""
+
+import re
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from node.mlx import backend
+
+ROOT = Path(__file__).resolve().parents[3]
+ASKS = re.compile(r"mx\.(metal|cuda)\b|default_device\(\)|is_available\(\)")
+
+
+@pytest.mark.parametrize(
+    ("device", "has_metal", "expected"),
+    [
+        (mx.cpu, False, backend.CPU),
+        (mx.cpu, True, backend.CPU),  # a Mac that is asked to compute on its CPU
+        (mx.gpu, True, backend.METAL),
+        (mx.gpu, False, backend.CUDA),
+    ],
+)
+def test_the_device_and_metal_say_which_backend_computes(monkeypatch, device, has_metal, expected):
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(device))
+    monkeypatch.setattr(mx.metal, "is_available", lambda: has_metal)
+
+    assert backend.current() is expected
+
+
+def test_each_backend_has_a_name_of_its_own_in_fingerprints():
+    names = {each.name for each in (backend.CPU, backend.METAL, backend.CUDA)}
+
+    assert len(names) == 3
+
+
+def test_only_one_module_asks_mlx_where_it_computes():
+    asking = {path.name for path in (ROOT / "node").rglob("*.py") if ASKS.search(path.read_text())}
+
+    assert asking == {"backend.py"}
