@@ -8,9 +8,12 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from router.cli.output import Steps, print_pairs, print_table
+
+if TYPE_CHECKING:
+    from node.mlx.backend import Backend
 
 # Standard output belongs to the report; what is going on is said on standard error.
 say = Steps().say
@@ -54,7 +57,7 @@ def environment() -> dict[str, Any]:
     return {
         "mlx": importlib.metadata.version("mlx"),
         "mlx_lm": importlib.metadata.version("mlx-lm"),
-        "backend": "metal" if is_gpu() else "cpu",
+        "backend": _backend().name,
         "blas": [name for name in preloaded if "blas" in name.lower()],
         "system": platform.system(),
         "machine": platform.machine(),
@@ -65,9 +68,13 @@ def environment() -> dict[str, Any]:
 
 def is_gpu() -> bool:
     """Say whether models compute on a GPU, whose work is in no process's CPU time."""
-    from node.mlx import backend
+    return _backend().is_gpu
 
-    return backend.current().is_gpu
+
+def _backend() -> "Backend":
+    from node.mlx import backend  # loads MLX, which --help does not need
+
+    return backend.current()
 
 
 def _cores() -> int:
