@@ -67,11 +67,14 @@ class Ours:
 
     def step(self) -> int:
         """Decode one token for everyone; return how many could be read."""
-        self._engine.launch(self._slots)
-        return sum(len(self._engine.read(slot)) for slot in self._slots)
+        prepared = self._engine.prepare(self._slots)
+        read_count = sum(self._engine.read(slot) is not None for slot in self._slots)
+        self._engine.check()
+        self._engine.launch(self._slots, prepared)
+        return read_count
 
     def finish(self) -> None:
-        """Wait for the step that is one ahead."""
+        """Wait for the step that was launched last."""
         mx.synchronize()
 
 
@@ -93,7 +96,7 @@ class AvailableBlocks:
         return len(self._generator.next()[1])
 
     def finish(self) -> None:
-        """Wait for the step that is one ahead."""
+        """Wait for the step that was launched last."""
         mx.synchronize(self._generator.stream)
 
 

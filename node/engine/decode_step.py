@@ -1,13 +1,13 @@
 """One decode step of a batch: a failing sequence ends alone, a device error ends the batch."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from node.engine.delivery import Last, deliver, end, fail
 from node.engine.sequence import Sequence
 from node.mlx.device import DeviceError
-from node.mlx.engine import DecodeSlot, Engine, SampledToken
+from node.mlx.engine import DecodeSlot, Engine, PreparedStep, SampledToken
 
 _log = logging.getLogger(__name__)
 
@@ -20,14 +20,13 @@ def decode_step(engine: Engine, batch: list[Sequence]) -> list[Sequence]:
     """
     step = _Step(engine, batch)
     if engine.launch_waits:  # what is sampled already would be shown only after the computing
-        step.read(engine.read_ahead)
-        engine.check()
+        step.read()
         step.deliver()
         step.launch()
-    else:  # reading would hold up the device, which has the next step to begin
+    else:  # the device waits for the next step, which is described while it is at this one
+        step.prepare()
+        step.read()
         step.launch()
-        step.read(engine.read)
-        engine.check()
         step.deliver()
     return step.finish()
 
@@ -36,32 +35,49 @@ class _Step:
     def __init__(self, engine: Engine, batch: list[Sequence]) -> None:
         self._engine = engine
         self._batch = batch
+        self._prepared: PreparedStep | None = None
         self._failed: list[Sequence] = []
-        self._sampled: list[tuple[Sequence, list[SampledToken]]] = []
+        self._sampled: list[tuple[Sequence, SampledToken]] = []
         self._last: list[tuple[Sequence, Last]] = []
 
-    def read(self, read: Callable[[DecodeSlot], list[SampledToken]]) -> None:
+    def prepare(self) -> None:
+        """Describe the next step; what fails here fails again where it is launched."""
+        try:
+            self._prepared = self._engine.prepare([_slot(sequence) for sequence in self._batch])
+        except DeviceError:
+            raise
+        except Exception:  # noqa: BLE001 - it may be one sequence's
+            _log.debug("a batch of %d cannot be prepared", len(self._batch), exc_info=True)
+
+    def read(self) -> None:
         """Wait for what was sampled; nothing of it is delivered before all of it is checked."""
-        for sequence in self._sound():
+        for sequence in self._batch:
             with self._isolated(sequence):
-                self._sampled.append((sequence, read(_slot(sequence))))
+                sampled = self._engine.read(_slot(sequence))
+                if sampled is not None:
+                    self._sampled.append((sequence, sampled))
+        self._engine.check()
 
     def deliver(self) -> None:
-        for sequence, tokens in self._sampled:
+        """Tell what was sampled of all that did not fail meanwhile."""
+        for sequence, sampled in self._sampled:
+            if sequence in self._failed:
+                continue
             with self._isolated(sequence):
-                for sampled in tokens:
-                    last = deliver(sequence, sampled)
-                    if last is not None:
-                        self._last.append((sequence, last))
-                        break
+                last = deliver(sequence, sampled)
+                if last is not None:
+                    self._last.append((sequence, last))
 
     def launch(self) -> None:
         """Launch all together or, where that fails, each alone."""
-        batch = self._sound()
+        batch, prepared = self._sound(), self._prepared
+        if prepared is not None and len(batch) < len(self._batch):
+            prepared.undo()
+            prepared = None
         if not batch:
             return
         try:
-            self._engine.launch([_slot(sequence) for sequence in batch])
+            self._engine.launch([_slot(sequence) for sequence in batch], prepared)
         except DeviceError:
             raise
         except Exception:  # noqa: BLE001 - nothing may end the loop

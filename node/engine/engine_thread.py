@@ -128,7 +128,7 @@ class EngineThread:
 
     def _checked(self, work: Callable[[], T], failures_count: int) -> T:
         result = work()
-        self.engine.check_all()
+        self.engine.check()
         if self.failures_count != failures_count:
             raise EngineFailedError
         return result

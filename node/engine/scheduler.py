@@ -114,7 +114,7 @@ class Scheduler:
     def _hand_over(self, sequence: Sequence) -> None:
         slot = sequence.slot
         sampled = self._ready_engine.peek(slot) if slot is not None else None
-        self._ready_engine.check_all()
+        self._ready_engine.check()
         hand_over(sequence, sampled)
         self._leave(sequence)
 

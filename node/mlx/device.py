@@ -37,12 +37,6 @@ def device_errors() -> Iterator[None]:
         raise DeviceError(str(error)) from error
 
 
-def check() -> None:
-    """Raise DeviceError for a stored error of what is complete; do not wait for what still runs."""
-    with device_errors():
-        mx.async_eval(mx.array(0) + 1)
-
-
 def synchronize() -> None:
     """Wait for all that was launched; raise DeviceError if any of it failed."""
     with device_errors():

@@ -1,15 +1,16 @@
 """Run the model: prefill a chunk, decode a batch. No policy, no text, no files.
 
-Decoding is one step ahead: the next step is launched from tokens still on the device before
-the host reads them, so reading and detokenizing hide behind computing. The step that turns
-out to be one too many is what puts a turn's last token into the cache.
+While the device computes a step, the host describes the next one (`prepare`), which feeds tokens
+that are still on the device. It is launched once the device is done: a step that is launched
+earlier finds each cache in use, and copies all of it where one row would be written. Texts are
+delivered while it runs. The step that turns out to be one too many is what puts a turn's last
+token into the cache.
 """
 
 import sys
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
 
@@ -73,7 +74,6 @@ class DecodeSlot:
     matcher: AnswerMatcher | None = None  # of an answer whose format is prescribed
     keeps_marks: bool = False
     _mark: CacheMark | None = None  # as of the last step's beginning
-    unread: list[tuple[mx.array, Likeliest | None]] = field(default_factory=list)
 
     def take_up(self, sampled_count: int) -> None:
         """Take the prompt's last token for the last of `sampled_count` sampled elsewhere."""
@@ -105,6 +105,20 @@ class DecodeSlot:
         assert self.matcher is not None, "only formats have masks"
         with _format_errors():
             return self.matcher.mask()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A step that is described and not launched: its logits, and what its caches were before."""
+
+    slots: tuple[DecodeSlot, ...]
+    logits: mx.array
+    marks: tuple[CacheMark, ...]
+
+    def undo(self) -> None:
+        """Leave the caches as they were."""
+        for slot, mark in zip(self.slots, self.marks, strict=True):
+            slot.cache.undo(mark)
 
 
 @contextmanager
@@ -144,25 +158,17 @@ class Engine:
         self.array_bytes_min = 0  # that one array of a cache counts as
         self.launch_waits = here.launch_waits
         # Per step launched since the last check: whether its logits hold a NaN.
-        self._unsound: deque[mx.array] = deque()
+        self._unsound: list[mx.array] = []
 
     def check(self) -> None:
-        """Raise DeviceError if anything failed up to the step whose tokens were read last.
-
-        It does not wait for the step that was launched behind that.
-        """
-        device.check()
-        ahead = 0 if self.launch_waits else 1
-        with device_errors():
-            while len(self._unsound) > ahead:
-                refuse_nan([self._unsound.popleft()], "a step")
-
-    def check_all(self) -> None:
         """Wait for all that was launched; raise DeviceError if any of it failed."""
         device.synchronize()
+        with device_errors():
+            refuse_nan(self._unsound, "a step")
+        self._unsound.clear()
 
     def return_unused(self) -> None:
-        """Return the memory of freed arrays to the system; raise DeviceError as `check_all`."""
+        """Return the memory of freed arrays to the system; raise DeviceError as `check`."""
         device.return_unused()
 
     def recover(self) -> None:
@@ -233,48 +239,61 @@ class Engine:
         sampler = make_sampler(sampling, seed, prompt, self.limits.vocabulary_size)
         return DecodeSlot(cache, sampler, mx.array(prompt[-1:], mx.uint32))
 
-    def launch(self, slots: list[DecodeSlot]) -> None:
+    def prepare(self, slots: list[DecodeSlot]) -> PreparedStep:
+        """Describe the step that feeds every slot's pending token; nothing is computed yet.
+
+        Nothing may be done to the caches before it is launched or undone.
+        """
+        caches = [slot.cache for slot in slots]
+        with device_errors():
+            for cache in caches:
+                cache.make_room()
+            marks = tuple(cache.mark() for cache in caches)
+            try:
+                logits = self._forward(caches, [slot.pending for slot in slots])
+            except BaseException:
+                for cache, mark in zip(caches, marks, strict=True):
+                    cache.undo(mark)
+                raise
+        return PreparedStep(tuple(slots), logits, marks)
+
+    def launch(self, slots: list[DecodeSlot], prepared: PreparedStep | None = None) -> None:
         """Feed every slot's pending token and start computing the next ones.
 
-        Raise DeviceError for what the device raises, perhaps of an earlier step.
+        `prepared`: the step of these very slots; it is undone where it fails. Raise DeviceError
+        for what the device raises, perhaps of an earlier step.
         """
-        with device_errors():
-            self._launch(slots)
-
-    def _launch(self, slots: list[DecodeSlot]) -> None:
-        caches = [slot.cache for slot in slots]
-        for cache in caches:
-            cache.make_room()
-        marks = [cache.mark() for cache in caches]
+        step = prepared or self.prepare(slots)
         samplers = [slot.sampler.mark() for slot in slots]
+        with device_errors():
+            try:
+                sampled, unsound = self._sample(slots, step.logits)
+            except BaseException:
+                step.undo()
+                for slot, chosen in zip(slots, samplers, strict=True):
+                    slot.sampler.undo(chosen)
+                raise
+            for slot, (token, logprobs), mark in zip(slots, sampled, step.marks, strict=True):
+                slot.note(mark)
+                slot.pending, slot.pending_logprobs = token, logprobs
+                slot.pending_is_sampled, slot.pending_is_read = True, False
+                slot.pending_is_matched = False
+                slot.cache.advance(1)
+            loose = [slot.cache.loose_ends() for slot in slots]
+            loose += [slot.pending_logprobs.arrays() for slot in slots if slot.pending_logprobs]
+            self._unsound.append(unsound)
+            mx.async_eval([slot.pending for slot in slots], loose, unsound)
+
+    def _sample(
+        self, slots: list[DecodeSlot], logits: mx.array
+    ) -> tuple[list[tuple[mx.array, Likeliest | None]], mx.array]:
+        """Return the tokens that follow, and whether they were chosen among NaN."""
         matched = [slot for slot in slots if slot.matcher is not None]
-        try:
-            if self.launch_waits:  # these tokens are known, and the launch takes all the time
-                _match(matched)
-            logits = self._forward(caches, [slot.pending for slot in slots])
-            if matched:
-                mx.async_eval(logits)
-                _match(matched)  # while the device computes
-            sampled = _sampled_of(slots, logits)
-            unsound = mx.isnan(mx.max(logits))
-        except BaseException:
-            for cache, mark in zip(caches, marks, strict=True):
-                cache.undo(mark)
-            for slot, chosen in zip(slots, samplers, strict=True):
-                slot.sampler.undo(chosen)
-            raise
-        for slot, (token, logprobs), mark in zip(slots, sampled, marks, strict=True):
-            slot.note(mark)
-            if slot.pending_is_sampled and not slot.pending_is_read:
-                slot.unread.append((slot.pending, slot.pending_logprobs))
-            slot.pending, slot.pending_logprobs = token, logprobs
-            slot.pending_is_sampled, slot.pending_is_read = True, False
-            slot.pending_is_matched = False
-            slot.cache.advance(1)
-        loose = [slot.cache.loose_ends() for slot in slots]
-        loose += [slot.pending_logprobs.arrays() for slot in slots if slot.pending_logprobs]
-        self._unsound.append(unsound)
-        mx.async_eval([slot.pending for slot in slots], loose, unsound)
+        if matched and not self.launch_waits:
+            mx.async_eval(logits)  # while the matchers compute what is allowed
+        for slot in matched:
+            slot.match()
+        return _sampled_of(slots, logits), mx.isnan(mx.max(logits))
 
     def feed(self, caches: list[ResidentCache], tokens: list[mx.array]) -> mx.array:
         """Append one token `[1]` to each cache; return logits `[caches, vocabulary]`."""
@@ -341,19 +360,11 @@ class Engine:
                 raise DeviceError(message)
             return SampledToken(chosen, logprobs.read([chosen])[0] if logprobs else ())
 
-    def read_ahead(self, slot: DecodeSlot) -> list[SampledToken]:
+    def read(self, slot: DecodeSlot) -> SampledToken | None:
         """Wait for and return the token that is to be fed next, unless it was read before."""
         sampled = None if slot.pending_is_read else self.peek(slot)
-        if sampled is None:
-            return []
-        slot.pending_is_read = True
-        return [sampled]
-
-    def read(self, slot: DecodeSlot) -> list[SampledToken]:
-        """Wait for and return the tokens that were fed since the last read."""
-        unread = [self._sampled_token(*each) for each in slot.unread]
-        slot.unread.clear()
-        return unread
+        slot.pending_is_read = slot.pending_is_read or sampled is not None
+        return sampled
 
 
 def _sampled_of(
@@ -371,8 +382,3 @@ def _sampled(
         allowed = unpack_mask(slot.mask(), logits.shape[-1])
         return slot.sampler.sample(logits, allowed, slot.matcher.openings)
     return (best, None) if slot.sampler.is_plain_greedy else slot.sampler.sample(logits)
-
-
-def _match(slots: list[DecodeSlot]) -> None:
-    for slot in slots:
-        slot.match()

@@ -140,7 +140,7 @@ def inject(faults, rng, count, over):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launch_waits", [False, True], ids=["ahead", "waiting"])
+@pytest.mark.parametrize("launch_waits", [False, True], ids=["prepared early", "waiting"])
 @pytest.mark.parametrize(
     "count", [INJECTIONS, pytest.param(INJECTIONS_NIGHTLY, marks=pytest.mark.nightly)]
 )

@@ -5,7 +5,7 @@ So a lost, repeated or misplaced token changes all that follows. `log` says what
 
 import sys
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fabric.limits import PREFILL_CHUNK_TOKENS_MAX
 from fabric.turn.generation import Sampling
@@ -75,11 +75,19 @@ class FakeSlot:
     pending: int
     pending_is_sampled: bool = False
     pending_is_read: bool = False
-    unread: list = field(default_factory=list)
     fails_at: int | None = None
 
     def take_up(self, sampled_count):
         self.pending_is_sampled = True
+
+
+@dataclass
+class FakePrepared:
+    slots: list
+    counts: list  # of tokens in the caches
+
+    def undo(self):
+        """Nothing was done yet."""
 
 
 class FakeEngine:
@@ -107,23 +115,27 @@ class FakeEngine:
             raise BrokenError
         return FakeSlot(cache, seed, prompt[-1], fails_at=getattr(cache, "fails_at", None))
 
-    def launch(self, slots):
+    def prepare(self, slots):
         for slot in slots:
             if slot.fails_at is not None and slot.cache.tokens_count >= slot.fails_at:
                 raise BrokenError
+        return FakePrepared(slots, [slot.cache.tokens_count for slot in slots])
+
+    def launch(self, slots, prepared=None):
+        prepared = prepared or self.prepare(slots)
+        assert prepared.slots == slots
+        assert prepared.counts == [slot.cache.tokens_count for slot in slots]
         self.log.append(("decode", [slot.cache for slot in slots]))
         for slot in slots:
             slot.cache.tokens.append(slot.pending)
-            if slot.pending_is_sampled and not slot.pending_is_read:
-                slot.unread.append(slot.pending)
             slot.pending = next_token(slot.cache.tokens, slot.seed)
             slot.pending_is_sampled, slot.pending_is_read = True, False
 
-    def read_ahead(self, slot):
+    def read(self, slot):
         if not slot.pending_is_sampled or slot.pending_is_read:
-            return []
+            return None
         slot.pending_is_read = True
-        return [SampledToken(slot.pending)]
+        return SampledToken(slot.pending)
 
     def peek(self, slot):
         return None
@@ -131,15 +143,10 @@ class FakeEngine:
     def check(self):
         """Nothing fails later than it is launched."""
 
-    check_all = recover = check
+    recover = check
 
     def return_unused(self):
         self.returned_count += 1
-
-    def read(self, slot):
-        sampled = [SampledToken(token) for token in slot.unread]
-        slot.unread.clear()
-        return sampled
 
 
 def next_token(tokens, seed):

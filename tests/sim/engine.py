@@ -1,7 +1,7 @@
 """An engine for the simulation: it computes at once, and says how long it would have taken."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fabric.limits import PREFILL_CHUNK_TOKENS_MIN
 from node.mlx.device import DeviceError
@@ -11,7 +11,7 @@ from tests.sim.model import FULL, SimCache, SimMark
 
 @dataclass(eq=False)
 class SimSlot:
-    """One decoding sequence, one step ahead of what has been read."""
+    """One decoding sequence and the token to feed next."""
 
     cache: SimCache
     sampling: object
@@ -20,7 +20,6 @@ class SimSlot:
     pending_is_sampled: bool = False
     sampled_count: int = 0
     mark_before_read: SimMark | None = None
-    unread: list = field(default_factory=list)
 
     def take_up(self, sampled_count):
         self.pending_is_sampled = True
@@ -88,25 +87,23 @@ class SimEngine:
             self.note_start(cache, prompt)
         return SimSlot(cache, sampling, seed, prompt[-1])
 
-    def launch(self, slots):
+    def prepare(self, slots):
+        return None
+
+    def launch(self, slots, prepared=None):
         self.spent_s += self._step_s
         is_wrong = self.device.begin()
         for slot in slots:
             slot.mark_before_read = slot.cache.mark()
             slot.cache.append(slot.pending ^ is_wrong)
-            if slot.pending_is_sampled:
-                slot.unread.append(slot.pending)
             slot.pending = slot.cache.next_token(slot.sampling, slot.seed, slot.sampled_count)
             slot.sampled_count += 1
             slot.pending_is_sampled = True
 
     def check(self):
-        """Find nothing: the step that is launched last is not complete."""
-
-    def check_all(self):
         self.device.check()
 
-    return_unused = check_all
+    return_unused = check
 
     def recover(self):
         """Go on: the error was raised."""
@@ -114,9 +111,7 @@ class SimEngine:
     def peek(self, slot):
         return _sampled(slot, slot.pending) if slot.pending_is_sampled else None
 
-    def read(self, slot):
-        unread, slot.unread = slot.unread, []
-        return [_sampled(slot, token) for token in unread]
+    read = peek
 
 
 def _sampled(slot, token):

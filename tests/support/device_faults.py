@@ -1,8 +1,7 @@
 """A device that fails as Metal does: at once, or later and with garbage in between.
 
 An operation that fails late computes something else; its error is stored, and raised once: by the
-next synchronization or call of the model on the same engine's thread, or by a check once the
-operation must be complete.
+next synchronization or call of the model on the same engine's thread.
 """
 
 import threading
@@ -34,7 +33,6 @@ class DeviceFaults:
         self._armed: str | None = None
         self._left = 0
         self._stored = False
-        self._engine = engine
         self._thread = threading.get_ident()
         self._wrap(engine)
 
@@ -73,11 +71,6 @@ class DeviceFaults:
 
     def is_here(self) -> bool:
         return threading.get_ident() == self._thread
-
-    @property
-    def is_complete(self) -> bool:
-        """Say whether the step launched last is: one step ahead, that is known at the next one."""
-        return self._engine.launch_waits
 
     def raise_stored(self, kind: type[Exception]) -> None:
         if self._stored:
@@ -122,8 +115,7 @@ def failing_device(make: Callable[[], DeviceFaults]) -> Iterator[DeviceFaults]:
     """Let an engine's device fail; `make` runs on the engine's thread."""
     with pytest.MonkeyPatch.context() as patch:
         faults = make()
-        for name in ("check", "synchronize"):
-            patch.setattr(device, name, _checking(faults, name, getattr(device, name)))
+        patch.setattr(device, "synchronize", _checking(faults, device.synchronize))
         for name, kind in {
             "gather": "gather",
             "rest": "rest",
@@ -133,9 +125,9 @@ def failing_device(make: Callable[[], DeviceFaults]) -> Iterator[DeviceFaults]:
         yield faults
 
 
-def _checking(faults: DeviceFaults, name: str, real: Callable[[], None]) -> Callable[[], None]:
+def _checking(faults: DeviceFaults, real: Callable[[], None]) -> Callable[[], None]:
     def check() -> None:
-        if faults.is_here() and (name == "synchronize" or faults.is_complete):
+        if faults.is_here():
             faults.raise_stored(DeviceError)
         real()
 

@@ -33,6 +33,7 @@ class NodeConfig:
     host: str
     incarnation: int
     tls: ssl.SSLContext | None = None
+    machine_nodes: int = 1
 
 
 class NodeService:

@@ -21,7 +21,7 @@ from tests.node.fake_engine import (
 
 BACKGROUND = {"priority": Priority.BACKGROUND}
 BOTH_ORDERS = pytest.mark.parametrize(
-    "launch_waits", [False, True], ids=["reads behind", "reads ahead"]
+    "launch_waits", [False, True], ids=["launched first", "told first"]
 )
 
 

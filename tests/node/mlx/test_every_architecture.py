@@ -53,10 +53,10 @@ def generate(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     """Decode all prompts in one batch."""
     slots = [engine.start(prefilled(engine, p[:-1]), p, GREEDY, 0) for p in prompts]
     out: list[list[int]] = [[] for _ in prompts]
-    for _ in range(STEPS + 1):
+    for _ in range(STEPS):
         engine.launch(slots)
         for tokens, slot in zip(out, slots, strict=True):
-            tokens += [drawn.token for drawn in engine.read(slot)]
+            tokens.append(engine.read(slot).token)
     return out
 
 
@@ -85,7 +85,7 @@ def test_a_sequence_may_leave_and_join_a_batch(name):
     for step in ((0, 1), (0, 1), (0, 1, 2), (2, 0), (2, 1, 0), (1, 2), (1,), (2, 0), (0, 1, 2)):
         engine.launch([slots[index] for index in step])
         for index in step:
-            out[index] += [drawn.token for drawn in engine.read(slots[index])]
+            out[index].append(engine.read(slots[index]).token)
 
     assert [tokens[: len(want)] for tokens, want in zip(out, alone, strict=True)] == [
         want[: len(tokens)] for tokens, want in zip(out, alone, strict=True)

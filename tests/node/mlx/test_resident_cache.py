@@ -60,11 +60,11 @@ def test_a_state_in_memory_is_gone_back_to(name: str) -> None:
 
 @EVERY
 @pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("is_read_first", [True, False], ids=["read first", "launched first"])
+@pytest.mark.parametrize("is_told_first", [True, False], ids=["told first", "launched first"])
 def test_a_state_before_the_token_read_last_is_gone_back_to(
-    name: str, rows: int, *, is_read_first: bool
+    name: str, rows: int, *, is_told_first: bool
 ) -> None:
-    """Bit for bit, alone and as a row of a batch, whether tokens are read before they are fed."""
+    """Bit for bit, alone and as a row of a batch, whether tokens are told before they are fed."""
     engine, prompt = engine_of(name), prompt_of(20)
     caches = [prefilled(engine, prompt, len(prompt) - 1) for _ in range(rows)]
     slots = [engine.start(cache, prompt, Sampling(max_tokens=9), 1) for cache in caches]
@@ -73,15 +73,13 @@ def test_a_state_before_the_token_read_last_is_gone_back_to(
     said: list[int] = []
     engine.launch(slots)
     while len(said) < 5:
-        if is_read_first:
-            said += [each.token for each in engine.read_ahead(slot)]
-        else:
-            engine.launch(slots)
-            said += [each.token for each in engine.read(slot)]
-        if len(said) == 3:
+        prepared = None if is_told_first else engine.prepare(slots)
+        said.append(engine.read(slot).token)
+        if is_told_first and len(said) == 3:
             mark = slot.mark_before_read
-        if is_read_first:
-            engine.launch(slots)
+        engine.launch(slots, prepared)
+        if not is_told_first and len(said) == 3:
+            mark = slot.mark_before_read
     assert mark is not None
     cache.take_marked(mark)
     at = len(prompt) + 2

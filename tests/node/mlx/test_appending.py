@@ -1,0 +1,12 @@
+"""A step writes its rows in place: no cache is copied for one more token."""
+
+from benchmarks.append import hurry, measure, prepare
+
+
+def test_steps_that_are_described_early_copy_nothing_of_their_caches():
+    assert measure(prepare, agents=2, tokens=512, steps=6)["copied MiB"] == 0
+
+
+def test_a_step_that_is_launched_while_another_reads_a_cache_copies_it():
+    """That is why none is: without it, the test above would show nothing."""
+    assert measure(hurry, agents=2, tokens=512, steps=6)["copied MiB"] > 0
