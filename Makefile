@@ -11,7 +11,7 @@ ARGS   ?=
 PART   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all nightly fuzz lint clean
+.PHONY: help setup demo test test-all nightly fuzz mac-check lint clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,9 @@ nightly: $(READY)  ## run one part of the nightly tests, up to an hour (PART=liv
 
 fuzz: $(READY)  ## a million hostile inputs for every parser: minutes (ARGS="-k manifest" narrows)
 	@$(BIN)/python -m pytest tests/fuzz -q -s -m nightly $(ARGS)
+
+mac-check: $(READY)  ## show what one Mac can show, as a table for an issue: half an hour (ARGS=--quick)
+	@$(BIN)/python -m benchmarks.mac_check $(ARGS)
 
 lint: $(READY)  ## ruff, mypy and the import rules
 	@$(BIN)/ruff check .
