@@ -97,6 +97,7 @@ def as_record(name: str, report: Report) -> dict[str, Any]:
                 # JSON has no NaN.
                 "figure": limit.figure if math.isfinite(limit.figure) else None,
                 "bound": limit.bound,
+                "is_least": limit.is_least,
                 "met": limit.met if report.is_judged else None,
             }
             for limit in report.limits

@@ -51,7 +51,7 @@ from node.store.agent_store import AgentStore
 from node.store.available_blocks import available_blocks
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
-from node.store.posix_disk import PosixDisk
+from node.store.posix_disk import Part, PosixDisk
 from node.store.service_time import ServiceTime
 from node.store.tombstones import DIRECTORY as ERASED
 from node.store.tombstones import TombstoneStore
@@ -82,9 +82,15 @@ class CountingDisk(PosixDisk):
 
     written_bytes = 0
 
-    def publish(self, name: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+    def publish(self, name: str, parts: Sequence[Part]) -> None:
+        """Publish and count a record."""
         self.written_bytes += sum(memoryview(part).nbytes for part in parts)
         super().publish(name, parts)
+
+    def publish_ordered(self, name: str, parts: Sequence[Part]) -> None:
+        """Publish and count a block."""
+        self.written_bytes += sum(memoryview(part).nbytes for part in parts)
+        super().publish_ordered(name, parts)
 
 
 @dataclass(frozen=True, slots=True)

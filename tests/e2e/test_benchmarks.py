@@ -16,6 +16,23 @@ EMULATED = {"transfer"}  # tests/e2e/test_bench_transfer.py runs it on emulated 
 CLUSTER = {"migrate"}
 OWN_PROCESS = CLUSTER | {"soak"}  # they start processes and Ray
 HANG_S = 540
+# Of limits that count something, which a short run keeps as well as a long one.
+COUNTED = (
+    "all recomputed",
+    "answers that differ",
+    "bytes written",
+    "cached share",
+    "came twice",
+    "contract holds",
+    "copied by a step",
+    "extra peak",
+    "failed requests",
+    "graph nodes",
+    "measured by computed",
+    "memory still reserved",
+    "problems found",
+    "Q4/fp16",
+)
 
 
 def test_every_benchmark_is_known_here_and_in_the_documents():
@@ -33,7 +50,11 @@ def check_record(name, text):
     record = json.loads(text)
     assert record["name"] == name
     assert record["figures"]
-    assert record["met"] is None, "the figures of a quick run are not judged"
+    assert record["met"] is None, "the speeds of a quick run are not judged"
+    for limit in record["limits"]:
+        if any(words in limit["statement"] for words in COUNTED):
+            sign = 1 if limit["is_least"] else -1
+            assert sign * limit["figure"] >= sign * limit["bound"], limit
 
 
 @pytest.mark.slow
