@@ -6,16 +6,20 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 from fabric.limits import KIB, MIB
 from router.supervise.processes import descendants, wait_gone
 from tests.chaos.drives import Drives
 from tests.chaos.judges import Judges
-from tests.cluster.ray_fabric import RayFabric, kill
+from tests.cluster.ray_fabric import ROOT, RayFabric, kill
 
 FROZEN_S = (1.0, 4.0, 12.0)
 LEFT_BYTES = (0, 64 * KIB, 2 * MIB)  # on a full disk: nothing, records, a few blocks
 DAMAGES = 3
+DEVICE_ERRORS = (1, 2, 4)  # three within a minute end the process
+DEVICE_WAIT_S = 5.0  # for an operation that can fail
 KILLED_SHARE = 0.3
 GONE_S = 30.0
 KINDS = (
@@ -30,15 +34,25 @@ KINDS = (
     "unwritable disk",
     "full disk",
     "kill everything",
+    "fail device",
 )
+FAILING_DEVICE = Path(__file__).parent / "failing_device"
 
 
 class Nemesis:
     """Does one fault after the other; all is healed when a fault has returned."""
 
-    def __init__(self, fabric: RayFabric, judges: Judges, seed: int, drives: Drives | None) -> None:
+    def __init__(
+        self,
+        fabric: RayFabric,
+        judges: Judges,
+        seed: int,
+        drives: Drives | None,
+        devices: Path | None = None,
+    ) -> None:
         self._fabric = fabric
         self._drives = drives
+        self._devices = devices
         self._judges = judges
         self._random = random.Random(f"{seed}:nemesis")
         self.done: list[tuple[float, str]] = []
@@ -56,6 +70,7 @@ class Nemesis:
             self._unwritable,
             self._full,
             self._kill_everything,
+            self._fail_device,
         )
         self._kinds = dict(zip(KINDS, faults, strict=True))
 
@@ -172,6 +187,17 @@ class Nemesis:
                 kill(self._fabric.actor(node))
             time.sleep(self._random.choice(FROZEN_S))
 
+    def _fail_device(self) -> None:
+        """Let operations of a node's device compute garbage whose error is raised later."""
+        if self._devices is None:
+            return
+        node = self._node()
+        asked = self._devices / str(self._fabric.actor(node).pid)
+        for _ in range(self._random.choice(DEVICE_ERRORS)):
+            asked.touch()
+            wait_until(lambda: not asked.exists(), DEVICE_WAIT_S)
+        asked.unlink(missing_ok=True)
+
     def _kill_everything(self) -> None:
         """End the supervisor and with it the whole fabric, and begin again on the same folder."""
         self._everybody()
@@ -184,6 +210,19 @@ class Nemesis:
         if left:
             self._judges.fail("processes", f"{len(left)} outlive their supervisor")
         fabric.start()
+
+
+def device_environment(folder: Path) -> dict[str, str]:
+    """Return what lets the devices of a fabric's nodes fail by files in this folder."""
+    path = os.pathsep.join((str(ROOT), str(FAILING_DEVICE)))
+    return {"PYTHONPATH": path, "MACFABRIC_CHAOS_DEVICE": str(folder)}
+
+
+def wait_until(is_over: Callable[[], bool], timeout_s: float) -> None:
+    """Wait until it is over, or so long."""
+    deadline_s = time.monotonic() + timeout_s
+    while not is_over() and time.monotonic() < deadline_s:
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager

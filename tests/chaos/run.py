@@ -16,7 +16,7 @@ from router.supervise.processes import ProcessId
 from tests.chaos.clients import ANSWER_S, Client, stretch
 from tests.chaos.drives import bounded_drives
 from tests.chaos.judges import Judges, Violation, records
-from tests.chaos.nemesis import Nemesis
+from tests.chaos.nemesis import Nemesis, device_environment
 from tests.cluster.ray_fabric import RayFabric
 
 CLIENTS = 6
@@ -24,7 +24,8 @@ NODES = ("node-a", "node-b", "node-c")
 LOOK_S = 1.0
 PAUSE_S = 6.0
 ERASED_S = 25.0  # what a disk refused is tried again every 15 s
-PLANTS = ("wrong-answer", "erased-returns", "two-owners")
+UNSEEN = "unseen-device-errors"
+PLANTS = ("wrong-answer", "erased-returns", "two-owners", UNSEEN)
 QUIET_TURNS = 2
 
 
@@ -54,9 +55,13 @@ def run(
     with bounded_drives(folder / "data" / "nodes", NODES) as drives:
         if drives is None:
             say("no disk gets full: that takes root on Linux")
-        fabric = RayFabric(folder)
+        devices = folder / "devices"
+        devices.mkdir()
+        if plant == UNSEEN:
+            (devices / "unseen").touch()
+        fabric = RayFabric(folder, environment=device_environment(devices))
         try:
-            return _Run(fabric, seed, say, plant, drives).live(minutes, only)
+            return _Run(fabric, seed, say, plant, drives, devices).live(minutes, only)
         finally:
             if fabric.popen.poll() is None:
                 with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
@@ -64,10 +69,10 @@ def run(
 
 
 class _Run:
-    def __init__(self, fabric, seed, say, plant, drives):
+    def __init__(self, fabric, seed, say, plant, drives, devices):
         self._fabric, self._seed, self._say, self._plant = fabric, seed, say, plant
         self._judges = Judges()
-        self._nemesis = Nemesis(fabric, self._judges, seed, drives)
+        self._nemesis = Nemesis(fabric, self._judges, seed, drives, devices)
         self._clients = [
             Client(fabric, self._judges, random.Random(f"{seed}:client {number}"), number)
             for number in range(CLIENTS)
@@ -129,7 +134,7 @@ class _Run:
                     client.ask()
         judges.check_growth(before, self._holdings())
         time.sleep(ERASED_S * stretch() ** 0.5)
-        if self._plant is not None:
+        if self._plant not in (None, UNSEEN):
             self._misbehave()
         judges.check_owners(fabric.data / "nodes")
         gone = set().union(*(client.gone for client in self._clients))

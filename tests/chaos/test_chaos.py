@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.chaos.run import PLANTS, run
+from tests.chaos.run import PLANTS, UNSEEN, run
 
 pytestmark = [
     pytest.mark.cluster,
@@ -23,9 +23,18 @@ def test_minutes_of_faults(tmp_path, seed):
     assert report.memories_judged
 
 
-@pytest.mark.parametrize(
-    ("plant", "judge"), [*zip(PLANTS, ("right answers", "erased", "owners"), strict=True)]
-)
+JUDGES = ("right answers", "erased", "owners", "right answers")
+
+
+@pytest.mark.parametrize(("plant", "judge"), [*zip(PLANTS, JUDGES, strict=True)])
 def test_a_judge_finds_what_it_is_for(tmp_path, plant, judge):
-    report = run(tmp_path, 1, 0.2, only="kill node", plant=plant, say=print)
+    kind, minutes = ("fail device", 1.0) if plant == UNSEEN else ("kill node", 0.2)
+    report = run(tmp_path, 1, minutes, only=kind, plant=plant, say=print)
     assert judge in {violation.judge for violation in report.violations}
+
+
+def test_no_wrong_word_is_said_while_devices_fail(tmp_path):
+    report = run(tmp_path, 4, 2.0, only="fail device", say=print)
+    assert report.violations == []
+    assert report.answers > len(report.faults)
+    assert report.refusals, "clients were asked to come again"

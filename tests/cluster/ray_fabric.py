@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,8 +42,11 @@ class Agent:
 class RayFabric:
     """A running `macfabric up`, with the calls and signals that tests send to it."""
 
-    def __init__(self, folder: Path, nodes: int = 3) -> None:
+    def __init__(
+        self, folder: Path, nodes: int = 3, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._nodes_count = nodes
+        self._environment = dict(environment or {})
         self.data, self._home = folder / "data", folder / "home"
         self._home.mkdir(parents=True)
         self.log = folder / "up.log"
@@ -58,6 +61,7 @@ class RayFabric:
     def launch(self) -> None:
         """Run `macfabric up` on the folder; it must not run."""
         environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(self._home)}
+        environment |= self._environment
         count = str(self._nodes_count)
         argv = [sys.executable, "-m", "router.cli.main", "up", "--nodes", count, "--port", "0"]
         with self.log.open("a") as log:
