@@ -130,10 +130,10 @@ class NodeService:
         self._calls = ControlCalls(node)
         self._on_loop(node.upkeep.round()).result()
         self._on_loop(self._listen()).result()
+        self.phase = "measuring prefill speed"  # and choosing forms, which the next one proves
+        self._on_loop(self._measure_prefill()).result()
         self.phase = "testing save and restore"
         self._on_loop(node.self_tests.run()).result()
-        self.phase = "measuring prefill speed"
-        self._on_loop(self._measure_prefill()).result()
         self._on_loop(node.drain_flag.recall()).result()
         self._sealing = FolderSealing(node.identity, node.workers, node.health)
         folder = self._config.data_dir.expanduser()

@@ -1,6 +1,7 @@
-"""Measure at start how fast this node computes prompts: turns are placed by it.
+"""Measure at start how fast this node computes prompts, and choose how it multiplies values.
 
-Without a figure, whoever happens to be asked first looks faster than all others for good.
+Turns are placed by the speed: without a figure, whoever happens to be asked first looks faster than
+all others for good.
 """
 
 import asyncio
@@ -10,6 +11,9 @@ from collections.abc import Callable, Sequence
 from fabric.errors import FabricError
 from fabric.ports import Clock
 from node.engine.engine_thread import EngineThread
+from node.engine.values_trial import choose_values_form
+from node.mlx import attention, backend
+from node.mlx.packed_attention import use_values_form
 
 TRIAL_TOKENS = 128  # shorter chunks measure the overhead, not the speed
 TRIAL_RUNS_MAX = 3  # the first one may load weights and build kernels
@@ -39,9 +43,12 @@ def _measure(thread: EngineThread, clock: Clock, tokens: list[int]) -> None:
     for _ in range(TRIAL_RUNS_MAX):
         cache = engine.new_cache(len(tokens))
         run_s = clock.monotonic_s()
-        engine.prefill(cache, tokens)
+        with attention.observing() as calls:
+            engine.prefill(cache, tokens)
         ended_s = clock.monotonic_s()
         best_s = min(best_s, ended_s - run_s)
         if ended_s - began_s > TRIAL_S:
             break
     thread.prefill_speed.start(len(tokens), best_s)
+    if backend.current().is_gpu and calls:
+        use_values_form(choose_values_form(engine.spec, calls[0].heads, clock))

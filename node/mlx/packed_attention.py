@@ -5,12 +5,29 @@ logit without a value: they only take a share of the softmax, which the output i
 Source: `exp(s_i) / (sum_j exp(s_j) + exp(sink)) = softmax(s)_i * sigmoid(lse(s) - sink)`.
 """
 
+import threading
 from collections.abc import Sequence
+from enum import StrEnum
 
 import mlx.core as mx
 
 from node.mlx.tiled_scores import TILED_RUNS_MIN, tile_plan, tiled_scores
 from node.mlx.token_store import Packed
+
+
+class ValuesForm(StrEnum):
+    """How the rows of one key head's queries are multiplied by its values."""
+
+    FOLDED = "folded"  # in one product
+    APART = "apart"  # each in a product of its own
+
+
+_chosen = threading.local()  # of the engine's thread: tests run several in one process
+
+
+def use_values_form(form: ValuesForm) -> None:
+    """Let this thread's attention multiply values so."""
+    _chosen.values_form = form
 
 
 def packed_attention(
@@ -68,10 +85,18 @@ def _attend(
         grouped = scores.reshape(batch, kv_heads, rows // count, count, tokens_count)
         scores = _masked(grouped, mask).reshape(scores.shape)
     weights = mx.softmax(scores, axis=-1, precise=True)
-    out = mx.quantized_matmul(
-        weights, *values[:3], transpose=False, group_size=values.group_size, bits=values.bits
-    )
-    return out, scores
+    form = getattr(_chosen, "values_form", ValuesForm.FOLDED)
+    return values_product(weights, values, form), scores
+
+
+def values_product(weights: mx.array, values: Packed, form: ValuesForm) -> mx.array:
+    """Multiply `[batch, kv_heads, rows, tokens]`; return `[batch, kv_heads, rows, width]`."""
+    packed, bits = values[:3], {"group_size": values.group_size, "bits": values.bits}
+    if form is ValuesForm.FOLDED:
+        return mx.quantized_matmul(weights, *packed, transpose=False, **bits)
+    apart = (array[:, :, None] for array in packed)
+    out = mx.quantized_matmul(weights[..., None, :], *apart, transpose=False, **bits)
+    return out.squeeze(-2)
 
 
 def _less_sinks(out: mx.array, score_sums: mx.array, sinks: mx.array) -> mx.array:
