@@ -1,7 +1,7 @@
 """What an answer must look like, and how large a schema or grammar may be that says so.
 
-Compilers take the square of some parts of a grammar in time: each of those has a limit, so that
-what is let in compiles well within a second. `source` is text all the way, so that it has one
+Compile time is quadratic in some parts of a grammar. Each of those has a limit, so that every
+accepted grammar compiles well within a second. `source` is text all the way, so that it has one
 spelling for digests and caches, and its objects keep their order: answers follow it.
 """
 

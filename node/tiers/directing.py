@@ -1,7 +1,6 @@
-"""Give an agent directives, or take them back: said in its record, so that they go where it goes.
+"""Add or undo an agent's directives; they are stored in its record and move with it.
 
-Its next turn makes its memory what they say. Until then nothing of it is touched, so that this is
-as quick as one write, and done as a whole or not at all.
+One atomic write stores all directives of a request; the next turn applies them to the cache.
 """
 
 from collections.abc import AsyncIterator, Sequence

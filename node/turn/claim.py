@@ -157,7 +157,7 @@ class Claims:
         return live(agent.manifest.directives) if agent is not None else ()
 
     def _keep_private(self, agent: Agent, request: GenerateRequest) -> None:
-        """Let nobody else have the memory of an agent that was told so where it was before."""
+        """Keep an agent private that was private on its previous node."""
         is_news = agent.is_blank or agent.is_taken_over
         agent.is_taken_over = False
         if request.is_private and is_news and not agent.manifest.is_private:

@@ -1,10 +1,10 @@
-"""What is said of an agent is heard by its copies before it is acknowledged.
+"""Propagate changes of an agent's settings to its replicas before acknowledging them.
 
-    owner   writes it into its record
-    copies  get that record, or are let go of
+    owner     writes the change into its record
+    replicas  receive that record, or are dropped
 
-A copy whose node is away gets it later. Should it take the agent over before, or a node that has
-no copy, the turn itself says whom the memory is for, as far as anybody alive has told the router.
+A replica on an absent node receives it later. If that node, or one without a replica, takes the
+agent over before, the turn itself carries the privacy settings that the router has heard of.
 """
 
 import asyncio

@@ -326,7 +326,7 @@ def _give_up_unless(patience: asyncio.Timeout, handed_over: asyncio.Task[bool]) 
 
 
 def _unheard(_event: FleetEvent) -> None:
-    """Tell nobody of what no agent remembers."""
+    """Publish nothing for turns that are not kept."""
 
 
 def _admission(event: Event, node: NodeName) -> Admitted:
