@@ -29,7 +29,7 @@ _POOL_PART: Final = 16  # of a node's share, at most
 
 @dataclass(frozen=True, slots=True)
 class MachineMemory:
-    """What one machine offers all of its nodes."""
+    """Memory that a machine offers to all of its nodes."""
 
     ram_bytes: int
     gpu_bytes: int | None = None  # the recommended working set of its GPU; None: it has none
@@ -51,7 +51,7 @@ class MachineMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How one node divides its share."""
+    """Division of a node's share of memory."""
 
     share_bytes: int
     weights_bytes: int

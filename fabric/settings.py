@@ -108,7 +108,7 @@ class PolicySettings:
 
     @property
     def known_as(self) -> str:
-        """Its name for requests and answers."""
+        """Name of the policy in requests and answers."""
         return self.name or self.use.rpartition(":")[2]
 
 

@@ -48,7 +48,7 @@ def _note(folder: Path, *, draining: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DrainFlag:
-    """One node's, in its data folder."""
+    """The drain flag of a node, stored in its data folder."""
 
     folder: Path
     workers: Workers

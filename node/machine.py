@@ -29,7 +29,7 @@ _STALL: Final = re.compile(r"^(some|full) avg10=(\d+(?:\.\d+)?)", re.MULTILINE)
 
 
 class Pressure(IntEnum):
-    """How short the system is of memory."""
+    """Memory pressure of the system."""
 
     NORMAL = 1
     WARNING = 2

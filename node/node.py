@@ -56,7 +56,7 @@ from node.upkeep import Retries, Upkeep
 
 @dataclass(slots=True)
 class HttpEndpoint:
-    """Where the node's HTTP listens, once it does."""
+    """Address of the node's HTTP server, once it listens."""
 
     url: str = ""
 

@@ -51,7 +51,7 @@ UNTESTED = SelfTest(passed=False, detail="not run yet", seconds=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What the test's agent is asked."""
+    """Questions to the self-test's agent."""
 
     identity: NodeIdentity
     tokenizer: ChatTokenizer
@@ -107,7 +107,7 @@ class Questions:
 
 
 class SelfTests:
-    """One node's; lives on its event loop."""
+    """Self-tests of a node; used on its event loop."""
 
     def __init__(
         self,

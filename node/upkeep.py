@@ -26,7 +26,7 @@ from node.tiers.unsaved import Unsaved
 
 
 class Upkeep:
-    """One node's; lives on its event loop."""
+    """Periodic upkeep of a node; used on its event loop."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Upkeep:
 
 
 class Retries:
-    """One node's; lives on its event loop."""
+    """Retries of a node's failed background work; used on its event loop."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ ALIAS_CHARS = 12  # of the digest that names an agent's record and tombstone on 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """One of each."""
+    """The router's services, one of each kind."""
 
     fleet: Fleet
     telemetry: Telemetry

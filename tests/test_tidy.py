@@ -53,6 +53,10 @@ NO_LIMITS = {
     *("CPU_PADDED_TOKENS_MAX", "WASTE_MAX", "PACKED_QUERIES_MAX", "ZSTD_REST_MAX"),
     *("TRIAL_RUNS_MAX", "STEPS_MAX", "_FAR_TOKENS_MAX", "_WINDOW_TOKENS_MAX", "ANSWER_TOKENS_MAX"),
 }
+RIDDLE = re.compile(
+    r"(?:It|Its|They|Them|Their|He|She)\b|One \w+'s[.;]|One of (?:them|each)\b"
+    r"|(?:How|Where|What|Who|Whom) (?:it|they|one|them)\b"
+)
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 KEPT_IN_BYTES = re.compile(r'on_wire\("\w+"\)')
 WRITING_MODE = re.compile(r"(?=.*[wax+])[rwaxbt+]{1,4}")
@@ -187,6 +191,15 @@ def no_docstring(source: Source) -> Iterator[str]:
         yield f"{source.path}: the module has no docstring"
 
 
+def riddle(source: Source) -> Iterator[str]:
+    """A docstring that begins with a pronoun says nothing where its file's own is not shown."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node) or ""
+            if RIDDLE.match(text):
+                yield source.at(node, f"begins with a pronoun: {text.splitlines()[0]}")
+
+
 def loose_end(source: Source) -> Iterator[str]:
     for number, line in enumerate(source.text.splitlines(), 1):
         if LOOSE_END.search(line):
@@ -226,6 +239,7 @@ RULES = {
     seeded_hash: PRODUCT,
     bare_write: ("node",),
     no_docstring: PRODUCT,
+    riddle: PRODUCT,
     loose_end: EVERYTHING,
     retired_word: PRODUCT,
     limit_elsewhere: ("node", "router"),
@@ -249,6 +263,9 @@ BREAKS = [
     (bare_write, "node/x.py", "os.open('x', os.O_CREAT)"),
     (bare_write, "node/x.py", "open('x', mode)"),
     (no_docstring, "fabric/x.py", "x = 1"),
+    (riddle, "fabric/x.py", 'class X:\n    """One node\'s; lives on its event loop."""'),
+    (riddle, "fabric/x.py", 'def f():\n    """It, or nothing."""'),
+    (riddle, "fabric/x.py", 'class X:\n    """Where one node finds them."""'),
     (loose_end, "fabric/x.py", "x = 1  # TOD" + "O: y"),
     (loose_end, "fabric/x.py", "raise NotImplementedError"),
     (retired_word, "node/x.py", "class DrawnToken: pass"),
@@ -272,6 +289,7 @@ KEEPS = [
     (bare_write, "node/store/posix_disk.py", "os.open('x', os.O_CREAT)\nopen('x', 'wb')"),
     (bare_write, "router/x.py", "open('x', 'w')"),
     (no_docstring, "fabric/x.py", DOC),
+    (riddle, "fabric/x.py", 'class X:\n    """Records of one node\'s agents. It, too."""'),
     (loose_end, "fabric/x.py", "x = 'methods to do'"),
     (retired_word, "fabric/x.py", "arrivals = HEARTBEAT_S  # of things that think, outstanding"),
     (limit_elsewhere, "node/x.py", "LINKS_MAX: Final = PEERS_MAX * ADDRESSES_MAX\nWAIT_S = 3.0"),

@@ -68,7 +68,7 @@ NODE_HEADER: Final = "x-macfabric-node"  # whom the call is meant for: an addres
 
 
 class CallRoute(Enum):
-    """What carries a call."""
+    """The transport of a control call."""
 
     ACTOR = "actor"
     # As tokens travel, for calls that a client's next token waits for. A call of a Ray actor and

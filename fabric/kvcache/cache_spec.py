@@ -116,7 +116,7 @@ class LayerSpec:
 
 
 class _Hashed:
-    """Where a spec keeps its hash: sizes and headers are looked up by it, several for each block.
+    """Slot for a spec's hash: sizes and headers are looked up by it, several for each block.
 
     It is no field, so it is neither compared nor sent.
     """

@@ -45,7 +45,7 @@ class Answered:
 
     @property
     def size_bytes(self) -> int:
-        """What it counts against the limit; UnicodeEncodeError where it is no text."""
+        """Bytes that count against the limit; raise UnicodeEncodeError for lone surrogates."""
         texts = [self.reasoning, self.before, self.behind]
         texts += [text for call in self.calls for text in (call.arguments, call.id)]
         return sum(len(text.encode()) for text in texts) + len(self.signs) * _SIGN_DIGITS

@@ -57,12 +57,12 @@ class SaidMessage:
 
     @property
     def at(self) -> tuple[int, int] | None:
-        """Where it begins and ends in the record's text; None where nobody knows."""
+        """Start and end of the message in the record's text; None if unknown."""
         return None if self.start is None else (self.start, self.start + self.size_bytes)
 
     @property
     def end(self) -> int | None:
-        """Where it ends there."""
+        """End of the message in the record's text."""
         return self.at[1] if self.at is not None else None
 
 

@@ -69,7 +69,7 @@ def by_benefit(candidate: Candidate) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is fair, and what counts as valuable."""
+    """Rules of fairness and value."""
 
     tenants: Mapping[TenantId, TenantShare] = field(default_factory=dict)
     pin_share: float = PIN_SHARE_MAX  # of a tenant's floor

@@ -31,7 +31,7 @@ class IdentityKind(StrEnum):
 
 
 class CacheTier(StrEnum):
-    """Where the reused tokens were."""
+    """Tier that the reused tokens were in."""
 
     COLD = "cold"
     HOT = "hot"
@@ -51,7 +51,7 @@ class MatchKind(StrEnum):
 
 
 class Priority(StrEnum):
-    """Who goes first where not everybody can."""
+    """Priority of a turn."""
 
     INTERACTIVE = "interactive"  # somebody waits for the answer
     BACKGROUND = "background"  # may be paused, and resumes where it was

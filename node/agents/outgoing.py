@@ -39,7 +39,7 @@ class Successor:
 @of_one_loop
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class OutgoingMove:
-    """One agent's; touched on its node's event loop only."""
+    """Outgoing move of one agent; used on the node's event loop only."""
 
     state: OutgoingState = OutgoingState.HERE
     seal: SealAgent | None = None  # what the turn that runs is asked to end with

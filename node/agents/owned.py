@@ -12,7 +12,7 @@ from node.store.tombstones import TombstoneStore
 
 @dataclass(frozen=True, slots=True)
 class OwnedAgents:
-    """One node's; lives on its event loop."""
+    """Ownership of a node's agents; used on its event loop."""
 
     table: AgentTable
     erased: TombstoneStore

@@ -12,7 +12,7 @@ _COMBINED: Final = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "add
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OfferedTool:
-    """One of them; `parameters` is an object's schema."""
+    """A tool that the request offers; `parameters` is the schema of an object."""
 
     name: str
     parameters: dict[str, Any]

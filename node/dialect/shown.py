@@ -17,7 +17,7 @@ class CallPart:
 
 @dataclass(slots=True)
 class Shown:
-    """What one token adds."""
+    """Visible text, reasoning and calls that one token adds."""
 
     text: str = ""
     reasoning: str = ""

@@ -53,7 +53,7 @@ NOBODY: Final[Mapping[str, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one more sequence could have."""
+    """Capacity left for one more sequence."""
 
     slots: int  # more that may run
     paused: int  # more that may be paused

@@ -18,7 +18,7 @@ from node.mlx.resident_cache import CacheMark, ResidentCache
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """It has its memory: its beginning may be read into the cache."""
+    """The sequence has its memory: the cached prefix may be loaded."""
 
 
 @dataclass(frozen=True, slots=True)

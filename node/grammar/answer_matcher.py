@@ -43,7 +43,7 @@ _PHASES = {
 
 
 class AnswerMatcher:
-    """One answer's; used by one thread at a time."""
+    """Follows one answer through its grammar; used by one thread at a time."""
 
     def __init__(
         self,

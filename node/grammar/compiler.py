@@ -97,7 +97,7 @@ class Grammar:
 
 
 class Compiler:
-    """One model's."""
+    """Compiles grammars for one model's tokenizer."""
 
     def __init__(self, facts: Callable[[], TokenizerFacts]) -> None:
         self._facts = facts

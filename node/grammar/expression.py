@@ -10,7 +10,7 @@ JSON_ESCAPES: Final = 'nrbtf\\"u'
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """This text; where it has a token of the tokenizer's own, that token."""
+    """A fixed text, or the special token that spells it."""
 
     text: str
 
@@ -50,7 +50,7 @@ class TextRules:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One behind the other."""
+    """A sequence of expressions."""
 
     parts: tuple["Expression", ...]
 
@@ -64,14 +64,14 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """It, or nothing."""
+    """An optional expression."""
 
     part: "Expression"
 
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """It, as often as one likes; also never."""
+    """An expression repeated any number of times, including zero."""
 
     part: "Expression"
 

@@ -21,7 +21,7 @@ from node.transfer.client import TransferReport
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """How a node fetches; `fetch` brings blocks from a peer, and blocks."""
+    """Fetches blocks from peers; `fetch` blocks its thread."""
 
     identity: NodeIdentity
     clock: Clock

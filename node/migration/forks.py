@@ -23,7 +23,7 @@ from node.store.tombstones import TombstoneStore
 
 @dataclass(frozen=True, slots=True)
 class ForkTarget:
-    """How a node takes them in."""
+    """Receives forks of agents from other nodes."""
 
     clock: Clock
     store: AgentStore

@@ -36,7 +36,7 @@ NOBODY = TenantId("")  # files that may leave the fabric do not tell its tenants
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """What it takes to write files."""
+    """Writes agents to hibernation files."""
 
     identity: NodeIdentity
     clock: Clock
@@ -51,7 +51,7 @@ class Exports:
 
 
 class Export:
-    """One file on its way out. Its blocks stay stored until it is closed, whatever turns do."""
+    """A file being written. Its blocks stay stored until it is closed, whatever turns do."""
 
     def __init__(self, parts: Exports, call: Hibernate) -> None:
         self._parts = parts

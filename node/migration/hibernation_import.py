@@ -45,7 +45,7 @@ from node.tiers.disk_budget import DiskBudget
 
 @dataclass(frozen=True, slots=True)
 class Imports:
-    """What it takes to take files in."""
+    """Reads agents from hibernation files."""
 
     identity: NodeIdentity
     clock: Clock
@@ -61,7 +61,7 @@ class Imports:
 
 
 class Import:
-    """One file on its way in; `feed` and `abandon` run on worker threads."""
+    """A file being read; `feed` and `abandon` run on worker threads."""
 
     def __init__(self, parts: Imports, call: Resume) -> None:
         self._parts = parts

@@ -29,7 +29,7 @@ HANDOVER_WAIT_S: Final = 30.0
 
 
 class IncomingState(Enum):
-    """How far a move has come."""
+    """Progress of an incoming move."""
 
     COPYING = "copying"  # blocks arrive; the agent is another node's
     COMMITTING = "committing"  # all have arrived: its record is being published
@@ -40,7 +40,7 @@ class IncomingState(Enum):
 @of_one_loop
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class IncomingMove:
-    """One move or copy; touched on the node's event loop only."""
+    """An incoming move or copy; used on the node's event loop only."""
 
     name: MigrationId
     state: IncomingState = IncomingState.COPYING
@@ -59,7 +59,7 @@ class IncomingMove:
 
 
 class IncomingMoves:
-    """One node's; lives on its event loop."""
+    """All incoming moves of a node; used on its event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -26,7 +26,7 @@ ADOPTED_S = 3_600.0  # without a new block for so long, no copy of that move goe
 
 @dataclass(frozen=True, slots=True)
 class IncomingEnd:
-    """What it takes to end them."""
+    """Ends incoming moves and releases what they hold."""
 
     clock: Clock
     moves: IncomingMoves

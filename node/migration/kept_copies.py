@@ -16,7 +16,7 @@ from node.tiers.disk_tier import record_bytes
 
 @dataclass(frozen=True, slots=True)
 class KeptCopies:
-    """How copies are kept on a node."""
+    """Stores replicas on a node."""
 
     identity: NodeIdentity
     records: AgentRecords

@@ -19,7 +19,7 @@ from node.store.agent_store import AgentStore
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTarget:
-    """How a node takes them in."""
+    """Receives replicas from other nodes."""
 
     store: AgentStore
     moves: IncomingMoves

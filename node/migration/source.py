@@ -38,7 +38,7 @@ SEAL_WAIT_S = 8.0  # for a turn in progress to end; the caller's own limit is ab
 
 @dataclass(frozen=True, slots=True)
 class MoveSource:
-    """How a node gives an agent away."""
+    """The source node's side of a move."""
 
     records: AgentRecords
     mending: RecordMending

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StepDowns:
-    """One node's; lives on its event loop."""
+    """Releases agents that a node no longer owns; used on its event loop."""
 
     records: AgentRecords
     erased: TombstoneStore

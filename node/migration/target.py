@@ -43,7 +43,7 @@ COMMIT_WAIT_S = 8.0  # for whoever holds a copy of the agent here
 
 @dataclass(frozen=True, slots=True)
 class IncomingCopies:
-    """How an agent's blocks are copied to a node, for a move, a replica or a fork of it."""
+    """Copies an agent's blocks to this node for a move, a replica or a fork."""
 
     identity: NodeIdentity
     store: AgentStore
@@ -94,7 +94,7 @@ class IncomingCopies:
 
 @dataclass(frozen=True, slots=True)
 class MoveTarget:
-    """How a node comes to own an agent."""
+    """The target node's side of a move."""
 
     name: NodeName
     records: AgentRecords

@@ -13,7 +13,7 @@ from node.runtime.one_loop import of_one_loop
 @of_one_loop
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class WarmCache:
-    """What has been read of a move.
+    """The part of a moving agent's cache that is already in memory.
 
     While it is read into, its memory is reserved and may not be dropped; `cancel` ends that
     after the block that is being read.

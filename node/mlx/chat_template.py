@@ -99,7 +99,7 @@ class ChatTemplate:
 
     @cached_property
     def traits(self) -> TemplateTraits:
-        """How it wants calls spelled: tried with one."""
+        """Find out how the template spells calls, by rendering one."""
 
         def tried(content: str | None, arguments: Any) -> str | None:
             call = {"name": "f", "arguments": arguments}

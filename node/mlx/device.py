@@ -18,7 +18,7 @@ from node.mlx import backend
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """What a GPU can hold."""
+    """Capacity of a GPU."""
 
     working_set_bytes: int  # that the system recommends, or all of a GPU with memory of its own
     buffers_max: int | None  # arrays of one process; None: unbounded

@@ -37,7 +37,7 @@ from node.mlx.sampling import Sampler, make_sampler, unpack_mask
 
 
 class Batching(StrEnum):
-    """How sequences decode together; the probe finds out what a model's attention takes."""
+    """Way of decoding sequences together; the probe finds out what a model's attention takes."""
 
     RAGGED = "ragged"
     PADDED = "padded"

@@ -14,7 +14,7 @@ _NONCE_BYTES = 12
 
 
 class TamperedError(ConnectionAbortedError):
-    """What arrived is not what the peer sent; the connection is of no more use."""
+    """A frame that is not what the peer sent; the connection cannot be used any more."""
 
 
 class FrameSeal:

@@ -30,7 +30,7 @@ from node.net.link_privacy import must_encrypt
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for a peer, and how often."""
+    """Timeouts and retries towards a peer."""
 
     connect_s: float = 2.0
     handshake_s: float = HANDSHAKE_TIMEOUT_S
@@ -44,7 +44,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Whom to fetch from, and as whom."""
+    """A peer to fetch from, and our identity towards it."""
 
     name: NodeName
     source: NodeName

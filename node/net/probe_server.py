@@ -12,7 +12,7 @@ _FILL: Final = bytes(range(256)) * (PROBE_CHUNK_BYTES // 256)
 
 
 class LinkAnswers:
-    """What one server says to those who measure; shared by its connections."""
+    """Answers of a server to link probes; shared by its connections."""
 
     def __init__(self, is_sending: Callable[[], bool]) -> None:
         """`is_sending`: payload is on its way to somebody, so nobody may probe."""

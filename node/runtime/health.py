@@ -13,7 +13,7 @@ NOT_ERASED = "an erasure is not complete on the disk"
 @of_one_loop
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Health:
-    """One node's; lives on its event loop."""
+    """Health of a node; used on its event loop."""
 
     name: NodeName
     problem: str | None = None  # why no agent's cache is kept: every prompt is computed whole

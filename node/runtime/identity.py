@@ -12,7 +12,7 @@ from fabric.settings import NodeSettings
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """What a node is started with."""
+    """Configuration of a node."""
 
     name: NodeName
     data_dir: Path

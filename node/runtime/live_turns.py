@@ -9,7 +9,7 @@ from node.runtime.one_loop import on_its_loop
 
 
 class RunningTurn(Protocol):
-    """What is done to all turns alike."""
+    """Operations that apply to every running turn."""
 
     task: asyncio.Task[None]
 
@@ -19,7 +19,7 @@ class RunningTurn(Protocol):
 
 
 class LiveTurns:
-    """One node's; lives on its event loop."""
+    """Running turns of a node; used on its event loop."""
 
     def __init__(self, health: Health) -> None:
         self._health = health

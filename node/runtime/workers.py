@@ -14,7 +14,7 @@ WORKERS = 8
 
 
 class Workers:
-    """One node's; lives on its event loop. Low-latency work has threads of its own."""
+    """Worker threads of a node; used on its event loop. Low-latency work has threads of its own."""
 
     def __init__(self, count: int = WORKERS) -> None:
         self._workers = ThreadPoolExecutor(count, thread_name_prefix="worker")

@@ -40,7 +40,7 @@ class BlocksLostError(CorruptDataError):
 
 @dataclass(frozen=True, slots=True)
 class ErasedFiles:
-    """What an erasure removed."""
+    """Files that an erasure removed."""
 
     blocks_removed: int
     bytes_removed: int

@@ -41,7 +41,7 @@ class BlockMissingError(CorruptDataError):
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a sweep removed."""
+    """Result of a sweep."""
 
     blocks_count: int
     file_bytes: int

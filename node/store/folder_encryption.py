@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class FolderSealing:
-    """One node's folders of other models; lives on its event loop."""
+    """Encrypts a node's folders of other models; used on its event loop."""
 
     def __init__(self, identity: NodeIdentity, workers: Workers, health: Health) -> None:
         self._config = identity.config

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """What one model's agents left behind."""
+    """Folder of one model's agents."""
 
     name: str
     size_bytes: int

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Scrubber:
-    """One node's rounds; lives on its event loop."""
+    """Scrubs a node's blocks in rounds; used on its event loop."""
 
     def __init__(
         self,

@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What lies on the disk."""
+    """The stored record of service time."""
 
     seconds: float
     folders: dict[str, float] = field(default_factory=dict)
 
 
 class ServiceTime:
-    """One node's count; without a folder it begins at zero and is kept nowhere."""
+    """Service time of a node; without a folder it begins at zero and is not stored."""
 
     def __init__(self, node: NodeName, clock: Clock, folder: Path | None = None) -> None:
         self._node = node

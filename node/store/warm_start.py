@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class WarmStart:
-    """One node's; lives on its event loop."""
+    """Warms a node's caches after its start; used on its event loop."""
 
     def __init__(
         self, workers: Workers, blocks: BlockStore, turns: LiveTurns, health: Health

@@ -28,7 +28,7 @@ async def despite_losses(write: Callable[[], Awaitable[_T]]) -> _T:
 
 @dataclass(frozen=True, slots=True)
 class AgentRecords:
-    """One node's; for its event loop, which is not blocked by the disk."""
+    """Records of a node's agents; used on its event loop, which the disk never blocks."""
 
     table: AgentTable
     store: AgentStore

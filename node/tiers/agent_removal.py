@@ -15,7 +15,7 @@ from node.transfer.offer_book import OfferBook
 
 @dataclass(frozen=True, slots=True)
 class AgentRemoval:
-    """How it is done on one node; `forget_incoming` says whether any move brought something."""
+    """Removes agents from a node; `forget_incoming` says whether any move brought something."""
 
     records: AgentRecords
     offers: OfferBook

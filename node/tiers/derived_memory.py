@@ -27,7 +27,7 @@ WRITE_POLL_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class DroppedMemory:
-    """How much of other agents' memory an erasure took."""
+    """Memory of other agents that an erasure dropped."""
 
     agents: int = 0
     tokens: int = 0

@@ -57,7 +57,7 @@ class NoRoomError(DiskError):
 
 
 class SaveReservation:
-    """What one save has been granted and has not yet put into a record."""
+    """Bytes granted to one save that no record names yet."""
 
     def __init__(self, budget: "DiskBudget", tenant: TenantId) -> None:
         self._budget = budget
@@ -77,7 +77,7 @@ class SaveReservation:
 
 
 class DiskBudget:
-    """One node's disk tier; lives on its event loop."""
+    """Space of a node's disk tier; used on its event loop."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ Operation = tuple[OperationId, AgentKey]
 
 
 class Erasing:
-    """One node's erasures; lives on its event loop."""
+    """Erasures on a node; used on its event loop."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ def is_active(agent: Agent, offered: AbstractSet[AgentKey]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """How agents of one node are taken off it, or made smaller."""
+    """Evicts a node's agents, or shrinks them."""
 
     table: AgentTable
     store: AgentStore

@@ -22,7 +22,7 @@ class IdleMemory(Protocol):
 
 
 class HotTier:
-    """One node's; lives on its event loop."""
+    """Caches that a node holds in memory; used on its event loop."""
 
     def __init__(self, table: AgentTable, engine: EngineThread, unsaved: Unsaved) -> None:
         self._table = table

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class OtherFolders:
-    """One node's; lives on its event loop."""
+    """A node's folders of other models; used on its event loop."""
 
     def __init__(
         self, identity: NodeIdentity, clock: Clock, workers: Workers, service_time: ServiceTime

@@ -27,7 +27,7 @@ from node.tiers.restore_layout import load_layout
 
 
 class Prefetches:
-    """One node's loads ahead of turns; lives on its event loop."""
+    """Loads a node's agents ahead of their turns; used on its event loop."""
 
     def __init__(
         self,

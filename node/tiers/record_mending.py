@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RecordMending:
-    """How one node's records are made whole."""
+    """Repairs records of a node's agents."""
 
     records: AgentRecords
     writers: RecordWriters

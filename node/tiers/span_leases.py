@@ -29,7 +29,10 @@ class _Lease:
 
 
 class SpanLeases:
-    """One node's; lives on its event loop. What it lets go of the next sweep removes."""
+    """Leases of spans that a node lends; used on its event loop.
+
+    The next sweep removes the blocks that they release.
+    """
 
     def __init__(self, clock: Clock, blocks: BlockStore, erased: TombstoneStore) -> None:
         self._clock = clock

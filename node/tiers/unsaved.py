@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class Unsaved:
-    """One node's; lives on its event loop."""
+    """Agents of a node that are not saved yet; used on its event loop."""
 
     def __init__(self, table: AgentTable, health: Health) -> None:
         self._table = table

@@ -32,7 +32,7 @@ STRIPE_BYTES_MIN = 4 * MIB  # less is not worth a second link
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """What one address contributed to a fetch."""
+    """Bytes received from one address in a fetch, and its failures."""
 
     address: Address
     wire_bytes: int

@@ -54,7 +54,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class BorrowedSpans:
-    """Where one node finds them."""
+    """Finds spans that a turn may borrow on this node."""
 
     identity: NodeIdentity
     store: AgentStore

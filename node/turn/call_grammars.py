@@ -19,7 +19,7 @@ _PLACE = re.compile(r"^at \d+\(\d+\): |\s+\d+$")
 
 @dataclass(frozen=True, slots=True)
 class CallGrammars:
-    """How one is made; any thread may."""
+    """Builds grammars of tool calls; thread-safe."""
 
     compiler: Compiler
     tokenizer: ChatTokenizer

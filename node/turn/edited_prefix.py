@@ -31,7 +31,7 @@ from node.turn.prepared import NOT_MADE, CachedPrefix, Prepared
 
 @dataclass(frozen=True, slots=True)
 class EditedPrefixes:
-    """Where one node finds them."""
+    """Finds the reusable prefix of an edited prompt on this node."""
 
     store: AgentStore
     workers: Workers

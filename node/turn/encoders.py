@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Encoders:
-    """One node's; lives on its event loop."""
+    """Encoder threads of a node; used on its event loop."""
 
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(ENCODERS, thread_name_prefix="encode")

@@ -38,7 +38,7 @@ def _threads(name: str) -> ThreadPoolExecutor:
 
 @dataclass(slots=True, eq=False)
 class Grammars:
-    """One node's; lives on its event loop."""
+    """Compiled grammars of a node; used on its event loop."""
 
     compiler: Compiler
     tokenizer: ChatTokenizer

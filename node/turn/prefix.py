@@ -46,7 +46,7 @@ SYSTEM_DIGITS: Final = 12  # of a fingerprint, as many as OpenAI's have
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """Where one node looks for them."""
+    """Finds the longest reusable prefix of a prompt on this node."""
 
     identity: NodeIdentity
     store: AgentStore

@@ -42,7 +42,7 @@ _INVALID = "invalid_request_error"
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """How one node takes requests' prompts."""
+    """Renders and encodes the prompts of requests on this node."""
 
     identity: NodeIdentity
     tokenizer: ChatTokenizer

@@ -15,7 +15,7 @@ from node.turn.turn_sequence import Sequences
 
 @dataclass(frozen=True, slots=True)
 class TurnParts:
-    """One node's."""
+    """The parts of a node that every turn uses."""
 
     prompts: Prompts
     grammars: Grammars

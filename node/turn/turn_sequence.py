@@ -35,7 +35,7 @@ from node.turn.restored import ShownAnswer
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """How one node makes them."""
+    """Builds the engine's sequences for a node's turns."""
 
     identity: NodeIdentity
     tokenizer: ChatTokenizer

@@ -11,7 +11,7 @@ from router.telemetry import Telemetry
 
 
 class MetricsApi:
-    """What this router counted."""
+    """Serves the router's metrics."""
 
     def __init__(self, fleet: Fleet, telemetry: Telemetry) -> None:
         self._fleet = fleet

@@ -13,7 +13,7 @@ from router.turns.model_check import ModelCheck
 
 
 class ModelsDialect(Protocol):
-    """How one API spells models."""
+    """Spelling of models in one API dialect."""
 
     def model(self, name: str, created_s: int) -> dict[str, Any]:
         """Spell one model."""

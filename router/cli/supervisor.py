@@ -40,7 +40,7 @@ LOG_TAIL_LINES = 15
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run."""
+    """Processes of a fabric to supervise, and their settings."""
 
     folder: DataFolder
     config: Path | None

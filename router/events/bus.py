@@ -37,7 +37,7 @@ class Published:
 
 
 class Subscription:
-    """What one follower is still to be told."""
+    """Events still to be sent to one follower."""
 
     def __init__(self, owner: str, tenant: TenantId | None) -> None:
         """Follow for a tenant, or with None for an operator, who is told everything."""

@@ -127,7 +127,7 @@ class TurnEnded(AgentEvent):
 
 
 class MoveState(StrEnum):
-    """How far a move is."""
+    """Progress of a move."""
 
     COPYING = "copying"  # told again whenever a part was copied
     SEALED = "sealed"

@@ -45,7 +45,7 @@ class Use(Enum):
 
 @dataclass(slots=True)
 class _Way:
-    """How one request comes to its connection."""
+    """Kind of connection that a request takes: a kept one or a new one."""
 
     is_new_only: bool
     was_kept: bool = False

@@ -36,7 +36,7 @@ class NodeRoster:
 
 
 class RosterStore(Protocol):
-    """Where a roster outlives the router."""
+    """Stores the roster so that it survives the router."""
 
     def read(self) -> NodeRoster:
         """Return the stored roster; an empty one where there is none."""

@@ -43,7 +43,7 @@ NOWHERE = RetryLaterError(
 
 
 class DrainState(StrEnum):
-    """How far it is."""
+    """Progress of a drain."""
 
     DRAINING = "draining"
     DRAINED = "drained"

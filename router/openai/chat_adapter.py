@@ -67,7 +67,7 @@ class ChatAdapter(OpenAiErrors, SeveralAdapter[ChatRequest]):
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What one chunk says of a choice."""
+    """Changes of a choice in one chunk."""
 
     delta: dict[str, Any]
     logprobs: tuple[TokenLogprob, ...] | None = None

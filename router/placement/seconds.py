@@ -49,7 +49,7 @@ class NodeCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be placed."""
+    """A turn to be placed."""
 
     prompt_tokens: int
     completion_tokens_max: int

@@ -11,7 +11,7 @@ FORMAT = 1
 
 
 class RunStatus(StrEnum):
-    """How far a run is."""
+    """Progress of a run."""
 
     RUNNING = "running"  # also while the router is down: it goes on
     ENDED = "ended"

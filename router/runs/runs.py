@@ -41,7 +41,7 @@ _Key = tuple[TenantId, str]
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What a DELETE came to."""
+    """Result of deleting runs."""
 
     was_cancelled: bool  # else it had ended by itself
     is_gone: bool

@@ -56,7 +56,7 @@ _CALL_ID_BYTES = 6
 
 
 class Journal(Protocol):
-    """Where a run is written down."""
+    """Journal of a run."""
 
     def note(self, event: Lasting) -> None:
         """Write an event down, from any thread; it lasts when this returns. Raise OSError."""

@@ -175,7 +175,7 @@ class Fanout:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEdit:
-    """What one agent is to read otherwise from a phase on."""
+    """Edit of one agent's history, from a phase on."""
 
     agent: str = given(_KEY, "whose memory is edited")
     clear_results_of: str | None = given(

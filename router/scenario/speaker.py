@@ -65,7 +65,7 @@ class WantedCall:
 
 @dataclass(frozen=True, slots=True)
 class TurnFigures:
-    """What one answer cost; `ttft_s` is from the question to its first token."""
+    """Cost of one answer; `ttft_s` is from the question to its first token."""
 
     prompt_tokens: int
     cached_tokens: int

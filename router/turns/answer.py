@@ -38,7 +38,7 @@ class WholeAnswer:
 
 @dataclass(slots=True)
 class AnswerParts:
-    """What has come of one answer so far."""
+    """Parts of an answer received so far."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)

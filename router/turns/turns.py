@@ -58,7 +58,7 @@ class AdmittedTurn:
 
 @dataclass(slots=True)
 class Attempt:
-    """What one turn has tried so far."""
+    """Attempts of one turn so far."""
 
     started_s: float
     waiting: AwaitedNodes
