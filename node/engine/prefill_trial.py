@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from fabric.errors import FabricError
 from fabric.ports import Clock
 from node.engine.engine_thread import EngineThread
-from node.engine.values_trial import choose_values_form
 from node.mlx import attention, backend
 from node.mlx.packed_attention import use_values_form
+from node.mlx.values_trial import choose_values_form
 
 TRIAL_TOKENS = 128  # shorter chunks measure the overhead, not the speed
 TRIAL_RUNS_MAX = 3  # the first one may load weights and build kernels

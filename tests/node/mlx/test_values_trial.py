@@ -4,10 +4,10 @@ import mlx.core as mx
 import pytest
 
 from fabric.kvcache.cache_spec import LayerKind, LayerSpec, ModelCacheSpec, SlotSpec
-from node.engine import values_trial
-from node.engine.values_trial import choose_values_form
+from node.mlx import values_trial
 from node.mlx.packed_attention import ValuesForm, packed_attention, use_values_form, values_product
 from node.mlx.token_store import TokenStore
+from node.mlx.values_trial import choose_values_form
 from tests.node.fake_engine import FakeClock
 
 SLOT = SlotSpec("keys", 2, 64, 4, 64, "F32")
