@@ -7,7 +7,7 @@ from typing import Final
 
 
 class EditMode(StrEnum):
-    """How what lies behind an edit is kept."""
+    """Treatment of the memory after an edit."""
 
     FORGET = "forget"  # not at all: it is computed again, as if the text had always been this one
     AMORTIZE = "amortize"  # as it is, at its new place: it still reflects what was there before

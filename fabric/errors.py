@@ -22,7 +22,7 @@ class FabricError(Exception):
 
 
 class HungUpError(FabricError):
-    """Nobody listens to the answer any more; also what a node's stop ends turns with."""
+    """The client hung up, or the node stops and ends its turns."""
 
     code = "cancelled"
 
@@ -45,7 +45,7 @@ class TooLargeError(RejectedError):
 
 
 class NotFoundError(RejectedError):
-    """What was named does not exist for this tenant."""
+    """The named object does not exist for this tenant."""
 
     status = HTTPStatus.NOT_FOUND
     code = "not_found"

@@ -20,7 +20,7 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DriveSpace:
-    """How large a drive is, and how much of it may still be written."""
+    """Size of a drive, and the space left to write."""
 
     total_bytes: int
     free_bytes: int

@@ -89,7 +89,7 @@ class NodeSettings:
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """Whether clients reach the router by HTTPS."""
+    """HTTPS between clients and the router."""
 
     mode: str = AUTO  # "always", "never", or "auto": wherever others than this machine may come
     certificate: str = ""  # a PEM file with the whole chain; "": the fabric's own
@@ -114,7 +114,7 @@ class PolicySettings:
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """How clients reach the fabric."""
+    """Settings of the router."""
 
     host: str = "127.0.0.1"
     port: int = 8000

@@ -18,7 +18,7 @@ from router.prompt import Prompt
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """Who asks which model for what; the operation keeps its name when it is retried."""
+    """Request of a turn; the operation keeps its name when it is retried."""
 
     operation: OperationId
     tenant: TenantId

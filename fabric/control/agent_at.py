@@ -27,7 +27,7 @@ class AgentAt(AgentName):
 
 @dataclass(frozen=True, slots=True)
 class OfferRequest(AgentAt):
-    """What an owner is to offer to `target`, and for which move or copy."""
+    """Request to an owner to offer an agent to `target`, for a move or a copy."""
 
     migration: MigrationId
     target: NodeName

@@ -65,7 +65,7 @@ class SpanOffer(AgentName):
 
 @dataclass(frozen=True, slots=True)
 class SpanOffers:
-    """What is offered, the most shared first."""
+    """Offered spans, the most shared first."""
 
     spans: tuple[SpanOffer, ...]
 

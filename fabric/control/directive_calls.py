@@ -92,7 +92,7 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """What can be named in an agent's memory, and what is and was done to it."""
+    """Parts of an agent's memory that can be named, and its directives, present and past."""
 
     tokens: int
     messages: tuple[MessageView, ...]

@@ -20,7 +20,7 @@ class EraseAgent(AgentAt):
 
 @dataclass(frozen=True, slots=True)
 class RemovedElsewhere:
-    """What an erasure removed from the folders of models that are not served now."""
+    """Counts of what an erasure removed from folders of models that are not served now."""
 
     records: int = 0
     blocks: int = 0
@@ -29,7 +29,7 @@ class RemovedElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class EraseReceipt:
-    """What was removed on one node."""
+    """Counts of what an erasure removed on one node."""
 
     node: NodeName
     existed: bool

@@ -39,7 +39,7 @@ class SelfTest:
 
 @dataclass(frozen=True, slots=True)
 class LastMatch:
-    """How the last prompt met the agent's KV cache."""
+    """Match of the last prompt with the agent's KV cache."""
 
     kind: str
     cached_tokens: int
@@ -195,7 +195,7 @@ class CopyBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What a copy moved; `blocks_reused` were there already."""
+    """Result of a copy; `blocks_reused` were there already."""
 
     blocks_sent: int
     blocks_reused: int

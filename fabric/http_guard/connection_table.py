@@ -27,7 +27,7 @@ ROUND_S = 0.05  # between two looks at strangers while there are too many
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """How many connections a server holds."""
+    """Limits on the connections of a server."""
 
     strangers: int = STRANGERS_MAX
     strangers_per_source: int = STRANGERS_PER_SOURCE_MAX
@@ -35,7 +35,7 @@ class Places:
 
 
 class ClientConnection(Protocol):
-    """What the table knows of a connection."""
+    """A connection as the table sees it."""
 
     source: str
     opened_s: float  # by the table's `waited_s`

@@ -84,7 +84,7 @@ def parse_parent(
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """What a block file says of itself; nothing of it is proven."""
+    """Header of a block file; none of it is verified."""
 
     fingerprint: Fingerprint
     parent: BlockHash

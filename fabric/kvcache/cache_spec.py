@@ -20,7 +20,7 @@ NATIVE = 0  # bits of a slot whose numbers are kept as the model computes them
 
 
 class LayerKind(StrEnum):
-    """How a layer remembers: what decides where its cache may be cut and reused."""
+    """Kind of a layer's memory, which decides where its cache may be cut and reused."""
 
     FULL = "full"  # keys and values of every token
     WINDOW = "window"  # keys and values of the last tokens
@@ -30,7 +30,7 @@ class LayerKind(StrEnum):
 
 
 class CacheGroup(StrEnum):
-    """What is stored together in one block file."""
+    """Group of layers that are stored in one block file."""
 
     FULL = "full"  # needed from the first token on
     WINDOW = "window"  # needed for the last tokens only

@@ -17,9 +17,10 @@ from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class WindowGrid:
-    """Where blocks of a cache begin: of 256 tokens before `exact_tokens` and in each `own` range.
+    """Positions at which blocks of a cache begin.
 
-    Rows of own ranges are stored as they slide away; all others are parts of older blocks.
+    They have 256 tokens before `exact_tokens` and in each `own` range. Rows of own ranges are
+    stored as they slide away; all others are parts of older blocks.
     """
 
     exact_tokens: int

@@ -66,7 +66,7 @@ def check_proof(
 
 @dataclass(frozen=True, slots=True)
 class SessionKeys:
-    """What authenticates one connection after its handshake, by who sends."""
+    """Keys that authenticate one connection after its handshake, by sender."""
 
     client: bytes
     server: bytes

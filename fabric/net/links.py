@@ -14,7 +14,7 @@ from fabric.limits import ADDRESSES_MAX, PEERS_MAX
 
 
 class LinkKind(StrEnum):
-    """What a network address is reached over."""
+    """Medium that a network address is reached over."""
 
     THUNDERBOLT = "thunderbolt"
     ETHERNET = "ethernet"
@@ -52,7 +52,7 @@ _ASSUMED_MBIT = {
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a node's data plane listens."""
+    """Address of a node's data plane."""
 
     host: str
     port: int
@@ -65,7 +65,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class LinkView:
-    """What a node knows of its link to one address of a peer; rates are peer to node."""
+    """A node's view of its link to one address of a peer; rates are peer to node."""
 
     peer: NodeName
     host: str

@@ -17,7 +17,7 @@ _SIGNATURE_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Who may fetch which agent's blocks, from whom, under which migration and epoch."""
+    """Permission to fetch an agent's blocks from a node, under a migration and an epoch."""
 
     migration: MigrationId
     tenant: TenantId

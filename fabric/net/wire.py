@@ -85,7 +85,7 @@ _CODE = re.compile(r"[a-z0-9_]{1,40}", re.ASCII)
 
 
 class PayloadCodec(StrEnum):
-    """How payload bytes travel."""
+    """Encoding of payload bytes on the wire."""
 
     RAW = "raw"
     ZSTD = "zstd"
@@ -96,7 +96,7 @@ _require = partial(require, kind=RejectedError, code="bad_frame")
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who calls whom, with which model, the client's nonce, and whether it wants encryption."""
+    """Client's first message: both names, the model, its nonce, and whether it wants encryption."""
 
     name: NodeName
     source: NodeName
@@ -271,7 +271,7 @@ assert all(limit <= FRAME_BYTES_MAX for _, limit in _KINDS.values()), "a frame i
 
 @dataclass(frozen=True, slots=True)
 class FrameHead:
-    """What follows: a message of this kind in so many bytes."""
+    """Kind and length of the message that follows."""
 
     kind: type[Message]
     body_bytes: int

@@ -30,7 +30,7 @@ class CallWritten:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What of one answer may not come back."""
+    """Parts of an answer that clients may not send back."""
 
     reasoning: str = ""
     before: str = ""  # white space in front of its text, and behind it

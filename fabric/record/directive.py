@@ -23,7 +23,7 @@ from fabric.record.sought import Sought
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What a directive takes out: how much, and by what it is known again."""
+    """Text that a directive removes: its size, and a digest to recognize it."""
 
     chars: int
     digest: str  # keyed

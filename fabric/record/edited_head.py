@@ -27,7 +27,7 @@ _DIGEST_CHARS: Final = 2 * _DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a block's name follows from; a cache may have a part of its tokens only."""
+    """Inputs of a block's name; a cache may have a part of its tokens only."""
 
     parent: BlockHash
     tokens: U32s = field(repr=False)

@@ -49,7 +49,7 @@ LEAD_BYTES_MAX: Final = len(MAGIC) + OVERHEAD_BYTES + HIBERNATION_HEADER_BYTES_M
 
 
 class FrameKind(IntEnum):
-    """What a frame's body is; frames come in this order."""
+    """Kind of a frame's body; frames come in this order."""
 
     HEADER = 1
     RECORD = 2
@@ -58,7 +58,7 @@ class FrameKind(IntEnum):
 
 
 class SignedWith(StrEnum):
-    """Whose key the tags are made with."""
+    """Owner of the key that makes the tags."""
 
     FABRIC = "fabric"  # the cluster key and the tenant: comes back to this fabric only
     KEY = "key"  # one that the caller brought: goes wherever that key goes
@@ -75,7 +75,7 @@ _KINDS: Final = frozenset(int(kind) for kind in FrameKind)
 
 @dataclass(frozen=True, slots=True)
 class HibernationHeader:
-    """What a file says of itself before anything else."""
+    """First frame of a file: its own description."""
 
     signed_with: SignedWith
     key_id: bytes  # tells a wrong key from a damaged file

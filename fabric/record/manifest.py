@@ -58,7 +58,7 @@ MAGIC = b"MFMANI01"
 
 
 class OwnerState(StrEnum):
-    """What this node may do with the agent."""
+    """Ownership of an agent on this node."""
 
     OWNED = "owned"  # serves its turns
     SEALED = "sealed"  # a migration holds the final record; serves nothing until it is decided

@@ -19,7 +19,7 @@ _DIGITS_MAX = 18
 
 
 class TruncatedBy(StrEnum):
-    """Who cut a record short."""
+    """Cause of a truncated record."""
 
     FSCK = "fsck"
     HIBERNATED = "hibernated"  # it was cut before it became a file
@@ -36,7 +36,7 @@ class LastServed:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a record says of itself; most of it ends with its agent's next turn."""
+    """Origin of a record; most of it ends with the agent's next turn."""
 
     served: LastServed | None = None
     copied_revision: int | None = None  # the owner's, that a replica was copied of

@@ -15,7 +15,7 @@ from fabric.record.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What there is, by position in the context."""
+    """Stored blocks and states, by position in the context."""
 
     full_end: int  # tokens 0:full_end
     window_ends: Mapping[int, int]  # block start: its end

@@ -36,7 +36,7 @@ _TOKEN_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class SpecRecord:
-    """Whose blocks a folder holds: the model's fingerprint, its name and what it keeps."""
+    """Owner of the blocks in a folder: the model's fingerprint, its name and what it keeps."""
 
     fingerprint: Fingerprint
     model: str

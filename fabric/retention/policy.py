@@ -95,7 +95,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Whom to evict, in order, and how a tier stands after that; negative: over by so much."""
+    """Victims in order, and the room left after their eviction; negative: over by so much."""
 
     dropped: tuple[Candidate, ...]
     held: frozenset[AgentKey]  # the pins that are honoured

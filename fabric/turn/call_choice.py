@@ -7,7 +7,7 @@ from fabric.turn.text_rules import ToolText
 
 @dataclass(frozen=True, slots=True)
 class CallChoice:
-    """What must, and what may be called."""
+    """Tools that must be called, and tools that may be."""
 
     must_call: bool = False  # the answer is calls, and nothing else
     names: tuple[str, ...] = ()  # what may be called; none: every tool of the request

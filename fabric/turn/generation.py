@@ -23,7 +23,7 @@ CLUSTER_HEADER = "x-macfabric-cluster"
 
 
 class IdentityKind(StrEnum):
-    """How the caller named the conversation."""
+    """Way in which the caller named the conversation."""
 
     AGENT = "agent"  # X-Agent-ID: this agent's context becomes what the caller sends
     GROUP = "group"  # prompt_cache_key, user: several conversations may share it
@@ -40,7 +40,7 @@ class CacheTier(StrEnum):
 
 
 class MatchKind(StrEnum):
-    """How the prompt relates to what was stored."""
+    """Relation of the prompt to the stored context."""
 
     NONE = "none"
     EXACT = "exact"
@@ -59,7 +59,7 @@ class Priority(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who is speaking: an agent, a group of conversations, or nobody said."""
+    """Identity of the conversation: an agent, a group of conversations, or its content alone."""
 
     kind: IdentityKind
     agent: AgentId | None = None  # set for AGENT and, as the name to prefer, for GROUP
@@ -67,7 +67,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose tokens; temperature 0 is greedy."""
+    """Sampling parameters; temperature 0 is greedy."""
 
     max_tokens: int = COMPLETION_TOKENS_MAX  # or what the context holds
     temperature: float = 0.0
@@ -269,7 +269,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """How many tokens a prompt has."""
+    """Number of tokens of a prompt."""
 
     tokens: int
 

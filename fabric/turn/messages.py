@@ -7,7 +7,7 @@ from typing import Any
 
 
 class MessageRole(StrEnum):
-    """Who says a message."""
+    """Author of a message."""
 
     SYSTEM = "system"
     USER = "user"

@@ -29,7 +29,7 @@ _ENUMERATIONS = frozenset({"const", "enum", "required", "type"})
 
 
 class OutputKind(StrEnum):
-    """What `source` is written in."""
+    """Language of `source`."""
 
     JSON_OBJECT = "json_object"  # any object; no source
     JSON_SCHEMA = "json_schema"
@@ -41,7 +41,7 @@ class OutputKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """What the whole answer, behind its thought, must be.
+    """Format of the whole answer after its thought.
 
     Where it is not `is_strict`, keywords of a schema that cannot be enforced are ignored.
     """

@@ -30,7 +30,7 @@ class Encoded:
 
 
 class PromptTokenizer(Protocol):
-    """What planning needs of a tokenizer."""
+    """Tokenizer as planning needs it."""
 
     @property
     def cut_texts(self) -> dict[int, bytes]:
@@ -46,7 +46,7 @@ class PromptTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What an agent has in its cache, as text and as tokens."""
+    """Content of an agent's cache, as text and as tokens."""
 
     text: bytes
     ids: list[int]

@@ -24,7 +24,7 @@ _SPELLED: Final = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 
 @dataclass(frozen=True, slots=True)
 class ToolText:
-    """What the text that a custom tool is given has to follow."""
+    """Rules for the text that a custom tool is given."""
 
     tool: str
     rules: str

@@ -14,7 +14,7 @@ _TTLS_S: Final = {None: 300.0, "5m": 300.0, "1h": 3600.0}
 
 @dataclass(slots=True)
 class Notes:
-    """What was read on the way, beside what becomes tokens."""
+    """Side results of reading content that do not become tokens."""
 
     ignored: dict[str, None] = field(default_factory=dict)  # without effect; answers tell it
     retain_s: float = 0.0  # the longest of the cache breakpoints

@@ -46,7 +46,7 @@ class AnthropicRequest(Asked):
 
 @dataclass(frozen=True, slots=True)
 class AskedPrompt:
-    """What both routes read: everything that becomes tokens."""
+    """Prompt of a request as both routes read it."""
 
     model: str
     prompt: Prompt

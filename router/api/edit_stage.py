@@ -36,7 +36,7 @@ class EditedPrompt:
 
 
 class EditStage:
-    """What every route edits conversations with."""
+    """Applies edits and policies to conversations, for every route."""
 
     def __init__(self, fleet: Fleet, editing: Editing, mode: EditMode | None) -> None:
         self._fleet = fleet

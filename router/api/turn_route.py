@@ -36,7 +36,7 @@ A = TypeVar("A", bound=Asked)
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """What all dialects' requests are answered with."""
+    """Services that answer the requests of all dialects."""
 
     turns: Turns
     names: ModelNames

@@ -32,7 +32,7 @@ STOP_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """What came of stopping one Mac."""
+    """Result of stopping one Mac."""
 
     host: str
     ok: bool

@@ -35,7 +35,7 @@ _HOW_TO_START = "Start one with `macfabric up`, or name it with --url or MACFABR
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a fabric answers, and the keys to it: a tenant's (or any), and an operator's."""
+    """Address of a fabric, and the keys to it: a tenant's (or any), and an operator's."""
 
     url: str
     key: str | None = field(default=None, repr=False)

@@ -7,7 +7,7 @@ from ipaddress import IPv4Address
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where packets for one destination leave."""
+    """Route of packets to one destination."""
 
     destination: str  # "default", or as the system prints it
     device: str

@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 class RefusedError(Exception):
-    """What the fabric answered instead; `param` names the field at fault."""
+    """An error that the fabric answered; `param` names the field at fault."""
 
     def __init__(self, status: int, error: Json) -> None:
         super().__init__(error.get("message") or f"the fabric answered {status}")

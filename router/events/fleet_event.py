@@ -77,7 +77,7 @@ class AgentResumed(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class AgentErased(AgentEvent):
-    """Nobody is served with the agent any more, whatever nodes still have of it."""
+    """An agent was erased; no node serves it any more, whatever it still stores."""
 
     name: ClassVar[str] = "agent.erased"
 
@@ -137,7 +137,7 @@ class MoveState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MoveChanged(AgentEvent):
-    """How far a move is, and what it has sent."""
+    """Progress of a move, and the bytes sent."""
 
     name: ClassVar[str] = "move.state"
     move: MigrationId
@@ -162,7 +162,7 @@ class NodeChanged:
 
 @dataclass(frozen=True, slots=True)
 class MemoryChanged:
-    """How short a node's machine is of memory, and what its agents' caches may hold now."""
+    """Memory pressure on a node's machine, and the budget of its agents' caches."""
 
     name: ClassVar[str] = "node.memory"
     node: NodeName
@@ -178,7 +178,7 @@ class MemoryChanged:
 
 @dataclass(frozen=True, slots=True)
 class DrainChanged:
-    """How far a node's drain is: draining, drained or stuck."""
+    """Progress of a node's drain: draining, drained or stuck."""
 
     name: ClassVar[str] = "drain.state"
     node: NodeName
@@ -190,7 +190,7 @@ class DrainChanged:
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasured:
-    """What the best link of a kind from a peer to a node carries now."""
+    """Rate of the best link of a kind from a peer to a node."""
 
     name: ClassVar[str] = "link.rate"
     node: NodeName

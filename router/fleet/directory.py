@@ -56,7 +56,7 @@ class Holding:
 
 @dataclass(slots=True)
 class StartReservation:
-    """Where an agent without a listed owner is being started; counts the turns that do so."""
+    """Node on which an agent without a listed owner is being started, and the turns that do so."""
 
     node: NodeName
     epoch: int

@@ -48,7 +48,7 @@ class AgentObserver(Protocol):
 
 
 class CatchUp(Protocol):
-    """What a node that comes, or comes back, must learn before its lease begins."""
+    """Updates a node that joins or returns before its lease begins."""
 
     def is_caught_up(self, view: NodeView) -> bool:
         """Say whether a node that never was away needs no word."""
@@ -60,7 +60,7 @@ class CatchUp(Protocol):
 
 
 class LeaseState(StrEnum):
-    """What the lease says about a node."""
+    """State of a node's lease."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"

@@ -37,7 +37,7 @@ _Ask = Callable[[aiohttp.ClientSession], Awaitable[aiohttp.ClientResponse]]
 
 
 class Use(Enum):
-    """What a connection is kept for, and how many of them one node's address gets."""
+    """Purpose of a connection, and how many of them one node's address gets."""
 
     CALL = 4  # as many as moves leave a node at a time, and one
     STREAM = 32  # as many turns as a node computes at a time

@@ -19,7 +19,7 @@ _LOG = logging.getLogger("macfabric.router.peer_exchange")
 
 
 class PeerExchange:
-    """What each node was last told, by its incarnation."""
+    """Peer lists last sent to each node, by its incarnation."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

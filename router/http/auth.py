@@ -23,7 +23,7 @@ _SCOPE = "macfabric.caller"
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whom a request was let in for; neither: a stranger on an open path."""
+    """Caller of a request: a tenant, an operator, or neither on an open path."""
 
     tenant: TenantId | None = None
     operator: str | None = None  # the name of the key

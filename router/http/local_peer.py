@@ -30,7 +30,7 @@ _PROXY_HEADER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LocalPeers:
-    """Who counts as a program on this machine, beside those that ask for it by a loopback name."""
+    """Hosts and origins that count as local, beside requests to a loopback name."""
 
     hosts: frozenset[str] = frozenset()  # further names of this machine, as containers know it
     origins: frozenset[str] = frozenset()  # of pages that may do what local programs do

@@ -24,7 +24,7 @@ Keep = Callable[[MigrationId, bytes], object]  # a call of `fabric.control.copy_
 
 @dataclass(frozen=True, slots=True)
 class CopyReceipt:
-    """What a copy took, and what the target says of it."""
+    """Cost of a copy, and the target's report."""
 
     agent: AgentId
     source: NodeName

@@ -35,7 +35,7 @@ HEARD_WAIT_S = 0.5  # below a heartbeat, which repeats it
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """What was removed where, and which nodes still have to be asked."""
+    """Progress of an erasure: removals by node, and nodes still to be asked."""
 
     agent: AgentId
     receipts: tuple[EraseReceipt, ...]

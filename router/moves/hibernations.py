@@ -49,7 +49,7 @@ PASS_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How a client wants a file to be resumed."""
+    """Client's options for resuming a file."""
 
     key: AgentKey
     node: str | None = None

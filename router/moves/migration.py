@@ -57,7 +57,7 @@ TAIL_BLOCKS = 1  # what a round of copying may send to be the last before the se
 
 @dataclass(frozen=True, slots=True)
 class MigrationReceipt:
-    """What a move took; all zeros where the agent was there already."""
+    """Cost of a move; all zeros if the agent was there already."""
 
     agent: AgentId
     source: NodeName

@@ -21,7 +21,7 @@ SPEED_CLASS = 3.0  # nodes within its root of the median have equal parts
 
 
 class Policy(StrEnum):
-    """How to choose; all but SECONDS are baselines to compare with."""
+    """Placement policy; all but SECONDS are baselines for comparison."""
 
     SECONDS = "seconds"
     LEAST_LOAD = "least-load"

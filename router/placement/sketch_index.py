@@ -20,7 +20,7 @@ Holder = tuple[NodeName, AgentId]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How much of a prompt one node holds."""
+    """Part of a prompt that one node holds."""
 
     pieces_count: int
     # The agent whose whole sketch the prompt begins with: a conversation that goes on.

@@ -13,7 +13,7 @@ from fabric.ids import AgentId, NodeName
 
 
 class HolderRole(StrEnum):
-    """What a node is to an agent."""
+    """Role of a node towards an agent."""
 
     STARTING = "starting"  # its first turn is on its way there
     OWNER = "owner"

@@ -15,7 +15,7 @@ _TEMPLATE_FACTOR: Final = 2
 
 
 class PromptDesk(Protocol):
-    """What such edits are done with."""
+    """Services that counted edits use."""
 
     @property
     def context_tokens_max(self) -> int | None:

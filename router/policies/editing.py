@@ -33,7 +33,7 @@ class WantedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class EditedMessages:
-    """What came of a conversation, and of each policy."""
+    """Edited conversation, and the outcome of each policy."""
 
     messages: tuple[Message, ...] = field(repr=False)
     outcomes: tuple[EditOutcome, ...] = ()

@@ -14,7 +14,7 @@ from fabric.turn.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class PolicyTurn:
-    """What a policy is told of a turn, beside its messages."""
+    """Facts of a turn that a policy gets beside its messages."""
 
     number: int  # answers so far
     model: str

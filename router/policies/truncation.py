@@ -70,7 +70,7 @@ async def _longest(cuts: "_Cuts", total: int, limit: int, desk: PromptDesk) -> P
 
 @dataclass(frozen=True, slots=True)
 class _Cuts:
-    """Where a prompt may be cut."""
+    """Positions at which a prompt may be cut."""
 
     prompt: Prompt = field(repr=False)
     units: list[range]

@@ -16,7 +16,7 @@ _ALL: Final = 1 << 40  # bytes: no conversation's are left uncounted
 
 
 class InvalidEditError(Exception):
-    """What a policy returned is no conversation, or not the one it was given; in a few words."""
+    """A policy returned no valid conversation, or another one than it was given."""
 
 
 def checked(before: Sequence[Message], after: Any) -> tuple[Message, ...]:

@@ -16,7 +16,7 @@ from router.turns.model_check import ModelCheck
 
 @dataclass(frozen=True, slots=True)
 class OwnHost:
-    """What the routes are made of, for those who ask without one."""
+    """The router itself as a host of runs: what its routes use, without HTTP."""
 
     settings: RouterSettings
     services: Services

@@ -60,7 +60,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run ended; `code` and `message` of one that failed."""
+    """End of a run; `code` and `message` of one that failed."""
 
     status: RunStatus
     ended_s: float

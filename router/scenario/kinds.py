@@ -237,7 +237,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """Whatever JSON may hold, as a map: a tool's parameters, a call's arguments."""
+    """Any JSON object: a tool's parameters, a call's arguments."""
 
     def read(self, node: YamlNode, path: Path, reading: Reading) -> Mapping[str, Any]:
         if not isinstance(node.value, dict):
@@ -363,7 +363,7 @@ def _kind_of(node: YamlNode) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamedFile:
-    """Where a long text is kept."""
+    """File that holds a long text."""
 
     file: str = given(PlainText(SCENARIO_PATH_CHARS_MAX), "a file in the scenario's folder")
 

@@ -66,7 +66,7 @@ _SPOKEN = OneOrItems(Wording(), Items(Wording(), SCENARIO_ITEMS_MAX, 1, is_uniqu
 
 
 class Lifetime(StrEnum):
-    """How long an agent's memory is kept."""
+    """Lifetime of an agent's memory."""
 
     PERMANENT = "permanent"  # its id is the same in every run
     EPHEMERAL = "ephemeral"  # it is an agent of one run only
@@ -80,7 +80,7 @@ class TurnOrder(StrEnum):
 
 
 class KeptEdits(StrEnum):
-    """What becomes of memory behind an edit, as requests say it."""
+    """Treatment of memory after an edit, as in requests."""
 
     EXACT = "exact"
     AMORTIZE = "amortize"
@@ -95,7 +95,7 @@ _ABOUT_EDITS = "what becomes of memory behind an edit: computed again (exact) or
 
 @dataclass(frozen=True, slots=True)
 class TurnOptions:
-    """How answers are made; None leaves it to the fabric."""
+    """Options of turns; None leaves an option to the fabric."""
 
     max_tokens: int | None = given(_TOKENS, _ABOUT_TOKENS, default=None)
     temperature: float | None = given(_TEMPERATURE, _ABOUT_TEMPERATURE, default=None)
@@ -104,7 +104,7 @@ class TurnOptions:
 
 @dataclass(frozen=True, slots=True)
 class PlaceHint:
-    """Where an agent would best live; what cannot be had is no error."""
+    """Placement hint of an agent; one that cannot be met is no error."""
 
     node: str | None = given(_KEY, "the node that it begins on", default=None)
     apart_from: tuple[str, ...] | None = given(
@@ -141,7 +141,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class CannedAnswer:
-    """What a tool answers to some arguments."""
+    """A tool's answer to certain arguments."""
 
     text: TextTemplate = given(Wording(), "the answer, as it is")
     when: Mapping[str, Any] | None = given(

@@ -42,7 +42,7 @@ class Performed:
 
 @dataclass(frozen=True, slots=True)
 class SeriesPlan:
-    """What is performed, how often, and by which agents."""
+    """Scenario, repetitions and agents of a series."""
 
     scenario: Scenario
     name: str

@@ -78,7 +78,7 @@ class TurnFigures:
 
 @dataclass(frozen=True, slots=True)
 class SpokenAnswer:
-    """What an agent answered, as it was generated."""
+    """Answer of an agent, as it was generated."""
 
     text: str
     calls: tuple[WantedCall, ...]
@@ -87,7 +87,7 @@ class SpokenAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AgentCopy:
-    """Where an agent is since it was forked or moved, and the bytes that were sent for it."""
+    """Node of an agent after a fork or a move, and the bytes sent for it."""
 
     node: str
     sent_bytes: int

@@ -24,7 +24,7 @@ class TemplateError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class VariablePlace:
-    """Where a variable's value goes."""
+    """Placeholder of a variable."""
 
     name: str
 

@@ -41,7 +41,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whom a member's certificate is for: host names and addresses."""
+    """Host names and addresses that a member's certificate is for."""
 
     names: frozenset[str]
     addresses: frozenset[str]

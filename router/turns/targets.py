@@ -27,7 +27,7 @@ _LOG = logging.getLogger("macfabric.router.turns")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a turn goes next; `waits` if that node's KV cache is worth waiting for."""
+    """Node that a turn goes to next; `waits` if that node's KV cache is worth waiting for."""
 
     node: NodeName
     epoch: int

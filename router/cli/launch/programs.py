@@ -13,7 +13,7 @@ from router.cli.endpoint import KEY_VARIABLE
 
 @dataclass(frozen=True, slots=True)
 class LaunchTarget:
-    """What a program is pointed at."""
+    """Endpoint and model that a program is pointed at."""
 
     url: str
     model: str

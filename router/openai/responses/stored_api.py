@@ -11,7 +11,7 @@ from router.openai.responses.store import ResponseStore, StoredResponse
 
 
 class StoredApi:
-    """What was answered, and what it was asked with, as long as it is kept."""
+    """Serves stored responses and their inputs, as long as they are kept."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store

@@ -20,7 +20,7 @@ _HOSTED: Final = ("web_search", "image_generation", "tool_search")
 
 @dataclass(frozen=True, slots=True)
 class ToolName:
-    """What a client calls a tool."""
+    """Client's name of a tool."""
 
     name: str
     namespace: str | None = None
