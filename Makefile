@@ -44,7 +44,7 @@ nightly: $(READY)  ## run one part of the nightly tests, up to an hour (PART=liv
 fuzz: $(READY)  ## a million hostile inputs for every parser: minutes (ARGS="-k manifest" narrows)
 	@$(BIN)/python -m pytest tests/fuzz -q -s -m nightly $(ARGS)
 
-mac-check: $(READY)  ## show what one Mac can show, as a table for an issue: half an hour (ARGS=--quick)
+mac-check: $(READY)  ## show what one Mac can show, as a table for an issue: ten minutes (ARGS=--quick)
 	@$(BIN)/python -m benchmarks.mac_check $(ARGS)
 
 lint: $(READY)  ## ruff, mypy and the import rules
