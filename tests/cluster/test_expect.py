@@ -129,7 +129,8 @@ def test_a_router_expects_the_nodes_that_the_last_one_stored(cli, ray_of_one):
     roster = ray_of_one[1] / "roster.json"
     serve("--expect", "0")
     until_ready(run)
-    wait_until(roster.exists)
+    # Stored with each heartbeat: at first without the node that is ready by now.
+    wait_until(lambda: roster.exists() and json.loads(roster.read_text())["nodes"])
     end()
     stored = json.loads(roster.read_text())
     names = [node["name"] for node in stored["nodes"]]
