@@ -16,10 +16,10 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
+from benchmarks import workload
 from benchmarks.report import Limit, Report, say
 from fabric.kvcache.cache_spec import LayerKind, LayerSpec, ModelCacheSpec, SlotSpec
 from fabric.limits import MIB
-from fabric.turn.generation import Sampling
 from node.mlx.attention import attend
 from node.mlx.engine import DecodeSlot, Engine
 from node.mlx.model_limits import ModelLimits
@@ -40,7 +40,7 @@ Step = Callable[[Engine, list[DecodeSlot]], None]
 
 
 class SlowModel(nn.Module):  # type: ignore[misc]  # MLX has no types for it
-    """One attention layer whose queries take long."""
+    """A model of one attention layer whose queries take long."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,13 +136,7 @@ def _started(agents: int, tokens: int) -> tuple[Engine, list[DecodeSlot]]:
     slot = SlotSpec("keys", HEADS, WIDTH, 4, 64, "F32")
     layer = LayerSpec(LayerKind.FULL, slots=(slot, SlotSpec("values", HEADS, WIDTH, 4, 64, "F32")))
     engine = Engine(model, ModelCacheSpec((layer,)), limits=ModelLimits(VOCABULARY))
-    greedy = Sampling(max_tokens=_ROOM_TOKENS, ignore_eos=True)
-    slots = []
-    for seed in range(agents):
-        cache = engine.new_cache(tokens + _ROOM_TOKENS)
-        cache.fill(tokens, mx.random.key(seed))
-        cache.assume(tokens)
-        slots.append(engine.start(cache, [0] * (tokens + 1), greedy, seed))
+    slots = workload.filled_slots(engine, agents, tokens, _ROOM_TOKENS)
     engine.launch(slots)
     engine.check()
     return engine, slots

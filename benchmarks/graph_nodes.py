@@ -10,12 +10,12 @@ import re
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any
 from unittest import mock
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
-from fabric.turn.generation import Sampling
+from benchmarks import workload
 from node.mlx.engine import DecodeSlot, Engine
 
 FEW, MANY = 4, 8  # sequences
@@ -35,33 +35,19 @@ def host_us_by_sequence(engine: Engine) -> float:
 
 
 def _by_sequence(engine: Engine, cost: Callable[[list[DecodeSlot]], float]) -> float:
-    few, many = (cost(_slots(engine, count)) for count in (FEW, MANY))
+    few, many = (
+        cost(workload.filled_slots(engine, count, _TOKENS, _ROOM_TOKENS)) for count in (FEW, MANY)
+    )
     return (many - few) / (MANY - FEW) / len(engine.spec.layers)
-
-
-def _slots(engine: Engine, count: int) -> list[DecodeSlot]:
-    greedy = Sampling(max_tokens=_ROOM_TOKENS, ignore_eos=True)
-    slots = []
-    for seed in range(count):
-        cache = engine.new_cache(_TOKENS + _ROOM_TOKENS)
-        cache.fill(_TOKENS, mx.random.key(seed))
-        cache.assume(_TOKENS)
-        slots.append(engine.start(cache, [0] * (_TOKENS + 1), greedy, seed))
-    return slots
 
 
 def _count_nodes(engine: Engine, slots: list[DecodeSlot]) -> int:
     graph = io.StringIO()
     with mock.patch.object(mx, "async_eval") as launched:
         engine.launch(slots)
-    mx.export_to_dot(graph, *_arrays(launched.call_args.args))
+    arrays = [array for _, array in tree_flatten(launched.call_args.args)]
+    mx.export_to_dot(graph, *arrays)
     return len(_NODE.findall(graph.getvalue()))
-
-
-def _arrays(tree: Any) -> list[mx.array]:
-    if isinstance(tree, mx.array):
-        return [tree]
-    return [array for branch in tree for array in _arrays(branch)]
 
 
 def _build_s(engine: Engine, slots: list[DecodeSlot]) -> float:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.report import environment
+from router.cli.doctor.doctor_network import run
 from router.cli.main import run_guarded
 from router.cli.output import Steps
 
@@ -32,7 +33,7 @@ Judge = Callable[[int, str], tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One program to run, and how to read what it printed."""
+    """A program to run, and how to read its output."""
 
     name: str
     shows: str
@@ -43,7 +44,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a step found; the verdict is `ok`, `missed` (a limit) or `failed`."""
+    """Result of a step; the verdict is `ok`, `missed` (a limit) or `failed`."""
 
     name: str
     shows: str
@@ -144,7 +145,7 @@ def run_step(step: Step, *, quick: bool) -> Result:
 
 def used_swap_mib() -> float:
     """Return what the system has swapped out, by its own account; 0 where it does not say."""
-    used = re.search(r"used = ([\d.]+)M", _printed("/usr/sbin/sysctl", "-n", "vm.swapusage"))
+    used = re.search(r"used = ([\d.]+)M", run("/usr/sbin/sysctl", "-n", "vm.swapusage"))
     if used is not None:
         return float(used[1])
     try:
@@ -160,9 +161,9 @@ def used_swap_mib() -> float:
 def machine() -> dict[str, str]:
     """Describe this machine without naming it, nor any path."""
     found = {key: str(value) for key, value in environment().items()}
-    chip = _printed("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
-    memory = _printed("/usr/sbin/sysctl", "-n", "hw.memsize")
-    commit = _printed("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
+    chip = run("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string").strip()
+    memory = run("/usr/sbin/sysctl", "-n", "hw.memsize").strip()
+    commit = run("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD").strip()
     system = f"macOS {platform.mac_ver()[0]}" if platform.mac_ver()[0] else platform.system()
     return {"system": system, "chip": chip, "memory": memory, "commit": commit} | {
         key: found[key] for key in ("mlx", "mlx_lm", "backend", "python")
@@ -219,14 +220,6 @@ def _figure(value: float | None) -> str:
 
 def _last_line(printed: str) -> str:
     return (printed.strip().splitlines() or [""])[-1]
-
-
-def _printed(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except OSError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from fabric.settings import KvBits
-from node.mlx.engine import Engine
+from fabric.turn.generation import Sampling
+from node.mlx.engine import DecodeSlot, Engine
 from node.mlx.probe.probe import fit_engine
 from node.mlx.resident_cache import ResidentCache
 from node.store.staging import Place
@@ -93,6 +94,20 @@ def resident_caches(
         cache.assume(count)
         caches.append(cache)
     return caches
+
+
+def filled_slots(
+    engine: Engine, count: int, tokens_count: int, room_tokens: int
+) -> list[DecodeSlot]:
+    """Return greedy decode slots behind random caches, with room for so many tokens each."""
+    greedy = Sampling(max_tokens=room_tokens, ignore_eos=True)
+    slots = []
+    for seed in range(count):
+        cache = engine.new_cache(tokens_count + room_tokens)
+        cache.fill(tokens_count, mx.random.key(seed))
+        cache.assume(tokens_count)
+        slots.append(engine.start(cache, [0] * (tokens_count + 1), greedy, seed))
+    return slots
 
 
 def _repeat(runs: list[Place], into: list[Place]) -> None:

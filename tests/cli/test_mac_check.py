@@ -80,7 +80,7 @@ def test_a_table_has_a_row_for_each_step_and_no_path():
 
 def test_swap_is_read_as_macos_says_it(monkeypatch):
     said = "total = 2048.00M  used = 1028.25M  free = 1019.75M  (encrypted)"
-    monkeypatch.setattr(mac_check, "_printed", lambda *_: said)
+    monkeypatch.setattr(mac_check, "run", lambda *_: said)
 
     assert mac_check.used_swap_mib() == 1028.25
 
