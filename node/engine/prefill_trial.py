@@ -1,7 +1,7 @@
 """Measure at start how fast this node computes prompts, and choose how it multiplies values.
 
-Turns are placed by the speed: without a figure, whoever happens to be asked first looks faster than
-all others for good.
+Turns are placed by the speed. Without a figure, the node that is asked first would look faster than
+all others from then on.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ def trial_tokens(encode: Callable[[str], Sequence[int]], context_tokens_max: int
 
 
 async def measure_prefill(engine: EngineThread, clock: Clock, tokens: list[int]) -> None:
-    """Compute a short prompt on nobody's behalf and note its best speed."""
+    """Compute a short prompt, note its best speed, and choose the form of values on a GPU."""
     try:
         await asyncio.wrap_future(engine.call(lambda: _measure(engine, clock, tokens)))
     except FabricError as error:

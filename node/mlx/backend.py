@@ -1,11 +1,11 @@
 """What differs between the backends of MLX: its CPU code, Metal, and CUDA.
 
-Whoever needs to know where models compute asks here, so each difference is one line for each of
-the three. The calls that watch a device's memory and errors are `device.py`'s.
+All code that depends on where models compute asks here. `device.py` has the calls that watch a
+device's memory and errors.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import mlx.core as mx
@@ -17,7 +17,7 @@ CPU_PADDED_TOKENS_MAX: Final = 4_096  # above it, padding costs more than one ca
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One of MLX's backends."""
+    """Properties of a backend of MLX."""
 
     name: str  # part of a model's fingerprint: another one rounds otherwise
     is_gpu: bool
@@ -52,15 +52,7 @@ METAL: Final = Backend(
     stores_by_columns=False,
 )
 # Not tried yet: scores of every width are taken to be kept, which only makes chunks shorter.
-CUDA: Final = Backend(
-    name="cuda",
-    is_gpu=True,
-    launch_waits=False,
-    chunk_tokens_max=PREFILL_CHUNK_TOKENS_MAX,
-    padded_tokens_max=sys.maxsize,
-    fused_widths=frozenset(),
-    stores_by_columns=False,
-)
+CUDA: Final = replace(METAL, name="cuda", fused_widths=frozenset())
 
 
 def current() -> Backend:
