@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.agent_traffic import words
-from tests.support.device_faults import KINDS, DeviceFaults, failing_device
+from tests.support.device_faults import failing_device, injecting
 from tests.support.local_fabric import LocalFabric
 from tests.support.tiny_models import ONE_LAYER, write_model
 
@@ -128,17 +128,6 @@ def undisturbed(tmp_path_factory, model):
     return talks, exact, stored_in(folder)
 
 
-def inject(faults, rng, count, over):
-    """Arm a fault of some node after another, until so many were raised or all talks are over."""
-    while sum(each.raised_count for each in faults) < count and not over.is_set():
-        for each in faults:
-            if not each.is_armed:
-                each.arm(rng.choice(KINDS), rng.randrange(OPERATIONS_BETWEEN_MAX))
-        over.wait(0.01)
-    for each in faults:
-        each.disarm()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("launch_waits", [False, True], ids=["prepared early", "waiting"])
 @pytest.mark.parametrize(
@@ -151,18 +140,12 @@ def test_edited_and_moved_agents_answer_as_if_nothing_failed(
     runs, refused_count, amortized_count = 0, 0, 0
     with fabric_of(tmp_path, model, launch_waits=launch_waits) as fabric, ExitStack() as failing:
         faults = [
-            failing.enter_context(failing_device(lambda at=service: faults_of(at)))
+            failing.enter_context(failing_device(service.node.engine))
             for service in fabric.services.values()
         ]
         while sum(each.raised_count for each in faults) < count:
-            over = threading.Event()
-            injecting = threading.Thread(target=inject, args=(faults, rng, count, over))
-            injecting.start()
-            try:
+            with injecting(faults, rng, count, OPERATIONS_BETWEEN_MAX):
                 held, refused = hold_all(fabric, runs)
-            finally:
-                over.set()
-                injecting.join()
             runs, refused_count = runs + 1, refused_count + refused
             for agent, talk in held.items():
                 expected = talks[agent].answers
@@ -176,8 +159,3 @@ def test_edited_and_moved_agents_answer_as_if_nothing_failed(
     stored = stored_in(tmp_path)
     assert stored.keys() & blocks.keys()
     assert {name for name, sums in stored.items() if not sums <= blocks.get(name, sums)} == set()
-
-
-def faults_of(service):
-    thread = service.node.engine
-    return thread.call(lambda: DeviceFaults(thread.engine)).result()

@@ -4,14 +4,16 @@ An operation that fails late computes something else; its error is stored, and r
 next synchronization or call of the model on the same engine's thread.
 """
 
+import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from node.engine.engine_thread import EngineThread
 from node.mlx import device
 from node.mlx.device import DeviceError
 from node.mlx.engine import Engine
@@ -111,10 +113,35 @@ class _Called:
 
 
 @contextmanager
-def failing_device(make: Callable[[], DeviceFaults]) -> Iterator[DeviceFaults]:
-    """Let an engine's device fail; `make` runs on the engine's thread."""
+def injecting(
+    faults: Sequence[DeviceFaults], rng: random.Random, count: int, operations_between_max: int
+) -> Iterator[None]:
+    """Arm one fault after another for a block of code, until so many were raised."""
+    over = threading.Event()
+
+    def arm() -> None:
+        while sum(each.raised_count for each in faults) < count and not over.is_set():
+            for each in faults:
+                if not each.is_armed:
+                    each.arm(rng.choice(KINDS), rng.randrange(operations_between_max))
+            over.wait(0.01)
+        for each in faults:
+            each.disarm()
+
+    arming = threading.Thread(target=arm)
+    arming.start()
+    try:
+        yield
+    finally:
+        over.set()
+        arming.join()
+
+
+@contextmanager
+def failing_device(thread: EngineThread) -> Iterator[DeviceFaults]:
+    """Let the device of an engine's thread fail."""
     with pytest.MonkeyPatch.context() as patch:
-        faults = make()
+        faults = thread.call(lambda: DeviceFaults(thread.engine)).result()
         patch.setattr(device, "synchronize", _checking(faults, device.synchronize))
         for name, kind in {
             "gather": "gather",

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from node.mlx.device import DeviceError
 from node.mlx.loaded_model import load_model
 from tests.node.fake_engine import FakeClock, FakeEngine
 from tests.support.architectures import ARCHITECTURES
-from tests.support.device_faults import KINDS, MESSAGE, DeviceFaults, failing_device
+from tests.support.device_faults import MESSAGE, failing_device, injecting
 from tests.support.services import ask, running
 from tests.support.tiny_models import ONE_LAYER, write_model
 
@@ -86,9 +85,7 @@ def failing_node(folder, model, *, launch_waits):
     with running(folder, model, exact_chunks=True, hot_bytes=HOT_BYTES) as service:
         thread = service.node.engine
         thread.engine.launch_waits = launch_waits
-        with failing_device(
-            lambda: thread.call(lambda: DeviceFaults(thread.engine)).result()
-        ) as faults:
+        with failing_device(thread) as faults:
             yield Node(service, faults)
 
 
@@ -110,15 +107,6 @@ def talk_all(node):
         return dict(zip(AGENTS, threads.map(node.talk, AGENTS), strict=True))
 
 
-def inject(faults, rng, count, over):
-    """Arm one fault after another, until so many were raised or all turns are over."""
-    while faults.raised_count < count and not over.is_set():
-        if not faults.is_armed:
-            faults.arm(rng.choice(KINDS), rng.randrange(OPERATIONS_BETWEEN_MAX))
-        over.wait(0.01)
-    faults.disarm()
-
-
 @pytest.mark.parametrize("launch_waits", [False, True], ids=["prepared early", "waiting"])
 @pytest.mark.parametrize(
     "count", [INJECTIONS, pytest.param(INJECTIONS_NIGHTLY, marks=pytest.mark.nightly)]
@@ -129,14 +117,8 @@ def test_random_errors_change_no_answer_and_no_stored_byte(
     rng, (answers, blocks) = random.Random(count), undisturbed
     with failing_node(tmp_path, model, launch_waits=launch_waits) as node:
         while node.faults.raised_count < count:
-            over = threading.Event()
-            injecting = threading.Thread(target=inject, args=(node.faults, rng, count, over))
-            injecting.start()
-            try:
+            with injecting([node.faults], rng, count, OPERATIONS_BETWEEN_MAX):
                 assert talk_all(node) == answers
-            finally:
-                over.set()
-                injecting.join()
     stored = blocks_in(tmp_path)
     assert node.failures_count > 0
     assert CacheTier.DISK in node.tiers
