@@ -13,9 +13,9 @@ from statistics import geometric_mean, mean
 from benchmarks.report import Limit, Report
 from benchmarks.retention_workloads import WORKLOADS, Ask, Workload
 from fabric.ids import AgentId, AgentKey, TenantId
-from fabric.limits import FREE_SHARE
 from fabric.retention.policy import Candidate, Rules, by_benefit, by_recency, choose
 from fabric.retention.reuse_probability import ReuseProbability
+from node.limits import FREE_SHARE
 
 DESCRIPTION = "which agents to keep: reuse by eviction rank, and under a neighbour's flood"
 PREFILL_TOKENS_PER_S = 400.0

@@ -22,8 +22,9 @@ from typing import Any, Self
 
 from benchmarks.emulated_fleet import EmulatedFleet, why_not
 from benchmarks.report import Limit, Report, say
-from fabric.limits import MIB, TRANSFER_STREAMS
+from fabric.limits import MIB
 from fabric.settings import AUTO, ENCRYPTION_MODES
+from node.limits import TRANSFER_STREAMS
 
 DESCRIPTION = "the data plane's share of shaped links, two at once, and one that is cut"
 

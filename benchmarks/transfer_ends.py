@@ -25,10 +25,11 @@ from fabric.ids import (
     parse_checksum,
 )
 from fabric.kvcache.block import BlockRef
-from fabric.limits import BLOCK_TOKENS, TRANSFER_STREAMS
+from fabric.limits import BLOCK_TOKENS
 from fabric.net.links import Address, LinkKind
 from fabric.settings import AUTO
 from node.clock import SystemClock
+from node.limits import TRANSFER_STREAMS
 from node.net.connections import Connections
 from node.net.listeners import EVERYWHERE
 from node.transfer.client import fetch_blocks

@@ -23,13 +23,7 @@ import msgpack
 
 from fabric.errors import CorruptDataError, RejectedError, TooLargeError
 from fabric.json_items import require_few_items
-from fabric.limits import (
-    CONTROL_BYTES_MAX,
-    INTEGER_CHARS_MAX,
-    JSON_DEPTH_MAX,
-    JSON_ITEMS_MAX,
-    KIB,
-)
+from fabric.limits import CONTROL_BYTES_MAX, INTEGER_CHARS_MAX, JSON_DEPTH_MAX, JSON_ITEMS_MAX, KIB
 from fabric.u32s import U32s
 
 T = TypeVar("T")

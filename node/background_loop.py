@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from fabric.limits import LOOP_RETRY_S
+from node.limits import LOOP_RETRY_S
 
 _log = logging.getLogger(__name__)
 

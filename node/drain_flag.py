@@ -13,7 +13,7 @@ from typing import Final
 from fabric.control.copy_calls import DrainNode
 from fabric.control.node_calls import Done
 from fabric.errors import FabricError
-from fabric.limits import DRAIN_FLAG_BYTES_MAX
+from node.limits import DRAIN_FLAG_BYTES_MAX
 from node.runtime.health import Health
 from node.runtime.workers import Workers
 from node.store.posix_disk import PosixDisk

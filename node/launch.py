@@ -22,8 +22,8 @@ from fabric.control.calls import ErrorReply, decode_reply, encode_call
 from fabric.control.node_calls import Describe, Flush, NodeView, Stop
 from fabric.errors import FatalError, RejectedError, StartFailedError
 from fabric.ids import NodeName, parse_node_name
-from fabric.limits import CONTROL_CALLS_MAX, START_REASON_CHARS_MAX
 from fabric.settings import FabricSettings, parse_settings
+from node.limits import CONTROL_CALLS_MAX, START_REASON_CHARS_MAX
 
 RESOURCE = "mlx"
 LABEL = "mac"

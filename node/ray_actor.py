@@ -28,11 +28,11 @@ from fabric.control.calls import ErrorReply, encode_reply, is_call
 from fabric.control.node_calls import Stop
 from fabric.errors import FabricError, FatalError, StartFailedError
 from fabric.ids import parse_node_name
-from fabric.limits import INCARNATION_BYTES_MAX
 from fabric.settings import NodeSettings
 from fabric.short_pauses import keep_pauses_short
 from node.back_off import BackOff
 from node.keys import Keys, read_keys
+from node.limits import INCARNATION_BYTES_MAX
 
 NAMESPACE = "macfabric"
 LOADING = "loading"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fabric.control.node_calls import SelfTest
 from fabric.errors import FabricError, RejectedError, RetryElsewhereError, RetryLaterError
 from fabric.ids import SELF_TEST_TENANT, AgentId, OperationId
-from fabric.limits import BLOCK_TOKENS, FLUSH_IDLE_S, SELF_TEST_RETRY_MAX_S
+from fabric.limits import BLOCK_TOKENS
 from fabric.ports import Clock
 from fabric.turn.generation import (
     Admitted,
@@ -26,6 +26,7 @@ from fabric.turn.generation import (
     Sampling,
 )
 from node.back_off import BackOff
+from node.limits import FLUSH_IDLE_S, SELF_TEST_RETRY_MAX_S
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity

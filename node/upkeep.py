@@ -9,8 +9,8 @@ Retries   every few seconds, or at once: what the disk refused, agents of others
 import asyncio
 import math
 
-from fabric.limits import FLUSH_IDLE_S, FLUSH_RETRY_S, RECLAIM_EVERY_S, SERVED_EVERY_S
 from node.background_loop import BackgroundLoop
+from node.limits import FLUSH_IDLE_S, FLUSH_RETRY_S, RECLAIM_EVERY_S, SERVED_EVERY_S
 from node.migration.incoming_end import IncomingEnd
 from node.migration.step_downs import StepDowns
 from node.runtime.health import Health

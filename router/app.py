@@ -9,7 +9,6 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
 from fabric.edit_mode import EDIT_MODES, EXACT
-from fabric.limits import SCENARIO_REQUEST_BYTES_MAX
 from fabric.ports import Clock
 from fabric.settings import RouterSettings
 from router.admin import description as of_admin
@@ -45,6 +44,7 @@ from router.http.body_limit import BodyLimit
 from router.http.cors import Cors
 from router.http.dialect import Dialects, ErrorDialect
 from router.http.errors import ErrorBoundary, error_handlers
+from router.limits import SCENARIO_REQUEST_BYTES_MAX
 from router.moves.hibernations import Hibernations
 from router.openai import description as of_openai
 from router.openai.absent_api import absent_routes

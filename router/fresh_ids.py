@@ -3,7 +3,8 @@
 import secrets
 
 from fabric.ids import MigrationId, OperationId
-from fabric.limits import EPOCH_LEAP, EPOCH_LEAP_BITS, EPOCH_MAX
+from fabric.limits import EPOCH_MAX
+from router.limits import EPOCH_LEAP, EPOCH_LEAP_BITS
 
 
 def fresh_operation() -> OperationId:

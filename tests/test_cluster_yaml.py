@@ -14,8 +14,8 @@ from click import ClickException
 from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from fabric.limits import LOG_BYTES_MAX
 from fabric.settings import parse_settings
+from router.limits import LOG_BYTES_MAX
 from router.supervise.ray_processes import trim_ray_start
 
 ROOT = Path(__file__).resolve().parents[1]

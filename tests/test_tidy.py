@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("fabric", "node", "router")
 EVERYTHING = (*PRODUCT, "tests", "benchmarks")
 
-FILE_LINES_WISHED, FILE_LINES_MAX = 300, 400
+FILE_LINES_WISHED, FILE_LINES_MAX = 300, 500
 FUNCTION_LINES_WISHED, FUNCTION_LINES_MAX = 60, 70
 
 LOOSE_END = re.compile(r"\b(?:TOD[O]|FIXM[E]|XX[X]|HAC[K])\b")
@@ -220,7 +220,9 @@ def retired_word(source: Source) -> Iterator[str]:
 
 
 def limit_elsewhere(source: Source) -> Iterator[str]:
-    """What bounds a queue, a body, a header or a loop is named in fabric/limits.py."""
+    """Bounds of queues, bodies, headers and loops are named in a package's limits.py."""
+    if source.path.count("/") == 1 and source.path.endswith("/limits.py"):
+        return
     for node in source.tree.body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
@@ -228,7 +230,7 @@ def limit_elsewhere(source: Source) -> Iterator[str]:
             name = ast.unparse(target)
             numbers = (n for n in ast.walk(node.value) if isinstance(n, ast.Constant))
             if name.endswith("_MAX") and name not in NO_LIMITS and any(numbers):
-                yield source.at(node, f"{name} belongs into fabric/limits.py")
+                yield source.at(node, f"{name} belongs in {source.path.split('/')[0]}/limits.py")
 
 
 RULES = {

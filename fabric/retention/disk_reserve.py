@@ -1,10 +1,6 @@
 """How much of a drive is left to everything else on it."""
 
-from fabric.limits import (
-    DISK_RESERVE_BYTES_MAX,
-    DISK_RESERVE_BYTES_MIN,
-    DISK_RESERVE_SHARE,
-)
+from fabric.limits import DISK_RESERVE_BYTES_MAX, DISK_RESERVE_BYTES_MIN, DISK_RESERVE_SHARE
 
 
 def disk_reserve_bytes(drive_bytes: int, usable_bytes: int) -> int:

@@ -15,12 +15,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from fabric.kvcache.arrangement import Move
-from fabric.limits import (
-    EDIT_CHUNKS_MAX,
-    EDIT_KEPT_TOKENS_MIN,
-    EDIT_MOVES_MAX,
-    EDIT_SINK_TOKENS,
-)
+from fabric.limits import EDIT_CHUNKS_MAX, EDIT_KEPT_TOKENS_MIN, EDIT_MOVES_MAX, EDIT_SINK_TOKENS
 from fabric.turn.alignment import aligned
 from fabric.turn.generation import MatchKind
 from fabric.turn.prompt_plan import PromptPlan, Transcript

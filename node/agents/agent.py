@@ -10,7 +10,6 @@ from fabric.control.directive_calls import viewed
 from fabric.control.node_calls import AgentView, LastMatch, SealAgent, TierBytes
 from fabric.ids import AgentKey, MigrationId
 from fabric.kvcache.block_chain import BlockSpan
-from fabric.limits import EDITS_SHOWN_MAX
 from fabric.record.directive import live
 from fabric.record.edited_head import EditedHead
 from fabric.record.layout import Layout
@@ -19,6 +18,7 @@ from fabric.record.manifest import Manifest, OwnerState
 from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, Transcript
 from node.agents.outgoing import OutgoingMove, OutgoingState, Successor
 from node.agents.turn_lock import TurnLock
+from node.limits import EDITS_SHOWN_MAX
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.one_loop import of_one_loop
 

@@ -7,8 +7,8 @@ meanwhile gets a later number and is told with a later part.
 from fabric.control.agent_at import AgentName
 from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
 from fabric.ids import NodeName
-from fabric.limits import LIST_BYTES_MAX
 from node.agents.agent_table import AgentTable
+from node.limits import LIST_BYTES_MAX
 
 _VIEW_BYTES = 512  # of an agent without its sketch, about
 _PIECE_BYTES = 9

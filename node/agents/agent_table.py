@@ -9,7 +9,6 @@ from itertools import islice
 from fabric.errors import NotFoundError, OverloadedError
 from fabric.ids import AgentId, AgentKey, Fingerprint, NodeName, TenantId
 from fabric.kvcache.block import BlockRef
-from fabric.limits import AGENTS_PER_NODE_MAX, ALIKE_AGENTS_MAX, GONE_AGENTS_MAX
 from fabric.ports import Clock
 from fabric.record.answers import Answered, Answers
 from fabric.record.manifest import Manifest, OwnerState
@@ -24,6 +23,7 @@ from node.agents.conversation_index import ConversationIndex
 from node.agents.first_block_index import FirstBlockIndex
 from node.agents.span_index import SpanIndex
 from node.agents.use_log import UseLog
+from node.limits import AGENTS_PER_NODE_MAX, ALIKE_AGENTS_MAX, GONE_AGENTS_MAX
 from node.runtime.one_loop import on_its_loop
 
 SAME_FOR_ALL = Rules()

@@ -8,8 +8,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 
 from fabric.ids import AgentKey, TenantId
-from fabric.limits import ANSWERS_READ_MAX
 from fabric.record.answers import Answers, read_answers
+from node.limits import ANSWERS_READ_MAX
 
 
 class AnswerIndex:

@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fabric.ids import AgentKey
-from fabric.limits import SPAN_CHUNKS_MAX, SPAN_INDEXED_TOKENS_MAX, SPAN_PLACES_MAX
 from fabric.record.manifest import Manifest
 from fabric.turn.chunks import Tokens, chunk_digest, chunks
+from node.limits import SPAN_CHUNKS_MAX, SPAN_INDEXED_TOKENS_MAX, SPAN_PLACES_MAX
 
 
 @dataclass(frozen=True, slots=True)

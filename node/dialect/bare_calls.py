@@ -5,9 +5,9 @@ import re
 from json import dumps
 from typing import Any
 
-from fabric.limits import CALL_CODE_CHARS_MAX, CALL_HEADER_CHARS_MAX
 from node.dialect.call_body import CallBody, Part
 from node.dialect.json_calls import JsonCalls
+from node.limits import CALL_CODE_CHARS_MAX, CALL_HEADER_CHARS_MAX
 
 _CALL = re.compile(r"[\[\s]*([A-Za-z_][\w.]*)\s*\(")
 _MAYBE_CALL = re.compile(r"[\[\s]*(?:[A-Za-z_][\w.]*)?\s*\(?")

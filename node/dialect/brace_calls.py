@@ -4,9 +4,9 @@ import re
 from json import dumps, loads
 from typing import Any
 
-from fabric.limits import CALL_HEADER_CHARS_MAX
 from node.dialect.call_body import CallBody
 from node.dialect.marks import held_chars
+from node.limits import CALL_HEADER_CHARS_MAX
 
 _HEAD = re.compile(r"call:(?P<name>[\w.\-]+)\s*(?=\{)")
 _WORD = re.compile(r"[^,:{}\[\]]+")

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from fabric.limits import CALL_ID_CHARS_MAX
 from fabric.turn.generation import ToolCall
 from node.dialect.call_body import Begun, Closed, Part, Written
 from node.dialect.shown import CallPart, Shown
+from node.limits import CALL_ID_CHARS_MAX
 
 _ID_CHARS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ID_SIZE = 9  # what Mistral's templates insist on, and no other minds

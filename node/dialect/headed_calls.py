@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
-from fabric.limits import CALL_HEADER_CHARS_MAX
 from node.dialect.call_body import CallBody
 from node.dialect.json_value import JsonValue
+from node.limits import CALL_HEADER_CHARS_MAX
 
 
 class HeadedCalls(CallBody):

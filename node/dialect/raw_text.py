@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fabric.limits import CALL_TEXT_COUNTED_CHARS_MAX
 from node.dialect.offered_tool import OfferedTool
 from node.dialect.schema_parts import REMARKS, kinds_of, resolved
+from node.limits import CALL_TEXT_COUNTED_CHARS_MAX
 
 _DATE: Final = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
 _TIME: Final = (

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from json import JSONDecodeError, dumps, loads
 from typing import Any
 
-from fabric.limits import CALL_CODE_CHARS_MAX, CALL_HEADER_CHARS_MAX
 from node.dialect.call_body import CallBody
 from node.dialect.json_value import JsonValue
 from node.dialect.marks import held_chars
 from node.dialect.schema_parts import argument_kinds
+from node.limits import CALL_CODE_CHARS_MAX, CALL_HEADER_CHARS_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from json import dumps
 from typing import Any, Final
 
-from fabric.limits import CALL_ITEMS_COUNTED_MAX, CALL_VALUES_DEPTH_MAX
 from node.dialect.offered_tool import OfferedTool
 from node.dialect.raw_text import raw_texts
 from node.dialect.schema_parts import REMARKS, kinds_of, resolved
 from node.dialect.writing import BLANK_LINES, Style, Write, one_of, raw_rules, repeated
 from node.grammar.expression import Expression, Json, Many, Maybe, OneOf, Until, row
+from node.limits import CALL_ITEMS_COUNTED_MAX, CALL_VALUES_DEPTH_MAX
 
 _KNOWN: Final = {"type", "properties", "required", "additionalProperties"}
 

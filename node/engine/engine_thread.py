@@ -15,13 +15,6 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from fabric.errors import EngineFailedError, OverloadedError, RetryLaterError
-from fabric.limits import (
-    BLOCKED_POLL_S,
-    DEVICE_FAILURES_MAX,
-    DEVICE_FAILURES_WITHIN_S,
-    DEVICE_POOL_IDLE_S,
-    ENGINE_CALLS_MAX,
-)
 from fabric.ports import Clock
 from fabric.turn.generation import Priority
 from fabric.turn.retry_after import retry_after_s
@@ -31,6 +24,13 @@ from node.engine.scheduler import Scheduler
 from node.engine.sequence import Sequence
 from node.engine.speed import Speed
 from node.engine.waiting_share import refusal
+from node.limits import (
+    BLOCKED_POLL_S,
+    DEVICE_FAILURES_MAX,
+    DEVICE_FAILURES_WITHIN_S,
+    DEVICE_POOL_IDLE_S,
+    ENGINE_CALLS_MAX,
+)
 from node.machine import ask_for_fast_cores
 from node.mlx.device import DeviceError, device_errors
 from node.mlx.engine import Engine

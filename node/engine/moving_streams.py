@@ -10,8 +10,8 @@ however many agents move and whatever becomes of them.
 from threading import Lock
 
 from fabric.ids import MigrationId
-from fabric.limits import PREFILL_HOLD_S
 from fabric.ports import Clock
+from node.limits import PREFILL_HOLD_S
 
 
 class MovingStreams:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
-from fabric.limits import (
+from node.limits import (
     ADMISSION_PASSES_MAX,
     BACKGROUND_PATIENCE_S,
     PREFILL_WARM_STREAK_MAX,

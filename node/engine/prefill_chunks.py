@@ -3,8 +3,8 @@
 import sys
 from bisect import bisect_right
 
-from fabric.limits import (
-    BLOCK_TOKENS,
+from fabric.limits import BLOCK_TOKENS
+from node.limits import (
     PREFILL_CHUNK_BUSY_S,
     PREFILL_CHUNK_S,
     PREFILL_CHUNK_TOKENS_BUSY_MIN,

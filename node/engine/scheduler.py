@@ -7,13 +7,6 @@ from collections.abc import Callable
 from functools import partial
 
 from fabric.errors import EngineFailedError
-from fabric.limits import (
-    BACKGROUND_PROMOTED_MAX,
-    DEVICE_POOL_PREFILL_TOKENS,
-    DEVICE_POOL_STEPS,
-    PAUSED_SEQUENCES_MAX,
-    SCORED_CHUNK_TOKENS,
-)
 from fabric.ports import Clock
 from fabric.turn.generation import FinishReason
 from node.engine.answer_growth import Growth, grow, victim
@@ -34,6 +27,13 @@ from node.engine.prefill_chunks import prefill_chunk_tokens
 from node.engine.run_queue import RunQueue
 from node.engine.sequence import Sequence, Started
 from node.engine.speed import Speed
+from node.limits import (
+    BACKGROUND_PROMOTED_MAX,
+    DEVICE_POOL_PREFILL_TOKENS,
+    DEVICE_POOL_STEPS,
+    PAUSED_SEQUENCES_MAX,
+    SCORED_CHUNK_TOKENS,
+)
 from node.mlx.device import DeviceError
 from node.mlx.engine import Engine
 

@@ -7,8 +7,8 @@ and whoever comes then still finds a few. That needs no list of tenants and no s
 from collections.abc import Sequence
 from typing import Protocol
 
-from fabric.limits import BACKGROUND_WAITING_SHARE, TENANT_WAITING_FACTOR
 from fabric.turn.generation import Priority
+from node.limits import BACKGROUND_WAITING_SHARE, TENANT_WAITING_FACTOR
 
 
 class Waiting(Protocol):

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from fabric.codec import to_plain
-from fabric.limits import FSCK_FINDINGS_MAX
+from node.limits import FSCK_FINDINGS_MAX
 
 
 class Severity(StrEnum):

@@ -13,9 +13,9 @@ from enum import Enum, auto
 import numpy as np
 
 from fabric.errors import RejectedError
-from fabric.limits import GRAMMAR_MASK_S, LINE_ENDS_BEHIND_THOUGHT_MAX
 from node.grammar.compiler import Grammar, Mask, compute_mask, refusal
 from node.grammar.thought import Beginning, ThoughtEnd, ThoughtMarks
+from node.limits import GRAMMAR_MASK_S, LINE_ENDS_BEHIND_THOUGHT_MAX
 
 
 class _Phase(Enum):

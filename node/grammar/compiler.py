@@ -13,15 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fabric.errors import RejectedError
-from fabric.limits import (
-    FORMAT_REASON_CHARS_MAX,
-    LINE_ENDS_BEHIND_THOUGHT_MAX,
-    SCHEMA_PROPERTIES_MAX,
-)
+from fabric.limits import SCHEMA_PROPERTIES_MAX
 from fabric.turn.output_format import PARAM, OutputFormat
 from node.grammar.expression import Expression
 from node.grammar.lark import lark_of
 from node.grammar.spelling import lark_grammar, spell
+from node.limits import FORMAT_REASON_CHARS_MAX, LINE_ENDS_BEHIND_THOUGHT_MAX
 
 Mask = NDArray[np.uint32]  # one bit for each token id, the lowest first
 _LINE_ENDS = range(1, LINE_ENDS_BEHIND_THOUGHT_MAX + 1)

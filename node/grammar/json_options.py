@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fabric.limits import JSON_INDENT_MAX
+from node.limits import JSON_INDENT_MAX
 
 # As people and models write it: in one line, or one part to a line.
 _SPACES = f"( |\\n[ \\t]{{0,{JSON_INDENT_MAX}}})?"

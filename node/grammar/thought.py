@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from fabric.limits import THOUGHT_TAIL_CHARS
+from node.limits import THOUGHT_TAIL_CHARS
 
 
 @dataclass(frozen=True, slots=True)

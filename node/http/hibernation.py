@@ -33,9 +33,9 @@ from fabric.limits import (
     HIBERNATION_BYTES_PER_S_MIN,
     HIBERNATION_FRAME_BYTES_MAX,
     HIBERNATION_GRACE_S,
-    HIBERNATIONS_MAX,
 )
 from node.http.generate import authorize, disconnected, error_response
+from node.limits import HIBERNATIONS_MAX
 from node.migration.hibernation_export import Export, Exports
 from node.migration.hibernation_import import Imports
 

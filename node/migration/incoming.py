@@ -20,8 +20,8 @@ from weakref import WeakValueDictionary
 from fabric.errors import RetryElsewhereError
 from fabric.ids import AgentKey, MigrationId, TenantId
 from fabric.kvcache.block import BlockRef
-from fabric.limits import ABORTED_MOVES_MAX
 from fabric.ports import Clock
+from node.limits import ABORTED_MOVES_MAX
 from node.migration.warm_cache import WarmCache
 from node.runtime.one_loop import of_one_loop, on_its_loop
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 
 from fabric.ids import BlockHash
-from fabric.limits import BLOCK_TOKENS, SPAN_OFFERS_MAX, SPAN_SHARERS_MIN, SPAN_TRIES_MAX
+from fabric.limits import BLOCK_TOKENS, SPAN_SHARERS_MIN
 from fabric.record.manifest import Manifest, OwnerState, Placed
 from fabric.record.restore_plan import essential
 from fabric.u32s import U32s
+from node.limits import SPAN_OFFERS_MAX, SPAN_TRIES_MAX
 from node.store.agent_store import AgentStore
 from node.store.available_blocks import available_blocks
 

@@ -10,10 +10,10 @@ from heapq import nlargest
 from fabric.control.agent_at import OfferRequest
 from fabric.control.copy_calls import OfferSpans, SpanOffer, SpanOffers
 from fabric.ids import SELF_TEST_TENANT, AgentKey
-from fabric.limits import SPAN_LENDERS_MAX
 from fabric.record.manifest import Manifest, OwnerState
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
+from node.limits import SPAN_LENDERS_MAX
 from node.migration.offers import Offers
 from node.migration.popular_spans import popular_spans
 from node.runtime.health import Health

@@ -10,12 +10,12 @@ import logging
 from dataclasses import dataclass, replace
 
 from fabric.errors import ConflictError, FabricError
-from fabric.limits import FLUSH_FAILURES_MAX
 from fabric.record.manifest import Manifest
 from fabric.record.provenance import Provenance
 from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.agents.outgoing import Successor
+from node.limits import FLUSH_FAILURES_MAX
 from node.store.tombstones import TombstoneStore
 from node.tiers.agent_records import AgentRecords
 

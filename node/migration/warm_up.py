@@ -13,10 +13,11 @@ from collections.abc import Iterable
 
 from fabric.errors import CorruptDataError
 from fabric.ids import MigrationId
-from fabric.limits import BLOCK_TOKENS, ROOM_TOKENS, WARM_UPS_MAX
+from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import Manifest, OwnerState
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import Reservation
+from node.limits import ROOM_TOKENS, WARM_UPS_MAX
 from node.migration.incoming import IncomingMove, IncomingMoves
 from node.migration.warm_cache import WarmCache
 from node.mlx.resident_cache import ResidentCache

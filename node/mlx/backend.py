@@ -10,7 +10,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from fabric.limits import PREFILL_CHUNK_TOKENS_MAX, PREFILL_CHUNK_TOKENS_MIN
+from node.limits import PREFILL_CHUNK_TOKENS_MAX, PREFILL_CHUNK_TOKENS_MIN
 
 CPU_PADDED_TOKENS_MAX: Final = 4_096  # above it, padding costs more than one call saves
 

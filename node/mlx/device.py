@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from fabric.limits import STORED_ERRORS_MAX
+from node.limits import STORED_ERRORS_MAX
 from node.mlx import backend
 
 

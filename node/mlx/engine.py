@@ -18,10 +18,10 @@ import mlx.core as mx
 
 from fabric.errors import FabricError
 from fabric.kvcache.cache_spec import ModelCacheSpec
-from fabric.limits import SCORES_COPIES
 from fabric.turn.generation import Sampling
 from node.grammar.answer_matcher import AnswerMatcher
 from node.grammar.compiler import Mask
+from node.limits import SCORES_COPIES
 from node.mlx import attention, backend, device, recurrent_layer
 from node.mlx.batch_layers import GroupedLayer, PaddedLayer, RaggedLayer
 from node.mlx.device import DeviceError, device_errors

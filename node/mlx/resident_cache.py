@@ -31,7 +31,8 @@ from fabric.kvcache.arrangement import Arrangement, Move, Range
 from fabric.kvcache.cache_spec import CacheGroup, LayerKind, ModelCacheSpec
 from fabric.kvcache.shift import Shift, cut, why_unshiftable
 from fabric.kvcache.window_grid import UNEDITED_GRID, WindowGrid
-from fabric.limits import BLOCK_TOKENS, STATES_HOT_MAX
+from fabric.limits import BLOCK_TOKENS
+from node.limits import STATES_HOT_MAX
 from node.mlx.leaves import make_leaf, nest, zero_states
 from node.mlx.recurrent_layer import Mark, RecurrentLayer, Snapshot
 from node.mlx.resident_layer import ResidentLayer

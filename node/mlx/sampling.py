@@ -12,9 +12,9 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logi
 from xxhash import xxh3_64
 
 from fabric.errors import RejectedError
-from fabric.limits import PENALTY_TOKENS_MAX
 from fabric.turn.generation import Sampling
 from node.grammar.compiler import Mask
+from node.limits import PENALTY_TOKENS_MAX
 from node.mlx.logprobs import Likeliest, likeliest
 
 _PENALTY_CONTEXT_TOKENS = 1_024

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fabric.limits import CHARACTER_TOKENS_MAX
+from node.limits import CHARACTER_TOKENS_MAX
 
 _CUT: Final = "\N{REPLACEMENT CHARACTER}"  # a token's end is in the middle of a character
 

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from fabric.kvcache.shift import Shift, runs
-from fabric.limits import TILE_PLANS_MAX
+from node.limits import TILE_PLANS_MAX
 
 TILE_TOKENS = 8  # Metal's kernel makes eight scores at a time; longer ones are multiplied in vain
 TILED_RUNS_MIN = 24  # as many products cost as much as tiles do, on CPU

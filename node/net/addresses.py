@@ -14,9 +14,10 @@ from ipaddress import ip_address
 from typing import Final
 
 from fabric.errors import RejectedError
-from fabric.limits import ADDRESSES_MAX, DEVICES_TRIED_MAX
+from fabric.limits import ADDRESSES_MAX
 from fabric.net.interfaces import Interface, leading_to
 from fabric.net.links import LIKELY_ORDER, Address, LinkKind, scope_of
+from node.limits import DEVICES_TRIED_MAX
 from node.net.interfaces import MACHINE
 
 _DEVICE_NAME_BYTES: Final = 16  # Linux

@@ -16,7 +16,7 @@ from typing import Final
 
 from fabric.codec import pack
 from fabric.errors import FabricError, RejectedError
-from fabric.limits import KIB, TRANSFER_SLICE_BYTES_MAX, TRANSFER_SLICE_BYTES_MIN
+from fabric.limits import KIB, TRANSFER_SLICE_BYTES_MAX
 from fabric.net.wire import (
     HEAD_BYTES,
     MAC_BYTES,
@@ -28,6 +28,7 @@ from fabric.net.wire import (
     encode_frame,
     refusal_of,
 )
+from node.limits import TRANSFER_SLICE_BYTES_MIN
 from node.net.addresses import is_on_cable
 from node.net.frame_mac import FrameSeal, TamperedError
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from fabric.ids import Fingerprint, NodeName
-from fabric.limits import TRANSFER_IDLE_MAX, TRANSFER_IDLE_S
 from fabric.net.links import Address
 from fabric.net.wire import Goodbye
+from node.limits import TRANSFER_IDLE_MAX, TRANSFER_IDLE_S
 from node.net.channel import Channel
 from node.net.peer import Peer
 

@@ -9,11 +9,12 @@ from threading import Lock
 from typing import Final
 
 from fabric.ids import NodeName
-from fabric.limits import ADDRESSES_MAX, LINKS_TOLD_MAX, PEERS_MAX
+from fabric.limits import ADDRESSES_MAX, PEERS_MAX
 from fabric.net import link_estimate
 from fabric.net.link_estimate import RESTING_BYTES_PER_S, LinkEstimate
 from fabric.net.links import Address, LinkKind, LinkView, PeerNode, nominal_bytes_per_s, slower_kind
 from fabric.ports import Clock
+from node.limits import LINKS_TOLD_MAX
 
 LINKS_MAX: Final = PEERS_MAX * ADDRESSES_MAX
 Key = tuple[NodeName, str, int]

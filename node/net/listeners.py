@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from fabric.limits import LISTENERS_MAX
 from fabric.net.interfaces import Interface
 from fabric.net.links import LinkKind
+from node.limits import LISTENERS_MAX
 from node.net.addresses import bind_to_device
 
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - asked for by name; strangers stop at the handshake

@@ -6,12 +6,7 @@ from dataclasses import dataclass, field
 
 from fabric.errors import RejectedError
 from fabric.ids import Fingerprint, NodeName
-from fabric.limits import (
-    HANDSHAKE_TIMEOUT_S,
-    TRANSFER_SILENCE_ALONE_S,
-    TRANSFER_SILENCE_S,
-    TRANSFER_TIMEOUT_S,
-)
+from fabric.limits import HANDSHAKE_TIMEOUT_S
 from fabric.net.handshake import HandshakeRole, check_proof, prove, session_keys
 from fabric.net.links import Address
 from fabric.net.wire import (
@@ -23,6 +18,7 @@ from fabric.net.wire import (
     refusal_error,
 )
 from fabric.settings import AUTO
+from node.limits import TRANSFER_SILENCE_ALONE_S, TRANSFER_SILENCE_S, TRANSFER_TIMEOUT_S
 from node.net.addresses import connect
 from node.net.channel import Channel
 from node.net.link_privacy import must_encrypt

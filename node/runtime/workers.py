@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from fabric.errors import OverloadedError
-from fabric.limits import FETCHES_MAX, FETCHES_WAITING_MAX, LOW_LATENCY_WORKERS
+from node.limits import FETCHES_MAX, FETCHES_WAITING_MAX, LOW_LATENCY_WORKERS
 from node.low_latency import is_low_latency
 
 T = TypeVar("T")

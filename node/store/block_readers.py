@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final
 
-from fabric.limits import BLOCK_READERS
+from node.limits import BLOCK_READERS
 
 _POOL: Final = ThreadPoolExecutor(BLOCK_READERS - 1, thread_name_prefix="block reader")
 

@@ -20,8 +20,8 @@ from fabric.ids import BlockHash, Fingerprint
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.kvcache.hashing import token_bytes
-from fabric.limits import BLOCK_READERS
 from fabric.ports import DriveSpace
+from node.limits import BLOCK_READERS
 from node.store.block_files import BlockDisk, BlockFiles, file_name
 from node.store.block_index import BlockIndex
 from node.store.lent_payload import Payload

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from fabric.errors import FatalError
-from fabric.limits import SEAL_RETRY_S, SEAL_STEP_BYTES
+from fabric.limits import SEAL_RETRY_S
 from node.background_loop import BackgroundLoop
+from node.limits import SEAL_STEP_BYTES
 from node.runtime.health import Health
 from node.runtime.identity import NodeConfig, NodeIdentity
 from node.runtime.workers import Workers

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Final
 
 from fabric.errors import CorruptDataError, FabricError, RejectedError
-from fabric.limits import QUARANTINE_FILES_MAX, QUARANTINE_REASON_CHARS_MAX
 from fabric.ports import DriveSpace, OpenFile
+from node.limits import QUARANTINE_FILES_MAX, QUARANTINE_REASON_CHARS_MAX
 from node.store.descriptors import (
     DURABILITIES,
     OPEN_DIRECTORY,

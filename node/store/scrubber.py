@@ -6,10 +6,10 @@ next round begins a day after this one did. What is damaged is quarantined by th
 
 import logging
 
-from fabric.limits import SCRUB_IDLE_S, SCRUB_STEP_S
 from fabric.ports import Clock
 from fabric.settings import NodeSettings
 from node.background_loop import BackgroundLoop
+from node.limits import SCRUB_IDLE_S, SCRUB_STEP_S
 from node.runtime.health import Health
 from node.runtime.live_turns import LiveTurns
 from node.runtime.workers import Workers

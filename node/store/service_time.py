@@ -14,10 +14,10 @@ from typing import Final
 from fabric.codec import pack, unpack
 from fabric.errors import FabricError
 from fabric.ids import NodeName
-from fabric.limits import SERVED_FILE_BYTES_MAX
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest
 from fabric.record.provenance import LastServed
+from node.limits import SERVED_FILE_BYTES_MAX
 from node.store.posix_disk import PosixDisk
 
 FILE: Final = "served"

@@ -13,7 +13,6 @@ from typing import Final
 from fabric.errors import CorruptDataError, StaleEpochError
 from fabric.ids import AgentId, TenantId
 from fabric.kvcache.hashing import agent_digest
-from fabric.limits import TOMBSTONE_BYTES_MAX
 from fabric.record.directive import is_to_forget, live
 from fabric.record.lenders import Lender, has_erased_lender
 from fabric.record.manifest import Manifest
@@ -26,6 +25,7 @@ from fabric.record.tombstone import (
     series_digest,
     tenant_digest,
 )
+from node.limits import TOMBSTONE_BYTES_MAX
 from node.store.posix_disk import DiskError, PosixDisk
 
 DIRECTORY: Final = "erased"

@@ -9,8 +9,8 @@ import logging
 from collections import deque
 
 from fabric.kvcache.block import BlockRef
-from fabric.limits import WARM_START_BYTES_MAX, WARM_START_BYTES_PER_S, WARM_START_STEP_S
 from node.background_loop import BackgroundLoop
+from node.limits import WARM_START_BYTES_MAX, WARM_START_BYTES_PER_S, WARM_START_STEP_S
 from node.runtime.health import Health
 from node.runtime.live_turns import LiveTurns
 from node.runtime.workers import Workers

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fabric.kvcache.block import BlockRef
-from fabric.limits import RECORD_WRITES_MAX
 from fabric.record.manifest import Manifest
 from fabric.record.truncate import truncate_record
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
+from node.limits import RECORD_WRITES_MAX
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore, BlocksLostError
 from node.tiers.hot_tier import HotTier

@@ -13,10 +13,10 @@ from typing import Final
 
 from fabric.errors import FabricError
 from fabric.ids import TenantId
-from fabric.limits import RECORD_WRITE_POLLS_MAX
 from fabric.record.lenders import Lender
 from fabric.record.truncate import without_edited
 from node.agents.agent import Agent
+from node.limits import RECORD_WRITE_POLLS_MAX
 from node.store.tombstones import TombstoneStore
 from node.tiers.agent_records import AgentRecords
 from node.tiers.prefetch import Prefetches

@@ -21,7 +21,7 @@ from fabric.control.directive_calls import (
 from fabric.control.node_calls import AgentView, Done
 from fabric.errors import ConflictError, RejectedError, RetryLaterError
 from fabric.ids import AgentKey
-from fabric.limits import DIRECTIVES_BYTES_MAX, DIRECTIVES_MAX
+from fabric.limits import DIRECTIVES_MAX
 from fabric.record.directive import Directive, is_to_forget, live, texts_bytes, undone
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.said import SaidMessage, SaidMessages
@@ -29,6 +29,7 @@ from fabric.record.spans import Spans, tokens_of
 from fabric.record.wishes import Wishes, stated
 from node.agents.agent import Agent
 from node.agents.owned import OwnedAgents
+from node.limits import DIRECTIVES_BYTES_MAX
 from node.tiers.agent_records import AgentRecords, despite_losses
 from node.tiers.erasure import Erasing
 from node.tiers.eviction import Eviction

@@ -18,11 +18,11 @@ from dataclasses import replace
 
 from fabric.errors import FabricError
 from fabric.ids import SELF_TEST_TENANT, TenantId
-from fabric.limits import AGENTS_PER_NODE_MAX, FREE_SHARE, TRIM_ROUNDS_MAX
 from fabric.retention.policy import Choice, choose, tier_state
 from fabric.settings import NodeSettings
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
+from node.limits import AGENTS_PER_NODE_MAX, FREE_SHARE, TRIM_ROUNDS_MAX
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.posix_disk import DiskError

@@ -24,10 +24,11 @@ from fabric.control.erasure_calls import (
 )
 from fabric.errors import FabricError, TooLargeError
 from fabric.ids import AgentKey, OperationId, TenantId
-from fabric.limits import ERASE_CALLS_MAX, TOMBSTONES_MAX
+from fabric.limits import TOMBSTONES_MAX
 from fabric.record.manifest import Manifest
 from fabric.record.tombstone import Tombstone, tombstone
 from node.agents.agent_table import AgentTable
+from node.limits import ERASE_CALLS_MAX
 from node.runtime.health import Health
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore

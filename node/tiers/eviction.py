@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from fabric.ids import AgentKey
-from fabric.limits import EVICTIONS_MAX
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.restore_plan import essential
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
+from node.limits import EVICTIONS_MAX
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.posix_disk import DiskError

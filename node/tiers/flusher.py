@@ -11,9 +11,9 @@ import asyncio
 import logging
 
 from fabric.errors import FabricError
-from fabric.limits import FLUSH_FAILURES_MAX
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
+from node.limits import FLUSH_FAILURES_MAX
 from node.store.posix_disk import DiskError
 from node.tiers.disk_budget import NoRoomError
 from node.tiers.hot_tier import HotTier

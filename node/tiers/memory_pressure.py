@@ -15,16 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from fabric.limits import (
+from fabric.ports import Clock
+from node.background_loop import BackgroundLoop
+from node.engine.engine_thread import EngineThread
+from node.limits import (
     MEMORY_CALM_S,
     MEMORY_FLOOR_PARTS,
     MEMORY_POLL_S,
     MEMORY_SHRINK_PARTS,
     MEMORY_SHRINK_S,
 )
-from fabric.ports import Clock
-from node.background_loop import BackgroundLoop
-from node.engine.engine_thread import EngineThread
 from node.machine import Pressure
 from node.tiers.hot_tier import HotTier
 

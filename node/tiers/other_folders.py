@@ -5,8 +5,9 @@ Their agents wait there until their model is served again. Where room is short, 
 
 import logging
 
-from fabric.limits import FOLDERS_EVERY_S, KIB
+from fabric.limits import KIB
 from fabric.ports import Clock
+from node.limits import FOLDERS_EVERY_S
 from node.runtime.identity import NodeIdentity
 from node.runtime.workers import Workers
 from node.store.model_folders import ModelFolder, ModelFolders, folder_name

@@ -10,12 +10,12 @@ import threading
 from fabric.control.copy_calls import PrefetchAgent
 from fabric.control.node_calls import AgentView
 from fabric.errors import ConflictError, CorruptDataError, OverloadedError, RetryLaterError
-from fabric.limits import PREFETCHES_MAX, ROOM_TOKENS
 from fabric.record.manifest import Manifest, OwnerState
 from node.agents.agent import Agent, Loading
 from node.agents.owned import OwnedAgents
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import Reservation
+from node.limits import PREFETCHES_MAX, ROOM_TOKENS
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.health import Health
 from node.runtime.workers import Workers

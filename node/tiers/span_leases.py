@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from fabric.ids import AgentKey
 from fabric.kvcache.block import BlockRef
-from fabric.limits import SPAN_LEASE_S, SPAN_RETURNS_MAX
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest
+from node.limits import SPAN_LEASE_S, SPAN_RETURNS_MAX
 from node.runtime.one_loop import on_its_loop
 from node.store.block_store import BlockStore
 from node.store.tombstones import TombstoneStore

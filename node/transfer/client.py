@@ -14,10 +14,11 @@ from threading import Event
 
 from fabric.ids import Fingerprint, NodeName
 from fabric.kvcache.block import BlockRef
-from fabric.limits import MIB, TRANSFER_STREAMS
+from fabric.limits import MIB
 from fabric.net.links import Address
 from fabric.net.wire import Urgency
 from fabric.settings import AUTO
+from node.limits import TRANSFER_STREAMS
 from node.net.connections import Connections
 from node.net.link_reservations import LinkBook, NominalLinks
 from node.net.peer import Patience, Peer

@@ -13,8 +13,8 @@ from typing import Final, Protocol
 
 from fabric.errors import CorruptDataError, FabricError, RetryLaterError
 from fabric.kvcache.block import BlockRef
-from fabric.limits import TRANSFER_RANGE_BYTES_MIN, TRANSFER_REQUEST_BYTES, TRANSFER_WRONG_MAX
 from fabric.net.wire import FETCH_PARTS_MAX, PayloadHead, Urgency
+from node.limits import TRANSFER_RANGE_BYTES_MIN, TRANSFER_REQUEST_BYTES, TRANSFER_WRONG_MAX
 from node.net.channel import Channel
 from node.net.connections import Connection, Connections
 from node.net.frame_mac import TamperedError

@@ -10,8 +10,9 @@ from typing import Final
 
 from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import NodeName
-from fabric.limits import KIB, MIB, TRANSFER_LINKS_MAX
+from fabric.limits import KIB, MIB
 from fabric.net.links import Address
+from node.limits import TRANSFER_LINKS_MAX
 from node.net.link_reservations import LinkBook
 from node.net.peer import Patience
 

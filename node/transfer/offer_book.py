@@ -15,9 +15,10 @@ from fabric.control.agent_at import OfferRequest
 from fabric.errors import OverloadedError, RejectedError, TooLargeError, UnauthorizedError
 from fabric.ids import AgentKey, MigrationId, NodeName
 from fabric.kvcache.block import BlockRef
-from fabric.limits import OFFER_LIFE_MAX_S, OFFERS_MAX, TICKET_BLOCKS_MAX
+from fabric.limits import TICKET_BLOCKS_MAX
 from fabric.net.ticket import Ticket, blocks_digest, issue_ticket, open_ticket
 from fabric.ports import Clock
+from node.limits import OFFER_LIFE_MAX_S, OFFERS_MAX
 
 _NONCE_BYTES: Final = 16
 

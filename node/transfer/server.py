@@ -27,12 +27,7 @@ from fabric.errors import (
 )
 from fabric.ids import Fingerprint, NodeName
 from fabric.kvcache.block import BlockRef
-from fabric.limits import (
-    HANDSHAKE_TIMEOUT_S,
-    TRANSFER_CONNECTIONS_MAX,
-    TRANSFER_TIMEOUT_S,
-    TRANSFER_WAKES_MAX,
-)
+from fabric.limits import HANDSHAKE_TIMEOUT_S
 from fabric.net.handshake import HandshakeRole, check_proof, prove, session_keys
 from fabric.net.interfaces import Interface
 from fabric.net.links import Address
@@ -49,6 +44,7 @@ from fabric.net.wire import (
 )
 from fabric.ports import Clock
 from fabric.settings import AUTO
+from node.limits import TRANSFER_CONNECTIONS_MAX, TRANSFER_TIMEOUT_S, TRANSFER_WAKES_MAX
 from node.net.addresses import local_addresses
 from node.net.channel import Channel
 from node.net.frame_mac import TamperedError

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from threading import Condition
 from typing import Final
 
-from fabric.limits import TRANSFER_HOLD_S
 from fabric.net.wire import Urgency
+from node.limits import TRANSFER_HOLD_S
 
 STUCK_S: Final = 0.5  # a sender whose slice takes longer leaves room on the link
 

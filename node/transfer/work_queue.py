@@ -11,7 +11,8 @@ from threading import Lock
 from fabric.errors import CorruptDataError, RejectedError
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.hashing import PayloadHash
-from fabric.limits import BLOCK_BYTES_MAX, TICKET_BLOCKS_MAX, TRANSFER_WRONG_MAX
+from fabric.limits import BLOCK_BYTES_MAX, TICKET_BLOCKS_MAX
+from node.limits import TRANSFER_WRONG_MAX
 
 Allocate = Callable[[BlockRef], memoryview]
 Done = Callable[[BlockRef, memoryview], None]

@@ -16,7 +16,7 @@ from fabric.errors import CorruptDataError
 from fabric.ids import AgentKey, TenantId
 from fabric.kvcache.arrangement import Move, Range
 from fabric.kvcache.shift import why_unshiftable
-from fabric.limits import EDIT_SINK_TOKENS, EDITED_PIECES_MAX, SPAN_KEPT_TOKENS_MIN
+from fabric.limits import EDIT_SINK_TOKENS
 from fabric.ports import Clock
 from fabric.record.edited_head import EditNote, Origin, dropped_digest
 from fabric.record.layout import Held, Layout
@@ -32,6 +32,7 @@ from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.agents.span_index import Chunk, digested
+from node.limits import EDITED_PIECES_MAX, SPAN_KEPT_TOKENS_MIN
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.runtime.identity import NodeIdentity
 from node.runtime.workers import Workers

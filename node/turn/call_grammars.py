@@ -6,11 +6,11 @@ from typing import Any
 
 from fabric.codec import dump_json
 from fabric.errors import RejectedError
-from fabric.limits import CALL_SCHEMAS_BYTES_MAX
 from fabric.turn.call_choice import CallChoice
 from fabric.turn.output_format import check_schema
 from node.dialect.offered_tool import OfferedTool, offered_tools, tool_refusal
 from node.grammar.compiler import Compiler, Grammar
+from node.limits import CALL_SCHEMAS_BYTES_MAX
 from node.mlx.chat_tokenizer import ChatTokenizer
 
 # "at 4(5): …" and the number of the line that is quoted next.

@@ -13,7 +13,6 @@ from fabric.errors import (
     StaleEpochError,
 )
 from fabric.ids import AgentKey, MigrationId
-from fabric.limits import AGENT_TURNS_WAITING_MAX
 from fabric.record.answers import Answers
 from fabric.record.directive import Directive, live
 from fabric.record.layout import Layout
@@ -25,6 +24,7 @@ from fabric.turn.sketch import goes_on
 from node.agents.agent import Agent, HandedOn
 from node.agents.agent_table import AgentTable
 from node.engine.moving_streams import MovingStreams
+from node.limits import AGENT_TURNS_WAITING_MAX
 from node.migration.incoming import IncomingMoves
 from node.runtime.health import Health
 from node.store.tombstones import TombstoneStore

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from fabric.errors import RejectedError
-from fabric.limits import ANSWER_END_CHARS_MAX
 from fabric.record.manifest import OwnerState
 from fabric.record.pending_edits import rewritten
 from fabric.turn.generation import ContinuedPrompt, GenerateRequest
 from fabric.turn.messages import template_form
 from node.agents.agent_table import AgentTable
+from node.limits import ANSWER_END_CHARS_MAX
 from node.turn.request_prompt import Prompts
 
 _ASKED: Final = "ready?"

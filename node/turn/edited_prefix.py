@@ -12,7 +12,6 @@ from itertools import pairwise
 from fabric.errors import CorruptDataError
 from fabric.kvcache.arrangement import Move
 from fabric.kvcache.hashing import token_bytes
-from fabric.limits import EDIT_WINDOWS_MAX, EDITED_PIECES_MAX
 from fabric.ports import Clock
 from fabric.record.edited_head import EditNote, dropped_digest
 from fabric.record.layout import Hole, Layout
@@ -21,6 +20,7 @@ from fabric.record.window_restore import with_windows
 from fabric.turn.generation import CacheTier
 from fabric.turn.prompt_plan import PromptPlan
 from node.agents.agent import Agent
+from node.limits import EDIT_WINDOWS_MAX, EDITED_PIECES_MAX
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fabric.limits import ENCODERS, ENCODING_BYTES_MAX, ENCODING_SMALL_BYTES
+from node.limits import ENCODERS, ENCODING_BYTES_MAX, ENCODING_SMALL_BYTES
 
 T = TypeVar("T")
 

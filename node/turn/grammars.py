@@ -14,17 +14,17 @@ from typing import TypeVar
 
 from fabric.errors import OverloadedError, RejectedError
 from fabric.ids import TenantId
-from fabric.limits import (
-    GRAMMAR_COMPILE_S,
-    GRAMMAR_WORKERS,
-    GRAMMARS_COMPILING_MAX,
-    GRAMMARS_KEPT_MAX,
-)
 from fabric.turn.generation import GenerateRequest, Sampling
 from fabric.turn.output_format import PARAM
 from node.grammar.answer_matcher import AnswerMatcher, CallRule
 from node.grammar.compiler import Compiler, Grammar, refusal
 from node.grammar.thought import Beginning, ThoughtMarks, beginning_of
+from node.limits import (
+    GRAMMAR_COMPILE_S,
+    GRAMMAR_WORKERS,
+    GRAMMARS_COMPILING_MAX,
+    GRAMMARS_KEPT_MAX,
+)
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.turn.call_grammars import CallGrammars
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fabric.errors import RejectedError
-from fabric.limits import ANSWER_OPENINGS_MAX, BLOCK_TOKENS
+from fabric.limits import BLOCK_TOKENS
 from fabric.turn.generation import GenerateRequest
 from fabric.turn.messages import Message, MessageRole, template_form
 from fabric.turn.prompt_marks import PromptMarks
 from fabric.turn.prompt_plan import PromptPlan
 from fabric.turn.text_match import common_prefix
+from node.limits import ANSWER_OPENINGS_MAX
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.turn.dates import DATE_LINE
 

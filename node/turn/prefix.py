@@ -12,7 +12,7 @@ from typing import Final
 from fabric.control.node_calls import LastMatch
 from fabric.edit_mode import EditMode
 from fabric.ids import TenantId
-from fabric.limits import BLOCK_TOKENS, ROOM_TOKENS
+from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import Manifest
 from fabric.turn.generation import (
     Admitted,
@@ -26,6 +26,7 @@ from fabric.turn.text_match import common_prefix
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.engine.engine_thread import EngineThread
+from node.limits import ROOM_TOKENS
 from node.migration.incoming import IncomingMoves
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.health import Health

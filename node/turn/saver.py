@@ -17,7 +17,6 @@ from fabric.control.node_calls import SealAgent
 from fabric.errors import EngineFailedError, FabricError
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
-from fabric.limits import UNSAVED_BYTES_MAX
 from fabric.ports import Clock
 from fabric.record.answers import spell_answers
 from fabric.record.directive import Directive, applied
@@ -30,6 +29,7 @@ from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.engine.sequence import Ended
+from node.limits import UNSAVED_BYTES_MAX
 from node.low_latency import low_latency
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.health import Health

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from fabric.limits import SCORED_CHUNK_TOKENS
 from fabric.turn.generation import Delta, Event, TokenLogprob, ToolCallPart, ToolCalls
 from node.dialect.shown import Shown
 from node.engine.sequence import Sequence as EngineSequence
+from node.limits import SCORED_CHUNK_TOKENS
 
 
 def echo_events(sequence: EngineSequence | None) -> Iterator[Delta]:

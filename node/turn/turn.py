@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from fabric.control.node_calls import SealAgent
 from fabric.errors import FabricError, HungUpError, RejectedError, StaleEpochError
 from fabric.ids import MigrationId
-from fabric.limits import STREAM_EVENTS_MAX
 from fabric.record.directive import Directive
 from fabric.record.lenders import Lender
 from fabric.record.manifest import Manifest
@@ -36,6 +35,7 @@ from node.dialect.shown import Shown
 from node.engine.delivery import finish_reason, produced
 from node.engine.sequence import Broke, Computed, Ended, Produced, Sequence, SequenceEvent, Started
 from node.grammar.answer_matcher import AnswerMatcher
+from node.limits import STREAM_EVENTS_MAX
 from node.mlx.answer import Answer
 from node.mlx.engine import SampledToken
 from node.turn.directed import Directed, upon

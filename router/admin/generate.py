@@ -11,12 +11,7 @@ from starlette.routing import Route
 
 from fabric.errors import FabricError
 from fabric.ids import AgentId, TenantId
-from fabric.limits import (
-    COMPLETION_TOKENS_MAX,
-    MESSAGE_NAME_CHARS_MAX,
-    MESSAGES_MAX,
-    STOP_STRINGS_MAX,
-)
+from fabric.limits import COMPLETION_TOKENS_MAX, MESSAGES_MAX
 from fabric.turn.generation import (
     Admitted,
     Delta,
@@ -44,6 +39,7 @@ from router.http.dialect import ErrorBody, ErrorDialect
 from router.http.fields import Fields, refuse, require_object, require_text
 from router.http.sse import COMMENT, frame
 from router.http.turn_headers import expected_next, priority_of
+from router.limits import MESSAGE_NAME_CHARS_MAX, STOP_STRINGS_MAX
 from router.prompt import Prompt, chat_prompt, raw_prompt
 from router.turns.answer import WholeAnswer
 from router.turns.open_turn import Answered

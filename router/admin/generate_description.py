@@ -2,14 +2,7 @@
 
 from typing import Final
 
-from fabric.limits import (
-    COMPLETION_TOKENS_MAX,
-    MESSAGE_NAME_CHARS_MAX,
-    MESSAGES_MAX,
-    STOP_STRING_CHARS_MAX,
-    STOP_STRINGS_MAX,
-    TOOLS_MAX,
-)
+from fabric.limits import COMPLETION_TOKENS_MAX, MESSAGES_MAX
 from router.api.description import (
     AGENT_ID,
     FLAG,
@@ -27,6 +20,7 @@ from router.api.description import (
     text,
 )
 from router.http.turn_headers import AGENT_HEADER
+from router.limits import MESSAGE_NAME_CHARS_MAX, STOP_STRING_CHARS_MAX, STOP_STRINGS_MAX, TOOLS_MAX
 
 AGENT: Final = Parameter("agent", "path", AGENT_ID, "The tenant's own agent.")
 _MESSAGE: Final = body(

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fabric.errors import RejectedError
-from fabric.limits import KEY_CHARS_MAX, MESSAGE_NAME_CHARS_MAX
 from fabric.turn.messages import ToolUse
 from router.api.billing_line import BILLING_HEADER, without_billing_line
 from router.http.fields import Fields, refuse, require_object, require_text
+from router.limits import KEY_CHARS_MAX, MESSAGE_NAME_CHARS_MAX
 
 _TTLS_S: Final = {None: 300.0, "5m": 300.0, "1h": 3600.0}
 

@@ -6,9 +6,10 @@ Clients go on sending all of it; what they ask to be cleared is cleared again in
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from fabric.limits import CONTEXT_EDITS_MAX, EDIT_VALUE_MAX, MESSAGES_MAX, TOOLS_MAX
+from fabric.limits import MESSAGES_MAX
 from router.anthropic.content import Notes
 from router.http.fields import Fields, refuse, require_object, require_text
+from router.limits import CONTEXT_EDITS_MAX, EDIT_VALUE_MAX, TOOLS_MAX
 from router.policies.clear_thinking import ClearThinking
 from router.policies.clear_tool_uses import Clearing, ClearToolUses
 from router.policies.counted_edit import CountedEdit

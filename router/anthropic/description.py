@@ -2,16 +2,7 @@
 
 from typing import Final
 
-from fabric.limits import (
-    BLOCKS_PER_MESSAGE_MAX,
-    COMPLETION_TOKENS_MAX,
-    CONTEXT_EDITS_MAX,
-    KEY_CHARS_MAX,
-    MESSAGES_MAX,
-    STOP_STRING_CHARS_MAX,
-    STOP_STRINGS_MAX,
-    TOOLS_MAX,
-)
+from fabric.limits import COMPLETION_TOKENS_MAX, MESSAGES_MAX
 from router.api.description import (
     ANYTHING,
     EDIT_ANSWER_HEADERS,
@@ -35,6 +26,14 @@ from router.api.description import (
     text,
     with_own,
     with_rare,
+)
+from router.limits import (
+    BLOCKS_PER_MESSAGE_MAX,
+    CONTEXT_EDITS_MAX,
+    KEY_CHARS_MAX,
+    STOP_STRING_CHARS_MAX,
+    STOP_STRINGS_MAX,
+    TOOLS_MAX,
 )
 
 _ERRORS: Final = tuple(status for status in WRITES if status != 503)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fabric.limits import BLOCKS_PER_MESSAGE_MAX, MESSAGES_MAX
+from fabric.limits import MESSAGES_MAX
 from fabric.turn.messages import Message, MessageRole
 from router.anthropic.content import (
     Notes,
@@ -19,6 +19,7 @@ from router.anthropic.content import (
 from router.api.begun_answer import without_empty
 from router.api.joined_messages import JoinedMessages
 from router.http.fields import Fields, refuse, require_object, require_text
+from router.limits import BLOCKS_PER_MESSAGE_MAX
 
 _ROLES = {
     role.value: role for role in (MessageRole.USER, MessageRole.ASSISTANT, MessageRole.SYSTEM)

@@ -6,11 +6,7 @@ from typing import Any, Final
 
 from fabric.codec import parse_json
 from fabric.errors import RejectedError
-from fabric.limits import (
-    COMPLETION_TOKENS_MAX,
-    KEY_CHARS_MAX,
-    STOP_STRINGS_MAX,
-)
+from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.turn.generation import Identity, Priority, Sampling
 from fabric.turn.output_format import OutputFormat
 from router.anthropic.content import Notes, note_cache_control
@@ -25,6 +21,7 @@ from router.api.sampling_fields import parse_temperature, parse_top_p, stop_stri
 from router.api.template_options import THINKING_SWITCHES, template_options, with_effort
 from router.http.fields import Fields, refuse, require_text, unsupported
 from router.http.turn_headers import expected_next, identify, priority_of
+from router.limits import KEY_CHARS_MAX, STOP_STRINGS_MAX
 from router.policies.counted_edit import CountedEdit
 from router.prompt import Prompt, chat_prompt
 

@@ -2,10 +2,10 @@
 
 from typing import Any, Final
 
-from fabric.limits import TOOLS_MAX
 from fabric.turn.call_choice import CallChoice
 from router.anthropic.content import Notes, note_cache_control
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
+from router.limits import TOOLS_MAX
 
 _CHOICES: Final = ("auto", "any", "tool", "none")
 

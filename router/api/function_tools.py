@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from fabric.limits import TOOLS_MAX
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
+from router.limits import TOOLS_MAX
 
 
 def parse_functions(fields: Fields) -> list[dict[str, Any]]:

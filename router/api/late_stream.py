@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fabric.errors import FabricError
-from fabric.limits import STREAM_SILENCE_S
+from router.limits import STREAM_SILENCE_S
 from router.turns.awaited_nodes import AwaitedNodes
 
 T = TypeVar("T")

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from fabric.limits import STOP_STRING_CHARS_MAX
 from router.http.fields import Fields, refuse, require_text
+from router.limits import STOP_STRING_CHARS_MAX
 
 _SEED_MIN, _SEED_MAX = -(1 << 63), (1 << 64) - 1
 _TOP_P_MIN: Final = 1e-6  # clients may send 0, which keeps the likeliest token alone

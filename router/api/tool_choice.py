@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from fabric.limits import TOOLS_MAX
 from fabric.turn.call_choice import CallChoice
 from fabric.turn.text_rules import ToolText
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
+from router.limits import TOOLS_MAX
 
 _CALLED: Final = ("function", "custom")
 

@@ -16,13 +16,13 @@ from typing import Any
 
 from fabric.connection_limits import STOP_WAIT_S_MAX
 from fabric.errors import FabricError
-from fabric.limits import STOP_LINE_CHARS_MAX, STOPS_AT_ONCE_MAX
 from fabric.settings import parse_settings
 from router.cli.config_file import our_section, read_cluster_file
 from router.cli.down_progress import DownProgress
 from router.cli.errors import FAILED, MISUSED, CommandError
 from router.cli.output import Steps, print_table
 from router.cli.terminal import print_json
+from router.limits import STOP_LINE_CHARS_MAX, STOPS_AT_ONCE_MAX
 
 # Where cluster.yaml puts the programs.
 PROGRAMS = "~/macfabric/venv/bin"

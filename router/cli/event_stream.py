@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from fabric.limits import FLEET_LINE_BYTES_MAX
 from router.cli.endpoint import Endpoint
 from router.cli.errors import CommandError
+from router.limits import FLEET_LINE_BYTES_MAX
 
 SILENT_S = 30.0  # a quiet fabric says every few seconds that it lives
 MEDIA_TYPE = "text/event-stream"

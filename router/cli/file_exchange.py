@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from fabric.control.hibernation_calls import MEDIA_TYPE
 from fabric.errors import RejectedError
-from fabric.limits import HIBERNATION_STALL_S, MIB
+from fabric.limits import MIB
 from fabric.record.hibernation_file import (
     LEAD_BYTES_MAX,
     FrameReader,
@@ -23,6 +23,7 @@ from fabric.record.hibernation_file import (
 from router.cli.endpoint import Endpoint
 from router.cli.errors import MISUSED, CommandError
 from router.cli.terminal import errors_are_terminal, start_bar
+from router.limits import HIBERNATION_STALL_S
 
 CHUNK_BYTES = 1 * MIB
 # A node waits for a running turn before it answers, and syncs its disk behind the last byte.

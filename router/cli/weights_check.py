@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from fabric.limits import WEIGHTS_INDEX_BYTES_MAX
 from router.cli.errors import describe_os_error
+from router.limits import WEIGHTS_INDEX_BYTES_MAX
 
 WEIGHTS = "*.safetensors"
 _INDEX = "model.safetensors.index.json"

@@ -18,10 +18,10 @@ from typing import TypeAlias
 from fabric.errors import OverloadedError
 from fabric.fair_share import FairShare
 from fabric.ids import TenantId
-from fabric.limits import FLEET_EVENTS_MAX, FLEET_FOLLOWERS_MAX
 from fabric.ports import Clock
 from router.events.fleet_event import FleetEvent, concerns
 from router.fresh_ids import fresh_event_key
+from router.limits import FLEET_EVENTS_MAX, FLEET_FOLLOWERS_MAX
 
 Publish: TypeAlias = Callable[[FleetEvent], None]
 _ID_BYTES = 12

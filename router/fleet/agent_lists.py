@@ -5,8 +5,8 @@ from dataclasses import replace
 from fabric.control.agent_at import AgentName
 from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
 from fabric.errors import FabricError
-from fabric.limits import LIST_PAGES_MAX
 from router.fleet.node_client import NodeLink
+from router.limits import LIST_PAGES_MAX
 
 
 async def read_list(link: NodeLink, known: tuple[int, int] = (0, 0)) -> AgentList:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 from fabric.control.node_calls import AgentList, AgentView
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
-from fabric.limits import EPOCHS_ISSUED_MAX
 from fabric.record.manifest import OwnerState
 from router.events.bus import Publish
 from router.events.fleet_event import (
@@ -30,6 +29,7 @@ from router.events.fleet_event import (
 )
 from router.fleet.given_epochs import GivenEpochs
 from router.fleet.words import words_of
+from router.limits import EPOCHS_ISSUED_MAX
 
 
 @dataclass(frozen=True, slots=True)

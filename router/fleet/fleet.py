@@ -6,7 +6,7 @@ from fabric.control.agent_at import AgentName
 from fabric.control.node_calls import READY, AgentList, AgentView, NodeView
 from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
-from fabric.limits import BODY_BYTES_MAX, ERASURE_EPOCHS, HEARTBEAT_S
+from fabric.limits import BODY_BYTES_MAX, HEARTBEAT_S
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
 from router.events.bus import FleetEvents
@@ -16,6 +16,7 @@ from router.fleet.membership import LinkFactory, Membership, Roster
 from router.fleet.node_client import NodeLink, NodeLostError
 from router.fleet.node_watch import NodeWatch
 from router.fresh_ids import first_epoch, fresh_leap
+from router.limits import ERASURE_EPOCHS
 from router.placement.load_ledger import Ledger
 from router.placement.sketch_index import SketchIndex
 

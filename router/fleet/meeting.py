@@ -13,10 +13,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from fabric.errors import FabricError, NotFoundError, RetryLaterError
-from fabric.limits import LEASE_S, NAME_CHARS_TOLD
 from fabric.ports import Clock
 from router.fleet.expected_nodes import ExpectedNodes, MissingNodes
 from router.fleet.membership import Membership
+from router.limits import LEASE_S, NAME_CHARS_TOLD
 
 MEET_WAIT_S = LEASE_S  # after the router's start: by then, a node that is silent has no lease
 MEET_POLL_S = 0.02

@@ -18,11 +18,12 @@ from typing import Protocol
 from fabric.control.node_calls import AgentList, Describe, NodeView
 from fabric.errors import FabricError, RetryLaterError, StartFailedError
 from fabric.ids import NodeName
-from fabric.limits import HEARTBEAT_S, LEASE_S, SUSPECT_S, WHOLE_LIST_S
+from fabric.limits import HEARTBEAT_S
 from fabric.ports import Clock
 from router.fleet.agent_lists import read_list
 from router.fleet.node_client import ControlTransport, NodeLink
 from router.fleet.stall_watch import StallWatch
+from router.limits import LEASE_S, SUSPECT_S, WHOLE_LIST_S
 
 _LOG = logging.getLogger("macfabric.router.membership")
 PULSE_TIMEOUT_S = 600.0  # of a heartbeat whose router stands still again and again

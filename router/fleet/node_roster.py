@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from fabric.codec import from_plain, parse_json, to_plain
 from fabric.errors import RejectedError
 from fabric.ids import NodeName, parse_node_name
-from fabric.limits import ROSTER_BYTES_MAX
+from router.limits import ROSTER_BYTES_MAX
 from router.private_files import write_private
 
 _LOG = logging.getLogger("macfabric.router.roster")

@@ -2,11 +2,11 @@
 
 from fabric.control.node_calls import NodeView
 from fabric.ids import NodeName
-from fabric.limits import LINK_RATE_NEWS
 from fabric.net.links import LinkKind
 from router.events.bus import Publish
 from router.events.fleet_event import LinkMeasured, MemoryChanged, NodeChanged
 from router.fleet.membership import Member, Membership
+from router.limits import LINK_RATE_NEWS
 from router.placement.link_rates import best_by_kind
 
 

@@ -16,11 +16,12 @@ from dataclasses import replace
 
 from fabric.control.node_calls import DRAINING
 from fabric.ids import NodeName
-from fabric.limits import NODE_REMEMBERED_S, NODES_MAX
+from fabric.limits import NODES_MAX
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Member
 from router.fleet.node_roster import NodeRoster, RosterStore, SeenNode
 from router.fresh_ids import later_life
+from router.limits import NODE_REMEMBERED_S
 
 ROSTER_RENEW_S = 3_600.0  # how old the times in the stored roster may get
 

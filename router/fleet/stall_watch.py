@@ -10,8 +10,9 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from fabric.limits import HEARTBEAT_S, SUSPECT_S
+from fabric.limits import HEARTBEAT_S
 from fabric.ports import Clock
+from router.limits import SUSPECT_S
 
 TICKS_PER_HEARTBEAT = 4
 LATE_LOOP_S = 0.05  # any timer is late by less

@@ -19,20 +19,22 @@ from fabric.errors import OverloadedError, RejectedError, TooLargeError
 from fabric.fair_share import FairShare
 from fabric.http_guard.pace import Pace
 from fabric.limits import (
-    BODIES_ARRIVING_BYTES_MAX,
-    BODIES_BYTES_MAX,
     BODY_BYTES_MAX,
-    BODY_BYTES_PER_S_MIN,
-    BODY_GRACE_S,
-    CALL_BODY_BYTES_MAX,
     HIBERNATION_BYTES_MAX,
     HIBERNATION_BYTES_PER_S_MIN,
     HIBERNATION_GRACE_S,
+)
+from router.http.auth import owner_of
+from router.limits import (
+    BODIES_ARRIVING_BYTES_MAX,
+    BODIES_BYTES_MAX,
+    BODY_BYTES_PER_S_MIN,
+    BODY_GRACE_S,
+    CALL_BODY_BYTES_MAX,
     PROMPT_ESCAPES,
     PROMPT_FRAME_BYTES,
     REQUESTS_MAX,
 )
-from router.http.auth import owner_of
 
 _NO_CALLS: Final[Mapping[str, int]] = MappingProxyType({})
 _PASSES_THROUGH: Final = re.compile(r"/v1/agents/[^/]+/resume")

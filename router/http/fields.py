@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from fabric.errors import RejectedError
-from fabric.limits import NAME_CHARS_TOLD
+from router.limits import NAME_CHARS_TOLD
 
 _KINDS: dict[type, str] = {
     bool: "a boolean",

@@ -11,9 +11,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from fabric.errors import FabricError
 from fabric.http_guard.guarded_connection import is_closing
-from fabric.limits import STREAM_SILENCE_S
 from router.http.dialect import ErrorDialect
 from router.http.errors import unknown_error
+from router.limits import STREAM_SILENCE_S
 
 COMMENT: Final = b": keep-alive\n\n"
 

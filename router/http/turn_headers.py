@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from fabric.ids import AgentId, agent_id_from_key, parse_agent_id
-from fabric.limits import PREFETCH_HINTS_MAX
 from fabric.turn.generation import Identity, IdentityKind, Priority
 from router.http.fields import refuse
+from router.limits import PREFETCH_HINTS_MAX
 
 AGENT_HEADER = "x-agent-id"
 PREFETCH_HEADER = "x-macfabric-prefetch"

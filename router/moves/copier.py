@@ -8,11 +8,11 @@ from fabric.control.copy_calls import OfferCopy
 from fabric.control.node_calls import AbortMigration, AgentView, Copied, CopyBlocks, Offer
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName
-from fabric.limits import COPY_TRIES_MAX
 from fabric.net.wire import Urgency
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fresh_ids import fresh_migration
+from router.limits import COPY_TRIES_MAX
 from router.moves.attempts import as_retry, told
 from router.moves.migration import DAMAGED
 

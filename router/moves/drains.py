@@ -20,16 +20,11 @@ from fabric.control.copy_calls import DrainNode
 from fabric.control.node_calls import DRAINING, Done
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
-from fabric.limits import (
-    DRAIN_AGAIN_S,
-    DRAIN_AT_ONCE_MAX,
-    DRAIN_ROUND_REST_S,
-    DRAIN_ROUNDS_MAX,
-)
 from router.events.fleet_event import DrainChanged
 from router.fleet import snapshots
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Member
+from router.limits import DRAIN_AGAIN_S, DRAIN_AT_ONCE_MAX, DRAIN_ROUND_REST_S, DRAIN_ROUNDS_MAX
 from router.moves.attempts import as_retry
 from router.moves.migrations import Migrations
 from router.placement.decision import Ship

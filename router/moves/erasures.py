@@ -18,12 +18,12 @@ from fabric.control.node_calls import NodeView
 from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.kvcache.hashing import agent_digest
-from fabric.limits import ERASURE_DIGESTS_MAX, SUSPECT_S
 from fabric.record.tombstone import Tombstones, tombstone
 from router.fleet.fleet import Fleet
 from router.fleet.meeting import no_such_agent
 from router.fleet.node_client import NodeLink
 from router.fresh_ids import fresh_operation
+from router.limits import ERASURE_DIGESTS_MAX, SUSPECT_S
 from router.moves.migrations import Migrations
 from router.moves.replicas import Replicas
 from router.telemetry import Telemetry

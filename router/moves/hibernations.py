@@ -32,7 +32,7 @@ from fabric.errors import (
     RetryLaterError,
 )
 from fabric.ids import AgentKey, NodeName
-from fabric.limits import FRAME_BYTES_MAX, NAME_CHARS_TOLD
+from fabric.limits import FRAME_BYTES_MAX
 from fabric.record.hibernation_file import HibernationHeader
 from fabric.record.manifest import OwnerState
 from router.events.fleet_event import AgentHibernated, AgentResumed
@@ -40,6 +40,7 @@ from router.fleet.directory import Holding, StartReservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.fresh_ids import fresh_migration
+from router.limits import NAME_CHARS_TOLD
 from router.moves.attempts import at_owner
 from router.moves.migrations import Migrations
 

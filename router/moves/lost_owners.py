@@ -18,11 +18,11 @@ from fabric.control.copy_calls import TakeOver
 from fabric.control.node_calls import AgentView
 from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
-from fabric.limits import LEASE_S
 from fabric.record.manifest import OwnerState
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
+from router.limits import LEASE_S
 from router.moves.attempts import as_retry
 from router.moves.migrations import Migrations
 from router.telemetry import Telemetry

@@ -34,7 +34,6 @@ from fabric.errors import (
     StaleEpochError,
 )
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName
-from fabric.limits import COPY_ROUNDS_MAX
 from fabric.record.manifest import OwnerState
 from router.events.fleet_event import MoveChanged, MoveState
 from router.fleet.agent_lists import read_list
@@ -42,6 +41,7 @@ from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.fleet.node_http import Use
+from router.limits import COPY_ROUNDS_MAX
 from router.moves.attempts import told
 
 _LOG = logging.getLogger("macfabric.router.migration")

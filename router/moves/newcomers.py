@@ -17,15 +17,10 @@ from fabric.control.copy_calls import OfferSpans, ReturnSpans, SpanOffers, TakeS
 from fabric.control.node_calls import AbortMigration, Copied, NodeView
 from fabric.errors import FabricError
 from fabric.ids import AgentKey, NodeName
-from fabric.limits import (
-    NEWCOMER_AGAIN_S,
-    NEWCOMER_AGENTS_MAX,
-    NEWCOMER_REST_S,
-    NEWCOMER_TIMEOUT_S,
-    SPAN_SHARERS_MIN,
-)
+from fabric.limits import NEWCOMER_TIMEOUT_S, SPAN_SHARERS_MIN
 from router.fleet.fleet import Fleet
 from router.fresh_ids import fresh_migration
+from router.limits import NEWCOMER_AGAIN_S, NEWCOMER_AGENTS_MAX, NEWCOMER_REST_S
 from router.moves.attempts import told
 from router.moves.migrations import Migrations
 from router.placement.link_rates import rate

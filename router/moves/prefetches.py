@@ -8,8 +8,8 @@ from fabric.control.copy_calls import PrefetchAgent
 from fabric.control.node_calls import AgentView
 from fabric.errors import FabricError, RetryElsewhereError
 from fabric.ids import AgentId, AgentKey, TenantId
-from fabric.limits import PREFETCH_TASKS_MAX
 from router.fleet.fleet import Fleet
+from router.limits import PREFETCH_TASKS_MAX
 from router.moves.attempts import as_retry
 from router.moves.copier import CopyReceipt
 from router.moves.migrations import Migrations

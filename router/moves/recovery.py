@@ -13,11 +13,11 @@ import logging
 from fabric.control.node_calls import AbortMigration, AgentView, Done, ReleaseAgent
 from fabric.errors import UNDECIDED, FabricError
 from fabric.ids import AgentKey, MigrationId, NodeName
-from fabric.limits import LEASE_S
 from fabric.record.manifest import OwnerState
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fresh_ids import fresh_migration
+from router.limits import LEASE_S
 from router.moves.migrations import Migrations
 from router.telemetry import Telemetry
 

@@ -20,12 +20,12 @@ from fabric.control.directive_calls import DropReplica
 from fabric.control.node_calls import AgentView
 from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
-from fabric.limits import REPLICA_AGAIN_S, REPLICA_REST_S, REPLICAS_WAITING_MAX
 from fabric.record.manifest import OwnerState
 from router.fleet import snapshots
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.words import forgotten_by, words_of
+from router.limits import REPLICA_AGAIN_S, REPLICA_REST_S, REPLICAS_WAITING_MAX
 from router.moves.attempts import told
 from router.moves.copier import CopyReceipt, copy_agent
 from router.moves.migrations import Migrations

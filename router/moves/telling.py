@@ -15,11 +15,11 @@ from fabric.control.directive_calls import DirectAgent, DropReplica, WishOfAgent
 from fabric.control.node_calls import AgentView
 from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
-from fabric.limits import SUSPECT_S
 from fabric.record.manifest import OwnerState
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.words import words_of
+from router.limits import SUSPECT_S
 from router.moves.attempts import told
 from router.moves.replicas import Replicas
 

@@ -5,9 +5,10 @@ from typing import Any
 from fabric.codec import parse_json
 from fabric.errors import RejectedError
 from fabric.json_items import ItemCount
-from fabric.limits import JSON_ITEMS_MAX, MESSAGE_NAME_CHARS_MAX, MESSAGES_MAX, TOOLS_MAX
+from fabric.limits import JSON_ITEMS_MAX, MESSAGES_MAX
 from fabric.turn.messages import Message, MessageRole, ToolUse
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
+from router.limits import MESSAGE_NAME_CHARS_MAX, TOOLS_MAX
 from router.openai.custom_tools import CUSTOM_INPUT
 
 # Templates know no developer: OpenAI renamed the system role for its own models only.

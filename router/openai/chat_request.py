@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fabric.limits import COMPLETION_TOKENS_MAX, TOOLS_MAX, TOP_LOGPROBS_MAX
+from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.turn.messages import Message, MessageRole
 from fabric.turn.text_rules import ToolText
 from router.api.adapter import Several
@@ -15,6 +15,7 @@ from router.api.template_options import template_options, with_effort
 from router.api.tool_choice import parse_function_choice
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
 from router.http.turn_headers import expected_next
+from router.limits import TOOLS_MAX, TOP_LOGPROBS_MAX
 from router.openai.chat_messages import parse_messages
 from router.openai.custom_tools import custom_function
 from router.openai.request import (

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from fabric.limits import ANSWERS_MAX, PROMPTS_MAX, TOKEN_ID_MAX, TOP_LOGPROBS_MAX
 from fabric.turn.generation import IdentityKind
 from router.api.adapter import Several
 from router.http.fields import Fields, refuse, require_text, unsupported
 from router.http.turn_headers import expected_next
+from router.limits import ANSWERS_MAX, PROMPTS_MAX, TOKEN_ID_MAX, TOP_LOGPROBS_MAX
 from router.openai.request import (
     OpenAiRequest,
     parse_count,

@@ -2,20 +2,7 @@
 
 from typing import Final
 
-from fabric.limits import (
-    ANSWERS_PER_PROMPT_MAX,
-    COMPLETION_TOKENS_MAX,
-    KEY_CHARS_MAX,
-    LOGIT_BIAS_MAX,
-    MESSAGE_NAME_CHARS_MAX,
-    MESSAGES_MAX,
-    PROMPTS_MAX,
-    STOP_STRING_CHARS_MAX,
-    STOP_STRINGS_MAX,
-    TOKEN_ID_MAX,
-    TOOLS_MAX,
-    TOP_LOGPROBS_MAX,
-)
+from fabric.limits import COMPLETION_TOKENS_MAX, MESSAGES_MAX
 from router.api.description import (
     ANYTHING,
     EVERYWHERE,
@@ -38,6 +25,18 @@ from router.api.description import (
     one_of,
     ref,
     text,
+)
+from router.limits import (
+    ANSWERS_PER_PROMPT_MAX,
+    KEY_CHARS_MAX,
+    LOGIT_BIAS_MAX,
+    MESSAGE_NAME_CHARS_MAX,
+    PROMPTS_MAX,
+    STOP_STRING_CHARS_MAX,
+    STOP_STRINGS_MAX,
+    TOKEN_ID_MAX,
+    TOOLS_MAX,
+    TOP_LOGPROBS_MAX,
 )
 
 _STOP: Final = text(maxLength=STOP_STRING_CHARS_MAX)

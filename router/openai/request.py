@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fabric.limits import ANSWERS_PER_PROMPT_MAX, KEY_CHARS_MAX, RETAIN_S_MAX
+from fabric.limits import RETAIN_S_MAX
 from fabric.turn.generation import Identity, Priority
 from router.api.adapter import Asked
 from router.http.fields import Fields, refuse
 from router.http.turn_headers import identify, priority_of
+from router.limits import ANSWERS_PER_PROMPT_MAX, KEY_CHARS_MAX
 
 _RETENTIONS_S = {None: 0.0, "in_memory": 0.0, "in-memory": 0.0, "24h": RETAIN_S_MAX}
 _TIERS = {

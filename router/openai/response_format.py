@@ -4,9 +4,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from fabric.limits import CHOICES_MAX, KEY_CHARS_MAX
+from fabric.limits import CHOICES_MAX
 from fabric.turn.output_format import OutputFormat, OutputKind, schema_format
 from router.http.fields import Fields, kind_of, refuse, require_object, require_text
+from router.limits import KEY_CHARS_MAX
 
 _STRUCTURED = "structured_outputs"
 

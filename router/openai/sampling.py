@@ -2,15 +2,11 @@
 
 from typing import Any
 
-from fabric.limits import (
-    COMPLETION_TOKENS_MAX,
-    LOGIT_BIAS_MAX,
-    STOP_STRINGS_MAX,
-    TOKEN_DIGITS_MAX,
-)
+from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.turn.generation import Sampling
 from router.api.sampling_fields import parse_seed, parse_temperature, parse_top_p, stop_strings
 from router.http.fields import Fields, refuse
+from router.limits import LOGIT_BIAS_MAX, STOP_STRINGS_MAX, TOKEN_DIGITS_MAX
 from router.openai.response_format import parse_output_format
 
 _BIAS_MAX = 100.0

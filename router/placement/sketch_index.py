@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fabric.ids import AgentId, NodeName, TenantId
-from fabric.limits import SKETCH_AGENTS_MAX
 from fabric.turn.sketch import common_pieces
+from router.limits import SKETCH_AGENTS_MAX
 
 Holder = tuple[NodeName, AgentId]
 

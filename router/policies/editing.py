@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from fabric.errors import RejectedError
-from fabric.limits import NAME_CHARS_TOLD
 from fabric.settings import PolicySettings
 from fabric.turn.messages import Message, MessageRole
 from router.large_work import run_sized
+from router.limits import NAME_CHARS_TOLD
 from router.policies.built_in import BUILT_IN, made_built_in
 from router.policies.configured import NamedPolicy, configured_policies
 from router.policies.foreign_calls import PolicyLateError

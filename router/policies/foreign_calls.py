@@ -11,7 +11,7 @@ from functools import partial
 from threading import Thread
 from typing import Generic, TypeVar
 
-from fabric.limits import POLICY_CALLS_MAX, POLICY_S
+from router.limits import POLICY_CALLS_MAX, POLICY_S
 
 T = TypeVar("T")
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fabric.limits import CUT_RESULT_CHARS_MIN, MESSAGES_MAX
+from fabric.limits import MESSAGES_MAX
 from fabric.turn.messages import Message
+from router.limits import CUT_RESULT_CHARS_MIN
 from router.policies.exchanges import exchanges_of, tool_turns
 from router.policies.options import require_within
 from router.policies.policy import EditPolicy, PolicyTurn

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Final
 
 from fabric.errors import RejectedError
-from fabric.limits import TRUNCATION_COUNTS_MAX
 from fabric.turn.messages import Message
 from fabric.turn.sketch import canonical_chunks
+from router.limits import TRUNCATION_COUNTS_MAX
 from router.policies.counted_edit import CountedEdit, PromptDesk, may_have
 from router.policies.oldest_turns import oldest_first, without_oldest
 from router.policies.outcome import EditOutcome

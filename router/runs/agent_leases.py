@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from fabric.errors import OverloadedError
 from fabric.fair_share import FairShare
 from fabric.ids import TenantId
-from fabric.limits import SCENARIO_LEASE_S, SCENARIO_LEASES_MAX
 from fabric.ports import Clock
+from router.limits import SCENARIO_LEASE_S, SCENARIO_LEASES_MAX
 
 
 @dataclass(frozen=True, slots=True)

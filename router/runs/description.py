@@ -2,14 +2,6 @@
 
 from typing import Final
 
-from fabric.limits import (
-    SCENARIO_BYTES_MAX,
-    SCENARIO_FILES_MAX,
-    SCENARIO_KEY_CHARS_MAX,
-    SCENARIO_LEASED_MAX,
-    SCENARIO_REPEATS_MAX,
-    SCENARIO_VARIABLES_MAX,
-)
 from router.api.description import (
     AGENT_ID,
     EVENT,
@@ -34,6 +26,14 @@ from router.api.description import (
     ref,
     text,
     with_rare,
+)
+from router.limits import (
+    SCENARIO_BYTES_MAX,
+    SCENARIO_FILES_MAX,
+    SCENARIO_KEY_CHARS_MAX,
+    SCENARIO_LEASED_MAX,
+    SCENARIO_REPEATS_MAX,
+    SCENARIO_VARIABLES_MAX,
 )
 from router.runs.routes import LAST_ID_HEADER, PATH
 from router.runs.run_record import RunStatus

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from fabric.codec import to_plain
 from fabric.errors import FabricError, NotFoundError
 from fabric.ids import TenantId
-from fabric.limits import SCENARIO_NODES_WAIT_S
 from fabric.ports import Clock
 from router.http.errors import unknown_error
 from router.large_work import run_apart
+from router.limits import SCENARIO_NODES_WAIT_S
 from router.runs.run_folders import RunFolders
 from router.runs.run_log import RunLog
 from router.runs.run_record import RunEnd, RunRecord, RunStatus

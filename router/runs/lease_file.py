@@ -8,7 +8,7 @@ from typing import Final
 
 from fabric.codec import from_plain, to_plain
 from fabric.errors import RejectedError
-from fabric.limits import SCENARIO_LEASES_MAX
+from router.limits import SCENARIO_LEASES_MAX
 from router.private_files import write_private
 from router.runs.agent_leases import HeldLease
 

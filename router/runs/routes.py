@@ -7,12 +7,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fabric.limits import SCENARIO_LEASE_S
 from router.http.auth import tenant_of
 from router.http.dialect import ErrorDialect
 from router.http.fields import query_flag
 from router.http.json_body import read_parsed
 from router.http.sse import EventStream
+from router.limits import SCENARIO_LEASE_S
 from router.runs.hosted_run import HostedRun
 from router.runs.runs import Runs
 from router.runs.wanted_run import parse_lease, parse_wanted

@@ -14,15 +14,15 @@ from itertools import islice
 from typing import Any
 
 from fabric.errors import OverloadedError
-from fabric.limits import (
+from router.fresh_ids import fresh_name
+from router.http.sse import COMMENT, frame
+from router.limits import (
     SCENARIO_EVENTS_BYTES_MAX,
     SCENARIO_EVENTS_MAX,
     SCENARIO_FOLLOWERS_MAX,
     SCENARIO_FRAMES_MAX,
     SCENARIO_LAG_EVENTS_MAX,
 )
-from router.fresh_ids import fresh_name
-from router.http.sse import COMMENT, frame
 
 CUT = "cut"
 MISSED = "missed"

@@ -16,14 +16,14 @@ from fabric.errors import (
 )
 from fabric.fair_share import FairShare
 from fabric.ids import AgentId, TenantId
-from fabric.limits import (
+from router.fresh_ids import fresh_name
+from router.large_work import run_apart
+from router.limits import (
     NAME_CHARS_TOLD,
     SCENARIO_ENDED_MAX,
     SCENARIO_RUN_TURNS_MAX,
     SCENARIO_RUNS_MAX,
 )
-from router.fresh_ids import fresh_name
-from router.large_work import run_apart
 from router.runs.agent_leases import AgentLeases, WantedLease
 from router.runs.hosted_run import HostedRun, RunHost
 from router.runs.lease_file import read_leases, write_leases

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fabric.ids import parse_agent_id
-from fabric.limits import (
+from router.http.fields import Fields, refuse, require_text
+from router.limits import (
     SCENARIO_BYTES_MAX,
     SCENARIO_FILE_BYTES_MAX,
     SCENARIO_FILES_MAX,
@@ -16,7 +17,6 @@ from fabric.limits import (
     SCENARIO_TEXT_CHARS_MAX,
     SCENARIO_VARIABLES_MAX,
 )
-from router.http.fields import Fields, refuse, require_text
 from router.runs.agent_leases import WantedLease
 from router.scenario.agent_ids import require_run_name
 from router.scenario.script import Script, shipped_script

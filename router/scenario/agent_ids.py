@@ -4,7 +4,7 @@ import re
 
 from fabric.errors import RejectedError
 from fabric.ids import AgentId, parse_agent_id
-from fabric.limits import SCENARIO_KEY_CHARS_MAX
+from router.limits import SCENARIO_KEY_CHARS_MAX
 from router.scenario.complaints import told
 from router.scenario.scenario import Lifetime, Scenario
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from unicodedata import normalize
 
-from fabric.limits import SCENARIO_TURNS_MAX
+from router.limits import SCENARIO_TURNS_MAX
 from router.scenario.complaints import Path, meant
 from router.scenario.lookalikes import foreign_letter
 from router.scenario.precedence import earlier_phases

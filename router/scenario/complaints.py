@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from fabric.errors import RejectedError
-from fabric.limits import NAME_CHARS_TOLD, SCENARIO_ERRORS_MAX
 from fabric.shown_text import escape_line
+from router.limits import NAME_CHARS_TOLD, SCENARIO_ERRORS_MAX
 
 Path = tuple[str | int, ...]
 

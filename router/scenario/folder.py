@@ -5,7 +5,7 @@ import stat
 from pathlib import Path, PurePosixPath
 
 from fabric.errors import NotFoundError, RejectedError, TooLargeError
-from fabric.limits import SCENARIO_BYTES_MAX, SCENARIO_FILE_BYTES_MAX, SCENARIO_FILES_MAX
+from router.limits import SCENARIO_BYTES_MAX, SCENARIO_FILE_BYTES_MAX, SCENARIO_FILES_MAX
 from router.scenario.complaints import told
 from router.scenario.reader import read_scenario
 from router.scenario.scenario import Scenario

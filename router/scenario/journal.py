@@ -17,7 +17,7 @@ from typing import Final
 
 from fabric.codec import dump_json, from_plain, left_out, parse_json
 from fabric.errors import ConflictError, CorruptDataError, RejectedError
-from fabric.limits import SCENARIO_LINE_BYTES_MAX
+from router.limits import SCENARIO_LINE_BYTES_MAX
 from router.scenario.run_events import AgentCopied, AgentSpoke, Lasting, MemoryEdited, StepTaken
 
 FORMAT: Final = 1

@@ -13,7 +13,7 @@ from re import Pattern
 from typing import Any, Protocol, TypeAlias
 
 from fabric.errors import RejectedError
-from fabric.limits import SCENARIO_PATH_CHARS_MAX, SCENARIO_TEXT_CHARS_MAX
+from router.limits import SCENARIO_PATH_CHARS_MAX, SCENARIO_TEXT_CHARS_MAX
 from router.scenario.complaints import Complaints, Path, meant, told
 from router.scenario.template import TemplateError, TextTemplate, parse_template, verbatim
 from router.scenario.yaml_tree import YamlNode, plain

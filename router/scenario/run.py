@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from fabric.errors import FabricError
 from fabric.ids import AgentId
-from fabric.limits import (
+from router.limits import (
     SCENARIO_ASKING_MAX,
     SCENARIO_LOST_TRIES_MAX,
     SCENARIO_PREFETCHED_MAX,

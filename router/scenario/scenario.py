@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import Any
 
 from fabric.edit_mode import EditMode
-from fabric.limits import (
-    COMPLETION_TOKENS_MAX,
+from fabric.limits import COMPLETION_TOKENS_MAX
+from router.limits import (
     NAME_CHARS_TOLD,
     SCENARIO_AGENTS_MAX,
     SCENARIO_ITEMS_MAX,

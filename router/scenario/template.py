@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fabric.errors import TooLargeError
-from fabric.limits import SCENARIO_EXPANDED_CHARS_MAX, SCENARIO_KEY_CHARS_MAX
+from router.limits import SCENARIO_EXPANDED_CHARS_MAX, SCENARIO_KEY_CHARS_MAX
 from router.scenario.complaints import told
 
 _KEY = rf"[a-z0-9][a-z0-9_-]{{0,{SCENARIO_KEY_CHARS_MAX - 1}}}"

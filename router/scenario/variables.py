@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fabric.errors import RejectedError
-from fabric.limits import SCENARIO_TEXT_CHARS_MAX
+from router.limits import SCENARIO_TEXT_CHARS_MAX
 from router.scenario.complaints import meant, told
 from router.scenario.scenario import Scenario
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from fabric.limits import (
+from router.limits import (
     SCENARIO_BYTES_MAX,
     SCENARIO_DEPTH_MAX,
     SCENARIO_NODES_MAX,

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from fabric.limits import CHILD_LINE_BYTES_MAX, LOG_BYTES_MAX
+from router.limits import CHILD_LINE_BYTES_MAX, LOG_BYTES_MAX
 from router.supervise.log_file import bound, open_log
 from router.supervise.processes import (
     KILL_WAIT_S,

@@ -9,7 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
-from fabric.limits import LOG_BYTES_MAX
+from router.limits import LOG_BYTES_MAX
 
 
 def open_log(path: Path) -> int:

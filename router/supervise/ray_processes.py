@@ -20,7 +20,7 @@ from typing import Any
 
 from fabric.ids import NodeName
 from fabric.keys.key_files import AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY, RAY_TOKEN
-from fabric.limits import LOG_BYTES_MAX
+from router.limits import LOG_BYTES_MAX
 from router.private_files import close_to_others, write_private
 from router.supervise.keeper import Keeper
 

@@ -3,7 +3,6 @@
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from fabric.limits import MATCH_REASON_CHARS_MAX
 from fabric.turn.generation import (
     Admitted,
     Delta,
@@ -13,6 +12,7 @@ from fabric.turn.generation import (
     ToolCallPart,
     ToolCalls,
 )
+from router.limits import MATCH_REASON_CHARS_MAX
 from router.turns.open_turn import Answered, OpenTurn
 
 

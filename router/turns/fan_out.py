@@ -13,9 +13,9 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from fabric.errors import OverloadedError
-from fabric.limits import ANSWER_PARTS_WAITING_MAX, ANSWER_PLACE_S, ANSWERS_AT_ONCE_MAX
 from fabric.turn.generation import Admitted, Sampling, ToolCallPart
 from router.fresh_ids import fresh_operation
+from router.limits import ANSWER_PARTS_WAITING_MAX, ANSWER_PLACE_S, ANSWERS_AT_ONCE_MAX
 from router.turn_request import TurnRequest
 from router.turns.answer import AnswerParts, WholeAnswer
 from router.turns.awaited_nodes import AwaitedNodes

@@ -1,9 +1,9 @@
 """Which models there are, as the nodes say."""
 
 from fabric.errors import NotFoundError, RetryLaterError
-from fabric.limits import NAME_CHARS_TOLD
 from router.fleet.fleet import Fleet
 from router.fleet.meeting import AGAIN_S
+from router.limits import NAME_CHARS_TOLD
 
 
 class ModelCheck:

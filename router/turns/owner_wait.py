@@ -11,10 +11,10 @@ without an answer in it has just begun, so it waits only where it names its agen
 import logging
 from collections.abc import Callable
 
-from fabric.limits import OWNER_WAIT_S_MAX
 from fabric.turn.messages import MessageRole
 from router.fleet import snapshots
 from router.fleet.fleet import Fleet
+from router.limits import OWNER_WAIT_S_MAX
 from router.placement.placement import is_continued, recompute_s
 from router.prompt import Prompt
 from router.turn_request import TurnRequest

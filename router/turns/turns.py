@@ -19,7 +19,6 @@ from fabric.errors import (
     RetryLaterError,
 )
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
-from fabric.limits import OWNER_WAIT_S_MAX
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import Admitted, Event, Failed, HandedOver, Identity, IdentityKind
 from router.events.fleet_event import FleetEvent, TurnBegan, TurnEnded
@@ -27,6 +26,7 @@ from router.fleet.directory import Directory, StartReservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.fleet.remote_errors import remote_error
+from router.limits import OWNER_WAIT_S_MAX
 from router.moves.migrations import Migrations
 from router.moves.recovery import Recovery
 from router.placement.load_ledger import Booking

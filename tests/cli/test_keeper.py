@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fabric.limits import LOG_BYTES_MAX
+from router.limits import LOG_BYTES_MAX
 from router.supervise.keeper import KEEPER, Keeper
 from router.supervise.processes import descendants, identify, is_alive, wait_gone
 

@@ -3,13 +3,7 @@
 import pytest
 
 from fabric.errors import FatalError
-from fabric.limits import (
-    DEVICE_RESERVE_BYTES,
-    GIB,
-    HOT_BYTES_MIN,
-    MIB,
-    PREFILL_BYTES_MAX,
-)
+from fabric.limits import DEVICE_RESERVE_BYTES, GIB, HOT_BYTES_MIN, MIB, PREFILL_BYTES_MAX
 from fabric.memory_plan import MachineMemory, plan_memory
 
 MINI = MachineMemory(16 * GIB, gpu_bytes=11 * GIB, buffers_max=499_000)

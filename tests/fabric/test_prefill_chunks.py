@@ -2,14 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabric.limits import (
+from node.engine.prefill_chunks import prefill_chunk_tokens
+from node.limits import (
     PREFILL_CHUNK_BUSY_S,
     PREFILL_CHUNK_S,
     PREFILL_CHUNK_TOKENS_BUSY_MIN,
     PREFILL_CHUNK_TOKENS_MAX,
     PREFILL_CHUNK_TOKENS_MIN,
 )
-from node.engine.prefill_chunks import prefill_chunk_tokens
 
 LONG = 1 << 20
 LARGEST = PREFILL_CHUNK_TOKENS_MAX

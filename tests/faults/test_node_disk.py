@@ -9,8 +9,8 @@ import pytest
 
 from fabric.control.node_calls import AgentList, Done, Flush, ListAgents
 from fabric.errors import CorruptDataError
-from fabric.limits import FLUSH_FAILURES_MAX
 from fabric.turn.generation import CacheTier
+from node.limits import FLUSH_FAILURES_MAX
 from tests.support.architectures import ARCHITECTURES
 from tests.support.failing_disk import CALLS, WRITES, FailingCalls
 from tests.support.services import ask, call, running

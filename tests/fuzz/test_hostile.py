@@ -10,13 +10,7 @@ from fabric.codec import pack, parse_json, to_plain, unpack_plain
 from fabric.errors import CorruptDataError, RejectedError
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec, TensorSpec
 from fabric.kvcache.hashing import payload_checksum
-from fabric.limits import (
-    DIRECTIVE_BYTES_MAX,
-    DIRECTIVES_MAX,
-    JSON_DEPTH_MAX,
-    LAYERS_MAX,
-    MIB,
-)
+from fabric.limits import DIRECTIVE_BYTES_MAX, DIRECTIVES_MAX, JSON_DEPTH_MAX, LAYERS_MAX, MIB
 from fabric.net.compression import compress_slice, decompress_slice
 from fabric.record.manifest import MAGIC as RECORD_MAGIC
 from fabric.record.manifest import decode_manifest

@@ -7,12 +7,12 @@ import sys
 import zlib
 from dataclasses import dataclass
 
-from fabric.limits import PREFILL_CHUNK_TOKENS_MAX
 from fabric.turn.generation import Sampling
 from node.dialect.shown import Shown
 from node.engine.memory_budget import MemoryBudget
 from node.engine.scheduler import Scheduler
 from node.engine.sequence import Broke, Ended, Produced, Sequence
+from node.limits import PREFILL_CHUNK_TOKENS_MAX
 from node.mlx.engine import SampledToken
 
 TOKEN_BYTES = 10

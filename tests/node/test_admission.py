@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from fabric.limits import ADMISSION_PASSES_MAX
 from fabric.turn.generation import Priority
+from node.limits import ADMISSION_PASSES_MAX
 from tests.node.fake_engine import TOKEN_BYTES, SchedulerRig, is_undisturbed, last_of
 
 BACKGROUND = {"priority": Priority.BACKGROUND}

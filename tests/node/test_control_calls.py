@@ -3,8 +3,8 @@ import asyncio
 from fabric.control.calls import CALLS, decode_reply, encode_call
 from fabric.control.node_calls import AgentView, PinAgent
 from fabric.ids import AgentId, TenantId
-from fabric.limits import CONTROL_CALLS_MAX, WAITING_CALLS_MAX
 from node.control_calls import ControlCalls
+from node.limits import CONTROL_CALLS_MAX, WAITING_CALLS_MAX
 from tests.support.services import TENANT, ask, running
 from tests.support.tiny_models import LLAMA, write_model
 

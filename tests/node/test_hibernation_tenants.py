@@ -8,7 +8,7 @@ import pytest
 from fabric.control.hibernation_calls import RESUME_PATH, Resume
 from fabric.control.node_calls import AgentList, ListAgents
 from fabric.ids import AgentId, TenantId
-from fabric.limits import HIBERNATIONS_MAX
+from node.limits import HIBERNATIONS_MAX
 from tests.support.hibernation import BROUGHT_KEY, frame_ends, headers_of, hibernate, resume
 from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA, write_model

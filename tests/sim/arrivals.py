@@ -8,9 +8,9 @@ import contextlib
 from dataclasses import dataclass
 from unittest import mock
 
-from fabric.limits import OWNER_WAIT_S_MAX
 from fabric.record.manifest import OwnerState
 from router.fleet.fleet import Fleet
+from router.limits import OWNER_WAIT_S_MAX
 
 SLACK_S = 0.5  # of the router's own polls and messages
 

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 
-from fabric.limits import PREFILL_CHUNK_TOKENS_MIN
+from node.limits import PREFILL_CHUNK_TOKENS_MIN
 from node.mlx.device import DeviceError
 from node.mlx.engine import SampledToken
 from tests.sim.model import FULL, SimCache, SimMark

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from fabric.limits import BLOCKED_POLL_S
 from node.engine.engine_thread import EngineThread
+from node.limits import BLOCKED_POLL_S
 
 
 class _Bell:

@@ -24,7 +24,7 @@ from fabric.kvcache.cache_spec import (
 )
 from fabric.kvcache.shift import cut, why_unshiftable
 from fabric.kvcache.window_grid import UNEDITED_GRID
-from fabric.limits import STATES_HOT_MAX
+from node.limits import STATES_HOT_MAX
 from tests.sim.rows import ENTRY_BYTES, STATE_BYTES, Growth, Rows, grown
 from tests.sim.window import WINDOW_ENTRY_BYTES, WINDOW_TOKENS, SimWindow
 

@@ -3,7 +3,8 @@
 import asyncio
 
 from fabric.ids import AgentId
-from fabric.limits import HEARTBEAT_S, NEWCOMER_REST_S
+from fabric.limits import HEARTBEAT_S
+from router.limits import NEWCOMER_REST_S
 from tests.sim.scripted import TENANT, begin, play
 
 WORD = "lantern"  # of what all are told

@@ -6,9 +6,9 @@ import pytest
 
 from fabric.control.node_calls import AbortMigration, Done
 from fabric.ids import AgentId, MigrationId, OperationId
-from fabric.limits import LEASE_S
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
+from router.limits import LEASE_S
 from tests.sim.router_host import ROUTER
 from tests.sim.scripted import TENANT, begin, play
 from tests.sim.tokenizer import render

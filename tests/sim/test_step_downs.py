@@ -12,10 +12,11 @@ from fabric.control.node_calls import CommitMigration, OfferMigration, ReleaseAg
 from fabric.errors import RetryLaterError
 from fabric.ids import AgentId, MigrationId, NodeName
 from fabric.kvcache.hashing import agent_digest
-from fabric.limits import FLUSH_IDLE_S, HEARTBEAT_S
+from fabric.limits import HEARTBEAT_S
 from fabric.record.manifest import OwnerState, decode_manifest
 from fabric.turn.generation import Identity, IdentityKind
 from node.agents.agent import Agent
+from node.limits import FLUSH_IDLE_S
 from node.migration.step_downs import StepDowns
 from tests.sim.node_host import CLUSTER_KEY
 from tests.sim.script import failing_in_place, full_for_records, patient, refused

@@ -9,8 +9,8 @@ from fabric.control.copy_calls import PrefetchAgent
 from fabric.control.hibernation_calls import Hibernate, Resume
 from fabric.control.node_calls import Flush
 from fabric.ids import AgentId
-from fabric.limits import FLUSH_IDLE_S
 from fabric.record.manifest import OwnerState
+from node.limits import FLUSH_IDLE_S
 from tests.sim.scripted import TENANT, begin, play
 
 ALICE, BOB = AgentId("alice"), AgentId("bob")

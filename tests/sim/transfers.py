@@ -1,8 +1,8 @@
 """The data plane without sockets: the real offer book decides, the simulated network carries."""
 
 from fabric.errors import RetryLaterError, UnauthorizedError
-from fabric.limits import TRANSFER_TIMEOUT_S
 from fabric.net.links import Address, LinkKind
+from node.limits import TRANSFER_TIMEOUT_S
 from node.transfer.client import TransferReport
 from node.transfer.offer_book import OfferBook
 from tests.sim.workers import Worker, atomic

@@ -10,9 +10,9 @@ from hashlib import blake2b
 from unittest import mock
 
 from fabric.ids import SELF_TEST_TENANT
-from fabric.limits import FLUSH_IDLE_S, RECLAIM_EVERY_S
 from fabric.settings import NodeSettings
 from node import drain_flag
+from node.limits import FLUSH_IDLE_S, RECLAIM_EVERY_S
 from node.migration.incoming_end import ADOPTED_S
 from node.mlx.device import DeviceError
 from node.store.posix_disk import PosixDisk

@@ -7,7 +7,6 @@ from heapq import nlargest
 from typing import Any
 
 from fabric.ids import AgentKey
-from fabric.limits import FLEET_SNAPSHOT_AGENTS_MAX
 from router.admin.views.agents import agent_row
 from router.admin.views.health import health_row
 from router.admin.views.nodes import node_rows
@@ -16,6 +15,7 @@ from router.events.bus import Published
 from router.events.fleet_event import FleetEvent
 from router.fleet.fleet import Fleet
 from router.http.auth import Principal
+from router.limits import FLEET_SNAPSHOT_AGENTS_MAX
 from router.moves.drains import Drains
 from router.moves.migrations import Migrations
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from fabric.codec import to_plain
 from fabric.control.node_calls import AgentView
 from fabric.ids import NodeName, TenantId
-from fabric.limits import DRAIN_STUCK_MAX
 from router.admin.views.row import Row
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Member
 from router.http.auth import Principal
+from router.limits import DRAIN_STUCK_MAX
 from router.moves.drains import Drains
 
 

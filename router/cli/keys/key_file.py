@@ -5,13 +5,10 @@ import os
 import stat
 from pathlib import Path
 
-from fabric.limits import (
-    HIBERNATION_KEY_FILE_BYTES_MAX,
-    HIBERNATION_KEY_FILE_BYTES_MIN,
-    MIB,
-)
+from fabric.limits import MIB
 from fabric.record.hibernation_file import SIGNING_KEY_BYTES
 from router.cli.errors import MISUSED, CommandError
+from router.limits import HIBERNATION_KEY_FILE_BYTES_MAX, HIBERNATION_KEY_FILE_BYTES_MIN
 
 SALT_BYTES = 16
 # 32 MiB and some 80 ms per guess: a passphrase may be weaker than a key.

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fabric.limits import SCENARIO_LEASE_S
 from router.cli.endpoint import Endpoint
 from router.cli.errors import CommandError, FabricRefusedError
+from router.limits import SCENARIO_LEASE_S
 from router.scenario.given_edits import digest
 
 RENEW_S = SCENARIO_LEASE_S / 3

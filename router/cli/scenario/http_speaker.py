@@ -12,9 +12,9 @@ from typing import Any
 
 from fabric.errors import FabricError
 from fabric.ids import AgentId, OperationId
-from fabric.limits import SCENARIO_LINE_BYTES_MAX
 from router.cli.endpoint import Endpoint, agent_path
 from router.cli.errors import CommandError
+from router.limits import SCENARIO_LINE_BYTES_MAX
 from router.scenario.speaker import (
     FINAL,
     LATER,

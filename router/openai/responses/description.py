@@ -2,13 +2,7 @@
 
 from typing import Final
 
-from fabric.limits import (
-    INCLUDED_MAX,
-    MESSAGE_NAME_CHARS_MAX,
-    MESSAGES_MAX,
-    TOOLS_MAX,
-    TOP_LOGPROBS_MAX,
-)
+from fabric.limits import MESSAGES_MAX
 from router.api.description import (
     ANYTHING,
     FLAG,
@@ -30,6 +24,7 @@ from router.api.description import (
     ref,
     text,
 )
+from router.limits import INCLUDED_MAX, MESSAGE_NAME_CHARS_MAX, TOOLS_MAX, TOP_LOGPROBS_MAX
 from router.openai.description import CHOICE, IDENTITY, SAMPLING, TOKENS
 
 _PARTS: Final = either(text(), array(body({"type": text()}, text=text())))

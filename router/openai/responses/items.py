@@ -8,10 +8,11 @@ from typing import Any, Final
 from fabric.codec import parse_json
 from fabric.errors import RejectedError
 from fabric.json_items import ItemCount
-from fabric.limits import JSON_ITEMS_MAX, MESSAGE_NAME_CHARS_MAX, MESSAGES_MAX
+from fabric.limits import JSON_ITEMS_MAX, MESSAGES_MAX
 from fabric.turn.messages import Message, MessageRole, ToolUse
 from router.api.joined_messages import JoinedMessages
 from router.http.fields import Fields, refuse, require_object, require_text
+from router.limits import MESSAGE_NAME_CHARS_MAX
 from router.openai.custom_tools import CUSTOM_INPUT
 from router.openai.responses.tools import template_name
 

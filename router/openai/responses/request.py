@@ -6,12 +6,7 @@ from math import isfinite
 from typing import Any, Final
 
 from fabric.ids import TenantId
-from fabric.limits import (
-    COMPLETION_TOKENS_MAX,
-    INCLUDED_MAX,
-    MESSAGE_NAME_CHARS_MAX,
-    TOP_LOGPROBS_MAX,
-)
+from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.turn.call_choice import CallChoice
 from fabric.turn.messages import Message, MessageRole
 from fabric.turn.output_format import OutputFormat
@@ -22,6 +17,7 @@ from router.api.template_options import template_options, with_effort
 from router.api.tool_choice import parse_tool_choice
 from router.http.fields import Fields, refuse, require_text, unsupported
 from router.http.turn_headers import AGENT_HEADER, expected_next
+from router.limits import INCLUDED_MAX, MESSAGE_NAME_CHARS_MAX, TOP_LOGPROBS_MAX
 from router.openai.request import parse_identity, parse_priority, parse_retention_s
 from router.openai.responses.items import Entry, Reference, conversation, parse_input
 from router.openai.responses.tools import Tools, parse_tools

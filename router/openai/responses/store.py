@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fabric.ids import AgentId, AgentKey, TenantId
-from fabric.limits import RESPONSES_BYTES_MAX, RESPONSES_STORED_MAX
 from fabric.turn.messages import Message
 from router.large_work import weigh
+from router.limits import RESPONSES_BYTES_MAX, RESPONSES_STORED_MAX
 
 
 @dataclass(slots=True, eq=False)

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from fabric.limits import TOOLS_MAX
 from fabric.turn.generation import ToolCall
 from fabric.turn.text_rules import ToolText
 from router.http.fields import Fields, refuse, require_object, require_text, unsupported
+from router.limits import TOOLS_MAX
 from router.openai.custom_tools import custom_function
 
 _SEPARATOR: Final = "__"

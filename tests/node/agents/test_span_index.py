@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from fabric.limits import SPAN_INDEXED_TOKENS_MAX, SPAN_PLACES_MAX
 from node.agents.span_index import Chunk, SpanIndex
+from node.limits import SPAN_INDEXED_TOKENS_MAX, SPAN_PLACES_MAX
 
 
 @dataclass(eq=False)

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from fabric.errors import RejectedError
-from fabric.limits import CALL_TEXT_COUNTED_CHARS_MAX
 from node.dialect.offered_tool import OfferedTool
 from node.dialect.raw_text import RawText, raw_texts
 from node.dialect.schema_parts import argument_kinds, parameters_of
+from node.limits import CALL_TEXT_COUNTED_CHARS_MAX
 
 ROOT = {"$defs": {"short": {"type": "string", "maxLength": 2}, "loop": {"$ref": "#/$defs/loop"}}}
 

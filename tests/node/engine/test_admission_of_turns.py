@@ -10,9 +10,9 @@ import pytest
 from fabric.control.node_calls import Done, Flush
 from fabric.errors import FabricError, OverloadedError
 from fabric.ids import OperationId
-from fabric.limits import BLOCKED_POLL_S
 from fabric.turn.generation import CacheTier, GenerateRequest, Sampling
 from node.engine.memory_budget import Reservation
+from node.limits import BLOCKED_POLL_S
 from node.tiers.restore import load_blocks
 from node.turn import prefix
 from tests.support.on_loop import change

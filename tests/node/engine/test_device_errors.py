@@ -10,9 +10,9 @@ import mlx.core as mx
 import pytest
 
 from fabric.errors import EngineFailedError
-from fabric.limits import DEVICE_FAILURES_MAX, DEVICE_FAILURES_WITHIN_S
 from fabric.turn.generation import CacheTier, Failed, Sampling
 from node.engine.engine_thread import EngineThread
+from node.limits import DEVICE_FAILURES_MAX, DEVICE_FAILURES_WITHIN_S
 from node.mlx.device import DeviceError
 from node.mlx.loaded_model import load_model
 from tests.node.fake_engine import FakeClock, FakeEngine

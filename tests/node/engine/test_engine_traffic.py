@@ -7,13 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fabric import limits
 from fabric.errors import OverloadedError, RejectedError, RetryLaterError
+from fabric.limits import ACTIVE_SEQUENCES_MAX
 from fabric.turn.generation import Priority
 from node.clock import SystemClock
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import MemoryBudget
 from node.engine.sequence import Broke, Ended
+from node.limits import ENGINE_CALLS_MAX
 from tests.node.fake_engine import FakeEngine, is_undisturbed, last_of, make_sequence
 
 
@@ -106,7 +107,7 @@ def test_calls_are_bounded(monkeypatch):
         failing = door.thread.call(lambda: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             failing.result(60)
-    assert limits.ENGINE_CALLS_MAX > limits.ACTIVE_SEQUENCES_MAX
+    assert ENGINE_CALLS_MAX > ACTIVE_SEQUENCES_MAX
 
 
 def test_what_can_never_fit_is_refused_at_the_door():

@@ -9,7 +9,7 @@ import pytest
 
 from fabric.errors import OverloadedError
 from fabric.ids import OperationId
-from fabric.limits import AGENT_TURNS_WAITING_MAX, BLOCK_TOKENS, MIB
+from fabric.limits import BLOCK_TOKENS, MIB
 from fabric.turn.generation import (
     Delta,
     Finished,
@@ -20,6 +20,7 @@ from fabric.turn.generation import (
     Sampling,
 )
 from node.engine.sequence import Broke, Ended
+from node.limits import AGENT_TURNS_WAITING_MAX
 from node.turn import claim
 from tests.node.fake_engine import (
     TOKEN_BYTES,

@@ -3,9 +3,9 @@
 import pytest
 
 from fabric.ids import MigrationId
-from fabric.limits import PREFILL_CHUNK_BUSY_S, PREFILL_CHUNK_S, PREFILL_HOLD_S
 from fabric.turn.generation import Resumption
 from node.engine.sequence import Ended, Started
+from node.limits import PREFILL_CHUNK_BUSY_S, PREFILL_CHUNK_S, PREFILL_HOLD_S
 from tests.node.fake_engine import SchedulerRig, is_undisturbed
 
 MOVE = MigrationId("move-1")

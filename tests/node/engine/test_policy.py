@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabric.limits import (
+from node.engine.policy import Capacity, Preempt, Start, next_move, next_prompt, next_starved
+from node.limits import (
     ADMISSION_PASSES_MAX,
     BACKGROUND_PATIENCE_S,
     PREFILL_WARM_STREAK_MAX,
     PREFILL_WARM_TOKENS,
 )
-from node.engine.policy import Capacity, Preempt, Start, next_move, next_prompt, next_starved
 
 _orders = count()
 AMPLE = Capacity(slots=8, paused=8, memory_bytes=1_000)

@@ -6,14 +6,11 @@ import mlx.core as mx
 import pytest
 
 from fabric.errors import FatalError
-from fabric.limits import (
-    DEVICE_POOL_PREFILL_TOKENS,
-    DEVICE_POOL_STEPS,
-    GIB,
-)
+from fabric.limits import GIB
 from fabric.memory_plan import MachineMemory, plan_memory
 from node.engine import engine_thread
 from node.engine.engine_thread import EngineThread
+from node.limits import DEVICE_POOL_PREFILL_TOKENS, DEVICE_POOL_STEPS
 from node.mlx import backend, device
 from node.mlx.loaded_model import load_model, weights_bytes
 from tests.node.fake_engine import FakeClock, FakeEngine, SchedulerRig

@@ -4,13 +4,9 @@ import random
 
 import pytest
 
-from fabric.limits import (
-    BACKGROUND_PATIENCE_S,
-    PREFILL_CHUNK_BUSY_S,
-    PREFILL_WARM_STREAK_MAX,
-)
 from fabric.turn.generation import FinishReason, Priority
 from node.engine.sequence import Broke, Ended, Produced, Started
+from node.limits import BACKGROUND_PATIENCE_S, PREFILL_CHUNK_BUSY_S, PREFILL_WARM_STREAK_MAX
 from tests.node.fake_engine import (
     BrokenError,
     FakeCache,

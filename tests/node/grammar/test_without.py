@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from fabric.limits import CALL_TEXT_COUNTED_CHARS_MAX
 from node.grammar.expression import Until
 from node.grammar.without import without
+from node.limits import CALL_TEXT_COUNTED_CHARS_MAX
 from tests.support.random_walk import walker
 
 # Each word, and what of it is not let through.

@@ -12,10 +12,11 @@ from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures
 from fabric.control.node_calls import AbortMigration, AgentView, Copied, Done
 from fabric.errors import FabricError
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
-from fabric.limits import BLOCK_TOKENS, SPAN_LEASE_S
+from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import decode_manifest, encode_manifest
 from fabric.record.tombstone import tombstone
 from fabric.turn.generation import CacheTier
+from node.limits import SPAN_LEASE_S
 from node.migration.popular_spans import popular_spans
 from tests.support.architectures import SMALL_ARCHITECTURES
 from tests.support.incoming import pinned_blocks

@@ -4,8 +4,9 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from fabric.limits import GIB, KIB, MIB, SCORES_COPIES
+from fabric.limits import GIB, KIB, MIB
 from fabric.memory_plan import MachineMemory, MemoryPlan, plan_memory
+from node.limits import SCORES_COPIES
 from node.mlx import backend, device
 from node.mlx.loaded_model import load_model, weights_bytes
 from node.mlx.probe import probe

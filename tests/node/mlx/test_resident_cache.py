@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
-from fabric.limits import STATES_HOT_MAX
 from fabric.settings import KvBits
 from fabric.turn.generation import Sampling
+from node.limits import STATES_HOT_MAX
 from node.mlx.engine import Engine
 from node.mlx.probe.probe import fit_engine
 from node.mlx.resident_cache import ResidentCache

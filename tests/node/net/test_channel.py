@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import pytest
 
 from fabric.errors import NotFoundError, RejectedError
-from fabric.limits import KIB, TRANSFER_SLICE_BYTES_MIN
+from fabric.limits import KIB
 from fabric.net.wire import MAC_BYTES, FetchPart, Goodbye, PayloadHead, encode_frame
+from node.limits import TRANSFER_SLICE_BYTES_MIN
 from node.net.channel import AHEAD_BYTES, Channel
 from node.net.frame_mac import TamperedError
 from node.transfer.payload import Compressor, receive_slice, send_range

@@ -6,9 +6,10 @@ import pytest
 
 from fabric.errors import TooLargeError
 from fabric.ids import NodeName
-from fabric.limits import ADDRESSES_MAX, LINKS_TOLD_MAX, MIB, PEERS_MAX
+from fabric.limits import ADDRESSES_MAX, MIB, PEERS_MAX
 from fabric.net.link_estimate import PING_EVERY_S, PROBE_REST_MIN_S, RESTING_BYTES_PER_S
 from fabric.net.links import Address, LinkKind, PeerList, PeerNode
+from node.limits import LINKS_TOLD_MAX
 from node.net.link_table import LINKS_MAX, LinkTable
 from tests.support.transfers import StoppedClock
 

@@ -12,7 +12,6 @@ import pytest
 from fabric import PROTOCOL_VERSION
 from fabric.errors import CorruptDataError, RetryLaterError
 from fabric.ids import MigrationId
-from fabric.limits import TRANSFER_REQUEST_BYTES
 from fabric.net import compression
 from fabric.net.handshake import HandshakeRole, prove, session_keys
 from fabric.net.wire import (
@@ -27,6 +26,7 @@ from fabric.net.wire import (
     encode_frame,
 )
 from node.clock import SystemClock
+from node.limits import TRANSFER_REQUEST_BYTES
 from node.net.connections import Connections
 from node.net.peer import Peer
 from tests.support.transfers import (

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from fabric.errors import RetryLaterError
-from fabric.limits import TRANSFER_HOLD_S
 from fabric.net.links import LinkKind
 from fabric.net.wire import Urgency
 from node.clock import SystemClock
+from node.limits import TRANSFER_HOLD_S
 from node.net.connections import Connections
 from node.net.link_reservations import NominalLinks
 from node.transfer.urgency_gate import STUCK_S, UrgencyGate

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from fabric.limits import BLOCK_READERS
+from node.limits import BLOCK_READERS
 from node.store.block_readers import BlockReads, UnreadBlockError, failed_reads
 
 HANG_S = 30.0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabric.errors import CorruptDataError, FabricError, RejectedError
-from fabric.limits import QUARANTINE_FILES_MAX
+from node.limits import QUARANTINE_FILES_MAX
 from node.store.posix_disk import DiskError, PosixDisk
 
 

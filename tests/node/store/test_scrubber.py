@@ -7,8 +7,8 @@ import pytest
 
 from fabric.errors import FabricError
 from fabric.ids import NodeName
-from fabric.limits import SCRUB_IDLE_S, SCRUB_STEP_S
 from fabric.settings import NodeSettings
+from node.limits import SCRUB_IDLE_S, SCRUB_STEP_S
 from node.runtime.health import Health
 from node.runtime.live_turns import LiveTurns
 from node.runtime.workers import Workers

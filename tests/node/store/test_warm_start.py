@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 
 from fabric.ids import NodeName
-from fabric.limits import WARM_START_STEP_S
+from node.limits import WARM_START_STEP_S
 from node.runtime.health import Health
 from node.runtime.live_turns import LiveTurns
 from node.runtime.workers import Workers

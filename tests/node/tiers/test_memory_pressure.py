@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fabric.control.node_calls import Describe, NodeView
-from fabric.limits import MEMORY_CALM_S, MEMORY_FLOOR_PARTS, MEMORY_SHRINK_PARTS, MEMORY_SHRINK_S
+from node.limits import MEMORY_CALM_S, MEMORY_FLOOR_PARTS, MEMORY_SHRINK_PARTS, MEMORY_SHRINK_S
 from node.machine import Pressure
 from node.tiers.memory_pressure import MemoryGauge, MemoryPressure
 from tests.node.fake_engine import FakeClock

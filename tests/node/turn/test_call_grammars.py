@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 
 from fabric.errors import RejectedError
-from fabric.limits import CALL_SCHEMAS_BYTES_MAX
 from fabric.turn.call_choice import CallChoice
 from fabric.turn.generation import FinishReason, ToolCalls
+from node.limits import CALL_SCHEMAS_BYTES_MAX
 from tests.support.chat_models import (
     CODER,
     FUNCTION_GEMMA,

@@ -9,12 +9,13 @@ from fabric.control.node_calls import AgentView
 from fabric.edit_mode import EditMode
 from fabric.errors import FabricError
 from fabric.ids import AgentId, OperationId
-from fabric.limits import DIRECTIVE_BYTES_MAX, DIRECTIVES_BYTES_MAX, DIRECTIVES_MAX
+from fabric.limits import DIRECTIVE_BYTES_MAX, DIRECTIVES_MAX
 from fabric.record.directed import directed
 from fabric.record.directive import Directive
 from fabric.record.said import said_digest
 from fabric.record.sought import sought
 from fabric.turn.messages import Message, MessageRole, ToolUse
+from node.limits import DIRECTIVES_BYTES_MAX
 from node.tiers.disk_tier import record_bytes
 from tests.support.agent_traffic import words
 from tests.support.services import TENANT, ask, call, migrate, running

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from fabric.limits import ENCODERS, ENCODING_BYTES_MAX
+from node.limits import ENCODERS, ENCODING_BYTES_MAX
 from node.turn.encoders import Encoders
 from node.turn.turn_sequence import Sequences
 from tests.support.services import ask, running

@@ -4,10 +4,10 @@ import pytest
 from mlx_lm.tokenizer_utils import load
 
 from fabric.ids import OperationId, TenantId
-from fabric.limits import ANSWER_OPENINGS_MAX
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
 from fabric.turn.messages import template_form
 from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, plan_prompt
+from node.limits import ANSWER_OPENINGS_MAX
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.turn.landmarks import Landmarks
 from tests.support.agent_traffic import TOOLS, corpus, words

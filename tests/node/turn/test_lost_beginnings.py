@@ -5,8 +5,9 @@ import shutil
 import pytest
 
 from fabric.edit_mode import EditMode
-from fabric.limits import BLOCK_TOKENS, SPAN_KEPT_TOKENS_MIN
+from fabric.limits import BLOCK_TOKENS
 from fabric.turn.text_match import common_prefix
+from node.limits import SPAN_KEPT_TOKENS_MIN
 from node.store.block_files import file_name
 from tests.node.turn.test_edited_turns import agent_of, history
 from tests.support.agent_traffic import words

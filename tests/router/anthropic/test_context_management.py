@@ -3,7 +3,7 @@
 import anthropic
 import pytest
 
-from fabric.limits import CONTEXT_EDITS_MAX
+from router.limits import CONTEXT_EDITS_MAX
 from router.policies.clear_tool_uses import CLEARED
 from tests.router.counting_node import CountingNode
 from tests.router.fake_node import MODEL

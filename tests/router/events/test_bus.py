@@ -3,9 +3,9 @@ import asyncio
 import pytest
 
 from fabric.errors import OverloadedError
-from fabric.limits import FLEET_EVENTS_MAX, FLEET_FOLLOWERS_MAX
 from router.events.bus import FleetEvents
 from router.events.fleet_event import AgentErased, DrainChanged, NodeChanged
+from router.limits import FLEET_EVENTS_MAX, FLEET_FOLLOWERS_MAX
 from tests.router.fake_memory import ScaledClock
 
 pytestmark = pytest.mark.anyio

@@ -5,9 +5,10 @@ import pytest
 
 from fabric.control.node_calls import AgentList, Describe, ListAgents
 from fabric.errors import FabricError, RetryLaterError
-from fabric.limits import HEARTBEAT_S, LEASE_S, SUSPECT_S, WHOLE_LIST_S
+from fabric.limits import HEARTBEAT_S
 from router.fleet.membership import LeaseState, Membership
 from router.fleet.node_client import NodeLostError
+from router.limits import LEASE_S, SUSPECT_S, WHOLE_LIST_S
 from tests.router.fake_memory import ManualClock
 from tests.router.fake_node import FakeNode
 from tests.router.rig import until

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from fabric.ids import NodeName
-from fabric.limits import EPOCH_LEAP, EPOCH_LEAP_BITS, NODE_REMEMBERED_S, ROSTER_BYTES_MAX
 from fabric.settings import RouterSettings
 from fabric.turn.messages import Message, MessageRole
 from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.node_roster import NodeRoster, RosterFile, SeenNode
 from router.fleet.roster_keeper import ROSTER_RENEW_S, RosterKeeper
+from router.limits import EPOCH_LEAP, EPOCH_LEAP_BITS, NODE_REMEMBERED_S, ROSTER_BYTES_MAX
 from router.prompt import chat_prompt
 from tests.router.fake_memory import Memory
 from tests.router.fake_node import FakeNode

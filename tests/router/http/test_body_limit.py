@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from fabric.limits import BODIES_ARRIVING_BYTES_MAX, BODY_BYTES_MAX, MIB
+from fabric.limits import BODY_BYTES_MAX, MIB
 from fabric.settings import RouterSettings
 from fabric.turn.generation import Finished, FinishReason
+from router.limits import BODIES_ARRIVING_BYTES_MAX
 from tests.router.fake_node import MODEL
 from tests.router.rig import KEY, OTHER_KEY, rig, until
 

@@ -4,15 +4,10 @@ import json
 
 import pytest
 
-from fabric.limits import (
-    BODY_BYTES_MAX,
-    CALL_BODY_BYTES_MAX,
-    MIB,
-    PROMPT_ESCAPES,
-    PROMPT_FRAME_BYTES,
-)
+from fabric.limits import BODY_BYTES_MAX, MIB
 from fabric.settings import RouterSettings
 from fabric.turn.generation import Finished, FinishReason
+from router.limits import CALL_BODY_BYTES_MAX, PROMPT_ESCAPES, PROMPT_FRAME_BYTES
 from tests.router.fake_node import MODEL
 from tests.router.http.test_body_limit import error_of, open_body
 from tests.router.rig import KEY, rig

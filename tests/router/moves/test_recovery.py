@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from fabric.errors import UNDECIDED, FabricError
-from fabric.limits import LEASE_S
 from fabric.record.manifest import OwnerState
+from router.limits import LEASE_S
 from tests.router.fake_memory import Memory
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, until

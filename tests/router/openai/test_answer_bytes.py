@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from fabric.errors import OverloadedError, RejectedError
-from fabric.limits import CALL_BODY_BYTES_MAX
 from fabric.settings import RouterSettings
 from fabric.turn.generation import (
     Delta,
@@ -22,6 +21,7 @@ from fabric.turn.generation import (
     ToolCall,
     ToolCalls,
 )
+from router.limits import CALL_BODY_BYTES_MAX
 from tests.router.fake_node import MODEL
 from tests.router.rig import KEY, rig
 

@@ -3,9 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.errors import FabricError, RejectedError
-from fabric.limits import ANSWERS_PER_PROMPT_MAX, COMPLETION_TOKENS_MAX
+from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.turn.generation import Identity, IdentityKind, Priority
 from fabric.turn.messages import Message, MessageRole
+from router.limits import ANSWERS_PER_PROMPT_MAX
 from router.openai.chat_request import parse_chat
 from tests.support.conversations import as_templates_get_it
 

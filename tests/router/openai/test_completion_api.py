@@ -3,8 +3,8 @@ from operator import attrgetter
 import openai
 import pytest
 
-from fabric.limits import ANSWERS_PER_PROMPT_MAX, PROMPTS_MAX
 from fabric.turn.generation import Delta, Finished, FinishReason, Priority, TokenLogprob
+from router.limits import ANSWERS_PER_PROMPT_MAX, PROMPTS_MAX
 from tests.router.fake_node import MODEL
 from tests.router.rig import rig
 

@@ -4,7 +4,7 @@ import pytest
 
 from fabric.errors import OverloadedError
 from fabric.ids import TenantId
-from fabric.limits import SCENARIO_LEASE_S
+from router.limits import SCENARIO_LEASE_S
 from router.runs import agent_leases as module
 from router.runs.agent_leases import AgentLeases, HeldLease, WantedLease
 from router.runs.lease_file import NAME, read_leases, write_leases

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from fabric.limits import SCENARIO_REQUEST_BYTES_MAX
 from fabric.settings import RouterSettings
+from router.limits import SCENARIO_REQUEST_BYTES_MAX
 from router.runs import runs as module
 from router.scenario.script import Script
 from tests.router.fake_node import FakeNode

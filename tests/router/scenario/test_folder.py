@@ -5,7 +5,7 @@ import os
 import pytest
 
 from fabric.errors import RejectedError
-from fabric.limits import SCENARIO_FILE_BYTES_MAX
+from router.limits import SCENARIO_FILE_BYTES_MAX
 from router.scenario.complaints import ScenarioError
 from router.scenario.folder import ScenarioFolder, read_scenario_file
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fabric.limits import SCENARIO_BYTES_MAX, SCENARIO_ERRORS_MAX
+from router.limits import SCENARIO_BYTES_MAX, SCENARIO_ERRORS_MAX
 from router.scenario.complaints import ScenarioError
 from router.scenario.reader import read_scenario
 from router.scenario.template import MessagesPlace, VariablePlace

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 
 from fabric.errors import FabricError
-from fabric.limits import SCENARIO_LOST_TRIES_MAX
+from router.limits import SCENARIO_LOST_TRIES_MAX
 from router.scenario.reader import read_scenario
 from router.scenario.run_events import Waited
 from router.scenario.series import Series, SeriesPlan

@@ -6,8 +6,8 @@ import openai
 import pytest
 
 from fabric.errors import OverloadedError
-from fabric.limits import ANSWERS_AT_ONCE_MAX
 from fabric.turn.generation import Admitted, Delta, Failed, Finished, FinishReason, IdentityKind
+from router.limits import ANSWERS_AT_ONCE_MAX
 from tests.router.fake_node import MODEL
 from tests.router.rig import rig, until
 

@@ -1,0 +1,137 @@
+"""Bounds of the router and the command line: name, unit last, and the reason."""
+
+from typing import Final
+
+from fabric.limits import BODY_BYTES_MAX, KIB, MIB
+
+# Left free of a drive, whatever the budget says: systems swap and update there.
+WEIGHTS_INDEX_BYTES_MAX: Final = 64 * MIB  # of a model's list of weights, read before a start
+
+# HTTP
+PROMPT_ESCAPES: Final = 6  # bytes of JSON that one of text may take, as \u0061 does
+PROMPT_FRAME_BYTES: Final = 1 * MIB  # of a body, beside a prompt's text: names, numbers, brackets
+CALL_BODY_BYTES_MAX: Final = 1 * MIB  # of requests that bring no prompt
+BLOCKS_PER_MESSAGE_MAX: Final = 10_000  # of content, in dialects that have such
+TOOLS_MAX: Final = 512
+STOP_STRINGS_MAX: Final = 16
+STOP_STRING_CHARS_MAX: Final = 512
+NAME_CHARS_TOLD: Final = 100  # of a name that a client gave, in an error about it
+TOP_LOGPROBS_MAX: Final = 20
+ANSWERS_PER_PROMPT_MAX: Final = 32
+PROMPTS_MAX: Final = 256  # of one request for completions
+ANSWERS_MAX: Final = 512  # of one request, to all its prompts
+ANSWERS_AT_ONCE_MAX: Final = 8  # of those: the others wait, as if they were sent one by one
+ANSWER_PLACE_S: Final = 30.0  # for a full node, while no other answer of the request runs
+ANSWER_PARTS_WAITING_MAX: Final = 256  # of all, until the client reads on
+LOGIT_BIAS_MAX: Final = 1_024
+KEY_CHARS_MAX: Final = 512  # prompt_cache_key, user
+INCLUDED_MAX: Final = 64  # of what an answer may bring beside itself
+RESPONSES_STORED_MAX: Final = 4_096  # of all tenants, in the router's memory
+RESPONSES_BYTES_MAX: Final = 128 * MIB  # they take together; each holds its whole conversation
+BODIES_BYTES_MAX: Final = 16 * BODY_BYTES_MAX  # of all requests being served; one tenant: half
+BODIES_ARRIVING_BYTES_MAX: Final = 3 * BODY_BYTES_MAX  # not complete yet; one tenant: half
+BODY_GRACE_S: Final = 10.0  # for a body's first bytes; then
+BODY_BYTES_PER_S_MIN: Final = 32 * KIB  # of waiting for it
+STREAM_SILENCE_S: Final = 4.0  # before a stream says that it lives: clients give up after 5
+REQUESTS_MAX: Final = 2_048  # being served at once; one tenant: half
+TOKEN_ID_MAX: Final = (1 << 31) - 1  # of a prompt in tokens; the model has far fewer
+TOKEN_DIGITS_MAX: Final = 10  # of a token's id in a logit bias
+POLICY_S: Final = 2.0  # for one of an operator's own, after which the turn goes on unedited
+POLICY_CALLS_MAX: Final = 4  # of one such policy at a time; each has a thread
+CUT_RESULT_CHARS_MIN: Final = 100  # of a tool's result that was cut: its notice takes 60
+CONTEXT_EDITS_MAX: Final = 16  # of one request's context_management
+EDIT_VALUE_MAX: Final = 1 << 31  # tokens or calls that one of those names
+TRUNCATION_COUNTS_MAX: Final = 12  # prompts counted to find the longest that fits; mostly three
+MESSAGE_NAME_CHARS_MAX: Final = 256  # of a name or an id within a message
+MATCH_REASON_CHARS_MAX: Final = 200  # in an answer's header
+
+# Control plane
+LIST_PAGES_MAX: Final = 1_024  # more than 10,000 agents with the longest sketches take
+WHOLE_LIST_S: Final = 600.0  # how old the last whole list of a node may get
+SUSPECT_S: Final = 3.0
+LEASE_S: Final = 6.0
+OWNER_WAIT_S_MAX: Final = 60.0  # of a turn, for a node that joins or restarts with its agent
+EPOCH_LEAP: Final = 1_024  # more moves and takeovers than an agent sees between two restarts
+EPOCH_LEAP_BITS: Final = 20  # of chance on top of it
+LOG_BYTES_MAX: Final = 16 * MIB  # of one file; there are two per process
+CHILD_LINE_BYTES_MAX: Final = 1 * MIB  # of what the supervisor tells the keeper
+STOP_LINE_CHARS_MAX: Final = 4_096  # of what another Mac says while it stops
+STOPS_AT_ONCE_MAX: Final = 16  # Macs on which Ray is stopped at a time
+
+# Erasures
+ERASURE_EPOCHS: Final = 1 << 24  # above what is known: claims unheard of, sixteen leaps among them
+EPOCHS_ISSUED_MAX: Final = 100_000  # agents whose last claim nobody has confirmed yet
+ERASURE_DIGESTS_MAX: Final = 1 << 16  # of agents that lists name, remembered by the router
+
+# Copies of agents
+DRAIN_AT_ONCE_MAX: Final = 3  # agents on their way off one node; more only share its links
+DRAIN_ROUNDS_MAX: Final = 3  # in a row without a move, before a drain rests
+DRAIN_ROUND_REST_S: Final = 1.0
+DRAIN_AGAIN_S: Final = 30.0  # a drain that rested is tried again
+DRAIN_STUCK_MAX: Final = 100  # named in an answer; the rest is counted
+COPY_TRIES_MAX: Final = 3  # a turn that ends may replace the last block under the copy
+NODE_REMEMBERED_S: Final = 14 * 86_400.0  # without a report, while others report
+ROSTER_BYTES_MAX: Final = 16 * KIB  # of its file
+REPLICAS_WAITING_MAX: Final = 1_024  # agents noted for copying; the next sweep finds the rest
+REPLICA_REST_S: Final = 30.0  # before a copy that failed is tried again
+REPLICA_AGAIN_S: Final = 600.0  # before a copy that its node has evicted is made again
+NEWCOMER_AGENTS_MAX: Final = 4  # a node that has no more is to be given what others share
+NEWCOMER_AGAIN_S: Final = 300.0  # before it is given that again, while it stays so
+NEWCOMER_REST_S: Final = 30.0  # before that is tried again where it failed, or a move went first
+PREFETCH_HINTS_MAX: Final = 4  # agents that one request may name
+PREFETCH_TASKS_MAX: Final = 32  # hints under way in the router; more are dropped
+COPY_ROUNDS_MAX: Final = 8  # of a move, before it seals
+
+# Router, and the fleet's events as dashboards follow them
+SKETCH_AGENTS_MAX: Final = 100_000
+FLEET_FOLLOWERS_MAX: Final = 64  # at once; one tenant: half
+FLEET_EVENTS_MAX: Final = 512  # kept for each, and for who comes back; some 300 bytes each
+FLEET_SNAPSHOT_AGENTS_MAX: Final = 1_000  # shown in one, those used last; some 700 bytes each
+FLEET_SNAPSHOT_EVERY_S: Final = 5.0  # for one follower that does not keep up
+FLEET_LINE_BYTES_MAX: Final = 64 * MIB  # of what the command line reads; a snapshot is one line
+LINK_RATE_NEWS: Final = 0.1  # share by which a link's rate differs from the one told last
+
+# Hibernation: one agent as one file
+HIBERNATION_STALL_S: Final = 60.0  # without a byte, after which the command line gives up
+HIBERNATION_KEY_FILE_BYTES_MIN: Final = 16
+HIBERNATION_KEY_FILE_BYTES_MAX: Final = 64 * KIB
+
+# Scenarios
+SCENARIO_BYTES_MAX: Final = 1 * MIB  # of one YAML file; those shipped have 10 KiB
+SCENARIO_DEPTH_MAX: Final = 16  # of what is nested; a phase's own parts go 6 deep
+SCENARIO_NODES_MAX: Final = 20_000  # values in one file; they take half a second and 20 MB
+SCENARIO_TEXT_CHARS_MAX: Final = 64 * KIB  # of one text: 16,000 tokens
+SCENARIO_ERRORS_MAX: Final = 20  # told at once; who wrote more reads no further
+SCENARIO_FILES_MAX: Final = 64  # of texts beside the YAML
+SCENARIO_FILE_BYTES_MAX: Final = 256 * KIB  # of one of those
+SCENARIO_NAME_CHARS_MAX: Final = 48  # with an agent's and a run's it makes an agent's id
+SCENARIO_KEY_CHARS_MAX: Final = 32  # of agents, phases, tools, variables and runs, likewise
+SCENARIO_PATH_CHARS_MAX: Final = 256  # of a text's file
+SCENARIO_AGENTS_MAX: Final = 64
+SCENARIO_PHASES_MAX: Final = 64
+SCENARIO_ROUNDS_MAX: Final = 100  # of one phase
+SCENARIO_TURNS_MAX: Final = 4_096  # of all phases together
+SCENARIO_VARIABLES_MAX: Final = 64
+SCENARIO_TOOLS_MAX: Final = 64
+SCENARIO_ITEMS_MAX: Final = 64  # answers of a tool, directives and expectations of a phase
+SCENARIO_STEPS_MAX: Final = 8  # answers of one turn that call tools, before it ends
+SCENARIO_ASKING_MAX: Final = 16  # agents of one run that answer at once
+SCENARIO_PREFETCHED_MAX: Final = 4  # turns to come whose agents are got ready
+SCENARIO_TRIES_MAX: Final = 30  # of one thing that the fabric cannot do yet: minutes
+SCENARIO_LOST_TRIES_MAX: Final = 3  # of what an agent's node, or else its next turn, brings back
+SCENARIO_LINE_BYTES_MAX: Final = 4 * MIB  # of a run's journal; an answer with its calls
+SCENARIO_EXPANDED_CHARS_MAX: Final = 4 * MIB  # of one text, with all that agents said before
+SCENARIO_REQUEST_BYTES_MAX: Final = 8 * MIB  # of one POST: a file, and texts beside it, as JSON
+SCENARIO_REPEATS_MAX: Final = 16  # of one run
+SCENARIO_RUN_TURNS_MAX: Final = 8_192  # of one run in the router, with repeats and cold arms
+SCENARIO_RUNS_MAX: Final = 12  # in the router at once, 16 agents each; one tenant: half
+SCENARIO_LEASE_S: Final = 30.0  # of agents that a run of the command line uses, unless renewed
+SCENARIO_LEASES_MAX: Final = 256  # of such runs at once; one tenant: half
+SCENARIO_LEASED_MAX: Final = 2 * SCENARIO_AGENTS_MAX  # agents of one lease, those of both arms
+SCENARIO_ENDED_MAX: Final = 64  # runs on the router's disk that have ended; the oldest go
+SCENARIO_EVENTS_MAX: Final = 16_384  # of one run kept for who follows it: all of most
+SCENARIO_EVENTS_BYTES_MAX: Final = 2 * MIB  # and their bytes; 4,000 answers of 500 characters
+SCENARIO_FOLLOWERS_MAX: Final = 16  # of one run at once
+SCENARIO_LAG_EVENTS_MAX: Final = 1_024  # that come while a follower reads nothing, before its end
+SCENARIO_FRAMES_MAX: Final = 64  # events sent to a follower at a time
+SCENARIO_NODES_WAIT_S: Final = 600.0  # of a run that goes on, until nodes have loaded its model
