@@ -15,6 +15,7 @@ from node.engine.memory_budget import Reservation
 from node.limits import BLOCKED_POLL_S
 from node.tiers.restore import load_blocks
 from node.turn import prefix
+from tests.support.erasures import wait_until
 from tests.support.on_loop import change
 from tests.support.services import TENANT, ask, call, identity_of, running
 from tests.support.tiny_models import ONE_LAYER, write_model
@@ -226,8 +227,9 @@ def test_a_restore_that_fails_ends_its_turn_only_and_leaves_no_memory_reserved(
             with pytest.raises(FabricError) as caught:
                 ask(service, WORDS * 30, agent="a", **BRIEF)
         assert caught.value.status == 500
+        # The engine thread answers before it removes the sequence.
+        wait_until(lambda: not list(service.node.engine._queue))
         assert service.node.engine.budget.reserved_bytes == 0
-        assert not list(service.node.engine._queue)
         again = ask(service, WORDS * 30, agent="a", **BRIEF)
         assert again.text == reply.text
         assert again.admitted.cache is CacheTier.DISK
