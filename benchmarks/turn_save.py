@@ -45,6 +45,7 @@ from node.mlx.loaded_model import BUNDLED
 from node.mlx.model_limits import ModelLimits
 from node.mlx.resident_cache import ResidentCache
 from node.node import Node
+from node.prompt.restored_answers import ShownAnswer
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
@@ -57,7 +58,6 @@ from node.store.tombstones import DIRECTORY as ERASED
 from node.store.tombstones import TombstoneStore
 from node.transfer.server import TransferServer
 from node.turn.prepared import Prepared
-from node.turn.restored import ShownAnswer
 from node.turn.saver import Saver
 
 DESCRIPTION = "CPU time and bytes to save a 50-token turn at 1k and at 32k tokens"

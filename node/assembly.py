@@ -35,6 +35,10 @@ from node.mlx.chat_tokenizer import ChatTokenizer
 from node.net.connections import Connections
 from node.net.link_table import LinkTable
 from node.node import HttpEndpoint, Node
+from node.prompt.answer_grammars import AnswerGrammars
+from node.prompt.encoder_threads import EncoderThreads
+from node.prompt.prompt_boundaries import PromptBoundaries
+from node.prompt.prompt_encoder import PromptEncoder
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
 from node.runtime.live_turns import LiveTurns
@@ -70,11 +74,7 @@ from node.transfer.server import TransferServer
 from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.claim import Claims
 from node.turn.edited_prefix import EditedPrefixes
-from node.turn.encoders import Encoders
-from node.turn.grammars import Grammars
-from node.turn.landmarks import Landmarks
 from node.turn.prefix import Prefixes
-from node.turn.request_prompt import Prompts
 from node.turn.saver import Savers
 from node.turn.turn import TurnServer
 from node.turn.turn_sequence import Sequences
@@ -327,7 +327,7 @@ def _turns(
 ) -> TurnServer:
     identity, engine, tokenizer = ground.identity, ground.engine, ground.tokenizer
     table, store, hot = ground.table, ground.store, tiers.hot
-    prompts = Prompts(identity, tokenizer, Encoders(), engine.budget, Landmarks(tokenizer))
+    prompts = PromptEncoder(identity, tokenizer, EncoderThreads(), PromptBoundaries(tokenizer))
     grammars = _grammars(identity, tokenizer)
     claims = Claims(
         table,
@@ -362,7 +362,7 @@ def _turns(
     )
 
 
-def _grammars(identity: NodeIdentity, tokenizer: ChatTokenizer) -> Grammars:
+def _grammars(identity: NodeIdentity, tokenizer: ChatTokenizer) -> AnswerGrammars:
     def facts() -> TokenizerFacts:
         return TokenizerFacts(
             tokenizer.definition,
@@ -371,4 +371,4 @@ def _grammars(identity: NodeIdentity, tokenizer: ChatTokenizer) -> Grammars:
             tokenizer.added_ids,
         )
 
-    return Grammars(Compiler(facts), tokenizer)
+    return AnswerGrammars(Compiler(facts), tokenizer)

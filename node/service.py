@@ -46,6 +46,7 @@ from node.net.probe import Caller
 from node.net.prober import LinkProber
 from node.node import Node
 from node.power_assertion import PowerAssertion
+from node.prompt.appended_prompt import AppendedPrompts
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
@@ -61,7 +62,6 @@ from node.store.tombstones import DIRECTORY as ERASED
 from node.store.tombstones import TombstoneStore
 from node.tiers.memory_pressure import MemoryGauge
 from node.transfer.server import TransferServer
-from node.turn.continued import Continued
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -312,9 +312,10 @@ class NodeService:
         control = ControlHttp(node.name, self._config.cluster_key, self._by_http)
         files = HibernationHttp(self._config.cluster_key, node.exports, node.imports)
         prompts, key = node.turns.prompts, self._config.cluster_key
+        owned_record = node.turns.claims.owned_record
         questions = [
             PromptQuestion(COUNT_PATH, key, prompts.count).route(),
-            PromptQuestion(APPEND_PATH, key, Continued(prompts, node.table).prompt).route(),
+            PromptQuestion(APPEND_PATH, key, AppendedPrompts(prompts, owned_record).prompt).route(),
         ]
         more = [*files.routes(), *control.routes(), *questions]
         app = build_app(self._config.cluster_key, node.turns.serve, more)

@@ -68,6 +68,10 @@ CASES = {
         "fabric's rooms",
     ),
     "a room of node that reaches up": ({"node/store/x.py": "import node.engine"}, "node's rooms"),
+    "prompt preparation that needs an agent": (
+        {"node/prompt/x.py": "import node.agents"},
+        "node's rooms",
+    ),
     "a room of the router that reaches up": (
         {"router/placement/x.py": "import router.moves"},
         "router's rooms",

@@ -15,7 +15,6 @@ from fabric.record.edited_head import EditedHead
 from fabric.record.layout import Layout
 from fabric.record.lenders import Lender
 from fabric.record.manifest import Manifest, OwnerState
-from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, Transcript
 from node.agents.outgoing import OutgoingMove, OutgoingState, Successor
 from node.agents.turn_lock import TurnLock
 from node.limits import EDITS_SHOWN_MAX
@@ -188,17 +187,6 @@ class Agent:
         count = record.provenance.marks.conversation or record.prompt_tokens_count
         count = min(count, record.prompt_tokens_count)
         return record.text.encode()[: record.token_ends[count - 1]] if count else b""
-
-    def transcript(self) -> Transcript:
-        record = self.manifest
-        if not record.token_ids:
-            return EMPTY_TRANSCRIPT
-        return Transcript(
-            record.text.encode(),
-            list(record.token_ids),
-            list(record.token_ends),
-            record.prompt_tokens_count,
-        )
 
     @property
     def _tail(self) -> str:

@@ -17,7 +17,7 @@ from fabric.record.answers import Answers
 from fabric.record.directive import Directive, live
 from fabric.record.layout import Layout
 from fabric.record.lenders import Lender
-from fabric.record.manifest import OwnerState
+from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.wishes import Wishes
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.turn.sketch import goes_on
@@ -26,11 +26,11 @@ from node.agents.agent_table import AgentTable
 from node.engine.moving_streams import MovingStreams
 from node.limits import AGENT_TURNS_WAITING_MAX
 from node.migration.incoming import IncomingMoves
+from node.prompt.restored_answers import KnownAnswers
 from node.runtime.health import Health
 from node.store.tombstones import TombstoneStore
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.hot_tier import HotTier
-from node.turn.restored import KnownAnswers
 
 DECISION_WAIT_S = 30.0  # a turn that meets a migration waits this long for its outcome
 TAKE_UP_WAIT_S = 5.0  # for an answer that its router asks for again at once
@@ -134,6 +134,12 @@ class Claims:
         message = f"{AGENT_TURNS_WAITING_MAX} turns already wait for this agent"
         wait_s = self.retry_after_s(AGENT_TURNS_WAITING_MAX, 1)
         raise OverloadedError(message, retry_after_s=wait_s)
+
+    def owned_record(self, key: AgentKey) -> Manifest | None:
+        """Return the record of an agent that this node owns."""
+        agent = self.table.get(key)
+        is_owned = agent is not None and agent.word.state is not OwnerState.REPLICA
+        return agent.manifest if agent is not None and is_owned else None
 
     def answers(self, request: GenerateRequest, places: Sequence[int]) -> KnownAnswers:
         """Return what is known of a chat's answers: by whom it is with, and by others.

@@ -32,14 +32,14 @@ from node.engine.sequence import Ended
 from node.limits import UNSAVED_BYTES_MAX
 from node.low_latency import low_latency
 from node.mlx.resident_cache import ResidentCache
+from node.prompt.directed_request import DirectedRequest
+from node.prompt.restored_answers import ShownAnswer
+from node.prompt.transcript_positions import parts_after, said_after
 from node.runtime.health import Health
 from node.store.service_time import ServiceTime
 from node.tiers.record_writer import RecordWriters
 from node.tiers.unsaved import Unsaved
-from node.turn.directed import Directed
 from node.turn.prepared import Prepared
-from node.turn.restored import ShownAnswer
-from node.turn.said_prompt import parts_after, said_after
 
 _log = logging.getLogger(__name__)
 IDLE_SHARE = 19.0  # saving ahead takes a twentieth of the time, so that decoding is not slowed
@@ -63,10 +63,10 @@ class Savers:
         agent: Agent,
         prepared: Prepared,
         request: GenerateRequest,
-        directed: Directed | None = None,
+        directed: DirectedRequest | None = None,
     ) -> "Saver":
         """Begin to save a turn, whose prompt is as `directed` has it."""
-        return Saver(self, agent, prepared, request, directed or Directed(request))
+        return Saver(self, agent, prepared, request, directed or DirectedRequest(request))
 
 
 class Saver:
@@ -78,7 +78,7 @@ class Saver:
         agent: Agent,
         prepared: Prepared,
         request: GenerateRequest,
-        directed: Directed,
+        directed: DirectedRequest,
     ) -> None:
         self._parts = parts
         self._engine = parts.writers.engine

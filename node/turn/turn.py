@@ -33,28 +33,43 @@ from node.agents.outgoing import OutgoingMove
 from node.dialect.folding import Rendered
 from node.dialect.shown import Shown
 from node.engine.delivery import finish_reason, produced
+from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Broke, Computed, Ended, Produced, Sequence, SequenceEvent, Started
 from node.grammar.answer_matcher import AnswerMatcher
 from node.limits import STREAM_EVENTS_MAX
 from node.mlx.answer import Answer
 from node.mlx.engine import SampledToken
-from node.turn.directed import Directed, upon
+from node.prompt.answer_grammars import AnswerGrammars
+from node.prompt.directed_request import DirectedRequest, direct, upon
+from node.prompt.prompt_encoder import PromptEncoder
+from node.prompt.restored_answers import LocatedRequest, RestoredRequest, ShownAnswer, put_back
+from node.prompt.transcript_positions import planned
+from node.runtime.health import Health
+from node.runtime.live_turns import LiveTurns
+from node.turn.claim import Claims
+from node.turn.prefix import Prefixes
 from node.turn.prepared import Prepared
-from node.turn.restored import Located, ShownAnswer
 from node.turn.resumption import plan_resumption, resumption, without_answer
-from node.turn.said_prompt import planned
-from node.turn.saver import Saver
+from node.turn.saver import Saver, Savers
 from node.turn.shown_events import echo_events, shown_events
-from node.turn.spelled_turn import spell_turn
-from node.turn.turn_parts import TurnParts
-from node.turn.turn_sequence import end_of, is_unchanged
+from node.turn.turn_sequence import Sequences, end_of, is_unchanged
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TurnServer(TurnParts):
-    """Serves a node's turns."""
+class TurnServer:
+    """Server of a node's turns, with the parts that all of them use."""
+
+    prompts: PromptEncoder
+    grammars: AnswerGrammars
+    claims: Claims
+    prefixes: Prefixes
+    sequences: Sequences
+    savers: Savers
+    engine: EngineThread
+    live: LiveTurns
+    health: Health
 
     def serve(self, request: GenerateRequest) -> AsyncIterator[Event]:
         """Serve one turn; closing the iterator cancels it."""
@@ -64,7 +79,7 @@ class TurnServer(TurnParts):
 class Turn:
     """One request being served."""
 
-    def __init__(self, parts: TurnParts, request: GenerateRequest) -> None:
+    def __init__(self, parts: TurnServer, request: GenerateRequest) -> None:
         self._parts = parts
         self._engine = parts.engine
         self._request = request
@@ -81,7 +96,7 @@ class Turn:
         self._saver: Saver | None = None
         self.lenders: tuple[Lender, ...] = ()  # whose rows its cache borrowed
         self._shown = ShownAnswer()
-        self._directed = Directed(request)  # as directives have it
+        self._directed = DirectedRequest(request)  # as directives have it
         self.task = asyncio.create_task(self._run())
         parts.live.add(self)
 
@@ -202,7 +217,7 @@ class Turn:
             return last
 
     async def _spelled(
-        self, found: Located, directives: tuple[Directive, ...], limit: PromptLimit
+        self, found: LocatedRequest, directives: tuple[Directive, ...], limit: PromptLimit
     ) -> tuple[Rendered, Answer]:
         made = await spell_turn(self._parts, found, directives, limit, self._shown)
         rendered, self._directed = made.rendered, made.directed
@@ -222,9 +237,11 @@ class Turn:
         else:
             directed = self._directed
             made, self._directed = await parts.prompts.encoders.run(
-                lambda: planned(parts.prompts, directed, agent, rendered, limit), len(rendered.text)
+                lambda: planned(parts.prompts, directed, agent.manifest, rendered, limit),
+                len(rendered.text),
             )
         parts.prompts.check_plan(request, made)
+        self._engine.budget.check(parts.sequences.identity.spec.resident_bytes(len(made.ids)))
         prepared = await parts.prefixes.prepare(agent, made, request)
         self.lenders = parts.claims.lenders(agent, prepared.layout)
         events: asyncio.Queue[SequenceEvent] = asyncio.Queue()
@@ -398,3 +415,34 @@ class Turn:
             return
         for each in shown_events(index, shown, event.logprobs if event is not None else ()):
             self._emit(each)
+
+
+@dataclass(frozen=True, slots=True)
+class SpelledTurn:
+    """What a turn is rendered from, and the answer to it, which is begun."""
+
+    restored: RestoredRequest
+    directed: DirectedRequest
+    rendered: Rendered
+    answer: Answer
+
+
+async def spell_turn(
+    parts: TurnServer,
+    found: LocatedRequest,
+    directives: tuple[Directive, ...],
+    limit: PromptLimit,
+    shown: ShownAnswer,
+) -> SpelledTurn:
+    """Spell a turn as these directives have it; raise RejectedError where that is no prompt."""
+    known = parts.claims.answers(found.request, found.wanted)
+    salt = parts.prefixes.store.salt(found.request.tenant)
+
+    def spelled() -> SpelledTurn:
+        restored = put_back(found, known)
+        directed = direct(restored.request, directives, restored.note, salt, found.request.messages)
+        rendered = parts.prompts.render(directed.request, limit)
+        answer = parts.sequences.begin_answer(directed.request, rendered.text, shown)
+        return SpelledTurn(restored, directed, rendered, answer)
+
+    return await parts.prompts.encoders.run(spelled)

@@ -25,12 +25,12 @@ from node.engine.sequence import (
 from node.engine.trimmed_end import TrimmedEnd
 from node.mlx.answer import Answer
 from node.mlx.chat_tokenizer import ChatTokenizer
+from node.prompt.restored_answers import ShownAnswer
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
 from node.tiers.hot_tier import HotTier
 from node.turn.prefix import Prefixes
 from node.turn.prepared import Prepared
-from node.turn.restored import ShownAnswer
 
 
 @dataclass(frozen=True, slots=True)

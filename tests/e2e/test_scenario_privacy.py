@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from node.turn.request_prompt import Prompts
+from node.prompt.prompt_encoder import PromptEncoder
 from router.cli.endpoint import Endpoint
 from router.cli.scenario.http_speaker import HttpSpeaker
 from router.scenario.reader import read_scenario
@@ -117,14 +117,14 @@ class MovingSpeaker(HttpSpeaker):
 @pytest.fixture
 def rendered(monkeypatch):
     """Note each prompt as a node renders it."""
-    noted, render = [], Prompts.render
+    noted, render = [], PromptEncoder.render
 
     def noting(self, request, limit):
         made = render(self, request, limit)
         noted.append(Told(request.identity.agent, "rendered prompt", made.text))
         return made
 
-    monkeypatch.setattr(Prompts, "render", noting)
+    monkeypatch.setattr(PromptEncoder, "render", noting)
     return noted
 
 

@@ -16,8 +16,8 @@ from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import MigrationId, NodeName, OperationId
 from fabric.turn.generation import Admitted, Delta, Failed, Finished, GenerateRequest, Sampling
 from node import control_calls
+from node.prompt.prompt_encoder import PromptEncoder
 from node.turn import turn
-from node.turn.request_prompt import Prompts
 from tests.support.services import TENANT, ask, call, identity_of, running
 from tests.support.tiny_models import ONE_LAYER, write_model
 
@@ -85,7 +85,7 @@ def test_a_stop_comes_to_an_end_while_agents_talk_and_tells_them_to_come_again(t
 
 
 def test_a_turn_whose_prompt_a_stop_cuts_off_is_told_to_come_again(model, tmp_path, monkeypatch):
-    plan, is_planning = Prompts.plan, threading.Event()
+    plan, is_planning = PromptEncoder.plan, threading.Event()
 
     def plan_once_unwanted(self, asked, agent, text, limit):
         is_planning.set()
@@ -95,7 +95,7 @@ def test_a_turn_whose_prompt_a_stop_cuts_off_is_told_to_come_again(model, tmp_pa
 
     monkeypatch.setattr(control_calls, "NODE_STOP_WAIT_S", 0.2)
     with running(tmp_path, model) as service:
-        monkeypatch.setattr(Prompts, "plan", plan_once_unwanted)
+        monkeypatch.setattr(PromptEncoder, "plan", plan_once_unwanted)
 
         async def scenario():
             events = service.node.turns.serve(request("agent", 8))

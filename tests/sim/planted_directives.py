@@ -9,8 +9,8 @@ from node.agents.agent_table import AgentTable
 from node.migration import forks
 from node.migration.incoming import IncomingMoves
 from node.migration.target import IncomingCopies
+from node.prompt import directed_request as directed
 from node.tiers.directing import Directing
-from node.turn import directed
 from node.turn.claim import Claims
 
 

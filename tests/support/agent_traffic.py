@@ -134,7 +134,7 @@ class Driver:
         prompt = fed[: record.prompt_tokens_count]
         assert len(prompt) == admitted.prompt_tokens
         spelled = self.service.node.tokenizer._tokenizer.decode(prompt)
-        text = agent.transcript().text[: record.token_ends[len(prompt) - 1]]
+        text = agent.manifest.text.encode()[: record.token_ends[len(prompt) - 1]]
         self._compare(prompt, list(record.token_ends[: len(prompt)]), text)
         if self.shape.eats_space_behind:  # which is not spelled again
             spelled, text = "".join(spelled.split()), b"".join(text.split())

@@ -9,7 +9,7 @@ from fabric.turn.messages import template_form
 from fabric.turn.prompt_plan import EMPTY_TRANSCRIPT, plan_prompt
 from node.limits import ANSWER_OPENINGS_MAX
 from node.mlx.chat_tokenizer import ChatTokenizer
-from node.turn.landmarks import Landmarks
+from node.prompt.prompt_boundaries import PromptBoundaries
 from tests.support.agent_traffic import TOOLS, corpus, words
 from tests.support.conversations import said
 from tests.support.template_shapes import SHAPES, write_tokenizer
@@ -31,7 +31,7 @@ def found(tmp_path, name, messages, tools=None, landmarks=None):
     """Return a prompt's text in four parts, and who found them."""
     if landmarks is None:
         write_tokenizer(tmp_path, SHAPES[name], corpus())
-        landmarks = Landmarks(ChatTokenizer(load(tmp_path)))
+        landmarks = PromptBoundaries(ChatTokenizer(load(tmp_path)))
     tokenizer, spoken = landmarks.tokenizer, said(messages)
     request = GenerateRequest(
         OperationId("operation-1"),

@@ -17,7 +17,7 @@ from fabric.turn.prompt_plan import PromptPlan
 from fabric.turn.text_match import common_prefix
 from node.limits import ANSWER_OPENINGS_MAX
 from node.mlx.chat_tokenizer import ChatTokenizer
-from node.turn.dates import DATE_LINE
+from node.prompt.date_lines import DATE_LINE
 
 _OTHER = Message(MessageRole.USER, ("\N{REPLACEMENT CHARACTER}",))  # begins like no message
 _SAID = "\N{REPLACEMENT CHARACTER} \n"
@@ -27,7 +27,7 @@ Render = Callable[[Sequence[Message]], bytes]
 
 
 @dataclass(slots=True, eq=False)
-class Landmarks:
+class PromptBoundaries:
     """Knows one model's template, and how it was seen to open answers."""
 
     tokenizer: ChatTokenizer

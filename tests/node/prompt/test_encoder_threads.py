@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from node.limits import ENCODERS, ENCODING_BYTES_MAX
-from node.turn.encoders import Encoders
+from node.prompt.encoder_threads import EncoderThreads
 from node.turn.turn_sequence import Sequences
 from tests.support.services import ask, running
 from tests.support.tiny_models import LLAMA, write_model
@@ -38,7 +38,7 @@ async def settled(work, running):
 
 
 def run(scenario):
-    encoders = Encoders()
+    encoders = EncoderThreads()
     try:
         asyncio.run(scenario(encoders))
     finally:

@@ -8,38 +8,37 @@ up, and what the template wrote behind its answer goes behind what the agent rem
     the prompt   |system ...|user ...|assistant ... <end>|user NEW|<end>|assistant
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from fabric.errors import RejectedError
-from fabric.record.manifest import OwnerState
+from fabric.ids import AgentKey
+from fabric.record.manifest import Manifest
 from fabric.record.pending_edits import rewritten
 from fabric.turn.generation import ContinuedPrompt, GenerateRequest
 from fabric.turn.messages import template_form
-from node.agents.agent_table import AgentTable
 from node.limits import ANSWER_END_CHARS_MAX
-from node.turn.request_prompt import Prompts
+from node.prompt.prompt_encoder import PromptEncoder
 
 _ASKED: Final = "ready?"
 _ANSWER: Final = "ready-5e0c1d"  # no template writes that by itself
 
 
 @dataclass(frozen=True, slots=True)
-class Continued:
-    """Makes such prompts; nothing is computed or kept."""
+class AppendedPrompts:
+    """Prompts that continue what agents of this node remember; nothing is computed or kept."""
 
-    prompts: Prompts
-    table: AgentTable
+    prompts: PromptEncoder
+    owned_record: Callable[[AgentKey], Manifest | None]
 
     async def prompt(self, request: GenerateRequest) -> ContinuedPrompt:
         """Return the prompt; raise RejectedError where the template takes no such messages."""
         assert request.identity.agent is not None, "the router names whom it asks about"
-        agent = self.table.get((request.tenant, request.identity.agent))
-        if agent is None or agent.word.state is OwnerState.REPLICA:
+        record = self.owned_record((request.tenant, request.identity.agent))
+        if record is None or not record.text:
             return ContinuedPrompt(None)
-        if not agent.manifest.text:
-            return ContinuedPrompt(None)
-        stored = rewritten(agent.manifest).decode("utf-8", "replace")
+        stored = rewritten(record).decode("utf-8", "replace")
         if request.prompt is not None:
             return ContinuedPrompt(stored + request.prompt)
         encoders = self.prompts.encoders

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class Encoders:
+class EncoderThreads:
     """Encoder threads of a node; used on its event loop."""
 
     _threads: ThreadPoolExecutor = field(

@@ -13,8 +13,8 @@ from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Samp
 from fabric.turn.messages import Message, MessageRole, ToolUse, template_form
 from node.agents import answer_index
 from node.dialect.spelling import TemplateTraits, spelled
-from node.turn import restored as restoring
-from node.turn.restored import NOTHING_TOLD, KnownAnswers, located, put_back, remember
+from node.prompt import restored_answers as restoring
+from node.prompt.restored_answers import NOTHING_TOLD, KnownAnswers, located, put_back, remember
 from tests.support.agent_traffic import TOOLS, Driver, Talk, corpus, drop_thought
 from tests.support.conversations import said
 from tests.support.samples import sample

@@ -2,8 +2,8 @@
 
 import pytest
 
-from node.turn.dates import with_dates_moved
-from tests.node.turn.test_restored import asking, restored
+from node.prompt.date_lines import with_dates_moved
+from tests.node.prompt.test_restored_answers import asking, restored
 from tests.support.agent_traffic import Driver, Talk, corpus, words
 from tests.support.conversations import said
 from tests.support.scripted_answers import scripted

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabric.turn.messages import Message, MessageRole, ToolUse
-from node.turn.restored import remember
-from tests.node.turn.test_restored import asking, restored
+from node.prompt.restored_answers import remember
+from tests.node.prompt.test_restored_answers import asking, restored
 
 USER, TOOL, ASSISTANT = MessageRole.USER, MessageRole.TOOL, MessageRole.ASSISTANT
 ASKED = [Message(USER, ("Do it.",))]

@@ -9,6 +9,7 @@ from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.shift import why_unshiftable
 from fabric.limits import AGENT_TOKENS_MAX, EDIT_KEPT_TOKENS_MIN
 from fabric.record.bounds import has_too_long_tokens
+from fabric.record.manifest import Manifest
 from fabric.record.pending_edits import edits_of, pending, rewritten
 from fabric.turn.edited_prompt import Edit, plan_edited_prompt
 from fabric.turn.generation import (
@@ -21,34 +22,40 @@ from fabric.turn.generation import (
 from fabric.turn.messages import template_form
 from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import (
+    EMPTY_TRANSCRIPT,
     Encoded,
     PromptPlan,
     Transcript,
     plan_prompt,
     plan_tokens,
 )
-from node.agents.agent import Agent
 from node.dialect.folding import Rendered
-from node.engine.memory_budget import MemoryBudget
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.spelled_tokens import SpelledTokens, spell
+from node.prompt.encoder_threads import EncoderThreads
+from node.prompt.prompt_boundaries import PromptBoundaries
+from node.prompt.restored_answers import LocatedRequest, located
 from node.runtime.identity import NodeIdentity
-from node.turn.encoders import Encoders
-from node.turn.landmarks import Landmarks
-from node.turn.restored import Located, located
 
 _INVALID = "invalid_request_error"
 
 
+def transcript_of(record: Manifest) -> Transcript:
+    """Return what an agent's cache holds, as its record has it."""
+    if not record.token_ids:
+        return EMPTY_TRANSCRIPT
+    ids, ends = list(record.token_ids), list(record.token_ends)
+    return Transcript(record.text.encode(), ids, ends, record.prompt_tokens_count)
+
+
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class PromptEncoder:
     """Renders and encodes the prompts of requests on this node."""
 
     identity: NodeIdentity
     tokenizer: ChatTokenizer
-    encoders: Encoders
-    memory: MemoryBudget
-    landmarks: Landmarks
+    encoders: EncoderThreads
+    boundaries: PromptBoundaries
 
     def limit(self, is_unwanted: Callable[[], bool]) -> PromptLimit:
         """Say how long a prompt may be, for as long as somebody wants it."""
@@ -66,7 +73,7 @@ class Prompts:
                 message = f"the model has the tokens 0 to {self.identity.model.vocabulary_size - 1}"
                 raise RejectedError(message, code=_INVALID, param="logit_bias")
 
-    async def located(self, request: GenerateRequest) -> Located:
+    async def located(self, request: GenerateRequest) -> LocatedRequest:
         """Find where a request's messages stand, beside the event loop."""
         if not request.messages:
             return located(request, self.tokenizer.told_options)
@@ -102,27 +109,27 @@ class Prompts:
         return rendered
 
     def plan(
-        self, request: GenerateRequest, agent: Agent, rendered: Rendered, limit: PromptLimit
+        self, request: GenerateRequest, record: Manifest, rendered: Rendered, limit: PromptLimit
     ) -> PromptPlan:
         """Encode the prompt and match it with the agent's record; raise RejectedError."""
-        text, stored = rendered.text, agent.transcript()
+        text, stored = rendered.text, transcript_of(record)
         if request.prompt_ids is not None:
             assert rendered.ends is not None, "tokens were spelled one by one"
             encoded = Encoded(list(request.prompt_ids), rendered.ends)
             return plan_tokens(text.encode(), encoded, stored)
         raw = self._is_raw(request)
         if request.extends:
-            if not text.encode().startswith(rewritten(agent.manifest)):
+            if not text.encode().startswith(rewritten(record)):
                 message = "the agent remembers something else by now: ask again"
                 raise ConflictError(message, code="agent_changed")
             raw = bool(stored.ends) and stored.ends[0] == 0  # it has the tokenizer's own prefix
         made = plan_prompt(self.tokenizer, text, stored, raw=raw, limit=limit)
         keeps = request.edits is not None and request.edits.keeps
         if keeps and (request.extends or not raw):
-            edits = edits_of(pending(agent.manifest))
+            edits = edits_of(pending(record))
             made = self._edited(request, stored, made, edits)
         has_states = CacheGroup.STATE in self.identity.spec.groups
-        return replace(made, marks=self.landmarks.find(request, made, has_states=has_states))
+        return replace(made, marks=self.boundaries.find(request, made, has_states=has_states))
 
     def _edited(
         self, request: GenerateRequest, stored: Transcript, made: PromptPlan, edits: Sequence[Edit]
@@ -189,4 +196,3 @@ class Prompts:
         if not is_answer and has_too_long_tokens(made.ends, made.kept_tokens):
             message = "the prompt has longer runs of white space than are kept: shorten them"
             raise RejectedError(message, code=_INVALID, param="messages")
-        self.memory.check(self.identity.spec.resident_bytes(count))

@@ -2,23 +2,27 @@
 
 from dataclasses import replace
 
+from fabric.record.manifest import Manifest
 from fabric.record.message_parts import OtherParts, other_parts
 from fabric.record.pending_edits import edits_of
 from fabric.record.said import SaidMessages, Spoken, place, said_digest
 from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import PromptPlan
-from node.agents.agent import Agent
 from node.dialect.folding import Rendered
-from node.turn.directed import Directed
-from node.turn.request_prompt import Prompts
-from node.turn.restored import ShownAnswer
+from node.prompt.directed_request import DirectedRequest
+from node.prompt.prompt_encoder import PromptEncoder
+from node.prompt.restored_answers import ShownAnswer
 
 
 def planned(
-    prompts: Prompts, made: Directed, agent: Agent, rendered: Rendered, limit: PromptLimit
-) -> tuple[PromptPlan, Directed]:
+    prompts: PromptEncoder,
+    made: DirectedRequest,
+    record: Manifest,
+    rendered: Rendered,
+    limit: PromptLimit,
+) -> tuple[PromptPlan, DirectedRequest]:
     """Plan a prompt, and find its messages between the template's marks."""
-    plan = replace(prompts.plan(made.request, agent, rendered, limit), note=made.note)
+    plan = replace(prompts.plan(made.request, record, rendered, limit), note=made.note)
     if not made.spoken:
         return plan, made
     ends, markup = plan.ends, prompts.tokenizer.markup_ids
@@ -27,7 +31,11 @@ def planned(
 
 
 def said_after(
-    before: SaidMessages | None, made: Directed, text: bytes, answer: bytes, shown: ShownAnswer
+    before: SaidMessages | None,
+    made: DirectedRequest,
+    text: bytes,
+    answer: bytes,
+    shown: ShownAnswer,
 ) -> SaidMessages | None:
     """Return where messages are once a prompt `text` had its answer; `before` it others were."""
     request, said = made.request, made.said
@@ -53,7 +61,7 @@ def _spoken(shown: ShownAnswer) -> Spoken:
 
 
 def parts_after(
-    before: tuple[OtherParts, ...] | None, made: Directed, answer: bytes, shown: ShownAnswer
+    before: tuple[OtherParts, ...] | None, made: DirectedRequest, answer: bytes, shown: ShownAnswer
 ) -> tuple[OtherParts, ...] | None:
     """Return what messages have besides their texts once a prompt had its answer; None: unknown."""
     request = made.request

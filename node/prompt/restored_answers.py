@@ -23,8 +23,8 @@ from fabric.turn.generation import GenerateRequest, ToolCall
 from fabric.turn.messages import Message, MessageRole, ToolUse, spelled_arguments
 from node.dialect.shown import Shown
 from node.dialect.spelling import WrittenArguments
-from node.turn.dates import with_dates_moved
-from node.turn.neighbours import known_again, signs
+from node.prompt.answer_matching import known_again, signs
+from node.prompt.date_lines import with_dates_moved
 
 _OWN: Final = frozenset({RESTORE_OPTION, DATES_OPTION})
 NOTHING_REDACTED: Final[Mapping[int, Message]] = MappingProxyType({})
@@ -55,7 +55,7 @@ def _add(digest: xxh3_64, message: Message) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class LocatedRequest:
     """A request as the client means it, and where its messages stand; no answer is put back yet."""
 
     request: GenerateRequest
@@ -74,7 +74,7 @@ class KnownAnswers:
 
 
 @dataclass(frozen=True, slots=True)
-class PutBack:
+class RestoredRequest:
     """A request with what was left out of it."""
 
     request: GenerateRequest
@@ -130,7 +130,7 @@ class ShownAnswer:
         return remember(answers, request.messages, answer, self.places, redacted)
 
 
-def located(request: GenerateRequest, told: Mapping[str, Any] = NOTHING_TOLD) -> Located:
+def located(request: GenerateRequest, told: Mapping[str, Any] = NOTHING_TOLD) -> LocatedRequest:
     """Find where a request's messages stand, with what the operator `told` of options.
 
     Its dates move where that is asked. It takes time by the byte: any thread may.
@@ -145,18 +145,18 @@ def located(request: GenerateRequest, told: Mapping[str, Any] = NOTHING_TOLD) ->
     messages = request.messages or ()
     places = MessagePlaces(messages)
     if options.get(RESTORE_OPTION) is False:
-        return Located(request, note, places, (), restores=False)
+        return LocatedRequest(request, note, places, (), restores=False)
     answers = (each.role is MessageRole.ASSISTANT for each in messages)
-    return Located(request, note, places, tuple(compress(places.at, answers)))
+    return LocatedRequest(request, note, places, tuple(compress(places.at, answers)))
 
 
-def put_back(found: Located, said: KnownAnswers) -> PutBack:
+def put_back(found: LocatedRequest, said: KnownAnswers) -> RestoredRequest:
     """Return the request as the template is to have it: with its answers as they were `said`."""
     request, note = found.request, found.note
     messages = request.messages or ()
     known = {**said.at, **_behind_edits(found, said)}
     if not known:
-        return PutBack(request, note)
+        return RestoredRequest(request, note)
     whole = list(_with_answers(messages, found.places.at, known))
     if request.continues:  # from the very character that the client gave
         whole[-1] = replace(whole[-1], texts=messages[-1].texts)
@@ -164,10 +164,10 @@ def put_back(found: Located, said: KnownAnswers) -> PutBack:
     spellings = sum(_spelling(a) != _spelling(b) for a, b in zip(messages, whole, strict=True))
     note += f"; restored reasoning: {thoughts}" if thoughts else ""
     note += f"; restored spelling: {spellings}" if spellings else ""
-    return PutBack(replace(request, messages=tuple(whole)), note, known)
+    return RestoredRequest(replace(request, messages=tuple(whole)), note, known)
 
 
-def _behind_edits(found: Located, said: KnownAnswers) -> dict[int, Answered]:
+def _behind_edits(found: LocatedRequest, said: KnownAnswers) -> dict[int, Answered]:
     """Find the agent's own answers whose places an edit has changed."""
     places = found.places
     lacking = {*found.wanted} - said.at.keys()

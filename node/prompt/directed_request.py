@@ -15,7 +15,7 @@ from fabric.turn.messages import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Directed:
+class DirectedRequest:
     """What is rendered in the place of what was sent, and which directives had a part in that."""
 
     request: GenerateRequest
@@ -33,7 +33,7 @@ def direct(
     note: str,
     salt: bytes,
     sent: Sequence[Message] | None = None,
-) -> Directed:
+) -> DirectedRequest:
     """Replace the messages that directives concern, and say how the memory behind them is kept.
 
     `sent` are the request's messages as its client spells them.
@@ -42,16 +42,16 @@ def direct(
     """
     is_named = request.identity.kind is IdentityKind.AGENT
     if request.messages is None or not (directives or is_named):
-        return Directed(request, note=note)
+        return DirectedRequest(request, note=note)
     found = directed(request.messages, directives, salt, sent)
     edits = _kept(request.edits, found.matched)
     request = replace(request, messages=found.messages, edits=edits)
-    return Directed(
+    return DirectedRequest(
         request, found.matched, note, found.spoken, parts=found.parts, redacted=found.redacted
     )
 
 
-def upon(made: Directed, record: Manifest) -> Directed:
+def upon(made: DirectedRequest, record: Manifest) -> DirectedRequest:
     """Return it as the record has it that the turn goes on from.
 
     A prompt that continues the record has what is still to be replaced in that replaced already.

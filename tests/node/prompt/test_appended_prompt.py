@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.turn.continued import joined
+from node.prompt.appended_prompt import joined
 
 END = "<|im_end|>"
 TAIL = f"{END}\n<|im_start|>user\nhi{END}\n"

@@ -26,7 +26,7 @@ from node.limits import (
     GRAMMARS_KEPT_MAX,
 )
 from node.mlx.chat_tokenizer import ChatTokenizer
-from node.turn.call_grammars import CallGrammars
+from node.prompt.call_grammars import CallGrammars
 
 T = TypeVar("T")
 _Key = tuple[TenantId, bytes]  # how long it took would tell one tenant what others ask for
@@ -37,7 +37,7 @@ def _threads(name: str) -> ThreadPoolExecutor:
 
 
 @dataclass(slots=True, eq=False)
-class Grammars:
+class AnswerGrammars:
     """Compiled grammars of a node; used on its event loop."""
 
     compiler: Compiler

@@ -12,7 +12,7 @@ from fabric.errors import OverloadedError, RejectedError
 from fabric.ids import AgentId, OperationId, TenantId
 from fabric.turn.generation import FinishReason, GenerateRequest, Sampling
 from node.grammar import compiler as compiling
-from node.turn import grammars
+from node.prompt import answer_grammars as grammars
 from tests.support.formats import HOSTILE, PLACE, TOO_COMPLEX, choice, regex, schema
 from tests.support.services import TENANT, ask, identity_of, running
 
