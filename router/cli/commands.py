@@ -17,6 +17,7 @@ from router.cli.launch.launch import add_launch
 from router.cli.moves import add_moves
 from router.cli.parser import CommandParser
 from router.cli.queries import add_queries
+from router.cli.ray_start import add_ray_start
 from router.cli.scenario.scenario import add_scenario
 from router.cli.serve import add_serve
 from router.cli.up import add_down, add_up
@@ -31,10 +32,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"macfabric {fabric.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for declare in (add_up, add_down, add_serve, add_launch, add_queries, add_events):
-        declare(commands)
-    for declare in (add_verbs, add_direct, add_agent_wishes, add_moves, add_hibernation):
-        declare(commands)
-    for declare in (add_scenario, add_doctor, add_fsck, add_config, add_certs, add_demo, add_bench):
+    for declare in (
+        *(add_up, add_down, add_serve, add_ray_start, add_launch, add_queries, add_events),
+        *(add_verbs, add_direct, add_agent_wishes, add_moves, add_hibernation, add_scenario),
+        *(add_doctor, add_fsck, add_config, add_certs, add_demo, add_bench),
+    ):
         declare(commands)
     return parser

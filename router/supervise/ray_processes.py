@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fabric.ids import NodeName
 from fabric.keys.key_files import AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY, RAY_TOKEN
@@ -110,28 +110,55 @@ def _dead_server() -> str:
     return ""
 
 
-def ray_environment(keys: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Return `base` with what every node and every driver of the local cluster must agree on.
+def member_environment(keys: Path) -> dict[str, str]:
+    """Return the variables that every process of a fabric's Ray cluster must agree on.
 
     `keys` is the folder that holds Ray's token and the certificates.
     """
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(keys / RAY_TOKEN),
+        # Ray refuses a peer without a certificate of this fabric.
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": str(keys / MEMBER_CERTIFICATE),
+        "RAY_TLS_SERVER_KEY": str(keys / MEMBER_KEY),
+        "RAY_TLS_CA_CERT": str(keys / AUTHORITY_CERTIFICATE),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # without it, Ray refuses a second Mac
+        # A driver that lost its cluster would otherwise start another one in its own process.
+        "RAY_ENABLE_AUTO_CONNECT": "0",
+        "RAY_worker_niceness": "0",  # Ray's default of 15 slows token generation
+    }
+
+
+# For the processes that `ray start` starts, on every machine.
+START_ENVIRONMENT: Final = {
+    "RAY_enable_metrics_collection": "0",  # its exporters serve every interface, to anybody
+    "DASHBOARD_METRIC_PORT": "-1",  # likewise
+    "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES_MAX),  # includes what nodes print
+    "RAY_ROTATION_BACKUP_COUNT": "1",
+}
+# A Ray that refuses connections is dead after 5 s instead of 15; a busy one still has a minute.
+HEALTH_CHECKS: Final = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_initial_delay_ms": "1000",
+}
+START_HOOK: Final = f"{__name__}.{trim_ray_start.__name__}"
+
+
+def ray_environment(keys: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of every node and driver of a local cluster, on top of `base`."""
     # Without compiled files each process compiles the same thousands of modules again.
     inherited = {
         key: value
         for key, value in base.items()
         if not key.startswith("RAY_") and key != "PYTHONDONTWRITEBYTECODE"
     }
-    return inherited | {
+    return {
+        **inherited,
+        **member_environment(keys),
+        **START_ENVIRONMENT,
+        **HEALTH_CHECKS,
         "PYTHONPATH": os.pathsep.join(filter(None, (_source_root(), base.get("PYTHONPATH")))),
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(keys / RAY_TOKEN),
-        # Whoever shows no certificate of this fabric is not even listened to.
-        "RAY_USE_TLS": "1",
-        "RAY_TLS_SERVER_CERT": str(keys / MEMBER_CERTIFICATE),
-        "RAY_TLS_SERVER_KEY": str(keys / MEMBER_KEY),
-        "RAY_TLS_CA_CERT": str(keys / AUTHORITY_CERTIFICATE),
-        "RAY_enable_metrics_collection": "0",  # its exporters serve every interface, to anybody
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         # A busy machine takes minutes for what Ray allows 20 to 60 s: asking for the head (one
         # try a second, or two), and the registrations of agents, workers and raylets.
@@ -139,18 +166,9 @@ def ray_environment(keys: Path, base: Mapping[str, str]) -> dict[str, str]:
         "RAY_agent_register_timeout_ms": "600000",
         "RAY_worker_register_timeout_seconds": "600",
         "RAY_raylet_start_wait_time_s": "600",
-        # A call of a driver that lost its cluster would start another one, in its own process.
-        "RAY_ENABLE_AUTO_CONNECT": "0",
-        "RAY_worker_niceness": "0",  # Ray's default of 15 slows token generation
         "RAY_memory_monitor_refresh_ms": "0",  # memory full of KV is no reason to kill the engine
-        # One that refuses connections is dead after 5 s, not 15; a busy one still has a minute.
-        "RAY_health_check_period_ms": "1000",
-        "RAY_health_check_initial_delay_ms": "1000",
         # SIGTERM would otherwise wait half a minute for actors that never go idle.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES_MAX),  # what nodes print, too
-        "RAY_ROTATION_BACKUP_COUNT": "1",
-        "DASHBOARD_METRIC_PORT": "-1",  # none: it would serve every interface
     }
 
 
@@ -220,9 +238,7 @@ class LocalRay:
     def start_node(self, node: RayNode) -> None:
         """Start one node; also again, after it ended."""
         node.log.unlink(missing_ok=True)
-        environment = self.environment | {
-            "RAY_START_HOOK": f"{trim_ray_start.__module__}.{trim_ray_start.__name__}"
-        }
+        environment = self.environment | {"RAY_START_HOOK": START_HOOK}
         if self.is_head(node):
             # On disk, so that nodes and actors outlive the head and meet it again.
             tables = self._base / "gcs"

@@ -14,7 +14,7 @@ from router.cli.doctor import import_check
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
     *("up", "down", "serve", "status", "nodes", "agents", "agent", "migrate", "pin", "erase"),
-    *("hibernate", "resume", "fork", "replicate", "prefetch", "drain", "undrain"),
+    *("hibernate", "resume", "fork", "replicate", "prefetch", "drain", "undrain", "ray"),
     *("doctor", "fsck", "config", "certs", "demo", "bench", "launch", "events", "direct"),
     *("rebuild", "decay", "close", "evict", "share", "supersede", "scenario"),
 }

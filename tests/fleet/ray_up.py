@@ -37,6 +37,8 @@ RAY = str(ROOT / ".venv/bin/ray")
 # No package index can be reached from an emulated Mac. Its virtual environment is made from the
 # Python that runs this test, and finds the requirements where that one has them; our own packages
 # are those that `ray up` has just copied.
+SHIPPED_SETUP = "setup_commands: [bash ~/macfabric/app/router/supervise/install.sh]"
+CLOSE_KEYS = "chmod 700 ~/macfabric ~/macfabric/keys && chmod 600 ~/macfabric/keys/*"
 MAKE_VENV = (
     "~/macfabric/venv/bin/python -c 'import sys' 2>/dev/null"
     " || {python} -m venv --without-pip ~/macfabric/venv"
@@ -83,10 +85,7 @@ def digest(key: str) -> str:
 
 
 def edited(shipped: str, head: str, workers: list[str]) -> str:
-    """Return cluster.yaml as its reader would change it, and with the two commands from above."""
-    import yaml
-
-    installing = yaml.safe_load(shipped)["setup_commands"][1:]
+    """Return cluster.yaml as its reader would change it, and with the setup commands from above."""
     text = shipped
     for old, new in (
         ("head_ip: 192.168.1.10", f"head_ip: {head}"),
@@ -105,16 +104,11 @@ def edited(shipped: str, head: str, workers: list[str]) -> str:
     ):
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    begin = text.index("  # A Python 3.12 of its own")
-    end = text.index("# Run on the head, one after the other.")
     python = os.path.realpath(sysconfig.get_config_var("BINDIR") + "/python3")
-    own = [
-        MAKE_VENV.format(python=python),
-        INSTALL.format(packages=sysconfig.get_paths()["purelib"]),
-    ]
-    assert len(installing) == len(own)
-    lines = "".join(f"  - {json.dumps(command)}\n" for command in own)
-    return f"{text[:begin]}{lines}\n{text[end:]}"
+    packages = sysconfig.get_paths()["purelib"]
+    commands = [CLOSE_KEYS, MAKE_VENV.format(python=python), INSTALL.format(packages=packages)]
+    assert text.count(SHIPPED_SETUP) == 1
+    return text.replace(SHIPPED_SETUP, f"setup_commands: {json.dumps(commands)}")
 
 
 @dataclass(slots=True)

@@ -24,19 +24,16 @@ _COMMAND_LISTS = (
     "head_start_ray_commands",
     "worker_start_ray_commands",
 )
-# What every `ray start` of a fabric needs -> why.
-_START_NEEDS = {
-    r"RAY_AUTH_MODE=token": "RAY_AUTH_MODE=token is not set: Macs with mixed defaults refuse "
-    "each other without a word",
-    r"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1": "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1 is not set: Ray "
-    "refuses more than one Mac without it",
-    r"RAY_worker_niceness=0": "RAY_worker_niceness=0 is not set: Ray's default of 15 slows token "
-    "generation",
-    r"--node-ip-address": "--node-ip-address is missing: Ray guesses the address",
-    r"--labels\S*mac=|--labels=\S*mac": "--labels=mac=NAME is missing: no node will be put there",
-    r"--resources\S*mlx": "--resources='{\"mlx\": 1}' is missing: no node will be put there",
-    r"--object-store-memory": "--object-store-memory is missing: Ray takes up to 2 GiB for "
-    "objects that a fabric never has",
+# The command list that starts Ray -> the command it needs, and what happens without it.
+_STARTS: Final = {
+    "head_start_ray_commands": (
+        re.compile(r"macfabric ray start\b.*--head\b.*--autoscaling-config=\S"),
+        "never runs `macfabric ray start --head --autoscaling-config=~/ray_bootstrap_config.yaml`",
+    ),
+    "worker_start_ray_commands": (
+        re.compile(r"macfabric ray start\b.*--address=\$\{?RAY_HEAD_IP\b"),
+        "never runs `macfabric ray start --address=$RAY_HEAD_IP:6379`",
+    ),
 }
 _IDLE_MINUTES_LEAST: Final = 1_440  # Ray may stop a Mac that is idle for so long
 _ADDRESS_ATTEMPT: Final = re.compile(r"[\d.]*\d[\d.]*[a-z]?", re.ASCII)
@@ -187,23 +184,12 @@ def _commands(whole: dict[str, Any]) -> Iterator[ConfigFinding]:
             complaint = _shell_complaint(command)
             if complaint:
                 yield error(f"{key}[{index}]", f"is no valid shell: {complaint}")
-    head = " ; ".join(_strings(whole.get("head_start_ray_commands")))
-    workers = " ; ".join(_strings(whole.get("worker_start_ray_commands")))
     has_workers = bool(map_at(whole, "provider").get("worker_ips"))
-    for key, text in (("head_start_ray_commands", head), ("worker_start_ray_commands", workers)):
-        if key.startswith("worker") and not has_workers:
+    for key, (needed, complaint) in _STARTS.items():
+        if not has_workers and key.startswith("worker"):
             continue
-        for needed, why in _START_NEEDS.items():
-            if not re.search(needed, text):
-                yield warning(key, why)
-    if not re.search(r"RAY_enable_autoscaler_v2=0", head):
-        message = "RAY_enable_autoscaler_v2=0 is not set: Ray 2.60 starts one worker too few"
-        yield error("head_start_ray_commands", message)
-    if "macfabric serve" not in head:
-        yield error("head_start_ray_commands", "never runs `macfabric serve`: nothing answers")
-    if has_workers and "RAY_HEAD_IP" not in workers:
-        message = "never uses $RAY_HEAD_IP: the workers do not know the head"
-        yield error("worker_start_ray_commands", message)
+        if not any(needed.search(command) for command in _strings(whole.get(key))):
+            yield error(key, complaint)
 
 
 def _shell_complaint(command: str) -> str | None:

@@ -20,6 +20,7 @@ from router.cli.doctor.finding import ConfigFinding, error, warning
 from router.cli.errors import CommandError
 from router.cli.model_choice import bundled_models, chosen_model
 from router.cli.output import human_bytes
+from router.supervise.ray_member import RAY_PORT
 
 _OURS, _NODE = "metadata.macfabric", "metadata.macfabric.node"
 _ROUTER = "metadata.macfabric.router"
@@ -43,7 +44,7 @@ def setting_findings(settings: FabricSettings, whole: dict[str, Any]) -> Iterato
     yield from _absent(f"{_NODE}.chat_template", settings.node.chat_template)
     yield from _tenants(settings)
     yield from _address(settings.router, hosts)
-    yield from _port(settings.router, whole)
+    yield from _port(settings.router)
     yield from _access(settings.router)
     yield from _counts(settings.router, len(hosts))
     yield from _aliases(settings)
@@ -164,12 +165,10 @@ def _address(router: RouterSettings, hosts: list[str]) -> Iterator[ConfigFinding
         yield warning(f"{_ROUTER}.host", f"{message}; 0.0.0.0 means all that it has")
 
 
-def _port(router: RouterSettings, whole: dict[str, Any]) -> Iterator[ConfigFinding]:
+def _port(router: RouterSettings) -> Iterator[ConfigFinding]:
     where, port = f"{_ROUTER}.port", router.port
-    commands = whole.get("head_start_ray_commands")
-    text = " ".join(map(str, commands)) if isinstance(commands, list) else ""
-    if str(port) in re.findall(r"--[\w-]*port[= ](\d+)", text):
-        yield error(where, f"{port} is taken by Ray (head_start_ray_commands): take another one")
+    if port == RAY_PORT:
+        yield error(where, f"{port} is taken by Ray: take another one")
     elif port == _SSH_PORT:
         yield error(where, f"{port} is taken by ssh (Remote Login): take another one")
     elif port == 0:
