@@ -1,4 +1,4 @@
-"""Live a simulated fabric's lives and print what they violate, each alike whenever it is lived."""
+"""Run simulated lives and print what they violate; a seed always gives the same life."""
 
 import argparse
 import contextlib

@@ -1,4 +1,4 @@
-"""The judge of restarts: who serves an agent elsewhere has waited as long as a prefill takes.
+"""Judge of restarts: a turn may be served elsewhere only after waiting as long as a prefill takes.
 
 A turn asks a router that has not heard the agent's owner. If another node serves it, and the owner
 reports the agent before the prompt could have been computed, the turn should have waited.

@@ -1,4 +1,4 @@
-"""Requests beside turns, of operators and clients: carried out in the router's process."""
+"""Requests of operators and clients beside turns, handled in the router's process."""
 
 import asyncio
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Randomness from one seed: `secrets` draws from the process that asks for it."""
+"""Randomness from one seed: each process draws its own `secrets`."""
 
 import random
 import secrets

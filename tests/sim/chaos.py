@@ -1,4 +1,4 @@
-"""What goes wrong, when, and for how long: drawn from the seed, healed at the end."""
+"""Faults, their times and their durations, drawn from the seed and healed at the end."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Clients of several tenants: conversations that go on, change their mind, hang up, are erased.
+"""Clients of several tenants that continue, change, abort and erase conversations.
 
 Every answer is compared with the oracle's. What is acknowledged is written down, and so is
 every attempt, since an attempt that broke may have been remembered all the same.

@@ -1,4 +1,4 @@
-"""fabric.ports.Clock over the simulated time; each process counts from elsewhere."""
+"""fabric.ports.Clock over the simulated time; each process has its own origin."""
 
 WALL_S = 1_700_000_000.0
 

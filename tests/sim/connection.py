@@ -1,4 +1,4 @@
-"""HTTP between router and nodes over simulated connections: the node's own application answers.
+"""HTTP between router and nodes over simulated connections, answered by the node's own application.
 
 Every request has a connection of its own; `tests/router/fleet/test_node_http.py` tries kept ones.
 

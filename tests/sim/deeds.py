@@ -1,4 +1,4 @@
-"""What operators and clients have a fabric do beside turns, drawn from the seed."""
+"""Operations of operators and clients beside turns, drawn from the seed."""
 
 import asyncio
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Clients who have macfabric edit what their agents remember, and copies of such agents."""
+"""Clients that direct their agents, and replicas of such agents."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What directives say, by the documents alone: the judge's own reading of a rewritten history.
+"""The judge's own reading of a history under directives, from the documentation alone.
 
 What an agent was told is known for certain only once an answer came. Until then each state counts
 as possible in which it may be.

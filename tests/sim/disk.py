@@ -1,4 +1,4 @@
-"""A disk in memory: atomic durable publish, as posix_disk promises it, and all that goes wrong.
+"""A disk in memory with the atomic durable publish that posix_disk promises, and its faults.
 
 What a crash may leave of the one call it interrupts: a publish that happened or did not, any
 part of a removal. Everything acknowledged stays.

@@ -1,4 +1,4 @@
-"""Clients who edit what was said, and the judge of memory that was edited.
+"""Clients that edit their history, and the judge of edited caches.
 
 Each entry of a cache says by what it was computed. So of every cache that an answer begins with
 it is known whether it is that of the prompt, and where it is not: which token each row is of, how

@@ -1,4 +1,4 @@
-"""An engine for the simulation: it computes at once, and says how long it would have taken."""
+"""Engine of the simulation: computes at once and reports how long the device would have taken."""
 
 import sys
 from dataclasses import dataclass

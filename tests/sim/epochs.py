@@ -1,4 +1,4 @@
-"""The epochs that one client has seen of its agents, and below which it must see none again.
+"""Epochs that one client has seen of its agents: none of them may ever decrease.
 
 One router never gives an epoch out twice, so none goes back while it lives. The next router has
 only what nodes tell it: where the newer claim's node is away, it serves from the older owner until

@@ -1,4 +1,4 @@
-"""The judge of agents that were told how their history reads: by their answers and lists.
+"""Judge of directed agents, by their answers and their lists of directives.
 
 An answer must be that of the history as acknowledged directives have it: never that of what was
 sent, and once they are undone never that of what they said. Excused is only whose node was in

@@ -1,4 +1,4 @@
-"""What must hold after every step, and what must be left when all is quiet again."""
+"""Invariants after every step, and those of the quiet state at the end."""
 
 from fabric.errors import CorruptDataError
 from fabric.kvcache.block_chain import block_spans

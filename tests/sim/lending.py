@@ -1,4 +1,4 @@
-"""Lenders that are erased, private again, or forget, soon after others have borrowed of them.
+"""Lenders that are erased, made private or told to forget soon after others borrowed from them.
 
 Meanwhile what was borrowed goes further: by moves, replicas, forks and files, and restarts.
 """

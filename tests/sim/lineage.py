@@ -1,4 +1,4 @@
-"""The judge of memory that came of others: of agents that are erased, or private since.
+"""Judge of derived caches: none may hold rows of agents that were erased or made private since.
 
 Every entry of a cache is known by the words that were read before it was computed, and by the
 agents whose rows it came of, each with the number of its series. An agent begins a new series

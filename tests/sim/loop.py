@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer, and processes that can freeze or die in it.
+"""Event loop whose clock jumps to the next timer, with processes that can freeze or die.
 
 Every callback runs in some process's context. A frozen process's callbacks wait until it goes
 on, as with SIGSTOP; a dead one's are dropped, `finally` blocks included, as with SIGKILL.

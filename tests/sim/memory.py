@@ -1,4 +1,4 @@
-"""The judge of memory in use: caches never exceed a node's budget by more than one of them."""
+"""Judge of memory in use: caches exceed a node's budget by at most one of them."""
 
 import weakref
 

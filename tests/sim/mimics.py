@@ -1,4 +1,4 @@
-"""Strangers who say what an agent has heard whose memory is for itself alone.
+"""Agents that send a private agent's text, to see whether they receive its cache.
 
 They shall compute all that only it has, also where it is just on its way to.
 """

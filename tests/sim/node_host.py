@@ -1,4 +1,4 @@
-"""One Mac: a platter that lasts, and node processes that come and go on it."""
+"""One Mac: a disk that persists, and node processes that start and end on it."""
 
 import asyncio
 import weakref

@@ -1,4 +1,4 @@
-"""What a single node that nothing ever happens to would answer, and what it would remember."""
+"""The answers and records of a single undisturbed node."""
 
 from dataclasses import dataclass
 from functools import lru_cache

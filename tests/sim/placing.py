@@ -1,4 +1,4 @@
-"""Directives as a client writes them, each beside what it must come to."""
+"""Directives as clients write them, each with its expected effect."""
 
 from tests.sim.directives import SYSTEM, TOOL, Told, name_of, numbered
 

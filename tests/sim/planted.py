@@ -1,4 +1,4 @@
-"""Faults put into the real code while a test looks whether the simulation finds them.
+"""Faults planted into the real code to see whether the simulation finds them.
 
 Each stands for one rule that the product keeps; nothing in the product knows of them.
 """
@@ -93,7 +93,7 @@ def late_copies_stay():
     return _patched(IncomingEnd, "forget_if_given_up", keep)
 
 
-def owners_are_given_up_early():
+def owners_are_abandoned_early():
     """A node that is silent for half a second is taken for lost."""
     health = Membership.health
 
@@ -186,7 +186,7 @@ def _all(*patches):
 # --- what is kept ------------------------------------------------------------------------------
 
 
-def a_restart_forgets_all():
+def a_restart_loses_everything():
     """A node that starts finds no record."""
     return _patched(ManifestStore, "load_all", lambda self: [])
 
@@ -220,7 +220,7 @@ def every_turn_claims_to_be_durable():
     return _patched(Saver, "commit", committed)
 
 
-def what_the_disk_refused_is_not_tried_again():
+def refused_writes_are_not_retried():
     """An agent that is in memory only stays there."""
 
     async def flush(self):
@@ -239,7 +239,7 @@ def steps_of_ownership_are_not_written():
     return _patched(AgentRecords, "republish", republish)
 
 
-def whoever_is_at_work_is_evicted():
+def active_agents_are_evicted():
     """Agents that are sealed, offered or not saved go like any other."""
 
     def is_active(agent, offered):
@@ -271,7 +271,7 @@ def erasures_leave_the_blocks():
 # --- who owns ----------------------------------------------------------------------------------
 
 
-def the_router_fences_nobody():
+def the_router_fences_no_turn():
     """It acknowledges turns of nodes that have lost the agent."""
     return _patched(OpenTurn, "_check_current", lambda self: None)
 
@@ -282,12 +282,12 @@ def nodes_fence_nobody():
     return _patched(OutgoingMove, "fence", fence)
 
 
-def released_owners_go_on():
+def released_owners_keep_serving():
     """A node that was told of another owner lets its running turn end well."""
     return _all(_patched(Turn, "cancel", lambda self: None), nodes_fence_nobody())
 
 
-def epochs_are_given_out_twice():
+def epochs_are_issued_twice():
     """The directory does not remember whom it, or the router before, gave an epoch."""
     return _all(
         _patched(Directory, "issue", lambda self, key, epoch: None),
@@ -322,7 +322,7 @@ def restores_wait_for_no_memory():
     return _patched(Prefixes, "prepare", prepared)
 
 
-def memory_is_granted_to_everybody():
+def memory_is_granted_without_limit():
     """Every reservation is made, fit or not."""
 
     def grow(self, size_bytes, *, force=False):
@@ -349,17 +349,17 @@ PLANTS = {
     "lending": LENDING_PLANTS,
     "memory": (
         restores_wait_for_no_memory,
-        memory_is_granted_to_everybody,
+        memory_is_granted_without_limit,
         prefetches_reserve_nothing,
     ),
     "durability": (
-        a_restart_forgets_all,
+        a_restart_loses_everything,
         records_are_never_written,
         nothing_is_reused,
         every_turn_claims_to_be_durable,
-        what_the_disk_refused_is_not_tried_again,
+        refused_writes_are_not_retried,
         steps_of_ownership_are_not_written,
-        whoever_is_at_work_is_evicted,
+        active_agents_are_evicted,
         blocks_of_refused_saves_stay_pinned,
     ),
     "erasure": (
@@ -367,9 +367,9 @@ PLANTS = {
         erasures_leave_the_blocks,
     ),
     "fence": (
-        the_router_fences_nobody,
-        released_owners_go_on,
-        epochs_are_given_out_twice,
+        the_router_fences_no_turn,
+        released_owners_keep_serving,
+        epochs_are_issued_twice,
     ),
     "migration": (
         target_commits_without_the_tail,
@@ -379,7 +379,7 @@ PLANTS = {
         refused_records_are_not_put_back,
     ),
     "lease": (
-        owners_are_given_up_early,
+        owners_are_abandoned_early,
         a_takeover_keeps_the_epoch,
         stale_owners_are_not_released,
     ),

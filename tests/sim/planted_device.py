@@ -1,4 +1,4 @@
-"""Faults of what a node does about errors of the device that computes."""
+"""Planted faults in a node's handling of device errors."""
 
 from contextlib import ExitStack, contextmanager
 from unittest import mock
@@ -7,7 +7,7 @@ from node.engine import decode_step, scheduler
 from node.engine.engine_thread import EngineThread
 
 
-def what_was_computed_is_saved_unchecked():
+def results_are_saved_unchecked():
     """A cache is read without waiting for the errors of what computed it."""
     return mock.patch.object(EngineThread, "_checked", lambda _, work, failures_count: work())
 
@@ -21,4 +21,4 @@ def an_error_of_the_device_ends_one_sequence():
         yield
 
 
-DEVICE_PLANTS = (what_was_computed_is_saved_unchecked, an_error_of_the_device_ends_one_sequence)
+DEVICE_PLANTS = (results_are_saved_unchecked, an_error_of_the_device_ends_one_sequence)

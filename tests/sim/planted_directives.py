@@ -1,4 +1,4 @@
-"""Faults put into what holds and follows directives, which the simulation must find."""
+"""Planted faults in storing and applying directives."""
 
 from dataclasses import replace
 from unittest.mock import patch
@@ -40,7 +40,7 @@ def forks_forget_directives():
     )
 
 
-def what_is_undone_goes_on_holding():
+def undone_directives_still_apply():
     """Whoever takes a directive back is shown that it is gone, and it is not."""
     changed = Directing._direct
 
@@ -52,7 +52,7 @@ def what_is_undone_goes_on_holding():
     return patch.object(Directing, "_direct", direct)
 
 
-def waiting_turns_know_what_was_said_before():
+def waiting_turns_keep_old_directives():
     """A turn that waited for its agent is rendered as that was told when the turn came."""
     known, directives = {}, Claims.directives
 
@@ -62,7 +62,7 @@ def waiting_turns_know_what_was_said_before():
     return patch.object(Claims, "directives", as_before)
 
 
-def the_older_of_two_counts():
+def the_older_directive_wins():
     """Of two directives for one message the one that was there first holds."""
     concerning = conversations._concerning
 
@@ -72,7 +72,7 @@ def the_older_of_two_counts():
     return patch.object(conversations, "_concerning", reverse)
 
 
-def nothing_is_forgotten():
+def no_agent_forgets():
     """What lies behind a message is kept, whatever its directive says."""
 
     def kept(wished, matched):
@@ -115,10 +115,10 @@ DIRECTIVE_PLANTS = (
     directives_are_never_written,
     moves_leave_directives_behind,
     forks_forget_directives,
-    what_is_undone_goes_on_holding,
-    waiting_turns_know_what_was_said_before,
-    the_older_of_two_counts,
-    nothing_is_forgotten,
+    undone_directives_still_apply,
+    waiting_turns_keep_old_directives,
+    the_older_directive_wins,
+    no_agent_forgets,
     closed_agents_stay_hot,
     closing_is_never_written,
 )

@@ -1,4 +1,4 @@
-"""Faults put into what keeps edited memory, which the simulation must find."""
+"""Planted faults in keeping edited caches."""
 
 from dataclasses import replace
 from unittest.mock import patch
@@ -84,7 +84,7 @@ def borrowed_rows_count_as_computed_one_off():
     return patch.object(Patch, "parts", property(misplaced))
 
 
-def others_memory_is_taken_unasked():
+def rows_are_borrowed_without_request():
     """Whoever keeps what lies behind an edit is given what others have, too."""
     prepare = Prefixes.prepare
 
@@ -98,7 +98,7 @@ def others_memory_is_taken_unasked():
 
 EDIT_PLANTS = (
     borrowed_rows_count_as_computed_one_off,
-    others_memory_is_taken_unasked,
+    rows_are_borrowed_without_request,
     edited_memory_is_offered_to_exact_turns,
     edited_blocks_are_named_without_lineage,
     moved_rows_are_placed_one_off,

@@ -1,4 +1,4 @@
-"""Faults put into what follows borrowed memory to an erasure, which the simulation must find."""
+"""Planted faults in following borrowed rows to an erasure."""
 
 import logging
 from dataclasses import replace

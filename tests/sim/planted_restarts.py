@@ -1,4 +1,4 @@
-"""Faults of starts: planted into the real code, as those of `planted.py`."""
+"""Planted faults in restarts."""
 
 from unittest import mock
 

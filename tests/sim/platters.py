@@ -1,4 +1,4 @@
-"""The judge of what lies on the disks, whatever the nodes say of it.
+"""Judge of the bytes on disk, independent of what the nodes report.
 
 Records are decoded as they are written: no two disks may say that their nodes own an agent at one
 epoch, what was acknowledged must be there, and what was erased must not.

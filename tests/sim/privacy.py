@@ -1,4 +1,4 @@
-"""The judge of memory that is for its agent alone: nobody else begins with what only it has."""
+"""Judge of private caches: no other agent may reuse rows that only a private agent has."""
 
 import contextlib
 from unittest import mock

@@ -1,4 +1,4 @@
-"""Agents that read what another one was told, and borrow its memory of that.
+"""Agents that read a text that another agent has read, and borrow its rows.
 
 lender   | ... | a secret with a marker | a document |
 reader   | its own words | the document, with rows that were computed after the secret | a note |

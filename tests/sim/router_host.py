@@ -1,4 +1,4 @@
-"""The router's Mac: router processes that store only the roster, and the control plane to nodes."""
+"""The router's Mac: processes that store only the roster, and the control plane to nodes."""
 
 import asyncio
 

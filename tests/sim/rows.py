@@ -1,4 +1,4 @@
-"""What is known of all caches' entries: whose they are, of which tokens, and when they grew."""
+"""Provenance of all cache rows: their agent, their tokens, and when they were computed."""
 
 from typing import ClassVar
 

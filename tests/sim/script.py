@@ -1,4 +1,4 @@
-"""A simulated fabric that lives by a script: no chance, no clients of its own.
+"""A simulated fabric driven by a script, without chance and without clients of its own.
 
 The script runs in the router's process and talks as a client does; it may reach for any host.
 """

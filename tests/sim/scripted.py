@@ -1,4 +1,4 @@
-"""A simulated fabric that lives by a script instead of by chance: no chaos, no clients."""
+"""Base of scripted lives: the simulated fabric without chaos and without clients."""
 
 import asyncio
 from dataclasses import replace

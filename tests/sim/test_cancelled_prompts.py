@@ -1,4 +1,4 @@
-"""A prompt that is cancelled on its way leaves a memory that begins like many conversations."""
+"""A cancelled prompt leaves a cache that is a prefix of many conversations."""
 
 import asyncio
 

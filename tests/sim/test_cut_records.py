@@ -1,4 +1,4 @@
-"""The judge lets a record be short where a drive lost some of it, and nowhere else."""
+"""The judge accepts a shortened record where a drive lost a block, and nowhere else."""
 
 from unittest import mock
 

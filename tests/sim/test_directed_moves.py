@@ -1,4 +1,4 @@
-"""A turn that is sent to where its agent goes finds there what the agent was told, whenever."""
+"""A turn sent ahead to a move's target sees the agent's directives, whenever they were given."""
 
 import asyncio
 

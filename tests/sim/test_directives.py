@@ -1,4 +1,4 @@
-"""The judge's own reading of directives, and what it knows while nobody has answered."""
+"""The judge's own reading of directives, and what it knows while no node has answered."""
 
 from tests.sim.directives import (
     Knowledge,

@@ -1,4 +1,4 @@
-"""A turn that runs by borrowed memory when its lender is erased."""
+"""A turn that uses borrowed rows when their lender is erased."""
 
 import asyncio
 from dataclasses import replace

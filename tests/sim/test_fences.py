@@ -1,4 +1,4 @@
-"""An agent is taken over at each moment of a turn: what ends later is not acknowledged."""
+"""A takeover at each moment of a turn: what ends later is not acknowledged."""
 
 import asyncio
 

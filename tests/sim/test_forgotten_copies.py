@@ -1,4 +1,4 @@
-"""A copy is renewed or dropped soon after its owner has forgotten a message."""
+"""A replica is renewed or dropped soon after its owner has forgotten a message."""
 
 import asyncio
 from unittest.mock import AsyncMock, patch

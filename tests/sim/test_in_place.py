@@ -1,4 +1,4 @@
-"""Every publish of every flow fails behind its rename, once or for good; then the power goes.
+"""Every publish of every flow fails after its rename, once or for ever; then the power fails.
 
 Whatever the drive holds afterwards: one owner per epoch, right answers, and what was acknowledged
 as durable is found again.

@@ -1,4 +1,4 @@
-"""The judge of a run lets damage pass that was done behind a node's back, and nothing else."""
+"""The judge of a run tolerates damage done behind a node's back, and nothing else."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""One block of an idle agent is lost, or damaged and not found yet: it can do what others can."""
+"""An idle agent with one lost or damaged block supports every operation."""
 
 import asyncio
 from unittest import mock

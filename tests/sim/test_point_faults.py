@@ -1,4 +1,4 @@
-"""Each write of each flow fails in place once; then every node starts anew from its disk."""
+"""Each write of each flow fails in place once; then every node restarts from its disk."""
 
 import asyncio
 from contextlib import suppress

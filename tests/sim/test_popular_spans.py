@@ -1,4 +1,4 @@
-"""Nodes of a whole fabric that hold nothing are given what agents elsewhere begin with."""
+"""Empty nodes of a whole fabric receive the prefixes that agents elsewhere share."""
 
 import asyncio
 

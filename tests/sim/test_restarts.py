@@ -1,4 +1,4 @@
-"""Fifty power cuts: every agent is asked at once, while its node joins up to a minute later."""
+"""Fifty power cuts: every agent is asked at once while its node joins up to a minute later."""
 
 import asyncio
 

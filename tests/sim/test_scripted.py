@@ -1,4 +1,4 @@
-"""What lives of chance have found, told again step by step."""
+"""Faults that random lives have found, each as a script."""
 
 import asyncio
 

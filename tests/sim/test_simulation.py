@@ -1,4 +1,4 @@
-"""Many lives of a whole fabric, and planted faults that some of them must not survive."""
+"""Random lives of a whole fabric, and planted faults that some of them must find."""
 
 import os
 import subprocess
@@ -17,20 +17,20 @@ PLANTED_SEEDS_MAX = 60
 # than a plant of the same kind that `make test` tries.
 FOUND_LATE = {
     "source_serves_after_the_seal",
-    "the_router_fences_nobody",
-    "released_owners_go_on",
-    "epochs_are_given_out_twice",
-    "what_the_disk_refused_is_not_tried_again",
+    "the_router_fences_no_turn",
+    "released_owners_keep_serving",
+    "epochs_are_issued_twice",
+    "refused_writes_are_not_retried",
     "lower_epoch_wins",
     "late_copies_stay",
     "steps_of_ownership_are_not_written",
     "stale_owners_are_not_released",
     "target_commits_without_the_tail",
-    "others_memory_is_taken_unasked",
+    "rows_are_borrowed_without_request",
     "moves_leave_directives_behind",
-    "waiting_turns_know_what_was_said_before",
+    "waiting_turns_keep_old_directives",
     "turns_do_not_wait_for_their_owner",
-    "owners_are_given_up_early",
+    "owners_are_abandoned_early",
     "a_takeover_keeps_the_epoch",
     "files_omit_their_source",
     "files_omit_lenders",
@@ -38,12 +38,12 @@ FOUND_LATE = {
     "forks_omit_lenders",
     "replicas_omit_lenders",
     "private_lenders_leave_loans",
-    "what_was_computed_is_saved_unchecked",
+    "results_are_saved_unchecked",
     "windows_are_read_one_off",
     "windows_slide_past_what_lies_ahead",
     "erasures_leave_the_quarantine",
-    "the_older_of_two_counts",
-    "whoever_is_at_work_is_evicted",
+    "the_older_directive_wins",
+    "active_agents_are_evicted",
 }
 # Short lives that find many of them. `python -m tests.sim --plant NAME --count 60` says which do.
 TRIED_FIRST = (4, 5, 3, 44, 27, 11)
@@ -65,14 +65,14 @@ FOUND_BY = {
     "private_memory_is_lent": (40, 24),
     "private_moves_are_lent": (22, 24),
     "forks_forget_directives": (7, 17),
-    "what_is_undone_goes_on_holding": (7,),
-    "the_older_of_two_counts": (12,),
+    "undone_directives_still_apply": (7,),
+    "the_older_directive_wins": (12,),
     "closed_agents_stay_hot": (17,),
     "missing_nodes_are_not_expected": (14,),
     "refused_records_are_not_put_back": (27,),
     "blocks_of_refused_saves_stay_pinned": (1, 3),
-    "whoever_is_at_work_is_evicted": (3,),
-    "memory_is_granted_to_everybody": (3,),
+    "active_agents_are_evicted": (3,),
+    "memory_is_granted_without_limit": (3,),
     "prefetches_reserve_nothing": (3,),
 }
 TRACE_TAIL = 40

@@ -1,4 +1,4 @@
-"""A node that was told that its agent is another's, and whose disk does not note it at once."""
+"""A released owner whose disk does not store the release at once."""
 
 import asyncio
 from contextlib import contextmanager

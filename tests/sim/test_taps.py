@@ -1,4 +1,4 @@
-"""Nothing that a simulated process does, alive or dead, reaches the real disk."""
+"""No simulated process, alive or dead, reaches the real disk."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What an agent was told holds on where its owner is lost: its copies heard it, and its heirs."""
+"""Directives survive the loss of an owner: replicas have them, and so do forks of these."""
 
 import asyncio
 from unittest.mock import AsyncMock, patch

@@ -1,4 +1,4 @@
-"""A drive that lets go of nothing: blocks that nobody needs stay, and nobody is told of it."""
+"""A drive that removes nothing: unneeded blocks stay, and no agent is affected."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Memory of what a disk has refused: given back as soon as it is saved, or is another node's."""
+"""Caches that the disk refused: freed once they are saved, or once another node owns the agent."""
 
 import asyncio
 from dataclasses import replace

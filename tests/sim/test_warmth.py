@@ -1,4 +1,4 @@
-"""The judge of memory excuses whoever was touched since its node acknowledged, and nobody else."""
+"""The judge of warmth excuses only agents disturbed since their acknowledgement."""
 
 from types import SimpleNamespace as Part
 

@@ -1,4 +1,4 @@
-"""What clients say of agents as a whole, and the judge of whether it is so."""
+"""Settings that clients give their agents, and the judge of whether they hold."""
 
 from fabric.record.manifest import OwnerState
 from fabric.record.wishes import Wishes

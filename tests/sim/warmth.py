@@ -1,4 +1,4 @@
-"""The judge of memory: who was acknowledged as durable finds it again.
+"""Judge of warmth: a turn acknowledged as durable is found again.
 
 Excused is only who was touched: evicted, its very blocks hurt on a disk, or its node in trouble
 since, so that the agent went on elsewhere.

@@ -1,4 +1,4 @@
-"""What one run has seen: troubles, evictions, acknowledgements, epochs; judged as it happens.
+"""Record of one run: troubles, evictions, acknowledgements and epochs, judged as they happen.
 
 Facts come from the outside (the clients' answers, the platters) and from a few places inside the
 nodes where something becomes a promise. They excuse exactly the agents that they touch.

@@ -1,4 +1,4 @@
-"""The window layer of the simulated model: the last entries, and what waits beside them."""
+"""The window layer of the simulated model: its last entries, and those that wait beside them."""
 
 import numpy as np
 from xxhash import xxh3_64_digest

@@ -1,4 +1,4 @@
-"""Worker threads that take turns: one runs until its next disk access, then anybody else may.
+"""Worker threads that take turns: one runs until its next disk access, then any other may.
 
 Each call of a worker runs in a thread of its own, but only one thread of all runs at a time, and
 who goes on is decided by the simulated clock. So a seed's life stays the same while two workers,

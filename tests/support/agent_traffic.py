@@ -1,4 +1,4 @@
-"""Conversations as agent programs hold them, against a node, with what each turn reused.
+"""Conversations of agent programs with a node, and what each turn reused.
 
 A client sends back what it was given. For each prompt: its tokens, those that came from a cache,
 and those that an exact match with anything computed before could have spared.

@@ -1,4 +1,4 @@
-"""Small JSON values of every kind, for what is to be read or refused whatever it is."""
+"""Small JSON values of every kind, for parsers and refusals."""
 
 from hypothesis import strategies as st
 

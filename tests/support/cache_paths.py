@@ -1,4 +1,4 @@
-"""Caches on their ways: computed in chunks, stored, read back, and what comes of them."""
+"""Caches computed in chunks, stored and restored, and their results."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

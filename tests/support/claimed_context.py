@@ -1,4 +1,4 @@
-"""The bundled model that remembers, with a context as large as a test wants it to claim."""
+"""The bundled recall model with a claimed context of any size."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Conversations: written as OpenAI's clients do, and read as chat templates do."""
+"""Conversations as OpenAI's clients write them and as chat templates read them."""
 
 from fabric.codec import dump_json, from_plain, parse_json
 from fabric.ids import OperationId, TenantId

@@ -1,4 +1,4 @@
-"""Copies of agents between real nodes, asked for as the router asks."""
+"""Copies of agents between real nodes, by the router's own calls."""
 
 import itertools
 

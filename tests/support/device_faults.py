@@ -1,4 +1,4 @@
-"""A device that fails as Metal does: at once, or later and with garbage in between.
+"""A device that fails as Metal does: at once, or later with garbage in between.
 
 An operation that fails late computes something else; its error is stored, and raised once: by the
 next synchronization or call of the model on the same engine's thread.

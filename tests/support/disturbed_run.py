@@ -1,4 +1,4 @@
-"""A scenario performed over HTTP while somebody kills its agents' nodes and moves its agents.
+"""A scenario performed over HTTP while its agents' nodes are killed and its agents moved.
 
 In each phase, as far as its turns allow: an agent is moved before it is asked; the node of one is
 killed in the middle of an answer; one is moved in the middle of an answer.

@@ -1,4 +1,4 @@
-"""Holds every answer of a router under test to the OpenAPI document: its status, type and shape."""
+"""Check of every answer of a router under test against the OpenAPI document."""
 
 import json
 import re

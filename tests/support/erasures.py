@@ -1,4 +1,4 @@
-"""Erasures of a real node: how they are asked for, and what is looked at afterwards."""
+"""Erasures of a real node, and what is examined afterwards."""
 
 import errno
 import itertools

@@ -1,4 +1,4 @@
-"""A real fabric in a process of its own, whose time and memory are its alone, and who attacks it.
+"""A real fabric in its own process with its own CPU time and memory, and attackers of it.
 
 Bounds on time are on the processor's: neighbours on the machine make clocks useless, and whoever
 stands still for everybody else uses it. A hang is caught by the clock, generously.

@@ -1,4 +1,4 @@
-"""A real disk whose system calls fail on purpose, for everybody in this process who uses one."""
+"""A real disk whose system calls fail on purpose, for the whole process."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Hibernation files that are signed with the right key and have wrong contents."""
+"""Hibernation files with a valid signature and invalid contents."""
 
 import struct
 from dataclasses import replace

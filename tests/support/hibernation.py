@@ -1,4 +1,4 @@
-"""Agents as files, asked of real nodes as the router asks them."""
+"""Agents as files, by the router's own calls to real nodes."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What moves have brought to a node so far."""
+"""Incoming moves of a node so far."""
 
 
 def pinned_blocks(node):

@@ -1,4 +1,4 @@
-"""Folders of keys, as `macfabric up` makes them."""
+"""Folders of keys as `macfabric up` creates them."""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the probes find of a model, found once in a process: its nodes then start in half the time.
+"""Probe results of a model, shared by all nodes of a process to halve their start.
 
 The first start of each model tries everything; a later one builds the engine that was found.
 """

@@ -1,4 +1,4 @@
-"""What nodes find out at their start, found once in a process: half of a start is trials.
+"""Results of a node's start-up trials, shared within a process to halve a start.
 
 The first start with a model and settings tries everything. A later one times no prompt, and saves
 and restores no agent of its own; what it tries again while it runs, it really tries.

@@ -1,4 +1,4 @@
-"""A node's data plane and links without the rest, driven by JSON lines: for emulated Macs.
+"""A node's data plane and links alone, driven by JSON lines, for emulated Macs.
 
 `python tests/support/link_station.py NAME INCARNATION`; each order is answered by one line.
 """

@@ -1,4 +1,4 @@
-"""A node with little room and agents of one size, for tests of retention."""
+"""A small node with agents of one size, for tests of retention."""
 
 import asyncio
 

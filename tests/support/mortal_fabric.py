@@ -1,4 +1,4 @@
-"""Real nodes and routers in one process that die as by SIGKILL, at any message between them.
+"""Real nodes and routers in one process that die as by SIGKILL at any message between them.
 
 A node's death keeps what its disk held at that moment: it lives on, as a new process would,
 from a copy of its folder made then. A router's death keeps nothing, and nothing of it is sent.

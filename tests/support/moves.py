@@ -1,4 +1,4 @@
-"""Moves of one agent between fake nodes, as tests begin and judge them."""
+"""Moves of one agent between fake nodes."""
 
 from fabric.record.manifest import OwnerState
 

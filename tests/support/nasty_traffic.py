@@ -1,4 +1,4 @@
-"""What agent programs do that is hard on a cache: dates, reminders, elided results, large calls."""
+"""Agent programs that are hard on a cache: dates, reminders, elided results, large calls."""
 
 import json
 from collections.abc import Callable

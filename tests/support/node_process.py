@@ -1,4 +1,4 @@
-"""A node in a process of its own, which may be killed: control calls go over a pipe."""
+"""A node in its own process that may be killed; control calls go over a pipe."""
 
 import itertools
 import multiprocessing

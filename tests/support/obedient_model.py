@@ -1,4 +1,4 @@
-"""A real fabric whose model obeys: it answers each request as a function of the test says.
+"""A real fabric whose model answers each request with a function of the test.
 
 Router, node, templates, caches, grammars and samplers are the product's, and all is computed; only
 the likeliest token is told. A sampler that may not take that one takes what the format allows.

@@ -1,4 +1,4 @@
-"""Change a node's state where alone it may be changed: on its event loop."""
+"""Change a node's state on its event loop, the only place where that is allowed."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Random requests of every operation of the OpenAPI document, sent to a real fabric, and judged.
+"""Random requests of every operation of the OpenAPI document, sent to a real fabric and judged.
 
 Most say something that the document allows, the others something that it does not; many are
 about agents and nodes that exist. Each operation gets its part of all cases.

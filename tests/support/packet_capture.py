@@ -1,4 +1,4 @@
-"""What travels over a network interface of this machine, as whoever listens there sees it."""
+"""Packets on a network interface of this machine, as an eavesdropper sees them."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""A scenario performed once, by whoever speaks for its agents."""
+"""One performance of a scenario by given speakers."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A whole fabric whose nodes are processes: killed, and started again on their disks."""
+"""A whole fabric whose nodes are processes that are killed and restarted on their disks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Answers made of random tokens that a grammar lets through, by a small tokenizer that merges."""
+"""Random answers that a grammar allows, by a small tokenizer with merges."""
 
 import random
 from functools import cache

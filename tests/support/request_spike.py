@@ -1,4 +1,4 @@
-"""Many chats at once, sent by a process of their own: `python -m tests.support.request_spike`.
+"""Many chats at once from a separate process: `python -m tests.support.request_spike`.
 
 A client that shares the router's process takes the time of the router's event loop.
 """

@@ -1,4 +1,4 @@
-"""Rotations worked out in float64, pair by pair: what the fast kernel is held to."""
+"""Rotations computed in float64, pair by pair: the reference for the fast kernel."""
 
 from typing import Any
 

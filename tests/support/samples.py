@@ -1,4 +1,4 @@
-"""Which of many parameters `make test` tries; `make test-all` tries every one."""
+"""Selection of parameters for `make test`; `make test-all` tries every one."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Plays a scenario with the recall model in this process; the cache of an agent only grows."""
+"""A player of scenarios with the recall model in this process; an agent's cache only grows."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A real model that says what a test wrote: everything is computed, only the choice is told."""
+"""A real model with scripted answers: everything is computed, only the choice is given."""
 
 from collections import deque
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Real node services in this process, asked as the router asks them."""
+"""Real node services in this process, with the router's own calls."""
 
 import asyncio
 import itertools

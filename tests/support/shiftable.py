@@ -1,4 +1,4 @@
-"""Tiny models whose rows may be moved: every way of turning, each kind of layer that allows it."""
+"""Tiny models whose rows may be moved: every kind of RoPE and of layer that allows it."""
 
 from functools import cache
 from typing import Any

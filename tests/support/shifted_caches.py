@@ -1,4 +1,4 @@
-"""Caches of rows that were moved, and the same caches turned by hand."""
+"""Caches with moved rows, and the same caches rotated by hand."""
 
 from collections.abc import Sequence
 from functools import partial

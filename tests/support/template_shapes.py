@@ -1,4 +1,4 @@
-"""Chat templates in the shapes of the families: what they open, strip, move and normalise.
+"""Chat templates in the families' shapes: what they open, strip, move and normalise.
 
 Written for these tests; only the shape is theirs. `say` spells an answer as such a model would.
 """

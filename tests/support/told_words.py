@@ -1,4 +1,4 @@
-"""Who has which words: in prompts as sent and as rendered, and in memory as it lies on disks."""
+"""Where given words occur: in prompts as sent and as rendered, and in caches on disk."""
 
 import array
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""A real `macfabric up`, in processes of its own."""
+"""A real `macfabric up` in its own processes."""
 
 import json
 import os

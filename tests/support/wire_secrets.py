@@ -1,4 +1,4 @@
-"""What nobody may read on its way between machines, as it could be spelled."""
+"""Secrets that must not travel between machines, in all their spellings."""
 
 from fabric.keys.cluster_secret import http_secret
 

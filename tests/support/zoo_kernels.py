@@ -1,4 +1,4 @@
-"""What a family computes in Metal kernels only, in plain MLX, for machines without Metal.
+"""Plain MLX versions of families' Metal-only kernels, for machines without Metal.
 
 Of one rounding in each place where the kernel has one; in float32 that is none.
 """

@@ -1,4 +1,4 @@
-"""Arguments of mlx-lm's model families, small: those of many, and what each needs beside them."""
+"""Small arguments of mlx-lm's model families: those of many, and the extra ones of each."""
 
 from typing import Any
 
