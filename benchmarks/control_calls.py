@@ -24,7 +24,7 @@ from fabric.keys.cluster_secret import http_secret
 from fabric.keys.key_files import MEMBER_NAME
 from fabric.turn.generation import CLUSTER_HEADER
 from node.http.control import ControlHttp
-from node.http.generate import HttpServer, http_config
+from node.http.generate import http_server
 from node.keys import read_keys
 from router.cli.keys.key_folder import KeyFolder
 from router.fleet.node_http import NodeHttp, Use
@@ -86,7 +86,7 @@ def _node(keys: Path, *, is_tls: bool) -> Iterator[str]:
         return reply
 
     app = Starlette(routes=ControlHttp(_NAME, found.cluster_key, answer).routes())
-    server = HttpServer(http_config(app, tls=found.server_context() if is_tls else None))
+    server = http_server(app, found.server_context() if is_tls else None)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the node does
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))

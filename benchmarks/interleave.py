@@ -18,8 +18,8 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 from benchmarks import workload
 from benchmarks.report import Limit, Report, say
 from benchmarks.workload import Geometry
+from fabric.hosting.clock import SystemClock
 from fabric.turn.generation import Sampling
-from node.clock import SystemClock
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
 from node.mlx.answer import Answer

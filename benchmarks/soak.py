@@ -25,6 +25,7 @@ from fabric.control.calls import encode_call
 from fabric.control.erasure_calls import EraseAgent
 from fabric.control.node_calls import Flush
 from fabric.errors import FabricError
+from fabric.hosting.clock import SystemClock
 from fabric.ids import AgentId, NodeName, OperationId, TenantId
 from fabric.settings import NodeSettings
 from fabric.turn.generation import (
@@ -38,7 +39,6 @@ from fabric.turn.generation import (
     Sampling,
 )
 from fabric.turn.messages import Message, MessageRole
-from node.clock import SystemClock
 from node.service import NodeConfig, NodeService
 
 DESCRIPTION = "2,000 mixed requests with cancels: integrity and memory afterwards"

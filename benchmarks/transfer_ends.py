@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fabric.control.agent_at import OfferRequest
+from fabric.hosting.clock import SystemClock
 from fabric.ids import (
     AgentId,
     Fingerprint,
@@ -28,7 +29,6 @@ from fabric.kvcache.block import BlockRef
 from fabric.limits import BLOCK_TOKENS
 from fabric.net.links import Address, LinkKind
 from fabric.settings import AUTO
-from node.clock import SystemClock
 from node.limits import TRANSFER_STREAMS
 from node.net.connections import Connections
 from node.net.listeners import EVERYWHERE

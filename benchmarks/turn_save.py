@@ -20,6 +20,7 @@ from mlx_lm.tokenizer_utils import load
 
 from benchmarks.memory import GEOMETRIES, half_precision_spec
 from benchmarks.report import Limit, Report, say
+from fabric.hosting.clock import SystemClock
 from fabric.ids import AgentId, Fingerprint, NodeName, OperationId, TenantId
 from fabric.settings import NodeSettings
 from fabric.turn.generation import (
@@ -35,7 +36,6 @@ from fabric.turn.prompt_plan import PromptPlan
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.assembly import Ground, assemble
-from node.clock import SystemClock
 from node.dialect.shown import Shown
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Ended

@@ -1,8 +1,12 @@
-"""What macfabric is made of besides processes: caches, manifests, hashes, and what nodes say.
+"""The pure core of macfabric: what node and router exchange, and the node's arithmetic.
 
-Pure Python without I/O, clock, randomness, MLX or Ray: everything from the world comes in as an
-argument. `DISTRIBUTION` names the installed package that must own the import names `fabric`,
-`node` and `router`; unrelated packages of the same names exist.
+No I/O, clock, randomness, threads, MLX or Ray. The one exception is the room `hosting`, which holds
+what both processes need to run. Node alone uses kvcache but for its hashes, retention but for the
+disk reserve, of record how caches are laid out, cut and rekeyed, of turn plans, edits and
+alignments, and of net handshakes, tickets and compression.
+
+`DISTRIBUTION` names the installed package that must own the import names `fabric`, `node` and
+`router`; unrelated packages of the same names exist.
 """
 
 DISTRIBUTION = "macfabric"

@@ -5,6 +5,8 @@ from typing import Final
 
 # A write failed and could not be undone: nobody can say what a restart of that node will find.
 UNDECIDED: Final = "undecided"
+# A client used clear text on a port that speaks TLS.
+HTTPS_REQUIRED: Final = "https_required"
 
 
 class FabricError(Exception):

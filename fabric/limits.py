@@ -1,7 +1,7 @@
 """Bounds that nodes and the router share: name, unit last, and the reason.
 
-Each package names its own in its `limits.py`; those of HTTP connections are in
-`fabric/connection_limits.py`.
+Each package names its own in its `limits.py`; those of an HTTP server's connections are in
+`fabric/hosting/limits.py`.
 """
 
 from typing import Final
@@ -78,6 +78,8 @@ RETRY_AFTER_S_MAX: Final = 60.0  # clients of today take no longer one for their
 TURN_BODY_BYTES_MAX: Final = BODY_BYTES_MAX + 2 * MIB  # the client's, and what the router adds
 POLICIES_MAX: Final = 16  # that rewrite conversations: of a fabric, and of one request
 POLICY_NAME_CHARS_MAX: Final = 64
+ALLOWED_HOSTS_MAX: Final = 64  # names in settings, and as many origins
+STOP_WAIT_S_MAX: Final = 3_600.0  # that a stop waits for running turns
 
 # Structured output
 GRAMMAR_BYTES_MAX: Final = 64 * KIB  # of a schema's text; what is let in compiles in 0.3 s

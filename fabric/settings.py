@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
-from fabric.connection_limits import ALLOWED_HOSTS_MAX, STOP_WAIT_S_MAX
 from fabric.edit_mode import EDIT_MODES, EXACT
 from fabric.errors import RejectedError
 from fabric.ids import SELF_TEST_TENANT, TenantId, parse_node_name, parse_tenant_id
 from fabric.keys.api_keys import key_digest
 from fabric.limits import (
     ACTIVE_SEQUENCES_MAX,
+    ALLOWED_HOSTS_MAX,
     COMPLETION_TOKENS_MAX,
     GIB,
     MIB,
@@ -26,6 +26,7 @@ from fabric.limits import (
     POLICIES_MAX,
     POLICY_NAME_CHARS_MAX,
     REPLICAS_MAX,
+    STOP_WAIT_S_MAX,
     TENANT_SHARES_MAX,
     WAITING_REQUESTS_MAX,
 )

@@ -4,7 +4,7 @@ A record of 32k tokens is copied, compared, checked and packed with every turn: 
 integers each of these passes touches two megabytes, as an array an eighth of one.
 """
 
-import sys
+import sys  # noqa: TID251 - its byte order is a constant
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import IO
 
 from fabric.errors import FabricError, FatalError
+from fabric.hosting.cluster_file import read_settings
+from fabric.settings import FabricSettings
 from node.keys import read_keys
-from node.launch import Launch, LaunchOptions, read_settings, why_late
+from node.launch import Launch, LaunchOptions, why_late
 from node.ray_connection import connect
 
 _log = logging.getLogger("macfabric.node.launch")
@@ -76,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace, output: IO[str]) -> int:
-    settings = read_settings(arguments.config)
+    settings = _read_settings(arguments.config)
     if arguments.model:
         settings = replace(settings, model=arguments.model)
     options = LaunchOptions(
@@ -113,6 +115,14 @@ def _run(arguments: argparse.Namespace, output: IO[str]) -> int:
             raise FatalError(why_late(launch, arguments.expect, arguments.timeout))
     launch.finish(arguments.at_exit)
     return 0
+
+
+def _read_settings(path: Path | None) -> FabricSettings:
+    try:
+        return read_settings(path)
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise FatalError(message) from None
 
 
 def _tell(event: dict[str, object], output: IO[str]) -> None:

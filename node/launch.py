@@ -12,21 +12,17 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from fabric.codec import pack
 from fabric.control.calls import ErrorReply, decode_reply, encode_call
 from fabric.control.node_calls import Describe, Flush, NodeView, Stop
 from fabric.errors import FatalError, RejectedError, StartFailedError
+from fabric.hosting.ray_names import LABEL, NAMESPACE, RESOURCE, actor_name, machine_of
 from fabric.ids import NodeName, parse_node_name
-from fabric.settings import FabricSettings, parse_settings
+from fabric.settings import FabricSettings
 from node.limits import CONTROL_CALLS_MAX, START_REASON_CHARS_MAX
 
-RESOURCE = "mlx"
-LABEL = "mac"
 SCAN_S = 1.0
 LOADING_POLL_S = 0.1
 READY_POLL_S = 2.0
@@ -131,14 +127,7 @@ class Launch:
     def _create(self, name: NodeName, host: str) -> LaunchedNode:
         import ray
 
-        from node.ray_actor import (
-            NAMESPACE,
-            SERVICE_MODULE,
-            NodeActor,
-            NodeStart,
-            actor_name,
-            origin_of,
-        )
+        from node.ray_actor import SERVICE_MODULE, NodeActor, NodeStart, origin_of
 
         actor_class = ray.remote(concurrency_groups={"control": CONTROL_CALLS_MAX})(NodeActor)
         placed = actor_class.options(
@@ -282,13 +271,9 @@ def _last_line(text: str) -> str:
 
 def _is_gone(own: str, rows: list[dict[str, Any]]) -> bool:
     """Say whether a Ray node is dead, or has a successor before Ray has noticed its end."""
-    alive = {row["NodeID"]: _place(row) for row in rows if row["Alive"]}
-    place = alive.pop(own, None)
-    return place is None or place in alive.values()
-
-
-def _place(row: dict[str, Any]) -> tuple[Any, Any]:
-    return row["NodeManagerAddress"], row.get("Labels", {}).get(LABEL)
+    alive = {row["NodeID"]: machine_of(row) for row in rows if row["Alive"]}
+    machine = alive.pop(own, None)
+    return machine is None or machine in alive.values()
 
 
 def _ask(node: LaunchedNode) -> Any:
@@ -339,19 +324,3 @@ def ready_event(node: LaunchedNode, view: NodeView) -> dict[str, Any]:
 def failed_event(node: LaunchedNode, why: str, wait_s: float) -> dict[str, Any]:
     """Say that a node does not start, and after how many seconds that is tried again."""
     return {"event": "failed", "node": node.name, "message": why, "retry_s": round(wait_s, 1)}
-
-
-def read_settings(path: Path | None) -> FabricSettings:
-    """Read the `metadata: {macfabric: …}` section of a cluster file; no file: all defaults."""
-    if path is None:
-        return FabricSettings()
-    try:
-        whole = yaml.safe_load(path.read_text())
-    except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise FatalError(message) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        message = f"{path} is no YAML: {error}"
-        raise FatalError(message) from None
-    section = whole.get("metadata") if isinstance(whole, dict) else None
-    return parse_settings(section.get("macfabric") if isinstance(section, dict) else None)

@@ -27,14 +27,13 @@ from fabric.codec import unpack
 from fabric.control.calls import ErrorReply, encode_reply, is_call
 from fabric.control.node_calls import Stop
 from fabric.errors import FabricError, FatalError, StartFailedError
+from fabric.hosting.process import keep_pauses_short
 from fabric.ids import parse_node_name
 from fabric.settings import NodeSettings
-from fabric.short_pauses import keep_pauses_short
 from node.back_off import BackOff
 from node.keys import Keys, read_keys
 from node.limits import INCARNATION_BYTES_MAX
 
-NAMESPACE = "macfabric"
 LOADING = "loading"
 STOPPING = "stopping"
 SERVICE_MODULE = "node.service"
@@ -54,11 +53,6 @@ _PASSING = frozenset({
 })  # fmt: skip
 
 _log = logging.getLogger("macfabric.node.ray_actor")
-
-
-def actor_name(node: str) -> str:
-    """Name the actor of a node; routers find it by this."""
-    return f"macfabric-node-{node}"
 
 
 @dataclass(frozen=True, slots=True)

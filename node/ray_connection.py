@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from fabric.errors import FatalError
+from fabric.hosting.ray_names import NAMESPACE
 
 PORT_TIMEOUT_S = 1.0
 PORT_POLL_S = 0.1
@@ -54,8 +55,6 @@ def _failure_to_join(address: str) -> str | None:
         except OSError as error:
             return _NoPort(error)
     import ray
-
-    from node.ray_actor import NAMESPACE
 
     try:
         ray.init(

@@ -18,22 +18,22 @@ import uvicorn
 
 from fabric.control.calls import CallRoute, encode_reply
 from fabric.errors import FatalError, RetryLaterError
+from fabric.hosting.clock import SystemClock
+from fabric.hosting.process import raise_open_files_limit
 from fabric.limits import CONTROL_TIMEOUT_S
 from fabric.memory_plan import MachineMemory, MemoryPlan, plan_memory
 from fabric.net.links import AddressScope, scope_of
-from fabric.open_files import raise_limit
 from fabric.record.spec_file import SpecRecord
 from fabric.turn.generation import APPEND_PATH, COUNT_PATH
 from node.agents.recovered import recovered_table
 from node.assembly import Ground, assemble
 from node.backups import exclude_from_backups
-from node.clock import SystemClock
 from node.control_calls import ControlCalls
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import MemoryBudget
 from node.engine.prefill_trial import measure_prefill, trial_tokens
 from node.http.control import ControlHttp
-from node.http.generate import HttpServer, build_app, error_reply, http_config
+from node.http.generate import build_app, error_reply, http_server
 from node.http.hibernation import HibernationHttp
 from node.http.prompt_question import PromptQuestion
 from node.machine import memory_pressure, ram_bytes, thermal_state
@@ -124,7 +124,7 @@ class NodeService:
 
     def _start(self) -> None:
         os.umask(0o077)
-        raise_limit()
+        raise_open_files_limit()
         self._thread.start()
         self._node = node = self._build()
         self._calls = ControlCalls(node)
@@ -319,7 +319,7 @@ class NodeService:
         ]
         more = [*files.routes(), *control.routes(), *questions]
         app = build_app(self._config.cluster_key, node.turns.serve, more)
-        server = HttpServer(http_config(app, tls=tls))
+        server = http_server(app, tls)
         self._server = server
         self._serving = asyncio.create_task(server.serve(sockets=[listener]))
 

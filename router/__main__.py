@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fabric.errors import FabricError
+from fabric.hosting.process import raise_open_files_limit
 from fabric.ids import parse_node_name
-from fabric.open_files import raise_limit
 from fabric.settings import FabricSettings, RouterSettings
 from router.cli.config_file import read_settings
 from router.cli.data_folder import DataFolder, default_data_dir
@@ -34,7 +34,7 @@ def main() -> int:
     # Ray reads it when it is imported: a lost driver must not start a cluster of its own.
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     arguments = _arguments()
-    raise_limit()
+    raise_open_files_limit()
     os.umask(0o077)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -44,6 +44,14 @@ EDIT_VALUE_MAX: Final = 1 << 31  # tokens or calls that one of those names
 TRUNCATION_COUNTS_MAX: Final = 12  # prompts counted to find the longest that fits; mostly three
 MESSAGE_NAME_CHARS_MAX: Final = 256  # of a name or an id within a message
 MATCH_REASON_CHARS_MAX: Final = 200  # in an answer's header
+STOPPING_RETRY_S: Final = 5.0  # before a client of a stopping router retries
+PREFLIGHT_KEPT_S: Final = 600  # for which a browser caches what a page may do
+
+# The router's connections to nodes
+TURNS_UNANSWERED_MAX: Final = 320  # by one node, more than it queues; others wait in the router
+HANDSHAKES_PER_NODE_MAX: Final = 16  # at once; more would all time out
+KEPT_IDLE_S: Final = 60.0  # before the router closes one: sooner than the node does
+KEPT_LIFE_S: Final = 600.0  # of one; then certificates are checked again
 
 # Control plane
 LIST_PAGES_MAX: Final = 1_024  # more than 10,000 agents with the longest sketches take

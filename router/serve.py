@@ -7,23 +7,21 @@ import logging
 import signal
 import socket
 import ssl
-from asyncio.sslproto import SSLProtocol
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from fabric.http_guard.connection_table import Places
-from fabric.http_guard.http_options import bounded_options
+from fabric.hosting.clock import SystemClock
+from fabric.hosting.connection_table import ConnectionSlots
+from fabric.hosting.http_server import HttpServer, server_config
+from fabric.hosting.process import keep_pauses_short
 from fabric.ids import NodeName
 from fabric.keys.cluster_secret import http_secret
 from fabric.keys.key_files import MEMBER_NAME
 from fabric.settings import RouterSettings
-from fabric.short_pauses import keep_pauses_short
 from router.app import build_app
-from router.clock import SystemClock
 from router.fleet import ray_control
 from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.fleet import Fleet
@@ -146,7 +144,7 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
             fleet.events.close()
             runs.stop()
 
-        server = _Server(http_config(app, tls=tls), end_streams)
+        server = HttpServer(http_config(app, tls=tls), BACKLOG, end_streams)
         stop = RouterStop(
             server, services.turns.running, stop_wait_s or _wait_as_set(settings), runs.stop
         )
@@ -167,15 +165,10 @@ def _wait_as_set(settings: RouterSettings) -> Callable[[], float]:
 
 
 def http_config(
-    app: ASGIApp, places: Places | None = None, tls: ssl.SSLContext | None = None
+    app: ASGIApp, slots: ConnectionSlots | None = None, tls: ssl.SSLContext | None = None
 ) -> uvicorn.Config:
-    """Say how the router's clients are served."""
-    return uvicorn.Config(
-        app,
-        log_config=None,
-        timeout_graceful_shutdown=STOP_GRACE_S,
-        **bounded_options(HttpToolsProtocol, SSLProtocol, places, tls),
-    )
+    """Return the configuration of the router's server."""
+    return server_config(app, slots, tls, log_config=None, timeout_graceful_shutdown=STOP_GRACE_S)
 
 
 async def _run(
@@ -212,25 +205,3 @@ async def _tell_when_ready(
     keep_pauses_short()
     _LOG.info("serving at %s", url)
     on_ready(url, list(names))
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_stop = on_stop
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop, but first end what has no end of its own: requests get a moment to end."""
-        self._on_stop()
-        await super().shutdown(sockets)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, with a longer line than is let in at a time."""
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(BACKLOG)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals alone: they end the whole router, not the server alone."""
-        yield

@@ -47,6 +47,37 @@ CASES = {
         {"fabric/kvcache/x.py": "import os.path"},
         "fabric and placement have no I/O",
     ),
+    "fabric collects garbage": (
+        {"fabric/kvcache/x.py": "import gc"},
+        "fabric and placement have no I/O",
+    ),
+    "fabric opens paths": (
+        {"fabric/record/x.py": "from pathlib import Path"},
+        "fabric and placement have no I/O",
+    ),
+    "fabric serves HTTP": (
+        {"fabric/net/x.py": "import uvicorn"},
+        "fabric and placement have no I/O",
+    ),
+    "fabric's hosting room may": (
+        {
+            "fabric/hosting/x.py": "import asyncio\nimport gc\nimport time\nimport uvicorn",
+            "node/service.py": "import fabric.hosting.x",
+        },
+        None,
+    ),
+    "fabric stands on its hosting room": (
+        {"fabric/net/x.py": "import fabric.hosting"},
+        "fabric's rooms",
+    ),
+    "a decision that reads the clock": (
+        {"node/tiers/x.py": "import time"},
+        "what decides takes a Clock",
+    ),
+    "a decision that makes its own clock": (
+        {"router/turns/x.py": "import fabric.hosting.clock", "fabric/hosting/clock.py": ""},
+        "the machine's clock",
+    ),
     "fabric runs MLX": (
         {"fabric/kvcache/x.py": "import mlx.core"},
         "fabric and placement have no I/O",

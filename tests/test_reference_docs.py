@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fabric.hosting.clock import SystemClock
 from fabric.retention.policy import TenantShare
 from fabric.settings import FabricSettings
 from router.app import adapters_of, described
 from router.cli.commands import build_parser
-from router.clock import SystemClock
 from router.openai.responses.store import ResponseStore
 
 ROOT = Path(__file__).resolve().parents[1]

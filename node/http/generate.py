@@ -5,19 +5,14 @@ Tokens travel here and not through Ray, where each would cost milliseconds.
 
 import asyncio
 import hmac
-import socket
 import ssl
-from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fabric.codec import from_plain, parse_json, to_plain
 from fabric.control.calls import ErrorReply
@@ -28,9 +23,9 @@ from fabric.errors import (
     TooLargeError,
     UnauthorizedError,
 )
-from fabric.http_guard.connection_table import Places
-from fabric.http_guard.guarded_connection import admit
-from fabric.http_guard.http_options import bounded_options
+from fabric.hosting.connection_table import ConnectionSlots
+from fabric.hosting.guarded_connection import admit
+from fabric.hosting.http_server import HttpServer, server_config, unless_disconnected
 from fabric.keys.cluster_secret import http_secret
 from fabric.limits import KIB, TURN_BODY_BYTES_MAX, TURN_ITEMS_MAX
 from fabric.turn.generation import (
@@ -43,10 +38,9 @@ from fabric.turn.generation import (
 
 LARGE_BYTES = 64 * KIB
 BACKLOG = 512  # connections that wait to be accepted
-# Few strangers: only the router has business here, and mlx-lm lowers the limit of open files.
-PLACES = Places(strangers=384, strangers_per_source=384, admitted=768)
+# Few, as only the router connects, and mlx-lm lowers the limit of open files.
+SLOTS = ConnectionSlots(unauthenticated=384, unauthenticated_per_source=384, admitted=768)
 
-T = TypeVar("T")
 Serve = Callable[[GenerateRequest], AsyncIterator[Event]]
 
 
@@ -57,7 +51,7 @@ def build_app(cluster_key: bytes, serve: Serve, more: Sequence[Route] = ()) -> S
     async def generate(request: Request) -> Response:
         try:
             events = serve(await read_turn(request, secret))
-            first = await unless_left(anext(events, None), request.receive)
+            first = await unless_disconnected(request.receive, anext(events, None))
             if first is None:
                 message = "the node was told to end this turn before it began"
                 raise RetryElsewhereError(message)
@@ -84,20 +78,15 @@ def _asked(raw: bytes) -> GenerateRequest:
 
 
 def http_config(
-    app: Starlette, places: Places | None = None, tls: ssl.SSLContext | None = None
+    app: Starlette, slots: ConnectionSlots | None = None, tls: ssl.SSLContext | None = None
 ) -> uvicorn.Config:
-    """Say how a node serves the router, and whoever else finds its port."""
-    options = bounded_options(HttpToolsProtocol, SSLProtocol, places or PLACES, tls)
-    return uvicorn.Config(app, log_level="warning", **options)
+    """Return the configuration of a node's server."""
+    return server_config(app, slots or SLOTS, tls, log_level="warning")
 
 
-class HttpServer(uvicorn.Server):
-    """Lets many connections wait to be accepted, and in a few at a time."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(BACKLOG)
+def http_server(app: Starlette, tls: ssl.SSLContext | None) -> HttpServer:
+    """Return a node's server."""
+    return HttpServer(http_config(app, tls=tls), BACKLOG)
 
 
 def error_reply(error: FabricError) -> ErrorReply:
@@ -131,28 +120,6 @@ async def read_body(request: Request, limit_bytes: int = TURN_BODY_BYTES_MAX) ->
             raise TooLargeError(message)
         parts.append(part)
     return b"".join(parts)
-
-
-async def unless_left(work: Awaitable[T], receive: Receive) -> T:
-    """Return what comes of work; end it, and raise ClientDisconnect, if nobody waits any more."""
-    coming = asyncio.ensure_future(work)
-    gone = asyncio.create_task(disconnected(receive))
-    try:
-        await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not coming.done():
-            raise ClientDisconnect
-        return coming.result()
-    finally:
-        gone.cancel()
-        if not coming.done():
-            coming.cancel()  # which ends a turn
-            await asyncio.wait({coming})
-
-
-async def disconnected(receive: Receive) -> None:
-    """Return when the client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _lines(first: Event, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:

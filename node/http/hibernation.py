@@ -25,7 +25,8 @@ from fabric.control.hibernation_calls import (
 )
 from fabric.errors import FabricError, OverloadedError, TooLargeError
 from fabric.fair_share import FairShare
-from fabric.http_guard.pace import Pace
+from fabric.hosting.http_server import wait_for_disconnect
+from fabric.hosting.pace import Pace
 from fabric.ids import TenantId
 from fabric.keys.cluster_secret import http_secret
 from fabric.limits import (
@@ -34,7 +35,7 @@ from fabric.limits import (
     HIBERNATION_FRAME_BYTES_MAX,
     HIBERNATION_GRACE_S,
 )
-from node.http.generate import authorize, disconnected, error_response
+from node.http.generate import authorize, error_response
 from node.limits import HIBERNATIONS_MAX
 from node.migration.hibernation_export import Export, Exports
 from node.migration.hibernation_import import Imports
@@ -135,7 +136,7 @@ class _FileResponse(Response):
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(disconnected(receive))
+        gone = asyncio.create_task(wait_for_disconnect(receive))
         try:
             await self._stream(send, gone)
         except (FabricError, OSError) as error:
@@ -156,7 +157,7 @@ class _FileResponse(Response):
             began_s = now_s()
             async with asyncio.timeout(pace.left_s):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            pace.came(len(chunk), now_s() - began_s)
+            pace.add(len(chunk), now_s() - began_s)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -172,10 +173,10 @@ async def _batches(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             async with asyncio.timeout(pace.left_s):
                 data = await anext(stream, None)
         except TimeoutError:
-            raise pace.stalled() from None
+            raise pace.stalled_error() from None
         if data is None:
             break
-        pace.came(len(data), now_s() - began_s)
+        pace.add(len(data), now_s() - began_s)
         batch.append(data)
         batch_bytes += len(data)
         total_bytes += len(data)

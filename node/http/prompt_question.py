@@ -8,9 +8,10 @@ from starlette.routing import Route
 
 from fabric.codec import to_plain
 from fabric.errors import FabricError
+from fabric.hosting.http_server import unless_disconnected
 from fabric.keys.cluster_secret import http_secret
 from fabric.turn.generation import ContinuedPrompt, GenerateRequest, TokenCount
-from node.http.generate import error_response, read_turn, unless_left
+from node.http.generate import error_response, read_turn
 
 
 class PromptQuestion:
@@ -32,7 +33,7 @@ class PromptQuestion:
     async def answer(self, request: Request) -> Response:
         try:
             asked = await read_turn(request, self._secret)
-            told = await unless_left(self._told(asked), request.receive)
+            told = await unless_disconnected(request.receive, self._told(asked))
         except FabricError as error:
             return error_response(error)
         except ClientDisconnect:

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock, Thread
 from typing import Final, Protocol
 
+from fabric.hosting.clock import elapsed_s
 from fabric.ids import NodeName
 from fabric.net.interfaces import Interface
 from fabric.net.link_estimate import ProbeBudget, was_away
 from fabric.net.links import Address
 from fabric.ports import Clock
-from node.clock import elapsed_s
 from node.net.interfaces import LISTED_S, MACHINE, Listing
 from node.net.link_table import LinkTable
 from node.net.probe import Measured

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from fabric.hosting.http_server import unless_disconnected
 from router.anthropic.content import Notes
 from router.anthropic.request import AskedPrompt, parse_prompt
 from router.api.edit_fields import WantedEdits, edits_of
@@ -16,7 +17,6 @@ from router.api.edit_stage import EditStage, OnePromptDesk, edit_headers
 from router.api.model_names import ModelNames
 from router.fleet.fleet import Fleet
 from router.http.auth import tenant_of
-from router.http.disconnect import unless_gone
 from router.http.fields import Fields
 from router.http.json_body import read_parsed
 from router.turns.model_check import ModelCheck
@@ -51,13 +51,13 @@ class CountTokensApi:
         model = await self._names.resolve(said.model)
         await self._models.require(model)
         work = self._edits.edited_prompt(tenant, said.prompt, model, asked.edits, said.edits or ())
-        made = await unless_gone(request, work)
+        made = await unless_disconnected(request.receive, work)
         desk = OnePromptDesk(self._fleet, tenant, model)
-        tokens = original = await unless_gone(request, desk.count(made.prompt))
+        tokens = original = await unless_disconnected(request.receive, desk.count(made.prompt))
         told: dict[str, Any] = {"input_tokens": tokens}
         if said.edits is not None:
             if made.prompt is not said.prompt:
-                original = await unless_gone(request, desk.count(said.prompt))
+                original = await unless_disconnected(request.receive, desk.count(said.prompt))
             told["context_management"] = {"original_input_tokens": original}
         return JSONResponse(told, headers=edit_headers(made.outcomes))
 

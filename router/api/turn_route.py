@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from fabric.hosting.http_server import unless_disconnected
 from fabric.ids import TenantId
 from fabric.turn.generation import Admitted
 from router.api.adapter import ApiAdapter, Asked, SeveralAdapter
@@ -18,7 +19,6 @@ from router.api.late_stream import Opening, Streamed
 from router.api.model_names import ModelNames
 from router.fresh_ids import fresh_operation
 from router.http.auth import tenant_of
-from router.http.disconnect import unless_gone
 from router.http.fields import Fields, refuse
 from router.http.json_body import read_parsed
 from router.http.sse import EventStream
@@ -57,7 +57,7 @@ async def answer_turn(adapter: ApiAdapter[Any], desk: Desk, request: Request) ->
     parsed = await read_parsed(request, partial(parsed_request, adapter, request.headers))
     tenant = tenant_of(request)
     asked: Asked = await adapter.recalled(tenant, parsed)
-    asked, turn = await unless_gone(request, turn_of(desk, tenant, asked))
+    asked, turn = await unless_disconnected(request.receive, turn_of(desk, tenant, asked))
     if asked.several is not None:
         return await _answer_several(
             cast("SeveralAdapter[Any]", adapter), desk.turns, request, asked, turn
@@ -73,10 +73,10 @@ async def answer_turn(adapter: ApiAdapter[Any], desk: Desk, request: Request) ->
             return Streamed(frames, headers, opened.close, lambda: opened.progress)
 
         return await _stream(adapter, request, asked, Opening(opening, waiting, streamed))
-    opened = await unless_gone(request, opening)
+    opened = await unless_disconnected(request.receive, opening)
     headers = _headers(asked, opened.admitted)
     try:
-        answer = await unless_gone(request, gather(opened))
+        answer = await unless_disconnected(request.receive, gather(opened))
     finally:
         await opened.close()
     return JSONResponse(adapter.whole(asked, opened.admitted, answer), headers=headers)
@@ -119,9 +119,9 @@ async def _answer_several(
             return Streamed(frames, headers, fan.close, lambda: fan.progress)
 
         return await _stream(adapter, request, asked, Opening(fan.open(waiting), waiting, streamed))
-    headers = _headers(asked, await unless_gone(request, fan.open()))
+    headers = _headers(asked, await unless_disconnected(request.receive, fan.open()))
     try:
-        answers = await unless_gone(request, fan.gather())
+        answers = await unless_disconnected(request.receive, fan.gather())
     finally:
         await fan.close()
     return JSONResponse(adapter.all_whole(asked, fan.admitted, answers), headers=headers)
@@ -131,7 +131,7 @@ async def _stream(
     adapter: ApiAdapter[Any], request: Request, asked: Asked, opening: Opening[Any]
 ) -> Response:
     """Stream a turn once it is admitted, or begin earlier where it waits for a node to join."""
-    made = await unless_gone(request, opening.soon())
+    made = await unless_disconnected(request.receive, opening.soon())
     if made is None:
         headers = _headers(asked)
         made = Streamed(opening.frames(), headers, opening.close, opening.progress)

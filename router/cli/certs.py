@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fabric.errors import FabricError
+from fabric.hosting.cluster_file import fabric_section
 from fabric.keys.key_files import SHIPPED_KEYS
 from fabric.settings import parse_settings
-from router.cli.config_file import our_section, read_cluster_file
+from router.cli.config_file import read_cluster_file
 from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.errors import MISUSED, CommandError
 from router.cli.keys.key_folder import AUTHORITY_KEY, KeyFolder
@@ -93,7 +94,7 @@ def cluster_keys(whole: dict[str, Any], path: Path) -> tuple[KeyFolder, Subject]
         message = f"{path} names no Macs, or does not ship a folder as {SHIPPED_KEYS}"
         raise CommandError(message, MISUSED)
     try:
-        settings = parse_settings(our_section(whole))
+        settings = parse_settings(fabric_section(whole))
     except FabricError as error:
         message = f"{path}: {error.message}"
         raise CommandError(message, MISUSED) from None

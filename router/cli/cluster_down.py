@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fabric.connection_limits import STOP_WAIT_S_MAX
 from fabric.errors import FabricError
+from fabric.hosting.cluster_file import fabric_section
+from fabric.limits import STOP_WAIT_S_MAX
 from fabric.settings import parse_settings
-from router.cli.config_file import our_section, read_cluster_file
+from router.cli.config_file import read_cluster_file
 from router.cli.down_progress import DownProgress
 from router.cli.errors import FAILED, MISUSED, CommandError
 from router.cli.output import Steps, print_table
@@ -145,7 +146,7 @@ def read_cluster(whole: dict[str, Any], path: Path) -> Cluster:
         message = f"{path} does not say which Macs; see `macfabric config check {path}`"
         raise CommandError(message, MISUSED)
     try:
-        data_dir = parse_settings(our_section(whole)).data_dir
+        data_dir = parse_settings(fabric_section(whole)).data_dir
     except FabricError as error:
         message = f"{path}: {error.message}"
         raise CommandError(message, MISUSED) from None

@@ -4,41 +4,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from fabric.errors import RejectedError
+from fabric.hosting import cluster_file
+from fabric.hosting.cluster_file import fabric_section
 from fabric.settings import FabricSettings, check_keys, parse_settings
 from router.cli.errors import MISUSED, CommandError, describe_os_error
 
 
 def read_cluster_file(path: Path) -> dict[str, Any]:
-    """Read the whole file as plain data."""
+    """Return the whole file as plain data; raise CommandError for one that is not valid."""
     try:
-        whole = yaml.safe_load(path.read_text())
+        return cluster_file.read_cluster_file(path)
     except OSError as error:
         raise CommandError(describe_os_error(error, path), MISUSED) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        message = f"{path} is no YAML: {error}"
-        raise CommandError(message, MISUSED) from None
-    except RecursionError:
-        message = f"{path} is nested too deeply"
-        raise CommandError(message, MISUSED) from None
-    if not isinstance(whole, dict):
-        message = f"{path} is no cluster file: it holds no keys"
-        raise CommandError(message, MISUSED)
-    return whole
-
-
-def our_section(whole: dict[str, Any]) -> object:
-    """Return what is below `metadata: {macfabric: …}`, or nothing."""
-    metadata = whole.get("metadata")
-    return metadata.get("macfabric") if isinstance(metadata, dict) else None
+    except RejectedError as error:
+        raise CommandError(error.message, MISUSED) from None
 
 
 def read_settings(path: Path | None) -> FabricSettings:
     """Return the settings of a cluster file, with the keys of its key files; or all defaults."""
     if path is None:
         return FabricSettings()
-    return with_key_files(parse_settings(our_section(read_cluster_file(path))))
+    return with_key_files(parse_settings(fabric_section(read_cluster_file(path))))
 
 
 def nodes_expected(path: Path | None, settings: FabricSettings) -> int:

@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 from fabric.codec import to_plain
-from fabric.connection_limits import STOP_WAIT_S_MAX
+from fabric.limits import STOP_WAIT_S_MAX
 from fabric.settings import FabricSettings
 from router.cli.errors import CommandError
 from router.cli.keys.key_folder import KeyFolder

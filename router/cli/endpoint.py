@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from fabric.http_guard.tls_gate import HTTPS_REQUIRED
+from fabric.errors import HTTPS_REQUIRED
 from fabric.keys.api_keys import OPERATOR_HEADER
 from fabric.keys.key_files import AUTHORITY_CERTIFICATE, MADE_KEYS, SHIPPED_KEYS
 from fabric.settings import is_loopback

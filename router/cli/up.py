@@ -13,10 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fabric.connection_limits import STOP_WAIT_S_MAX
 from fabric.errors import FabricError
 from fabric.ids import NodeName, parse_node_name
-from fabric.limits import NODES_MAX
+from fabric.limits import NODES_MAX, STOP_WAIT_S_MAX
 from fabric.settings import FabricSettings, RouterSettings, check_doors, is_loopback
 from router.cli.client_key import add_key_options, with_client_keys
 from router.cli.cluster_down import stop_cluster

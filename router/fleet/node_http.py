@@ -20,13 +20,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import aiohttp
 from aiohttp.connector import Connection
 
-from fabric.connection_limits import (
-    HANDSHAKES_PER_NODE_MAX,
-    KEPT_IDLE_S,
-    KEPT_LIFE_S,
-    TURNS_UNANSWERED_MAX,
-)
 from fabric.limits import KIB
+from router.limits import HANDSHAKES_PER_NODE_MAX, KEPT_IDLE_S, KEPT_LIFE_S, TURNS_UNANSWERED_MAX
 
 CONNECT_TIMEOUT_S = 2.0
 END_WAIT_S = 1.0  # between an answer's last event and its end

@@ -17,12 +17,15 @@ import ray.exceptions
 import ray.util
 
 from fabric.errors import FabricError, FatalError, RejectedError, RetryLaterError
-from fabric.ids import NodeName, parse_node_name
+from fabric.hosting.ray_names import (
+    NAMESPACE,
+    actor_name,
+    is_node_actor,
+    machine_of,
+    node_of_actor,
+)
+from fabric.ids import NodeName
 from router.fleet.node_client import ControlTransport, NodeLostError
-
-NAMESPACE = "macfabric"
-ACTOR_PREFIX = "macfabric-node-"
-LABEL = "mac"  # what a Ray node is called by
 
 LEAVE_TIMEOUT_S = 10.0
 JOIN_S = 600.0  # for a new router to join Ray on a busy machine
@@ -186,8 +189,9 @@ class ActorRoster:
         for name in await asyncio.to_thread(_node_names, self._namespace):
             transport = self._transports.setdefault(name, ActorTransport(name, self._driver))
             if transport.handle is None:
-                actor = f"{ACTOR_PREFIX}{name}"
-                transport.handle = await asyncio.to_thread(_actor, actor, self._namespace)
+                transport.handle = await asyncio.to_thread(
+                    _actor, actor_name(name), self._namespace
+                )
 
     async def _join_anew(self, address: str) -> None:
         _LOG.warning("our own Ray node is gone: joining the cluster anew")
@@ -217,12 +221,8 @@ def _is_orphaned() -> bool:
     alive = [row for row in rows if row["Alive"] and row["NodeID"] != own]
     for row in rows:
         if row["NodeID"] == own:  # also one whose end Ray has not noticed yet
-            return any(_place(other) == _place(row) for other in alive)
+            return any(machine_of(other) == machine_of(row) for other in alive)
     return bool(alive)
-
-
-def _place(row: Mapping[str, Any]) -> tuple[Any, Any]:
-    return row["NodeManagerAddress"], row.get("Labels", {}).get(LABEL)
 
 
 def _actor(name: str, namespace: str) -> Any:
@@ -236,9 +236,9 @@ def _node_names(namespace: str) -> list[NodeName]:
     names = []
     for row in ray.util.list_named_actors(all_namespaces=True):
         actor = row["name"]
-        if row["namespace"] == namespace and actor.startswith(ACTOR_PREFIX):
+        if row["namespace"] == namespace and is_node_actor(actor):
             try:
-                names.append(parse_node_name(actor.removeprefix(ACTOR_PREFIX)))
+                names.append(node_of_actor(actor))
             except RejectedError:
                 _LOG.warning("an actor with a node's prefix has no node's name")
     return names

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fabric.errors import FabricError, ForbiddenError, UnauthorizedError
-from fabric.http_guard.guarded_connection import admit
+from fabric.hosting.guarded_connection import admit
 from fabric.ids import DEFAULT_TENANT, AgentKey, TenantId, parse_agent_id
 from fabric.keys.api_keys import OPERATOR_HEADER, key_digest, name_of
 from fabric.settings import RouterSettings

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fabric.errors import OverloadedError, RejectedError, TooLargeError
 from fabric.fair_share import FairShare
-from fabric.http_guard.pace import Pace
+from fabric.hosting.pace import Pace
 from fabric.limits import (
     BODY_BYTES_MAX,
     HIBERNATION_BYTES_MAX,
@@ -173,6 +173,6 @@ async def _paced(receive: Receive, pace: Pace) -> Message:
         async with asyncio.timeout(pace.left_s):
             message = await receive()
     except TimeoutError:
-        raise pace.stalled() from None
-    pace.came(len(message.get("body", b"")), now_s() - began_s)
+        raise pace.stalled_error() from None
+    pace.add(len(message.get("body", b"")), now_s() - began_s)
     return message

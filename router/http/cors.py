@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fabric.connection_limits import PREFLIGHT_KEPT_S
+from router.limits import PREFLIGHT_KEPT_S
 
 METHODS: Final = ("GET", "HEAD", "POST", "DELETE")
 # What a page's program may read of an answer, beside its body.

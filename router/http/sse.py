@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from fabric.errors import FabricError
-from fabric.http_guard.guarded_connection import is_closing
+from fabric.hosting.guarded_connection import is_closing
 from router.http.dialect import ErrorDialect
 from router.http.errors import unknown_error
 from router.limits import STREAM_SILENCE_S

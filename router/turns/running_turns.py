@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from fabric.connection_limits import STOPPING_RETRY_S
 from fabric.errors import RetryLaterError
+from router.limits import STOPPING_RETRY_S
 
 T = TypeVar("T")
 

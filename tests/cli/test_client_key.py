@@ -6,8 +6,8 @@ from hashlib import sha256
 
 import pytest
 
-from fabric.connection_limits import ALLOWED_HOSTS_MAX
 from fabric.errors import RejectedError
+from fabric.limits import ALLOWED_HOSTS_MAX
 from fabric.settings import RouterSettings, parse_settings
 from router.cli.client_key import add_key_options, with_client_keys
 from router.cli.endpoint import KEY_VARIABLE

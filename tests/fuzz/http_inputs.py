@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fabric.connection_limits import HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
+from fabric.hosting.limits import HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
 from fabric.limits import BODY_BYTES_MAX, KIB, MIB
 from tests.fuzz.mutation import mutate_bytes, mutate_tree
 

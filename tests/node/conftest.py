@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.clock import SystemClock
+from fabric.hosting.clock import SystemClock
 from tests.support.transfers import Shelf, serve, stop_servers
 
 

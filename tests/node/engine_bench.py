@@ -5,8 +5,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from fabric.hosting.clock import SystemClock
 from fabric.turn.generation import Priority, Sampling
-from node.clock import SystemClock
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
 from node.mlx.answer import Answer

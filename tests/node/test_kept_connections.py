@@ -8,8 +8,8 @@ import pytest
 
 from fabric.control.node_calls import Offer, SealAgent
 from fabric.errors import FabricError
-from fabric.http_guard import guarded_connection
-from fabric.http_guard.connection_table import Places
+from fabric.hosting import guarded_connection
+from fabric.hosting.connection_table import ConnectionSlots
 from fabric.keys.cluster_secret import http_secret
 from fabric.keys.key_files import MEMBER_NAME
 from node.keys import read_keys
@@ -23,7 +23,7 @@ from tests.support.tiny_models import ONE_LAYER, write_model
 
 pytestmark = pytest.mark.anyio
 SEAL = SealAgent("default", "nobody", 3, "m-1", "node-b")
-FEW = Places(strangers=12, strangers_per_source=8, admitted=6)
+FEW = ConnectionSlots(12, 8, admitted=6)
 
 
 class Linked:
@@ -78,7 +78,7 @@ def has_ended(sock):
 
 
 async def test_no_stranger_takes_a_kept_connections_place(tmp_path, monkeypatch):
-    monkeypatch.setattr("node.http.generate.PLACES", FEW)
+    monkeypatch.setattr("node.http.generate.SLOTS", FEW)
     monkeypatch.setattr(guarded_connection, "SWEEP_S", 0.05)
     monkeypatch.setattr(guarded_connection, "HEAD_S", 0.2)
     async with Linked(tmp_path) as linked, linked.node() as service:

@@ -8,8 +8,7 @@ import aiohttp
 import pytest
 
 from fabric.control.calls import CONTROL_PATH
-from fabric.errors import FatalError
-from fabric.http_guard.tls_gate import HTTPS_REQUIRED
+from fabric.errors import HTTPS_REQUIRED, FatalError
 from fabric.keys.cluster_secret import http_secret
 from fabric.keys.key_files import CLUSTER_KEY, MEMBER_KEY, MEMBER_NAME
 from fabric.turn.generation import CLUSTER_HEADER

@@ -6,10 +6,10 @@ import pytest
 
 from fabric import PROTOCOL_VERSION
 from fabric.errors import ConflictError, RejectedError, UnauthorizedError
+from fabric.hosting.clock import SystemClock
 from fabric.ids import AgentId, Fingerprint, MigrationId, NodeName, TenantId
 from fabric.net.ticket import issue_ticket, open_ticket
 from fabric.net.wire import Challenge, FetchRequest, Hello, Proof, Refusal, encode_frame
-from node.clock import SystemClock
 from node.limits import OFFER_LIFE_MAX_S
 from tests.faults.fault_proxy import FaultProxy
 from tests.support.transfers import (

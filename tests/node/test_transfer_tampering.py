@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 
 from fabric.errors import RetryLaterError
+from fabric.hosting.clock import SystemClock
 from fabric.net.wire import FetchRequest, encode_frame
 from fabric.settings import NEVER
-from node.clock import SystemClock
 from node.net.connections import Connections
 from tests.faults.meddling_proxy import MeddlingProxy
 from tests.support.transfers import HASTE, Catch, loopback, offer, serve

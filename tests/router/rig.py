@@ -123,7 +123,7 @@ async def rig(
     started=True,
     tended=True,
     placement=None,
-    places=None,
+    slots=None,
     runs_dir=None,
     roster_store=None,
 ):
@@ -148,7 +148,7 @@ async def rig(
         app = build_app(settings, services, runs_dir)
         listener = socket.create_server(("127.0.0.1", 0))
         judged = Documented(app)
-        config = http_config(judged, places)
+        config = http_config(judged, slots)
         config.timeout_graceful_shutdown = 1
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from fabric.connection_limits import HEADERS_MAX
+from fabric.hosting.limits import HEADERS_MAX
 from fabric.limits import MIB
 from tests.support.keys import make_keys
 from tests.support.refusing_server import TEXT, refusing_server

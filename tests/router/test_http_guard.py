@@ -16,11 +16,11 @@ from starlette.routing import Route
 
 import node.http.generate
 import router.serve
-from fabric.http_guard import guarded_connection, lingering
-from fabric.http_guard.connection_table import Places
-from fabric.http_guard.guarded_connection import admit
+from fabric.hosting import guarded_connection, lingering
+from fabric.hosting.connection_table import ConnectionSlots
+from fabric.hosting.guarded_connection import admit
 
-FEW = Places(strangers=12, strangers_per_source=8, admitted=6)
+FEW = ConnectionSlots(12, 8, admitted=6)
 HANG_S = 60
 OK = b"HTTP/1.1 200"
 SERVERS = [
@@ -79,8 +79,8 @@ ROUTES = [
 
 
 class Server:
-    def __init__(self, config, places, more=()):
-        self.server = uvicorn.Server(config(Starlette(routes=[*ROUTES, *more]), places))
+    def __init__(self, config, slots, more=()):
+        self.server = uvicorn.Server(config(Starlette(routes=[*ROUTES, *more]), slots))
         self.table = self.server.config.http.table
         self.address = None
         self._clients = []
@@ -115,8 +115,8 @@ class Server:
 
 
 @contextmanager
-def served(config, places=None, more=()):
-    server = Server(config, places, more)
+def served(config, slots=None, more=()):
+    server = Server(config, slots, more)
     try:
         yield server
     finally:
@@ -286,30 +286,30 @@ def test_strangers_make_room_and_who_has_shown_a_key_stays(config):
         mine = server.connect(head("/known", "GET", "x-owner: a"))
         assert answer_of(mine).startswith(OK)
         idle = [server.connect() for _ in range(40)]
-        until(lambda: len(server.table) <= FEW.strangers_per_source + 1)
+        until(lambda: len(server.table) <= FEW.unauthenticated_per_source + 1)
         mine.sendall(head("/known", "GET", "x-owner: a"))
         late = server.connect(head("/known", "GET", "x-owner: b"))
 
         assert answer_of(mine).startswith(OK)
         assert answer_of(late).startswith(OK)
-        until(lambda: sum(not is_closed(sock) for sock in idle) <= FEW.strangers_per_source)
+        until(lambda: sum(not is_closed(sock) for sock in idle) <= FEW.unauthenticated_per_source)
         for sock in (mine, late, *idle):
             sock.close()
         table = server.table  # of another thread, which is perhaps in the middle of it
-        until(lambda: not (len(table) or table._strangers or table._admitted))
+        until(lambda: not (len(table) or table._unauthenticated or table._admitted))
         until(lambda: table._heads_bytes == 0)
 
 
 def test_strangers_have_a_moment_in_which_their_request_may_come(config, monkeypatch):
-    monkeypatch.setattr("fabric.http_guard.connection_table.STRANGER_S", HANG_S)
+    monkeypatch.setattr("fabric.hosting.connection_table.UNAUTHENTICATED_S", HANG_S)
     with served(config, FEW) as server:
         slow = server.connect()
-        idle = [server.connect() for _ in range(FEW.strangers - 1)]
-        until(lambda: len(server.table) == FEW.strangers)
+        idle = [server.connect() for _ in range(FEW.unauthenticated - 1)]
+        until(lambda: len(server.table) == FEW.unauthenticated)
         slow.sendall(head("/known", "GET", "x-owner: a"))
         assert answer_of(slow).startswith(OK)
-        idle += [server.connect() for _ in range(4 * FEW.strangers)]
-        until(lambda: sum(not is_closed(sock) for sock in idle) <= 2 * FEW.strangers)
+        idle += [server.connect() for _ in range(4 * FEW.unauthenticated)]
+        until(lambda: sum(not is_closed(sock) for sock in idle) <= 2 * FEW.unauthenticated)
         assert not is_closed(slow)
         for sock in (slow, *idle):
             sock.close()
@@ -332,7 +332,7 @@ def test_idle_connections_of_who_has_most_make_room(config):
 
 
 def test_incomplete_heads_are_bounded_together(config, monkeypatch):
-    monkeypatch.setattr("fabric.http_guard.connection_table.HEADS_BYTES_MAX", 200_000)
+    monkeypatch.setattr("fabric.hosting.connection_table.HEADS_BYTES_MAX", 200_000)
     with served(config) as server:
         socks = [server.connect(b"GET / HTTP/1.1\r\nx: " + b"y" * 50_000) for _ in range(12)]
         until(lambda: 0 < server.table._heads_bytes <= 200_000 and len(server.table) <= 4)

@@ -5,7 +5,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from fabric.http_guard import guarded_connection, lingering
+from fabric.hosting import guarded_connection, lingering
 from fabric.limits import KIB, MIB
 from tests.router.test_http_guard import (
     HANG_S,

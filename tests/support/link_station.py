@@ -11,9 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from fabric.codec import from_plain, to_plain  # noqa: E402
+from fabric.hosting.clock import SystemClock  # noqa: E402
 from fabric.ids import NodeName  # noqa: E402
 from fabric.net.links import Address, PeerList  # noqa: E402
-from node.clock import SystemClock  # noqa: E402
 from node.net.interfaces import MACHINE  # noqa: E402
 from node.net.link_table import LinkTable  # noqa: E402
 from node.net.listeners import EVERYWHERE  # noqa: E402

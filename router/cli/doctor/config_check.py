@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fabric.errors import FabricError
+from fabric.hosting.cluster_file import fabric_section
 from fabric.keys.api_keys import is_plain
 from fabric.keys.key_files import MADE_KEYS, SHIPPED_KEYS
 from fabric.settings import PolicySettings, look_at_settings
 from router.cli.certs import cluster_keys
 from router.cli.config_file import (
     others_may_read,
-    our_section,
     read_cluster_file,
     with_key_files,
 )
@@ -91,7 +91,7 @@ def own_findings(whole: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
     `base` is where `ray up` will run: paths start there, not beside the file.
     """
     yield from cluster_findings(whole, base)
-    settings, problems = look_at_settings(our_section(whole))
+    settings, problems = look_at_settings(fabric_section(whole))
     yield from (error(f"metadata.{each.where}", each.message) for each in problems)
     wrong = {each.where for each in problems}
     yield from _policies(settings.router.policies)
@@ -113,7 +113,7 @@ def _policies(policies: Sequence[PolicySettings]) -> Iterator[ConfigFinding]:
 
 def _keys(path: Path) -> Iterator[ConfigFinding]:
     """Yield who else may read the keys of a file, and of those that it names."""
-    settings, problems = look_at_settings(our_section(read_cluster_file(path)))
+    settings, problems = look_at_settings(fabric_section(read_cluster_file(path)))
     if any(".router." in problem.where for problem in problems):
         return  # reported already
     router = settings.router
@@ -153,7 +153,7 @@ def _keys(path: Path) -> Iterator[ConfigFinding]:
 def key_findings(whole: dict[str, Any], file: Path, now: datetime) -> Iterator[ConfigFinding]:
     """Yield what stands against the keys that the file ships, and against those written in it."""
     where = f"file_mounts.{SHIPPED_KEYS}"
-    if look_at_settings(our_section(whole))[1] or any(
+    if look_at_settings(fabric_section(whole))[1] or any(
         host_complaint(host) for _, host in named_hosts(whole)
     ):
         return  # reported already; certificates are for hosts that can be found
@@ -167,6 +167,6 @@ def key_findings(whole: dict[str, Any], file: Path, now: datetime) -> Iterator[C
         if why is not None:
             remedy = f"`macfabric certs create {file}`"
             yield error(where, f"needs another certificate ({why}): {remedy}")
-    settings, _ = look_at_settings(our_section(whole))
+    settings, _ = look_at_settings(fabric_section(whole))
     if settings.keys_dir != SHIPPED_KEYS:
         yield error("metadata.macfabric.keys_dir", f"is not {SHIPPED_KEYS}, where the keys are")

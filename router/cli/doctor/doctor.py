@@ -17,11 +17,12 @@ from typing import Any
 
 import fabric
 from fabric.errors import FabricError, FatalError
+from fabric.hosting.cluster_file import fabric_section
 from fabric.limits import GIB, MIB
 from fabric.memory_plan import MachineMemory, plan_memory
 from fabric.retention.disk_reserve import disk_capacity_bytes
 from fabric.settings import FabricSettings, parse_settings
-from router.cli.config_file import our_section, read_cluster_file
+from router.cli.config_file import read_cluster_file
 from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.doctor.check import Check
 from router.cli.doctor.doctor_keys import key_checks
@@ -83,11 +84,11 @@ def settings_of(file: Path | None, folder: Path) -> FabricSettings:
     """Return the settings of a cluster file, or those that the data folder's fabric ran with."""
     if file is not None:
         try:
-            return parse_settings(our_section(read_cluster_file(file)))
+            return parse_settings(fabric_section(read_cluster_file(file)))
         except FabricError as error:
             raise CommandError(error.message, MISUSED) from None
     with suppress(CommandError, FabricError):  # none has run here
-        return parse_settings(our_section(read_cluster_file(DataFolder(folder).config)))
+        return parse_settings(fabric_section(read_cluster_file(DataFolder(folder).config)))
     return FabricSettings()
 
 

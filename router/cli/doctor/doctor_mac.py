@@ -9,8 +9,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
+from fabric.hosting.process import OPEN_FILES
 from fabric.limits import GIB, MIB
-from fabric.open_files import OPEN_FILES
 from router.cli.doctor.check import Check
 from router.cli.doctor.doctor_network import Run
 

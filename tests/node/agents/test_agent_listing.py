@@ -5,10 +5,10 @@ import pytest
 from fabric.codec import pack
 from fabric.control.agent_at import AgentName
 from fabric.control.node_calls import ListAgents
+from fabric.hosting.clock import SystemClock
 from fabric.ids import AgentId, Fingerprint, NodeName, TenantId
 from node.agents import agent_listing, agent_table
 from node.agents.agent_table import AgentTable
-from node.clock import SystemClock
 
 TENANT = TenantId("t")
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from fabric.hosting.clock import SystemClock
 from fabric.ids import AgentId, Fingerprint, NodeName, TenantId
 from fabric.limits import BLOCK_TOKENS
 from fabric.record.piece_table import PieceTable
 from node.agents.agent_table import AgentTable
-from node.clock import SystemClock
 from node.limits import ALIKE_AGENTS_MAX
 from tests.support.blocks import make_block
 

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fabric.errors import OverloadedError, RejectedError, RetryLaterError
+from fabric.hosting.clock import SystemClock
 from fabric.limits import ACTIVE_SEQUENCES_MAX
 from fabric.turn.generation import Priority
-from node.clock import SystemClock
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import MemoryBudget
 from node.engine.sequence import Broke, Ended

@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 
 from fabric.errors import RetryLaterError
+from fabric.hosting.clock import SystemClock
 from fabric.ids import Fingerprint, NodeName
 from fabric.limits import KIB, MIB
 from fabric.net.links import Address, LinkKind, PeerNode
-from node.clock import SystemClock
 from node.net.interfaces import Listing
 from node.net.link_table import LinkTable
 from node.net.listeners import EVERYWHERE

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from fabric.errors import CorruptDataError, NotFoundError, RejectedError, RetryLaterError
+from fabric.hosting.clock import SystemClock
 from fabric.net.links import LinkKind
 from fabric.net.wire import FETCH_PARTS_MAX, HEAD_BYTES
-from node.clock import SystemClock
 from node.net.connections import Connections
 from node.net.listeners import EVERYWHERE
 from tests.faults.fault_proxy import Fault, FaultProxy

@@ -11,6 +11,7 @@ import pytest
 
 from fabric import PROTOCOL_VERSION
 from fabric.errors import CorruptDataError, RetryLaterError
+from fabric.hosting.clock import SystemClock
 from fabric.ids import MigrationId
 from fabric.net import compression
 from fabric.net.handshake import HandshakeRole, prove, session_keys
@@ -25,7 +26,6 @@ from fabric.net.wire import (
     Refusal,
     encode_frame,
 )
-from node.clock import SystemClock
 from node.limits import TRANSFER_REQUEST_BYTES
 from node.net.connections import Connections
 from node.net.peer import Peer

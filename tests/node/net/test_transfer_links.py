@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from fabric.errors import RetryLaterError
+from fabric.hosting.clock import SystemClock
 from fabric.net.links import LinkKind
 from fabric.net.wire import Urgency
-from node.clock import SystemClock
 from node.limits import TRANSFER_HOLD_S
 from node.net.connections import Connections
 from node.net.link_reservations import NominalLinks

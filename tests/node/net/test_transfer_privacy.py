@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from fabric.errors import FabricError, RejectedError
+from fabric.hosting.clock import SystemClock
 from fabric.net.handshake import HandshakeRole, prove
 from fabric.net.wire import Challenge, Hello, encode_frame
 from fabric.settings import ALWAYS, AUTO, ENCRYPTION_MODES, NEVER
-from node.clock import SystemClock
 from node.net.channel import Channel
 from node.net.connections import Connections
 from node.net.peer import Peer

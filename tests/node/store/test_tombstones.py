@@ -13,9 +13,9 @@ from fabric.control.node_calls import (
     NodeView,
 )
 from fabric.errors import FabricError, RetryLaterError, StaleEpochError
+from fabric.hosting.clock import SystemClock
 from fabric.ids import OperationId
 from fabric.record.tombstone import tombstone
-from node.clock import SystemClock
 from node.store.posix_disk import DiskError, PosixDisk
 from node.store.tombstones import TombstoneStore
 from tests.support.erasures import (

@@ -12,9 +12,9 @@ from fabric.control.agent_at import OfferRequest
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt
 from fabric.control.node_calls import AgentList, AgentView, Done, Flush, ListAgents, PinAgent
 from fabric.errors import FabricError
+from fabric.hosting.clock import SystemClock
 from fabric.ids import AgentId, OperationId
 from fabric.turn.generation import CacheTier
-from node.clock import SystemClock
 from node.store.model_folders import ModelFolders
 from node.store.posix_disk import DiskError, PosixDisk
 from node.store.service_time import Served

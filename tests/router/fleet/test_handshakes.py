@@ -6,8 +6,8 @@ import ssl
 import aiohttp
 import pytest
 
-from fabric.connection_limits import HANDSHAKES_PER_NODE_MAX
 from router.fleet.node_http import NodeHttp, Use
+from router.limits import HANDSHAKES_PER_NODE_MAX
 from tests.router.rig import until
 
 pytestmark = pytest.mark.anyio

@@ -5,14 +5,15 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from fabric.connection_limits import KEEP_ALIVE_S, KEPT_IDLE_S
 from fabric.control.calls import encode_call, encode_reply
 from fabric.control.node_calls import Offer, SealAgent
 from fabric.errors import ConflictError, FabricError
+from fabric.hosting.limits import KEEP_ALIVE_S
 from fabric.keys.cluster_secret import http_secret
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
 from router.fleet.node_client import HttpNodeLink, NodeLostError
 from router.fleet.node_http import NodeHttp, Use
+from router.limits import KEPT_IDLE_S
 from tests.router.fake_node import CLUSTER_KEY, FakeNode
 from tests.router.fleet.test_node_client import ADMITTED, FINISHED
 from tests.router.rig import until

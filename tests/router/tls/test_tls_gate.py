@@ -15,13 +15,13 @@ from starlette.routing import Route
 
 import node.http.generate
 import router.serve
-from fabric.http_guard import guarded_connection, tls_gate
-from fabric.http_guard.connection_table import ConnectionTable, Places
+from fabric.hosting import guarded_connection, tls_gate
+from fabric.hosting.connection_table import ConnectionSlots, ConnectionTable
 from fabric.settings import TlsSettings
 from router.tls.contexts import read_router_keys
 from tests.support.keys import make_keys
 
-FEW = Places(strangers=12, strangers_per_source=8, admitted=6)
+FEW = ConnectionSlots(12, 8, admitted=6)
 HANG_S = 60
 GET = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
 
@@ -40,8 +40,8 @@ def keys(tmp_path_factory):
 def server(request, keys, monkeypatch):
     tables = []
     monkeypatch.setattr(
-        "fabric.http_guard.http_options.ConnectionTable",
-        lambda places: tables.append(ConnectionTable(places)) or tables[-1],
+        "fabric.hosting.http_server.ConnectionTable",
+        lambda slots: tables.append(ConnectionTable(slots)) or tables[-1],
     )
     context = read_router_keys(keys).client_facing(TlsSettings())
     app = Starlette(routes=[Route("/", echo, methods=["GET", "POST"])])
@@ -128,7 +128,7 @@ def test_who_never_shakes_hands_takes_no_place_from_who_does(server, keys):
     silent = [socket.create_connection(server.address, timeout=HANG_S) for _ in range(40)]
     try:
         until(lambda: sum(map(has_ended, silent)) >= 32)
-        assert len(server.table) <= FEW.strangers_per_source
+        assert len(server.table) <= FEW.unauthenticated_per_source
         with tls_to(server, keys) as sock:
             assert b"200 OK" in answer(sock)
     finally:

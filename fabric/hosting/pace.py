@@ -1,4 +1,4 @@
-"""Whether a body comes fast enough: judged over all of it, so that single bytes win no time."""
+"""Whether a body arrives fast enough: judged over all of it, so that single bytes win no time."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from fabric.errors import StalledError
 
 @dataclass(slots=True)
 class Pace:
-    """Counts what came of a body and how long it was waited for; whoever reads has the clock."""
+    """Bytes received of a body and the seconds spent waiting for them; the reader has the clock."""
 
     bytes_per_s: float
     grace_s: float
@@ -16,16 +16,16 @@ class Pace:
 
     @property
     def left_s(self) -> float:
-        """Seconds in which more must come."""
+        """Seconds within which more must arrive."""
         allowed_s = self.grace_s + self._bytes_count / self.bytes_per_s
         return max(0.0, allowed_s - self._waited_s)
 
-    def came(self, bytes_count: int, waited_s: float) -> None:
-        """Note what came, and how long that took; what others than the sender took is not it."""
+    def add(self, bytes_count: int, waited_s: float) -> None:
+        """Count received bytes, and the seconds that the sender alone took."""
         self._bytes_count += bytes_count
         self._waited_s += waited_s
 
-    def stalled(self) -> StalledError:
+    def stalled_error(self) -> StalledError:
         """Return the error for a body that is too slow."""
         return StalledError(
             f"{self._bytes_count} bytes of the body came in {self._waited_s + self.left_s:.0f} s: "

@@ -1,20 +1,20 @@
 """Connections that stay open after an early answer, while the rest of the body is discarded.
 
-A server that closes a connection while the client still sends resets it, and the client loses the
-answer. So the close waits until the body has arrived, within limits: bytes and seconds of each
-connection, connections at once, and bytes per second of all of them together.
+Closing a connection while the client still sends resets it, and the client loses the answer. So
+the close waits until the body has arrived, within limits: bytes and seconds of one connection,
+number of connections, and bytes per second of all together.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from fabric.connection_limits import LINGER_S
-from fabric.limits import MIB
-
-LINGER_BYTES_PER_S_MIN: Final = 1 * MIB  # discarded of one connection: a second more for each
-LINGER_BYTES_MAX: Final = 128 * MIB  # discarded of one connection
-LINGERING_MAX: Final = 256  # connections whose bytes are discarded at once
-LINGERING_BYTES_PER_S_MAX: Final = 256 * MIB  # of all of them; then they wait for the next second
+from fabric.hosting.limits import (
+    LINGER_BYTES_MAX,
+    LINGER_BYTES_PER_S_MIN,
+    LINGER_S,
+    LINGERING_BYTES_PER_S_MAX,
+    LINGERING_MAX,
+)
 
 
 class Closable(Protocol):
@@ -26,27 +26,27 @@ class Closable(Protocol):
 
 
 class Lingering:
-    """All connections of one server whose bytes are discarded; a timer refills their budget."""
+    """All lingering connections of one server; a timer refills their budget of bytes."""
 
     def __init__(self) -> None:
-        self._bytes: dict[Any, int] = {}  # discarded of each, the longest lingering first
+        self._bytes: dict[Any, int] = {}  # discarded, the longest lingering first
         self._left_bytes = LINGERING_BYTES_PER_S_MAX
 
     def __contains__(self, connection: object) -> bool:
         return connection in self._bytes
 
     def add(self, connection: Closable) -> None:
-        """Begin to discard; drop the connection that has lingered longest where there are many."""
+        """Begin to discard; where too many linger, drop the one that has lingered longest."""
         self._bytes.setdefault(connection, 0)
         if len(self._bytes) > LINGERING_MAX:
             self._drop(next(iter(self._bytes)))
 
     def remove(self, connection: Closable) -> None:
-        """End the discarding; unknown connections are no error."""
+        """End the discarding; an unknown connection is no error."""
         self._bytes.pop(connection, None)
 
     def discard(self, connection: Closable, size_bytes: int) -> bool:
-        """Count bytes of a lingering connection; return whether it may read on at once."""
+        """Count bytes of a lingering connection; return whether it may read more at once."""
         self._bytes[connection] += size_bytes
         if self._bytes[connection] > LINGER_BYTES_MAX:
             self._drop(connection)
@@ -59,7 +59,7 @@ class Lingering:
         self._left_bytes = LINGERING_BYTES_PER_S_MAX
 
     def discarded_bytes(self, connection: Closable) -> int:
-        """Return how much was discarded of a connection that lingers."""
+        """Return how many bytes of a lingering connection were discarded."""
         return self._bytes.get(connection, 0)
 
     def is_late(self, connection: Closable, waited_s: float) -> bool:
@@ -72,7 +72,7 @@ class Lingering:
 
 
 class PatientTransport:
-    """A transport as one request's cycle sees it, whose `close` lets the client read the answer."""
+    """Transport of one request's cycle, whose `close` lets the client read the answer."""
 
     __slots__ = ("close", "is_closing", "write")
 
@@ -82,11 +82,11 @@ class PatientTransport:
         self.close = close
 
 
-def closing_unless_asked(cycle: Any, app: Any) -> Any:
-    """Wrap an application: end the connection of a client that was refused before it sent.
+def close_if_body_unsent(cycle: Any, app: Any) -> Any:
+    """Wrap an application: close the connection of a client that was refused before it sent a body.
 
-    A client that expects 100 Continue may leave the body out once it reads another status, so the
-    next bytes of its connection could be the body or another request.
+    A client that expects 100 Continue may omit the body once it reads another status, so the next
+    bytes of its connection could be the body or another request.
     """
 
     async def answering(scope: Any, receive: Any, send: Any) -> None:

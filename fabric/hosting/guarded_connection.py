@@ -1,7 +1,6 @@
-"""Bounds on HTTP connections before anybody has shown a key: bytes, headers, seconds, places.
+"""uvicorn's HTTP protocol with bounds that hold before a client shows a key.
 
-uvicorn's protocol for httptools bounds none of these; `guarded` returns it with bounds. Nothing
-here opens a socket or reads a clock: uvicorn's classes, which are passed in, do.
+Bounded are bytes, headers, seconds and connections; `HttpToolsProtocol` bounds none of these.
 """
 
 import json
@@ -9,7 +8,10 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any
 
-from fabric.connection_limits import (
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from fabric.hosting.connection_table import ROUND_S, ClientConnection, ConnectionTable
+from fabric.hosting.limits import (
     HEAD_BYTES_MAX,
     HEAD_S,
     HEADERS_MAX,
@@ -18,33 +20,29 @@ from fabric.connection_limits import (
     URL_BYTES_MAX,
     WRITE_STALL_S,
 )
-from fabric.http_guard.connection_table import ROUND_S, ClientConnection, ConnectionTable
-from fabric.http_guard.lingering import PatientTransport, closing_unless_asked
+from fabric.hosting.lingering import PatientTransport, close_if_body_unsent
 
 SWEEP_S = 1.0
 _SCOPE = "macfabric.connection"
 _LOG = logging.getLogger("macfabric.http")
-_LOG.setLevel(logging.ERROR)  # strangers' mistakes fill no log
+_LOG.setLevel(logging.ERROR)  # clients' mistakes fill no log
 
 
 def admit(scope: MutableMapping[str, Any], owner: str) -> None:
-    """Let the request's connection stay for `owner`, where the server is a guarded one."""
+    """Admit the connection of `owner`'s request, where the server guards its connections."""
     connection = scope.get(_SCOPE)
     if connection is not None:
         connection.admit(owner)
 
 
 def is_closing(scope: MutableMapping[str, Any]) -> bool:
-    """Say whether nothing that is sent arrives any more, before the server has noticed."""
+    """Return whether a request's connection is closing, which the server may not have noticed."""
     connection = scope.get(_SCOPE)
     return connection is not None and bool(connection.transport.is_closing())
 
 
-_Base: Any = object  # uvicorn's protocol, which fabric does not import
-
-
-class Guard(_Base):  # type: ignore[misc]
-    """Counts what arrives until a request's head is complete, and how long that takes."""
+class GuardedConnection(HttpToolsProtocol):
+    """HTTP connection that bounds a request's head by bytes and seconds."""
 
     table: ConnectionTable
 
@@ -55,9 +53,9 @@ class Guard(_Base):  # type: ignore[misc]
         self.source = ""
         self.opened_s = 0.0
         self.head_bytes = 0
-        self._refusal = (400, "invalid_http", "this is no valid HTTP request")
+        self._refusal = (400, "invalid_http", "this is not a valid HTTP request")
         self._is_in_head = True
-        self._counts_on = True  # no event of the parser since the head's last bytes
+        self._keeps_count = True  # no event of the parser since the head's last bytes
         self._is_whole = True  # the last request's body has arrived
         self._is_ending = False
         self._closes_after_body = False
@@ -71,17 +69,17 @@ class Guard(_Base):  # type: ignore[misc]
     # Connections
 
     def connection_made(self, transport: Any) -> None:
-        """Take a place among strangers."""
+        """Register as unauthenticated."""
         transport.max_size = RECEIVE_BYTES_MAX  # a quarter of asyncio's own, at a time
         super().connection_made(transport)
         self.source = self.client[0] if self.client else ""
         self._since_s = self._unsent_since_s = self.loop.time()
-        add_stranger(self.table, self, self.loop)
+        register(self.table, self, self.loop)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave it."""
+        """Leave the table, and end the request being served."""
         self.table.remove(self)
-        super().connection_lost(exc)  # which tells the last request only
+        super().connection_lost(exc)  # which ends the last request only
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -90,16 +88,16 @@ class Guard(_Base):  # type: ignore[misc]
         self._running = cycle
         cycle.transport = PatientTransport(self.transport, self._close_after_body)
         super()._start_asgi_task(
-            cycle, closing_unless_asked(cycle, app) if cycle.waiting_for_100_continue else app
+            cycle, close_if_body_unsent(cycle, app) if cycle.waiting_for_100_continue else app
         )
 
     def admit(self, owner: str) -> None:
-        """Stay for `owner`."""
+        """Admit the connection for `owner`."""
         self.table.admit(self, owner)
 
     @property
     def is_idle(self) -> bool:
-        """Say whether no request is under way."""
+        """Return whether no request is under way."""
         return self.cycle is None or bool(self.cycle.response_complete)
 
     def drop(self) -> None:
@@ -107,7 +105,7 @@ class Guard(_Base):  # type: ignore[misc]
         self.table.remove(self)
         self.transport.abort()
 
-    def check(self, now_s: float, *, is_stranger: bool) -> None:
+    def check(self, now_s: float, *, is_unauthenticated: bool) -> None:
         """Close what has taken too long."""
         waits_s = now_s - self._since_s
         if self in self.table.lingering:
@@ -115,7 +113,7 @@ class Guard(_Base):  # type: ignore[misc]
         elif self.is_idle:
             if self._is_in_head and waits_s > HEAD_S:
                 self._refuse(408, "slow_headers", f"headers take longer than {HEAD_S:g} s")
-            elif (self.cycle is None or is_stranger) and waits_s > HEAD_S:
+            elif (self.cycle is None or is_unauthenticated) and waits_s > HEAD_S:
                 self.drop()
         unsent_bytes = self.transport.get_write_buffer_size()
         if unsent_bytes != self._unsent_bytes or not unsent_bytes:
@@ -137,38 +135,38 @@ class Guard(_Base):  # type: ignore[misc]
     # Bytes
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, and count it until an event of the parser says that it was of use."""
+        """Parse bytes, and count them until an event of the parser shows progress."""
         if self in self.table.lingering and not self.table.lingering.discard(self, len(data)):
             self.flow.pause_reading()
         if self._is_ending or self.transport.is_closing():
             return
         count = self.head_bytes + len(data)
-        self._counts_on = True
+        self._keeps_count = True
         super().data_received(data)
         if self._is_ending or self.transport.is_closing():
             self.table.hold(self, 0)
             return
-        self.table.hold(self, count if self._counts_on else 0)
+        self.table.hold(self, count if self._keeps_count else 0)
         if self.head_bytes > HEAD_BYTES_MAX:
             self._refuse_head()
 
     def on_message_begin(self) -> None:
         """Begin a request's head."""
         super().on_message_begin()
-        self.scope[_SCOPE] = self
+        self.scope[_SCOPE] = self  # type: ignore[literal-required]
         self._is_in_head = True
         self._headers_count = self._headers_bytes = 0
         if self.is_idle and self.cycle is not None:
             self._since_s = self.loop.time()
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the URL."""
+        """Append a part of the URL."""
         super().on_url(url)
         if len(self.url) > URL_BYTES_MAX:
             self._stop(414, "url_too_long", f"a URL has at most {URL_BYTES_MAX} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; what follows a body comes too late to be believed."""
+        """Add a header; ignore trailers, which come after the request was authorized."""
         self._headers_count += 1
         self._headers_bytes += len(name) + len(value)
         if self._headers_count > HEADERS_MAX or self._headers_bytes > HEAD_BYTES_MAX:
@@ -177,22 +175,22 @@ class Guard(_Base):  # type: ignore[misc]
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to serve the request, unless too many wait before it."""
-        self._is_in_head = self._counts_on = False
+        """Begin to serve the request, unless too many are queued before it."""
+        self._is_in_head = self._keeps_count = False
         if len(self.pipeline) >= PIPELINED_MAX:
             self._stop(400, "too_many_pipelined", f"{PIPELINED_MAX} requests wait already")
         self._is_whole = False
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
-        self._counts_on = False
+        """Pass a part of the body on."""
+        self._keeps_count = False
         if not self._closes_after_body:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note that the body is whole."""
-        self._counts_on = False
+        """Mark the body as complete."""
+        self._keeps_count = False
         self._is_whole = True
         self.table.lingering.remove(self)
         super().on_message_complete()
@@ -200,7 +198,7 @@ class Guard(_Base):  # type: ignore[misc]
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        """Drop what nobody reads any more."""
+        """Discard the rest of a body that the application did not read."""
         self._since_s = self.loop.time()
         if self.is_idle and self.cycle is not None:
             self.cycle.body = bytearray()
@@ -211,7 +209,7 @@ class Guard(_Base):  # type: ignore[misc]
     # Refusals
 
     def _close_after_body(self) -> None:
-        """Close once the client has sent what it is sending: sooner, it would lose the answer."""
+        """Close once the client has sent its body: sooner, it would lose the answer."""
         if self._is_whole or self._running is not self.cycle:
             self.transport.close()
             return
@@ -222,7 +220,7 @@ class Guard(_Base):  # type: ignore[misc]
             self.transport.write_eof()
 
     def _stop(self, status: int, code: str, message: str) -> None:
-        """End the parsing of what is being parsed."""
+        """Make the parser fail, which sends the refusal."""
         self._refusal = (status, code, message)
         raise ValueError(code)
 
@@ -234,16 +232,16 @@ class Guard(_Base):  # type: ignore[misc]
         self.send_400_response(message)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer in the API's own shape, and close when that is read."""
-        del msg  # ours says what is wrong
+        """Answer in the API's own shape, and close once the client has read it."""
+        del msg  # the refusal has a better one
         self._is_ending, self._since_s = True, self.loop.time()
         self.table.hold(self, 0)
         if not self.is_idle:
-            if self.pipeline or self.cycle.response_started:  # this would be taken for its part
+            if self.pipeline or self.cycle.response_started:  # this would read as a part of it
                 self.transport.close()
                 return
-            self.cycle.disconnected = True  # whoever works on it need not answer
-            self.cycle.waiting_for_100_continue = False  # nor ask for more
+            self.cycle.disconnected = True  # the application need not answer
+            self.cycle.waiting_for_100_continue = False  # nor ask for the body
             self.cycle.message_event.set()
         self.transport.write(refusal(*self._refusal))
         self.table.lingering.add(self)  # closing now could take the answer away again
@@ -254,9 +252,9 @@ class Guard(_Base):  # type: ignore[misc]
         pass
 
 
-def guarded(base: type[Any], table: ConnectionTable) -> type[Any]:
-    """Return uvicorn's `HttpToolsProtocol` with every connection in `table` and in bounds."""
-    return type("Guarded", (Guard, base), {"table": table})
+def connections_in(table: ConnectionTable) -> type[GuardedConnection]:
+    """Return the protocol class whose connections are registered in `table`."""
+    return type("Guarded", (GuardedConnection,), {"table": table})
 
 
 _HEAD_TEXT = f"a request has at most {HEADERS_MAX} headers of {HEAD_BYTES_MAX} bytes together"
@@ -269,7 +267,7 @@ _PHRASES = {
 
 
 def refusal(status: int, code: str, message: str) -> bytes:
-    """Return a whole answer, in the API's shape, that ends its connection."""
+    """Return a whole response, in the API's shape, that closes its connection."""
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     body = json.dumps({"error": error}).encode()
     head = (
@@ -279,8 +277,8 @@ def refusal(status: int, code: str, message: str) -> bytes:
     return head.encode() + body
 
 
-def add_stranger(table: ConnectionTable, connection: ClientConnection, loop: Any) -> None:
-    """Give a new connection its place, and see that the table is looked after."""
+def register(table: ConnectionTable, connection: ClientConnection, loop: Any) -> None:
+    """Add a new connection to the table, and start the table's timers where needed."""
     table.add(connection)
     if table.sweeping is None:
         table.sweeping = loop.call_later(SWEEP_S, _sweep, table, loop)
@@ -297,5 +295,5 @@ def _sweep(table: ConnectionTable, loop: Any) -> None:
     now_s = loop.time()
     table.lingering.refill()
     for connection in table:
-        connection.check(now_s, is_stranger=table.is_stranger(connection))
+        connection.check(now_s, is_unauthenticated=table.is_unauthenticated(connection))
     table.sweeping = loop.call_later(SWEEP_S, _sweep, table, loop) if len(table) else None

@@ -1,21 +1,27 @@
-"""The limit of open files is raised as far as it may be."""
+"""The limit of open files is raised as far as allowed; garbage collection skips what is there."""
 
+import gc
 import resource
 import subprocess
 import sys
 
 import pytest
 
-from fabric.open_files import OPEN_FILES, raise_limit
+from fabric.hosting.process import (
+    OPEN_FILES,
+    SWITCH_S,
+    keep_pauses_short,
+    raise_open_files_limit,
+)
 
 
 def test_the_limit_is_raised_as_far_as_allowed():
     program = """
 import resource
-from fabric.open_files import OPEN_FILES, raise_limit
+from fabric.hosting.process import OPEN_FILES, raise_open_files_limit
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-raise_limit()
+raise_open_files_limit()
 soft, after = resource.getrlimit(resource.RLIMIT_NOFILE)
 assert after == hard
 assert soft == (OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)), soft
@@ -39,6 +45,19 @@ def test_what_the_system_refuses_is_tried_lower(monkeypatch, error, most, expect
 
     monkeypatch.setattr(resource, "getrlimit", lambda _what: tuple(limit))
     monkeypatch.setattr(resource, "setrlimit", setrlimit)
-    raise_limit()
+    raise_open_files_limit()
     assert limit == [expected, resource.RLIM_INFINITY]
     assert expected <= OPEN_FILES
+
+
+def test_what_is_there_is_not_walked_again():
+    before_s = sys.getswitchinterval()
+    kept = [[] for _ in range(1_000)]
+    try:
+        keep_pauses_short()
+        assert gc.get_freeze_count() > len(kept)
+        assert not any(item is kept for item in gc.get_objects())
+        assert sys.getswitchinterval() == SWITCH_S
+    finally:
+        gc.unfreeze()
+        sys.setswitchinterval(before_s)
