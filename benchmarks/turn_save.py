@@ -45,7 +45,10 @@ from node.mlx.loaded_model import BUNDLED
 from node.mlx.model_limits import ModelLimits
 from node.mlx.resident_cache import ResidentCache
 from node.node import Node
-from node.prompt.restored_answers import ShownAnswer
+from node.prompt.directed_request import DirectedRequest
+from node.prompt.pipeline import PlannedPrompt
+from node.prompt.remembered_answers import ShownAnswer
+from node.prompt.restored_answers import KnownAnswers, locate_messages, restore_answers
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
@@ -240,7 +243,9 @@ def _turn(desk: Desk, talk: Talk, prompt_tokens: int) -> tuple[Saver, Ended]:
         [width * (i + 1) for i in range(ANSWER_TOKENS)],
         None,
     )
-    return desk.node.turns.savers.of(agent, prepared, request), ended
+    restored = restore_answers(locate_messages(request), KnownAnswers())
+    prompt = PlannedPrompt(restored, DirectedRequest(request), plan)
+    return Saver(desk.node.turns.savers, agent, prepared, prompt), ended
 
 
 async def _take_turn(desk: Desk, talk: Talk, prompt_tokens: int) -> None:

@@ -37,6 +37,7 @@ from node.net.link_table import LinkTable
 from node.node import HttpEndpoint, Node
 from node.prompt.answer_grammars import AnswerGrammars
 from node.prompt.encoder_threads import EncoderThreads
+from node.prompt.pipeline import PromptPipeline
 from node.prompt.prompt_boundaries import PromptBoundaries
 from node.prompt.prompt_encoder import PromptEncoder
 from node.runtime.health import Health
@@ -327,8 +328,9 @@ def _turns(
 ) -> TurnServer:
     identity, engine, tokenizer = ground.identity, ground.engine, ground.tokenizer
     table, store, hot = ground.table, ground.store, tiers.hot
-    prompts = PromptEncoder(identity, tokenizer, EncoderThreads(), PromptBoundaries(tokenizer))
+    encoder = PromptEncoder(identity, tokenizer, PromptBoundaries(tokenizer))
     grammars = _grammars(identity, tokenizer)
+    prompts = PromptPipeline(tokenizer, encoder, EncoderThreads(), grammars, store.salt)
     claims = Claims(
         table,
         tiers.budget,
@@ -357,9 +359,7 @@ def _turns(
     )
     sequences = Sequences(identity, tokenizer, prefixes, engine, hot, health)
     savers = Savers(ground.clock, table, tiers.writers, tiers.unsaved, ground.service_time, health)
-    return TurnServer(
-        prompts, grammars, claims, prefixes, sequences, savers, engine, live_turns, health
-    )
+    return TurnServer(prompts, claims, prefixes, sequences, savers, engine, live_turns, health)
 
 
 def _grammars(identity: NodeIdentity, tokenizer: ChatTokenizer) -> AnswerGrammars:

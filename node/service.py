@@ -173,8 +173,7 @@ class NodeService:
         self._node.engine.stop()
         self._node.transfers.stop()
         self._node.connections.close()
-        self._node.turns.prompts.encoders.close()
-        self._node.turns.grammars.close()
+        self._node.turns.prompts.close()
         self._node.workers.close()
         self._node.erased.close()
         if self._disk is not None:
@@ -312,10 +311,10 @@ class NodeService:
         control = ControlHttp(node.name, self._config.cluster_key, self._by_http)
         files = HibernationHttp(self._config.cluster_key, node.exports, node.imports)
         prompts, key = node.turns.prompts, self._config.cluster_key
-        owned_record = node.turns.claims.owned_record
+        appended = AppendedPrompts(node.tokenizer, prompts.threads, node.turns.claims.owned_record)
         questions = [
             PromptQuestion(COUNT_PATH, key, prompts.count).route(),
-            PromptQuestion(APPEND_PATH, key, AppendedPrompts(prompts, owned_record).prompt).route(),
+            PromptQuestion(APPEND_PATH, key, appended.prompt).route(),
         ]
         more = [*files.routes(), *control.routes(), *questions]
         app = build_app(self._config.cluster_key, node.turns.serve, more)

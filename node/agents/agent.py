@@ -28,7 +28,11 @@ class LiveTurn(Protocol):
     """What others may do to the turn that an agent is in."""
 
     saved: asyncio.Event
-    lenders: tuple[Lender, ...]  # whose rows its cache borrowed
+
+    @property
+    def lenders(self) -> tuple[Lender, ...]:
+        """Agents whose rows its cache borrowed."""
+        ...
 
     def cancel(self) -> None:
         """End it as if its client had hung up."""

@@ -1,7 +1,7 @@
-"""Grammars of a node's turns: compiled apart from everything else, and kept for the next turn.
+"""Grammars of answers: compiled on threads of their own, and kept for the next turn.
 
-A compiler cannot be stopped, so what is given to it is bounded beforehand (`OutputFormat.check`),
-and who waits for it gives up in time.
+A compiler cannot be stopped, so its input is bounded beforehand (`OutputFormat.check`), and turns
+wait for it only until a timeout.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from node.mlx.chat_tokenizer import ChatTokenizer
 from node.prompt.call_grammars import CallGrammars
 
 T = TypeVar("T")
-_Key = tuple[TenantId, bytes]  # how long it took would tell one tenant what others ask for
+_Key = tuple[TenantId, bytes]  # by tenant: compile times would reveal what others ask for
 
 
 def _threads(name: str) -> ThreadPoolExecutor:
@@ -49,16 +49,16 @@ class AnswerGrammars:
     _waiting_count: int = 0
 
     async def begin(self, request: GenerateRequest, prompt: str) -> AnswerMatcher | None:
-        """Return a matcher for the answer, which has taken what was answered elsewhere.
+        """Return a matcher for the answer, with the tokens of other nodes replayed.
 
-        Raise RejectedError where it cannot be enforced. None: nothing is asked of the answer.
+        Raise RejectedError for a format that cannot be enforced. None: the answer is free.
         """
-        matcher, resume = await self._begun(request, prompt), request.resume
+        matcher, resume = await self._matcher(request, prompt), request.resume
         if matcher is not None and resume is not None and resume.answer_ids:
             await self._run(lambda: matcher.replay(resume.answer_ids))
         return matcher
 
-    async def _begun(self, request: GenerateRequest, prompt: str) -> AnswerMatcher | None:
+    async def _matcher(self, request: GenerateRequest, prompt: str) -> AnswerMatcher | None:
         output, choice = request.sampling.output, request.calls
         may_call = bool(request.tools) and request.reads_calls
         if choice.must_call:
@@ -79,16 +79,16 @@ class AnswerGrammars:
         return AnswerMatcher(grammar, self._masks, marks, beginning, rule)
 
     def _binds_whole(self, request: GenerateRequest) -> bool:
-        """Say whether all of an answer has a grammar: no token by itself begins its calls.
+        """Return whether calls bind the whole answer: no single token begins one.
 
-        Of a format that says nothing of calls they are free.
+        With an output format, which says nothing of calls, they are free.
         """
         sampling = request.sampling
         is_free = sampling.output is not None or sampling.ignore_eos
         return self.tokenizer.family.is_harmony and request.calls.is_bound and not is_free
 
     async def _forced(self, request: GenerateRequest, prompt: str) -> AnswerMatcher:
-        """Begin an answer that is calls: of a dialect with headers, all of it has a grammar."""
+        """Match an answer that must be calls; a dialect with headers binds all of it."""
         _require_end(request.sampling)
         grammar = await self._calls(request)
         if self.tokenizer.family.is_harmony:
@@ -98,7 +98,7 @@ class AnswerGrammars:
         return AnswerMatcher(grammar, self._masks, marks, beginning, unthought=unthought)
 
     async def _call_rule(self, request: GenerateRequest) -> CallRule:
-        """Say how an answer may call; grammars are for formats whose calls begin with a token."""
+        """Return how an answer may call; only calls that begin with a token have a grammar."""
         choice, ids = request.calls, self.tokenizer.call_ids
         is_bound = choice.is_bound and bool(ids)
         return CallRule(ids, await self._calls(request) if is_bound else None)
@@ -108,7 +108,7 @@ class AnswerGrammars:
         return marks, beginning_of(marks, self.tokenizer.behind_header(prompt))
 
     async def _calls(self, request: GenerateRequest) -> Grammar:
-        """Return the grammar of the calls that may come."""
+        """Return the grammar of the calls that are allowed."""
         calls = CallGrammars(self.compiler, self.tokenizer, request.tools, request.calls)
         return await self._grammar(request.tenant, await self._run(calls.key), calls.compile)
 
@@ -117,28 +117,28 @@ class AnswerGrammars:
         self._masks.shutdown(wait=False, cancel_futures=True)
 
     async def _grammar(
-        self, tenant: TenantId, named: str, compile_: Callable[[], Grammar]
+        self, tenant: TenantId, name: str, compile_: Callable[[], Grammar]
     ) -> Grammar:
-        """Return what is kept by this name, or compile it: once for all who wait for it."""
-        key = (tenant, blake2b(named.encode("utf-8", "replace"), digest_size=32).digest())
+        """Return the kept grammar of this name, or compile it once for all waiting turns."""
+        key = (tenant, blake2b(name.encode("utf-8", "replace"), digest_size=32).digest())
         grammar = self._kept.get(key)
         if grammar is None:
-            grammar = await self._awaited(key, compile_)
+            grammar = await self._compile_once(key, compile_)
             self._kept[key] = grammar
         self._kept.move_to_end(key)
         while len(self._kept) > GRAMMARS_KEPT_MAX:
             self._kept.popitem(last=False)
         return grammar
 
-    async def _awaited(self, key: _Key, compile_: Callable[[], Grammar]) -> Grammar:
+    async def _compile_once(self, key: _Key, compile_: Callable[[], Grammar]) -> Grammar:
         if self._waiting_count >= GRAMMARS_COMPILING_MAX:
-            message = f"{GRAMMARS_COMPILING_MAX} output formats wait to be compiled"
+            message = f"{GRAMMARS_COMPILING_MAX} turns already wait for output formats to compile"
             raise OverloadedError(message)
         self._waiting_count += 1
         try:
             task = self._compiling.get(key)
             if task is None:
-                task = self._compiling[key] = asyncio.create_task(self._compiled(compile_))
+                task = self._compiling[key] = asyncio.create_task(self._compile(compile_))
                 task.add_done_callback(lambda done: self._forget(key, done))
             return await asyncio.shield(task)
         finally:
@@ -147,10 +147,12 @@ class AnswerGrammars:
     def _forget(self, key: _Key, task: asyncio.Task[Grammar]) -> None:
         del self._compiling[key]
         if not task.cancelled():
-            task.exception()  # nobody may have waited for it
+            task.exception()  # mark it as seen: perhaps no turn waits any more
 
-    async def _compiled(self, compile_: Callable[[], Grammar]) -> Grammar:
-        await self._run(self.compiler.vocabulary)  # takes long once, and is nobody's fault
+    async def _compile(self, compile_: Callable[[], Grammar]) -> Grammar:
+        await self._run(
+            self.compiler.vocabulary
+        )  # slow only once, and not counted against this grammar
         try:
             async with asyncio.timeout(GRAMMAR_COMPILE_S):
                 return await self._run(compile_)
@@ -164,5 +166,5 @@ class AnswerGrammars:
 
 def _require_end(sampling: Sampling) -> None:
     if sampling.ignore_eos:
-        message = "an answer of a prescribed format ends where the format does: not ignore_eos"
+        message = "drop ignore_eos: an answer with an output format ends where the format does"
         raise RejectedError(message, code="invalid_format", param=PARAM)

@@ -13,7 +13,7 @@ from node.grammar.compiler import Compiler, Grammar
 from node.limits import CALL_SCHEMAS_BYTES_MAX
 from node.mlx.chat_tokenizer import ChatTokenizer
 
-# "at 4(5): …" and the number of the line that is quoted next.
+# "at 4(5): …", and the number of the line that the compiler quotes next.
 _PLACE = re.compile(r"^at \d+\(\d+\): |\s+\d+$")
 
 
@@ -27,32 +27,32 @@ class CallGrammars:
     choice: CallChoice
 
     def key(self) -> str:
-        """Return what it depends on; raise RejectedError for tools that cannot be enforced."""
+        """Return what the grammar depends on; raise RejectedError for unenforceable tools."""
         spelled = [
-            [each.name, each.parameters, each.is_strict, each.rules] for each in self._offered()
+            [tool.name, tool.parameters, tool.is_strict, tool.rules] for tool in self._offered()
         ]
         choice = self.choice
         return f"calls {choice.takes_one} {choice.must_call} {dump_json(spelled).decode()}"
 
     def compile(self) -> Grammar:
-        """Compile it; raise RejectedError naming the tool whose schema does not."""
+        """Compile the grammar; raise RejectedError naming the tool whose schema is invalid."""
         offered = self._offered()
         try:
             return self._compiled(offered)
         except RejectedError:
-            # One by one: this says whose fault it is, and which may be written all the same.
-            return self._compiled(tuple(self._tried(each) for each in offered))
+            # One by one, to name the tool at fault and to loosen those that are not strict.
+            return self._compiled(tuple(self._tried(tool) for tool in offered))
 
     def _offered(self) -> tuple[OfferedTool, ...]:
         offered = offered_tools(self.tools, self.choice)
         if not offered:
-            message = "a call is asked for, and there is no tool that could be called"
+            message = "tool_choice asks for a call, but the request has no tool to call"
             raise RejectedError(message, code="invalid_value", param="tool_choice")
         size_bytes = sum(len(dump_json(t.parameters)) + len(t.rules) for t in offered)
         if size_bytes > CALL_SCHEMAS_BYTES_MAX:
-            message = f"the schemas of all tools have more than {CALL_SCHEMAS_BYTES_MAX} bytes"
+            message = f"the schemas of all tools exceed {CALL_SCHEMAS_BYTES_MAX} bytes"
             raise RejectedError(message, code="invalid_function_parameters", param="tools")
-        return tuple(self._checked(each) for each in offered)
+        return tuple(self._checked(tool) for tool in offered)
 
     def _checked(self, tool: OfferedTool) -> OfferedTool:
         try:
@@ -69,7 +69,7 @@ class CallGrammars:
         return tool
 
     def _loosened(self, tool: OfferedTool, error: RejectedError) -> OfferedTool:
-        """Let any object be given to a tool of which nobody asked more."""
+        """Allow any object as the arguments of a tool that need not be strict."""
         if tool.is_strict or self.choice.must_call:
             if error.param in ("tools", "tool_choice"):
                 raise error
@@ -82,6 +82,6 @@ class CallGrammars:
 
 
 def _reason(error: RejectedError) -> str:
-    """Leave out where in our own grammar it is, of which a client knows nothing."""
+    """Return an error's reason without its place in our grammar, which clients never see."""
     reason = error.message.partition(": ")[2]
     return _PLACE.sub("", reason.partition(" | ")[0]).strip()

@@ -1,7 +1,7 @@
-"""Move lines that tell the date out of the system prompt, so that tomorrow begins as today does.
+"""Move lines that state the date out of the system prompt, so that tomorrow's begins the same.
 
-They go to the front of the user's first message: all that comes before it is shared by
-conversations, and a conversation keeps what it began with.
+They go to the start of the user's first message: everything before it is shared by conversations,
+and a conversation keeps what it began with.
 """
 
 import re
@@ -11,17 +11,17 @@ from typing import Final
 
 from fabric.turn.messages import Message, MessageRole
 
-_TOLD: Final = (
+_DATE: Final = (
     r"(?:today(?:'s|\u2019s)? (?:date\b|is\b)|(?:the )?current (?:date|day|time)\b"
     r"|date(?: and time)?:)"
 )
 DATE_LINE: Final = re.compile(
-    rf"^[ \t]*(?:[-*>#]+ )?\**{_TOLD}[^\n]{{0,160}}$\n?", re.IGNORECASE | re.MULTILINE
+    rf"^[ \t]*(?:[-*>#]+ )?\**{_DATE}[^\n]{{0,160}}$\n?", re.IGNORECASE | re.MULTILINE
 )
 
 
-def with_dates_moved(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return messages whose dates come first in what the user says first."""
+def move_date_lines(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the messages with the system prompt's dates at the start of the user's first."""
     users = (at for at, message in enumerate(messages) if message.role is MessageRole.USER)
     first = next(users, len(messages))
     moved, kept = [], []
@@ -34,5 +34,5 @@ def with_dates_moved(messages: Sequence[Message]) -> Sequence[Message]:
         kept.append(replace(message, texts=(rest,)) if is_moved and lines else message)
     if not moved or first == len(messages):
         return messages
-    said = "\n".join(moved) + "\n\n" + "".join(messages[first].texts)
-    return [*kept, replace(messages[first], texts=(said,)), *messages[first + 1 :]]
+    text = "\n".join(moved) + "\n\n" + "".join(messages[first].texts)
+    return [*kept, replace(messages[first], texts=(text,)), *messages[first + 1 :]]

@@ -1,7 +1,7 @@
 """Threads that render and encode prompts, apart from those that save and load.
 
-Encoding takes memory and time by the byte, so only so many bytes are encoded at once; whoever
-comes later waits in line. Small prompts are not counted and wait for a thread only.
+Encoding takes memory and time by the byte, so the bytes encoded at once are limited; later prompts
+wait in a queue. Small prompts are not counted and wait for a thread only.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ class EncoderThreads:
     _waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
 
     async def run(self, work: Callable[[], T], size_bytes: int = 0) -> T:
+        """Run `work` on a thread, once `size_bytes` fit the limit."""
         async with self._counted(size_bytes):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
@@ -45,28 +46,28 @@ class EncoderThreads:
             yield
         finally:
             self._used_bytes -= size_bytes
-            self._let_in()
+            self._admit_waiting()
 
     async def _acquire(self, size_bytes: int) -> None:
-        may_go = asyncio.get_running_loop().create_future()
-        self._waiting.append((size_bytes, may_go))
-        self._let_in()
+        admitted = asyncio.get_running_loop().create_future()
+        self._waiting.append((size_bytes, admitted))
+        self._admit_waiting()
         try:
-            await may_go
+            await admitted
         except asyncio.CancelledError:
-            if not may_go.cancelled():  # let in, and cancelled at once
+            if not admitted.cancelled():  # admitted, and cancelled at once
                 self._used_bytes -= size_bytes
-            self._let_in()
+            self._admit_waiting()
             raise
 
-    def _let_in(self) -> None:
+    def _admit_waiting(self) -> None:
         while self._waiting:
-            size_bytes, may_go = self._waiting[0]
-            if may_go.cancelled():
+            size_bytes, admitted = self._waiting[0]
+            if admitted.cancelled():
                 self._waiting.popleft()
                 continue
             if self._used_bytes + size_bytes > ENCODING_BYTES_MAX:
                 return
             self._waiting.popleft()
             self._used_bytes += size_bytes
-            may_go.set_result(None)
+            admitted.set_result(None)

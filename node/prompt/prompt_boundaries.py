@@ -1,7 +1,8 @@
 """Find where a prompt's parts end, by rendering less of the conversation and comparing.
 
-No token has to be known for it, and a user who writes one misleads nobody. The fed tokens never
-depend on it: what is found says where states are kept and by what a conversation is known again.
+This needs no knowledge of the template's tokens, and a user who writes one changes nothing. The fed
+tokens never depend on it: the boundaries decide where states are kept and by which text a
+conversation is recognised.
 """
 
 from bisect import bisect_right
@@ -20,60 +21,61 @@ from node.mlx.chat_tokenizer import ChatTokenizer
 from node.prompt.date_lines import DATE_LINE
 
 _OTHER = Message(MessageRole.USER, ("\N{REPLACEMENT CHARACTER}",))  # begins like no message
-_SAID = "\N{REPLACEMENT CHARACTER} \n"
-_ANSWER = replace(_OTHER, role=MessageRole.ASSISTANT, texts=(_SAID,))
+_UNTRIMMED = "\N{REPLACEMENT CHARACTER} \n"
+_ANSWER = replace(_OTHER, role=MessageRole.ASSISTANT, texts=(_UNTRIMMED,))
 
 Render = Callable[[Sequence[Message]], bytes]
 
 
 @dataclass(slots=True, eq=False)
 class PromptBoundaries:
-    """Knows one model's template, and how it was seen to open answers."""
+    """Finder of one template's boundaries; keeps the openings of answers it has seen."""
 
     tokenizer: ChatTokenizer
     _openings: tuple[bytes, ...] = ()  # the longest first; replaced whole, as threads read it
 
     def find(self, request: GenerateRequest, plan: PromptPlan, *, has_states: bool) -> PromptMarks:
-        """Return the marks of a chat's prompt; without recurrent states fewer are needed."""
+        """Return the marks of a chat's prompt; fewer for a model without recurrent states."""
         messages = request.messages
         if not messages:
             return PromptMarks()
 
-        def render(some: Sequence[Message]) -> bytes:
-            spelled = [template_form(message) for message in some]
+        def render(part: Sequence[Message]) -> bytes:
+            spelled = [template_form(message) for message in part]
             try:
                 text = self.tokenizer.render(
                     spelled, request.tools, request.template_options, opens_answer=False
                 )
-            except RejectedError:  # a template may refuse a part of what it takes as a whole
+            except RejectedError:  # templates may refuse a part of a conversation
                 return b""
             return text.encode()
 
-        if request.continues:  # the answer that is begun is none of the conversation yet
-            conversation = self._behind(messages[:-1], plan, render)
+        if request.continues:  # the begun answer does not belong to the conversation yet
+            conversation = self._tokens_before_special(messages[:-1], plan, render)
         else:
             conversation = self._conversation(messages, plan, render)
-        behind = plan.ids[conversation + 1 :] if conversation else ()
-        opens_more = any(token in self.tokenizer.cut_texts for token in behind)
+        opening = plan.ids[conversation + 1 :] if conversation else ()
+        opens_more = any(token in self.tokenizer.cut_texts for token in opening)
         marks = PromptMarks(conversation=conversation, opens_more=opens_more)
         if not has_states:
             return marks
-        users = [at for at, said in enumerate(messages) if said.role is MessageRole.USER]
+        users = [at for at, message in enumerate(messages) if message.role is MessageRole.USER]
         if not users:
             return marks
 
         def before(message: int) -> int:
-            """Count the tokens before a message of the user, and what opens it."""
-            others = render([*messages[:message], _OTHER])
-            return _tokens(plan, common_prefix(others, plan.text))
+            """Count the tokens before the text of a user's message, its opening included."""
+            other = render([*messages[:message], _OTHER])
+            return _tokens(plan, common_prefix(other, plan.text))
 
-        goes_on = render([*messages, _ANSWER, _OTHER])  # its thoughts may go then, its head move
-        marks = marks.with_branch(_tokens(plan, common_prefix(goes_on, plan.text)))
-        marks = replace(marks, trims_answers=bool(goes_on) and _SAID.encode() not in goes_on)
+        # A later turn's prompt: the template may drop earlier thoughts, or move the head.
+        later = render([*messages, _ANSWER, _OTHER])
+        marks = marks.with_branch(_tokens(plan, common_prefix(later, plan.text)))
+        marks = replace(marks, trims_answers=bool(later) and _UNTRIMMED.encode() not in later)
         asked = head = 0
         if users[-1] < len(messages) - 1:
             asked = _tokens(plan, common_prefix(render(messages[: users[-1] + 1]), plan.text))
-        elif len(users) > 1:  # the question may be put otherwise
+        elif len(users) > 1:  # the client may ask another question instead
             marks = marks.with_branch(before(users[-1]))
         if len(plan.ids) > BLOCK_TOKENS and (users[0] or request.tools):
             head = before(users[0])
@@ -85,22 +87,24 @@ class PromptBoundaries:
         return replace(marks, head=head, asked=asked)
 
     def _conversation(self, messages: Sequence[Message], plan: PromptPlan, render: Render) -> int:
-        """Count the tokens before the opening of the answer, where a special one opens it.
+        """Count the tokens before the answer's opening, if that begins with a special token.
 
-        Elsewhere there are none: a text that ends there may go on in the middle of a message.
+        Otherwise return 0: a text that ends there may continue in the middle of a message.
         """
         text = plan.text
         for opening in self._openings:
             if text.endswith(opening):
                 return _tokens(plan, len(text) - len(opening))
-        count = self._behind(messages, plan, render)
+        count = self._tokens_before_special(messages, plan, render)
         if count:
             known = {*self._openings, text[plan.ends[count - 1] :]}
             self._openings = tuple(sorted(known, key=len, reverse=True)[:ANSWER_OPENINGS_MAX])
         return count
 
-    def _behind(self, messages: Sequence[Message], plan: PromptPlan, render: Render) -> int:
-        """Count the tokens of these messages, where a special one follows."""
+    def _tokens_before_special(
+        self, messages: Sequence[Message], plan: PromptPlan, render: Render
+    ) -> int:
+        """Count the tokens of these messages, if a special one follows them."""
         count = _tokens(plan, common_prefix(render(messages), plan.text))
         if not 0 < count < len(plan.ids) or plan.ids[count] not in self.tokenizer.cut_texts:
             return 0

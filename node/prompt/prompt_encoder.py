@@ -1,24 +1,17 @@
-"""A request's prompt: what it may bring, its text, and its tokens beside the agent's own."""
+"""Render a request's prompt as text, and encode it to match the agent's record."""
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fabric.errors import ConflictError, RejectedError
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.shift import why_unshiftable
-from fabric.limits import AGENT_TOKENS_MAX, EDIT_KEPT_TOKENS_MIN
+from fabric.limits import EDIT_KEPT_TOKENS_MIN
 from fabric.record.bounds import has_too_long_tokens
 from fabric.record.manifest import Manifest
 from fabric.record.pending_edits import edits_of, pending, rewritten
 from fabric.turn.edited_prompt import Edit, plan_edited_prompt
-from fabric.turn.generation import (
-    GenerateRequest,
-    IdentityKind,
-    MatchKind,
-    Sampling,
-    TokenCount,
-)
+from fabric.turn.generation import GenerateRequest, IdentityKind, MatchKind, Sampling
 from fabric.turn.messages import template_form
 from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import (
@@ -32,9 +25,7 @@ from fabric.turn.prompt_plan import (
 from node.dialect.folding import Rendered
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.spelled_tokens import SpelledTokens, spell
-from node.prompt.encoder_threads import EncoderThreads
 from node.prompt.prompt_boundaries import PromptBoundaries
-from node.prompt.restored_answers import LocatedRequest, located
 from node.runtime.identity import NodeIdentity
 
 _INVALID = "invalid_request_error"
@@ -50,22 +41,21 @@ def transcript_of(record: Manifest) -> Transcript:
 
 @dataclass(frozen=True, slots=True)
 class PromptEncoder:
-    """Renders and encodes the prompts of requests on this node."""
+    """Renderer and encoder of a node's prompts; takes time by the byte, and is thread-safe."""
 
     identity: NodeIdentity
     tokenizer: ChatTokenizer
-    encoders: EncoderThreads
     boundaries: PromptBoundaries
 
     def limit(self, is_unwanted: Callable[[], bool]) -> PromptLimit:
-        """Say how long a prompt may be, for as long as somebody wants it."""
+        """Return the limit of a prompt's length; encoding stops once it `is_unwanted`."""
         reach_bytes = self.tokenizer.reach_bytes
         return PromptLimit(self.identity.model.context_tokens_max, reach_bytes, is_unwanted)
 
     def check_sampling(self, sampling: Sampling) -> None:
-        """Raise RejectedError where a bias is for what is no token of the model.
+        """Raise RejectedError for a bias of a token that the model lacks.
 
-        Computing with it would write outside of the logits: nothing below checks an index.
+        Nothing below checks an index: such a bias would write outside of the logits.
         """
         for key in sampling.logit_bias:
             is_number = key.isascii() and key.isdigit()
@@ -73,23 +63,17 @@ class PromptEncoder:
                 message = f"the model has the tokens 0 to {self.identity.model.vocabulary_size - 1}"
                 raise RejectedError(message, code=_INVALID, param="logit_bias")
 
-    async def located(self, request: GenerateRequest) -> LocatedRequest:
-        """Find where a request's messages stand, beside the event loop."""
-        if not request.messages:
-            return located(request, self.tokenizer.told_options)
-        return await self.encoders.run(lambda: located(request, self.tokenizer.told_options))
-
     def render(self, request: GenerateRequest, limit: PromptLimit) -> Rendered:
         """Return the prompt as text, and what was folded for it.
 
-        Raise RejectedError if it is none, or far too long.
+        Raise RejectedError if the request has no valid prompt, or a far too long one.
         """
-        given = (request.messages, request.prompt, request.prompt_ids)
-        if sum(each is not None for each in given) != 1:
+        sources = (request.messages, request.prompt, request.prompt_ids)
+        if sum(source is not None for source in sources) != 1:
             message = "send either messages or a prompt"
             raise RejectedError(message)
         if request.prompt_ids is not None:
-            spelled = self._spelled(request.prompt_ids, limit)
+            spelled = self._spell(request.prompt_ids, limit)
             rendered = Rendered(spelled.text, ends=spelled.ends)
         elif request.prompt is not None:
             rendered = Rendered(request.prompt)
@@ -108,6 +92,22 @@ class PromptEncoder:
         limit.check_bytes(size_bytes)
         return rendered
 
+    def _spell(self, ids: Sequence[int], limit: PromptLimit) -> SpelledTokens:
+        """Return a prompt of tokens as text; raise RejectedError where the model lacks one."""
+        limit.check(len(ids))
+        if not ids or max(ids) >= self.identity.model.vocabulary_size:
+            size = self.identity.model.vocabulary_size
+            message = f"a prompt of tokens has at least one, of the model's 0 to {size - 1}"
+            raise RejectedError(message, code=_INVALID, param="prompt")
+        return spell(ids, self.tokenizer.decode)
+
+    def count(self, request: GenerateRequest, rendered: Rendered, limit: PromptLimit) -> int:
+        """Return how many tokens a rendered prompt has."""
+        if rendered.ends is not None:
+            return len(rendered.ends)
+        raw = self._is_raw(request)
+        return len(self.tokenizer.encode(rendered.text, special_prefix=raw, limit=limit).ids)
+
     def plan(
         self, request: GenerateRequest, record: Manifest, rendered: Rendered, limit: PromptLimit
     ) -> PromptPlan:
@@ -120,69 +120,39 @@ class PromptEncoder:
         raw = self._is_raw(request)
         if request.extends:
             if not text.encode().startswith(rewritten(record)):
-                message = "the agent remembers something else by now: ask again"
+                message = "the agent's context has changed meanwhile: request the prompt again"
                 raise ConflictError(message, code="agent_changed")
             raw = bool(stored.ends) and stored.ends[0] == 0  # it has the tokenizer's own prefix
-        made = plan_prompt(self.tokenizer, text, stored, raw=raw, limit=limit)
+        plan = plan_prompt(self.tokenizer, text, stored, raw=raw, limit=limit)
         keeps = request.edits is not None and request.edits.keeps
         if keeps and (request.extends or not raw):
-            edits = edits_of(pending(record))
-            made = self._edited(request, stored, made, edits)
+            plan = self._plan_edited(request, stored, plan, edits_of(pending(record)))
         has_states = CacheGroup.STATE in self.identity.spec.groups
-        return replace(made, marks=self.boundaries.find(request, made, has_states=has_states))
+        return replace(plan, marks=self.boundaries.find(request, plan, has_states=has_states))
 
-    def _edited(
-        self, request: GenerateRequest, stored: Transcript, made: PromptPlan, edits: Sequence[Edit]
+    def _plan_edited(
+        self, request: GenerateRequest, stored: Transcript, plan: PromptPlan, edits: Sequence[Edit]
     ) -> PromptPlan:
-        """Plan to keep what lies behind an edit, if there is any, and if it can be kept."""
-        is_edited = made.match is MatchKind.DIVERGE
+        """Plan to keep the tokens after an edit, if there is one and the model allows it."""
+        is_edited = plan.match is MatchKind.DIVERGE
         if not is_edited or request.identity.kind is not IdentityKind.AGENT:
-            return made
-        if len(stored.ids) < made.kept_tokens + EDIT_KEPT_TOKENS_MIN:
-            return made
+            return plan
+        if len(stored.ids) < plan.kept_tokens + EDIT_KEPT_TOKENS_MIN:
+            return plan
         why = why_unshiftable(self.identity.spec)
         if why:
-            return replace(made, reason=f"{made.reason}; nothing behind it is kept: {why}")
+            return replace(plan, reason=f"{plan.reason}; nothing behind it is kept: {why}")
         recomputed = self.identity.settings.edit_recomputed_tokens
         cuts = self.tokenizer.cut_texts
-        return plan_edited_prompt(made, stored, cuts, recomputed, edits) or made
-
-    async def count(self, request: GenerateRequest) -> TokenCount:
-        """Return how many tokens a prompt has, also where it is longer than the context."""
-        unwanted = threading.Event()
-        try:
-            return await self._count(request, PromptLimit(AGENT_TOKENS_MAX, None, unwanted.is_set))
-        finally:
-            unwanted.set()  # whoever hung up leaves no thread at it
-
-    async def _count(self, request: GenerateRequest, limit: PromptLimit) -> TokenCount:
-        request = (await self.located(request)).request
-        rendered = await self.encoders.run(lambda: self.render(request, limit))
-        if rendered.ends is not None:
-            return TokenCount(len(rendered.ends))
-        text = rendered.text
-        raw = self._is_raw(request)
-        encoded = await self.encoders.run(
-            lambda: self.tokenizer.encode(text, special_prefix=raw, limit=limit), len(text)
-        )
-        return TokenCount(len(encoded.ids))
-
-    def _spelled(self, ids: Sequence[int], limit: PromptLimit) -> SpelledTokens:
-        """Return a prompt of tokens as text; raise RejectedError where the model lacks one."""
-        limit.check(len(ids))
-        if not ids or max(ids) >= self.identity.model.vocabulary_size:
-            size = self.identity.model.vocabulary_size
-            message = f"a prompt of tokens has at least one, of the model's 0 to {size - 1}"
-            raise RejectedError(message, code=_INVALID, param="prompt")
-        return spell(ids, self.tokenizer.decode)
+        return plan_edited_prompt(plan, stored, cuts, recomputed, edits) or plan
 
     def _is_raw(self, request: GenerateRequest) -> bool:
-        """Say whether a prompt has no template's marks, and gets the tokenizer's own prefix."""
+        """Return whether a prompt has no template's marks, and gets the tokenizer's own prefix."""
         return request.messages is None or not self.tokenizer.template.exists
 
-    def check_plan(self, request: GenerateRequest, made: PromptPlan) -> None:
+    def check_plan(self, request: GenerateRequest, plan: PromptPlan) -> None:
         """Raise RejectedError where the prompt cannot be computed here."""
-        count = len(made.ids)
+        count = len(plan.ids)
         if count == 0:
             message = "the prompt has no tokens"
             raise RejectedError(message, code="empty_prompt", param="messages")
@@ -190,9 +160,9 @@ class PromptEncoder:
         is_answer = request.resume is not None
         PromptLimit(self.identity.model.context_tokens_max, None).check(count - is_answer)
         vocabulary_size = self.identity.model.vocabulary_size
-        if max(made.ids) >= vocabulary_size:  # a tokenizer may know more than the model
+        if max(plan.ids) >= vocabulary_size:  # a tokenizer may know more than the model
             message = f"the prompt has a token that the model lacks: it has {vocabulary_size}"
             raise RejectedError(message, code=_INVALID, param="messages")
-        if not is_answer and has_too_long_tokens(made.ends, made.kept_tokens):
+        if not is_answer and has_too_long_tokens(plan.ends, plan.kept_tokens):
             message = "the prompt has longer runs of white space than are kept: shorten them"
             raise RejectedError(message, code=_INVALID, param="messages")

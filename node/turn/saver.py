@@ -1,9 +1,9 @@
 """Save a turn: the prompt's blocks while the answer is decoded, the rest at its end.
 
 Only blocks that are not stored yet are copied out of the cache, one at a time between two
-steps, so that saving a long prompt never stalls other agents' decoding. What a cache cannot
-hold on to (blocks that slide out of a window, recurrent states) is taken as soon as it is
-there, and the prompt waits if too much of it piles up.
+steps, so that saving a long prompt never stalls other agents' decoding. Data that a cache cannot
+keep (blocks that slide out of a window, recurrent states) is saved as soon as it exists, and the
+prompt waits while too much of it is unsaved.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
 from fabric.record.wishes import Wishes
-from fabric.turn.generation import GenerateRequest, IdentityKind
+from fabric.turn.generation import IdentityKind
 from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
@@ -32,9 +32,9 @@ from node.engine.sequence import Ended
 from node.limits import UNSAVED_BYTES_MAX
 from node.low_latency import low_latency
 from node.mlx.resident_cache import ResidentCache
-from node.prompt.directed_request import DirectedRequest
-from node.prompt.restored_answers import ShownAnswer
-from node.prompt.transcript_positions import parts_after, said_after
+from node.prompt.message_positions import parts_after, positions_after
+from node.prompt.pipeline import PlannedPrompt
+from node.prompt.remembered_answers import ShownAnswer, remember_answer
 from node.runtime.health import Health
 from node.store.service_time import ServiceTime
 from node.tiers.record_writer import RecordWriters
@@ -43,13 +43,13 @@ from node.turn.prepared import Prepared
 
 _log = logging.getLogger(__name__)
 IDLE_SHARE = 19.0  # saving ahead takes a twentieth of the time, so that decoding is not slowed
-FIRST_WAIT_S = 0.25  # a short answer is over before that
-DRAIN_S = 0.05  # how often a prompt under way is asked for what it cannot hold on to
+FIRST_WAIT_S = 0.25  # longer than a short answer takes
+DRAIN_S = 0.05  # between two looks for data that the cache of a running prompt cannot keep
 
 
 @dataclass(frozen=True, slots=True)
 class Savers:
-    """What all turns of a node are saved with."""
+    """The parts of a node that save its turns."""
 
     clock: Clock
     table: AgentTable
@@ -57,16 +57,6 @@ class Savers:
     unsaved: Unsaved
     service_time: ServiceTime
     health: Health
-
-    def of(
-        self,
-        agent: Agent,
-        prepared: Prepared,
-        request: GenerateRequest,
-        directed: DirectedRequest | None = None,
-    ) -> "Saver":
-        """Begin to save a turn, whose prompt is as `directed` has it."""
-        return Saver(self, agent, prepared, request, directed or DirectedRequest(request))
 
 
 class Saver:
@@ -77,23 +67,22 @@ class Saver:
         parts: Savers,
         agent: Agent,
         prepared: Prepared,
-        request: GenerateRequest,
-        directed: DirectedRequest,
+        prompt: PlannedPrompt,
     ) -> None:
         self._parts = parts
         self._engine = parts.writers.engine
         self._spec = parts.writers.store.spec
         self._agent = agent
         self._prepared = prepared
-        self._request = request
-        self._directed = directed
+        self._prompt = prompt
+        self._request = prompt.restored.request
         self._cache = prepared.cache
         cache, available, cached = prepared.cache, prepared.available, prepared.cached
         self._writer = parts.writers.of(agent, cache, available, cached, prepared.layout)
         self._ids: Sequence[int] = prepared.plan.ids[:-1]  # those whose blocks are saved ahead
         self._named_tokens = prepared.plan.kept_tokens  # leading ones whose blocks have names
         self._early: asyncio.Task[None] | None = None
-        self._writing = asyncio.Lock()  # one block is stored once, whoever is first
+        self._writing = asyncio.Lock()  # so that each block is stored once
         self._is_decoding = False
         self._has_failed = False
         self._over = asyncio.Event()
@@ -102,17 +91,17 @@ class Saver:
 
     def begin(self, *, is_decoding: bool) -> None:
         """Start saving what is complete; it does not change any more."""
-        if is_decoding:  # of a hot prompt; who waited for its grant was told of this instead
+        if is_decoding:  # a hot prompt; a turn that waited for memory notes it by `Started`
             self.note_decoding()
         if self._request.is_kept and self._parts.health.reuses:
             self._early = asyncio.create_task(self._save_ahead())
 
     def note_decoding(self) -> None:
         self._is_decoding = True
-        self._engine.moving.go_on(self._agent.manifest.migration)  # which brought it here
+        self._engine.moving.go_on(self._agent.manifest.migration)  # which brought the agent here
 
     def is_behind(self) -> bool:
-        """Say whether too much waits to be saved for the prompt to go on."""
+        """Return whether too much is unsaved for the prompt to continue."""
         if self._has_failed or self._early is None:
             return False
         spec, cache = self._spec, self._cache
@@ -142,7 +131,7 @@ class Saver:
         except (FabricError, OSError) as error:
             _log.warning("saving ahead stopped: %s", error)
             self._has_failed = True
-        except Exception:  # noqa: BLE001 - only a help: the turn's end saves the same
+        except Exception:  # noqa: BLE001 - optional: the end of the turn saves the same blocks
             _log.exception("saving ahead failed")
             self._parts.health.note_failed_round()
             self._has_failed = True
@@ -157,8 +146,8 @@ class Saver:
     async def save_now(self, answer_ids: Sequence[int]) -> Manifest | None:
         """Save every full block that the turn has so far; return a record that ends with them.
 
-        It is published nowhere: it names what another node may copy while the turn goes on.
-        None where there is nothing, or no disk to save it to.
+        The record is not published: it names what another node may copy while the turn continues.
+        None if there is no full block, or the disk refuses.
         """
         ids = [*self._prepared.plan.ids, *answer_ids]
         try:
@@ -183,7 +172,7 @@ class Saver:
             windows=(),
             states=(),
             edited=edited,
-            said=None,  # without a text there is no place for them
+            said=None,  # without a text messages have no position
         )
 
     async def _is_over_within(self, seconds: float) -> bool:
@@ -195,21 +184,21 @@ class Saver:
         self._over.set()
         if self._early is not None:
             await self._early
-        async with self._writing:  # a move's save ends with the block that it is at
+        async with self._writing:  # a move's `save_now` stops after its current block
             pass
 
     # --- the end of the turn -----------------------------------------------------------------
 
     async def abandon(self) -> None:
-        """Give up: nothing will refer to what was saved ahead."""
+        """Give up: no record will refer to the blocks saved ahead."""
         await self._end_early()
         self._writer.abandon()
 
     async def commit(self, ended: Ended, shown: ShownAnswer, seal: SealAgent | None = None) -> bool:
-        """Publish the turn's record and keep its cache hot; say whether it is durable.
+        """Publish the turn's record and keep its cache hot; return whether it is durable.
 
-        With `seal` it is published as the final one of that move: one write instead of two
-        while a client waits for its next token.
+        With `seal` the record is published sealed for that move: one write instead of two while a
+        client waits for its next token.
         """
         if seal is None:
             return await self._commit(ended, shown, None)
@@ -225,7 +214,9 @@ class Saver:
         manifest = self._record(ended, shown)
         if cache.tokens_count != manifest.tokens_count:
             await self.abandon()
-            message = f"cache holds {cache.tokens_count} tokens, record {manifest.tokens_count}"
+            message = (
+                f"the cache holds {cache.tokens_count} tokens, its record {manifest.tokens_count}"
+            )
             raise FabricError(message, code="cache_out_of_step")
         if not manifest.token_ids or not parts.health.reuses:
             await self.abandon()
@@ -245,14 +236,14 @@ class Saver:
             agent.cache = cache
         else:
             agent.note_saved(saved, self._writer.spans)
-            agent.cache = await self._rested(ended)
+            agent.cache = await self._idle_cache(ended)
         parts.table.put(agent)
         if agent.is_durable:
             parts.unsaved.note_success()
         return agent.is_durable
 
-    async def _rested(self, ended: Ended) -> ResidentCache | None:
-        """Return a saved turn's cache as it stays in memory, if it does."""
+    async def _idle_cache(self, ended: Ended) -> ResidentCache | None:
+        """Return a saved turn's cache at rest; None if it does not stay in memory."""
         try:
             await self._writer.computed(self._cache.rest)
         except EngineFailedError:
@@ -260,15 +251,17 @@ class Saver:
         return None if ended.is_preempted and self._agent.is_durable else self._cache
 
     def _directives_after(self, *, is_whole: bool) -> tuple[Directive, ...] | None:
-        """Return the agent's directives; a whole prompt's memory is what they say.
+        """Return the agent's directives, with those that a whole prompt applied marked as applied.
 
-        That is so however its answer ends: the node where it goes on knows nothing of them. And
-        what a record's own text has no more does not come back, however far its turn got.
+        However its answer ends: the node that continues it knows nothing of them. And a part that
+        the record's own text has lost does not return, however far the turn got.
         """
         known = self._agent.manifest.directives
         if not known or not (is_whole or self._request.extends):
             return known
-        return applied(known, self._directed.matched) if self._request.resume is None else known
+        return (
+            applied(known, self._prompt.directed.matched) if self._request.resume is None else known
+        )
 
     def _wishes_after(self, ended: Ended) -> Wishes | None:
         wishes = self._agent.manifest.wishes
@@ -277,26 +270,25 @@ class Saver:
         return wishes.after_turn()
 
     def _record(self, ended: Ended, shown: ShownAnswer) -> Manifest:
-        """Describe what the cache holds: a cancelled prompt counts as far as it got."""
+        """Return the record of the cache: of a cancelled prompt, as far as it was computed."""
         plan, old = self._prepared.plan, self._agent.manifest
         count = min(len(plan.ids), self._cache.tokens_count)
         text, taken = plan.text, min(plan.taken_tokens, count)
         ids = old.token_ids[:taken] + plan.ids[taken:count]
         ends = old.token_ends[:taken] + plan.ends[taken:count]
         truncated_by, marks = None, plan.marks
-        if self._request.resume is not None:  # another node found them
+        if self._request.resume is not None:  # the node that began it found the boundaries
             marks = old.provenance.marks
         if count < len(plan.ids):
             text = text[: ends[-1] if ends else 0]
-            # Whoever shares its system prompt would go on in the context of another's agent.
+            # Others that share its system prompt must not continue in this agent's context.
             is_named = self._request.identity.kind is IdentityKind.AGENT
             truncated_by = TruncatedBy.CANCELLED if is_named else None
         answers, answer = old.provenance.answers, ended.answer_text.encode("utf-8", "replace")
         if ended.reason is not None:
-            known = shown.remembered(
-                self._request, self._parts.table.answers_of(self._agent), self._directed.redacted
-            )
-            answers = spell_answers(known)
+            known = self._parts.table.answers_of(self._agent)
+            redacted = self._prompt.directed.redacted
+            answers = spell_answers(remember_answer(self._prompt.restored, shown, known, redacted))
         return replace(
             old,
             revision=old.revision + 1,
@@ -310,8 +302,8 @@ class Saver:
             states=(),
             edited=None,
             directives=self._directives_after(is_whole=count == len(plan.ids)),
-            said=said_after(old.said, self._directed, text, answer, shown),
-            parts=parts_after(old.parts, self._directed, answer, shown),
+            said=positions_after(old.said, self._prompt.directed, text, answer, shown),
+            parts=parts_after(old.parts, self._prompt.directed, answer, shown),
             wishes=self._wishes_after(ended),
             sketch=self._request.sketch or old.sketch,
             used_s=self._parts.clock.wall_s(),

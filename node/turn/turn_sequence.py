@@ -1,6 +1,5 @@
 """What a turn hands to the engine: its prompt, its answer, and what to do on the way."""
 
-import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,18 +13,15 @@ from node.agents.agent import Agent
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import Reservation
 from node.engine.sequence import (
-    Broke,
     Computed,
-    Ended,
     Granted,
     PromptEcho,
     Sequence,
     SequenceEvent,
 )
 from node.engine.trimmed_end import TrimmedEnd
-from node.mlx.answer import Answer
 from node.mlx.chat_tokenizer import ChatTokenizer
-from node.prompt.restored_answers import ShownAnswer
+from node.prompt.pipeline import SpelledPrompt
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
 from node.tiers.hot_tier import HotTier
@@ -44,21 +40,9 @@ class Sequences:
     hot: HotTier
     health: Health
 
-    def begin_answer(self, request: GenerateRequest, text: str, seen: ShownAnswer) -> Answer:
-        """Return the answer to the prompt `text`, fed with what others produced and showed."""
-        answer = Answer(
-            self.tokenizer,
-            text,
-            request.sampling.stop,
-            request.tools if request.reads_calls else None,
-            is_chat=request.messages is not None or request.extends,
-            call_seed=request.operation,
-            choice=request.calls,
-        )
-        if request.resume is not None:
-            for token in request.resume.answer_ids:
-                seen.add(answer.push(token))
-        return answer
+    def check_memory(self, prompt_tokens: int) -> None:
+        """Raise RejectedError if this node could never hold a prompt of so many tokens."""
+        self.engine.budget.check(self.identity.spec.resident_bytes(prompt_tokens))
 
     def stops_of(self, prepared: Prepared) -> tuple[int, ...]:
         """Say where the prompt's computing pauses so that a recurrent state can be kept."""
@@ -84,7 +68,7 @@ class Sequences:
         self,
         request: GenerateRequest,
         prepared: Prepared,
-        answer: Answer,
+        prompt: SpelledPrompt,
         emit: Callable[[SequenceEvent], None],
     ) -> Sequence:
         """Make the sequence; `emit` is called from the engine thread."""
@@ -117,7 +101,8 @@ class Sequences:
             prompt=ids,
             sampling=replace(asked, max_tokens=max(1, min(asked.max_tokens, room))),
             seed=seed if seed is not None else secrets.randbits(63),
-            answer=answer,
+            answer=prompt.answer,
+            matcher=prompt.matcher,
             emit=emit,
             stop_ids=self.tokenizer.eos_ids,
             token_text=self.tokenizer.token_text,
@@ -162,21 +147,6 @@ class Sequences:
         sequence.reservation.release()
         self.hot.note()
         self.engine.wake()
-
-
-async def end_of(events: asyncio.Queue[SequenceEvent]) -> Ended | Broke:
-    """Wait for a sequence's last event."""
-    while not isinstance(event := await events.get(), Ended | Broke):
-        pass
-    return event
-
-
-def is_unchanged(agent: Agent, sequence: Sequence, prepared: Prepared) -> bool:
-    """Say whether nothing was computed, so that the record may stay as it is."""
-    before = len(sequence.resumed.answer_ids) if sequence.resumed is not None else 0
-    is_new = sequence.cache.tokens_count > prepared.cached or len(sequence.answer_ids) > before
-    # Memory that was never saved is gone beyond what was reused of it.
-    return not is_new and (agent.is_durable or prepared.cached == agent.manifest.tokens_count)
 
 
 def _echo(request: GenerateRequest, prepared: Prepared) -> PromptEcho | None:

@@ -9,7 +9,7 @@ from node.agents.agent_table import AgentTable
 from node.migration import forks
 from node.migration.incoming import IncomingMoves
 from node.migration.target import IncomingCopies
-from node.prompt import directed_request as directed
+from node.prompt import directed_request
 from node.tiers.directing import Directing
 from node.turn.claim import Claims
 
@@ -78,7 +78,7 @@ def no_agent_forgets():
     def kept(wished, matched):
         return EditMode.AMORTIZE if matched else wished
 
-    return patch.object(directed, "_kept", kept)
+    return patch.object(directed_request, "_edit_mode", kept)
 
 
 def closed_agents_stay_hot():

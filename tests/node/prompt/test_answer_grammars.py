@@ -29,7 +29,7 @@ def node(tmp_path_factory):
 @pytest.fixture
 def compiled(node):
     """Forget what is kept, and count what is compiled."""
-    parts = node.node.turns.grammars
+    parts = node.node.turns.prompts.grammars
     parts._kept.clear()
     whole = parts.compiler.compile
     with mock.patch.object(parts.compiler, "compile", side_effect=whole) as compile_:
@@ -91,7 +91,7 @@ def test_strictness_is_a_part_of_the_format(node):
 
 
 def test_only_so_many_are_kept(node, compiled):
-    kept = node.node.turns.grammars._kept
+    kept = node.node.turns.prompts.grammars._kept
     with mock.patch.object(grammars, "GRAMMARS_KEPT_MAX", 2):
         for text in ("a", "b", "a", "c", "a", "b"):
             ask(node, QUESTION, output=choice(text))
@@ -100,7 +100,7 @@ def test_only_so_many_are_kept(node, compiled):
 
 
 def test_a_compiler_that_does_not_come_back_holds_up_nobody_for_long(node):
-    parts, gate = node.node.turns.grammars, threading.Event()
+    parts, gate = node.node.turns.prompts.grammars, threading.Event()
     with (
         mock.patch.object(grammars, "GRAMMAR_COMPILE_S", 0.05),
         mock.patch.object(parts.compiler, "compile", side_effect=lambda _: gate.wait(60)),
@@ -120,7 +120,7 @@ def test_only_so_many_wait_for_it(node):
 
 
 def test_a_hang_up_while_it_compiles_ends_the_wait(node):
-    parts, gate = node.node.turns.grammars, threading.Event()
+    parts, gate = node.node.turns.prompts.grammars, threading.Event()
     entered = threading.Event()
 
     def stuck(output):

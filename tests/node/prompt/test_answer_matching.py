@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabric.turn.messages import Message, MessageRole, ToolUse
-from node.prompt.restored_answers import remember
-from tests.node.prompt.test_restored_answers import asking, restored
+from tests.node.prompt.test_restored_answers import asking, remember, restored
 
 USER, TOOL, ASSISTANT = MessageRole.USER, MessageRole.TOOL, MessageRole.ASSISTANT
 ASKED = [Message(USER, ("Do it.",))]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.prompt.appended_prompt import joined
+from node.prompt.appended_prompt import append
 
 END = "<|im_end|>"
 TAIL = f"{END}\n<|im_start|>user\nhi{END}\n"
@@ -20,4 +20,4 @@ TAIL = f"{END}\n<|im_start|>user\nhi{END}\n"
     ],
 )
 def test_an_answers_end_is_written_once(stored, expected):
-    assert joined(stored, TAIL) == expected
+    assert append(stored, TAIL) == expected

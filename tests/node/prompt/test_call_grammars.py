@@ -197,7 +197,7 @@ def test_tools_may_not_be_too_much_together(recall):
 
 
 def test_a_call_needs_a_tool_and_an_end(recall):
-    with pytest.raises(RejectedError, match="no tool that could be called"):
+    with pytest.raises(RejectedError, match="has no tool to call"):
         ask(recall, QUESTION, calls=MUST)
     with pytest.raises(RejectedError, match="ignore_eos"):
         ask(recall, QUESTION, tools=TOOLS, calls=MUST, ignore_eos=True)
@@ -215,7 +215,7 @@ def test_a_model_without_a_format_of_calls_says_so(tmp_path):
 
 
 def test_who_asks_for_the_same_at_once_waits_for_one_compilation(recall):
-    parts, gate, entered = recall.node.turns.grammars, threading.Event(), threading.Event()
+    parts, gate, entered = recall.node.turns.prompts.grammars, threading.Event(), threading.Event()
     compile_ = parts.compiler.compile_expression
     parts._kept.clear()
 

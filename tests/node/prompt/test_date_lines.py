@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.prompt.date_lines import with_dates_moved
+from node.prompt.date_lines import move_date_lines
 from tests.node.prompt.test_restored_answers import asking, restored
 from tests.support.agent_traffic import Driver, Talk, corpus, words
 from tests.support.conversations import said
@@ -13,7 +13,7 @@ from tests.support.template_shapes import SHAPES, write_shape
 
 def moved(system, question="Why?"):
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    made = with_dates_moved(said(messages))
+    made = move_date_lines(said(messages))
     return ["".join(message.texts) for message in made]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from node.limits import ENCODERS, ENCODING_BYTES_MAX
 from node.prompt.encoder_threads import EncoderThreads
-from node.turn.turn_sequence import Sequences
+from node.prompt.pipeline import PromptPipeline
 from tests.support.services import ask, running
 from tests.support.tiny_models import LLAMA, write_model
 
@@ -108,13 +108,13 @@ def test_work_that_fails_gives_its_bytes_back():
 def test_what_an_answer_has_already_is_read_beside_the_event_loop(tmp_path, monkeypatch):
     """Of one that moved it may be a hundred thousand tokens."""
     threads = []
-    begin_answer = Sequences.begin_answer
+    begin_answer = PromptPipeline._begin_answer
 
     def noted(*arguments):
         threads.append(threading.current_thread().name)
         return begin_answer(*arguments)
 
     with running(tmp_path / "a", write_model(tmp_path / "model", LLAMA)) as service:
-        monkeypatch.setattr(Sequences, "begin_answer", noted)
+        monkeypatch.setattr(PromptPipeline, "_begin_answer", noted)
         ask(service, "the cat sat on the mat", max_tokens=1)
     assert [name.rpartition("_")[0] for name in threads] == ["encode"]

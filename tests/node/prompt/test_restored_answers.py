@@ -3,6 +3,7 @@
 import json
 import threading
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
@@ -14,7 +15,14 @@ from fabric.turn.messages import Message, MessageRole, ToolUse, template_form
 from node.agents import answer_index
 from node.dialect.spelling import TemplateTraits, spelled
 from node.prompt import restored_answers as restoring
-from node.prompt.restored_answers import NOTHING_TOLD, KnownAnswers, located, put_back, remember
+from node.prompt.remembered_answers import conversation_answers
+from node.prompt.restored_answers import (
+    NO_OPTIONS,
+    KnownAnswers,
+    MessagePlaces,
+    locate_messages,
+    restore_answers,
+)
 from tests.support.agent_traffic import TOOLS, Driver, Talk, corpus, drop_thought
 from tests.support.conversations import said
 from tests.support.samples import sample
@@ -24,6 +32,12 @@ from tests.support.template_shapes import SHAPES, write_shape
 
 ASKED = said([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}])
 WRITTEN = '{"what":"y",  "path": "x"}'
+
+
+def remember(answers, messages, answer, redacted=MappingProxyType({})):
+    return conversation_answers(answers, messages, answer, MessagePlaces(messages), redacted)
+
+
 CALL = ToolUse("read", WRITTEN, "call_own")
 ANSWER = Message(MessageRole.ASSISTANT, ("\n\nSo.",), reasoning="Hm.", uses=(CALL,))
 ANSWERS = remember({}, ASKED, ANSWER)
@@ -47,11 +61,11 @@ def sent(**changes):
     return replace(ANSWER, **{"reasoning": None, "uses": (use,), **changes})
 
 
-def restored(request, answers=ANSWERS, told=NOTHING_TOLD, messages=None):
+def restored(request, answers=ANSWERS, told=NO_OPTIONS, messages=None):
     request = replace(request, messages=messages or request.messages)
-    found = located(request, told)
-    at = {place: answers[place] for place in found.wanted if place in answers}
-    return put_back(found, KnownAnswers(at, answers))
+    found = locate_messages(request, told)
+    at = {place: answers[place] for place in found.answer_places if place in answers}
+    return restore_answers(found, KnownAnswers(at, answers))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +227,7 @@ def test_what_is_remembered_is_read_once_a_turn_and_hashed_once_beside_the_loop(
     tmp_path, monkeypatch
 ):
     """Of the messages; the new answer is hashed where it ends."""
-    hashed, read, add, read_answers = [], [], restoring._add, answer_index.read_answers
+    hashed, read, add, read_answers = [], [], restoring._extend, answer_index.read_answers
 
     def adding(digest, message):
         hashed.append((threading.current_thread().name.split("_")[0], message.role))
@@ -228,7 +242,7 @@ def test_what_is_remembered_is_read_once_a_turn_and_hashed_once_beside_the_loop(
     with scripted() as script, running(tmp_path, str(model)) as service:
         driver = Driver(service, shape, script, has_ids=True)
         talk = Talk(driver, tools=TOOLS, echo=drop_thought)
-        monkeypatch.setattr(restoring, "_add", adding)
+        monkeypatch.setattr(restoring, "_extend", adding)
         monkeypatch.setattr(answer_index, "read_answers", reading)
         for turn in range(3):
             hashed.clear()
@@ -282,7 +296,7 @@ def test_arguments_in_however_many_brackets_are_some(depth):
     """A client's JSON in a text is as deep as it likes."""
     deep = "[" * depth + "]" * depth
     use = replace(CALL, arguments=deep)
-    found = located(asking(sent(uses=(use,)), RESULT))
+    found = locate_messages(asking(sent(uses=(use,)), RESULT))
     known = remember({}, found.request.messages, replace(ANSWER, uses=(use,)))
     made = restored(found.request, known)
     assert made.request.messages[len(ASKED)].uses[0].arguments == deep

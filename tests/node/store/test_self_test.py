@@ -8,7 +8,7 @@ import pytest
 from fabric.turn.generation import CacheTier
 from node.store.block_store import BlockMissingError, BlockStore
 from node.store.posix_disk import DiskError
-from node.turn.turn import Turn
+from node.turn.decoding import Decoding
 from tests.support.failing_disk import WRITES, FailingCalls
 from tests.support.little_room import BRIEF, SMALL, WORDS
 from tests.support.services import ask, running
@@ -69,15 +69,15 @@ def test_a_disk_that_cannot_read_for_a_moment_turns_nothing_off(model, tmp_path,
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_test_that_is_cut_off_turns_nothing_off(model, tmp_path, monkeypatch, number):
     """Its turn is no other than those that give their memory up, or meet a node that stops."""
-    submit, submitted = Turn._submit, []
+    submit, submitted = Decoding._submit, []
 
-    def cut_off(turn, *args):
-        submitted.append(turn)
+    def cut_off(decoding, *args):
+        submitted.append(decoding)
         if len(submitted) == number:
-            turn.cancel()
-        submit(turn, *args)
+            decoding._unwanted.set()
+        submit(decoding, *args)
 
-    monkeypatch.setattr(Turn, "_submit", cut_off)
+    monkeypatch.setattr(Decoding, "_submit", cut_off)
     with running(tmp_path, model, tries_everything=True) as service:
         node = service.node
         assert not node.self_tests.found.passed

@@ -1,4 +1,4 @@
-"""Go on with an answer that another node began: its record is the prompt, token for token."""
+"""The prompt of an answer that another node began: the agent's record, token for token."""
 
 from dataclasses import replace
 
@@ -6,7 +6,6 @@ from fabric.errors import ConflictError
 from fabric.record.manifest import Manifest
 from fabric.turn.generation import MatchKind, Resumption
 from fabric.turn.prompt_plan import PromptPlan
-from node.engine.sequence import Ended, Sequence
 
 REASON = "continues an answer that was begun on another node"
 
@@ -29,17 +28,6 @@ def plan_resumption(record: Manifest, resume: Resumption) -> PromptPlan:
         match=MatchKind.EXTEND,
         reason=REASON,
     )
-
-
-def resumption(sequence: Sequence, ended: Ended) -> Resumption | None:
-    """Say how to go on; None where nothing was sampled, so that the turn simply starts again."""
-    before, ids = sequence.resumed, tuple(ended.answer_ids)
-    if before is not None and before.answer_ids == ids:
-        return before  # moved on before it came to anything here
-    if ended.sampled is None:
-        assert not ids, "who has answered has sampled the next token"
-        return None
-    return Resumption(ids, ended.sampled.token, ended.sampled.top, sequence.seed)
 
 
 def without_answer(plan: PromptPlan, record: Manifest) -> PromptPlan:

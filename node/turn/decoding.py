@@ -1,0 +1,305 @@
+"""The part of a turn that holds its agent: plan, restore, prefill, decode, save."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from fabric.errors import StaleEpochError
+from fabric.record.lenders import Lender
+from fabric.turn.generation import (
+    CacheTier,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    HandedOver,
+    Prefilling,
+    Resumption,
+    TokenLogprob,
+    ToolCallPart,
+    ToolCalls,
+)
+from node.agents.agent import Agent
+from node.dialect.shown import Shown
+from node.engine.delivery import finish_reason, produced
+from node.engine.engine_thread import EngineThread
+from node.engine.sequence import Broke, Computed, Ended, Produced, Sequence, SequenceEvent, Started
+from node.limits import SCORED_CHUNK_TOKENS
+from node.mlx.engine import SampledToken
+from node.prompt.pipeline import PlannedPrompt, PromptPipeline, SpelledPrompt
+from node.prompt.resumed_prompt import without_answer
+from node.runtime.health import Health
+from node.runtime.live_turns import LiveTurns
+from node.turn.claim import Claims
+from node.turn.prefix import Prefixes
+from node.turn.prepared import Prepared
+from node.turn.saver import Saver, Savers
+from node.turn.turn_sequence import Sequences
+
+
+@dataclass(frozen=True, slots=True)
+class TurnParts:
+    """The parts of a node that all of its turns use."""
+
+    prompts: PromptPipeline
+    claims: Claims
+    prefixes: Prefixes
+    sequences: Sequences
+    savers: Savers
+    engine: EngineThread
+    live: LiveTurns
+    health: Health
+
+
+class Decoding:
+    """One turn while it holds its agent; used on the node's event loop."""
+
+    def __init__(
+        self,
+        parts: TurnParts,
+        request: GenerateRequest,
+        prompt: SpelledPrompt,
+        agent: Agent,
+        emit: Callable[[Event], None],
+        unwanted: threading.Event,
+        saved: asyncio.Event,
+    ) -> None:
+        """Tell the client through `emit`, stop once `unwanted`, set `saved` at the record."""
+        self._parts = parts
+        self._request = request
+        self._prompt = prompt
+        self._agent = agent
+        self._emit = emit
+        self._unwanted = unwanted
+        self._events: asyncio.Queue[SequenceEvent] = asyncio.Queue()
+        self.sequence: Sequence | None = None
+        self.saver: Saver | None = None
+        self.is_saving = False
+        self._saved = saved
+        self.lenders: tuple[Lender, ...] = ()  # agents whose rows the cache borrowed
+
+    async def run(self) -> Finished | HandedOver | None:
+        """Return the turn's last event; None if its client has left."""
+        parts, agent = self._parts, self._agent
+        planned = await parts.prompts.plan(self._prompt, agent.manifest)
+        parts.sequences.check_memory(len(planned.plan.ids))
+        request = planned.directed.request
+        prepared = await parts.prefixes.prepare(agent, planned.plan, request)
+        self.lenders = parts.claims.lenders(agent, prepared.layout)
+        loop, put = asyncio.get_running_loop(), self._events.put_nowait
+
+        def emit(event: SequenceEvent) -> None:
+            loop.call_soon_threadsafe(put, event)
+
+        sequence = parts.sequences.make(request, prepared, self._prompt, emit)
+        self._submit(sequence, prepared)
+        try:
+            return await self._decode(sequence, planned, prepared)
+        finally:
+            # The callbacks hold the cache, and a slow reader of the events would hold them.
+            sequence.granted = sequence.reached = None
+            self.sequence = self.saver = None
+            parts.sequences.release(sequence)
+
+    def _submit(self, sequence: Sequence, prepared: Prepared) -> None:
+        """Hand the sequence and the agent's cache to the engine, or neither."""
+        self.sequence = sequence
+        if self._unwanted.is_set():
+            sequence.cancelled.set()
+        if self._agent.outgoing.seal is not None:
+            sequence.yielding.set()
+        self._parts.sequences.submit(self._agent, sequence, prepared)
+
+    async def _decode(
+        self, sequence: Sequence, planned: PlannedPrompt, prepared: Prepared
+    ) -> Finished | HandedOver | None:
+        agent, claims = self._agent, self._parts.claims
+        before, epoch = agent.manifest, agent.manifest.epoch
+        started = await self._start(sequence, prepared)
+        if not isinstance(started, Prepared):
+            return self._end_unchanged(sequence, prepared, started)
+        prepared = started
+        if self._request.resume is not None:
+            prepared = replace(prepared, plan=without_answer(prepared.plan, before))
+        self.saver = saver = Saver(self._parts.savers, agent, prepared, planned)
+        sequence.is_blocked = saver.is_behind
+        saver.begin(is_decoding=sequence.slot is not None)
+        ended = await self._follow(sequence, saver)
+        if isinstance(ended, Broke):
+            await saver.abandon()
+            raise ended.error
+        erased = claims.lender_gone(agent, self.lenders)
+        if erased is not None or agent.outgoing.fence > epoch:
+            await saver.abandon()
+            raise erased or self._fenced()
+        resume = self._show_sampled(sequence, ended) if ended.is_handover else None
+        if ended.reason is None and _is_unchanged(agent, sequence, prepared):
+            await saver.abandon()
+            return self._end_unchanged(sequence, prepared, ended)
+        self.is_saving = True
+        seal = agent.outgoing.begin_sealing()
+        durable = await saver.commit(ended, self._prompt.shown, seal)
+        self._saved.set()
+        if agent.outgoing.fence > epoch and not ended.is_handover:
+            raise self._fenced()
+        if ended.is_handover:
+            return HandedOver(resume)
+        if ended.reason is None:
+            self._check_stopping()
+            return None
+        reason = FinishReason.TOOL_CALLS if sequence.answer.has_calls else ended.reason
+        broken = sequence.answer.broken_calls
+        return Finished(reason, len(ended.answer_ids), ended.stop_string, durable, broken)
+
+    async def _start(self, sequence: Sequence, prepared: Prepared) -> Prepared | Ended | Broke:
+        """Wait for memory, and restore the prompt's beginning into it if it is on disk.
+
+        An unwanted turn's restored prefix is incomplete, so nothing is computed upon it.
+        """
+        parts = self._parts
+        if prepared.source is None:  # how much is reused is known already
+            self._admit(prepared)
+        if sequence.awaited_tokens is not None:
+            granted = await self._events.get()
+            if isinstance(granted, Ended | Broke):
+                return granted
+        if prepared.source is None:
+            return prepared
+        try:
+            prepared = await parts.prefixes.restore(
+                self._agent, prepared, sequence.cache, self._unwanted
+            )
+        except Exception:
+            sequence.cancelled.set()
+            parts.engine.wake()
+            await self._end()
+            raise
+        if self._unwanted.is_set():
+            return await self._end()
+        sequence.stops = parts.sequences.stops_of(prepared)
+        sequence.awaited_tokens = None
+        parts.engine.wake()
+        self._admit(prepared)
+        return prepared
+
+    def _admit(self, prepared: Prepared) -> None:
+        admitted = self._parts.prefixes.admitted(self._agent, prepared)
+        self._emit(replace(admitted, template=self._prompt.rendered.notes))
+
+    async def _end(self) -> Ended | Broke:
+        """Wait for the sequence's last event."""
+        while not isinstance(event := await self._events.get(), Ended | Broke):
+            pass
+        return event
+
+    async def _follow(self, sequence: Sequence, saver: Saver) -> Ended | Broke:
+        index = 0
+        while True:
+            event = await self._events.get()
+            if isinstance(event, Produced):
+                index = event.index
+                self._show(index, event.shown, event)
+            elif isinstance(event, Started):
+                saver.note_decoding()
+                for delta in _echo_deltas(sequence):
+                    self._emit(delta)
+            elif isinstance(event, Computed):
+                self._emit(Prefilling(event.tokens_count))
+            elif isinstance(event, Ended | Broke):
+                if isinstance(event, Ended) and not event.is_handover:
+                    self._show(index, event.shown, None)
+                return event
+
+    def _show(self, index: int, shown: Shown, event: Produced | None) -> None:
+        """Tell the client what came of the answer's token number `index`."""
+        self._prompt.shown.add(shown)
+        if event is not None and event.was_delivered:
+            return
+        logprobs = event.logprobs if event is not None else ()
+        if shown.reasoning:
+            self._emit(Delta(index, shown.reasoning, reasoning=True))
+        if shown.text or logprobs:
+            self._emit(Delta(index, shown.text, logprobs=logprobs))
+        for part in shown.parts:
+            self._emit(ToolCallPart(index, part.id, part.name, part.arguments))
+        if shown.calls:
+            self._emit(ToolCalls(tuple(shown.calls)))
+
+    def _show_sampled(self, sequence: Sequence, ended: Ended) -> Resumption | None:
+        """Return how to continue on another node, and show the token that is sampled already.
+
+        The next node would show it only after computing the token that follows.
+        """
+        resume, shown = _resumption(sequence, ended), ended.sampled_shown
+        if resume is None or shown is None or resume.is_delivered:
+            return resume
+        count = len(resume.answer_ids) + 1
+        if finish_reason(sequence, count, resume.sampled, shown) is not None:
+            return resume  # the next node will see that it was the last
+        event = produced(sequence, count, SampledToken(resume.sampled, resume.top), shown)
+        self._show(event.index, shown, event)
+        return replace(resume, is_delivered=True)
+
+    def _end_unchanged(
+        self, sequence: Sequence, prepared: Prepared, ended: Ended | Broke
+    ) -> HandedOver | None:
+        """End a turn that computed nothing: the agent is as it was before."""
+        agent = self._agent
+        if isinstance(ended, Broke):
+            raise ended.error
+        if agent.outgoing.fence > agent.manifest.epoch:
+            raise self._fenced()
+        is_whole = prepared.cached == agent.manifest.tokens_count == prepared.cache.tokens_count
+        if prepared.tier is CacheTier.HOT and (is_whole or sequence.awaited_tokens is not None):
+            agent.cache = prepared.cache
+        if ended.is_handover:
+            if prepared.source is not None:  # not admitted yet: that follows a restore
+                self._admit(prepared)
+            return HandedOver(_resumption(sequence, ended))
+        self._check_stopping()
+        return None
+
+    def _check_stopping(self) -> None:
+        """Raise the node's own reason if the node, not the client, ended this turn."""
+        if self._parts.health.stopping is not None:
+            raise self._parts.health.stopping
+
+    def _fenced(self) -> StaleEpochError:
+        """Count and describe a turn whose agent another node owns at its end."""
+        self._parts.live.fenced_count += 1
+        return self._parts.claims.lost(self._agent)
+
+
+def _resumption(sequence: Sequence, ended: Ended) -> Resumption | None:
+    """Return how to continue elsewhere; None if no token was sampled: the turn starts again."""
+    before, ids = sequence.resumed, tuple(ended.answer_ids)
+    if before is not None and before.answer_ids == ids:
+        return before  # moved on before a token was sampled here
+    if ended.sampled is None:
+        assert not ids, "an answer with tokens has sampled its next one"
+        return None
+    return Resumption(ids, ended.sampled.token, ended.sampled.top, sequence.seed)
+
+
+def _is_unchanged(agent: Agent, sequence: Sequence, prepared: Prepared) -> bool:
+    """Return whether nothing was computed, so that the record may stay as it is."""
+    before = len(sequence.resumed.answer_ids) if sequence.resumed is not None else 0
+    is_new = sequence.cache.tokens_count > prepared.cached or len(sequence.answer_ids) > before
+    # Of a cache that was never saved, only what was reused is left.
+    return not is_new and (agent.is_durable or prepared.cached == agent.manifest.tokens_count)
+
+
+def _echo_deltas(sequence: Sequence) -> Iterator[Delta]:
+    """Yield the prompt, now in the cache, with the log probabilities that were requested."""
+    echo = sequence.echo
+    if echo is None:
+        return
+    sequence.echo = None  # once
+    yield Delta(-1, echo.text)
+    if echo.scored is None:
+        return
+    logprobs = [TokenLogprob(sequence.token_text(sequence.prompt[0]), None), *echo.scored]
+    for start in range(0, len(logprobs), SCORED_CHUNK_TOKENS):
+        yield Delta(-1, "", logprobs=tuple(logprobs[start : start + SCORED_CHUNK_TOKENS]))
