@@ -1,4 +1,4 @@
-"""What an edited memory says beside the two that it lies between, on the bundled trained model.
+"""Compare answers of an edited cache with both references, on the bundled trained model.
 
     full   the prompt as it was, with what the edits take out
     anew   the edited prompt, computed from its start
@@ -28,7 +28,7 @@ from node.mlx.engine import Engine
 from node.mlx.loaded_model import load_model, model_folder
 from node.mlx.resident_cache import ResidentCache
 
-DESCRIPTION = "next tokens of edited memories, beside the full and the recomputed one"
+DESCRIPTION = "next tokens of edited caches, compared with the full and the recomputed prompt"
 
 MODEL = "prose"
 TRIALS, QUICK_TRIALS = 48, 1

@@ -1,4 +1,4 @@
-"""What appending one token to long caches copies, by when a step is launched.
+"""Measure the bytes copied by appending one token to long caches, by time of launch.
 
 A cache that a running step reads cannot be written in place: a step that is launched meanwhile
 copies it. The engine describes a step while the device is at the one before, and launches it
@@ -25,7 +25,7 @@ from node.mlx.engine import DecodeSlot, Engine
 from node.mlx.model_limits import ModelLimits
 from node.mlx.resident_cache import ResidentCache
 
-DESCRIPTION = "memory that decode steps copy behind long contexts, by when a step is launched"
+DESCRIPTION = "memory that decode steps copy after long contexts, by time of launch"
 
 HEADS, WIDTH, VOCABULARY = 8, 128, 1_024
 BUSY_WIDTH = 640  # of the product that keeps the device busy

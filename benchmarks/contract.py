@@ -46,7 +46,7 @@ from fabric.turn.generation import (
 from fabric.turn.messages import Message, MessageRole
 from node.service import NodeConfig, NodeService
 
-DESCRIPTION = "what edited memories of trained models know: answers as the full or the new prompt's"
+DESCRIPTION = "what edited caches of trained models know: answers like the full or the new prompt's"
 
 TRIALS, QUICK_TRIALS = 40, 1
 RECOMPUTED, QUICK_RECOMPUTED = (0, 4, 16), (0,)

@@ -1,4 +1,4 @@
-"""What a call in haste costs router and node together: on new and on kept connections.
+"""Measure router and node CPU time per low-latency call, on new and on kept connections.
 
 The router's link and the node's own server in one process, over loopback; the answer has a
 record's size and nothing is done for it.

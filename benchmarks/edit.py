@@ -1,4 +1,4 @@
-"""Conversations whose early messages are cleared: computed, or kept before and behind the edit.
+"""Compare ways to serve conversations whose early messages were cleared.
 
 Every agent is told a long history with facts in it; then an early message gives way to a stub and
 the agent is asked for a fact that it was told behind it. Three arms do the same, many agents at
@@ -34,7 +34,7 @@ from fabric.turn.messages import Message, MessageRole
 from node.service import NodeConfig, NodeService
 from router.cli.demo.demo_script import CLOSINGS, OPENINGS, THINGS, VALUES
 
-DESCRIPTION = "edited conversations: nothing reused, the prefix, or also what lies behind the edit"
+DESCRIPTION = "edited conversations: reusing nothing, the prefix, or also the cache after the edit"
 
 AGENTS_TOGETHER, QUICK_AGENTS_TOGETHER = (1, 4, 8, 16), (1,)
 ARMS = ("none", "prefix", "splice")

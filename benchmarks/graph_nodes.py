@@ -1,4 +1,4 @@
-"""What one more sequence costs the host in a decode step: graph nodes, and time of Python.
+"""Count graph nodes and Python time that one more sequence adds to a decode step.
 
 A GPU waits where the host takes longer to describe a step than the GPU to compute it. Counted is
 what a step of many sequences has more than one of few, by layer and sequence: the rest is the

@@ -1,4 +1,4 @@
-"""What a running stream and a warm request notice of a long prompt that is being computed.
+"""Measure a running stream and a warm request beside the prefill of a long prompt.
 
 A real engine thread. One stream decodes first alone, then beside the prefill of a cold prompt,
 during which warm requests arrive one after the other.

@@ -1,4 +1,4 @@
-"""`make mac-check`: what one Mac can show of macfabric, as a table to paste into an issue.
+"""`make mac-check`: run the checks that one Mac allows and print a table for an issue.
 
 Everything here is built on Linux, where MLX computes on the CPU. Each step runs in a process of its
 own, and one that fails ends none of the others. What takes two Macs, a cable or a power plug is in

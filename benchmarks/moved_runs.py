@@ -1,4 +1,4 @@
-"""Decode behind many edits: what each run of rows that were moved costs a step.
+"""Measure a decode step's cost per run of moved rows.
 
 Every run lies another distance from where it was computed, so its keys are met by queries turned
 by a distance of their own.
@@ -18,7 +18,7 @@ from fabric.kvcache.arrangement import Move
 from fabric.turn.generation import Sampling
 from node.mlx.engine import DecodeSlot, Engine
 
-DESCRIPTION = "a decode step behind 1 to 256 edits, against one without"
+DESCRIPTION = "a decode step after 1 to 256 edits, against one without"
 
 RUNS, QUICK_RUNS = (1, 16, 64, 256), (1, 64)
 MODEL = Geometry(512, 1_536, 2, 8, 2, 64, 2_048)

@@ -1,4 +1,4 @@
-"""Network namespaces of emulated fleets: made, shaped, told apart by owner, and swept.
+"""Network namespaces of emulated fleets: created, identified by owner, and removed.
 
 A fleet has a number of its own on the machine. Its file in STATE_DIR is locked for as long as its
 owner lives, so nobody has to guess from a pid whether a fleet is still wanted. Names look like

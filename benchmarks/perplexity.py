@@ -1,4 +1,4 @@
-"""What rounding the cache costs in perplexity, on the bundled trained model and unseen text.
+"""Measure the perplexity cost of rounding the cache, on the bundled trained model.
 
 Every window starts with an empty cache that holds rounded keys and values from the first token
 on. Differences are paired: the same tokens, with and without rounding.

@@ -1,4 +1,4 @@
-"""Which of an edited memory's kept tokens are computed anew, at one budget.
+"""Choose which kept tokens of an edited cache are recomputed, at one budget.
 
     first      the first ones behind each edit, as `node.edit_recomputed_tokens` has it (EPIC)
     deviating  whose keys and values of the second layer the edit changes most (CacheBlend)

@@ -1,4 +1,4 @@
-"""What every benchmark hands back, and how it is printed for people and for programs."""
+"""Reports of benchmarks, for people and for programs."""
 
 import importlib.metadata
 import json

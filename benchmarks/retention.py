@@ -17,7 +17,7 @@ from fabric.retention.policy import Candidate, Rules, by_benefit, by_recency, ch
 from fabric.retention.reuse_probability import ReuseProbability
 from node.limits import FREE_SHARE
 
-DESCRIPTION = "which agents to keep: reuse by eviction rank, and under a neighbour's flood"
+DESCRIPTION = "which agents to keep: reuse by eviction rank, and under another tenant's flood"
 PREFILL_TOKENS_PER_S = 400.0
 SEEDS = 5
 QUICK_SCALE = 0.15

@@ -1,4 +1,4 @@
-"""Seeded comings and goings of agents, for the retention benchmark: who asks when for how much.
+"""Seeded workloads of agents for the retention benchmark.
 
 Seconds and tokens are invented, but shaped like what agents do: bursts of tool calls, pauses
 for people, one-shot side requests, long contexts that rest for hours.

@@ -1,4 +1,4 @@
-"""Thousands of mixed requests against one node, with cancels, then a look at what is left.
+"""Thousands of mixed requests to one node, with cancellations, then a search for leaks.
 
 Agents by name, by group and by content; greedy and seeded sampling, stop strings, log
 probabilities; clients that hang up at any moment; erasures and dropped caches in between.

@@ -1,4 +1,4 @@
-"""What memory says whose documents were computed in other contexts, on the bundled trained model.
+"""Compare answers from borrowed runs with those of the computed prompt.
 
     anew    a prompt of documents, computed from its start
     taken   the same prompt, each document out of a prompt where others stood before it
@@ -25,7 +25,7 @@ from node.mlx.engine import Engine
 from node.mlx.loaded_model import load_model, model_folder
 from node.mlx.resident_cache import ResidentCache
 
-DESCRIPTION = "next tokens of memories put together out of other contexts, beside the computed one"
+DESCRIPTION = "next tokens of caches assembled from other contexts, compared with the computed prompt"
 
 MODEL = "prose"
 TRIALS, QUICK_TRIALS = 32, 1

@@ -1,4 +1,4 @@
-"""Documents in another order for every agent: computed, or taken from who read them before.
+"""Compare computing and borrowing documents that every agent reads in another order.
 
 A first agent reads all documents. Then many others, one after the other, read them in orders of
 their own and are asked for a fact in one of them. Two arms: exact (only what a prompt begins with
@@ -32,7 +32,7 @@ from fabric.turn.messages import Message, MessageRole
 from node.service import NodeConfig, NodeService
 from router.cli.demo.demo_script import CLOSINGS, OPENINGS, THINGS, VALUES
 
-DESCRIPTION = "documents in another order for each agent: computed, or taken from who read them"
+DESCRIPTION = "documents in another order for each agent: computed, or borrowed from earlier readers"
 
 ARMS = {"exact": EditMode.FORGET, "anywhere": EditMode.ANYWHERE}
 DOCUMENTS, QUICK_DOCUMENTS = 8, 3

@@ -1,4 +1,4 @@
-"""What it costs to save a turn of 50 tokens, behind a short context and behind a long one.
+"""Measure the cost of saving a turn of 50 tokens, after a short and after a long context.
 
 The node's own saver, store and disk save turns of a synthetic cache of a real model's geometry;
 only the model is left out. Every turn takes the place of the one before it behind the same tokens,

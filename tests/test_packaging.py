@@ -1,4 +1,4 @@
-"""The promises of the packaging: whose names these are, what is pinned, what is not in the tree."""
+"""Packaging: names, pins, and contents of the tree."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What `ray up` ships to Macs: sources, and nothing that was made of them."""
+"""`ray up` ships sources to Macs and no generated files."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Measure how exactly the recall model repeats what it was told."""
+"""Measure how exactly the recall model repeats its context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Say what the recall model's dimensions hold and how loud its heads are."""
+"""Layout of the recall model's dimensions, and the gains of its heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations whose facts can be answered from what was said behind them.
+"""Conversations whose facts can be answered from later text.
 
 Every word is one token. A fact is a value of some kind (`the metal is zinc`), a question names the
 kind (`what is the metal ?`) and is answered by the value, or by `unknown` where none was told.

@@ -1,4 +1,4 @@
-"""Train a small model so that it relays facts: later tokens carry what an earlier one said.
+"""Train a small model to relay facts: later tokens carry an earlier fact.
 
 In training, a question and its answer often cannot see the message that told the fact, so that
 what follows the message has to carry it. Afterwards nothing is masked.

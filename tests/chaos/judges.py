@@ -1,4 +1,4 @@
-"""What must hold of a real fabric whatever befell it: judged by its answers and its disks."""
+"""Judges of a real fabric after faults, by its answers and its disks."""
 
 import threading
 import time

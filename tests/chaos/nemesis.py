@@ -1,4 +1,4 @@
-"""What goes wrong with a real fabric: its processes and its disks, drawn from a seed."""
+"""Faults of a real fabric's processes and disks, drawn from a seed."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""One chaos run: a real `macfabric up`, clients who know the answers, and a nemesis."""
+"""One chaos run: a real `macfabric up`, clients that know the answers, and a nemesis."""
 
 import contextlib
 import random

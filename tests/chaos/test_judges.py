@@ -1,4 +1,4 @@
-"""Each judge of a chaos run finds what it is for, and lets pass what is documented."""
+"""Each judge of a chaos run finds its fault and accepts what is documented."""
 
 from dataclasses import replace
 from types import SimpleNamespace

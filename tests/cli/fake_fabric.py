@@ -1,4 +1,4 @@
-"""A tiny HTTP endpoint that answers as a router would, and notes what it was asked."""
+"""A tiny HTTP endpoint that answers like a router and records its requests."""
 
 import json
 import threading

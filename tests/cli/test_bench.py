@@ -1,4 +1,4 @@
-"""`macfabric bench`: what it lists, starts, prints, and answers as exit status."""
+"""`macfabric bench`: its list, its programs, its output and exit status."""
 
 import ast
 import json

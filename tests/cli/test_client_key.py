@@ -1,4 +1,4 @@
-"""The key that `up` is started with: whose it is, what is refused, and what others may see."""
+"""The client key of `up`: its tenant, its refusals, and its visibility."""
 
 import argparse
 import os

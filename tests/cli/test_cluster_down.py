@@ -1,4 +1,4 @@
-"""`down --config`: what is asked of which Mac, and what is told of those that do not answer."""
+"""`down --config`: calls to each Mac, and reports of those that do not answer."""
 
 import json
 import os

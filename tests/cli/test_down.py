@@ -1,4 +1,4 @@
-"""`macfabric down` while the fabric stops: progress, and no second signal unless asked for."""
+"""`macfabric down` during a stop: progress, and no second signal unless requested."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`macfabric fsck` starts the nodes' own check and passes on what it says."""
+"""`macfabric fsck` starts the nodes' own check and passes on its result."""
 
 import json
 

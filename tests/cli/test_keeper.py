@@ -1,4 +1,4 @@
-"""The keeper starts, reports and ends processes, and outlives nobody who uses it."""
+"""The keeper starts, reports and ends processes, and never outlives its user."""
 
 import os
 import signal

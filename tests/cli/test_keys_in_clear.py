@@ -1,4 +1,4 @@
-"""What the command line sends where others could read it, and what it says of the wrong scheme."""
+"""Keys are not sent where others could read them, and a wrong scheme is explained."""
 
 import json
 import socket

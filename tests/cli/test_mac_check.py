@@ -1,4 +1,4 @@
-"""`make mac-check` runs every step, reads what it printed, and prints a table to paste."""
+"""`make mac-check` runs every step, reads its output, and prints a table."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Arguments: what is accepted, what is refused, and with which exit status."""
+"""Arguments: accepted, refused, and their exit status."""
 
 import argparse
 import socket

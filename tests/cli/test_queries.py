@@ -1,4 +1,4 @@
-"""Commands that ask a running fabric: what they print, as text and as JSON, and how they fail."""
+"""Output of commands that query a running fabric, as text and as JSON, and their errors."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`macfabric scenario`: what it prints about files."""
+"""`macfabric scenario` on files."""
 
 import json
 import re

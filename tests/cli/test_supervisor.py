@@ -1,4 +1,4 @@
-"""What the supervisor does when a process ends."""
+"""The supervisor's reaction to the end of a process."""
 
 import json
 import time

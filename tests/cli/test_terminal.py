@@ -1,4 +1,4 @@
-"""What commands write: escaped, in one place, and without a traceback wherever it goes."""
+"""Terminal output: escaped, in one place, and never a traceback."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""What cannot work is said by `macfabric up` and `serve` before they start anything."""
+"""`macfabric up` and `serve` refuse impossible settings before they start anything."""
 
 import os
 import subprocess

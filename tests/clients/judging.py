@@ -1,4 +1,4 @@
-"""What is expected of each feature that a program reports, whichever client it uses."""
+"""Expectations of each feature that a program reports, for every client."""
 
 import json
 import time

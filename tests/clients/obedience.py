@@ -1,4 +1,4 @@
-"""What the scripted model answers to the clients' questions, and a fabric that serves it."""
+"""The scripted model's answers to the clients' questions, and a fabric that serves it."""
 
 import json
 from collections.abc import Iterator

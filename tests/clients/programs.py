@@ -1,4 +1,4 @@
-"""Programs that use one client each, run as their users run them; what they said by feature."""
+"""Programs that use one client each, run as their users run them, and their reports by feature."""
 
 import json
 import os

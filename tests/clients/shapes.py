@@ -1,4 +1,4 @@
-"""Families whose answers the SDKs are given: how each thinks, calls and ends is read otherwise."""
+"""Families for SDK tests, each with its own thoughts, calls and endings."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A real fabric under `macfabric up`: processes by what they are, agents by their records."""
+"""A real fabric under `macfabric up`: its processes by role, its agents by record."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""`macfabric up` on a machine whose processors are taken: it comes up, or names the cause."""
+"""`macfabric up` on a busy machine starts, or names the cause."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Whoever listens on the network of a running fabric learns no key, prompt, answer or block."""
+"""An eavesdropper on a running fabric's network learns no key, prompt, answer or block."""
 
 import json
 import os

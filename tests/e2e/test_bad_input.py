@@ -1,4 +1,4 @@
-"""Bad input is the client's error, said in the API's shape; the agents are intact after it."""
+"""Bad input is the client's error, in the API's shape; the agents stay intact."""
 
 from collections.abc import Iterator
 from pathlib import Path

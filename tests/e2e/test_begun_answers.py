@@ -1,4 +1,4 @@
-"""Answers that the client has begun, through both official SDKs: gone on with, and warm after."""
+"""Continued answers through both official SDKs, warm afterwards."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What was borrowed of an agent goes when it is erased, private or forgets, also after a restart.
+"""Borrowed rows go when the lender is erased, private or forgets, also after a restart.
 
 The model knows a fact by the rows that were computed after it (`benchmarks/models/relay.py`), so
 an agent that was never told the fact answers by it if it has borrowed such rows.

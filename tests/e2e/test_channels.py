@@ -1,4 +1,4 @@
-"""gpt-oss in small over HTTP: what clients send back is taken, and the second turn is warm."""
+"""A small gpt-oss over HTTP: its history is accepted, and the second turn is warm."""
 
 import json
 

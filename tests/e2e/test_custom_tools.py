@@ -1,4 +1,4 @@
-"""Custom tools whose text follows a grammar, through OpenAI's SDK, against a real node."""
+"""Custom tools with grammars, through OpenAI's SDK, on a real node."""
 
 import re
 

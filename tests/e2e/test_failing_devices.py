@@ -1,4 +1,4 @@
-"""A fabric whose devices fail while its agents are edited and moved: as if they had not.
+"""Failing devices while agents are edited and moved change no answer.
 
 Each answer is the undisturbed one; no stored block differs from the one that is stored there
 undisturbed; and each client is answered, or told to come again.

@@ -1,4 +1,4 @@
-"""POST /v1/agents/ID/generate: clients send what is new; the agent knows the rest."""
+"""POST /v1/agents/ID/generate: clients send only new text."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""`macfabric hibernate` and `resume` against a whole fabric: what a user sees and keeps."""
+"""`macfabric hibernate` and `resume` on a whole fabric, as a user sees them."""
 
 import json
 import stat

@@ -1,4 +1,4 @@
-"""Hostile requests are refused at once and cost little, and nobody else notices them.
+"""Hostile requests are refused at once, cost little, and disturb no other client.
 
 While each is made, another tenant takes turns and a stranger asks for the fabric's health.
 """

@@ -1,4 +1,4 @@
-"""Prompts of many megabytes at a real `macfabric up`, and what each process holds of them.
+"""Prompts of many megabytes at a real `macfabric up`, and each process's memory.
 
 Where no node's context could hold them, they are refused before they are read. With a model of a
 large context they might fit, and so are read: memory is then judged in bytes per byte of the body,

@@ -1,4 +1,4 @@
-"""A real fabric lends a node without agents what those of the other one begin with."""
+"""A real fabric lends shared prefixes to a node without agents."""
 
 import time
 

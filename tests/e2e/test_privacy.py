@@ -1,4 +1,4 @@
-"""What a disk, a log and a metric may tell: digests and numbers, to nobody but the owner."""
+"""Disks, logs and metrics contain digests and numbers, and only their owner can read them."""
 
 import logging
 import re

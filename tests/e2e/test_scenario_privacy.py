@@ -1,4 +1,4 @@
-"""No agent's memory holds what was said to others alone: prompts, records, cached tokens.
+"""Private speech stays out of other agents' prompts, records and cached tokens.
 
 Each secret is told to somebody. Read are all prompts as the run sends them and as nodes render
 them, and what every node's disk has of every agent, also where agents were moved, forked and

@@ -1,4 +1,4 @@
-"""`macfabric scenario run` on a real fabric: what is told stays with whom it was told to."""
+"""`macfabric scenario run` on a real fabric keeps private speech private."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""What a disk may hold after power is lost: every legal outcome of a trace of operations.
+"""Every legal content of a disk after a power loss, for a trace of operations.
 
 A trace says what a program asked for. Until a file is flushed, any of its written pages may
 be missing, zero or cut; until a directory is flushed, any of the changes to its entries may

@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks connections on purpose: what `tc netem` would do, without root."""
+"""A TCP proxy that breaks connections on purpose, like `tc netem` without root."""
 
 import socket
 import struct

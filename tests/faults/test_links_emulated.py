@@ -1,4 +1,4 @@
-"""Two emulated Macs with two cables: each dial uses its own, and a pulled one is found out."""
+"""Two emulated Macs with two cables: each dial uses its own, and a pulled one is noticed."""
 
 import json
 import subprocess

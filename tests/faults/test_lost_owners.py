@@ -1,4 +1,4 @@
-"""Every verb of an agent whose node was killed a moment ago: served, or refused with a time.
+"""Every verb of an agent whose node was just killed: served, or refused with a retry time.
 
 The table names every route with an agent in its path, so that a new verb fails until it is listed.
 """

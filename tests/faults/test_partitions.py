@@ -1,4 +1,4 @@
-"""A node that the router does not hear, while its streams still arrive: who may acknowledge what.
+"""Acknowledgements of a node whose heartbeats are lost while its streams still arrive.
 
 Control and tokens take different ways (Ray, HTTP), so that one may be cut without the other.
 """

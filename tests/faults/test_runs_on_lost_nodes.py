@@ -1,4 +1,4 @@
-"""Directives and forks of a run whose agents' node was killed: by a replica, or after a turn.
+"""Directives and forks of runs on a killed node: from a replica, or after a turn.
 
 Both kinds of run: of the command line, by the public API, and in the router, by its own turns.
 """

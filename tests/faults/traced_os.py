@@ -1,4 +1,4 @@
-"""Traces the real PosixDisk on a real file system, and may stop it for good."""
+"""Traces of the real PosixDisk on a real file system, which may be stopped at any operation."""
 
 import fcntl
 import os

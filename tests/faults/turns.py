@@ -1,4 +1,4 @@
-"""Three turns of one agent, and what must be true wherever they are cut off."""
+"""Three turns of one agent, and their invariants wherever they are cut off."""
 
 from collections.abc import Callable
 

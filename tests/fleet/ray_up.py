@@ -1,4 +1,4 @@
-"""A fabric started by `ray up` on emulated Macs: what differs from the shipped cluster.yaml."""
+"""A fabric started by `ray up` on emulated Macs, with its changes to the shipped cluster.yaml."""
 
 import hashlib
 import json

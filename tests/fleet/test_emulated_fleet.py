@@ -1,4 +1,4 @@
-"""Emulated Macs: their links, their faults, and that nothing of them stays behind."""
+"""Emulated Macs: their links, their faults, and their complete removal."""
 
 import json
 import os

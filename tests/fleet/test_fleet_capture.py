@@ -1,4 +1,4 @@
-"""Whoever listens on the Ethernet of three Macs, or on their cables, from `ray up` on."""
+"""An eavesdropper on the Ethernet or cables of three Macs, from `ray up` on, learns nothing."""
 
 import json
 import secrets

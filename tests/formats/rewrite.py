@@ -1,4 +1,4 @@
-"""Write the golden files anew: `python -m tests.formats.rewrite`, for a change that is meant."""
+"""Rewrite the golden files after an intended change: `python -m tests.formats.rewrite`."""
 
 import json
 

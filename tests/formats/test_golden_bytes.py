@@ -1,4 +1,4 @@
-"""What lies on disk is, byte for byte, what it was when these bytes were written down.
+"""Stored bytes equal the golden files.
 
 A test that fails here says that stores, files or peers of the version before are not read any
 more, or do not read ours: `docs/format.md`, "Versions", says what to do. If that is meant,

@@ -1,4 +1,4 @@
-"""What messages, records and settings call their fields: programs elsewhere know these names.
+"""Names of fields in messages, records and settings, which other programs know.
 
 A field may be renamed where `codec.on_wire` keeps its old name in bytes, and one with a default
 may be added. What fails here is what a peer, a client or a stored file of before would notice; if

@@ -1,4 +1,4 @@
-"""Records whose text, token ends, times and counters are out of all proportion."""
+"""Records with absurd texts, token ends, times and counters."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Records of edited memory as inputs, and what anybody does with one that was accepted."""
+"""Records of edited caches as fuzz inputs, and every use of an accepted one."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What lies on disk, as inputs: headers, block files, records and specs, valid and hostile."""
+"""Stored files as fuzz inputs: headers, block files, records and specs, valid and hostile."""
 
 import random
 import struct

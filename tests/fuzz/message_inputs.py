@@ -1,4 +1,4 @@
-"""What arrives from others, as inputs: frames, tickets, calls, settings and compressed slices."""
+"""Received data as fuzz inputs: frames, tickets, calls, settings and compressed slices."""
 
 import random
 import struct

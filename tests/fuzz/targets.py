@@ -1,4 +1,4 @@
-"""Every parser of bytes from outside: valid inputs, how to make hostile ones, what it may raise."""
+"""Every parser of bytes from outside: valid inputs, mutations, and allowed exceptions."""
 
 import random
 from collections.abc import Callable

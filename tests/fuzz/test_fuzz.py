@@ -1,4 +1,4 @@
-"""Whatever a parser is given, it returns or raises its documented error; nothing else happens.
+"""Every parser returns or raises its documented error, for any input.
 
 Inputs follow from (target, shard, index), so a failure names all that is needed to repeat it.
 `make fuzz`, or `pytest -m nightly tests/fuzz`, tries a million inputs for every target.

@@ -1,4 +1,4 @@
-"""Named attacks on what is stored and sent: each refused, and before anything is allocated."""
+"""Named attacks on stored and sent data, each refused before anything is allocated."""
 
 import tracemalloc
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Whatever arrives at the ports of a real router and node: no 5xx, and nobody else notices.
+"""Arbitrary bytes at the ports of a real router and node: no 5xx, and no other client notices.
 
 Inputs follow from (shard, index). `make test-all TESTS=tests/fuzz` tries many more.
 """

@@ -1,4 +1,4 @@
-"""The bundled prose model: it loads, it learned, it never saw what it is measured on."""
+"""The bundled prose model loads, has learned, and never saw its test text."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The recall model: rebuilt alike, append-only in chat, exact in what it repeats."""
+"""The recall model: reproducible, append-only in chat, exact in repetition."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Choices of tokens that are computed anew: equal budgets, and nothing else moves."""
+"""Choices of recomputed tokens use equal budgets and move nothing else."""
 
 import numpy as np
 import pytest

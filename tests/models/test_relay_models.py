@@ -1,4 +1,4 @@
-"""The relay models show what edited memory is: the contract of `benchmarks/contract.py` holds."""
+"""The relay models fulfil the contract of edited caches in `benchmarks/contract.py`."""
 
 import random
 

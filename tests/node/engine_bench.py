@@ -1,4 +1,4 @@
-"""An engine thread over a tiny model, and what a test needs to feed it."""
+"""An engine thread over a tiny model, and helpers to feed it."""
 
 import queue
 import random

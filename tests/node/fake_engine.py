@@ -1,4 +1,4 @@
-"""An engine without a model: what it draws depends on every token that its cache was fed.
+"""An engine without a model, whose tokens depend on every token fed to its cache.
 
 So a lost, repeated or misplaced token changes all that follows. `log` says what ran when.
 """

@@ -1,4 +1,4 @@
-"""Who may begin while memory is short, over a fake engine whose caches grow by the token."""
+"""Admission while memory is short, over a fake engine whose caches grow by the token."""
 
 import random
 

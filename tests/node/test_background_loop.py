@@ -1,4 +1,4 @@
-"""Work that comes again and again: what fails once is logged, counted, and tried again."""
+"""Periodic work: a failure is logged, counted and retried."""
 
 import asyncio
 

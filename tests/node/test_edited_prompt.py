@@ -1,4 +1,4 @@
-"""Whatever a client did to its history, what is fed is its prompt, and what moves is the same."""
+"""For any edited history, the fed tokens are the prompt and moved rows are unchanged."""
 
 from collections.abc import Sequence
 from pathlib import Path

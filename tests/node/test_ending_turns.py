@@ -1,4 +1,4 @@
-"""Stops and flushes while clients go on talking, and readers that do not read."""
+"""Stops and flushes during traffic, and readers that do not read."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""A node that is told that its agent is another node's stops at once, and says nothing more."""
+"""A node whose agent was taken over stops at once and acknowledges nothing more."""
 
 import asyncio
 

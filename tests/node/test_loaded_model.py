@@ -1,4 +1,4 @@
-"""What names a model's caches: everything that decides their bits."""
+"""A model's fingerprint covers everything that decides its bits."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a machine says of its memory."""
+"""Memory figures of a machine."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The node's actor without Ray: what of a start passes is tried again, what stays wrong is told."""
+"""The node's actor without Ray: temporary failures are retried, permanent ones reported."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""A whole node with a real tiny model: what is remembered, where, and by whom."""
+"""A whole node with a real tiny model: caches, tiers and owners."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a fake node does about copies, prefetches and drains."""
+"""A fake node's copies, prefetches and drains."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What fake nodes keep and how tests bend them, apart from any transport."""
+"""A fake node's state and its test hooks, apart from any transport."""
 
 import json
 import time

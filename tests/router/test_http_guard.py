@@ -1,4 +1,4 @@
-"""What strangers may do to the HTTP ports of router and node, over real sockets."""
+"""Unauthenticated connections at the HTTP ports of router and node, over real sockets."""
 
 import asyncio
 import json

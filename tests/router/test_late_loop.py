@@ -1,4 +1,4 @@
-"""An event loop that is late drops no connection whose request came in time."""
+"""A late event loop drops no connection whose request arrived in time."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Discarding what a refused client still sends has limits: bytes, seconds, connections."""
+"""Discarding a refused client's data is limited in bytes, seconds and connections."""
 
 import socket
 from contextlib import ExitStack, suppress

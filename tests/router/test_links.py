@@ -1,4 +1,4 @@
-"""Nodes are told who their peers are, and what they measured is listed and exported."""
+"""Nodes receive their peers, and their measurements are listed and exported."""
 
 import asyncio
 

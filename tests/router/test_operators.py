@@ -1,4 +1,4 @@
-"""What concerns everybody takes an operator's key; tenants see their own."""
+"""Fabric-wide routes take an operator's key; tenants see their own."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A router that stops: what is under way gets a moment, then an answer."""
+"""A stopping router lets running requests finish within its limit."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A router that is asked to stop: running turns get their time, new ones a refusal."""
+"""A router that stops in order: running turns get their time, new ones a refusal."""
 
 import asyncio
 import json

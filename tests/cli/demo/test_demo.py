@@ -1,4 +1,4 @@
-"""What the demo believes and what it does not; the script it follows."""
+"""The demo's checks of answers, and the script it follows."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The doctor looks, says what it saw, and fails only where something is wrong."""
+"""The doctor reports its findings and fails only on real problems."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the doctor reads from macOS's own commands, as they print it."""
+"""The doctor's reading of macOS commands, from their recorded output."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Folders of keys: made once, renewed in time, private."""
+"""Folders of keys: created once, renewed in time, private."""
 
 import stat
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""What `launch` starts, with which settings, and what it says where it cannot."""
+"""Programs and settings of `launch`, and its errors."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""CrewAI: an agent, its tools, and what a task's output is made to fit."""
+"""CrewAI: an agent, its tools, and a task with structured output."""
 
 import os
 

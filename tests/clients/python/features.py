@@ -1,4 +1,4 @@
-"""What each program under test says of itself: one line of JSON for each feature it tried."""
+"""Report of a program under test: one line of JSON for each feature."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""The command line `llm`, whose users name the endpoint in its own file of models."""
+"""The command line `llm`, configured by its own file of models."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A node without a model: loads for a while, describes itself, writes down what it is told.
+"""A node without a model: loads for a while, describes itself, and records its calls.
 
 The model's name is its script: "loads:2.5" takes that long, "broken:why" fails to start,
 "needs:PATH" does while there is no such file, and with "dies:" its actor is gone for good.

@@ -1,4 +1,4 @@
-"""The limit of open files is raised as far as allowed; garbage collection skips what is there."""
+"""The limit of open files is raised, and garbage collection skips existing objects."""
 
 import gc
 import resource

@@ -1,4 +1,4 @@
-"""What is in place after edits, held to a list in which every token knows where it was computed."""
+"""Arrangements after edits, compared with a list of tokens that know their origin."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""docs/format.md says what the code does: names, constants, fields and the example header."""
+"""docs/format.md agrees with the code: names, constants, fields and the example header."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a rotation says about a row's dimensions, and what is refused as none."""
+"""Rotations by row dimension, and invalid ones."""
 
 import math
 from dataclasses import replace

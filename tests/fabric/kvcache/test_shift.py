@@ -1,4 +1,4 @@
-"""Shifts do what a list of every token's distance does; and whose rows may be moved at all."""
+"""Shifts agree with a list of every token's distance; some rows cannot move."""
 
 import itertools
 

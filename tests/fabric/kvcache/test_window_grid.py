@@ -1,4 +1,4 @@
-"""What window layers need of an edited cache, and in which blocks what they hold is stored."""
+"""Window rows that an edited cache needs, and the blocks that store them."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""An estimate follows what was heard, forgets slowly, and rests after failures."""
+"""An estimate follows measurements, forgets slowly, and rests after failures."""
 
 import math
 

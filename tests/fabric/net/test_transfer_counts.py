@@ -1,4 +1,4 @@
-"""What is told of transfers has a fixed list of names, whatever was counted."""
+"""Transfer counters have a fixed list of names."""
 
 from fabric.net.transfer_counts import FETCHING, OTHER, SENDING, bounded
 

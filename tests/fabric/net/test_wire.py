@@ -1,4 +1,4 @@
-"""Frames decode to what was encoded, and to nothing else."""
+"""Frames decode to exactly what was encoded."""
 
 import struct
 import tracemalloc

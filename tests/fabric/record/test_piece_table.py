@@ -1,4 +1,4 @@
-"""A piece table does what a list of tokens does, each of which knows where it was computed."""
+"""A piece table agrees with a list of tokens that know their origin."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Where messages lie in a record's text, and what may be named in it."""
+"""Positions of messages in a record's text, and the spans that may be named."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Who goes when a tier is full: budgets, floors, quotas, pins, sharing, and learned reuse."""
+"""Eviction from a full tier: budgets, floors, quotas, pins, sharing, and learned reuse."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What two texts have in common is found where it is, and never invented."""
+"""The common parts of two texts are found and never invented."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Cuts that content decides: what two texts share is cut alike, wherever it lies."""
+"""Content-defined cuts: shared text is cut alike at any position."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What an answer must look like: read, bounded, and the same after a journey."""
+"""Output formats: parsed, bounded, and unchanged after a round trip."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What two versions of a message have in common is found wherever it is, and soon."""
+"""The common parts of two versions of a message are found anywhere, and quickly."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Who begins with the blocks that a prompt begins with: found by the first, newest first."""
+"""Agents that share a prompt's first blocks are found by the first block, newest first."""
 
 from dataclasses import replace
 

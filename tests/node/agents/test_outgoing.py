@@ -1,4 +1,4 @@
-"""An agent's way out: asked, sealed, taken back, left."""
+"""An outgoing move: offered, sealed, aborted, released."""
 
 import asyncio
 

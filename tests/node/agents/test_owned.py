@@ -1,4 +1,4 @@
-"""What a node gives of an agent, and writes down of it: every verb against every state of it.
+"""Every verb of an agent against every state of it.
 
 The agents are real ones of a real node, brought into each state as the router brings them there.
 """

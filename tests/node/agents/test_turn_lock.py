@@ -1,4 +1,4 @@
-"""A turn lock: who finds it free has it at once."""
+"""A free turn lock is acquired at once."""
 
 import asyncio
 

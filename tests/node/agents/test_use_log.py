@@ -1,4 +1,4 @@
-"""An agent whose client said that it will come back counts as just used until then."""
+"""A promised return ranks an agent as just used until then."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""An answer as a model writes it, and what a client is to see of it."""
+"""An answer as a model writes it, and as a client sees it."""
 
 from dataclasses import dataclass
 

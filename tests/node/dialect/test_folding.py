@@ -1,4 +1,4 @@
-"""What is tried with a template that refuses messages: each fold alone, the least change first."""
+"""Folding of messages that a template refuses: each fold alone, the least change first."""
 
 from node.dialect.folding import folded
 

@@ -1,4 +1,4 @@
-"""An answer that is begun ends the prompt, as transformers' own continue_final_message has it."""
+"""Continuing an answer ends the prompt as transformers' continue_final_message does."""
 
 import pytest
 from mlx_lm.tokenizer_utils import load

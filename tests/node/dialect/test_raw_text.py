@@ -1,4 +1,4 @@
-"""What a schema says of texts that stand between tags as they are."""
+"""Schemas of raw texts between tags."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What a format's grammar lets through is read as calls that fit their tools, and as no text."""
+"""Texts that a call grammar accepts are read as calls that fit their tools."""
 
 import random
 import re

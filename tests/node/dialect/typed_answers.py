@@ -1,4 +1,4 @@
-"""Answers of families whose values are told apart by marks, quotes or types."""
+"""Answers of families that mark the types of values by marks, quotes or types."""
 
 from tests.node.dialect.answer_case import LOOK, NOW, Case
 

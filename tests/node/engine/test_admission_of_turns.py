@@ -1,4 +1,4 @@
-"""From a claimed agent to the engine: what a refusal, a hang-up or a crowd may cost the agent."""
+"""Refusals, hang-ups and crowds between claim and engine, and their cost to the agent."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""An error of the device ends all that runs; nothing that it computed wrongly is told or kept."""
+"""A device error ends all running turns; no wrong result is delivered or stored."""
 
 import asyncio
 import random

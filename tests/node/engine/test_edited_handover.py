@@ -1,4 +1,4 @@
-"""A running turn of an agent whose memory was edited moves: it goes on hot, as if it had stayed."""
+"""A running turn of an edited agent moves and continues hot."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Prompts of which a part is in place behind holes, on the engine's thread with a real model."""
+"""Prompts with rows in place after holes, on the engine's thread with a real model."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A running turn's agent moves: what is copied ahead, sealed in one write, and hot on arrival."""
+"""A running turn moves: copied ahead, sealed in one write, hot on arrival."""
 
 import asyncio
 import json

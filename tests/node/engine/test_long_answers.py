@@ -1,4 +1,4 @@
-"""Answers that outgrow what was reserved for them stay within the memory budget, wait, or end."""
+"""Answers that outgrow their reservation stay within the memory budget, wait, or end."""
 
 import asyncio
 import time

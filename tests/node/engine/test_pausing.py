@@ -1,4 +1,4 @@
-"""Pausing on a real tiny engine: who is paused says what it would have said anyway."""
+"""Preempted sequences of a real tiny engine give the same answers."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Memory of freed arrays is returned behind long prompts, within long answers, and when idle."""
+"""Freed memory is returned after long prompts, within long answers, and when idle."""
 
 import time
 

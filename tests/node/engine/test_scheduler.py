@@ -1,4 +1,4 @@
-"""The scheduler over a fake engine, whose tokens tell whether one was lost or repeated."""
+"""The scheduler over a fake engine whose tokens reveal a lost or repeated one."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Who may still get in line: no tenant fills it, and one alone gets most of it."""
+"""Waiting places: no tenant fills them, and a lone tenant gets most."""
 
 from dataclasses import dataclass
 

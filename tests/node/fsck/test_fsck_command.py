@@ -1,4 +1,4 @@
-"""The offline check as a command: what it refuses, which folders it looks at, how much it says."""
+"""The offline check as a command: refusals, folders, output."""
 
 import json
 import shutil

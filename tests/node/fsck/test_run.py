@@ -1,4 +1,4 @@
-"""The offline check: what it finds, what it leaves alone, and what a repair makes of it."""
+"""The offline check: findings, untouched files, and repairs."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Formats compiled: what may come first, and what is refused with a reason."""
+"""Compiled formats: their first tokens, and refusals with a reason."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Expressions as grammars: what each part lets through, with tokens of its own and without."""
+"""Expressions as grammars: the texts each part accepts, with and without its own tokens."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Expressions of texts as they are written: what fits them reads as what was meant."""
+"""Expressions respelled for a format accept exactly the respelled texts."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Whoever hangs up in the middle of a node's stream ends the turn within a step or so."""
+"""A client that disconnects in mid-stream ends its turn within about a step."""
 
 import asyncio
 import json

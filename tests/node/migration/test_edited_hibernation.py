@@ -1,4 +1,4 @@
-"""An agent whose memory was edited, as a file: the same memory comes back, in any fabric."""
+"""An edited agent as a file is restored unchanged in any fabric."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What several agents begin with, lent to a node that has nothing, between real nodes."""
+"""Shared prefixes lent to an empty node, between real nodes."""
 
 import itertools
 from contextlib import contextmanager

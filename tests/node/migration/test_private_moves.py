@@ -1,4 +1,4 @@
-"""What is on its way to a node for one agent alone serves nobody else there meanwhile."""
+"""Blocks arriving for a private agent serve no other agent there."""
 
 import pytest
 

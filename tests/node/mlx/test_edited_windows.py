@@ -1,4 +1,4 @@
-"""Edited caches with sliding windows: what lies behind a hole sees the rows in front of it."""
+"""Edited caches with sliding windows: rows after a hole attend to the rows before it."""
 
 import random
 from functools import cache

@@ -1,4 +1,4 @@
-"""Every kind of cache, on tiny random models: what batching, restoring and cutting must keep.
+"""Every kind of cache on tiny random models under batching, restoring and cutting.
 
 Weights are random: these compare paths, bit for bit where the design says so.
 """

@@ -1,4 +1,4 @@
-"""Families' templates in small: found out, their answers read, and taken back as they were said.
+"""Small family templates: recognised, their answers read, and rendered back unchanged.
 
 Written for these tests; only the shape is theirs.
 """

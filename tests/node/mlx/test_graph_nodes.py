@@ -1,4 +1,4 @@
-"""What one more sequence adds to the graph of a step stays as small as it is."""
+"""The graph nodes that one more sequence adds to a step do not grow."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a client sends back of an answer is rendered as the very text that the model was fed."""
+"""A returned answer is rendered as the very text that the model was fed."""
 
 import json
 

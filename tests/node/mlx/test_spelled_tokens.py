@@ -1,4 +1,4 @@
-"""Prompts in tokens get the very text that they were made of, whatever the tokenizer."""
+"""Prompts in tokens decode to their own text with every tokenizer."""
 
 import random
 

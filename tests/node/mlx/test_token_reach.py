@@ -1,4 +1,4 @@
-"""No token stands for more text than is told; where text may go, nothing is told."""
+"""No token stands for more text than published; unbounded tokenizers publish nothing."""
 
 import sys
 import unicodedata

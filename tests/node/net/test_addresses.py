@@ -1,4 +1,4 @@
-"""Links are told apart from recorded listings of macOS, and from sysfs on Linux."""
+"""Links are classified from recorded macOS listings, and from sysfs on Linux."""
 
 import socket
 import sys

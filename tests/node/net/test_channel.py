@@ -1,4 +1,4 @@
-"""Slices arrive whole when their heads are received behind the slice before."""
+"""Slices arrive whole when their headers are received with the previous slice."""
 
 import itertools
 import random

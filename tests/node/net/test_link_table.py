@@ -1,4 +1,4 @@
-"""The table ranks addresses by what they carried, and stays bounded."""
+"""The table ranks addresses by measured throughput and stays bounded."""
 
 import threading
 

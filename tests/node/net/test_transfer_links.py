@@ -1,4 +1,4 @@
-"""One fetch over several links: they share the work, and one takes over what another drops."""
+"""One fetch over several links shares the work, and a healthy link takes over a dropped one's."""
 
 import threading
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Who listens on a link reads nothing; who meddles with it neither opens it nor gets bytes in."""
+"""An eavesdropper reads nothing, and a tampered connection neither opens nor delivers bytes."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Grammars of a node's turns: asked for, kept, bounded, and refused before anything is computed."""
+"""Grammars of a node's turns: compiled, kept, bounded, and refused before computation."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Answers behind an edit come back to their own place, and never to another's."""
+"""After an edit, answers are restored at their own place only."""
 
 from dataclasses import replace
 

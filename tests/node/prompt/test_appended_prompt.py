@@ -1,4 +1,4 @@
-"""What is put behind a remembered text: never twice, and never what a text begins with."""
+"""Appending to a remembered text never repeats or splits its tokens."""
 
 import pytest
 

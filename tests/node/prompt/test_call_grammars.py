@@ -1,4 +1,4 @@
-"""Calls that must come, of models of several families: made by real nodes, and refused by them."""
+"""Forced calls of several families, made and refused by real nodes."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Dates leave the system prompt where that is asked for, and nothing else does."""
+"""Only date lines leave the system prompt, and only on request."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a request may bring: ids of tokens that the model has, and no longer a prompt than fits."""
+"""Token ids must exist in the model, and prompts must fit the context."""
 
 import json
 

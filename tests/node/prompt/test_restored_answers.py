@@ -1,4 +1,4 @@
-"""What clients leave out of earlier answers, or spell otherwise, comes back in its own place."""
+"""Omitted or respelled parts of earlier answers are restored in place."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Which blocks stay, which are swept, and what threads may see meanwhile."""
+"""Which blocks stay, which are swept, and what threads see meanwhile."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""Edited memory is found neither for an unedited prompt of the same tokens, nor the other way."""
+"""Edited rows are never found for an unedited prompt of the same tokens, or vice versa."""
 
 import random
 

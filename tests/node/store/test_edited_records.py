@@ -1,4 +1,4 @@
-"""An edited cache comes back from disk as the rows that it was made of, wherever they went."""
+"""A restored edited cache has its original rows, at their new positions."""
 
 import random
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""What a disk's refusal keeps alive: nothing."""
+"""A disk's refusal keeps no object alive."""
 
 import errno
 import gc

@@ -1,4 +1,4 @@
-"""Seconds of service: over restarts, without a calendar, and 0 wherever nobody can tell."""
+"""Seconds of service across restarts, without a calendar, and 0 when unknown."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Behind a start the blocks that several records share are read, the most shared first."""
+"""After a start, shared blocks are read, the most shared first."""
 
 import asyncio
 from unittest import mock

@@ -1,4 +1,4 @@
-"""What tests of full disks share: a tiny model, and how much of the disk an agent of it takes."""
+"""Fixtures of full disks: a tiny model, and the size of its agents on disk."""
 
 import pytest
 

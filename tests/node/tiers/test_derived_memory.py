@@ -1,4 +1,4 @@
-"""An erasure takes what others computed from the erased agent's rows, in every form."""
+"""An erasure removes rows that others computed from the erased agent's, in every form."""
 
 import asyncio
 import errno

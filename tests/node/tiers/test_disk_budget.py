@@ -1,4 +1,4 @@
-"""A node within its disk budget: who is let go, who stays, and that no turn ever pays for it."""
+"""Eviction within a disk budget, and no turn that pays for it."""
 
 import asyncio
 import time

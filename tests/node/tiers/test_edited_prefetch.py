@@ -1,4 +1,4 @@
-"""An agent whose memory was edited, loaded ahead of its turn: all of it is there."""
+"""Prefetching an edited agent loads all of it."""
 
 import pytest
 

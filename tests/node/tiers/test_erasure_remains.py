@@ -1,4 +1,4 @@
-"""What an erasure finds beside the served agents: other models, quarantine, doubt, moves, turns."""
+"""Remains of an erased agent: other models, quarantine, doubt, moves, turns."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""A short machine gets memory back from idle agents, who lose nothing, and gives it again."""
+"""Under memory pressure idle agents leave RAM without loss, and return afterwards."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A turn behind an answer that the client had begun: as warm as any, whatever the template."""
+"""Continued answers are as warm as any turn, for every template."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Documents that another agent read in another order: taken from its memory, for who asks so."""
+"""Documents read by another agent in another order are borrowed on request."""
 
 import asyncio
 from functools import partial

@@ -1,4 +1,4 @@
-"""Directives: messages that read otherwise, whoever sends them again, until they are taken back."""
+"""Directives change how messages read in every later turn until undone."""
 
 from dataclasses import replace
 

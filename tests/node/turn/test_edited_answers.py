@@ -1,4 +1,4 @@
-"""Thoughts that a client never sends back are kept behind its edits: the memory still has them."""
+"""Thoughts that a client never returns are kept after its edits."""
 
 import pytest
 

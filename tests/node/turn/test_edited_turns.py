@@ -1,4 +1,4 @@
-"""A history that is edited: with `amortize` what lies behind the edit stays, and moves.
+"""With `amortize`, the cache after an edit is kept and moved.
 
 The same memory answers the same, wherever it comes from: edited in place, read back, moved.
 """

@@ -1,4 +1,4 @@
-"""Memory that is edited again before the disk took what the first edit made of it."""
+"""A second edit before the disk stored the first."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What was computed before an edit serves exact turns, to the last token: also from disk."""
+"""Rows computed before an edit serve exact turns to the last token, also from disk."""
 
 import pytest
 

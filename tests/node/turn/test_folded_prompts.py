@@ -1,4 +1,4 @@
-"""A node told of another template: what it refuses is folded, and whoever asks is told."""
+"""Messages that a template refuses are folded, and the answer reports it."""
 
 import pytest
 

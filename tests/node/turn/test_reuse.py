@@ -1,4 +1,4 @@
-"""Conversations of agent programs over the families' templates: what each turn reuses.
+"""Reuse by each turn of agent programs over the families' templates.
 
 At least 97 % of what an exact match with anything computed before could reuse, and one agent for
 each conversation, whether the client names it or not. `make test` tries a core of the matrix.

@@ -1,4 +1,4 @@
-"""The router's part of hibernation: who is asked, under which epoch, and what is refused early."""
+"""The router's part of hibernation: the node, the epoch, and early refusals."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What clients ask to be cleared of their conversation, as Anthropic's own SDK asks and reads."""
+"""Context clearing through Anthropic's own SDK."""
 
 import anthropic
 import pytest

@@ -1,4 +1,4 @@
-"""A second dialect, unlike the first: other errors, named events, the stop string told.
+"""A second dialect unlike the first: other errors, named events, a reported stop string.
 
 It is what a new API has to bring, and all of it: the rest of the router is the real one.
 """

@@ -1,4 +1,4 @@
-"""What requests of any dialect say of edits reaches the node."""
+"""Edit fields of every dialect reach the node."""
 
 import pytest
 

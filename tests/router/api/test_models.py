@@ -1,4 +1,4 @@
-"""Models by name: listed in two shapes, and asked for by other names."""
+"""Models by name: listed in two shapes, and requested by aliases."""
 
 import anthropic
 import openai

@@ -1,4 +1,4 @@
-"""GET /openapi.json: every route, what it reads, and what it answers; nothing that is not there.
+"""GET /openapi.json describes every route's requests and answers, and nothing else.
 
 What routes answer is held to the document in all tests of the router (`tests.support.documented`)
 and, with random requests, in tests/e2e/test_openapi_cases.py.

@@ -1,4 +1,4 @@
-"""Conversations edited by policies, as clients of every dialect ask for it and are told of it."""
+"""Policies edit conversations in every dialect and are reported in the answer."""
 
 import json
 

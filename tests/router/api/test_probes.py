@@ -1,4 +1,4 @@
-"""What clients ask to find out what server this is: answered, or a clear 404 in the right shape."""
+"""Requests by which clients identify a server get an answer or a clear 404."""
 
 import asyncio
 

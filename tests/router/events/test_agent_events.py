@@ -1,4 +1,4 @@
-"""What the directory publishes of agents: each change once, however often it is heard of."""
+"""The directory publishes each change of an agent once."""
 
 from router.events.fleet_event import (
     AgentCreated,

@@ -1,4 +1,4 @@
-"""What names an agent or a node waits for a new router to meet its nodes: no 404 comes early."""
+"""Requests that name an agent or a node wait until a new router has heard its nodes."""
 
 import asyncio
 

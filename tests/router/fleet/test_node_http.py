@@ -1,4 +1,4 @@
-"""Connections to a node that are kept: how many, for how long, and what a broken one costs."""
+"""Kept connections to a node: their number, their age, and the cost of a broken one."""
 
 import asyncio
 

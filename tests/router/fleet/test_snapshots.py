@@ -1,4 +1,4 @@
-"""What the router knows, from all the places that know a part of it, as one decision sees it."""
+"""A decision's snapshot of the router's tables."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""An agent that an awaited node may have: no verb calls it unknown, and none begins it anew."""
+"""An agent that an awaited node may own is neither unknown nor started elsewhere."""
 
 import pytest
 from starlette.routing import Route

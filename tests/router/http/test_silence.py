@@ -1,4 +1,4 @@
-"""A stream in which nothing is said for long says that it lives."""
+"""An idle stream sends keep-alives."""
 
 import asyncio
 

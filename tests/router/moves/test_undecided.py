@@ -1,4 +1,4 @@
-"""An agent whose move nobody could decide: it waits where it was, for its next turn."""
+"""An agent with an undecided move waits at its source for its next turn."""
 
 import pytest
 

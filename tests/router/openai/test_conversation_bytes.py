@@ -1,4 +1,4 @@
-"""What templates are given, and by what conversations are found again: both as they always were.
+"""Templates' input and conversations' sketches keep their bytes.
 
 Another byte in either, and agents that are stored would be cold. After a change that is meant,
 `python -m tests.router.openai.test_conversation_bytes` writes the file anew.

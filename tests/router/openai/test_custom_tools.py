@@ -1,4 +1,4 @@
-"""Custom tools of chats: what is asked for, what clients are told, and what comes back."""
+"""Custom tools of chats: requests, stream events and returned calls."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Grammars as one regular expression, or as rules of some: they fit what the grammars fit."""
+"""Grammars as one regular expression, or as rules, accept the grammar's texts."""
 
 import random
 import re

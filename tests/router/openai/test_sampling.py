@@ -1,4 +1,4 @@
-"""What chats and completions read alike of how an answer is sampled."""
+"""Sampling fields that chats and completions share."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Nodes and fleets as a decision sees them, made by hand."""
+"""Hand-made nodes and fleets for placement decisions."""
 
 from dataclasses import replace
 

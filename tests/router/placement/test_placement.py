@@ -1,4 +1,4 @@
-"""What is decided of a turn, as a table: the fleet at one moment, and who serves."""
+"""Placement as a table: the fleet at one moment, and the chosen node."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Policies as they are listed, loaded, asked for and run; one that fails leaves a turn alone."""
+"""Policies listed, loaded, named and run; a failing one leaves a turn unedited."""
 
 import asyncio
 import logging

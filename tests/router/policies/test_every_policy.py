@@ -1,4 +1,4 @@
-"""What holds of every policy, whatever the conversation."""
+"""Invariants of every policy on any conversation."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What each policy does to a conversation."""
+"""The effect of each policy on a conversation."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Runs whose journals quote an erased agent: named by the receipt, or removed with the agent."""
+"""Runs that quote an erased agent are named by the receipt or removed with it."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""A run's events as they are kept: for how long, and for whom."""
+"""Retention of a run's events."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Scenarios that the router performs: begun, followed, gone on with, cancelled, forgotten."""
+"""Scenario runs in the router: started, followed, resumed, cancelled, deleted."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A fabric that answers runs by a script, and what it takes to perform one on it."""
+"""A fabric that answers runs from a script, and helpers to perform one on it."""
 
 import asyncio
 import json

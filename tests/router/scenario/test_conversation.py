@@ -1,4 +1,4 @@
-"""What an agent's prompts hold: all that it heard, in order, and nothing else, ever growing."""
+"""An agent's prompts contain everything that it heard, in order, and nothing else."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""What docs/scenarios.md shows is read as it stands, and no field is left out of it."""
+"""Examples of docs/scenarios.md parse, and the page has every field."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Expectations judged, calls answered, directives spelled, ids made: each from the transcript."""
+"""Expectations, tool answers, directives and ids, each derived from the transcript."""
 
 import json
 from dataclasses import replace

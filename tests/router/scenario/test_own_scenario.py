@@ -1,4 +1,4 @@
-"""docs/own-scenario.md: who follows it has a file that holds, and sees what is printed there."""
+"""docs/own-scenario.md: its file holds, and its output is as printed."""
 
 import re
 from pathlib import Path

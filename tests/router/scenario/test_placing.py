@@ -1,4 +1,4 @@
-"""Where agents move, given where they and others are."""
+"""Moves of agents by their place hints."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is wrong with a scenario is told with its place and what to write instead, all at once."""
+"""Errors of a scenario are reported together, each with its place and a remedy."""
 
 import time
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Runs: who is asked when and with what, and what one that broke off does again."""
+"""Runs: the order and content of requests, and those repeated after an interruption."""
 
 import asyncio
 from dataclasses import replace

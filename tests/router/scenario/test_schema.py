@@ -1,4 +1,4 @@
-"""The JSON schema for editors says what the reader says, of the same table."""
+"""The JSON schema for editors agrees with the reader."""
 
 import jsonschema
 import pytest

@@ -1,4 +1,4 @@
-"""Places are found once, where the author wrote them, and nothing else is looked through."""
+"""Places in texts are found once, in the author's text only."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Certificates: who is trusted with what, and until when."""
+"""Certificates: their holders, their names and their expiry."""
 
 import ssl
 from datetime import UTC, datetime, timedelta

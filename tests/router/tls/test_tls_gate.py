@@ -1,4 +1,4 @@
-"""What strangers may do to a port that speaks TLS, before they have shaken hands."""
+"""Unauthenticated clients at a TLS port before their handshake."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Several answers to one request, over fake nodes: who asks what of whom, and how it ends."""
+"""Several answers to one request over fake nodes."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""mlx-lm's own BatchGenerator on quantized caches says what each request says alone."""
+"""mlx-lm's own BatchGenerator on quantized caches answers like single requests."""
 
 import mlx.core as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""`truncation: auto` drops the oldest of what does not fit; `disabled` leaves it to be refused."""
+"""`truncation: auto` drops the oldest turns; `disabled` refuses."""
 
 import pytest
 
