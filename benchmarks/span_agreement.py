@@ -25,7 +25,7 @@ from node.mlx.engine import Engine
 from node.mlx.loaded_model import load_model, model_folder
 from node.mlx.resident_cache import ResidentCache
 
-DESCRIPTION = "next tokens of caches assembled from other contexts, compared with the computed prompt"
+DESCRIPTION = "next tokens of caches assembled from other contexts, and of the computed prompt"
 
 MODEL = "prose"
 TRIALS, QUICK_TRIALS = 32, 1

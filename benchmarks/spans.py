@@ -32,7 +32,7 @@ from fabric.turn.messages import Message, MessageRole
 from node.service import NodeConfig, NodeService
 from router.cli.demo.demo_script import CLOSINGS, OPENINGS, THINGS, VALUES
 
-DESCRIPTION = "documents in another order for each agent: computed, or borrowed from earlier readers"
+DESCRIPTION = "documents in another order per agent: computed, or borrowed from earlier readers"
 
 ARMS = {"exact": EditMode.FORGET, "anywhere": EditMode.ANYWHERE}
 DOCUMENTS, QUICK_DOCUMENTS = 8, 3
