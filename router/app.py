@@ -144,7 +144,7 @@ def build_app(
     services.erasures.on_erased = stored.forget
     adapters = adapters_of(services.fleet.clock, stored)
     desk = desk_of(settings, services)
-    host = OwnHost(settings, services, desk, ChatAdapter(services.fleet.clock))
+    host = OwnHost(settings, services, desk)
     runs = Runs(None if runs_dir is None else RunFolders(runs_dir), host)
     by_path = {adapter.path: adapter for adapter in adapters}
     by_prefix: dict[str, ErrorDialect] = {**by_path, _OLLAMA: PlainErrors()}

@@ -3,7 +3,6 @@
 from typing import Final
 
 from router.api.description import (
-    AGENT_ID,
     EVENT,
     EVENTS,
     FLAG,
@@ -31,7 +30,6 @@ from router.limits import (
     SCENARIO_BYTES_MAX,
     SCENARIO_FILES_MAX,
     SCENARIO_KEY_CHARS_MAX,
-    SCENARIO_LEASED_MAX,
     SCENARIO_REPEATS_MAX,
     SCENARIO_VARIABLES_MAX,
 )
@@ -135,32 +133,6 @@ DESCRIBED: Final = (
             Parameter("stream", "query", FLAG, "Events, as with `Accept: text/event-stream`."),
             Parameter(LAST_ID_HEADER, "header", text(), "Goes on behind that event."),
         ),
-    ),
-    Described(
-        "POST",
-        f"{PATH}/{{run}}/lease",
-        "scenarios",
-        "Reserves agents for a run that a program performs, for some seconds; again renews it.",
-        {JSON: answer(id=text(), object=one_of("scenario.lease"), lasts_s=number())},
-        WRITES,
-        body=body(
-            {
-                "key": text(pattern="^[A-Za-z0-9_-]{16,64}$"),
-                "agents": array(AGENT_ID, SCENARIO_LEASED_MAX, 1),
-            }
-        ),
-        needs_body=True,
-        parameters=(_RUN,),
-        detail="409 (`agents_in_use`) while another run uses one of them. `key` tells runs apart.",
-    ),
-    Described(
-        "DELETE",
-        f"{PATH}/{{run}}/lease",
-        "scenarios",
-        "Ends a reservation.",
-        {JSON: answer(id=text(), object=one_of("scenario.lease.deleted"), deleted=FLAG)},
-        TENANTS,
-        parameters=(_RUN, Parameter("key", "query", text(), "The one it was made with.")),
     ),
     Described(
         "DELETE",

@@ -1,13 +1,11 @@
 """This router's fabric, as runs are performed on it."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from fabric.errors import RetryLaterError
 from fabric.ids import DEFAULT_TENANT, TenantId
 from fabric.ports import Clock
 from fabric.settings import RouterSettings
-from router.api.adapter import ApiAdapter
 from router.api.turn_route import Desk
 from router.runs.own_speaker import OwnSpeaker
 from router.services import Services
@@ -21,7 +19,6 @@ class OwnHost:
     settings: RouterSettings
     services: Services
     desk: Desk
-    chats: ApiAdapter[Any]
 
     @property
     def clock(self) -> Clock:
@@ -41,7 +38,7 @@ class OwnHost:
         return resolved
 
     def speaker(self, tenant: TenantId, model: str) -> OwnSpeaker:
-        return OwnSpeaker(self.services, self.desk, self.chats, tenant, model)
+        return OwnSpeaker(self.services, self.desk, tenant, model)
 
     def is_known(self, tenant: TenantId) -> bool:
         """Say whether some request could come from this tenant."""

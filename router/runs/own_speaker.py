@@ -11,21 +11,32 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Final
 
 from fabric.control.directive_calls import DirectAgent, MemoryView, ReadMemory
-from fabric.errors import FabricError, NotFoundError, RetryLaterError
+from fabric.edit_mode import EDIT_MODES
+from fabric.errors import FabricError, NotFoundError, RejectedError, RetryLaterError
 from fabric.ids import AgentId, OperationId, TenantId
-from fabric.turn.generation import Admitted, Delta, ToolCallPart, ToolCalls
+from fabric.limits import MESSAGES_MAX
+from fabric.turn.generation import (
+    Admitted,
+    Delta,
+    Identity,
+    IdentityKind,
+    Priority,
+    Sampling,
+    ToolCallPart,
+    ToolCalls,
+)
 from router.admin.directive_fields import Made, parse_directives, require_held
-from router.api.adapter import ApiAdapter, Asked
-from router.api.turn_route import Desk, parsed_request, turn_of
+from router.api.adapter import Asked
+from router.api.edit_fields import WantedEdits
+from router.api.turn_route import Desk, turn_of
 from router.http.errors import status_of
-from router.http.turn_headers import AGENT_HEADER
 from router.large_work import run_sized, weigh
+from router.prompt import chat_prompt
 from router.scenario.speaker import (
-    FINAL,
-    LATER,
     WAIT_S,
     AgentCopy,
     AskAgainError,
@@ -33,7 +44,6 @@ from router.scenario.speaker import (
     SpokenAnswer,
     TurnFigures,
     WantedCall,
-    chat_body,
     edits_of_runs,
     later_error,
     read_arguments,
@@ -42,6 +52,13 @@ from router.services import Services
 from router.turns.answer import AnswerParts
 from router.turns.open_turn import OpenTurn
 
+_TEMPERATURE: Final = 1.0  # of agents that set none, as in the chat API
+RETRYABLE_STATUSES: Final = frozenset(
+    {HTTPStatus.CONFLICT, HTTPStatus.MISDIRECTED_REQUEST, HTTPStatus.TOO_MANY_REQUESTS,
+     HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
+)  # fmt: skip
+FINAL_CODES: Final = frozenset({"operation_undone", "agents_in_use"})  # conflicts that do not pass
+
 
 @dataclass(frozen=True, slots=True)
 class OwnSpeaker:
@@ -49,7 +66,6 @@ class OwnSpeaker:
 
     services: Services
     desk: Desk
-    chats: ApiAdapter[Any]  # reads a chat as clients send it
     tenant: TenantId
     model: str
 
@@ -58,7 +74,8 @@ class OwnSpeaker:
         began_s = self._now_s()
         size_bytes = weigh([list(question.messages), list(question.tools)])
         with _repeatable():
-            asked = await run_sized(self.tenant, size_bytes, partial(self._asked, question))
+            build = partial(turn_request, question, self.model)
+            asked = await run_sized(self.tenant, size_bytes, build)
             _, turn = await turn_of(self.desk, self.tenant, asked)
             opened = await self.desk.turns.open(turn)
         try:
@@ -67,11 +84,6 @@ class OwnSpeaker:
             raise AskAgainError(error.message, _wait_s(error)) from None
         finally:
             await opened.close()
-
-    def _asked(self, question: Question) -> Asked:
-        body = chat_body(question, self.model)
-        asked: Asked = parsed_request(self.chats, {AGENT_HEADER: question.agent}, body)
-        return asked
 
     async def _answer(self, opened: OpenTurn, began_s: float) -> SpokenAnswer:
         first_s, parts = None, AnswerParts()
@@ -186,6 +198,27 @@ class OwnSpeaker:
         return self.services.fleet.clock.monotonic_s()
 
 
+def turn_request(question: Question, model: str) -> Asked:
+    """Return the checked request that a chat route would parse from a question's text."""
+    if len(question.messages) > MESSAGES_MAX:
+        message = f"the prompt of {question.agent} has more than {MESSAGES_MAX:,} messages"
+        raise RejectedError(message)
+    options, chosen = question.options, {}
+    if options.max_tokens is not None:
+        chosen["max_tokens"] = options.max_tokens
+    temperature = _TEMPERATURE if options.temperature is None else options.temperature
+    return Asked(
+        model=model,
+        identity=Identity(IdentityKind.AGENT, question.agent),
+        prompt=chat_prompt(question.messages, [dict(tool) for tool in question.tools] or None),
+        sampling=Sampling(temperature=temperature, **chosen),
+        stream=True,
+        priority=Priority.INTERACTIVE,
+        prefetch=(),
+        edits=WantedEdits(None if options.edits is None else EDIT_MODES[options.edits.value]),
+    )
+
+
 def _figures(
     admitted: Admitted, completion_tokens: int, ttft_s: float, total_s: float
 ) -> TurnFigures:
@@ -206,7 +239,7 @@ def _repeatable() -> Iterator[None]:
     try:
         yield
     except FabricError as error:
-        if status_of(error) not in LATER or error.code in FINAL:
+        if status_of(error) not in RETRYABLE_STATUSES or error.code in FINAL_CODES:
             raise
         raise later_error(error.message, _wait_s(error), error.code) from None
 

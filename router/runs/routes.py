@@ -1,6 +1,5 @@
 """/v1/scenarios: runs that the router performs, each seen by its own tenant alone."""
 
-from functools import partial
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -12,10 +11,9 @@ from router.http.dialect import ErrorDialect
 from router.http.fields import query_flag
 from router.http.json_body import read_parsed
 from router.http.sse import EventStream
-from router.limits import SCENARIO_LEASE_S
 from router.runs.hosted_run import HostedRun
 from router.runs.runs import Runs
-from router.runs.wanted_run import parse_lease, parse_wanted
+from router.runs.wanted_run import parse_wanted
 
 PATH = "/v1/scenarios"
 LAST_ID_HEADER = "last-event-id"
@@ -35,8 +33,6 @@ class RunsApi:
             Route(PATH, self.index, methods=["GET"]),
             Route(f"{PATH}/{{run}}", self.show, methods=["GET"]),
             Route(f"{PATH}/{{run}}", self.remove, methods=["DELETE"]),
-            Route(f"{PATH}/{{run}}/lease", self.lease, methods=["POST"]),
-            Route(f"{PATH}/{{run}}/lease", self.release, methods=["DELETE"]),
         ]
 
     async def begin(self, request: Request) -> Response:
@@ -77,21 +73,6 @@ class RunsApi:
         removed = await self._runs.remove(tenant_of(request), name)
         told = {"cancelled": removed.was_cancelled, "deleted": removed.is_gone}
         return JSONResponse({"id": name, "object": "scenario.run.deleted", **told})
-
-    async def lease(self, request: Request) -> Response:
-        """Lease agents to a run outside the router, or renew its lease."""
-        tenant, run = tenant_of(request), request.path_params["run"]
-        wanted = await read_parsed(request, partial(parse_lease, run))
-        await self._runs.lease(tenant, wanted)
-        row = {"id": run, "object": "scenario.lease", "lasts_s": SCENARIO_LEASE_S}
-        return JSONResponse(row)
-
-    async def release(self, request: Request) -> Response:
-        """End a lease."""
-        tenant, run = tenant_of(request), request.path_params["run"]
-        was_held = await self._runs.release(tenant, request.query_params.get("key", ""))
-        row = {"id": run, "object": "scenario.lease.deleted", "deleted": was_held}
-        return JSONResponse(row)
 
 
 def _wants_events(request: Request) -> bool:

@@ -1,6 +1,5 @@
 """Runs on the router's disk, open to its owner alone.
 
-DIR/leases.json                                agents of runs of the command line (lease_file.py)
 DIR/<digest of tenant and name>/run.json      how it was asked for
                                 script.json   its scenario as text, with all that it names
                                 *.jsonl       journals, one for each performance
@@ -41,10 +40,6 @@ class RunFolders:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-
-    @property
-    def path(self) -> Path:
-        return self._path
 
     def of(self, tenant: str, name: str) -> Path:
         digest = blake2b(f"{tenant}\0{name}".encode(), digest_size=_NAME_BYTES).hexdigest()

@@ -24,9 +24,7 @@ from router.limits import (
     SCENARIO_RUN_TURNS_MAX,
     SCENARIO_RUNS_MAX,
 )
-from router.runs.agent_leases import AgentLeases, WantedLease
 from router.runs.hosted_run import HostedRun, RunHost
-from router.runs.lease_file import read_leases, write_leases
 from router.runs.run_folders import RunFolders
 from router.runs.run_record import RunRecord, RunStatus
 from router.runs.wanted_run import WantedRun
@@ -54,10 +52,8 @@ class Runs:
         self._folders = folders
         self._host = host
         self._runs: dict[_Key, HostedRun] = {}
-        self._leases = AgentLeases(host.clock)
         self._places = FairShare[str](SCENARIO_RUNS_MAX)
         self._changing = asyncio.Lock()
-        self._storing = asyncio.Lock()
         self._is_loaded = False
         self._dropping: set[asyncio.Task[None]] = set()
         self._is_stopped = False
@@ -168,35 +164,7 @@ class Runs:
             return Removed(was_cancelled=await hosted.cancel(), is_gone=False)
         return Removed(was_cancelled=False, is_gone=await self._forget(hosted))
 
-    async def lease(self, tenant: TenantId, wanted: WantedLease) -> None:
-        """Lease agents to a run outside the router; raise ConflictError where others use them."""
-        if self._folders is not None:
-            await self._load()
-        for hosted in self._runs.values():
-            is_own = hosted.tenant == tenant and hosted.is_running
-            if is_own and not wanted.agents.isdisjoint(hosted.record.agents):
-                _refuse_used(hosted.record.name)
-        user = self._leases.find_user(tenant, wanted.agents, wanted.key)
-        if user is not None:
-            _refuse_used(user)
-        if self._leases.take(tenant, wanted):
-            await self._store_leases()
-
-    async def release(self, tenant: TenantId, key: str) -> bool:
-        """End a lease; say whether there was one."""
-        was_held = self._leases.release(tenant, key)
-        if was_held:
-            await self._store_leases()
-        return was_held
-
     # --- within ------------------------------------------------------------------------------
-
-    async def _store_leases(self) -> None:
-        """Have the leases outlive this process."""
-        if self._folders is None:
-            return
-        async with self._storing:
-            await asyncio.to_thread(write_leases, self._folders.path, self._leases.held())
 
     async def _load(self) -> RunFolders:
         if self._folders is None or self._is_stopped:
@@ -208,7 +176,6 @@ class Runs:
                     record = stored.record
                     hosted = HostedRun(record, stored.end, self._folders, self._host)
                     self._runs[TenantId(record.tenant), record.name] = hosted
-                self._leases.restore(await asyncio.to_thread(read_leases, self._folders.path))
                 self._is_loaded = True
         return self._folders
 
@@ -254,9 +221,6 @@ class Runs:
             is_other = (other.tenant, other.name) != (wanted.tenant, wanted.name)
             if hosted.is_running and is_other and other.shares_agents(wanted):
                 _refuse_used(other.name)
-        user = self._leases.find_user(TenantId(wanted.tenant), wanted.agents)
-        if user is not None:
-            _refuse_used(user)
 
     def _take_place(self, tenant: TenantId) -> None:
         if not self._places.take(tenant):

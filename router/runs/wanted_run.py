@@ -1,27 +1,20 @@
 """The body of POST /v1/scenarios."""
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from fabric.ids import parse_agent_id
 from router.http.fields import Fields, refuse, require_text
 from router.limits import (
     SCENARIO_BYTES_MAX,
     SCENARIO_FILE_BYTES_MAX,
     SCENARIO_FILES_MAX,
     SCENARIO_KEY_CHARS_MAX,
-    SCENARIO_LEASED_MAX,
     SCENARIO_PATH_CHARS_MAX,
     SCENARIO_REPEATS_MAX,
     SCENARIO_TEXT_CHARS_MAX,
     SCENARIO_VARIABLES_MAX,
 )
-from router.runs.agent_leases import WantedLease
-from router.scenario.agent_ids import require_run_name
 from router.scenario.script import Script, shipped_script
-
-_LEASE_KEY = re.compile(r"[A-Za-z0-9_-]{16,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +62,6 @@ def parse_wanted(body: dict[str, Any]) -> WantedRun:
     if files and yaml is None:
         refuse("files", "they go with yaml: a shipped scenario has its own")
     return wanted
-
-
-def parse_lease(run: str, body: dict[str, Any]) -> WantedLease:
-    """Check the body of a lease; raise RejectedError naming the first parameter that is wrong."""
-    fields = Fields(body)
-    fields.allow_only("key", "agents")
-    require_run_name(run)
-    fields.require("key")
-    key = fields.text("key") or ""
-    if not _LEASE_KEY.fullmatch(key):
-        refuse("key", "expected 16 to 64 letters, digits, - and _")
-    agents = fields.items("agents", SCENARIO_LEASED_MAX)
-    if not agents:
-        refuse("agents", "expected a list with at least one agent")
-    found = (parse_agent_id(require_text(each, f"agents[{n}]")) for n, each in enumerate(agents))
-    return WantedLease(run, key, frozenset(found))
 
 
 def _texts(fields: Fields, name: str, count_max: int, chars_max: int) -> dict[str, str]:

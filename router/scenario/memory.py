@@ -76,4 +76,7 @@ class Memory:
 
 
 def _arguments(arguments: Mapping[str, Any] | str) -> dict[str, Any] | str:
-    return arguments if isinstance(arguments, str) else dict(arguments)
+    """Return a call's arguments as templates get them; blank text is a call without any."""
+    if isinstance(arguments, str):
+        return arguments if arguments.strip() else {}
+    return dict(arguments)

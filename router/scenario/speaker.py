@@ -3,22 +3,15 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from fabric.errors import FabricError
 from fabric.ids import AgentId, OperationId
-from fabric.turn.messages import Message, template_form
+from fabric.turn.messages import Message
 from router.scenario.scenario import TurnOptions
 
 WAIT_S: Final = 1.0  # before something is tried again of which the fabric does not say when
 RUN_EDITS: Final = "scn-"  # begins the operations of runs, so that they know their own
-LATER: Final = frozenset(
-    {HTTPStatus.CONFLICT, HTTPStatus.MISDIRECTED_REQUEST, HTTPStatus.TOO_MANY_REQUESTS,
-     HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
-)  # fmt: skip
-
-FINAL: Final = frozenset({"operation_undone", "agents_in_use"})  # conflicts that do not pass
 OWNER_LOST: Final = "owner_lost"  # the code of a refusal that the agent's next turn ends
 
 
@@ -147,37 +140,14 @@ def edits_of_runs(operations: Iterable[str]) -> tuple[OperationId, ...]:
     return tuple(map(OperationId, own))
 
 
-def chat_body(question: Question, model: str) -> dict[str, Any]:
-    """Spell a question as a chat of OpenAI's API, streamed."""
-    options = question.options
-    chosen = {"max_tokens": options.max_tokens, "temperature": options.temperature}
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": [_message(message) for message in question.messages],
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    body |= {name: value for name, value in chosen.items() if value is not None}
-    if question.tools:
-        body["tools"] = [dict(tool) for tool in question.tools]
-    if options.edits is not None:
-        body["macfabric"] = {"edits": options.edits.value}
-    return body
-
-
-def _message(message: Message) -> dict[str, Any]:
-    spelled = template_form(message)
-    for use in spelled.get("tool_calls", ()):
-        arguments = use["function"]["arguments"]
-        if not isinstance(arguments, str):
-            use["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
-    return spelled
-
-
 def read_arguments(text: str) -> dict[str, Any] | str:
     """Return a call's arguments as an object, or as the model wrote them."""
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)  # NaN and Infinity are not JSON: journals could not hold them

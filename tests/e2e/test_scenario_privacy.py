@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from node.prompt.prompt_encoder import PromptEncoder
-from router.cli.endpoint import Endpoint
-from router.cli.scenario.http_speaker import HttpSpeaker
 from router.scenario.reader import read_scenario
 from router.scenario.scenario import Phase
 from router.scenario.series import SeriesPlan
+from tests.support.http_speaker import HttpSpeaker
 from tests.support.local_fabric import local_fabric
 from tests.support.performed import performed
 from tests.support.told_words import Told, leaks, on_disks
@@ -131,7 +130,7 @@ def rendered(monkeypatch):
 def perform(fabric, folder, name, run="first"):
     """Perform it by agents of a name of their own; return the run's speaker and their ids."""
     plan = SeriesPlan(SCENARIO, run, "digest", name)
-    speaker = MovingSpeaker(Endpoint(fabric.url), fabric.model_name, lambda: all_told(fabric))
+    speaker = MovingSpeaker(fabric.http, fabric.model_name, lambda: all_told(fabric))
     assert len(performed(plan, speaker, folder).run.state.said) == plan.turns
     return speaker, plan.ids(plan.arms[0])
 

@@ -6,11 +6,8 @@ import time
 
 import pytest
 
-from router.cli.endpoint import Endpoint
 from router.cli.main import main
-from router.cli.scenario.agent_lease import AgentLease
 from tests.support.local_fabric import local_fabric
-from tests.support.samples import sample
 
 ROOMS = """
 scenario: two-rooms
@@ -53,8 +50,7 @@ def scenario(fabric, tmp_path, capsys):
     file.write_text(ROOMS)
 
     def run(*options):
-        status = main(["scenario", "run", str(file), "--url", fabric.url, "--json",
-                       "--journals", str(tmp_path), *options])  # fmt: skip
+        status = main(["scenario", "run", str(file), "--url", fabric.url, "--json", *options])
         return status, json.loads(capsys.readouterr().out)
 
     return run
@@ -90,20 +86,20 @@ def test_a_cold_arm_beside_it(scenario):
 def test_a_run_begins_with_nothing_edited_by_the_run_before(fabric, tmp_path, capsys):
     file = tmp_path / "forgets.yaml"
     file.write_text(FORGETS)
-    options = ["--url", fabric.url, "--journals", str(tmp_path)]
-    for more in [], ["--remote", "--run", "forgets"], ["--run", "again"], ["--cold"]:
+    options = ["--url", fabric.url]
+    for more in [], ["--run", "forgets"], ["--run", "again"], ["--cold"]:
         assert main(["scenario", "run", str(file), *options, *more]) == 0, capsys.readouterr()
         held = fabric.http.get("/v1/agents/scn.forgets.marco/directives").json()["directives"]
         assert len({each["operation"] for each in held}) == 1
 
 
-def test_a_run_named_as_an_earlier_one_has_edits_of_its_own(fabric, tmp_path, capsys):
+def test_a_run_named_as_a_deleted_one_has_edits_of_its_own(fabric, tmp_path, capsys):
     file = tmp_path / "forgets.yaml"
     file.write_text(FORGETS.replace("scenario: forgets", "scenario: namesakes"))
-    for folder in ("one", "two"):
-        status = main(["scenario", "run", str(file), "--url", fabric.url, "--run", "same",
-                       "--journals", str(tmp_path / folder)])  # fmt: skip
-        assert status == 0, capsys.readouterr()
+    for _ in range(2):
+        options = ["--url", fabric.url, "--run", "same"]
+        assert main(["scenario", "run", str(file), *options]) == 0, capsys.readouterr()
+        assert main(["scenario", "cancel", "same", "--url", fabric.url]) == 0
 
 
 def test_erasing_an_agent_with_its_runs_leaves_none_of_its_words_there(fabric, tmp_path, capsys):
@@ -111,7 +107,7 @@ def test_erasing_an_agent_with_its_runs_leaves_none_of_its_words_there(fabric, t
     told = FORGETS.replace("scenario: forgets", "scenario: erased")
     file.write_text(told.replace("lantern", "violin"))
     options = ["--url", fabric.url, "--json"]
-    run = ["scenario", "run", str(file), *options, "--remote", "--run", "quoting"]
+    run = ["scenario", "run", str(file), *options, "--run", "quoting"]
     assert main(run) == 0, capsys.readouterr()
 
     def quotes():
@@ -145,9 +141,7 @@ def crew_agents(fabric):
 def test_ephemeral_agents_end_with_their_run(fabric, tmp_path, capsys):
     file = tmp_path / "crew.yaml"
     file.write_text(CREW)
-    options = ["scenario", "run", str(file), "--url", fabric.url, "--journals", str(tmp_path)]
-    assert main(options) == 0
-    assert main([*options, "--remote"]) == 0
+    assert main(["scenario", "run", str(file), "--url", fabric.url]) == 0
     assert crew_agents(fabric) == {"scn.crew.lead"}
     long = CREW.replace("max_tokens: 4", "max_tokens: 64").replace("]}", "], rounds: 60}")
     fabric.http.post("/v1/scenarios", json={"yaml": long, "run": "cut"}).raise_for_status()
@@ -157,50 +151,43 @@ def test_ephemeral_agents_end_with_their_run(fabric, tmp_path, capsys):
     assert crew_agents(fabric) == {"scn.crew.lead"}
 
 
-def test_runs_of_the_command_line_keep_each_other_away(fabric, tmp_path, capsys):
+def test_runs_of_the_same_agents_exclude_each_other(fabric, tmp_path, capsys):
     file = tmp_path / "crew.yaml"
-    file.write_text(CREW.replace("scenario: crew", "scenario: shared"))
-    command = ["scenario", "run", str(file), "--url", fabric.url, "--journals", str(tmp_path)]
-    other = AgentLease(Endpoint(fabric.url), "other", tmp_path / "other.jsonl")
-    other.take(["scn.shared.lead"])
-    refusal = "run 'other' uses the same agents; wait for its end, cancel it, or name a series"
-    for more in [], ["--remote"]:
-        assert main([*command, *more]) == 1
-        assert refusal in capsys.readouterr().err
+    shared = CREW.replace("scenario: crew", "scenario: shared")
+    file.write_text(shared)
+    command = ["scenario", "run", str(file), "--url", fabric.url]
+    long = shared.replace("max_tokens: 4", "max_tokens: 64").replace("]}", "], rounds: 60}")
+    fabric.http.post("/v1/scenarios", json={"yaml": long, "run": "other"}).raise_for_status()
+    assert main(command) == 1
+    assert "run 'other' uses the same agents" in capsys.readouterr().err
     assert main([*command, "--as", "mine"]) == 0
-    other.release()
+    fabric.http.delete("/v1/scenarios/other").raise_for_status()
     assert main(command) == 0
 
 
-def test_a_run_of_the_command_line_leases_its_agents_until_it_ends(fabric, tmp_path):
+def test_a_run_that_was_cancelled_is_reported_and_resumed(fabric, tmp_path, capsys):
     file = tmp_path / "crew.yaml"
-    file.write_text(CREW.replace("crew", "leased").replace("]}", "], rounds: 30}"))
-    command = ["scenario", "run", str(file), "--url", fabric.url, "--run", "long",
-               "--journals", str(tmp_path), "--json"]  # fmt: skip
-    body = {"key": "of-another-process", "agents": ["scn.leased.lead"]}
-    status = []
-    running = threading.Thread(target=lambda: status.append(main(command)))
-    running.start()
-    while "scn.leased.lead" not in {
-        row["id"] for row in fabric.http.get("/v1/agents").json()["data"]
-    }:
-        time.sleep(0.02)
-    refused = fabric.http.post("/v1/scenarios/probe/lease", json=body)
-    running.join()
-    assert status == [0]
-    assert refused.status_code == 409
-    assert refused.json()["error"]["code"] == "agents_in_use"
-    assert "run 'long' uses" in refused.json()["error"]["message"]
-    assert fabric.http.post("/v1/scenarios/probe/lease", json=body).status_code == 200
+    file.write_text(CREW.replace("crew", "resumed").replace("]}", "], rounds: 30}"))
+    command = ["scenario", "run", str(file), "--url", fabric.url, "--run", "stopped"]
+
+    def cancel():
+        while not fabric.http.get("/v1/agents/scn.resumed.lead").is_success:
+            time.sleep(0.02)
+        fabric.http.delete("/v1/scenarios/stopped").raise_for_status()
+
+    cancelling = threading.Thread(target=cancel)
+    cancelling.start()
+    assert main(command) == 1
+    cancelling.join()
+    assert "run stopped was cancelled. Resume it with --run stopped." in capsys.readouterr().err
+    assert main(command) == 0
+    assert capsys.readouterr().out.endswith("all expectations hold\n")
 
 
-@pytest.mark.parametrize(
-    "where", sample([[], ["--remote", "--run", "clears"]], []), ids=["here", "router"]
-)
-def test_results_are_cleared_for_whom_a_scenario_says(fabric, tmp_path, where):
-    options = ["--url", fabric.url, "--journals", str(tmp_path), "--as", f"clears{len(where)}"]
-    assert main(["scenario", "run", "code-review-crew", *options, *where]) == 0
-    lead = f"/v1/agents/scn.code-review-crew@clears{len(where)}.lead/directives"
+def test_results_are_cleared_for_whom_a_scenario_says(fabric):
+    options = ["--url", fabric.url, "--as", "clears"]
+    assert main(["scenario", "run", "code-review-crew", *options]) == 0
+    lead = "/v1/agents/scn.code-review-crew@clears.lead/directives"
     held = fabric.http.get(lead).json()["directives"]
     assert [each["is_applied"] for each in held] == [True, True]
 
@@ -208,14 +195,14 @@ def test_results_are_cleared_for_whom_a_scenario_says(fabric, tmp_path, where):
 def test_what_was_said_and_what_does_not_hold_are_told(fabric, tmp_path, capsys):
     file = tmp_path / "rooms.yaml"
     file.write_text(ROOMS.replace("says: otter lantern quartz", "says: open sesame"))
-    for more in ["--journals", str(tmp_path)], ["--remote", "--run", "unmet"]:
-        command = ["scenario", "run", str(file), "--url", fabric.url, "--as", "unmet"]
-        assert main([*command, "--transcript", *more]) == 1
-        told = capsys.readouterr().out
-        assert "\n  yard\n    danny: " in told
-        assert "\n    marco: otter lantern quartz.\n" in told
-        unmet = "does not hold: yard: marco says 'open sesame': said otter lantern quartz."
-        assert told.splitlines().count(unmet) == 1
+    command = ["scenario", "run", str(file), "--url", fabric.url, "--as", "unmet"]
+    assert main([*command, "--transcript"]) == 1
+    told = capsys.readouterr().out
+    assert "\n  yard\n    danny: " in told
+    assert "\n    marco: otter lantern quartz.\n" in told
+    unmet = "does not hold: yard: marco says 'open sesame': said otter lantern quartz."
+    assert told.splitlines().count(unmet) == 1
+    assert told.endswith("\nunmet expectations: 1\n")
 
 
 def follow(http, run, after=None, until="run.ended"):
@@ -240,22 +227,17 @@ def said(transcript):
     return [(u["phase"], u["round"], u["speaker"], u["text"]) for u in transcript]
 
 
-def test_the_router_performs_what_the_command_line_does(fabric, tmp_path, capsys):
+def test_a_run_is_followed_from_its_first_event_or_a_later_one(fabric):
     body = {"scenario": "prisoners-dilemma", "as": "router", "run": "dilemma"}
     begun = fabric.http.post("/v1/scenarios", json=body)
     assert begun.status_code == 202, begun.text
     first = follow(fabric.http, "dilemma", until="phase.ended")
     rest = follow(fabric.http, "dilemma", after=first[-1][2])
     shown = fabric.http.get("/v1/scenarios/dilemma").json()
-    status = main(["scenario", "run", "prisoners-dilemma", "--url", fabric.url, "--json",
-                   "--as", "cli", "--journals", str(tmp_path)])  # fmt: skip
-    own = json.loads(capsys.readouterr().out)
-    assert status == 0
     assert rest[-1][1]["holds"] is True
     assert shown["holds"] is True
     told = [row["event"]["utterance"] for name, row, _ in first + rest if name == "turn.ended"]
     transcript = said(shown["runs"][0]["transcript"])
-    assert transcript == said(own["runs"][0]["transcript"])
     assert sorted(said(told)) == sorted(transcript)
     assert len(transcript) == 25
 
@@ -265,18 +247,18 @@ def test_the_command_line_follows_a_run_in_the_router(fabric, tmp_path, capsys):
     file.write_text(ROOMS.replace("What is new", "{file: asked.txt}"))
     (tmp_path / "asked.txt").write_text("What is new")
     options = ["--url", fabric.url]
-    run = ["scenario", "run", str(file), "--remote", "--run", "mine", "--as", "remote", *options]
+    run = ["scenario", "run", str(file), "--run", "mine", "--as", "remote", *options]
     assert main(run) == 0
     told = capsys.readouterr()
     assert "3/3 yard: marco on" in told.err
-    assert told.out.endswith("ended\n")
+    assert told.out.endswith("all expectations hold\n")
     assert main([*run, "--json"]) == 0, "the same run again is the one that has ended"
     assert json.loads(capsys.readouterr().out)["turns"] == {"done": 3, "total": 3}
     assert main(["scenario", "runs", *options, "--json"]) == 0
     listed = {row["id"]: row["state"] for row in json.loads(capsys.readouterr().out)["data"]}
     assert listed["mine"] == "ended"
     assert main(["scenario", "cancel", "mine", *options]) == 0
-    assert "gone" in capsys.readouterr().out
+    assert "deleted" in capsys.readouterr().out
 
 
 def test_a_run_is_cancelled_and_forgotten(fabric):

@@ -1,6 +1,6 @@
 """Directives and forks of runs on a killed node: from a replica, or after a turn.
 
-Both kinds of run: of the command line, by the public API, and in the router, by its own turns.
+By a client over HTTP, and in the router by its own turns.
 """
 
 import json
@@ -9,12 +9,11 @@ import time
 
 import pytest
 
-from router.cli.endpoint import Endpoint
-from router.cli.scenario.http_speaker import HttpSpeaker
 from router.scenario.event_rows import read_event
 from router.scenario.reader import read_scenario
 from router.scenario.run_events import AgentCopied, AgentSpoke, MemoryEdited, PhaseEnded, Waited
 from router.scenario.series import SeriesPlan
+from tests.support.http_speaker import HttpSpeaker
 from tests.support.performed import performed
 from tests.support.process_fabric import process_fabric
 from tests.support.samples import sample
@@ -69,10 +68,10 @@ def kill_mac_b(fabric):
     fabric.kill("mac-b")
 
 
-def run_by_command_line(fabric, folder, tell):
+def run_over_http(fabric, folder, tell):
     scenario = read_scenario(SCENARIO.encode(), "deadnode.yaml")
     plan = SeriesPlan(scenario, "dn", "digest")
-    performed(plan, HttpSpeaker(Endpoint(fabric.url), fabric.model_name), folder, tell)
+    performed(plan, HttpSpeaker(fabric.http, fabric.model_name), folder, tell)
 
 
 def run_in_router(fabric, _, tell):
@@ -94,7 +93,7 @@ def run_in_router(fabric, _, tell):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", sample([run_by_command_line, run_in_router], run_in_router))
+@pytest.mark.parametrize("run", sample([run_over_http, run_in_router], run_in_router))
 def test_a_run_goes_on_where_its_agents_lost_their_node(tmp_path, run):
     events, killed = [], threading.Event()
     with process_fabric(tmp_path, "recall", "mac-a", "mac-b", "mac-c", step_s=0.05) as fabric:
@@ -118,7 +117,7 @@ def test_a_run_goes_on_where_its_agents_lost_their_node(tmp_path, run):
     assert forked == ["heir"]
     put_off = [e for e in events if isinstance(e, Waited) and "edited once a node" in e.why]
     assert all("sam" in each.what for each in put_off), "the replica takes the other one over"
-    if run is run_by_command_line:  # in the router the run goes on while the node is killed
+    if run is run_over_http:  # in the router the run goes on while the node is killed
         assert len(put_off) == 1
     verdicts = [v for e in events if isinstance(e, PhaseEnded) for v in e.verdicts]
     assert [v for v in verdicts if not v.holds] == []

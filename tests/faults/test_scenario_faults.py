@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.endpoint import Endpoint
-from router.cli.scenario.http_speaker import HttpSpeaker
 from router.scenario.expectations import Verdict
 from router.scenario.outcome import outcome_row
 from router.scenario.reader import read_scenario
@@ -16,6 +14,7 @@ from router.scenario.scenario import Scenario
 from router.scenario.series import Performed, SeriesPlan
 from router.scenario.shipped import shipped_names, shipped_scenario
 from tests.support.disturbed_run import BETWEEN, KILL, MOVE, Nemesis, perform
+from tests.support.http_speaker import HttpSpeaker
 from tests.support.local_fabric import local_fabric
 from tests.support.performed import performed
 from tests.support.process_fabric import process_fabric
@@ -183,7 +182,7 @@ def test_directives_outlive_the_node_of_their_agent(tmp_path):
                     killed[said.phase] = event.figures.node
                     fabric.kill(event.figures.node)
 
-        speaker = HttpSpeaker(Endpoint(fabric.url), fabric.model_name)
+        speaker = HttpSpeaker(fabric.http, fabric.model_name)
         done = performed(plan, speaker, tmp_path / "journals", kill)
     assert list(killed) == ["later", "copy"]
     for phase, verdicts in done.run.verdicts.items():

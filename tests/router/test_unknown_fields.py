@@ -20,7 +20,6 @@ BODIES = [
     (f"{AGENT}/supersede", {"earlier": {"message": 0}, "later": {"message": 1}}),
     ("/v1/nodes/node-a/flush", {}),
     ("/v1/scenarios", {"scenario": "debate"}),
-    ("/v1/scenarios/mine/lease", {"key": "key-of-the-first-run", "agents": ["alice"]}),
 ]
 
 

@@ -5,20 +5,18 @@ killed in the middle of an answer; one is moved in the middle of an answer.
 """
 
 import asyncio
-import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from router.cli.endpoint import Endpoint
-from router.cli.scenario.http_speaker import CHAT, HttpSpeaker
 from router.scenario.run_events import AgentAsked, RunEvent
 from router.scenario.scenario import Scenario
 from router.scenario.series import Performed, SeriesPlan
 from router.scenario.speaker import Question, SpokenAnswer
 from router.scenario.utterance import TurnKey
+from tests.support.http_speaker import HttpSpeaker, has_words
 from tests.support.local_fabric import LocalFabric
 from tests.support.performed import performed
 from tests.support.process_fabric import ProcessFabric
@@ -148,7 +146,7 @@ class Nemesis:
 
 @dataclass(frozen=True)
 class DisturbedSpeaker(HttpSpeaker):
-    """Asks as the command line does, and lets somebody in before and within each answer."""
+    """A client over HTTP that calls the nemesis before and within each answer."""
 
     nemesis: Nemesis
 
@@ -158,39 +156,20 @@ class DisturbedSpeaker(HttpSpeaker):
         self.nemesis.behind(question.agent, len(question.messages), answer.figures.node)
         return answer
 
-    def _send(self, connection: Any, method: str, path: str, body: object, more: Any = None) -> Any:
-        response = super()._send(connection, method, path, body, more)
-        if path == CHAT and response.status == 200:
-            self._disturb(more["x-agent-id"], response)
-        return response
-
-    def _disturb(self, agent_id: str, response: Any) -> None:
-        """Call the nemesis at an answer's first words; a move must be over before its last ones."""
-        readline, node = response.readline, response.headers["x-macfabric-node"]
-        moving: list[threading.Thread | None] = []
-        late: list[bool] = []
-
-        def lines(limit: int) -> bytes:
-            line = readline(limit)
-            if _has_words(line):
-                if not moving:
-                    moving.append(self.nemesis.in_mid_answer(agent_id, node))
-                late[:] = [thread is not None and thread.is_alive() for thread in moving]
-            elif moving and moving[0] is not None and b"[DONE]" in line:
-                moving[0].join(MOVED_S)
-                deed = self.nemesis.last(agent_id, MOVE)
-                if deed is not None and late == [True]:
-                    self.nemesis.forget(deed)
-            return line
-
-        response.readline = lines
-
-
-def _has_words(line: bytes) -> bool:
-    if not line.startswith(b"data: {"):
-        return False
-    deltas = [choice["delta"] for choice in json.loads(line[6:]).get("choices") or ()]
-    return any(delta.get("content") or delta.get("tool_calls") for delta in deltas)
+    def _chunks(self, question: Question, response: Any) -> Iterator[dict[str, Any]]:
+        """Call the nemesis at an answer's first words; a move must end before its last words."""
+        node, moving, has_begun, is_late = response.headers["x-macfabric-node"], None, False, False
+        for chunk in super()._chunks(question, response):
+            if any(has_words(choice["delta"]) for choice in chunk.get("choices") or ()):
+                if not has_begun:
+                    has_begun, moving = True, self.nemesis.in_mid_answer(question.agent, node)
+                is_late = moving is not None and moving.is_alive()
+            yield chunk
+        if moving is not None:
+            moving.join(MOVED_S)
+            deed = self.nemesis.last(question.agent, MOVE)
+            if deed is not None and is_late:
+                self.nemesis.forget(deed)
 
 
 def perform(
@@ -201,9 +180,9 @@ def perform(
     nemesis: Nemesis | None = None,
 ) -> Performed:
     """Perform a scenario once, by agents and a journal of its own."""
-    endpoint, model = Endpoint(fabric.url), fabric.model_name
     plan = SeriesPlan(scenario, name, "digest", namespace=name)
     if nemesis is None:
-        return performed(plan, HttpSpeaker(endpoint, model), folder)
+        return performed(plan, HttpSpeaker(fabric.http, fabric.model_name), folder)
     tell = nemesis.watch(plan.ids(plan.arms[0]))
-    return performed(plan, DisturbedSpeaker(endpoint, model, nemesis), folder, tell)
+    speaker = DisturbedSpeaker(fabric.http, fabric.model_name, nemesis)
+    return performed(plan, speaker, folder, tell)

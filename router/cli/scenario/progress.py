@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, lines elsewhere."""
+"""Progress of a run: a bar on a terminal, lines elsewhere."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -18,13 +18,11 @@ from router.scenario.run_events import (
 
 
 class RunProgress:
-    """Tells a person of a run's events as they come."""
+    """Display of one arm's events."""
 
-    def __init__(
-        self, turns_total: int, turns_done: int, title: str, *, is_quiet: bool = False
-    ) -> None:
+    def __init__(self, turns_total: int, title: str, *, is_quiet: bool = False) -> None:
         self._total = turns_total
-        self._done = turns_done
+        self._done = 0
         self._title = title
         self._steps = Steps(quiet=is_quiet)
         self._bar: ProgressBar | None = None
@@ -32,8 +30,8 @@ class RunProgress:
 
     def __enter__(self) -> Callable[[RunEvent], None]:
         if self._has_bar:
-            self._bar = start_bar(self._title, self._total, completed=self._done)
-        return self.tell
+            self._bar = start_bar(self._title, self._total)
+        return self.show
 
     def __exit__(
         self,
@@ -44,14 +42,14 @@ class RunProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def tell(self, event: RunEvent) -> None:
-        """Say what has happened."""
+    def show(self, event: RunEvent) -> None:
+        """Update the display by an event."""
         if isinstance(event, AgentSpoke):
             self._done += 1
         text = _line(event)
         if self._bar is not None:
-            shown = f"{self._title}: {text}" if text else self._title
-            self._bar.update(self._done, shown[:72])
+            line = f"{self._title}: {text}" if text else self._title
+            self._bar.update(self._done, line[:72])
         elif text:
             self._steps.say(f"{self._done}/{self._total} {text}")
 
@@ -65,10 +63,12 @@ def _line(event: RunEvent) -> str:
         names = ", ".join(call.name for call in event.step.calls)
         return f"{event.turn.phase}: {event.turn.speaker} calls {names}"
     if isinstance(event, AgentSpoke):
-        made, said = event.figures, event.utterance
+        figures, turn = event.figures, event.utterance
         return (
-            f"{said.phase}: {said.speaker} on {made.node}, first token after {made.ttft_s:.2f} s, "
-            f"{made.cached_tokens:,} of {made.prompt_tokens:,} tokens cached ({made.cache})"
+            f"{turn.phase}: {turn.speaker} on {figures.node}, "
+            f"first token after {figures.ttft_s:.2f} s, "
+            f"{figures.cached_tokens:,} of {figures.prompt_tokens:,} tokens cached "
+            f"({figures.cache})"
         )
     if isinstance(event, AgentCopied):
         how = "moves" if event.source is None else f"is forked from {event.source}"

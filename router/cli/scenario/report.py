@@ -1,4 +1,4 @@
-"""Tables of what runs cost."""
+"""Tables and transcripts of runs."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,46 +33,49 @@ def print_report(title: str, rows: Iterable[ReportRow]) -> None:
 
 
 def print_transcripts(runs: Iterable[Mapping[str, Any]]) -> None:
-    """Print what was said, and by which tools' help, of each performance."""
+    """Print each arm's transcript with the tools that agents called."""
     for run in runs:
         print_line(f"{run['arm']} {run['number']}")
         phase = None
-        for said in run["transcript"]:
-            if said["phase"] != phase:
-                phase = said["phase"]
+        for turn in run["transcript"]:
+            if turn["phase"] != phase:
+                phase = turn["phase"]
                 print_line(f"  {phase}")
-            names = [call["name"] for step in said["steps"] for call in step["calls"]]
+            names = [call["name"] for step in turn["steps"] for call in step["calls"]]
             called = f" (calls {', '.join(names)})" if names else ""
-            first, *rest = said["text"].strip().split("\n")
-            print_line(f"    {said['speaker']}{called}: {first}")
+            first, *rest = turn["text"].strip().split("\n")
+            print_line(f"    {turn['speaker']}{called}: {first}")
             for line in rest:
                 print_line(f"      {line}")
 
 
-def print_unmet(runs: Iterable[Mapping[str, Any]]) -> None:
-    """Print what does not hold of what counts."""
+def print_unmet(runs: Iterable[Mapping[str, Any]]) -> int:
+    """Print the expectations that count and do not hold; return their number."""
+    count = 0
     for run in runs:
         for phase, verdicts in run["verdicts"].items():
             for verdict in verdicts:
                 if verdict["counts"] and not verdict["holds"]:
+                    count += 1
                     print_line(f"does not hold: {phase}: {verdict['expected']}: {verdict['found']}")
+    return count
 
 
-def print_savings(found: Sequence[Saving]) -> None:
-    """Print how many cold seconds a warm one is worth: medians of all repetitions, and spread."""
+def print_savings(savings: Sequence[Saving]) -> None:
+    """Print the cold-to-warm ratios of latency: medians over all repetitions, and their range."""
     by_phase: dict[str | None, list[Saving]] = defaultdict(list)
-    for saving in found:
+    for saving in savings:
         by_phase[saving.phase].append(saving)
     if not by_phase:
         return
     cells = [
         (
             phase or "all",
-            _spread([s.ttft for s in several]),
-            _spread([s.total for s in several]),
-            _share([s.cold_cached_share for s in several]),
+            _spread([s.ttft for s in repeated]),
+            _spread([s.total for s in repeated]),
+            _share([s.cold_cached_share for s in repeated]),
         )
-        for phase, several in by_phase.items()
+        for phase, repeated in by_phase.items()
     ]
     head = ("phase", "first token", "whole answers", "cached in the cold run")
     print_table("cold / warm", head, cells)

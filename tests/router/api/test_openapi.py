@@ -36,7 +36,6 @@ ASKED = {
     "/v1/agents/{agent}/directives": {"directives": [{"tool_call_id": "call_1"}]},
     "/v1/nodes/{node}/flush": {},
     "/v1/scenarios": {"scenario": "none"},
-    "/v1/scenarios/{run}/lease": {"key": "key-of-the-first-run", "agents": ["mira"]},
 }
 
 

@@ -51,7 +51,7 @@ def stages():
 def test_each_step_leaves_a_file_that_can_be_read():
     first, *_, last = (read_scenario(text.encode(), FILE) for text in stages())
     turns = sum(len(list(phase.turns)) for phase in first.phases)
-    assert f"lighthouse: {turns} turns in {len(first.phases)} phases, nothing is wrong\n" in SHOWN
+    assert f"lighthouse: {turns} turns in {len(first.phases)} phases, no errors\n" in SHOWN
     assert len(BLOCKS) == 5
     assert len(last.phases) == 5
 

@@ -1,0 +1,65 @@
+"""A question of a run becomes the request that a chat with the same messages is parsed into."""
+
+from dataclasses import fields
+
+import pytest
+
+from fabric.errors import RejectedError
+from fabric.limits import MESSAGES_MAX
+from fabric.ports import Clock
+from fabric.turn.messages import Message, MessageRole
+from router.api.adapter import Asked
+from router.api.turn_route import parsed_request
+from router.openai.chat_adapter import ChatAdapter
+from router.runs.own_speaker import turn_request
+from router.scenario.conversation import prompt
+from router.scenario.reader import read_scenario
+from router.scenario.scenario import KeptEdits, TurnOptions
+from router.scenario.speaker import Question, read_arguments
+from router.scenario.tool_answers import offered_tools
+from router.scenario.utterance import AnsweredCall, ToolStep, TurnKey
+from tests.router.scenario.script_fabric import CREW
+from tests.support.http_speaker import chat_body
+
+SCENARIO = read_scenario(CREW, "crew.yaml")
+TURN = TurnKey("read", 1, "lead")
+
+
+def parsed(question):
+    chats = ChatAdapter(Clock)
+    return parsed_request(chats, {"x-agent-id": question.agent}, chat_body(question, "recall"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [TurnOptions(), TurnOptions(7, 0.5), *(TurnOptions(edits=edits) for edits in KeptEdits)],
+)
+@pytest.mark.parametrize(
+    "arguments",
+    ["", " \n", "{", "[1]", "{}", '{"path": "a.py", "lines": [1, {"é": null}]}', '{"b": 1, "a": 2}',
+     '{"n": NaN}'],
+)  # fmt: skip
+def test_it_is_the_request_that_a_chat_is_parsed_into(options, arguments):
+    calls = (AnsweredCall("call_1", "read_file", read_arguments(arguments), "secret plan"),)
+    steps = (ToolStep(calls), ToolStep((*calls, *calls), "reads on"))
+    messages = prompt(SCENARIO, {}, TURN, steps)
+    question = Question("scn.crew.lead", messages, tuple(offered_tools(SCENARIO, "lead")), options)
+    request, chat = turn_request(question, "recall"), parsed(question)
+    for each in fields(Asked):
+        assert getattr(request, each.name) == getattr(chat, each.name), each.name
+
+
+def test_an_agent_without_tools_is_offered_none():
+    question = Question("scn.crew.one", prompt(SCENARIO, {}, TURN), (), TurnOptions())
+    assert turn_request(question, "recall").prompt == parsed(question).prompt
+
+
+def test_a_prompt_of_too_many_messages_is_refused():
+    messages = (Message(MessageRole.USER, ("more",)),) * (MESSAGES_MAX + 1)
+    with pytest.raises(RejectedError):
+        turn_request(Question("scn.crew.one", messages, (), TurnOptions()), "recall")
+
+
+def test_arguments_nested_too_deep_stay_text():
+    text = '{"a":' * 100_000
+    assert read_arguments(text) == text
