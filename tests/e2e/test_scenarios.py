@@ -87,7 +87,7 @@ def test_a_run_begins_with_nothing_edited_by_the_run_before(fabric, tmp_path, ca
     file = tmp_path / "forgets.yaml"
     file.write_text(FORGETS)
     options = ["--url", fabric.url]
-    for more in [], ["--run", "forgets"], ["--run", "again"], ["--cold"]:
+    for more in [], ["--run", "forgets"], ["--run", "forgets2"], ["--cold"]:
         assert main(["scenario", "run", str(file), *options, *more]) == 0, capsys.readouterr()
         held = fabric.http.get("/v1/agents/scn.forgets.marco/directives").json()["directives"]
         assert len({each["operation"] for each in held}) == 1
@@ -276,7 +276,7 @@ def test_a_run_is_cancelled_and_forgotten(fabric):
 
 def test_a_run_goes_on_where_a_router_was_restarted(fabric):
     body = {"scenario": "prisoners-dilemma", "as": "again", "run": "again"}
-    fabric.http.post("/v1/scenarios", json=body)
+    fabric.http.post("/v1/scenarios", json=body).raise_for_status()
     before = follow(fabric.http, "again", until="phase.ended")
     fabric.restart_router()
     read = follow(fabric.http, "again")
