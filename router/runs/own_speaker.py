@@ -18,7 +18,7 @@ from fabric.control.directive_calls import DirectAgent, MemoryView, ReadMemory
 from fabric.edit_mode import EDIT_MODES
 from fabric.errors import FabricError, NotFoundError, RejectedError, RetryLaterError
 from fabric.ids import AgentId, OperationId, TenantId
-from fabric.limits import MESSAGES_MAX
+from fabric.limits import COMPLETION_TOKENS_MAX, MESSAGES_MAX
 from fabric.turn.generation import (
     Admitted,
     Delta,
@@ -203,15 +203,14 @@ def turn_request(question: Question, model: str) -> Asked:
     if len(question.messages) > MESSAGES_MAX:
         message = f"the prompt of {question.agent} has more than {MESSAGES_MAX:,} messages"
         raise RejectedError(message)
-    options, chosen = question.options, {}
-    if options.max_tokens is not None:
-        chosen["max_tokens"] = options.max_tokens
+    options = question.options
+    max_tokens = COMPLETION_TOKENS_MAX if options.max_tokens is None else options.max_tokens
     temperature = _TEMPERATURE if options.temperature is None else options.temperature
     return Asked(
         model=model,
         identity=Identity(IdentityKind.AGENT, question.agent),
         prompt=chat_prompt(question.messages, [dict(tool) for tool in question.tools] or None),
-        sampling=Sampling(temperature=temperature, **chosen),
+        sampling=Sampling(max_tokens, temperature),
         stream=True,
         priority=Priority.INTERACTIVE,
         prefetch=(),
