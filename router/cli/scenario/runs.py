@@ -32,7 +32,7 @@ from router.scenario.script import script_file
 
 PATH = "/v1/scenarios"
 RECONNECT_S = 1.0
-RECONNECTS_MAX = 60  # while a router restarts
+RECONNECT_TRIES = 60  # while a router restarts
 _ENDED = "ended"
 
 
@@ -147,10 +147,10 @@ def _run_events(endpoint: Endpoint, name: str) -> Iterator[ToldEvent]:
         except BrokenOffError:
             pass
         except CommandError:
-            if after is None or tries == RECONNECTS_MAX:
+            if after is None or tries == RECONNECT_TRIES:
                 raise
         tries += 1
-        if tries > RECONNECTS_MAX:
+        if tries > RECONNECT_TRIES:
             message = (
                 f"{endpoint.url} closed the stream {tries} times in a row; the run may continue "
                 f"there. Follow it again with --run {name}."
