@@ -25,17 +25,16 @@ from fabric.kvcache.block import BlockRef
 from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.kvcache.hashing import payload_checksum
 from fabric.limits import BLOCK_TOKENS
-from fabric.record.piece_table import PieceTable
+from fabric.record.layout import Layout
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import AvailableBlocks
 from node.store.block_readers import BlockReads
 from node.store.block_store import BlockStore
 from node.store.lent_payload import OpenPayload
 from node.store.manifest_store import ManifestStore
 from node.store.posix_disk import PosixDisk
 from node.store.staging import Place
-from node.tiers.restore import load_blocks
+from node.tiers.restore import load_layout
 
 DESCRIPTION = "bytes from SSD to ready-to-decode, against a raw read with the same checksums"
 
@@ -59,7 +58,7 @@ class Library:
     store: AgentStore
     spec: ModelCacheSpec
     ids: list[int]
-    available: AvailableBlocks
+    layout: Layout
 
     def kv_bytes(self, tokens_count: int) -> int:
         """Bytes of cache that this many tokens are restored to."""
@@ -73,7 +72,7 @@ class Library:
 
     def drop(self, blocks_count: int) -> None:
         """Ask the system to forget the files' pages."""
-        for ref in self.available.full.blocks[:blocks_count]:
+        for ref in self.layout.blocks[:blocks_count]:
             file = self.opened(ref)
             os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             file.close()
@@ -84,7 +83,7 @@ class Library:
             return False
         self.drop(PROBED_FILES)
         cached = 0
-        for ref in self.available.full.blocks[:PROBED_FILES]:
+        for ref in self.layout.blocks[:PROBED_FILES]:
             file = self.opened(ref)
             cached += _is_cached(file.descriptor, file.start + file.length // 2)
             file.close()
@@ -160,11 +159,10 @@ def write_library(folder: Path, spec: ModelCacheSpec, tokens_count: int) -> Libr
     store = AgentStore(blocks, ManifestStore(disk, KEY), KEY, FINGERPRINT, spec)
     rng = np.random.default_rng(0)
     ids: list[int] = rng.integers(0, 1 << 17, tokens_count).tolist()
-    refs = []
     for span in store.spans(TENANT, ids):
         kv = rng.bytes(spec.kv_bytes(BLOCK_TOKENS))
-        refs.append(store.save_block(span, ids, memoryview(kv)))
-    return Library(store, spec, ids, AvailableBlocks(PieceTable().append(refs)))
+        store.save_block(span, ids, memoryview(kv))
+    return Library(store, spec, ids, store.shared_prefix(TENANT, ids))
 
 
 def measure(library: Library, tokens_count: int, rounds: int, *, cold: bool) -> list[Times]:
@@ -193,7 +191,7 @@ def raw_read(library: Library, buffer: Place, threads: int) -> None:
     size = library.kv_bytes(BLOCK_TOKENS)
 
     def read(index: int) -> None:
-        file = library.opened(library.available.full[index].block)
+        file = library.opened(library.layout.blocks[index])
         into = buffer[index * size : (index + 1) * size]
         count = os.preadv(file.descriptor, [into.data], file.start)
         file.close()
@@ -208,11 +206,9 @@ def restore(library: Library, cache: ResidentCache) -> None:
     """Bring the beginning of the context into `cache` as a node does before it decodes."""
     count = cache.leaves[0].capacity_tokens
     cache.rewind(0)
-    available = AvailableBlocks(library.available.full.unedited(count))
-    ids: Sequence[int] = library.ids[:count]
-    loaded = load_blocks(library.store, TENANT, ids, available, count, cache)
-    assert loaded == count, "every block is sound"
-    cache.assume(loaded)
+    layout = library.layout.cut(count)
+    loaded = load_layout(library.store, TENANT, library.ids, layout, cache)
+    assert loaded.tokens_count == count, "every block is sound"
 
 
 def _allocated_s(library: Library, tokens_count: int) -> float:

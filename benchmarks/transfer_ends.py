@@ -48,7 +48,7 @@ def send(folder: Path, blocks_count: int) -> None:
 
     spec = half_precision_spec(GEOMETRIES[MODEL])
     library = write_library(folder, spec, blocks_count * BLOCK_TOKENS)
-    blocks, refs = library.store.blocks, library.available.full.blocks
+    blocks, refs = library.store.blocks, library.layout.blocks
     server = TransferServer(SENDER, KEY, FINGERPRINT, blocks, SystemClock(), host=EVERYWHERE)
     asked = OfferRequest(
         TenantId("bench"), AgentId("bench"), 1, MigrationId("bench"), target=RECEIVER

@@ -22,6 +22,7 @@ from benchmarks.memory import GEOMETRIES, half_precision_spec
 from benchmarks.report import Limit, Report, say
 from fabric.hosting.clock import SystemClock
 from fabric.ids import AgentId, Fingerprint, NodeName, OperationId, TenantId
+from fabric.record.layout import unedited_layout
 from fabric.settings import NodeSettings
 from fabric.turn.generation import (
     CacheTier,
@@ -52,7 +53,6 @@ from node.prompt.restored_answers import KnownAnswers, locate_messages, restore_
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import available_blocks
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
 from node.store.posix_disk import Part, PosixDisk
@@ -231,8 +231,8 @@ def _turn(desk: Desk, talk: Talk, prompt_tokens: int) -> tuple[Saver, Ended]:
         "",
         talk.held,
     )
-    available = available_blocks(agent.saved, agent.stored_tokens)
-    prepared = Prepared(plan, cache, talk.held, CacheTier.HOT, available, len(ids))
+    layout = unedited_layout(agent.saved, agent.stored_tokens)
+    prepared = Prepared(plan, cache, talk.held, CacheTier.HOT, layout, len(ids))
     identity = Identity(IdentityKind.AGENT, old.agent)
     request = GenerateRequest(OperationId("bench"), TENANT, identity, Sampling(), prompt="")
     ended = Ended(

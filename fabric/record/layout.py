@@ -1,9 +1,10 @@
-"""What an edited cache is made of: parts of stored blocks, and holes that are computed anew.
+"""Layout of a cache: parts of stored blocks in order, and holes that have to be computed.
 
-    before   [ block 0    )[ block 1    )[ tail )
+    unedited [ block 0    )[ block 1    )[ tail )
     edited   [ block 0 )( hole )[ 1    )[ tail )      the rest moved with what was put in
 
-A layout is laid out once and read back, moved in memory, named and saved from that.
+A cache is restored, rearranged in memory, named and saved from its layout. Building one checks no
+block's name: that is done when the block is read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,19 +12,19 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from fabric.ids import BlockHash, Fingerprint
 from fabric.kvcache.arrangement import Arrangement, Move
 from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan, EditLineage, block_spans
-from fabric.kvcache.hashing import LINEAGE_BYTES, block_hash, edited_parent
+from fabric.kvcache.hashing import LINEAGE_BYTES, ROOT_PARENT, block_hash, edited_parent
 from fabric.kvcache.shift import Shift
 from fabric.kvcache.window_grid import WindowGrid
-from fabric.limits import AGENT_TOKENS_MAX, EDITS_NOTED_MAX
+from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS, EDITS_NOTED_MAX
 from fabric.record.edited_head import EditedHead, EditNote, Origin, noted
 from fabric.record.lenders import Lender
-from fabric.record.manifest import Manifest
+from fabric.record.manifest import Manifest, Placed
 from fabric.record.piece_table import Piece, PieceTable
 from fabric.u32s import U32s
 
@@ -43,6 +44,11 @@ class Held:
         """How many tokens it has."""
         return self.piece.tokens_count
 
+    @property
+    def tokens(self) -> U32s:
+        """The tokens that its rows were computed from."""
+        return self.origin.tokens[self.piece.start : self.piece.end]
+
 
 @dataclass(frozen=True, slots=True)
 class Hole:
@@ -56,13 +62,17 @@ Part: TypeAlias = Held | Hole
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Parts one behind the other; the first `head_tokens` are edited, behind them is a grid."""
+    """Consecutive parts; edits affect the first `head_tokens`, whole blocks follow those.
 
-    parts: tuple[Part, ...]
-    head_tokens: int
-    exact_tokens: int
+    An unedited cache has no head and no holes.
+    """
+
+    parts: tuple[Part, ...] = ()
+    head_tokens: int = 0
+    exact_tokens: int = 0  # of the head, before its first edit
     notes: tuple[EditNote, ...] = ()
-    lenders: tuple[Lender, ...] = ()  # whose rows are among them, or had a part in computing them
+    lenders: tuple[Lender, ...] = ()  # agents whose rows it has, or depends on
+    states: tuple[Placed, ...] = ()  # of recurrent layers, in order; only of an unedited cache
 
     @property
     def tokens_count(self) -> int:
@@ -76,7 +86,7 @@ class Layout:
 
     def as_it_is(self) -> "Layout":
         """Return it without edits where none has a part in any of it."""
-        return self if self.is_edited else Layout(self.parts, 0, 0)
+        return self if self.is_edited else Layout(self.parts, states=self.states)
 
     def placed(self) -> Iterator[tuple[int, int, Part]]:
         """Yield each part with the positions where it begins and ends."""
@@ -87,22 +97,68 @@ class Layout:
 
     @property
     def arrangement(self) -> Arrangement:
-        """What of it is in place without computing, and how far that is from its own place."""
+        """The tokens in place without computing, and how far they are from where they were."""
+        if not self.head_tokens and Hole not in map(type, self.parts):
+            return Arrangement.of([(0, self.tokens_count)], ())
         held = [(start, end, part) for start, end, part in self.placed() if isinstance(part, Held)]
         ranges = [(start, end) for start, end, _ in held]
         shifts = [Shift(start, end, p.piece.delta) for start, end, p in held if p.piece.delta]
         return Arrangement.of(ranges, shifts)
 
     @property
-    def blocks_behind_head(self) -> tuple[BlockRef, ...]:
-        """Whole blocks on the grid behind the edits, of all groups of layers."""
+    def held(self) -> tuple[Held, ...]:
+        """The parts of stored blocks."""
+        return tuple(part for part in self.parts if isinstance(part, Held))
+
+    @property
+    def blocks(self) -> list[BlockRef]:
+        """The blocks of full layers, one for each part."""
+        return [part.piece.block for part in self.held]
+
+    @property
+    def pieces(self) -> PieceTable:
+        """The pieces of a layout without holes."""
+        return PieceTable(tuple(part.piece for part in self.held))
+
+    @property
+    def tokens(self) -> U32s:
+        """The tokens of a layout without holes."""
+        return U32s.unpack(b"".join(part.tokens.pack() for part in self.held))
+
+    @property
+    def windows(self) -> tuple[Placed, ...]:
+        """The blocks of window layers, and where each of them ends."""
+        return tuple(
+            Placed(part.window, end)
+            for _, end, part in self.placed()
+            if isinstance(part, Held) and part.window is not None
+        )
+
+    @property
+    def blocks_after_head(self) -> tuple[BlockRef, ...]:
+        """Whole blocks on the grid after the edits, of all groups of layers, and states."""
         whole = [
             part
             for start, _, part in self.placed()
             if start >= self.head_tokens and isinstance(part, Held) and part.piece.is_whole
         ]
         windows = [part.window for part in whole if part.window is not None]
-        return (*(part.piece.block for part in whole), *windows)
+        states = [state.block for state in self.states]
+        return (*(part.piece.block for part in whole), *windows, *states)
+
+    def stored(self, missing: AbstractSet[BlockRef]) -> "Layout":
+        """Return it up to the first part of a missing block, without missing windows and states."""
+        if not missing:
+            return self
+        end = next(
+            (
+                start
+                for start, _, part in self.placed()
+                if isinstance(part, Held) and part.piece.block in missing
+            ),
+            self.tokens_count,
+        )
+        return self.cut(end).losing(missing)
 
     def losing(self, lost: AbstractSet[BlockRef], windows_from: int = AGENT_TOKENS_MAX) -> "Layout":
         """Return it with the parts of lost blocks as what memory alone has.
@@ -116,14 +172,14 @@ class Layout:
             _losing(part, lost, is_resident=start >= windows_from)
             for start, _, part in self.placed()
         )
-        return replace(self, parts=parts)
+        states = tuple(state for state in self.states if state.block not in lost)
+        return replace(self, parts=parts, states=states)
 
     @property
     def refs(self) -> list[BlockRef]:
         """The blocks of its parts, of all groups of layers."""
-        held = [part for part in self.parts if isinstance(part, Held)]
-        windows = [part.window for part in held if part.window is not None]
-        return [part.piece.block for part in held] + windows
+        windows = [part.window for part in self.held if part.window is not None]
+        return [*self.blocks, *windows, *(state.block for state in self.states)]
 
     @property
     def grid(self) -> WindowGrid:
@@ -140,10 +196,13 @@ class Layout:
 
     def cut(self, tokens_count: int) -> "Layout":
         """Return its first `tokens_count` tokens."""
+        if tokens_count >= self.tokens_count:
+            return self
         head = min(self.head_tokens, tokens_count)
         parts = tuple(_sliced(self, 0, tokens_count, 0))
         exact = min(self.exact_tokens, head)
-        return Layout(parts, head, exact, self.notes, self.lenders)
+        states = tuple(state for state in self.states if state.end <= tokens_count)
+        return Layout(parts, head, exact, self.notes, self.lenders, states)
 
     def parts_of(self, start: int, end: int, shift: int) -> tuple[Part, ...]:
         """Return what there is of the tokens `start:end`, `shift` further behind."""
@@ -173,8 +232,55 @@ class Layout:
         return Layout(tuple(joined_parts(parts)), end, exact, notes, self.lenders)
 
 
+EMPTY_LAYOUT: Final = Layout()
+
+
+def unedited_layout(record: Manifest | None, tokens_max: int = AGENT_TOKENS_MAX) -> Layout:
+    """Return the layout of a record's first tokens, up to its first edit or `tokens_max`."""
+    if record is None:
+        return EMPTY_LAYOUT
+    windows = {place.end: place.block for place in record.windows}
+    parts: list[Held] = []
+    start, parent = 0, ROOT_PARENT
+    for piece in unedited_pieces(record):
+        if start >= tokens_max or start % BLOCK_TOKENS:  # no block follows a partial one
+            break
+        end = start + piece.tokens_count
+        origin = Origin(parent, record.token_ids[start:end])
+        parts.append(Held(piece, origin, window=windows.get(end)))
+        start, parent = end, piece.block.block_hash
+    states = tuple(place for place in record.states if place.end <= start)
+    return Layout(tuple(parts), states=states).cut(tokens_max)
+
+
+def unedited_pieces(record: Manifest, tokens_max: int = AGENT_TOKENS_MAX) -> PieceTable:
+    """Return a record's whole blocks before its first edit that end within `tokens_max`."""
+    if record.edited is not None:
+        tokens_max = min(tokens_max, record.edited.exact_tokens)
+    return record.pieces.unedited(tokens_max)
+
+
+def exact_beginning(record: Manifest) -> Layout:
+    """Return the layout of a record before its first edit, with the block that this edit cut.
+
+    That block is whole on disk: its tokens are those from before the edit, which its name and the
+    names of all blocks after it follow from.
+    """
+    layout, head = unedited_layout(record), record.edited
+    index, start = len(layout.parts), layout.tokens_count
+    if head is None or start % BLOCK_TOKENS or index >= len(head.origins):
+        return layout
+    cut = record.pieces[index]
+    if (cut.start, cut.delta) != (0, 0):
+        return layout
+    block, end = cut.block, start + cut.tokens_count
+    window = next((place.block for place in record.windows if place.end == end), None)
+    whole = Held(Piece(block, 0, block.tokens_count), head.origins[index], window=window)
+    return replace(layout, parts=(*layout.parts, whole))
+
+
 def layout_of(record: Manifest, named: Sequence[tuple[BlockRef, BlockSpan]]) -> Layout:
-    """Return what a record's cache is made of; `named` are its blocks, in order."""
+    """Return the layout of a record's cache; `named` are its blocks, in order."""
     windows = {place.end: place.block for place in record.windows}
     ends = accumulate(piece.tokens_count for piece in record.pieces)
     parts = [
@@ -187,7 +293,7 @@ def layout_of(record: Manifest, named: Sequence[tuple[BlockRef, BlockSpan]]) -> 
     ]
     head = record.edited
     if head is None:
-        return Layout(tuple(parts), 0, 0)
+        return Layout(tuple(parts), states=record.states)
     lenders = head.known_lenders
     return Layout(tuple(parts), head.tokens_count, head.exact_tokens, head.notes, lenders)
 
@@ -331,6 +437,9 @@ def _sliced(layout: Layout, start: int, end: int, shift: int) -> Iterator[Part]:
             continue
         if isinstance(part, Hole):
             yield Hole(last - first)
+            continue
+        if not shift and (first, last) == (part_start, part_end):
+            yield part
             continue
         at = part.piece.start - part_start
         piece = replace(part.piece, start=first + at, end=last + at).moved(shift)

@@ -1,57 +1,60 @@
-"""At which token may a context be taken up again, given what is stored of it?
+"""Largest part of a stored layout that a cache can be restored to.
 
-full layers        need every block from the first token on
-window layers      need the blocks that the next token's window touches, wherever it is
-recurrent layers   need a state of exactly that token
+full layers        need every block that is kept
+window layers      need the window before each token that is computed next: at the end, and
+                   before each hole
+recurrent layers   need a state of exactly the last token
+
+Rows of windows that are not stored come back only by computing all tokens before them, so what is
+kept after such a place becomes a hole, too.
 """
 
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from fabric.limits import BLOCK_TOKENS
+from fabric.kvcache.arrangement import Range
+from fabric.record.layout import Held, Layout
 from fabric.record.manifest import Manifest
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Stored blocks and states, by position in the context."""
+def restorable(layout: Layout, window_tokens: int, *, has_states: bool = False) -> Layout:
+    """Return as much of the layout as its stored windows and states allow to restore."""
+    if not window_tokens and not has_states:
+        return layout
+    lacking = [
+        (start, end)
+        for start, end, part in layout.placed()
+        if isinstance(part, Held) and part.window is None
+    ]
+    layout = _beginning(layout, window_tokens, lacking, has_states=has_states)
+    for start, end in layout.arrangement.ahead:
+        if _is_window_lacking(lacking, max(start, end - window_tokens + 1), end):
+            layout = layout.without(start, end)
+    return layout.without_open_end()
 
-    full_end: int  # tokens 0:full_end
-    window_ends: Mapping[int, int]  # block start: its end
-    state_ends: AbstractSet[int]
 
-
-def window_blocks(tokens_count: int, window_tokens: int) -> range:
-    """List the starts of the blocks that the token at `tokens_count` sees through a window."""
-    first = max(0, tokens_count - window_tokens + 1)
-    return range(first // BLOCK_TOKENS * BLOCK_TOKENS, tokens_count, BLOCK_TOKENS)
-
-
-def restore_point(limit: int, stored: Stored, *, window_tokens: int, has_states: bool) -> int:
-    """Return the largest token count up to `limit` that can be restored; 0 for none."""
-    most = min(limit, stored.full_end)
+def _beginning(
+    layout: Layout, window_tokens: int, lacking: list[Range], *, has_states: bool
+) -> Layout:
+    """Return the layout, or its beginning up to where windows and a state are stored."""
+    count = layout.arrangement.tokens_count
     if has_states:
-        candidates = sorted((end for end in stored.state_ends if 0 < end <= most), reverse=True)
-    elif window_tokens:
-        candidates = [most, *range((most - 1) // BLOCK_TOKENS * BLOCK_TOKENS, 0, -BLOCK_TOKENS)]
+        points = [state.end for state in reversed(layout.states) if state.end <= count]
     else:
-        return most
-    for count in candidates:
-        if not window_tokens or _has_windows(count, stored.window_ends, window_tokens):
-            return count
-    return 0
+        ends = [end for _, end, _ in layout.placed() if end < count]
+        points = [count, *reversed(ends)]
+    for point in points:
+        first = max(0, point - window_tokens + 1)
+        if not window_tokens or not _is_window_lacking(lacking, first, point):
+            return layout if point == count else layout.cut(point)
+    return layout.cut(0)
 
 
-def _has_windows(count: int, ends: Mapping[int, int], window_tokens: int) -> bool:
-    return all(
-        ends.get(start, 0) >= min(count, start + BLOCK_TOKENS)
-        for start in window_blocks(count, window_tokens)
-    )
+def _is_window_lacking(lacking: list[Range], start: int, end: int) -> bool:
+    return any(first < end and start < last for first, last in lacking)
 
 
 def essential(record: Manifest, window_tokens: int) -> Manifest:
-    """Leave out what is not needed to go on from the record's end: that stays where it is."""
+    """Return the record without windows and states that its last token does not need."""
     first = max(0, record.tokens_count - window_tokens + 1)
     return replace(
         record,

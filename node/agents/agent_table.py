@@ -231,7 +231,7 @@ class AgentTable:
                 yield agent
 
     @on_its_loop
-    def alike(self, agent: Agent, shared: PieceTable) -> list[Manifest]:
+    def alike(self, agent: Agent, shared: Sequence[BlockRef]) -> list[Manifest]:
         """List records of the tenant's other agents that begin with all of these blocks.
 
         They may have more in common with a prompt than whole blocks. Those of the last turns come
@@ -239,10 +239,10 @@ class AgentTable:
         """
         if not shared:
             return []
-        place, block = len(shared) - 1, shared[-1].block
+        place, block = len(shared) - 1, shared[-1]
         others = (
             other.saved
-            for key in self._first_blocks.newest(agent.key[0], shared[0].block.block_hash)
+            for key in self._first_blocks.newest(agent.key[0], shared[0].block_hash)
             if (other := self._agents[key]) is not agent
             and not other.manifest.is_private
             and other.saved is not None
@@ -255,21 +255,21 @@ class AgentTable:
         """Say whether another agent of the tenant has memory for none but itself."""
         return any(key[0] == agent.key[0] and key != agent.key for key in self._private)
 
-    def lent(self, agent: Agent, shared: PieceTable, leased: Container[BlockRef]) -> int:
+    def lent(self, agent: Agent, shared: Sequence[BlockRef], leased: Container[BlockRef]) -> int:
         """Count the leading blocks that are the agent's own, or that somebody lends.
 
         A block that is in no record yet is a running turn's, or on its way here: nobody can tell
         then whom it is for.
         """
         count = _in_leases(shared, 0, leased)
-        first = shared[0].block.block_hash if shared else None
+        first = shared[0].block_hash if shared else None
         for key in self._first_blocks.newest(agent.key[0], first) if first is not None else ():
             other = self._agents[key]
             if other.saved is None or (other is not agent and _is_private(other)):
                 continue
             pieces = other.saved.pieces
             most = min(len(shared), len(pieces))
-            while count < most and pieces[count].block == shared[count].block:
+            while count < most and pieces[count].block == shared[count]:
                 count += 1
         return _in_leases(shared, count, leased)
 
@@ -339,7 +339,7 @@ def _is_private(agent: Agent) -> bool:
     return agent.manifest.is_private or (agent.saved is not None and agent.saved.is_private)
 
 
-def _in_leases(shared: PieceTable, count: int, leased: Container[BlockRef]) -> int:
-    while count < len(shared) and shared[count].block in leased:
+def _in_leases(shared: Sequence[BlockRef], count: int, leased: Container[BlockRef]) -> int:
+    while count < len(shared) and shared[count] in leased:
         count += 1
     return count

@@ -16,12 +16,12 @@ from itertools import accumulate, takewhile
 
 from fabric.ids import BlockHash
 from fabric.limits import BLOCK_TOKENS, SPAN_SHARERS_MIN
-from fabric.record.manifest import Manifest, OwnerState, Placed
+from fabric.record.layout import unedited_layout, unedited_pieces
+from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.restore_plan import essential
 from fabric.u32s import U32s
 from node.limits import SPAN_OFFERS_MAX, SPAN_TRIES_MAX
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import available_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def popular_spans(
 
 def _chain(record: Manifest) -> list[BlockHash]:
     """Name the full blocks that a record begins with, up to its first edit."""
-    blocks = available_blocks(record).full.blocks
+    blocks = unedited_pieces(record).blocks
     return [ref.block_hash for ref in blocks if ref.tokens_count == BLOCK_TOKENS]
 
 
@@ -92,17 +92,16 @@ def _fitting(record: Manifest, taken: AbstractSet[object], room_bytes: int) -> i
 
 def _cut(store: AgentStore, record: Manifest, blocks_count: int) -> Manifest | None:
     """Cut a record where it can be gone on from, at its first blocks' end at the latest."""
-    count = blocks_count * BLOCK_TOKENS
-    available = available_blocks(record, count)
+    layout = unedited_layout(record, blocks_count * BLOCK_TOKENS)
     # A block that is found by its name alone ends where a full one does, and so do its states.
-    ends = {end: ref for end, ref in available.states.items() if end % BLOCK_TOKENS == 0}
-    available = replace(available, states=ends)
-    if store.blocks.missing(available.refs()):
+    states = tuple(state for state in layout.states if state.end % BLOCK_TOKENS == 0)
+    layout = replace(layout, states=states)
+    if store.blocks.missing(layout.refs):
         return None
-    count = store.restore_point(available, record.token_ids, count)
+    layout = store.restorable(layout)
+    count = layout.tokens_count
     if not count:
         return None
-    windows = (Placed(ref, start + ref.tokens_count) for start, ref in available.windows.items())
     cut = Manifest(
         tenant=record.tenant,
         agent=record.agent,
@@ -115,8 +114,8 @@ def _cut(store: AgentStore, record: Manifest, blocks_count: int) -> Manifest | N
         token_ids=record.token_ids[:count],
         token_ends=U32s([0] * count),
         prompt_tokens_count=0,
-        pieces=available.full.slice(0, count),
-        windows=tuple(sorted((w for w in windows if w.end <= count), key=lambda w: w.end)),
-        states=tuple(Placed(ref, end) for end, ref in sorted(ends.items()) if end <= count),
+        pieces=layout.pieces,
+        windows=layout.windows,
+        states=layout.states,
     )
     return essential(cut, store.spec.window_tokens)

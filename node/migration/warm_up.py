@@ -24,10 +24,8 @@ from node.mlx.resident_cache import ResidentCache
 from node.runtime.health import Health
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import available_blocks
 from node.tiers.hot_tier import HotTier
-from node.tiers.restore import load_blocks, load_full_blocks
-from node.tiers.restore_layout import load_layout, load_parts
+from node.tiers.restore import load_layout, load_parts
 
 
 class WarmUp:
@@ -154,47 +152,16 @@ class WarmUp:
 
     async def _read(self, warm: WarmCache, record: Manifest) -> bool:
         """Read what is not in the cache yet; say whether that is worth keeping."""
-        if record.edited is not None:
-            return await self._read_edited(warm, record)
-        store, available, cache, cancel = (
-            self._store,
-            available_blocks(record),
-            warm.cache,
-            warm.cancel,
-        )
-        ids, tenant, loaded = record.token_ids, record.tenant, warm.full.tokens_count
-        assert cache is not None, "made where there is room"
-        if record.state is OwnerState.SEALED:
-            count = record.tokens_count
-            point = await self._workers.run(
-                lambda: load_blocks(
-                    store, tenant, ids, available, count, cache, loaded, cancel=cancel
-                )
-            )
-            if point == count:
-                cache.assume(count)
-                warm.tokens_count = count
-            # Less is good than should be, or wanted: then the turn restores, and says so.
-            return point == count and not cancel.is_set()
-        available.full = available.full.unedited(len(ids) // BLOCK_TOKENS * BLOCK_TOKENS)
-        loaded = await self._workers.run(
-            lambda: load_full_blocks(store, tenant, ids, available, cache, loaded, cancel=cancel)
-        )
-        warm.full = available.full.slice(0, loaded)
-        return not cancel.is_set()
-
-    async def _read_edited(self, warm: WarmCache, record: Manifest) -> bool:
-        """Read what is not in the cache yet of edited memory, each part to where it lies now."""
         store, cache, cancel, head = self._store, warm.cache, warm.cancel, record.edited
-        ids, loaded, count = list(record.token_ids), warm.full.tokens_count, record.tokens_count
+        loaded, count = warm.full.tokens_count, record.tokens_count
         is_last = record.state is OwnerState.SEALED
         assert cache is not None, "made where there is room"
-        assert head is not None, "only of an edited one"
+        head_tokens = head.tokens_count if head is not None else 0
         # The last part of a block grows with the next turn, and is another block then.
-        end = count if is_last else count - (count - head.tokens_count) % BLOCK_TOKENS
+        end = count if is_last else count - (count - head_tokens) % BLOCK_TOKENS
 
         def read() -> int:
-            layout = store.layout(record).cut(end)
+            ids, layout = record.token_ids, store.layout_to_read(record).cut(end)
             load = load_layout if is_last else load_parts
             good = load(store, record.tenant, ids, layout, cache, loaded, cancel=cancel)
             return good.tokens_count

@@ -19,14 +19,15 @@ from fabric.kvcache.block_chain import (
     span_ending,
 )
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
-from fabric.kvcache.hashing import block_hash, tenant_salt
+from fabric.kvcache.hashing import block_hash, group_hash, tenant_salt
+from fabric.limits import BLOCK_TOKENS
 from fabric.record.edited_head import Origin
-from fabric.record.layout import Layout, NamedHead, layout_of, named_head
-from fabric.record.manifest import Manifest
+from fabric.record.layout import Held, Layout, NamedHead, layout_of, named_head, unedited_layout
+from fabric.record.manifest import Manifest, Placed
 from fabric.record.named_blocks import named_blocks
-from fabric.record.piece_table import PieceTable
-from fabric.record.restore_plan import restore_point
-from node.store.available_blocks import AvailableBlocks
+from fabric.record.piece_table import Piece
+from fabric.record.restore_plan import restorable
+from fabric.u32s import U32s
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
 from node.store.posix_disk import DiskError
@@ -112,8 +113,16 @@ class AgentStore:
         return named_head(layout, self.salt(tenant), self._fingerprint, ids)
 
     def layout(self, record: Manifest) -> Layout:
-        """Return what a record's cache is made of; raise CorruptDataError in doubt."""
+        """Return the layout of a record's cache; raise CorruptDataError unless all names follow."""
         return layout_of(record, self.named_refs(record))
+
+    def layout_to_read(self, record: Manifest) -> Layout:
+        """Return the layout of a record that is going to be read as a whole.
+
+        The names of unedited blocks are checked as they are read. Raises CorruptDataError for an
+        edited record that names others.
+        """
+        return unedited_layout(record) if record.edited is None else self.layout(record)
 
     def salt(self, tenant: TenantId) -> bytes:
         """Return the key of a tenant's block names."""
@@ -139,41 +148,46 @@ class AgentStore:
             raise CorruptDataError(message)
         return named
 
-    def is_named(self, tenant: TenantId, ref: BlockRef, origin: Origin) -> bool:
-        """Say whether a block's name follows from its tokens and what they were computed behind."""
+    def is_named(
+        self,
+        tenant: TenantId,
+        ref: BlockRef,
+        origin: Origin,
+        group: CacheGroup = CacheGroup.FULL,
+    ) -> bool:
+        """Say whether a block's name follows from its tokens and those before them."""
         salt = self.salt(tenant)
-        return ref.block_hash == block_hash(salt, self._fingerprint, origin.parent, origin.tokens)
+        chain = block_hash(salt, self._fingerprint, origin.parent, origin.tokens)
+        return ref.group is group and ref.block_hash == group_hash(salt, chain, group)
 
     # --- read --------------------------------------------------------------------------------
 
-    def shared_blocks(self, tenant: TenantId, ids: Sequence[int]) -> AvailableBlocks:
-        """List stored full blocks of any conversation of `tenant` that begin `ids`."""
-        available, salt, groups = AvailableBlocks(), self.salt(tenant), self.spec.groups
-        full = []
+    def shared_prefix(self, tenant: TenantId, ids: Sequence[int]) -> Layout:
+        """Lay out the stored full blocks of any of the tenant's conversations that begin `ids`."""
+        salt, groups = self.salt(tenant), self.spec.groups
+        parts: list[Held] = []
+        states: list[Placed] = []
+
+        def find(span: BlockSpan, group: CacheGroup) -> BlockRef | None:
+            if group not in groups:
+                return None
+            return self.blocks.find(span.in_group(salt, group).block_hash)
+
         for span in self.spans(tenant, ids):
             ref = self.blocks.find(span.block_hash) if span.is_full else None
-            if ref is None:
+            if ref is None or ref.tokens_count != BLOCK_TOKENS:
                 break
-            full.append(ref)
-            if CacheGroup.WINDOW in groups:
-                found = self.blocks.find(span.in_group(salt, CacheGroup.WINDOW).block_hash)
-                if found is not None:
-                    available.windows[span.start] = found
-            if CacheGroup.STATE in groups:
-                found = self.blocks.find(span.in_group(salt, CacheGroup.STATE).block_hash)
-                if found is not None:
-                    available.states[span.end] = found
-        available.full = PieceTable().append(full)
-        return available
+            origin = Origin(span.parent, U32s(ids[span.start : span.end]))
+            window, state = find(span, CacheGroup.WINDOW), find(span, CacheGroup.STATE)
+            parts.append(Held(Piece(ref, 0, ref.tokens_count), origin, window=window))
+            if state is not None:
+                states.append(Placed(state, span.end))
+        return Layout(tuple(parts), states=tuple(states))
 
-    def restore_point(self, available: AvailableBlocks, ids: Sequence[int], limit: int) -> int:
-        """Return how many of the first `limit` of `ids` these blocks bring back."""
-        return restore_point(
-            limit,
-            available.stored(len(ids)),
-            window_tokens=self.spec.window_tokens,
-            has_states=CacheGroup.STATE in self.spec.groups,
-        )
+    def restorable(self, layout: Layout) -> Layout:
+        """Return as much of a layout as its stored windows and states allow to restore."""
+        has_states = CacheGroup.STATE in self.spec.groups
+        return restorable(layout, self.spec.window_tokens, has_states=has_states)
 
     # --- write -------------------------------------------------------------------------------
 

@@ -20,10 +20,8 @@ from node.mlx.resident_cache import ResidentCache
 from node.runtime.health import Health
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import available_blocks
 from node.tiers.hot_tier import HotTier
-from node.tiers.restore import load_blocks
-from node.tiers.restore_layout import load_layout
+from node.tiers.restore import load_layout
 
 
 class Prefetches:
@@ -141,8 +139,7 @@ class Prefetches:
         engine, room_tokens = self._engine, count + ROOM_TOKENS
         cache = await engine.between_steps(lambda: engine.engine.new_cache(room_tokens))
         cache.keeps_slid = self._health.reuses
-        read = self._read if record.edited is None else self._read_edited
-        if not await self._workers.run(lambda: read(record, ids, cache, cancel)):
+        if not await self._workers.run(lambda: self._read(record, ids, cache, cancel)):
             return None
         await engine.between_steps(cache.rest)
         return cache
@@ -150,21 +147,9 @@ class Prefetches:
     def _read(
         self, record: Manifest, ids: list[int], cache: ResidentCache, cancel: threading.Event
     ) -> bool:
-        """Read all of a record; say whether it came."""
-        available, count = available_blocks(record), len(ids)
-        loaded = load_blocks(
-            self._store, record.tenant, ids, available, count, cache, cancel=cancel
-        )
-        if loaded == count:
-            cache.assume(count)
-        return loaded == count
-
-    def _read_edited(
-        self, record: Manifest, ids: list[int], cache: ResidentCache, cancel: threading.Event
-    ) -> bool:
-        """Read all of a record whose cache was edited, each part to where it lies now."""
+        """Read all blocks of a record; return False if some are lost."""
         try:
-            layout = self._store.layout(record)
+            layout = self._store.layout_to_read(record)
         except CorruptDataError:
             return False
         load_layout(self._store, record.tenant, ids, layout, cache, cancel=cancel)

@@ -16,7 +16,7 @@ from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.record.edited_head import EditedHead
-from fabric.record.layout import Layout, NamedHead
+from fabric.record.layout import EMPTY_LAYOUT, Layout, NamedHead
 from fabric.record.manifest import Manifest, Placed
 from fabric.record.piece_table import PieceTable
 from fabric.record.state_points import kept_states
@@ -27,7 +27,6 @@ from node.engine.engine_thread import EngineThread
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import AvailableBlocks, available_blocks
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.disk_tier import record_bytes
 
@@ -47,35 +46,30 @@ class RecordWriters:
         self,
         agent: Agent,
         cache: ResidentCache,
-        available: AvailableBlocks,
+        layout: Layout,
         cached: int,
-        layout: Layout | None = None,
     ) -> "RecordWriter":
-        """Begin to save a cache; `available` holds the bytes of its first `cached` tokens.
-
-        `layout`: what an edited cache was when this turn began.
-        """
-        return RecordWriter(self, agent, cache, available, cached, layout)
+        """Return a writer of a cache whose first `cached` tokens `layout` has, where stored."""
+        return RecordWriter(self, agent, cache, layout, cached)
 
     def of_idle(self, agent: Agent, cache: ResidentCache) -> "RecordWriter":
-        """Begin to save an idle agent's own cache."""
+        """Return a writer of an idle agent's cache."""
         stored, layout = agent.stored_tokens, agent.layout
-        if layout is None and agent.saved is not None and agent.saved.edited is not None:
-            layout = self.store.layout(agent.saved).cut(stored).as_it_is()
-        return self.of(agent, cache, available_blocks(agent.saved, stored), stored, layout)
+        if layout is None and agent.saved is not None:
+            layout = self.store.layout_to_read(agent.saved).cut(stored).as_it_is()
+        return self.of(agent, cache, layout or EMPTY_LAYOUT, stored)
 
 
 class RecordWriter:
-    """Saves one agent's cache; `available` holds the bytes of its first `cached` tokens."""
+    """Writer of one agent's cache, which begins with the first `cached` tokens of a layout."""
 
     def __init__(
         self,
         parts: RecordWriters,
         agent: Agent,
         cache: ResidentCache,
-        available: AvailableBlocks,
+        layout: Layout,
         cached: int,
-        layout: Layout | None,
     ) -> None:
         self._store = parts.store
         self._workers = parts.workers
@@ -84,13 +78,12 @@ class RecordWriter:
         self._agent = agent
         self._cache = cache
         self._cached = cached
-        self.layout = layout if layout is not None and layout.head_tokens else None
+        self._begun = layout
+        self.layout = layout if layout.head_tokens else None  # of an edited cache
         self.head: NamedHead | None = None
         self._lost: set[BlockRef] = set()  # blocks of the layout that were not there
-        self._restored = {ref.block_hash: ref for ref in available.refs()}
-        if self.layout is not None:
-            self._restored |= {ref.block_hash: ref for ref in self.layout.blocks_behind_head}
-        self._kept_states = {end: ref for end, ref in available.states.items() if end <= cached}
+        self._restored = {ref.block_hash: ref for ref in layout.blocks_after_head}
+        self._kept_states = {p.end: p.block for p in layout.states if p.end <= cached}
         self._states: dict[int, BlockRef] = {}
         self._saved: dict[bytes, BlockRef] = {}
         self._held: list[BlockRef] = []
@@ -126,8 +119,7 @@ class RecordWriter:
             # Other agents may be evicted meanwhile, but not the blocks that both begin with;
             # this agent's own record keeps its blocks.
             own = {id(ref) for ref in self._agent.saved.refs} if self._agent.saved else set()
-            parts = self.layout.refs if self.layout is not None else []
-            needed = dict.fromkeys((*self._restored.values(), *parts))
+            needed = dict.fromkeys(self._begun.refs)
             self._held = [ref for ref in needed if id(ref) not in own]
             self._store.blocks.hold(self._held)
         self.head, self.spans = await self._workers.run(lambda: self._named(ids, same_tokens))

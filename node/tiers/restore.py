@@ -1,182 +1,232 @@
-"""Restores: read stored blocks back into an unused cache, as far as they are good."""
+"""Restores: read the stored blocks of a layout into an unused cache, as far as they are good.
+
+Each block is read and checked as a whole, and must be the one that its tokens and all before them
+name. Of a block that the layout has a part of, that part is copied from a buffer.
+"""
 
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
 
 from fabric.errors import CorruptDataError
 from fabric.ids import TenantId
 from fabric.kvcache.block import BlockRef
-from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
-from fabric.limits import BLOCK_TOKENS
-from fabric.record.restore_plan import window_blocks
+from fabric.kvcache.hashing import token_bytes
+from fabric.record.edited_head import Origin
+from fabric.record.layout import Held, Hole, Layout, Part
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import AvailableBlocks
-from node.store.block_readers import BlockReads, UnreadBlockError
+from node.store.block_readers import BlockReads, UnreadBlockError, failed_reads
 from node.store.block_store import BlockMissingError
 from node.store.staging import Place
 
 _log = logging.getLogger(__name__)
 
 
-def load_blocks(
+def load_layout(
     store: AgentStore,
     tenant: TenantId,
     ids: Sequence[int],
-    available: AvailableBlocks,
-    limit: int,
+    layout: Layout,
     cache: ResidentCache,
     loaded_tokens: int = 0,
     *,
     cancel: threading.Event | None = None,
-) -> int:
-    """Read blocks straight into an unused `cache`; return how many leading tokens are good.
+    fills_holes: bool = False,
+) -> Layout:
+    """Read a layout's blocks into an unused `cache`; return the part that the cache then holds.
 
-    `ids` are the tokens that the blocks claim to hold. A block that is missing or fails
-    any check is taken out of `available`, and less is restored. The first `loaded_tokens` are in
-    the cache already, in full blocks. Where `cancel` is set, nothing more is read, and 0 returned.
+    `ids` are the tokens that the layout claims to hold. Parts of the first `loaded_tokens` are in
+    the cache already. After `cancel` is set nothing more is read, and nothing is held. A caller
+    that `fills_holes` keeps what follows a lost block of the edited head; for others the layout
+    ends there.
     """
-    return _Loading(store, tenant, ids, available, cache, loaded_tokens, cancel).run(limit)
+    restore = _Restore(store, tenant, ids, cache, cancel, fills_holes=fills_holes)
+    return restore.run(layout, loaded_tokens)
 
 
-def load_full_blocks(
+def load_parts(
     store: AgentStore,
     tenant: TenantId,
     ids: Sequence[int],
-    available: AvailableBlocks,
+    layout: Layout,
     cache: ResidentCache,
     loaded_tokens: int = 0,
     *,
     cancel: threading.Event | None = None,
-) -> int:
-    """Read the full blocks of `available` alone, which nothing can run on yet; count tokens."""
-    return _Loading(store, tenant, ids, available, cache, loaded_tokens, cancel).run_full()
+) -> Layout:
+    """Read the full layers of a layout only, into a cache that nothing can run on yet."""
+    return _Restore(store, tenant, ids, cache, cancel).load_parts(layout, loaded_tokens)
 
 
-class _Loading:
-    """One restore: to the largest point that the blocks allow, or a smaller one after a failure."""
+class _Restore:
+    """One restore of a layout, and of less of it after each block that fails."""
 
     def __init__(
         self,
         store: AgentStore,
         tenant: TenantId,
         ids: Sequence[int],
-        available: AvailableBlocks,
         cache: ResidentCache,
-        loaded_tokens: int,
-        cancel: threading.Event | None = None,
+        cancel: threading.Event | None,
+        *,
+        fills_holes: bool = False,
     ) -> None:
         self._store = store
-        self._cancel = cancel
         self._tenant = tenant
         self._ids = ids
-        self._available = available
         self._cache = cache
-        self._salt = store.salt(tenant)
-        self._spans = store.spans(tenant, ids)
-        self._full_end = loaded_tokens  # of the full blocks read already
-        self._is_suspect = False  # one was damaged
+        self._cancel = cancel
+        self._fills_holes = fills_holes
+        self._is_damaged = False  # a block was found to be
+        self._is_verified = False  # all others were read again because of that
 
-    def run(self, limit: int) -> int:
-        while limit and not self._is_cancelled:
-            point = self._store.restore_point(self._available, self._ids, limit)
-            if not point:
+    def run(self, layout: Layout, loaded_tokens: int) -> Layout:
+        good = self._restorable(self.load_parts(layout, loaded_tokens))
+        while not self._is_cancelled:
+            lost = self._load_windows(good) or self._load_state(good)
+            if lost is None:
                 break
-            is_whole = self._load_full(point) and self._load_windows(point)
-            if is_whole and self._load_state(point) and not self._is_cancelled:
-                return point
-        # As new: what failed may have placed windows and states for a later token.
-        self._cache.place_windows(0)
-        self._cache.clear_states()
-        return 0
+            self._verify_if_damaged(good)
+            good = self._restorable(good.losing({lost}))
+        if self._is_cancelled:
+            good = self._restorable(good.cut(0))
+        if not good.parts:  # a failed restore may have left windows and states of a later token
+            self._cache.place_windows(0)
+            self._cache.clear_states()
+        held = good.arrangement
+        self._cache.hold(held.tokens_count, held.ahead, held.shifts, good.grid)
+        return good
 
-    def run_full(self) -> int:
-        self._load_full(self._available.full.tokens_count)
-        return self._full_end
-
-    def _load_full(self, point: int) -> bool:
-        rows = self._cache.rows()
-        spans = [span for span in self._spans if self._full_end <= span.start < point]
-        reads = [
-            _Read(
-                self._available.full.resolve(span.start).block,
-                span,
-                [row[:, span.start : span.end] for row in rows],
-            )
-            for span in spans
+    def load_parts(self, layout: Layout, loaded_tokens: int) -> Layout:
+        """Read the full layers; return the layout up to the first lost block, or with holes."""
+        rows, placed = self._cache.rows(), list(layout.placed())
+        parts: list[Part] = [part for _, _, part in placed]
+        wanted = [
+            (index, start, end, part)
+            for index, (start, end, part) in enumerate(placed)
+            if isinstance(part, Held) and end > loaded_tokens
         ]
-        count = self._read_all(reads)
-        if count:
-            self._full_end = spans[count - 1].end
-        if count == len(reads):
-            return True
-        self._available.full = self._available.full.slice(0, spans[count].start)
-        return False
 
-    def _load_windows(self, point: int) -> bool:
-        if not self._available.windows:
-            return True
-        self._cache.place_windows(point)
-        starts = list(window_blocks(point, self._cache.spec.window_tokens))
-        whole = [self._spans[start // BLOCK_TOKENS] for start in starts]
-        spans = [span.in_group(self._salt, CacheGroup.WINDOW) for span in whole]
-        rows = self._cache.places(spans[0].start, spans[-1].end, CacheGroup.WINDOW)
+        def read(number: int) -> None:
+            _, start, end, part = wanted[number]
+            if token_bytes(part.tokens) != token_bytes(self._ids[start:end]):
+                raise UnreadBlockError
+            piece, views = part.piece, [row[:, start:end] for row in rows]
+            self._read(_BlockRead(piece.block, part.origin, CacheGroup.FULL, piece.start, views))
+
+        readers_count = self._store.blocks.readers_count
+        for number in failed_reads(len(wanted), read, readers_count):
+            index, start, end, _ = wanted[number]
+            self._verify_if_damaged(layout)
+            is_edited = layout.exact_tokens <= start < layout.head_tokens
+            if self._is_cancelled or not (self._fills_holes and is_edited):
+                return layout.cut(start).with_parts(parts[:index]).without_open_end()
+            parts[index] = Hole(end - start)
+        return layout.with_parts(parts).without_open_end() if self._fills_holes else layout
+
+    def _restorable(self, layout: Layout) -> Layout:
+        found = self._store.restorable(layout)
+        return found.as_it_is() if self._fills_holes else found
+
+    def _load_windows(self, layout: Layout) -> BlockRef | None:
+        """Read the windows before each token that is computed next; return the first lost block."""
         reads = []
-        for span in spans:
-            start, end = span.start - spans[0].start, span.end - spans[0].start
-            views = [row[:, start:end] for row in rows]
-            reads.append(_Read(self._available.windows[span.start], span, views))
-        count = self._read_all(reads)
-        if count == len(reads):
-            return True
-        del self._available.windows[starts[count]]
-        return False
+        for (start, end), rows in self._cache.windows.place_edited(layout.arrangement, layout.grid):
+            for part_start, part_end, part in layout.placed():
+                first, last = max(start, part_start), min(end, part_end)
+                if first >= last or not isinstance(part, Held):
+                    continue
+                assert part.window is not None, "it is stored, or nothing after it is kept"
+                views = [row[:, first - start : last - start] for row in rows]
+                row = part.piece.start + first - part_start
+                reads.append(_BlockRead(part.window, part.origin, CacheGroup.WINDOW, row, views))
+        return self._first_lost(reads)
 
-    def _load_state(self, point: int) -> bool:
-        ref = self._available.states.get(point)
-        if ref is None:
-            return True
-        span = self._store.state_span(self._tenant, self._ids, self._spans, point)
-        if not self._read_all([_Read(ref, span, self._cache.state_views())]):
-            del self._available.states[point]
-            return False
-        return True
+    def _load_state(self, layout: Layout) -> BlockRef | None:
+        """Read the recurrent state of the last token; return its block if that is lost."""
+        if CacheGroup.STATE not in self._store.spec.groups or not layout.parts:
+            return None
+        state, part = layout.states[-1], layout.held[-1]
+        assert state.end == layout.tokens_count, "a cache ends where its state does"
+        origin = replace(part.origin, tokens=part.tokens)  # the state's block may end earlier
+        places = [np.asarray(view) for view in self._cache.state_views()]
+        return self._first_lost([_BlockRead(state.block, origin, CacheGroup.STATE, 0, places)])
+
+    def _first_lost(self, reads: Sequence["_BlockRead"]) -> BlockRef | None:
+        count, error = BlockReads(len(reads), lambda index: self._read(reads[index])).run(
+            self._store.blocks.readers_count
+        )
+        if error is None:
+            return None
+        if not isinstance(error, UnreadBlockError):
+            raise error
+        return reads[count].block
+
+    def _read(self, read: "_BlockRead") -> None:
+        """Read one block; raise UnreadBlockError unless it is good and the one that is wanted."""
+        block, origin = read.block, read.origin
+        if self._is_cancelled or not self._store.is_named(self._tenant, block, origin, read.group):
+            raise UnreadBlockError
+        places = read.buffer() if read.is_partial else read.places
+        try:
+            self._store.blocks.load_into(block, origin.parent, origin.tokens, places)
+        except CorruptDataError as error:
+            _log.warning("cannot restore block %s: %s", block.name, error.message)
+            if not isinstance(error, BlockMissingError):
+                self._is_damaged = True
+            raise UnreadBlockError from error
+        if read.is_partial:
+            read.copy_rows(places)
+
+    def _verify_if_damaged(self, layout: Layout) -> None:
+        """Check all blocks of the layout once, after the first that is damaged.
+
+        What damaged one may have damaged more. Found now, all of it is computed and saved again by
+        this turn; found later, each would cost a turn of its own.
+        """
+        if self._is_damaged and not self._is_verified:
+            self._is_verified = True
+            self._store.blocks.verify(layout.refs)
 
     @property
     def _is_cancelled(self) -> bool:
         return self._cancel is not None and self._cancel.is_set()
 
-    def _read_all(self, reads: Sequence["_Read"]) -> int:
-        """Read blocks; return how many leading ones are the very ones that their places ask for."""
-        blocks = self._store.blocks
-        count, error = BlockReads(len(reads), lambda index: self._read(reads[index])).run(
-            blocks.readers_count
-        )
-        if isinstance(error, CorruptDataError):
-            _log.warning("block at token %d is a miss: %s", reads[count].span.start, error.message)
-            if not isinstance(error, BlockMissingError) and not self._is_suspect:
-                # What damaged one may have damaged more. Found now, all of it is computed and
-                # saved again by this turn; found later, each would cost a turn of its own.
-                self._is_suspect = True
-                blocks.verify(self._available.refs())
-        elif error is not None and not isinstance(error, UnreadBlockError):
-            raise error
-        return count
-
-    def _read(self, read: "_Read") -> None:
-        if self._is_cancelled or not read.span.names(read.ref):
-            raise UnreadBlockError
-        tokens = self._ids[read.span.start : read.span.end]
-        self._store.blocks.load_into(read.ref, read.span.parent, tokens, read.views)
-
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """One block to read, the tokens that it must hold, and its places in file order."""
+class _BlockRead:
+    """One block to read, and where its rows from `first_row` on go, in file order."""
 
-    ref: BlockRef
-    span: BlockSpan
-    views: Sequence[Place | memoryview]
+    block: BlockRef
+    origin: Origin
+    group: CacheGroup
+    first_row: int
+    places: Sequence[Place]
+
+    @property
+    def is_partial(self) -> bool:
+        """Say whether the places have room for some rows of the block only."""
+        is_state = self.group is CacheGroup.STATE
+        return not is_state and any(p.shape[1] != self.block.tokens_count for p in self.places)
+
+    def buffer(self) -> list[Place]:
+        """Return room for the whole block, outside the cache."""
+        shapes = [(p.shape[0], self.block.tokens_count, p.shape[2]) for p in self.places]
+        sizes = [heads * count * width for heads, count, width in shapes]
+        room = np.empty(sum(sizes), np.uint8)
+        starts = accumulate(sizes, initial=0)
+        return [
+            room[at : at + size].reshape(shape)
+            for at, size, shape in zip(starts, sizes, shapes, strict=False)
+        ]
+
+    def copy_rows(self, buffer: Sequence[Place]) -> None:
+        """Copy the wanted rows of a whole block to their places."""
+        for place, rows in zip(self.places, buffer, strict=True):
+            place[:] = rows[:, self.first_row : self.first_row + place.shape[1]]

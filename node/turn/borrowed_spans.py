@@ -18,17 +18,14 @@ from fabric.kvcache.arrangement import Move, Range
 from fabric.kvcache.shift import why_unshiftable
 from fabric.limits import EDIT_SINK_TOKENS
 from fabric.ports import Clock
-from fabric.record.edited_head import EditNote, Origin, dropped_digest
+from fabric.record.edited_head import EditNote, dropped_digest
 from fabric.record.layout import Held, Layout
 from fabric.record.lenders import Lender, are_too_many, merge_lenders
 from fabric.record.manifest import Manifest
 from fabric.record.patchwork import Patch, own_part, patched
-from fabric.record.piece_table import Piece
 from fabric.turn.chunks import Tokens, as_tokens
 from fabric.turn.generation import CacheTier, MatchKind
-from fabric.turn.prompt_plan import PromptPlan
 from fabric.turn.same_runs import ChunkPlaces, same_runs
-from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.agents.span_index import Chunk, digested
@@ -37,11 +34,8 @@ from node.mlx.chat_tokenizer import ChatTokenizer
 from node.runtime.identity import NodeIdentity
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import AvailableBlocks
 from node.store.tombstones import TombstoneStore
-from node.turn.prepared import NOT_MADE, CachedPrefix, Prepared
-
-_NOTHING = Layout((), 0, 0)
+from node.turn.prepared import Prepared, stored_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,35 +130,12 @@ class BorrowedSpans:
 
     def _base(self, agent: Agent, plain: Prepared) -> Layout:
         """Return what of `plain` can be read from the disk."""
-        if plain.layout is not None:
+        if plain.layout.is_edited:
             return plain.layout
-        source, saved = plain.source, agent.saved
-        own = set(saved.refs) if saved is not None else set()
-        if source is not None:
-            available, ids, count = source.available, source.ids, source.point
-        elif plain.tier is CacheTier.HOT and saved is not None:
-            available, ids = plain.available, saved.token_ids
-            count = min(plain.cached, agent.stored_tokens, available.full.tokens_count)
-        else:
-            return _NOTHING
-        parts = self._whole(agent.key[0], available, ids, count)
-        cut = Layout(tuple(parts), 0, 0).cut(count)
-        owned = (p if isinstance(p, Held) and p.piece.block in own else own_part(p)
-                 for p in cut.parts)  # fmt: skip
-        return replace(cut, parts=tuple(owned))
-
-    def _whole(
-        self, tenant: TenantId, available: AvailableBlocks, ids: Sequence[int], count: int
-    ) -> Iterator[Held]:
-        """Yield the whole blocks of a prefix, up to the first that is none of these tokens."""
-        for span in self.store.spans(tenant, ids):
-            if span.start >= min(count, available.full.tokens_count):
-                return
-            ref = available.full.resolve(span.start).block
-            if not span.names(ref) or ref.tokens_count != span.end - span.start:
-                return
-            origin = Origin(span.parent, U32s(ids[span.start : span.end]))
-            yield Held(Piece(ref, 0, ref.tokens_count), origin)
+        own = set(agent.saved.refs) if agent.saved is not None else set()
+        layout = plain.layout.cut(plain.cached)
+        parts = (p if p.piece.block in own else own_part(p) for p in layout.held)
+        return layout.with_parts(parts)
 
     def _found(
         self,
@@ -236,15 +207,14 @@ class BorrowedSpans:
 
 def _prepared(plain: Prepared, found: _Found) -> Prepared:
     reason = f"takes {found.borrowed_tokens} tokens of other contexts, in {found.runs_count} runs"
-    plan: PromptPlan = replace(plain.plan, match=MatchKind.SPANS, reason=reason, moves=())
-    layout, tier = found.layout, CacheTier.DISK
-    cached = layout.arrangement.tokens_count
-    room = max(plain.room_tokens, layout.tokens_count)
-    source = CachedPrefix(
-        AvailableBlocks(), plan.ids, cached, tier, plan.kept_tokens, layout, plain_plan=plain.plan
-    )
-    return Prepared(
-        plan, NOT_MADE, cached, tier, AvailableBlocks(), room, source, plain.is_kept, layout
+    plan = replace(plain.plan, match=MatchKind.SPANS, reason=reason, moves=())
+    return stored_prefix(
+        plan,
+        found.layout,
+        CacheTier.DISK,
+        plain.room_tokens,
+        is_kept=plain.is_kept,
+        plain_plan=plain.plan,
     )
 
 

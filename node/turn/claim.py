@@ -213,9 +213,9 @@ class Claims:
         message = f"another node took the agent over at epoch {agent.outgoing.fence}"
         return StaleEpochError(message, code="fenced")
 
-    def lenders(self, agent: Agent, layout: Layout | None) -> tuple[Lender, ...]:
+    def lenders(self, agent: Agent, layout: Layout) -> tuple[Lender, ...]:
         """Return whose rows a turn's cache borrowed; raise RetryLaterError if one is erased."""
-        lenders = (*agent.lenders, *(layout.lenders if layout is not None else ()))
+        lenders = (*agent.lenders, *layout.lenders)
         gone = self.lender_gone(agent, lenders)
         if gone is not None:
             raise gone

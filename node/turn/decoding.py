@@ -159,13 +159,13 @@ class Decoding:
         An unwanted turn's restored prefix is incomplete, so nothing is computed upon it.
         """
         parts = self._parts
-        if prepared.source is None:  # how much is reused is known already
+        if not prepared.is_stored:  # how much is reused is known already
             self._admit(prepared)
         if sequence.awaited_tokens is not None:
             granted = await self._events.get()
             if isinstance(granted, Ended | Broke):
                 return granted
-        if prepared.source is None:
+        if not prepared.is_stored:
             return prepared
         try:
             prepared = await parts.prefixes.restore(
@@ -255,7 +255,7 @@ class Decoding:
         if prepared.tier is CacheTier.HOT and (is_whole or sequence.awaited_tokens is not None):
             agent.cache = prepared.cache
         if ended.is_handover:
-            if prepared.source is not None:  # not admitted yet: that follows a restore
+            if prepared.is_stored:  # not admitted yet: that follows a restore
                 self._admit(prepared)
             return HandedOver(_resumption(sequence, ended))
         self._check_stopping()

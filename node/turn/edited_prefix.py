@@ -4,7 +4,6 @@ It serves the agent's own turns, and of these only those that ask for it; a prom
 read the same is computed.
 """
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,17 +15,13 @@ from fabric.ports import Clock
 from fabric.record.edited_head import EditNote, dropped_digest
 from fabric.record.layout import Hole, Layout
 from fabric.record.manifest import Manifest
-from fabric.record.window_restore import with_windows
 from fabric.turn.generation import CacheTier
 from fabric.turn.prompt_plan import PromptPlan
 from node.agents.agent import Agent
 from node.limits import EDIT_WINDOWS_MAX, EDITED_PIECES_MAX
-from node.mlx.resident_cache import ResidentCache
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import available_blocks
-from node.tiers.restore_layout import load_layout
-from node.turn.prepared import NOT_MADE, CachedPrefix, Prepared
+from node.turn.prepared import Prepared, stored_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +54,11 @@ class EditedPrefixes:
         hot = self._of_hot(agent, plan, layout, moves, room, is_kept=is_kept)
         if hot is not None or (agent.cache is not None and agent.layout is not None):
             return hot
-        layout = with_windows(layout, window_tokens)
+        layout = self.store.restorable(layout)
         if not layout.is_edited:
             return None
-        cached = layout.arrangement.tokens_count
         tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
-        source = CachedPrefix(
-            available_blocks(saved), plan.ids, cached, tier, plan.kept_tokens, layout
-        )
-        room = max(room, layout.tokens_count)
-        available = source.available
-        return Prepared(plan, NOT_MADE, cached, tier, available, room, source, is_kept, layout)
+        return stored_prefix(plan, layout, tier, room, is_kept=is_kept)
 
     def _of_hot(
         self,
@@ -93,8 +82,9 @@ class EditedPrefixes:
             serves = cache.can_rewind(cached)
         if not serves:
             return None
-        available, tier = available_blocks(agent.saved, agent.stored_tokens), CacheTier.HOT
-        return Prepared(plan, cache, cached, tier, available, room, None, is_kept, layout, moves)
+        return Prepared(
+            plan, cache, cached, CacheTier.HOT, layout, room, is_kept=is_kept, moves=moves
+        )
 
     async def _layout(self, agent: Agent, saved: Manifest) -> Layout:
         """Return what the agent's memory is made of, as far as that is stored."""
@@ -129,37 +119,6 @@ class EditedPrefixes:
             )
             for before, move in pairwise(moves)
         )
-
-    async def restore(
-        self,
-        agent: Agent,
-        prepared: Prepared,
-        layout: Layout,
-        cache: ResidentCache,
-        cancel: threading.Event,
-    ) -> Prepared:
-        """Read an edited cache; behind a part that is damaged all is computed anew."""
-        tenant, ids = agent.manifest.tenant, prepared.plan.ids
-        source, refs = prepared.source, layout.refs
-        self.store.blocks.hold(refs)  # others' may go meanwhile; what is gone is missed when read
-        try:
-            layout = await self.workers.run(
-                lambda: load_layout(
-                    self.store, tenant, ids, layout, cache, cancel=cancel, goes_on=True
-                )
-            )
-        finally:
-            self.store.blocks.release(refs)
-            await self.workers.run(self.store.sweep)
-        is_own = source is None or source.plain_plan is None
-        # Where nothing is left of what lay behind the first edit, the turn is as any other.
-        edited = layout if layout.is_edited else None
-        exact = layout.exact_tokens if edited is not None else layout.tokens_count
-        agent.stored_tokens = min(agent.stored_tokens, exact) if is_own else 0
-        prepared = replace(
-            prepared, cache=cache, cached=cache.tokens_count, source=None, layout=edited
-        )
-        return prepared if prepared.reused_tokens else replace(prepared, tier=CacheTier.COLD)
 
 
 def _movable(moves: Sequence[Move], whole: Layout) -> tuple[Move, ...]:

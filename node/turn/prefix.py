@@ -5,14 +5,19 @@ what there is, `begin` (on the engine thread) and `restore` make it so.
 """
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from fabric.control.node_calls import LastMatch
 from fabric.edit_mode import EditMode
-from fabric.ids import TenantId
 from fabric.limits import BLOCK_TOKENS
+from fabric.record.layout import (
+    EMPTY_LAYOUT,
+    Layout,
+    exact_beginning,
+    unedited_layout,
+    unedited_pieces,
+)
 from fabric.record.manifest import Manifest
 from fabric.turn.generation import (
     Admitted,
@@ -33,13 +38,12 @@ from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import AvailableBlocks, available_blocks, exact_beginning
 from node.tiers.prefetch import Prefetches
-from node.tiers.restore import load_blocks
+from node.tiers.restore import load_layout
 from node.tiers.span_leases import SpanLeases
 from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.edited_prefix import EditedPrefixes
-from node.turn.prepared import NOT_MADE, CachedPrefix, Prepared
+from node.turn.prepared import Prepared, stored_prefix
 
 _EDITED_AND_LOST: Final = "edited, and nothing that lies behind it is stored any more"
 SYSTEM_DIGITS: Final = 12  # of a fingerprint, as many as OpenAI's have
@@ -62,21 +66,19 @@ class Prefixes:
     leases: SpanLeases
 
     def begin(self, prepared: Prepared) -> ResidentCache:
-        """Return its cache, with room for prompt and answer; runs on the engine thread."""
-        if prepared.source is not None:
+        """Return the turn's cache, with room for prompt and answer; runs on the engine thread."""
+        if prepared.is_stored:
             made = self.engine.engine.new_cache(prepared.room_tokens)
             made.keeps_slid = prepared.is_kept and self.health.reuses
             return made
-        layout = prepared.layout
-        if prepared.moves and layout is not None:
-            prepared.cache.rearrange(prepared.moves, layout.grid)
-        elif layout is not None:
-            prepared.cache.rewind(prepared.cached, layout.grid)
+        cache, grid = prepared.cache, prepared.layout.grid
+        if prepared.moves:
+            cache.rearrange(prepared.moves, grid)
         else:
-            prepared.cache.rewind(prepared.cached)
-        prepared.cache.give_back_room(prepared.room_tokens)
-        prepared.cache.reserve(prepared.room_tokens)
-        return prepared.cache
+            cache.rewind(prepared.cached, grid)
+        cache.give_back_room(prepared.room_tokens)
+        cache.reserve(prepared.room_tokens)
+        return cache
 
     async def prepare(self, agent: Agent, plan: PromptPlan, request: GenerateRequest) -> Prepared:
         """Find what serves `plan`; the agent's own cache, if it has one, stays as it is."""
@@ -112,28 +114,24 @@ class Prefixes:
         usable = self._usable(agent, plan)
         hot = resident.rewind_point(usable) if resident is not None else 0
         hot = hot if self.identity.usable_prefix(hot) == hot else 0
-        source = None
+        stored = None
         # Of a recurrent model an earlier state may be in memory, and a later one on disk; and
         # another conversation may have begun as this one now does.
         if not hot or hot < usable or len(plan.ids) - hot > BLOCK_TOKENS:
-            source = await self._best_prefix(agent, plan, usable)
-        common = max(plan.kept_tokens, source.common_tokens if source is not None else 0)
+            stored = await self._best_prefix(agent, plan, usable)
+        common = max(plan.kept_tokens, stored.common_tokens if stored is not None else 0)
         plan = replace(plan, marks=plan.marks.with_branch(common))
         # To read a block takes about as long as to compute a token.
         if (
             hot
             and resident is not None
-            and (source is None or source.point - hot <= hot // BLOCK_TOKENS)
+            and (stored is None or stored.tokens_count - hot <= hot // BLOCK_TOKENS)
         ):
-            available = available_blocks(agent.saved, agent.stored_tokens)
-            return Prepared(plan, resident, hot, CacheTier.HOT, available, room, is_kept=is_kept)
-        assert source is not None, "what is not hot comes from elsewhere"
-        if source.point:
-            # If this is lost, another record may serve, whose block at the cut is read whole.
-            room = max(room, len(source.ids), _block_end(source.point))
-            return Prepared(
-                plan, NOT_MADE, source.point, source.tier, source.available, room, source, is_kept
-            )
+            layout = unedited_layout(agent.saved, agent.stored_tokens)
+            return Prepared(plan, resident, hot, CacheTier.HOT, layout, room, is_kept=is_kept)
+        assert stored is not None, "what is not hot comes from elsewhere"
+        if stored.tokens_count:
+            return stored_prefix(plan, stored.layout, stored.tier, room, is_kept=is_kept)
         return await self._cold(plan, room, is_kept=is_kept)
 
     def _usable(self, agent: Agent, plan: PromptPlan) -> int:
@@ -144,7 +142,7 @@ class Prefixes:
     async def _cold(self, plan: PromptPlan, room: int, *, is_kept: bool) -> Prepared:
         fresh = await self.engine.between_steps(lambda: self.engine.engine.new_cache(0))
         fresh.keeps_slid = is_kept and self.health.reuses
-        return Prepared(plan, fresh, 0, CacheTier.COLD, AvailableBlocks(), room, is_kept=is_kept)
+        return Prepared(plan, fresh, 0, CacheTier.COLD, EMPTY_LAYOUT, room, is_kept=is_kept)
 
     async def restore(
         self,
@@ -157,65 +155,61 @@ class Prefixes:
 
         Where `cancel` is set, nothing more is read.
         """
-        source = prepared.source
-        assert source is not None, "only what is stored is restored"
-        if source.layout is None:
-            cached = await self._read(agent, source, cache, cancel)
-            if cached < source.point and not cancel.is_set():
-                other = await self._other_prefix(agent, prepared, cached)
-                if other is not None:
-                    source, cached = other, await self._read(agent, other, cache, cancel)
-            return self._restored(agent, prepared, source, cache, cached)
-        restored = await self.edited.restore(agent, prepared, source.layout, cache, cancel)
+        assert prepared.is_stored, "only what is stored is restored"
+        restored = await self._read(agent, prepared, cache, cancel)
         is_less = restored.reused_tokens < prepared.reused_tokens
-        if source.plain_plan is not None and is_less and not cancel.is_set():
-            prepared = replace(prepared, plan=source.plain_plan, layout=None)
-            other = await self._other_prefix(agent, prepared, restored.reused_tokens)
+        is_own_edit = prepared.layout.is_edited and prepared.plain_plan is None
+        if is_less and not is_own_edit and not cancel.is_set():
+            plain = replace(prepared, plan=prepared.plain_plan or prepared.plan, plain_plan=None)
+            other = await self._other_prefix(agent, plain.plan, restored.reused_tokens)
             if other is not None:
-                cached = await self._read(agent, other, cache, cancel)
-                return self._restored(agent, prepared, other, cache, cached)
+                plain = replace(plain, layout=other.layout, tier=other.tier)
+                restored = await self._read(agent, plain, cache, cancel)
         return restored
 
     async def _other_prefix(
-        self, agent: Agent, prepared: Prepared, reused_tokens: int
-    ) -> CachedPrefix | None:
-        """Look for more than what was found again; None where there is none, or no room for it.
-
-        What was lost is damaged, or gone with a turn that was given up.
-        """
-        plan = prepared.plan
+        self, agent: Agent, plan: PromptPlan, reused_tokens: int
+    ) -> "_StoredPrefix | None":
+        """Look for more than what was restored: the rest is damaged, or a given up turn's."""
         other = await self._best_prefix(agent, plan, self._usable(agent, plan))
-        has_room = len(other.ids) <= prepared.room_tokens
-        return other if has_room and other.point > reused_tokens else None
+        return other if other.tokens_count > reused_tokens else None
 
     async def _read(
-        self, agent: Agent, prefix: CachedPrefix, cache: ResidentCache, cancel: threading.Event
-    ) -> int:
-        tenant = agent.manifest.tenant
-        return await self.workers.run(lambda: self._load(tenant, prefix, cache, cancel))
-
-    def _restored(
-        self,
-        agent: Agent,
-        prepared: Prepared,
-        source: CachedPrefix,
-        cache: ResidentCache,
-        cached: int,
+        self, agent: Agent, prepared: Prepared, cache: ResidentCache, cancel: threading.Event
     ) -> Prepared:
-        same = available_blocks(agent.saved, cached).full
-        agent.stored_tokens = same.tokens_in_common(source.available.full)
-        cache.assume(cached)
-        tier = source.tier if cached else CacheTier.COLD
-        available = source.available
-        return replace(
-            prepared, cache=cache, cached=cached, tier=tier, available=available, source=None
-        )
+        """Read the layout's blocks into the cache; return what came of them."""
+        tenant, ids, wanted = agent.manifest.tenant, prepared.plan.ids, prepared.layout
+        store, refs = self.store, wanted.refs if wanted.is_edited else []
+        store.blocks.hold(refs)  # others' may go meanwhile; what is gone is missed when read
+        try:
+            layout = await self.workers.run(
+                lambda: load_layout(
+                    store, tenant, ids, wanted, cache, cancel=cancel, fills_holes=True
+                )
+            )
+        finally:
+            store.blocks.release(refs)
+            if refs:
+                await self.workers.run(store.sweep)
+        agent.stored_tokens = self._stored_tokens(agent, prepared, layout)
+        restored = replace(prepared, cache=cache, layout=layout, is_stored=False)
+        restored = replace(restored, cached=cache.tokens_count)
+        return restored if restored.reused_tokens else replace(restored, tier=CacheTier.COLD)
+
+    def _stored_tokens(self, agent: Agent, prepared: Prepared, layout: Layout) -> int:
+        """Count the leading tokens that the cache has of the agent's own saved blocks."""
+        if prepared.plain_plan is not None or agent.saved is None:
+            return 0
+        if prepared.layout.is_edited:
+            exact = layout.exact_tokens if layout.is_edited else layout.tokens_count
+            return min(agent.stored_tokens, exact)
+        return unedited_pieces(agent.saved, layout.tokens_count).tokens_in_common(layout.pieces)
 
     def admitted(self, agent: Agent, prepared: Prepared) -> Admitted:
         """Note and tell how much of the prompt is known already."""
         plan, cached, problem = prepared.plan, prepared.reused_tokens, self.health.problem
         match, reason = plan.match if cached else MatchKind.NONE, plan.reason
-        if prepared.layout is None and cached > plan.kept_tokens:
+        if not prepared.layout.is_edited and cached > plan.kept_tokens:
             match = MatchKind.DIVERGE if match is MatchKind.NONE else match
             reason = f"begins with {cached} tokens of other conversations"
         if problem is not None:
@@ -236,27 +230,25 @@ class Prefixes:
             system=f"fp_{self.identity.fingerprint.hex()[:SYSTEM_DIGITS]}",
         )
 
-    async def _best_prefix(self, agent: Agent, plan: PromptPlan, usable: int) -> CachedPrefix:
-        """Choose between the agent's own record and what others stored that begins alike."""
+    async def _best_prefix(self, agent: Agent, plan: PromptPlan, usable: int) -> "_StoredPrefix":
+        """Choose between the agent's own record and others' that begin with the same tokens."""
         if not self.health.reuses:
-            return CachedPrefix(AvailableBlocks(), (), 0, CacheTier.COLD)
+            return _StoredPrefix(EMPTY_LAYOUT, CacheTier.COLD)
         known, tenant = plan.ids[: len(plan.ids) - 1], agent.manifest.tenant
         is_hidden = self._hides(agent)  # before, as what is let go of is found for a moment yet
-        shared = await self.workers.run(lambda: self.store.shared_blocks(tenant, known))
+        shared = await self.workers.run(lambda: self.store.shared_prefix(tenant, known))
         if is_hidden or self._hides(agent):
-            lent = self.table.lent(agent, shared.full, self.leases.refs)
-            if lent < len(shared.full):
-                lent_ids = known[: lent * BLOCK_TOKENS]
-                shared = await self.workers.run(lambda: self.store.shared_blocks(tenant, lent_ids))
-        alike = self.table.alike(agent, shared.full)
+            lent = self.table.lent(agent, shared.blocks, self.leases.refs)
+            shared = shared.cut(lent * BLOCK_TOKENS)
+        alike = self.table.alike(agent, shared.blocks)
         tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
 
-        def choose() -> CachedPrefix:
+        def choose() -> _StoredPrefix:
             found = [] if agent.saved is None else [self._of(agent.saved, plan, usable, tier)]
-            found.append(self._prefix(shared, known, len(known), CacheTier.DISK))
-            if max(prefix.point for prefix in found) < len(known):
+            found.append(self._stored(shared, len(known), CacheTier.DISK))
+            if max(prefix.tokens_count for prefix in found) < len(known):
                 found += [self._of(each, plan, len(known), CacheTier.DISK) for each in alike]
-            best = max(found, key=lambda prefix: prefix.point)
+            best = max(found, key=lambda prefix: prefix.tokens_count)
             return replace(best, common_tokens=max(prefix.common_tokens for prefix in found))
 
         return await self.workers.run(choose)
@@ -265,46 +257,36 @@ class Prefixes:
         """Say whether there may be blocks of the tenant here that this agent may not begin with."""
         return self.table.has_private(agent) or self.moves.is_bringing(agent.manifest.tenant)
 
-    def _of(self, record: Manifest, plan: PromptPlan, limit: int, tier: CacheTier) -> CachedPrefix:
-        """Say how far a record's own blocks serve; its last one need not be full."""
-        known, available = exact_beginning(record)
-        ids = list(known[: len(plan.ids) + BLOCK_TOKENS])
-        limit = min(limit, common_prefix(plan.ids, ids))
-        # The block that holds the cut is read whole: its hash covers all its tokens.
-        ids = ids[: _block_end(limit)]
-        return self._prefix(available, ids, limit, tier)
+    def _of(
+        self, record: Manifest, plan: PromptPlan, limit: int, tier: CacheTier
+    ) -> "_StoredPrefix":
+        """Lay out what a record's own blocks have of the prompt; the last one may be cut."""
+        layout = exact_beginning(record)
+        common = common_prefix(plan.ids, list(layout.tokens))
+        return self._stored(layout, min(limit, common), tier)
 
-    def _prefix(
-        self, available: AvailableBlocks, ids: Sequence[int], limit: int, tier: CacheTier
-    ) -> CachedPrefix:
+    def _stored(self, layout: Layout, limit: int, tier: CacheTier) -> "_StoredPrefix":
+        """Return what can be restored of the first `limit` tokens of a layout."""
+        common = layout.cut(limit).tokens_count
+        layout = layout.cut(self.identity.usable_prefix(limit))
         if self.identity.settings.exact_chunks:
-            available.states = {
-                end: ref for end, ref in available.states.items() if end % BLOCK_TOKENS == 0
-            }
-        available.full = available.full.unedited(_block_end(limit))
-        common = min(limit, available.full.tokens_count)
-        available = available.without(set(self.store.blocks.missing(available.refs())))
-        point = self.store.restore_point(available, ids, self.identity.usable_prefix(limit))
-        return CachedPrefix(available, ids, point, tier, common)
-
-    def _load(
-        self,
-        tenant: TenantId,
-        source: CachedPrefix,
-        into: ResidentCache,
-        cancel: threading.Event,
-    ) -> int:
-        """Read as much as is good; a failing block may cost the grid of exact chunks, too."""
-        available, point = source.available, source.point
-        loaded = load_blocks(self.store, tenant, source.ids, available, point, into, cancel=cancel)
-        usable = self.identity.usable_prefix(loaded)
-        assert usable == loaded or not into.recurrent, "states are restored where they are used"
-        return usable
+            states = tuple(state for state in layout.states if state.end % BLOCK_TOKENS == 0)
+            layout = replace(layout, states=states)
+        layout = layout.stored(set(self.store.blocks.missing(layout.refs)))
+        return _StoredPrefix(self.store.restorable(layout), tier, common)
 
 
-def _block_end(tokens_count: int) -> int:
-    """Return where the block ends that holds a cut."""
-    return -(-tokens_count // BLOCK_TOKENS) * BLOCK_TOKENS
+@dataclass(frozen=True, slots=True)
+class _StoredPrefix:
+    """Stored blocks of a prompt's first tokens."""
+
+    layout: Layout
+    tier: CacheTier
+    common_tokens: int = 0  # of the prompt, with what was computed before; not all may serve
+
+    @property
+    def tokens_count(self) -> int:
+        return self.layout.tokens_count
 
 
 def _without_moves(plan: PromptPlan) -> PromptPlan:

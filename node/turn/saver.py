@@ -77,8 +77,7 @@ class Saver:
         self._prompt = prompt
         self._request = prompt.restored.request
         self._cache = prepared.cache
-        cache, available, cached = prepared.cache, prepared.available, prepared.cached
-        self._writer = parts.writers.of(agent, cache, available, cached, prepared.layout)
+        self._writer = parts.writers.of(agent, self._cache, prepared.layout, prepared.cached)
         self._ids: Sequence[int] = prepared.plan.ids[:-1]  # those whose blocks are saved ahead
         self._named_tokens = prepared.plan.kept_tokens  # leading ones whose blocks have names
         self._early: asyncio.Task[None] | None = None

@@ -85,7 +85,7 @@ class Sequences:
                 sequence.cache.reserve(prepared.room_tokens)
                 return
             sequence.cache = self.prefixes.begin(prepared)
-            if prepared.source is None:
+            if not prepared.is_stored:
                 sequence.awaited_tokens = None
             else:
                 emit(Granted())

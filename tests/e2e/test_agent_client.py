@@ -139,7 +139,7 @@ def test_private_memory_is_for_its_agent_alone(running, fabric):
     ids = own.manifest.token_ids
 
     def lent(agent):
-        shared = node.store.shared_blocks(TenantId("two"), ids).full
+        shared = node.store.shared_prefix(TenantId("two"), ids).blocks
         return node.table.lent(agent, shared, ())
 
     assert not node.table.has_private(own)

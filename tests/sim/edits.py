@@ -59,7 +59,7 @@ class Edits:
         submit, restore = Sequences.submit, Prefixes.restore
 
         def submitted(sequences, agent, sequence, prepared):
-            if prepared.source is None:
+            if not prepared.is_stored:
                 prepared.cache.owner = agent.key
             submit(sequences, agent, sequence, prepared)
 

@@ -4,14 +4,13 @@ from fabric.errors import CorruptDataError
 from fabric.kvcache.block_chain import block_spans
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.hashing import tenant_salt
+from fabric.record.layout import unedited_layout
 from fabric.record.manifest import OwnerState
 from fabric.record.provenance import TruncatedBy
-from fabric.record.window_restore import with_windows
+from fabric.record.restore_plan import restorable
 from node.agents.outgoing import OutgoingState
-from node.store.available_blocks import available_blocks
 from node.store.block_files import file_name
-from node.tiers.restore import load_blocks
-from node.tiers.restore_layout import load_layout
+from node.tiers.restore import load_layout
 from tests.sim import oracle
 from tests.sim.clock import WALL_S
 from tests.sim.edits import MOVABLE
@@ -157,13 +156,13 @@ class Invariants:
         if names != [ref.block_hash for ref in saved.pieces.blocks]:
             self._fail(f"{where}: its blocks are not named by its tenant and its tokens")
         count = saved.tokens_count
-        cache, available = SimCache(count, self._world.kind), available_blocks(saved)
-        wanted = self._wanted_tokens(node, saved, available)
-        loaded = load_blocks(node.store, saved.tenant, saved.token_ids, available, count, cache)
+        cache, layout = SimCache(count, self._world.kind), unedited_layout(saved)
+        wanted = self._wanted_tokens(node, saved, layout)
+        found = load_layout(node.store, saved.tenant, saved.token_ids, layout, cache)
+        loaded = found.tokens_count
         platter = self._world.nodes[node.name].platter
         if loaded != wanted and not platter.hurt & {file_name(ref) for ref in saved.refs}:
             self._fail(f"{where}: only {loaded} of {wanted} tokens can be read back")
-        cache.assume(loaded)
         if not oracle.is_cache_of(cache, saved.token_ids[:loaded]):
             self._fail(f"{where}: its blocks are not those of its tokens")
 
@@ -204,24 +203,23 @@ class Invariants:
             return
         ids, cache = saved.token_ids, SimCache(saved.tokens_count, self._world.kind)
         loaded = load_layout(node.store, saved.tenant, ids, layout, cache)
-        count, found = loaded.tokens_count, loaded.arrangement
+        count = loaded.tokens_count
         platter, wanted = self._world.nodes[node.name].platter, len(ids)
         hosts = self._world.nodes.values()
         is_cut = saved.provenance.truncated_by in (TruncatedBy.FSCK, TruncatedBy.HIBERNATED)
         is_cut &= any(host.platter.hurt for host in hosts)
         if is_cut or any(host.platter.has_been_full for host in hosts):
             # What was cut, or saved later than it was computed, lacks windows of its end.
-            wanted = with_windows(layout, self._world.kind.spec.window_tokens).tokens_count
+            wanted = restorable(layout, self._world.kind.spec.window_tokens).tokens_count
         if count != wanted and not platter.hurt & {file_name(ref) for ref in saved.refs}:
             self._fail(f"{where}: only {count} of {wanted} edited tokens can be read back")
-        cache.hold(found.tokens_count, found.ahead, found.shifts, loaded.grid)
         exact = min(saved.edited.exact_tokens, count)
         self._check_cache(where, agent.key, cache, ids[:count], exact)
         hot = agent.cache if agent.is_durable and count == len(ids) else None
         if hot is not None and not oracle.are_alike(hot, cache):
             self._fail(f"{where}: its memory is not what was saved of it")
 
-    def _wanted_tokens(self, node, saved, stock):
+    def _wanted_tokens(self, node, saved, layout):
         """Say how much of a record must come back: all of it, unless drives lost some of it.
 
         A record that was cut to what is left may end where neither a state nor windows were kept,
@@ -240,7 +238,7 @@ class Invariants:
         is_cut &= bool(hurt) or is_derived
         if not is_cut and not self._at_end(node, saved) & {_hash_of(name) for name in hurt}:
             return count
-        return node.store.restore_point(stock, saved.token_ids, count)
+        return node.store.restorable(layout).tokens_count
 
     def _at_end(self, node, saved):
         """Name the state and the windows that a record's end would be taken up from."""

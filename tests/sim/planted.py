@@ -8,12 +8,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from unittest import mock
 
+from fabric.record.layout import EMPTY_LAYOUT
 from fabric.record.manifest import OwnerState
 from node.agents.outgoing import OutgoingMove
 from node.engine.memory_budget import Reservation
 from node.migration.incoming_end import IncomingEnd
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import AvailableBlocks
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
 from node.store.tombstones import TombstoneStore
@@ -205,7 +205,7 @@ def nothing_is_reused():
 
     return _all(
         _patched(Prefixes, "prepare", prepared),
-        _patched(AgentStore, "shared_blocks", lambda self, tenant, ids: AvailableBlocks()),
+        _patched(AgentStore, "shared_prefix", lambda self, tenant, ids: EMPTY_LAYOUT),
     )
 
 
@@ -314,7 +314,7 @@ def restores_wait_for_no_memory():
 
     async def prepared(self, agent, plan, answer):
         made = await prepare(self, agent, plan, answer)
-        if made.source is None:
+        if not made.is_stored:
             return made
         cache = await self.engine.between_steps(lambda: self.begin(made))
         return await self.restore(agent, made, cache, threading.Event())

@@ -6,10 +6,11 @@ from unittest.mock import patch
 import numpy as np
 
 from fabric.edit_mode import EditMode
+from fabric.kvcache.cache_spec import CacheGroup
 from fabric.record.layout import Held
 from fabric.record.patchwork import Patch
 from node.agents.agent import Agent
-from node.tiers import restore_layout
+from node.tiers import restore
 from node.tiers.record_writer import RecordWriters
 from node.turn.prefix import Prefixes
 from tests.sim.model import SimCache
@@ -26,30 +27,31 @@ def edited_blocks_are_named_without_lineage():
     """What a turn with edited memory computed is saved as what its tokens alone would give."""
     of = RecordWriters.of
 
-    def unedited(self, agent, cache, available, cached, layout=None):
-        return of(self, agent, cache, available, cached)
+    def unedited(self, agent, cache, layout, cached):
+        exact = layout.cut(layout.exact_tokens).as_it_is() if layout.head_tokens else layout
+        return of(self, agent, cache, exact, cached)
 
     return patch.object(RecordWriters, "of", unedited)
 
 
-def moved_rows_are_placed_one_off():
-    """A part of a block that was moved is read back one token before where it belongs."""
-    read = restore_layout._read
-
-    def misread(store, tenant, tokens, part, rows, start):
-        return read(store, tenant, tokens, part, rows, start - bool(part.piece.delta))
-
-    return patch.object(restore_layout, "_read", misread)
+def rows_of_cut_blocks_are_read_one_off():
+    """Of a block that an edited cache has a part of, other rows are read."""
+    return _misread(CacheGroup.FULL)
 
 
 def windows_are_read_one_off():
     """Of a block that an edited cache has a part of, other rows are read for the window."""
-    read = restore_layout._read_window
+    return _misread(CacheGroup.WINDOW)
 
-    def misread(store, tenant, part, offset, places):
-        return read(store, tenant, part, max(0, offset - 1), places)
 
-    return patch.object(restore_layout, "_read_window", misread)
+def _misread(group):
+    read = restore._Restore._read
+
+    def misread(self, wanted):
+        is_wrong = wanted.group is group and wanted.first_row > 0
+        return read(self, replace(wanted, first_row=wanted.first_row - is_wrong))
+
+    return patch.object(restore._Restore, "_read", misread)
 
 
 def windows_slide_past_what_lies_ahead():
@@ -101,7 +103,7 @@ EDIT_PLANTS = (
     rows_are_borrowed_without_request,
     edited_memory_is_offered_to_exact_turns,
     edited_blocks_are_named_without_lineage,
-    moved_rows_are_placed_one_off,
+    rows_of_cut_blocks_are_read_one_off,
     windows_are_read_one_off,
     windows_slide_past_what_lies_ahead,
     moved_rows_count_as_computed_in_place,

@@ -3,8 +3,8 @@
 import contextlib
 from unittest import mock
 
+from fabric.record.layout import exact_beginning
 from fabric.record.manifest import OwnerState
-from node.store.available_blocks import exact_beginning
 from node.turn.prefix import Prefixes
 from tests.sim.rows import ENTRY_BYTES, Rows
 
@@ -47,7 +47,7 @@ class Privacy:
                 continue
             is_owned = other.manifest.state is OwnerState.OWNED
             if other is agent or not other.manifest.is_private:
-                lent += [list(other.saved.token_ids), list(exact_beginning(other.saved)[0])]
+                lent += [list(other.saved.token_ids), list(exact_beginning(other.saved).tokens)]
             if other is not agent and is_owned and self._verbs.is_private(other.key):
                 private.add(other.key)
         for move in prefixes.moves:
@@ -60,10 +60,10 @@ class Privacy:
         """Count what was leased from elsewhere as lent: a lease is of nobody's private memory."""
         lent, _, leased = self._lenders.setdefault(agent.key, ([], set(), frozenset()))
         end = 0
-        for piece in prefixes.store.shared_blocks(agent.key[0], ids).full:
-            if piece.block not in leased | prefixes.leases.refs:
+        for block in prefixes.store.shared_prefix(agent.key[0], ids).blocks:
+            if block not in leased | prefixes.leases.refs:
                 break
-            end += piece.block.tokens_count
+            end += block.tokens_count
         lent.append(list(ids[:end]))
 
     def _check(self, agent, cache, ids):

@@ -10,13 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fabric.kvcache.cache_spec import CacheGroup
+from fabric.record.edited_head import Origin
+from fabric.record.layout import Held, Layout
+from fabric.record.manifest import Placed
+from fabric.record.piece_table import Piece
+from fabric.u32s import U32s
 from node.mlx.engine import Engine
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import AvailableBlocks
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
 from node.store.posix_disk import PosixDisk
+from node.tiers.restore import load_layout
 from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, TENANT
 from tests.support.tiny_models import VOCABULARY
 
@@ -60,31 +65,37 @@ class Shelf:
     store: AgentStore
     blocks: BlockStore
 
-    def save(
-        self, cache: ResidentCache, prompt: list[int], before: AvailableBlocks | None = None
-    ) -> AvailableBlocks:
+    def save(self, cache: ResidentCache, prompt: list[int], before: Layout | None = None) -> Layout:
         """Store all of a cache's blocks, as a turn would; `before` has what it was read from."""
-        salt, available = self.store.salt(TENANT), AvailableBlocks()
+        salt, parts, states = self.store.salt(TENANT), [], []
         ids = prompt[: cache.tokens_count]
         spans = self.store.spans(TENANT, ids)
+        stored = {place.start: place.block for place in before.windows} if before else {}
         for span in spans:
-            kv = cache.gather(span.start, span.end)
-            ref = self.store.save_block(span, ids, kv)
-            available.full = available.full.append([ref])
-            window = span.in_group(salt, CacheGroup.WINDOW)
-            if CacheGroup.WINDOW in cache.spec.groups:
+            ref = self.store.save_block(span, ids, cache.gather(span.start, span.end))
+            window = None
+            if CacheGroup.WINDOW in cache.spec.groups and span.start < cache.window_base and before:
+                window = stored[span.start]
+            elif CacheGroup.WINDOW in cache.spec.groups:
                 kv = cache.slid.get(span.start)
-                if before is not None and span.start < cache.window_base:
-                    available.windows[span.start] = before.windows[span.start]
-                    continue
                 if kv is None:
                     kv = cache.gather(span.start, span.end, CacheGroup.WINDOW)
-                available.windows[span.start] = self.store.save_block(window, ids, kv)
-        for end in cache.snapshots:
+                twin = span.in_group(salt, CacheGroup.WINDOW)
+                window = self.store.save_block(twin, ids, kv)
+            origin = Origin(span.parent, U32s(ids[span.start : span.end]))
+            parts.append(Held(Piece(ref, 0, ref.tokens_count), origin, window=window))
+        for end in sorted(cache.snapshots):
             span = self.store.state_span(TENANT, ids, spans, end)
             kv = cache.gather_snapshot(end)
-            available.states[end] = self.store.save_block(span, ids, kv)
-        return available
+            states.append(Placed(self.store.save_block(span, ids, kv), end))
+        return Layout(tuple(parts), states=tuple(states))
+
+    def restore(
+        self, cache: ResidentCache, prompt: list[int], layout: Layout, limit: int | None = None
+    ) -> int:
+        """Read what the first `limit` tokens of a layout allow into a cache; count its tokens."""
+        layout = layout.cut(len(prompt) if limit is None else limit)
+        return load_layout(self.store, TENANT, prompt, layout, cache).tokens_count
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def add(table, name, blocks, tenant=TENANT):
 
 
 def names(table, agent, blocks):
-    return [record.agent for record in table.alike(agent, PieceTable().append(blocks))]
+    return [record.agent for record in table.alike(agent, blocks)]
 
 
 def test_those_with_all_of_the_blocks_are_found_and_the_newest_comes_first(table):

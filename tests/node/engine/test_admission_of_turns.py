@@ -13,7 +13,7 @@ from fabric.ids import OperationId
 from fabric.turn.generation import CacheTier, GenerateRequest, Sampling
 from node.engine.memory_budget import Reservation
 from node.limits import BLOCKED_POLL_S
-from node.tiers.restore import load_blocks
+from node.tiers.restore import load_layout
 from node.turn import prefix
 from tests.support.erasures import wait_until
 from tests.support.on_loop import change
@@ -223,7 +223,7 @@ def test_a_restore_that_fails_ends_its_turn_only_and_leaves_no_memory_reserved(
             raise OSError(5, "cannot")
 
         with monkeypatch.context() as patch:
-            patch.setattr(prefix, "load_blocks", broken)
+            patch.setattr(prefix, "load_layout", broken)
             with pytest.raises(FabricError) as caught:
                 ask(service, WORDS * 30, agent="a", **BRIEF)
         assert caught.value.status == 500
@@ -246,14 +246,15 @@ def test_a_hang_up_while_memory_is_read_back_keeps_the_record(model, tmp_path, m
         def slow(*arguments, cancel=None, **options):
             service._loop.call_soon_threadsafe(agent.turn.cancel)
             assert cancel.wait(60)
-            loads.append(load_blocks(*arguments, cancel=cancel, **options))
-            return loads[-1]
+            layout = load_layout(*arguments, cancel=cancel, **options)
+            loads.append(layout.tokens_count)
+            return layout
 
         async def scenario():
             return [e async for e in service.node.turns.serve(request("a", WORDS * 60))]
 
         with monkeypatch.context() as patch:
-            patch.setattr(prefix, "load_blocks", slow)
+            patch.setattr(prefix, "load_layout", slow)
             on_loop(service, scenario())
         assert loads == [0]
         assert agent.manifest is record
@@ -272,15 +273,16 @@ def test_a_hang_up_once_anothers_memory_is_read_leaves_the_agent_its_own(service
     assert carl.manifest.tokens_count == 512
 
     def read(*arguments, cancel=None, **options):
-        loads.append(load_blocks(*arguments, cancel=cancel, **options))
+        layout = load_layout(*arguments, cancel=cancel, **options)
+        loads.append(layout.tokens_count)
         carl.turn._sequence.cancelled.set()  # the engine knows it before the turn goes on
-        return loads[-1]
+        return layout
 
     async def scenario():
         return [e async for e in service.node.turns.serve(request("carl", foreign))]
 
     with monkeypatch.context() as patch:
-        patch.setattr(prefix, "load_blocks", read)
+        patch.setattr(prefix, "load_layout", read)
         on_loop(service, scenario())
     assert loads == [512]
     again = ask(service, own + first.text + " and then", agent="carl", **BRIEF)

@@ -203,7 +203,7 @@ def test_a_read_that_fails_gives_its_memory_back(node, move, record, monkeypatch
         message = "the disk is gone"
         raise OSError(message)
 
-    monkeypatch.setattr(warm_up, "load_full_blocks", fail)
+    monkeypatch.setattr(warm_up, "load_parts", fail)
     with pytest.raises(OSError, match="gone"):
         extend(node, move, record).result(HANG_S)
     assert move not in node.node.warm_up

@@ -20,9 +20,8 @@ from fabric.settings import KvBits
 from fabric.turn.generation import Sampling
 from node.mlx.engine import Batching, Engine
 from node.mlx.probe.probe import fit_engine
-from node.tiers.restore import load_blocks
 from tests.support.architectures import ARCHITECTURES, WINDOW_TOKENS
-from tests.support.blocks import FINGERPRINT, TENANT
+from tests.support.blocks import FINGERPRINT
 from tests.support.cache_paths import (
     GRID,
     STEPS,
@@ -131,10 +130,8 @@ def test_restored_equals_never_evicted(name, shelf_for):
     for cut in GRID:
         undisturbed = prefilled(engine, prompt[:cut])
         restored = engine.new_cache(len(prompt) + 64)
-        loaded = load_blocks(shelf.store, TENANT, prompt, stock, cut, restored)
-        restored.assume(loaded)
 
-        assert loaded == cut
+        assert shelf.restore(restored, prompt, stock, cut) == cut
         following = prompt_of(4, seed=cut)
         want = logits_after(engine, undisturbed, following)
         assert np.array_equal(logits_after(engine, restored, following), want)
@@ -148,7 +145,7 @@ def test_warm_equals_cold_at_a_safe_cut(name, shelf_for):
     cold = prefilled(engine, prompt)
     stock = shelf.save(cold, prompt)
     warm = engine.new_cache(len(prompt) + 64)
-    warm.assume(load_blocks(shelf.store, TENANT, prompt, stock, GRID[1], warm))
+    shelf.restore(warm, prompt, stock, GRID[1])
     extend(engine, warm, prompt)
 
     want = logits_after(engine, cold, prompt_of(3))
@@ -174,7 +171,7 @@ def test_window_layers_are_bounded_and_read_only_their_last_blocks(name, shelf_f
     shelf.blocks.load_into = lambda ref, *rest: (opened.append(ref.group), load_into(ref, *rest))
     restored = engine.new_cache(len(prompt))
 
-    assert load_blocks(shelf.store, TENANT, prompt, stock, len(prompt), restored) == len(prompt)
+    assert shelf.restore(restored, prompt, stock) == len(prompt)
     assert opened.count(CacheGroup.WINDOW) == 1
     assert opened.count(CacheGroup.FULL) == -(-len(prompt) // BLOCK_TOKENS)
     per_token = engine.spec.kv_bytes(1, CacheGroup.WINDOW)
@@ -190,16 +187,15 @@ def test_what_cannot_be_restored_exactly_falls_back(name, shelf_for):
     engine, prompt = engine_of(name), prompt_of(GRID[-1])
     shelf = shelf_for(engine)
     stock = shelf.save(prefilled(engine, prompt), prompt)
-    lost = [*stock.windows.values(), stock.states.get(len(prompt))]
-    last = [ref for ref in lost if ref is not None][-1]
+    states = (state for state in stock.states if state.end == len(prompt))
+    last = [*stock.windows, *states][-1].block
     path = next(shelf.blocks._disk.root.rglob(f"{last.name}*"))
     raw = bytearray(path.read_bytes())
     raw[-2_000] ^= 1
     path.write_bytes(raw)
     restored = engine.new_cache(len(prompt) + 64)
 
-    loaded = load_blocks(shelf.store, TENANT, prompt, stock, len(prompt), restored)
-    restored.assume(loaded)
+    loaded = shelf.restore(restored, prompt, stock)
 
     assert 0 < loaded < len(prompt)
     want = logits_after(engine, prefilled(engine, prompt[:loaded]), prompt_of(3))
@@ -216,15 +212,15 @@ def test_a_cache_of_which_nothing_could_be_restored_is_as_new(name, shelf_for):
     engine, prompt = engine_of(name), prompt_of(600)
     shelf = shelf_for(engine)
     stock = shelf.save(prefilled(engine, prompt), prompt)
-    del stock.windows[0]  # old ones go first where the disk is short
-    for ref in stock.windows.values():
-        path = next(shelf.blocks._disk.root.rglob(f"{ref.name}*"))
+    stock = stock.losing({stock.windows[0].block})  # old ones go first where the disk is short
+    for place in stock.windows:
+        path = next(shelf.blocks._disk.root.rglob(f"{place.block.name}*"))
         raw = bytearray(path.read_bytes())
         raw[-2_000] ^= 1
         path.write_bytes(raw)
     emptied = engine.new_cache(len(prompt) + 64)
 
-    assert load_blocks(shelf.store, TENANT, prompt, stock, len(prompt), emptied) == 0
+    assert shelf.restore(emptied, prompt, stock) == 0
     extend(engine, emptied, prompt)
     want = logits_after(engine, prefilled(engine, prompt), prompt_of(3))
     assert np.array_equal(logits_after(engine, emptied, prompt_of(3)), want)

@@ -22,8 +22,6 @@ from fabric.settings import KvBits
 from node.mlx import attention
 from node.mlx.engine import Batching, Engine
 from node.mlx.probe.probe import fit_engine
-from node.tiers.restore import load_blocks
-from tests.support.blocks import TENANT
 from tests.support.cache_paths import extend, logits_after, prefilled, prompt_of, shelf_at
 from tests.support.shifted_caches import by_hand, filled
 from tests.support.zoo import NOT_RUN, build_family, families, zoo
@@ -137,8 +135,7 @@ def test_restored_equals_undisturbed(name: str, tmp_path: Path) -> None:
         with shelf_at(tmp_path / f"{cut}", engine) as shelf:
             stock = shelf.save(undisturbed, prompt)
             restored = engine.new_cache(cut + 64)
-            assert load_blocks(shelf.store, TENANT, prompt, stock, cut, restored) == cut
-            restored.assume(cut)
+            assert shelf.restore(restored, prompt, stock, cut) == cut
             following = prompt_of(20, seed=cut)
             extend(engine, undisturbed, [*prompt, *following])
             extend(engine, restored, [*prompt, *following])
@@ -149,8 +146,7 @@ def test_restored_equals_undisturbed(name: str, tmp_path: Path) -> None:
             restored.take_snapshot()
             stock = shelf.save(restored, whole, stock)
             again = engine.new_cache(len(whole) + 64)
-            assert load_blocks(shelf.store, TENANT, whole, stock, len(whole), again) == len(whole)
-            again.assume(len(whole))
+            assert shelf.restore(again, whole, stock) == len(whole)
         want = logits_after(engine, undisturbed, more)
         assert np.array_equal(logits_after(engine, again, more), want)
 

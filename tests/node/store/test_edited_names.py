@@ -1,21 +1,23 @@
 """Edited rows are never found for an unedited prompt of the same tokens, or vice versa."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from fabric.kvcache.block_chain import UNEDITED, EditLineage, block_spans
 from fabric.limits import BLOCK_TOKENS
+from fabric.record.layout import unedited_layout
 from fabric.record.piece_table import PieceTable
+from fabric.u32s import U32s
 from node.fsck.block import BlockCheck
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
-from node.store.available_blocks import AvailableBlocks
 from node.store.block_files import file_name
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
-from node.tiers.restore import load_blocks
-from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, SALT, SPEC, TENANT
+from node.tiers.restore import load_layout
+from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, SALT, SPEC, TENANT, make_manifest
 
 EDITED = EditLineage(BLOCK_TOKENS, b"e" * 32)  # behind the first block
 TOKENS = random.Random(0).choices(range(1 << 16), k=3 * BLOCK_TOKENS)
@@ -37,22 +39,24 @@ def save(store, lineage):
 def test_the_prefix_index_knows_edited_blocks_for_no_prompt(store):
     refs = save(store, EDITED)
     assert refs
-    assert not store.shared_blocks(TENANT, TOKENS).full.blocks
+    assert not store.shared_prefix(TENANT, TOKENS).blocks
 
 
 def test_names_behind_an_edit_find_no_unedited_block(store):
     refs = save(store, UNEDITED)
     spans = block_spans(SALT, FINGERPRINT, TOKENS, lineage=EDITED)
     assert [store.blocks.find(span.block_hash) for span in spans] == [None, None]
-    assert store.shared_blocks(TENANT, TOKENS).full.blocks == refs
+    assert store.shared_prefix(TENANT, TOKENS).blocks == refs
 
 
 def test_edited_blocks_are_read_back_into_no_unedited_cache(store):
     """Even where a table names them."""
     refs = [save(store, UNEDITED)[0], *save(store, EDITED)]
-    available = AvailableBlocks(PieceTable().append(refs))
+    pieces, ids = PieceTable().append(refs), U32s(TOKENS)
+    record = replace(make_manifest([]), token_ids=ids, pieces=pieces)
     cache = ResidentCache(SPEC, len(TOKENS))
-    assert load_blocks(store, TENANT, TOKENS, available, len(TOKENS), cache) == BLOCK_TOKENS
+    found = load_layout(store, TENANT, TOKENS, unedited_layout(record), cache)
+    assert found.tokens_count == cache.tokens_count == BLOCK_TOKENS
 
 
 def test_names_behind_an_edit_follow_from_what_their_files_hold(store, disk):

@@ -20,7 +20,7 @@ from node.store.agent_store import AgentStore
 from node.store.block_files import file_name
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
-from node.tiers.restore_layout import load_layout
+from node.tiers.restore import load_layout
 from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, SALT, SPEC, TENANT, make_manifest
 
 SEEDS = range(25)

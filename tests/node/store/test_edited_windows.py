@@ -13,15 +13,14 @@ from fabric.record.layout import Layout, layout_of
 from fabric.record.manifest import Manifest, Placed, decode_manifest, encode_manifest
 from fabric.record.named_blocks import named_blocks
 from fabric.record.piece_table import PieceTable
-from fabric.record.restore_plan import essential
+from fabric.record.restore_plan import essential, restorable
 from fabric.record.truncate import truncate_record
-from fabric.record.window_restore import with_windows
 from fabric.u32s import U32s
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
-from node.tiers.restore_layout import load_layout
+from node.tiers.restore import load_layout
 from tests.node.store.test_edited_records import random_moves
 from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, SALT, TENANT, make_manifest
 
@@ -152,7 +151,7 @@ def test_where_windows_are_lost_no_more_is_kept_than_what_others_allow(store, se
     moves = random_moves(rng, 900)
     layout, memory = store.layout(record).moved(moves), memory.moved(moves)
     lost = {place.block for place in record.windows if rng.random() < 0.4}
-    fewer = with_windows(layout.losing(lost), WINDOW)
+    fewer = restorable(layout.losing(lost), WINDOW)
     if fewer.tokens_count:
         check_read(store, memory, fewer)
     for ref in lost:

@@ -11,7 +11,7 @@ from fabric.ids import TenantId
 from fabric.kvcache.arrangement import Move
 from fabric.record.patchwork import Patch
 from node.store.block_files import file_name
-from node.tiers.restore_layout import load_layout
+from node.tiers.restore import load_layout
 from node.turn import borrowed_spans
 from tests.node.turn.test_edited_turns import agent_of, grown
 from tests.support import services
