@@ -37,7 +37,7 @@ from fabric.turn.prompt_plan import PromptPlan
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.assembly import Ground, assemble
-from node.dialect.shown import Shown
+from node.dialect.answer_delta import AnswerDelta
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Ended
 from node.mlx.chat_tokenizer import ChatTokenizer
@@ -237,7 +237,7 @@ def _turn(desk: Desk, talk: Talk, prompt_tokens: int) -> tuple[Saver, Ended]:
     request = GenerateRequest(OperationId("bench"), TENANT, identity, Sampling(), prompt="")
     ended = Ended(
         FinishReason.STOP,
-        Shown(),
+        AnswerDelta(),
         new[prompt_tokens:],
         WORD * ANSWER_TOKENS,
         [width * (i + 1) for i in range(ANSWER_TOKENS)],

@@ -1,6 +1,6 @@
-"""Names of the formats that `node.tool_parser` and `node.reasoning_parser` choose from.
+"""Names of the formats that the settings `node.tool_parser` and `node.reasoning_parser` accept.
 
-A node's formats are in `node/dialect/formats.py`; a test holds these names to them.
+The formats are defined in `node/dialect/families/`; a test keeps these names equal to theirs.
 """
 
 from typing import Final

@@ -1,8 +1,8 @@
-"""Options of a model's chat template: which names are the server's own, and no client's."""
+"""Names of chat template options that clients cannot set, or that the node itself reads."""
 
 from typing import Final
 
-# These would replace what a node itself passes to the template, or how it is applied.
+# They would replace arguments that the node passes to the template, or change how it is rendered.
 RESERVED_OPTIONS: Final = frozenset(
     {
         "add_generation_prompt",
@@ -24,7 +24,7 @@ RESERVED_OPTIONS: Final = frozenset(
         "truncation",
     }
 )
-# A node's own, not a template's: whether earlier answers come back as they were, and whether dates
-# leave the system prompt.
+# Options that the node reads: restore earlier answers' reasoning, and move dates out of the system
+# prompt.
 RESTORE_OPTION: Final = "restore_reasoning"
 DATES_OPTION: Final = "move_dates"

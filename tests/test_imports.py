@@ -103,6 +103,10 @@ CASES = {
         {"node/prompt/x.py": "import node.agents"},
         "node's rooms",
     ),
+    "a format that names its families": (
+        {"node/dialect/formats.py": "import node.dialect.families"},
+        "model families lie above",
+    ),
     "a room of the router that reaches up": (
         {"router/placement/x.py": "import router.moves"},
         "router's rooms",
@@ -149,7 +153,8 @@ def rooms():
     for contract in root["tool"]["importlinter"]["contracts"]:
         for package in contract.get("containers", ()):
             for layer in contract["layers"]:
-                yield from (f"{package}/{name.strip()}" for name in layer.split("|"))
+                folder = package.replace(".", "/")
+                yield from (f"{folder}/{name.strip()}" for name in layer.split("|"))
     for contract in root["tool"]["importlinter"]["contracts"]:
         if contract["type"] == "protected":
             named = contract["protected_modules"] + contract["allowed_importers"]

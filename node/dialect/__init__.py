@@ -1,1 +1,1 @@
-"""How families of models write: thoughts, calls and channels, read from an answer as it comes."""
+"""Formats in which model families write thoughts and tool calls, to read and to enforce."""

@@ -1,56 +1,55 @@
-"""Fold messages that a chat template refuses into their neighbours, and say so.
+"""Messages that a chat template refuses, merged into their neighbours.
 
-Families' guides tell how: system text goes in front of the user's, messages of one speaker in a
-row become one. Nothing is moved ahead of what came before it: what was computed stays valid.
+The rules follow the families' own guides: system text goes before the user's, and consecutive
+messages of one role are merged. Nothing moves ahead of earlier messages, so a cached prefix stays
+valid.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from fabric.errors import RejectedError
-from node.dialect.spelling import Messages, respelled
-
-_BETWEEN = "\n\n"
+from node.dialect.template_messages import Messages, alternative_forms
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """One way to fold, and what it is called."""
+    """Change of messages, and the note that reports it."""
 
     note: str
     change: Callable[[Messages], Messages]
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
-    """Messages, and what was done to them."""
+class FoldedMessages:
+    """Messages, and the notes of what was changed."""
 
     messages: Messages
     notes: tuple[str, ...]
 
 
-def folded(messages: Messages) -> Iterator[Folded]:
-    """Yield what else to try: each fold by itself, then all of them one upon the other."""
-    for fold in FOLDS:
-        changed = fold.change(messages)
-        if changed != messages:
-            yield Folded(changed, (fold.note,))
-    made = Folded(messages, ())
-    for fold in FOLDS:
-        changed = fold.change(made.messages)
-        if changed != made.messages:
-            made = Folded(changed, (*made.notes, fold.note))
-            if len(made.notes) > 1:
-                yield made
-
-
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt's text, and what was done to the messages for it."""
+    """Text of a prompt, and the notes of what was changed in the messages for it."""
 
     text: str
     notes: tuple[str, ...] = ()
-    ends: list[int] | None = None  # of each token, in bytes, where a client sent the tokens
+    ends: list[int] | None = None  # of each token, in bytes, if the client sent tokens
+
+
+def fold(messages: Messages) -> Iterator[FoldedMessages]:
+    """Yield alternatives to try: each fold alone, then all of them in sequence."""
+    for step in FOLDS:
+        changed = step.change(messages)
+        if changed != messages:
+            yield FoldedMessages(changed, (step.note,))
+    folded = FoldedMessages(messages, ())
+    for step in FOLDS:
+        changed = step.change(folded.messages)
+        if changed != folded.messages:
+            folded = FoldedMessages(changed, (*folded.notes, step.note))
+            if len(folded.notes) > 1:
+                yield folded
 
 
 def render_folded(
@@ -60,151 +59,142 @@ def render_folded(
     is_strict: bool,
     takes_one_call: bool = False,
 ) -> Rendered:
-    """Render by `attempt`, which raises RejectedError for what the template refuses.
+    """Render by `attempt`, which raises RejectedError for messages that the template refuses.
 
-    What it drops without a word, as some do with system messages, is folded, too; so are calls
-    where it `takes_one_call` of a message.
+    System messages that the template silently drops are folded, too, and so are calls if it
+    `takes_one_call` of a message.
     """
     if takes_one_call and not is_strict:
         single = SINGLE_CALLS.change(messages)
         if single != messages:
             rendered = render_folded(single, attempt, is_strict=is_strict)
             return replace(rendered, notes=(SINGLE_CALLS.note, *rendered.notes))
-    plain: Rendered | None = None
+    incomplete: Rendered | None = None
     refusal: RejectedError | None = None
-    for made in _tried(messages, is_strict=is_strict):
+    for candidate in _candidates(messages, is_strict=is_strict):
         try:
-            text = attempt(made.messages)
+            text = attempt(candidate.messages)
         except RejectedError as error:
             refusal = refusal or error
             continue
-        if is_strict or _says_all(messages, text):
-            return Rendered(text, made.notes)
-        plain = plain or Rendered(text, made.notes)
-    if plain is None:
-        assert refusal is not None, "something was tried"
+        if is_strict or _has_system_texts(messages, text):
+            return Rendered(text, candidate.notes)
+        incomplete = incomplete or Rendered(text, candidate.notes)
+    if incomplete is None:
+        assert refusal is not None, "there is at least one candidate"
         raise refusal
-    return plain
+    return incomplete
 
 
-def _tried(messages: Messages, *, is_strict: bool) -> Iterator[Folded]:
-    yield Folded(messages, ())
-    yield from (Folded(each, ()) for each in respelled(messages))
+def _candidates(messages: Messages, *, is_strict: bool) -> Iterator[FoldedMessages]:
+    yield FoldedMessages(messages, ())
+    yield from (FoldedMessages(form, ()) for form in alternative_forms(messages))
     if is_strict:
         return
     last = None
-    for last in folded(messages):
+    for last in fold(messages):
         yield last
     if last is not None:
-        yield from (Folded(each, last.notes) for each in respelled(last.messages))
+        yield from (FoldedMessages(form, last.notes) for form in alternative_forms(last.messages))
 
 
-def _says_all(messages: Messages, text: str) -> bool:
-    """Say whether no system message was dropped."""
-    said = (m.get("content") or "" for m in messages if m.get("role") == "system")
-    return all(each.strip() in text for each in said)
+def _has_system_texts(messages: Messages, text: str) -> bool:
+    """Tell whether the prompt has all system messages."""
+    systems = (m.get("content") or "" for m in messages if m.get("role") == "system")
+    return all(system.strip() in text for system in systems)
 
 
-def _merge(messages: Messages, roles: frozenset[str]) -> Messages:
-    made: Messages = []
-    for message in messages:
-        last = made[-1] if made else None
-        is_plain = not message.get("tool_calls") and isinstance(message.get("content"), str)
-        if (
-            last is not None
-            and last["role"] == message["role"] in roles
-            and is_plain
-            and not last.get("tool_calls")
-        ):
-            content = _joined(last.get("content") or "", message["content"])
-            made[-1] = {**last, **message, "content": content}
-        else:
-            made.append(message)
-    return made
+def _merge(role: str) -> Callable[[Messages], Messages]:
+    """Return a change that merges consecutive messages of a role."""
+
+    def merge(messages: Messages) -> Messages:
+        merged: Messages = []
+        for message in messages:
+            last = merged[-1] if merged else None
+            is_plain = not message.get("tool_calls") and isinstance(message.get("content"), str)
+            if (
+                last is not None
+                and last["role"] == message["role"] == role
+                and is_plain
+                and not last.get("tool_calls")
+            ):
+                content = _join(last.get("content") or "", message["content"])
+                merged[-1] = {**last, **message, "content": content}
+            else:
+                merged.append(message)
+        return merged
+
+    return merge
 
 
-def _joined(*texts: str) -> str:
-    return _BETWEEN.join(text for text in texts if text)
+def _join(*texts: str) -> str:
+    return "\n\n".join(text for text in texts if text)
 
 
-def _merged_systems(messages: Messages) -> Messages:
-    return _merge(messages, frozenset({"system"}))
+def _fold_late_systems(messages: Messages) -> Messages:
+    """Put system messages other than the first into the user's message beside them."""
+    return messages[:1] + _fold_systems(messages[1:])
 
 
-def _merged_users(messages: Messages) -> Messages:
-    return _merge(messages, frozenset({"user"}))
-
-
-def _merged_answers(messages: Messages) -> Messages:
-    return _merge(messages, frozenset({"assistant"}))
-
-
-def _late_systems(messages: Messages) -> Messages:
-    """Put a system message that is not the first into the user's message beside it."""
-    return messages[:1] + _into_users(messages[1:])
-
-
-def _first_system(messages: Messages) -> Messages:
-    """Put the first system message into the user's message beside it."""
-    return _into_users(messages)
-
-
-def _into_users(messages: Messages) -> Messages:
-    made: Messages = []
-    held = ""  # system text for the user's message that follows
+def _fold_systems(messages: Messages) -> Messages:
+    """Put system messages into the user's message beside them."""
+    folded: Messages = []
+    held = ""  # system text for the next message of the user
     for message in messages:
         if message["role"] == "system":
-            held = _joined(held, message.get("content") or "")
+            held = _join(held, message.get("content") or "")
             continue
         if held and message["role"] != "user":
-            _say(made, held)
+            _append_to_user(folded, held)
             held = ""
         if held:
-            message = {**message, "content": _joined(held, message.get("content") or "")}  # noqa: PLW2901
+            message = {**message, "content": _join(held, message.get("content") or "")}  # noqa: PLW2901
             held = ""
-        made.append(message)
+        folded.append(message)
     if held:
-        _say(made, held)
-    return made
+        _append_to_user(folded, held)
+    return folded
 
 
-def _say(made: Messages, text: str) -> None:
-    """Add text to the user's last message, or as one."""
-    if made and made[-1]["role"] == "user":
-        made[-1] = {**made[-1], "content": _joined(made[-1].get("content") or "", text)}
+def _append_to_user(messages: Messages, text: str) -> None:
+    """Add text to the last message if it is the user's, or as a new one."""
+    if messages and messages[-1]["role"] == "user":
+        messages[-1] = {**messages[-1], "content": _join(messages[-1].get("content") or "", text)}
     else:
-        made.append({"role": "user", "content": text})
+        messages.append({"role": "user", "content": text})
 
 
-def _single_calls(messages: Messages) -> Messages:
-    """Give each call a message of its own, with its result behind it."""
-    made: Messages = []
-    left = list(messages)
-    while left:
-        message = left.pop(0)
-        uses = message.get("tool_calls") or []
-        if len(uses) < 2:
-            made.append(message)
+def _split_calls(messages: Messages) -> Messages:
+    """Give each call a message of its own, followed by its result."""
+    split: Messages = []
+    rest = list(messages)
+    while rest:
+        message = rest.pop(0)
+        calls = message.get("tool_calls") or []
+        if len(calls) < 2:
+            split.append(message)
             continue
         results: Messages = []
-        while left and left[0]["role"] == "tool":
-            results.append(left.pop(0))
-        for number, use in enumerate(uses):
-            rest = {"role": "assistant", "content": message.get("content") and ""}
-            made.append({**(rest if number else message), "tool_calls": [use]})
-            mine = [r for r in results if r.get("tool_call_id") == use.get("id")] or results[:1]
-            made += mine[:1]
-            results = [r for r in results if all(r is not each for each in mine[:1])]
-        made += results
-    return made
+        while rest and rest[0]["role"] == "tool":
+            results.append(rest.pop(0))
+        for number, call in enumerate(calls):
+            empty = {"role": "assistant", "content": message.get("content") and ""}
+            split.append({**(empty if number else message), "tool_calls": [call]})
+            named = (r for r in results if r.get("tool_call_id") == call.get("id"))
+            result = next(named, results[0] if results else None)
+            if result is not None:
+                split.append(result)
+                results = [r for r in results if r is not result]
+        split += results
+    return split
 
 
-SINGLE_CALLS = Fold("gave each tool call a message of its own", _single_calls)
+SINGLE_CALLS = Fold("gave each tool call a message of its own", _split_calls)
 FOLDS = (
-    Fold("merged system messages", _merged_systems),
-    Fold("folded later system messages into the user's", _late_systems),
-    Fold("merged messages of the user", _merged_users),
-    Fold("merged messages of the assistant", _merged_answers),
+    Fold("merged system messages", _merge("system")),
+    Fold("folded later system messages into the user's", _fold_late_systems),
+    Fold("merged messages of the user", _merge("user")),
+    Fold("merged messages of the assistant", _merge("assistant")),
     SINGLE_CALLS,
-    Fold("folded the system message into the user's", _first_system),
+    Fold("folded the system message into the user's", _fold_systems),
 )

@@ -1,4 +1,4 @@
-"""Read answers that are several messages, each with a header that says what it is: gpt-oss's.
+"""Reader of answers in the harmony format: several messages, each with a header.
 
 <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
 <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
@@ -9,17 +9,13 @@ from enum import StrEnum
 from typing import Any, Final
 
 from fabric.turn.call_choice import ANY_CALLS, CallChoice
-from node.dialect.call_body import CallBody
-from node.dialect.call_log import CallLog
-from node.dialect.headed_calls import HeadedCalls
-from node.dialect.marks import marks_of
-from node.dialect.shown import Shown
-from node.dialect.stop_strings import StopStrings
+from node.dialect.answer_delta import AnswerDelta
+from node.dialect.call_collector import CallCollector
+from node.dialect.call_reader import CallReader
+from node.dialect.header_calls import HeaderCallReader
+from node.dialect.text_filters import StopStrings, compile_marks
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
-# Efforts of other families, and the nearest that these know.
-HARMONY_EFFORTS: Final = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
-FINAL: Final = (f"{CHANNEL}final", MESSAGE)  # of an answer's last message, the text to its header
 CALL_END: Final = "<|call|>"
 MESSAGE_END: Final = "<|end|>"
 _ENDS: Final = (MESSAGE_END, "<|return|>", CALL_END)
@@ -39,7 +35,7 @@ class _Part(StrEnum):
 
 
 class HarmonyReader:
-    """Shows analysis as reasoning, calls of functions as calls, and all else as text."""
+    """Reader that shows analysis as reasoning, calls as calls, and everything else as text."""
 
     def __init__(
         self,
@@ -52,123 +48,123 @@ class HarmonyReader:
         self._names = frozenset(choice.names) or None
         self._part = _Part.HEADER
         self._header = ""
-        self._is_named = False  # the header has a mark, or the prompt has begun it
-        self._left = ""  # may be the beginning of a mark
-        self._raw = ""  # of the message that is a call
-        self._body: CallBody | None = None
-        self._log = CallLog(call_seed, takes_one=choice.takes_one)
+        self._has_header = False  # a mark began it, in the prompt or the answer
+        self._unread = ""  # may begin a mark
+        self._raw = ""  # text of the message, if it is a call
+        self._call_reader: CallReader | None = None
+        self._collector = CallCollector(call_seed, takes_one=choice.takes_one)
         self._stops = StopStrings(stop)
         self._gaps = dict.fromkeys((_Part.TEXT, _Part.THOUGHT), "")
-        self._has_said: set[_Part] = set()
+        self._shown_parts: set[_Part] = set()
         self.broken_calls = 0
 
     @property
     def has_calls(self) -> bool:
-        return self._log.ended_count > 0
+        return self._collector.ended_count > 0
 
     def begin(self, tail: str) -> None:
         self.feed(tail)
-        self._left = ""
-        self._stops.begin_again()
-        self._has_said = set()
+        self._unread = ""
+        self._stops.reset()
+        self._shown_parts = set()
 
-    def feed(self, text: str) -> Shown:
-        shown = Shown()
-        self._left += text
-        while self._left and self._stops.found is None:
-            text, mark, self._left = marks_of(MARKS).split(self._left)
+    def feed(self, text: str) -> AnswerDelta:
+        delta = AnswerDelta()
+        self._unread += text
+        while self._unread and self._stops.matched is None:
+            text, mark, self._unread = compile_marks(MARKS).split(self._unread)
             if text:
-                self._take(text, shown)
+                self._read_text(text, delta)
             if mark is not None:
-                self._cross(mark, shown)
+                self._read_mark(mark, delta)
             elif not text:
                 break
-        shown.stopped_by = self._stops.found
-        return shown
+        delta.stopped_by = self._stops.matched
+        return delta
 
-    def finish(self) -> Shown:
-        shown = Shown()
-        if self._left:
-            left, self._left = self._left, ""
-            self._take(left, shown)
+    def finish(self) -> AnswerDelta:
+        delta = AnswerDelta()
+        if self._unread:
+            rest, self._unread = self._unread, ""
+            self._read_text(rest, delta)
         if self._part is _Part.HEADER and self._is_call(self._header):
             self.broken_calls += 1
-            shown.text += self._header
-        elif self._part is _Part.HEADER and not self._is_named:
-            shown.text += self._header
-        self._end_message(shown)
-        shown.text += self._stops.finish()
-        return shown
+            delta.text += self._header
+        elif self._part is _Part.HEADER and not self._has_header:
+            delta.text += self._header
+        self._end_message(delta)
+        delta.text += self._stops.flush()
+        return delta
 
-    def _take(self, text: str, shown: Shown) -> None:
+    def _read_text(self, text: str, delta: AnswerDelta) -> None:
         if self._part is _Part.HEADER:
             self._header += text
-            said = self._header.lstrip()
-            if not self._is_named and said and not _TO.startswith(said[: len(_TO)]):
-                self._part, self._header = _Part.TEXT, ""  # a model that left its header out
-                self._say(said, shown)
+            start = self._header.lstrip()
+            if not self._has_header and start and not _TO.startswith(start[: len(_TO)]):
+                self._part, self._header = _Part.TEXT, ""  # the model omitted its header
+                self._show(start, delta)
         elif self._part is _Part.CALL:
             self._raw += text
-            assert self._body is not None, "a call has one"
-            self._log.show(self._body.feed(text), shown)
+            assert self._call_reader is not None, "a call has a reader"
+            self._collector.collect(self._call_reader.feed(text), delta)
         else:
-            self._say(text, shown)
+            self._show(text, delta)
 
-    def _say(self, text: str, shown: Shown) -> None:
+    def _show(self, text: str, delta: AnswerDelta) -> None:
         if self._gaps[self._part]:
             text, self._gaps[self._part] = self._gaps[self._part] + text, ""
-        self._has_said.add(self._part)
+        self._shown_parts.add(self._part)
         if self._part is _Part.THOUGHT:
-            shown.reasoning += text
+            delta.reasoning += text
         else:
-            shown.text += self._stops.take(text)
+            delta.text += self._stops.feed(text)
 
-    def _cross(self, mark: str, shown: Shown) -> None:
-        if self._body is not None and self._body.is_in_value:
-            self._take(mark, shown)  # a text that speaks of marks
+    def _read_mark(self, mark: str, delta: AnswerDelta) -> None:
+        if self._call_reader is not None and self._call_reader.is_in_value:
+            self._read_text(mark, delta)  # a text about marks
         elif mark == MESSAGE and self._part is _Part.HEADER:
-            self._open_message(shown)
+            self._open_message(delta)
         elif self._part is _Part.HEADER and mark not in _ENDS:
             self._header = mark if mark == START else self._header + mark
-            self._is_named = True
+            self._has_header = True
         else:
-            self._end_message(shown)
+            self._end_message(delta)
             self._header = "" if mark in _ENDS else mark
-            self._is_named = True
+            self._has_header = True
 
-    def _open_message(self, shown: Shown) -> None:
+    def _open_message(self, delta: AnswerDelta) -> None:
         header, self._header = self._header, ""
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         if self._is_call(header):
-            assert recipient is not None, "it is a call by its recipient"
+            assert recipient is not None, "a call has a recipient"
             self._part, self._raw = _Part.CALL, header + MESSAGE
-            self._body = HeadedCalls(self._tools, _CALL, _SPACE)
-            self._body.names = self._names
+            self._call_reader = HeaderCallReader(self._tools, _CALL, _SPACE)
+            self._call_reader.names = self._names
             name = recipient[1].split("<|")[0].removeprefix("functions.")
-            self._log.show(self._body.feed(f"{name}\n"), shown)
+            self._collector.collect(self._call_reader.feed(f"{name}\n"), delta)
         elif channel is not None and channel[1] == "analysis":
             self._part = _Part.THOUGHT
         else:
             self._part = _Part.TEXT
-            if recipient is not None:  # a call of what nobody offered
-                self._say(header + MESSAGE, shown)
+            if recipient is not None:  # a call, though there are no tools
+                self._show(header + MESSAGE, delta)
 
     def _is_call(self, header: str) -> bool:
         recipient = _RECIPIENT.search(header)
         return self._tools is not None and recipient is not None
 
-    def _end_message(self, shown: Shown) -> None:
-        if self._part in self._has_said:
+    def _end_message(self, delta: AnswerDelta) -> None:
+        if self._part in self._shown_parts:
             self._gaps[self._part] = "\n\n"
         if self._part is _Part.TEXT:
-            shown.text += self._stops.finish()
-        body, self._body = self._body, None
+            delta.text += self._stops.flush()
+        reader, self._call_reader = self._call_reader, None
         self._part = _Part.HEADER
-        if body is None:
+        if reader is None:
             return
-        if not body.has_failed and not body.calls_count and self._raw.endswith(MESSAGE):
-            self._log.show(body.feed("{}"), shown)  # nothing to say
-        self._log.show(body.close(is_cut=False), shown)
-        if body.has_failed:
+        if not reader.has_failed and not reader.calls_count and self._raw.endswith(MESSAGE):
+            self._collector.collect(reader.feed("{}"), delta)  # no arguments
+        self._collector.collect(reader.close(is_cut=False), delta)
+        if reader.has_failed:
             self.broken_calls += 1
-            shown.text += self._raw
+            delta.text += self._raw

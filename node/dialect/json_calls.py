@@ -1,11 +1,24 @@
-"""Calls that are JSON objects with a name and arguments, alone, in a list, or in a row."""
+"""Calls that are JSON objects with a name and arguments: one, a list, or several in sequence."""
 
 import re
+from collections.abc import Sequence
 from json import JSONDecodeError, dumps, loads
 from typing import Any
 
-from node.dialect.call_body import CallBody
-from node.dialect.json_value import JsonValue
+from node.dialect.call_grammar import (
+    BLANK_LINES,
+    CallGrammar,
+    GrammarOptions,
+    json_arguments,
+    one_of,
+    quote,
+    repeat,
+)
+from node.dialect.call_reader import CallReader
+from node.dialect.formats import CallFormat, TemplateSign
+from node.dialect.json_scanner import JsonScanner
+from node.dialect.tool_schema import ToolSpec
+from node.grammar.expression import Expression, Literal, Maybe, row
 
 _NAMES = frozenset({"name", "tool_name", "function"})
 _ARGUMENTS = frozenset({"arguments", "parameters"})
@@ -14,8 +27,8 @@ _KEY = re.compile(r'[\s,]*"((?:[^"\\]|\\.)*)"\s*:\s*', re.DOTALL)
 _SPACE = re.compile(r"[\s,;\[\]]*")
 
 
-class JsonCalls(CallBody):
-    """Arguments are handed on as they are written, once the name in front of them is known."""
+class JsonCallReader(CallReader):
+    """Reader that streams arguments as written, once the name before them is known."""
 
     def __init__(
         self,
@@ -24,19 +37,19 @@ class JsonCalls(CallBody):
         *,
         has_id_last: bool = False,
     ) -> None:
-        """Take what may be called, where other names make it no call.
+        """Fail at the name of a tool that is not in `names`, if given.
 
-        `has_id_last`: a call is told when it is complete, for its id comes behind the arguments.
+        `has_id_last`: the id follows the arguments, so a call is reported when it is complete.
         """
         super().__init__(tools)
         self._allowed = names
         self._has_id_last = has_id_last
-        self._is_inside = False  # of a call's braces
+        self._is_in_call = False
         self._key: str | None = None
-        self._value: JsonValue | None = None
+        self._value: JsonScanner | None = None
         self._name: str | None = None
         self._id: str | None = None
-        self._text = ""  # of the value that is being read
+        self._text = ""  # of the current value
         self._held: str | None = None  # arguments that came before the name
 
     @property
@@ -44,110 +57,141 @@ class JsonCalls(CallBody):
         return self._value is not None and self._value.is_in_string
 
     @property
-    def is_whole(self) -> bool:
-        return super().is_whole and not self._is_inside
+    def is_complete(self) -> bool:
+        return super().is_complete and not self._is_in_call
 
     def _read(self) -> None:
-        while self._left and not self.has_failed:
-            before = len(self._left), self._value
+        while self._unread and not self.has_failed:
+            before = len(self._unread), self._value
             if self._value is not None:
                 self._read_value()
-            elif self._is_inside:
+            elif self._is_in_call:
                 self._read_key()
             else:
                 self._read_outside()
-            if (len(self._left), self._value) == before:
+            if (len(self._unread), self._value) == before:
                 return
 
     def _read_outside(self) -> None:
-        found = _SPACE.match(self._left)
-        self._take(found.end() if found else 0)
-        if self._left.startswith("{"):
+        space = _SPACE.match(self._unread)
+        self._take(space.end() if space else 0)
+        if self._unread.startswith("{"):
             self._take(1)
-            self._is_inside = True
+            self._is_in_call = True
             self._name = self._id = self._held = None
-        elif self._left:
+        elif self._unread:
             if self.calls_count:
-                self._take(len(self._left))  # of no use behind a call
+                self._take(len(self._unread))  # nothing that follows a call matters
             else:
                 self.has_failed = True
 
     def _read_key(self) -> None:
-        found = _KEY.match(self._left)
-        if found is not None and found.end() < len(self._left):
-            self._key = found[1]
-            self._take(found.end())
-            self._value, self._text = JsonValue(), ""
-            if self._allowed is not None and found[1] not in _NAMES | _ARGUMENTS | _IDS | {"type"}:
+        key = _KEY.match(self._unread)
+        if key is not None and key.end() < len(self._unread):
+            self._key = key[1]
+            self._take(key.end())
+            self._value, self._text = JsonScanner(), ""
+            if self._allowed is not None and key[1] not in _NAMES | _ARGUMENTS | _IDS | {"type"}:
                 self.has_failed = True
             return
-        rest = self._left.lstrip(" \t\r\n,")
+        rest = self._unread.lstrip(" \t\r\n,")
         if rest.startswith("}"):
-            self._take(len(self._left) - len(rest) + 1)
+            self._take(len(self._unread) - len(rest) + 1)
             self._close_object()
         elif rest and not rest.startswith('"'):
             self.has_failed = True
 
     def _read_value(self) -> None:
-        assert self._value is not None, "only called inside of one"
-        text = self._take(self._value.feed(self._left))
+        assert self._value is not None, "only called within a value"
+        text = self._take(self._value.feed(self._unread))
         self._text += text
         is_arguments = self._key in _ARGUMENTS
         if is_arguments and self._arguments is not None and self._text.startswith("{"):
-            self._write(text)
+            self._add_arguments(text)
         if not self._value.has_ended:
             return
         self._value = None
         if self._key in _NAMES:
-            self._know_name(_parsed(self._text))
+            self._set_name(_parse(self._text))
         elif self._key in _IDS:
-            own_id = _parsed(self._text)
-            self._id = own_id if isinstance(own_id, str) else None
+            model_id = _parse(self._text)
+            self._id = model_id if isinstance(model_id, str) else None
         elif is_arguments and not (self._arguments is not None and self._text.startswith("{")):
-            self._know_arguments()
+            self._set_arguments()
 
-    def _know_name(self, name: Any) -> None:
+    def _set_name(self, name: Any) -> None:
         if isinstance(name, dict):  # {"function": {"name": …, "arguments": …}}
             arguments = name.get("arguments", name.get("parameters", {}))
             self._held = arguments if isinstance(arguments, str) else dumps(arguments)
             name = name.get("name")
         is_allowed = self._allowed is None or name in self._allowed
         if not isinstance(name, str) or not name or not is_allowed or self._name is not None:
-            # The kind of a call may be said by the same key: {"type": "function", …}
+            # The same key may also state the kind of call: {"type": "function", …}
             self.has_failed = self._name is None
             return
         self._name = name
         if self._has_id_last:
             return
-        self._begin(name, self._id)
+        self._start_call(name, self._id)
         if self._held is not None:
-            self._write(self._held)
+            self._add_arguments(self._held)
 
-    def _know_arguments(self) -> None:
-        """Take arguments that are not an object as they stand, or that stand before the name."""
-        value = _parsed(self._text)
+    def _set_arguments(self) -> None:
+        """Take arguments that are not an object, or that come before the name."""
+        value = _parse(self._text)
         text = value if isinstance(value, str) else self._text
         text = "{}" if value is None or not text.strip() else text
         if self._arguments is not None:
-            self._write(text)
+            self._add_arguments(text)
         else:
             self._held = text
 
     def _close_object(self) -> None:
-        self._is_inside = False
+        self._is_in_call = False
         if self._has_id_last and self._name is not None:
-            self._begin(self._name, self._id)
-            self._write(self._held or "")
+            self._start_call(self._name, self._id)
+            self._add_arguments(self._held or "")
         if self._arguments is None:
             self.has_failed = True
             return
         if not self._arguments:
-            self._write("{}")
-        self._end()
+            self._add_arguments("{}")
+        self._end_call()
 
 
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     try:
         return loads(text)
     except (JSONDecodeError, RecursionError):
         return text if text.strip() else None
+
+
+def json_call(
+    tool: ToolSpec, name: str = "name", key: str = "arguments", first: Expression | None = None
+) -> Expression:
+    """Return an object with a name and arguments; `first` comes right after its brace."""
+    head: tuple[Expression | str, ...] = ("{",) if first is None else ("{", first)
+    return row(*head, f'"{name}": {quote(tool.name)}, "{key}": ', json_arguments(tool), "}")
+
+
+def json_grammar(start: str, end: str) -> CallGrammar:
+    """Return the grammar of calls that each stand between marks."""
+
+    def grammar(tools: Sequence[ToolSpec], options: GrammarOptions) -> Expression:
+        line = Maybe(Literal("\n"))
+        call = row(start, line, one_of(tools, json_call), line, end)
+        return row(BLANK_LINES, repeat(call, "\n", options))
+
+    return grammar
+
+
+def json_list_format(
+    name: str, start: str, end: str, signs: tuple[TemplateSign, ...]
+) -> CallFormat:
+    """Return the format of a list of calls between marks."""
+
+    def grammar(tools: Sequence[ToolSpec], options: GrammarOptions) -> Expression:
+        calls = repeat(one_of(tools, json_call), ", ", options)
+        return row(BLANK_LINES, start, "[", calls, "]", end)
+
+    return CallFormat(name, (start,), end, JsonCallReader, grammar=grammar, signs=signs)

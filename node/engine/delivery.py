@@ -7,7 +7,7 @@ from typing import Any
 
 from fabric.errors import EngineFailedError, FabricError
 from fabric.turn.generation import FinishReason, TokenLogprob
-from node.dialect.shown import Shown
+from node.dialect.answer_delta import AnswerDelta
 from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
 from node.mlx.engine import SampledToken
 from node.mlx.logprobs import Top
@@ -51,14 +51,16 @@ def deliver(sequence: Sequence, sampled: SampledToken) -> Last | None:
     return Last(reason, shown.stopped_by if reason is FinishReason.STOP else None)
 
 
-def produced(sequence: Sequence, count: int, sampled: SampledToken, shown: Shown) -> Produced:
+def produced(sequence: Sequence, count: int, sampled: SampledToken, shown: AnswerDelta) -> Produced:
     """Describe an answer's token number `count`, counted from 1."""
     return Produced(
         count - 1, shown, () if _is_end(sequence, sampled.token) else _logprobs(sequence, sampled)
     )
 
 
-def finish_reason(sequence: Sequence, count: int, token: int, shown: Shown) -> FinishReason | None:
+def finish_reason(
+    sequence: Sequence, count: int, token: int, shown: AnswerDelta
+) -> FinishReason | None:
     """Say why an answer ends with its `count`-th token, if it does."""
     if _is_end(sequence, token) or shown.stopped_by is not None:
         return FinishReason.STOP

@@ -7,7 +7,7 @@ from threading import Event
 
 from fabric.errors import FabricError
 from fabric.turn.generation import FinishReason, Priority, Resumption, Sampling, TokenLogprob
-from node.dialect.shown import Shown
+from node.dialect.answer_delta import AnswerDelta
 from node.engine.memory_budget import Reservation
 from node.engine.trimmed_end import TrimmedEnd
 from node.grammar.answer_matcher import AnswerMatcher
@@ -38,7 +38,7 @@ class Produced:
     """Tokens up to number `index` exist; `shown` is what the client may see of them."""
 
     index: int
-    shown: Shown
+    shown: AnswerDelta
     logprobs: tuple[TokenLogprob, ...]
     was_delivered: bool = False  # where it was sampled: the client has read it
 
@@ -48,14 +48,14 @@ class Ended:
     """No more tokens; the cache holds the prompt's tokens fed so far and the answer's."""
 
     reason: FinishReason | None  # None: cancelled
-    shown: Shown
+    shown: AnswerDelta
     answer_ids: list[int]
     answer_text: str
     answer_ends: list[int]
     stop_string: str | None
     is_handover: bool = False  # it goes on elsewhere: `sampled` is its next token, if it had any
     sampled: SampledToken | None = None
-    sampled_shown: Shown | None = None  # what the client may see of that token
+    sampled_shown: AnswerDelta | None = None  # what the client may see of that token
     is_preempted: bool = False  # its memory is wanted: once saved, it is not kept
 
 

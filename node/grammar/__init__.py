@@ -1,1 +1,1 @@
-"""What a formatted answer may go on with: grammars compiled, and followed token by token."""
+"""Grammars that answers must follow: compiled for a tokenizer and matched token by token."""

@@ -1,7 +1,7 @@
-"""Follow one answer through its grammar: which tokens may come next, computed beside the model.
+"""Matcher of one answer and its grammar: computes which tokens may come next.
 
-A step's mask follows from the token before it, which is known while the model computes the step:
-`take` begins to compute it on another thread, and `mask` waits for it where logits are sampled.
+A step's mask depends on the previous token, which is known while the model computes the step:
+`take` starts the computation on another thread, and `mask` waits for it when logits are sampled.
 """
 
 from collections.abc import Iterable
@@ -14,25 +14,25 @@ import numpy as np
 
 from fabric.errors import RejectedError
 from node.grammar.compiler import Grammar, Mask, compute_mask, refusal
-from node.grammar.thought import Beginning, ThoughtEnd, ThoughtMarks
+from node.grammar.thought import Beginning, ThoughtEndDetector, ThoughtMarks
 from node.limits import GRAMMAR_MASK_S, LINE_ENDS_BEHIND_THOUGHT_MAX
 
 
 class _Phase(Enum):
-    FIRST = auto()  # nothing is said: a thought may come
+    FIRST = auto()  # before the first token: a thought may come
     THOUGHT = auto()
-    TEXT = auto()  # as a grammar has it
-    FREE = auto()  # until a call begins
-    CALL = auto()  # of a tool, instead of the format
-    OVER = auto()
+    TEXT = auto()  # follows a grammar
+    FREE = auto()  # any text, until a call begins
+    CALL = auto()  # of a tool, without a grammar
+    ENDED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class CallRule:
-    """What there is to say of the tools' calls where the answer is something else."""
+    """Rule for calls of tools in an answer that may be something else."""
 
-    ids: frozenset[int]  # tokens that begin one by themselves
-    grammar: Grammar | None = None  # of all of them; None: as the model likes
+    ids: frozenset[int]  # tokens that begin a call
+    grammar: Grammar | None = None  # of all calls; None: any text
 
 
 _PHASES = {
@@ -43,7 +43,7 @@ _PHASES = {
 
 
 class AnswerMatcher:
-    """Follows one answer through its grammar; used by one thread at a time."""
+    """Matcher of one answer; used by one thread at a time."""
 
     def __init__(
         self,
@@ -52,39 +52,39 @@ class AnswerMatcher:
         marks: ThoughtMarks | None = None,
         beginning: Beginning = Beginning.TEXT,
         calls: CallRule | None = None,
-        unthought: frozenset[int] = frozenset(),
+        barred_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """Follow `grammar` behind a thought, which has none of the tokens `unthought`.
+        """Follow `grammar` after a thought, which cannot have the tokens `barred_ids`.
 
-        Without a grammar the answer is free, but for its calls.
+        Without a grammar, any text is allowed except in calls.
         """
         followed = calls.grammar if grammar is None and calls is not None else grammar
-        assert followed is not None, "there is something to follow"
+        assert followed is not None, "there is a grammar to follow"
         self._vocabulary = followed.vocabulary
         self._threads = threads
         self._matcher = followed.begin()
-        self._first: Mask | None = followed.first_mask  # nothing of the format is said yet
+        self._first: Mask | None = followed.first_mask  # until the format's first token
         self._start_id = marks.start_id if marks is not None else None
-        self._thought = ThoughtEnd(marks) if marks is not None else None
-        self._thought_mask = self._vocabulary.without(unthought)
+        self._thought = ThoughtEndDetector(marks) if marks is not None else None
+        self._thought_mask = self._vocabulary.without(barred_ids)
         if calls is not None and marks is not None and marks.holds_calls:
             self._thought_mask = self._vocabulary.whole_mask
         self._calls = calls
         self._phase = _PHASES[beginning] if grammar is not None else _Phase.FREE
-        self._line_ends_left = 0  # that may come between a thought and what follows it
-        self._coming: Future[Mask] | None = None
+        self._line_ends_left = 0  # that may follow a thought
+        self._next_mask: Future[Mask] | None = None
 
     def replay(self, tokens: Iterable[int]) -> None:
-        """Take what was answered before; raise RejectedError if it does not fit."""
+        """Consume the tokens of an earlier answer; raise RejectedError if they do not fit."""
         for token in tokens:
             self._accept(token)
 
     @property
     def openings(self) -> tuple[int, ...]:
-        """Return the tokens that begin a thought or a call, or come between these, if they may.
+        """Return tokens that are allowed though no mask has them: starts of thoughts and calls.
 
-        Only of the model's own accord: they are in no mask, as they could become the likeliest of
-        those. Ask for the mask first.
+        Masks leave them out so that masking never makes one of them the likeliest token: the model
+        has to prefer it to all others. Call `mask` first.
         """
         thoughts = (self._start_id,) if self._phase is _Phase.FIRST else ()
         is_open = self._first is not None and self._phase in {_Phase.FIRST, _Phase.TEXT}
@@ -98,15 +98,15 @@ class AnswerMatcher:
         return self._calls.ids if self._calls is not None else frozenset()
 
     def take(self, token: int) -> None:
-        """Take the next token, and begin to compute what may follow it."""
-        self._coming = self._threads.submit(self._advance, token)
+        """Consume the next token on another thread, and compute the mask that follows."""
+        self._next_mask = self._threads.submit(self._advance, token)
 
     def mask(self) -> Mask:
-        """Wait for and return what may come next; raise RejectedError if that takes too long."""
-        if self._coming is None:
+        """Return the mask of the next token; raise RejectedError if it takes too long."""
+        if self._next_mask is None:
             return self._allowed()
         try:
-            return self._coming.result(GRAMMAR_MASK_S)
+            return self._next_mask.result(GRAMMAR_MASK_S)
         except NotYetError:
             message = f"the output format took more than {GRAMMAR_MASK_S:g} s for one token"
             raise RejectedError(message, code="format_too_complex") from None
@@ -121,23 +121,23 @@ class AnswerMatcher:
             self._phase = _Phase.THOUGHT if opens else _Phase.TEXT
             if opens:
                 return
-        is_unsaid = self._phase is _Phase.TEXT and self._first is not None
-        if token in self._call_ids and (is_unsaid or self._phase in {_Phase.THOUGHT, _Phase.FREE}):
+        is_first = self._phase is _Phase.TEXT and self._first is not None
+        if token in self._call_ids and (is_first or self._phase in {_Phase.THOUGHT, _Phase.FREE}):
             self._begin_call(token)
         elif self._phase is _Phase.THOUGHT:
-            assert self._thought is not None, "only models with marks think"
+            assert self._thought is not None, "only models with thought marks think"
             if self._thought.push(self._vocabulary.tokens.decode_bytes([token])):
                 self._phase, self._line_ends_left = _Phase.TEXT, LINE_ENDS_BEHIND_THOUGHT_MAX
         elif token in self._vocabulary.end_ids:
-            self._phase = _Phase.OVER
+            self._phase = _Phase.ENDED
         elif self._phase is _Phase.TEXT:
-            if self._is_between(token):
+            if self._is_line_end(token):
                 self._line_ends_left -= self._vocabulary.line_ends[token]
             else:
                 self._consume(token)
 
     def _begin_call(self, token: int) -> None:
-        """Go on with calls, and nothing else."""
+        """Switch to calls, which the answer then consists of."""
         grammar = self._calls.grammar if self._calls is not None else None
         self._calls = None
         if grammar is None:
@@ -151,12 +151,12 @@ class AnswerMatcher:
         if not self._matcher.consume_token(token):
             raise refusal(self._matcher.get_error())
 
-    def _is_between(self, token: int) -> bool:
-        """Say whether a token is a line end in front of the format, and not the format's own."""
+    def _is_line_end(self, token: int) -> bool:
+        """Tell whether a token is a line end before the format, and not part of it."""
         if self._first is None or token not in self._vocabulary.line_ends:
             return False
-        is_formats = bool(self._first[token // 32] >> np.uint32(token % 32) & 1)
-        return not is_formats and self._vocabulary.line_ends[token] <= self._line_ends_left
+        is_in_format = bool(self._first[token // 32] >> np.uint32(token % 32) & 1)
+        return not is_in_format and self._vocabulary.line_ends[token] <= self._line_ends_left
 
     def _allowed(self) -> Mask:
         match self._phase:
@@ -164,6 +164,6 @@ class AnswerMatcher:
                 return self._thought_mask
             case _Phase.CALL | _Phase.FREE:
                 return self._vocabulary.whole_mask
-            case _Phase.OVER:
+            case _Phase.ENDED:
                 return self._vocabulary.ends_mask
         return compute_mask(self._matcher) if self._first is None else self._first

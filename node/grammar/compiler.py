@@ -1,7 +1,7 @@
-"""Compile an output format for one tokenizer; any thread may, and others run meanwhile.
+"""Compiler of grammars for one tokenizer; thread-safe, and it releases the GIL.
 
-The compiler reads the tokens' bytes once, which takes a second or two for a large vocabulary, so
-that happens when the first format is asked for.
+Reading the tokens' bytes takes a second or two for a large vocabulary, so it happens once, when the
+first grammar is needed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,22 +16,22 @@ from fabric.errors import RejectedError
 from fabric.limits import SCHEMA_PROPERTIES_MAX
 from fabric.turn.output_format import PARAM, OutputFormat
 from node.grammar.expression import Expression
-from node.grammar.lark import lark_of
-from node.grammar.spelling import lark_grammar, spell
+from node.grammar.format_grammar import format_grammar
+from node.grammar.lark import lark_grammar, write_lark
 from node.limits import FORMAT_REASON_CHARS_MAX, LINE_ENDS_BEHIND_THOUGHT_MAX
 
 Mask = NDArray[np.uint32]  # one bit for each token id, the lowest first
 _LINE_ENDS = range(1, LINE_ENDS_BEHIND_THOUGHT_MAX + 1)
 _ROW_ITEMS: Final = 8 * SCHEMA_PROPERTIES_MAX  # each optional property takes four
-# What the library says in its own terms, and what that means to clients.
+# Terms in the library's errors, and their meaning for clients.
 _MEANINGS: Final = (
-    ("NoExtensionBias", "a `$ref` leads back to itself, so the schema describes nothing"),
+    ("NoExtensionBias", "a `$ref` leads back to itself, so it allows no value"),
     ("Current row has", "it allows too much at one place: use fewer optional properties"),
 )
 
 
 class TokenMatcher(Protocol):
-    """The library's matcher, as far as it is used."""
+    """Methods that are used of the library's matcher."""
 
     def deep_copy(self) -> "TokenMatcher": ...
     def consume_token(self, sampled_token: int) -> bool: ...
@@ -41,7 +41,7 @@ class TokenMatcher(Protocol):
 
 
 class TokenTexts(Protocol):
-    """The library's tokenizer, as far as it is used."""
+    """Methods that are used of the library's tokenizer."""
 
     vocab_size: int
 
@@ -52,25 +52,25 @@ class TokenTexts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What a compiler has to know of a tokenizer."""
+    """Facts about a tokenizer that a compiler needs."""
 
-    definition: str  # as tokenizer.json has it
+    definition: str  # the content of tokenizer.json
     vocabulary_size: int  # ids that have a logit
     end_ids: frozenset[int]
-    added_ids: Mapping[str, int]  # what was added to what it was trained for
+    added_ids: Mapping[str, int]  # of added tokens, by their text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """A tokenizer as the compiler holds it, and the masks that no grammar is asked for."""
+    """Tokenizer of the compiler, and the masks that need no grammar."""
 
     tokens: TokenTexts
     end_ids: frozenset[int]
-    special_ids: Mapping[str, int]  # tokens that stand for no text, by what they show
+    special_ids: Mapping[str, int]  # of special tokens, by their text
     ends_mask: Mask
     others_mask: Mask
     whole_mask: Mask
-    line_ends: Mapping[int, int]  # tokens that are nothing else, and how many each is
+    line_ends: Mapping[int, int]  # count of line ends in each token that has nothing else
 
     def without(self, tokens: Iterable[int]) -> Mask:
         """Return a mask of all but these and the end tokens."""
@@ -82,7 +82,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grammar:
-    """A compiled format: nothing is ever consumed by its own matcher."""
+    """Compiled grammar; its own matcher never consumes a token."""
 
     vocabulary: Vocabulary
     first_mask: Mask
@@ -94,7 +94,7 @@ class Grammar:
 
 
 class Compiler:
-    """Compiles grammars for one model's tokenizer."""
+    """Compiler for one model's tokenizer."""
 
     def __init__(self, facts: Callable[[], TokenizerFacts]) -> None:
         self._facts = facts
@@ -102,27 +102,27 @@ class Compiler:
         self._vocabulary: Vocabulary | None = None
 
     def vocabulary(self) -> Vocabulary:
-        """Return the tokenizer's tokens; raise RejectedError where they cannot be read."""
+        """Return the tokenizer's vocabulary; raise RejectedError if it cannot be read."""
         with self._reading:
             if self._vocabulary is None:
                 self._vocabulary = _read(self._facts())
             return self._vocabulary
 
     def compile(self, output: OutputFormat) -> Grammar:
-        """Compile a format; raise RejectedError with the reason where that is not possible."""
+        """Compile an output format; raise RejectedError with the reason if it is invalid."""
         output.check()
         vocabulary = self.vocabulary()
         try:
-            grammar = spell(output, vocabulary.special_ids)
+            grammar = format_grammar(output, vocabulary.special_ids)
         except (TypeError, ValueError, AssertionError) as error:
             raise refusal(str(error)) from None
         return _compiled(vocabulary, grammar)
 
     def compile_expression(self, expression: Expression) -> Grammar:
-        """Compile what an answer may say; raise RejectedError where that is not possible."""
+        """Compile an expression; raise RejectedError with the reason if it is invalid."""
         vocabulary = self.vocabulary()
         try:
-            lark = lark_of(expression, vocabulary.special_ids)
+            lark = write_lark(expression, vocabulary.special_ids)
         except ValueError as error:
             raise refusal(str(error)) from None
         return _compiled(vocabulary, lark_grammar(lark))
@@ -136,7 +136,7 @@ def _compiled(vocabulary: Vocabulary, grammar: str) -> Grammar:
 
 
 def compute_mask(matcher: TokenMatcher) -> Mask:
-    """Return what may come next; raise RejectedError where nothing may, or it is not known."""
+    """Return the tokens that may come next; raise RejectedError if there are none."""
     if matcher.is_error():
         raise refusal(matcher.get_error())
     mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
@@ -149,7 +149,7 @@ def compute_mask(matcher: TokenMatcher) -> Mask:
 
 
 def _try_step(matcher: TokenMatcher, mask: Mask) -> None:
-    """Take one token: what a grammar takes of time and memory is known only then."""
+    """Consume one token, as only that shows a grammar's cost in time and memory."""
     words = np.flatnonzero(mask)
     if not words.size:  # the answer may only be empty
         return
@@ -160,7 +160,7 @@ def _try_step(matcher: TokenMatcher, mask: Mask) -> None:
 
 
 def refusal(reason: str) -> RejectedError:
-    """Say why a format is not followed; the reason is in words about the client's own."""
+    """Return the error for a format that cannot be enforced."""
     for term, meaning in _MEANINGS:
         if term in reason:
             reason = meaning
@@ -175,12 +175,12 @@ def _read(facts: TokenizerFacts) -> Vocabulary:
     except ValueError as error:
         reason = f"this model's tokenizer is not supported ({error})"
         raise refusal(reason) from None
-    words = tokens.vocab_size // 32 + 1  # as the compiler has it
+    words = tokens.vocab_size // 32 + 1  # as in the compiler's masks
     ends = np.zeros(words, np.uint32)
     for token in facts.end_ids:
         ends |= bit(token, words)
-    spelled = {count: tokens.tokenize_bytes(b"\n" * count) for count in _LINE_ENDS}
-    line_ends = {ids[0]: count for count, ids in spelled.items() if len(ids) == 1}
+    encoded = {count: tokens.tokenize_bytes(b"\n" * count) for count in _LINE_ENDS}
+    line_ends = {ids[0]: count for count, ids in encoded.items() if len(ids) == 1}
     masks = (ends, ~ends, ends | ~ends)
     special = {text: token for text, token in facts.added_ids.items() if _is_special(tokens, token)}
     return Vocabulary(tokens, facts.end_ids, special, *masks, line_ends)
@@ -195,7 +195,7 @@ def _matcher(tokens: Any, grammar: str) -> TokenMatcher:
 
     limits = LLParserLimits(
         max_items_in_row=_ROW_ITEMS,
-        verbose_errors=False,  # no text of the answer
+        verbose_errors=False,  # they would contain text of the answer
     )
     matcher: TokenMatcher = LLMatcher(tokens, grammar, log_level=0, limits=limits)
     return matcher
@@ -212,7 +212,7 @@ def _tokens(facts: TokenizerFacts) -> TokenTexts:
 
 
 def bit(token: int, words: int) -> Mask:
-    """Return a mask of so many words that lets one token through."""
+    """Return a mask of this many words that allows one token."""
     mask = np.zeros(words, np.uint32)
     mask[token // 32] = np.uint32(1) << np.uint32(token % 32)
     return mask

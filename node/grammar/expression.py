@@ -1,39 +1,39 @@
-"""What an answer may say, as a tree: how it is written for the compiler is `lark.py`'s business."""
+"""Expressions: what an answer may consist of, as a tree that `lark.py` writes for the compiler."""
 
 from dataclasses import dataclass
 from typing import Any, Final
 
-from node.grammar.respelled import TextSpelling
+from node.grammar.regexes import TextEscaping
 
 JSON_ESCAPES: Final = 'nrbtf\\"u'
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A fixed text, or the special token that spells it."""
+    """Fixed text, or the special token that stands for it."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Json:
-    """A value that fits a schema; if not `is_strict`, keywords that are not known are ignored."""
+    """Value that fits a schema; unless `is_strict`, unknown keywords are ignored."""
 
     schema: dict[str, Any]
     is_strict: bool = False
-    escapes: str = JSON_ESCAPES  # what may follow a backslash
+    escapes: str = JSON_ESCAPES  # characters that may follow a backslash
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Text that a regular expression matches in whole."""
+    """Text that a regular expression matches as a whole."""
 
     regex: str
 
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """Text that all of `matching` match, with none of `without` in it, and then `end`."""
+    """Text that all of `matching` match and that has none of `without` in it, then `end`."""
 
     end: str
     without: tuple[str, ...]
@@ -42,36 +42,36 @@ class Until:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextRules:
-    """Text that follows rules of its own, each character as `spelling` writes it."""
+    """Text that follows rules of its own, with its characters written as `escaping` says."""
 
     rules: str
-    spelling: TextSpelling
+    escaping: TextEscaping
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A sequence of expressions."""
+    """Sequence of expressions."""
 
     parts: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Any one of them."""
+    """Choice of one expression."""
 
     parts: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """An optional expression."""
+    """Optional expression."""
 
     part: "Expression"
 
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """An expression repeated any number of times, including zero."""
+    """Expression repeated any number of times, including zero."""
 
     part: "Expression"
 
@@ -80,5 +80,5 @@ Expression = Literal | Json | Pattern | Until | TextRules | Row | OneOf | Maybe 
 
 
 def row(*parts: Expression | str) -> Row:
-    """Return them one behind the other; texts are literals."""
+    """Return the parts in sequence; texts become literals."""
     return Row(tuple(Literal(p) if isinstance(p, str) else p for p in parts))

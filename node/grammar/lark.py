@@ -1,8 +1,9 @@
-"""Write an expression as a grammar in the compiler's notation."""
+"""Writer of expressions in Lark's notation, as the compiler reads it."""
 
 import json
 import re
 from collections.abc import Mapping
+from typing import Any, Final
 
 from fabric.turn.text_rules import START, respelled_rules
 from node.grammar.expression import (
@@ -17,25 +18,44 @@ from node.grammar.expression import (
     TextRules,
     Until,
 )
-from node.grammar.json_options import json_options
-from node.grammar.respelled import TextSpelling, respelled
-from node.grammar.without import without as regex_without
+from node.grammar.regexes import TextEscaping, escape_regex, exclude_word
+from node.limits import JSON_INDENT_MAX
 
-_ANY = "/(?s:.*)/"
+_ANY: Final = "/(?s:.*)/"
+# White space in JSON as people and models write it: on one line, or one part to a line.
+_JSON_SPACE: Final = f"( |\\n[ \\t]{{0,{JSON_INDENT_MAX}}})?"
 
 
-def lark_of(expression: Expression, special_ids: Mapping[str, int]) -> str:
-    """Return the grammar; `special_ids` are the tokens that stand for no text, by what they show.
+def json_options(*, is_strict: bool, escapes: str | None = None) -> Any:
+    """Return the compiler's options for JSON; `escapes` are what may follow a backslash."""
+    options: dict[str, Any] = {
+        "whitespace_pattern": _JSON_SPACE,
+        "lenient": not is_strict,
+        # A value that fits two alternatives is then allowed.
+        "coerce_one_of": not is_strict,
+    }
+    return options if escapes is None else {**options, "json_allowed_escapes": escapes}
 
-    Raise ValueError for a regular expression that is none.
+
+def lark_grammar(lark: str) -> str:
+    """Return the compiler's input for a grammar in Lark's notation."""
+    from llguidance import LLMatcher
+
+    return str(LLMatcher.grammar_from_lark(lark))
+
+
+def write_lark(expression: Expression, special_ids: Mapping[str, int]) -> str:
+    """Return the grammar of an expression; `special_ids` are special tokens by their text.
+
+    Raise ValueError for an invalid regular expression.
     """
-    spelling = _Spelling(special_ids)
-    start = spelling.spell(expression)
-    return "\n".join([f"start: {start}", *spelling.rules, ""])
+    writer = _LarkWriter(special_ids)
+    start = writer.write(expression)
+    return "\n".join([f"start: {start}", *writer.rules, ""])
 
 
-class _Spelling:
-    """Names rules; what occurs twice in the tree is one rule."""
+class _LarkWriter:
+    """Writer that names the rules; an object that occurs twice in the tree is one rule."""
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
         self.rules: list[str] = []
@@ -44,16 +64,16 @@ class _Spelling:
         texts = sorted(special_ids, key=len, reverse=True)
         self._special = re.compile("(" + "|".join(map(re.escape, texts)) + ")") if texts else None
 
-    def spell(self, expression: Expression) -> str:
+    def write(self, expression: Expression) -> str:
         match expression:
             case Literal(text):
                 return self._literal(text)
             case Row(parts):
-                return " ".join(filter(None, map(self.spell, parts))) or '""'
+                return " ".join(filter(None, map(self.write, parts))) or '""'
             case Maybe(part):
-                return f"({self.spell(part)})?"
+                return f"({self.write(part)})?"
             case Many(part):
-                return f"({self.spell(part)})*"
+                return f"({self.write(part)})*"
         name = self._named.get(id(expression))
         if name is None:
             name = self._named[id(expression)] = f"r{len(self._named)}"
@@ -63,30 +83,30 @@ class _Spelling:
     def _rule(self, name: str, expression: Expression) -> list[str]:
         match expression:
             case OneOf(parts):
-                return [f"{name}: " + " | ".join(map(self.spell, parts))]
+                return [f"{name}: " + " | ".join(map(self.write, parts))]
             case Json(schema, is_strict, escapes):
                 options = json_options(is_strict=is_strict, escapes=escapes)
                 return [f"{name}: %json {json.dumps({**schema, 'x-guidance': options})}"]
             case Pattern(regex):
                 return [f"{name}: {name.upper()}", f"{name.upper()}: {_regex(regex)}"]
-            case TextRules(rules, spelling):
-                return _nested(name, rules, spelling)
+            case TextRules(rules, escaping):
+                return _nested_rules(name, rules, escaping)
             case Until(end, without, matching):
                 return self._until(name, end, without, matching)
-        message = f"no rule is written for {type(expression).__name__}"
+        message = f"there is no rule for {type(expression).__name__}"
         raise TypeError(message)
 
     def _until(
         self, name: str, end: str, without: tuple[str, ...], matching: tuple[str, ...]
     ) -> list[str]:
-        """Write what is free, and ends where `end` begins.
+        """Return the rule of a free text and its end.
 
-        A token of its own ends any text. Otherwise what is free is one terminal with what ends it:
-        it would go on over that.
+        A special token ends any text. Otherwise text and end are one lazy terminal, as a separate
+        one would match past the end.
         """
         if matching:
-            free = [f"/{regex_without(word)}/" for word in without]
-        else:  # one negation: the compiler's states multiply with each, and with all else
+            free = [f"/{exclude_word(word)}/" for word in without]
+        else:  # one negation: states of the compiler multiply with each
             free = [_ANY, f"~/(?s:.*)({'|'.join(map(_escaped, without))})(?s:.*)/"]
         body = "(" + " & ".join([*free, *map(_regex, matching)]) + ")"
         before, special, _ = self._cut(end)
@@ -113,13 +133,13 @@ class _Spelling:
         return " ".join(parts)
 
 
-def _nested(name: str, rules: str, spelling: TextSpelling) -> list[str]:
-    def spell(regex: str) -> str:
+def _nested_rules(name: str, rules: str, escaping: TextEscaping) -> list[str]:
+    def escape(regex: str) -> str:
         from llguidance import regex_to_lark
 
-        return str(regex_to_lark(respelled(regex, spelling)))
+        return str(regex_to_lark(escape_regex(regex, escaping)))
 
-    return [f"{name}: {name}_{START}", *respelled_rules(rules, name, spell)]
+    return [f"{name}: {name}_{START}", *respelled_rules(rules, name, escape)]
 
 
 def _quoted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Where a model's thought ends: what comes before it is free in any format."""
+"""Detection of a thought's end: before it, an answer of any format is free text."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -8,25 +8,25 @@ from node.limits import THOUGHT_TAIL_CHARS
 
 @dataclass(frozen=True, slots=True)
 class ThoughtMarks:
-    """The texts around a model's thought, and the one token that begins it where there is one."""
+    """Texts around a model's thought, and the token that begins it if there is one."""
 
     start: str
-    ends: tuple[str, ...]  # all of them, in this order
+    ends: tuple[str, ...]  # all must come, in this order
     start_id: int | None = None
-    is_always: bool = False  # each answer begins with what counts as one: headers of messages
-    holds_calls: bool = False  # and ends with a call within it
+    is_always: bool = False  # all before an answer's last header counts as thought
+    holds_calls: bool = False  # an answer may end with a call within it
 
 
 class Beginning(Enum):
-    """What an answer begins with."""
+    """Kind of text that an answer begins with."""
 
     TEXT = auto()
     THOUGHT = auto()  # the prompt has opened it
-    EITHER = auto()  # as the model likes
+    EITHER = auto()  # the model chooses
 
 
 def beginning_of(marks: ThoughtMarks | None, begun: str) -> Beginning:
-    """Say what comes behind `begun`, which the prompt has of the answer already."""
+    """Return what follows `begun`, the start of the answer that the prompt contains."""
     if marks is None:
         return Beginning.TEXT
     if marks.is_always or begun.rfind(marks.start) > begun.rfind(marks.ends[-1]):
@@ -35,16 +35,16 @@ def beginning_of(marks: ThoughtMarks | None, begun: str) -> Beginning:
     return Beginning.TEXT if is_done or marks.start_id is None else Beginning.EITHER
 
 
-class ThoughtEnd:
-    """Looks for the texts that end a thought, whatever tokens they come in."""
+class ThoughtEndDetector:
+    """Detector of the texts that end a thought, however tokens split them."""
 
     def __init__(self, marks: ThoughtMarks) -> None:
         self._ends = [end.encode() for end in marks.ends]
         self._tail = b""
-        assert all(len(end) <= THOUGHT_TAIL_CHARS for end in self._ends), "they are a word or two"
+        assert all(len(end) <= THOUGHT_TAIL_CHARS for end in self._ends), "end marks are short"
 
     def push(self, text: bytes) -> bool:
-        """Take a token's bytes; say whether the thought is over."""
+        """Read a token's bytes; tell whether the thought has ended."""
         self._tail += text
         while self._ends and self._ends[0] in self._tail:
             self._tail = self._tail.partition(self._ends.pop(0))[2]

@@ -9,7 +9,7 @@ from typing import Any
 from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
 
 from fabric.turn.call_choice import ANY_CALLS, CallChoice
-from node.dialect.shown import Shown
+from node.dialect.answer_delta import AnswerDelta
 from node.mlx.chat_tokenizer import ChatTokenizer
 
 
@@ -66,7 +66,7 @@ class Answer:
             detokenizer._current_tokens = list(detokenizer._current_tokens)  # noqa: SLF001
         return twin
 
-    def push(self, token: int) -> Shown:
+    def push(self, token: int) -> AnswerDelta:
         self._detokenizer.add_token(token)
         self._pending_count += 1
         segment = self._take_segment()
@@ -74,20 +74,20 @@ class Answer:
             segment = segment.removesuffix(self._end_texts.get(token, ""))
         return self._reader.feed(segment)
 
-    def finish(self, *, stopped: bool) -> Shown:
+    def finish(self, *, stopped: bool) -> AnswerDelta:
         """Release what was held back; with `stopped`, text behind the stop is dropped."""
         self._detokenizer.finalize()
         segment = self._take_segment()
         self.ends += [self._size_bytes] * self._pending_count
         self._pending_count = 0
         if stopped:
-            return Shown()
+            return AnswerDelta()
         shown = self._reader.feed(segment)
         last = self._reader.finish()
-        return Shown(
+        return AnswerDelta(
             text=shown.text + last.text,
             reasoning=shown.reasoning + last.reasoning,
-            parts=shown.parts + last.parts,
+            call_deltas=shown.call_deltas + last.call_deltas,
             calls=shown.calls + last.calls,
         )
 

@@ -11,7 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from fabric.errors import RejectedError
 from fabric.turn.text_match import common_prefix
-from node.dialect.spelling import TemplateTraits
+from node.dialect.template_messages import TemplateTraits
 
 # Where templates look for a thought, beside `reasoning_content`.
 _THOUGHT_KEYS: Final = ("thinking", "tool_plan", "reasoning")

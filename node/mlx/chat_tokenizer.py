@@ -18,15 +18,13 @@ from fabric.settings import NodeSettings
 from fabric.turn.call_choice import ANY_CALLS, CallChoice
 from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import Encoded
-from node.dialect.families import Told, family_of
-from node.dialect.family import PLAIN
+from node.dialect.call_grammar import GrammarOptions
 from node.dialect.folding import Rendered, render_folded
-from node.dialect.harmony import FINAL, HARMONY_EFFORTS, HarmonyReader
-from node.dialect.offered_tool import OfferedTool
-from node.dialect.open_message import left_open, up_to_mark
-from node.dialect.reader import MarkedReader, Reader
-from node.dialect.spelling import Messages, spelled
-from node.dialect.writing import Style
+from node.dialect.format_selection import FormatSettings, select_format
+from node.dialect.formats import AnswerFormat, AnswerReader
+from node.dialect.marked_reader import MarkedReader
+from node.dialect.template_messages import Messages, adapt_messages, cut_at_mark, mark_end
+from node.dialect.tool_schema import ToolSpec
 from node.grammar.expression import Expression
 from node.grammar.thought import ThoughtMarks
 from node.mlx.chat_template import ChatTemplate
@@ -39,7 +37,7 @@ _SLICE_CHARS: Final = 1 << 14  # each is encoded in a few milliseconds, and then
 _SLICED_TOKENS_SHARE: Final = 1.25  # of the whole's tokens; slices have fewer
 
 
-def told_of(settings: NodeSettings) -> Told:
+def told_of(settings: NodeSettings) -> FormatSettings:
     """Read what the operator says of the model; FatalError if a template cannot be read."""
     template = ""
     if settings.chat_template:
@@ -48,7 +46,7 @@ def told_of(settings: NodeSettings) -> Told:
         except (OSError, UnicodeDecodeError) as error:
             message = f"node.chat_template cannot be read ({type(error).__name__})"
             raise FatalError(message, code="invalid_settings") from None
-    return Told(
+    return FormatSettings(
         calls=settings.tool_parser,
         thoughts=settings.reasoning_parser,
         template=template,
@@ -60,17 +58,17 @@ def told_of(settings: NodeSettings) -> Told:
 class ChatTokenizer:
     """A model's tokenizer and chat template."""
 
-    def __init__(self, wrapper: TokenizerWrapper, told: Told | None = None) -> None:
+    def __init__(self, wrapper: TokenizerWrapper, told: FormatSettings | None = None) -> None:
         """Read answers as the operator told, or as the template shows."""
         self.wrapper = wrapper
-        self._told = told = told or Told()
+        self._told = told = told or FormatSettings()
         self.template = ChatTemplate(wrapper, told.template)
         self._tokenizer = wrapper._tokenizer  # noqa: SLF001 - offsets are not offered otherwise
         if not getattr(self._tokenizer, "is_fast", False):
             message = "the tokenizer gives no offsets: a tokenizer.json is needed"
             raise FatalError(message, code="unsupported_model")
         self.reach_bytes = token_reach_bytes(self._tokenizer)
-        self.family = family_of(
+        self.format = select_format(
             self.template.source, self._tokenizer.get_vocab(), told, upstream_formats(wrapper)
         )
 
@@ -118,35 +116,36 @@ class ChatTokenizer:
         tools: list[Any] | None,
         call_seed: str,
         choice: CallChoice = ANY_CALLS,
-    ) -> Reader:
+    ) -> AnswerReader:
         """Return what reads the answer to a prompt, which may have begun it."""
-        family = self.family
-        made: Reader
-        if family.is_harmony:
-            made = HarmonyReader(stop, tools, call_seed, choice)
+        reader: AnswerReader
+        if self.format.messages is not None:
+            reader = self.format.messages.make_reader(stop, tools, call_seed, choice)
         else:
-            made = MarkedReader(family, stop, tools, call_seed, choice)
-        made.begin(self.behind_header(prompt))
-        return made
+            reader = MarkedReader(self.format, stop, tools, call_seed, choice)
+        reader.begin(self.behind_header(prompt))
+        return reader
 
-    def written_calls(self, tools: Sequence[OfferedTool], choice: CallChoice) -> Expression:
-        """Say how calls are written, or of a dialect with headers all of an answer.
+    def call_grammar(self, tools: Sequence[ToolSpec], choice: CallChoice) -> Expression:
+        """Return the grammar of calls, or in a format with headers of the whole answer.
 
-        Raise RejectedError where that is not known here.
+        Raise RejectedError if there is none for this model's format.
         """
-        write = self.family.write
-        if write is None:
+        grammar = self.format.grammar
+        if grammar is None:
             message = "no format of this model's tool calls is known that could be enforced"
             raise RejectedError(message, code="unsupported_parameter", param="tool_choice")
         texts = self.special_texts
         ends = frozenset(texts[index] for index in self.eos_ids if index in texts)
         marks = frozenset(texts.values())
-        style = Style(self.template.source, marks, ends, choice.takes_one, choice.must_call)
-        return write(tools, style)
+        options = GrammarOptions(
+            self.template.source, marks, ends, choice.takes_one, choice.must_call
+        )
+        return grammar(tools, options)
 
-    def plain_reader(self, stop: tuple[str, ...]) -> Reader:
+    def plain_reader(self, stop: tuple[str, ...]) -> AnswerReader:
         """Return what reads an answer that is text and nothing else."""
-        return MarkedReader(PLAIN, stop, None, "")
+        return MarkedReader(AnswerFormat(), stop, None, "")
 
     def render(
         self,
@@ -177,9 +176,9 @@ class ChatTokenizer:
 
         def attempt(tried: Messages) -> str:
             text = self.template.render(tried, tools, options, opens_answer=opens_answer)
-            return up_to_mark(text) if continues else text
+            return cut_at_mark(text) if continues else text
 
-        made = spelled(left_open(messages) if continues else messages, self.template.traits)
+        made = adapt_messages(mark_end(messages) if continues else messages, self.template.traits)
         one, strict = self.template.traits.takes_one_call, self._told.is_strict
         return render_folded(made, attempt, is_strict=strict, takes_one_call=one)
 
@@ -187,8 +186,9 @@ class ChatTokenizer:
         """Put what was asked for upon what the operator says."""
         options = {**self._told.options, **asked}
         effort = options.get("reasoning_effort")
-        if self.family.is_harmony and effort in HARMONY_EFFORTS:
-            options["reasoning_effort"] = HARMONY_EFFORTS[effort]
+        messages = self.format.messages
+        if messages is not None and effort in messages.efforts:
+            options["reasoning_effort"] = messages.efforts[str(effort)]
         elif effort == "none":
             options = {"enable_thinking": False, "thinking": False, **options}
         return options
@@ -270,9 +270,9 @@ class ChatTokenizer:
     @property
     def thought_marks(self) -> ThoughtMarks | None:
         """Return what is around the model's thoughts, if it has any."""
-        if self.family.is_harmony:
-            return ThoughtMarks("", FINAL, is_always=True, holds_calls=True)
-        thought = self.family.thought
+        if self.format.messages is not None:
+            return self.format.messages.thought_marks
+        thought = self.format.thought
         if thought is None:
             return None
         return ThoughtMarks(thought.start, (thought.end,), self.added_ids.get(thought.start))
@@ -280,12 +280,12 @@ class ChatTokenizer:
     @property
     def call_ids(self) -> frozenset[int]:
         """Tokens that begin a tool's call by themselves."""
-        starts = self.family.calls.starts if self.family.calls is not None else ()
+        starts = self.format.calls.starts if self.format.calls is not None else ()
         return frozenset(self.added_ids[text] for text in starts if text in self.added_ids)
 
     def behind_header(self, prompt: str) -> str:
         """Return what of a prompt is the answer's already: a thought that the template opened."""
-        thought = self.family.thought
+        thought = self.format.thought
         return self.template.behind_header(prompt, thought.start if thought else None)
 
     @cached_property

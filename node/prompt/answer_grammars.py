@@ -85,17 +85,17 @@ class AnswerGrammars:
         """
         sampling = request.sampling
         is_free = sampling.output is not None or sampling.ignore_eos
-        return self.tokenizer.family.is_harmony and request.calls.is_bound and not is_free
+        return self.tokenizer.format.messages is not None and request.calls.is_bound and not is_free
 
     async def _forced(self, request: GenerateRequest, prompt: str) -> AnswerMatcher:
         """Match an answer that must be calls; a dialect with headers binds all of it."""
         _require_end(request.sampling)
         grammar = await self._calls(request)
-        if self.tokenizer.family.is_harmony:
+        if self.tokenizer.format.messages is not None:
             return AnswerMatcher(grammar, self._masks)
         marks, beginning = self._thought(prompt)
-        unthought = self.tokenizer.call_ids
-        return AnswerMatcher(grammar, self._masks, marks, beginning, unthought=unthought)
+        barred_ids = self.tokenizer.call_ids
+        return AnswerMatcher(grammar, self._masks, marks, beginning, barred_ids=barred_ids)
 
     async def _call_rule(self, request: GenerateRequest) -> CallRule:
         """Return how an answer may call; only calls that begin with a token have a grammar."""

@@ -8,7 +8,7 @@ from fabric.codec import dump_json
 from fabric.errors import RejectedError
 from fabric.turn.call_choice import CallChoice
 from fabric.turn.output_format import check_schema
-from node.dialect.offered_tool import OfferedTool, offered_tools, tool_refusal
+from node.dialect.tool_schema import ToolSpec, callable_tools, tool_refusal
 from node.grammar.compiler import Compiler, Grammar
 from node.limits import CALL_SCHEMAS_BYTES_MAX
 from node.mlx.chat_tokenizer import ChatTokenizer
@@ -43,8 +43,8 @@ class CallGrammars:
             # One by one, to name the tool at fault and to loosen those that are not strict.
             return self._compiled(tuple(self._tried(tool) for tool in offered))
 
-    def _offered(self) -> tuple[OfferedTool, ...]:
-        offered = offered_tools(self.tools, self.choice)
+    def _offered(self) -> tuple[ToolSpec, ...]:
+        offered = callable_tools(self.tools, self.choice)
         if not offered:
             message = "tool_choice asks for a call, but the request has no tool to call"
             raise RejectedError(message, code="invalid_value", param="tool_choice")
@@ -54,21 +54,21 @@ class CallGrammars:
             raise RejectedError(message, code="invalid_function_parameters", param="tools")
         return tuple(self._checked(tool) for tool in offered)
 
-    def _checked(self, tool: OfferedTool) -> OfferedTool:
+    def _checked(self, tool: ToolSpec) -> ToolSpec:
         try:
             check_schema(tool.parameters)
         except RejectedError as error:
             return self._loosened(tool, error)
         return tool
 
-    def _tried(self, tool: OfferedTool) -> OfferedTool:
+    def _tried(self, tool: ToolSpec) -> ToolSpec:
         try:
             self._compiled((tool,))
         except RejectedError as error:
             return self._loosened(tool, error)
         return tool
 
-    def _loosened(self, tool: OfferedTool, error: RejectedError) -> OfferedTool:
+    def _loosened(self, tool: ToolSpec, error: RejectedError) -> ToolSpec:
         """Allow any object as the arguments of a tool that need not be strict."""
         if tool.is_strict or self.choice.must_call:
             if error.param in ("tools", "tool_choice"):
@@ -76,8 +76,8 @@ class CallGrammars:
             raise tool_refusal(tool.name, _reason(error)) from None
         return replace(tool, parameters={"type": "object"})
 
-    def _compiled(self, offered: tuple[OfferedTool, ...]) -> Grammar:
-        expression = self.tokenizer.written_calls(offered, self.choice)
+    def _compiled(self, offered: tuple[ToolSpec, ...]) -> Grammar:
+        expression = self.tokenizer.call_grammar(offered, self.choice)
         return self.compiler.compile_expression(expression)
 
 

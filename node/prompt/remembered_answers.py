@@ -7,7 +7,7 @@ from fabric.limits import ANSWERS_BYTES_MAX
 from fabric.record.answers import Answered, Answers, CallWritten
 from fabric.turn.generation import ToolCall
 from fabric.turn.messages import Message, MessageRole, ToolUse
-from node.dialect.shown import Shown
+from node.dialect.answer_delta import AnswerDelta
 from node.prompt.answer_matching import answer_signs
 from node.prompt.restored_answers import MessagePlaces, RestoredRequest
 
@@ -20,7 +20,7 @@ class ShownAnswer:
     _texts: list[str] = field(default_factory=list)
     _calls: list[ToolCall] = field(default_factory=list)
 
-    def add(self, shown: Shown) -> None:
+    def add(self, shown: AnswerDelta) -> None:
         self._thoughts.append(shown.reasoning)
         self._texts.append(shown.text)
         self._calls += shown.calls

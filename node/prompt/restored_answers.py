@@ -20,7 +20,7 @@ from fabric.record.answers import Answered, Answers, CallWritten
 from fabric.template_options import DATES_OPTION, RESTORE_OPTION
 from fabric.turn.generation import GenerateRequest
 from fabric.turn.messages import Message, MessageRole, spelled_arguments
-from node.dialect.spelling import WrittenArguments
+from node.dialect.template_messages import WrittenArguments
 from node.prompt.answer_matching import answer_signs, match_answers
 from node.prompt.date_lines import move_date_lines
 

@@ -22,7 +22,7 @@ from fabric.turn.generation import (
     ToolCalls,
 )
 from node.agents.agent import Agent
-from node.dialect.shown import Shown
+from node.dialect.answer_delta import AnswerDelta
 from node.engine.delivery import finish_reason, produced
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Broke, Computed, Ended, Produced, Sequence, SequenceEvent, Started
@@ -212,7 +212,7 @@ class Decoding:
                     self._show(index, event.shown, None)
                 return event
 
-    def _show(self, index: int, shown: Shown, event: Produced | None) -> None:
+    def _show(self, index: int, shown: AnswerDelta, event: Produced | None) -> None:
         """Tell the client what came of the answer's token number `index`."""
         self._prompt.shown.add(shown)
         if event is not None and event.was_delivered:
@@ -222,7 +222,7 @@ class Decoding:
             self._emit(Delta(index, shown.reasoning, reasoning=True))
         if shown.text or logprobs:
             self._emit(Delta(index, shown.text, logprobs=logprobs))
-        for part in shown.parts:
+        for part in shown.call_deltas:
             self._emit(ToolCallPart(index, part.id, part.name, part.arguments))
         if shown.calls:
             self._emit(ToolCalls(tuple(shown.calls)))

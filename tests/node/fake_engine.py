@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass
 
 from fabric.turn.generation import Sampling
-from node.dialect.shown import Shown
+from node.dialect.answer_delta import AnswerDelta
 from node.engine.memory_budget import MemoryBudget
 from node.engine.scheduler import Scheduler
 from node.engine.sequence import Broke, Ended, Produced, Sequence
@@ -171,10 +171,10 @@ class FakeAnswer:
             raise BrokenError
         self.text += f"{token} "
         self.ends.append(len(self.text))
-        return Shown(text=f"{token} ")
+        return AnswerDelta(text=f"{token} ")
 
     def finish(self, *, stopped):
-        return Shown()
+        return AnswerDelta()
 
 
 def make_sequence(prompt_tokens, answer_tokens=8, *, cached=0, seed=1, top_k=0, **options):

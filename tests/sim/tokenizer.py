@@ -7,9 +7,9 @@ prompt may be cut.
 from types import MappingProxyType, SimpleNamespace
 
 from fabric.turn.prompt_plan import Encoded
-from node.dialect.family import PLAIN
 from node.dialect.folding import Rendered
-from node.dialect.reader import MarkedReader
+from node.dialect.formats import AnswerFormat
+from node.dialect.marked_reader import MarkedReader
 from tests.sim.model import END
 
 ROLES = {"system": "\x01", "user": "\x02", "assistant": "\x03", "tool": "\x05"}
@@ -66,7 +66,7 @@ class SimTokenizer:
         return self.plain_reader(stop)
 
     def plain_reader(self, stop):
-        return MarkedReader(PLAIN, stop, None, "")
+        return MarkedReader(AnswerFormat(), stop, None, "")
 
     def encode(self, text, *, special_prefix=False, limit=None):
         if limit is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from mlx_lm.tokenizer_utils import load
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from node.dialect.families import Told
+from node.dialect.format_selection import FormatSettings
 from node.mlx.chat_tokenizer import ChatTokenizer
 
 
@@ -18,7 +18,7 @@ def chat_tokenizer(
     *,
     end: str = "<|im_end|>",
     rstrip: bool = False,
-    told: Told | None = None,
+    told: FormatSettings | None = None,
 ) -> ChatTokenizer:
     """Write a tokenizer of bytes and special tokens, and load it."""
     tokenizer = Tokenizer(models.BPE())

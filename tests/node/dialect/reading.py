@@ -4,9 +4,9 @@ import json
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from node.dialect.families import Fallback, Told, family_of
-from node.dialect.reader import MarkedReader
-from node.dialect.shown import Shown
+from node.dialect.answer_delta import AnswerDelta
+from node.dialect.format_selection import FallbackFormats, FormatSettings, select_format
+from node.dialect.marked_reader import MarkedReader
 
 
 def tool(name, **properties):
@@ -35,7 +35,7 @@ class Read:
 
 
 def marked(calls="auto", thoughts="auto", template="", vocabulary=()):
-    return family_of(template, vocabulary, Told(calls, thoughts), Fallback())
+    return select_format(template, vocabulary, FormatSettings(calls, thoughts), FallbackFormats())
 
 
 def marked_reader(family, tail="", stop=(), tools=TOOLS):
@@ -55,10 +55,10 @@ def read(reader, pieces):
     return made
 
 
-def add(made: Read, shown: Shown) -> None:
+def add(made: Read, shown: AnswerDelta) -> None:
     made.text += shown.text
     made.reasoning += shown.reasoning
-    for part in shown.parts:
+    for part in shown.call_deltas:
         name, arguments = made.parts.get(part.id, ("", ""))
         made.parts[part.id] = (name + part.name, arguments + part.arguments)
     for call in shown.calls:

@@ -1,6 +1,6 @@
 """Folding of messages that a template refuses: each fold alone, the least change first."""
 
-from node.dialect.folding import folded
+from node.dialect.folding import fold
 
 
 def said(*pairs):
@@ -10,7 +10,7 @@ def said(*pairs):
 def tries(*pairs):
     return {
         each.notes: [(m["role"], m["content"]) for m in each.messages]
-        for each in folded(said(*pairs))
+        for each in fold(said(*pairs))
     }
 
 
@@ -53,7 +53,7 @@ def test_parallel_calls_become_one_after_the_other():
     uses = [{"id": name, "function": {"name": name, "arguments": {}}} for name in "xy"]
     results = [{"role": "tool", "content": name, "tool_call_id": name} for name in "yx"]
     messages = [{"role": "assistant", "content": "Hm", "tool_calls": uses}, *results]
-    (made,) = folded(messages)
+    (made,) = fold(messages)
 
     told = [(m["role"], m["content"], len(m.get("tool_calls", ()))) for m in made.messages]
     assert told == [

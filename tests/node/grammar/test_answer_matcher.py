@@ -206,7 +206,7 @@ def test_what_becomes_too_much_fails_and_stays_failed(begin, tokenizer):
 
 def test_a_mask_that_does_not_come_fails_only_this_answer(begin):
     matcher = begin(choice("the cat"))
-    matcher._coming = Future()
+    matcher._next_mask = Future()
     with (
         mock.patch.object(answer_matcher, "GRAMMAR_MASK_S", 0.01),
         pytest.raises(RejectedError, match="took more than") as caught,
@@ -249,7 +249,8 @@ def test_a_thought_has_none_of_the_tokens_that_begin_what_follows_it(compiler, t
     (call,), (close,) = (tokenizer.encode(t).ids for t in ("<tool_call>", "</think>"))
     grammar = compiler.compile_expression(row("<tool_call>", Pattern("[0-9]")))
     marks = tokenizer.thought_marks
-    matcher = AnswerMatcher(grammar, threads, marks, Beginning.THOUGHT, unthought=frozenset([call]))
+    barred = frozenset([call])
+    matcher = AnswerMatcher(grammar, threads, marks, Beginning.THOUGHT, barred_ids=barred)
     assert allowed(matcher) == set(range(VOCABULARY)) - {END, call}
     matcher.take(close)
     assert allowed(matcher) == {call}

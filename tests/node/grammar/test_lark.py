@@ -3,7 +3,7 @@
 import pytest
 
 from node.grammar.expression import Json, Literal, Many, Maybe, OneOf, Pattern, Until, row
-from node.grammar.lark import lark_of
+from node.grammar.lark import write_lark
 from tests.support.random_walk import walker
 
 MARKS = ("<end>", "<go>")
@@ -49,4 +49,4 @@ def test_a_token_of_its_own_cannot_be_spelled_in_letters():
 
 def test_what_occurs_twice_is_written_once():
     part = Json({"type": "object"})
-    assert lark_of(row(part, Many(row(", ", part))), {}).count("%json") == 1
+    assert write_lark(row(part, Many(row(", ", part))), {}).count("%json") == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.grammar.thought import Beginning, ThoughtEnd, ThoughtMarks, beginning_of
+from node.grammar.thought import Beginning, ThoughtEndDetector, ThoughtMarks, beginning_of
 
 MARKS = ThoughtMarks("<think>", ("</think>",), 3)
 HEADERS = ThoughtMarks("", ("<|channel|>final", "<|message|>"), is_always=True)
@@ -28,7 +28,7 @@ def test_models_without_thoughts_and_without_a_token_for_them_begin_with_text():
 
 @pytest.mark.parametrize("pieces", [["</think>"], ["a </th", "ink", ">\n"], list("x</think>")])
 def test_the_end_is_found_in_whatever_tokens_it_comes(pieces):
-    end = ThoughtEnd(MARKS)
+    end = ThoughtEndDetector(MARKS)
     found = [end.push(piece.encode()) for piece in ["</think", "a", *pieces]]
     assert any(found)
     assert found[: found.index(True)] == [False] * found.index(True)
@@ -37,14 +37,14 @@ def test_the_end_is_found_in_whatever_tokens_it_comes(pieces):
 def test_an_answer_of_messages_with_headers_begins_with_one():
     assert beginning_of(HEADERS, "") is Beginning.THOUGHT
     text = "<|channel|>analysis<|message|>a final<|message|>b<|end|><|start|>assistant"
-    end = ThoughtEnd(HEADERS)
+    end = ThoughtEndDetector(HEADERS)
     assert not any(end.push(char.encode()) for char in text)
     found = [end.push(c.encode()) for c in "<|channel|>final <|constrain|>json<|message|>"]
     assert found.index(True) == len(found) - 1
 
 
 def test_a_long_thought_is_not_kept():
-    end = ThoughtEnd(MARKS)
+    end = ThoughtEndDetector(MARKS)
     assert not any(end.push(b"the cat sat " * 40) for _ in range(100))
     assert len(end._tail) < 1_000
     assert end.push(b"</think>")

@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from fabric.errors import FatalError, RejectedError
 from fabric.template_options import RESERVED_OPTIONS
-from node.dialect.families import Told
+from node.dialect.format_selection import FormatSettings
 from node.mlx.answer import Answer
 from tests.support.chat_models import (
     CODER,
@@ -159,14 +159,14 @@ def test_templates_in_a_list_are_looked_at_for_calls(tmp_path):
     listed = [{"name": "default", "template": OPENED}, {"name": "tool_use", "template": QWEN3}]
     model = chat_tokenizer(tmp_path, listed, QWEN_SPECIALS)
 
-    assert model.family.calls is not None
-    assert model.family.calls.name == "json"
+    assert model.format.calls is not None
+    assert model.format.calls.name == "json"
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_of_calls_that_a_template_drops_each_gets_a_message(tmp_path, is_strict):
     """gpt-oss's writes the first of a message; no error tells of the others."""
-    told = Told(is_strict=is_strict)
+    told = FormatSettings(is_strict=is_strict)
     oss = chat_tokenizer(tmp_path, HARMONY, HARMONY_SPECIALS, end="<|return|>", told=told)
     uses = [{"id": x, "function": {"name": f"look_{x}", "arguments": {}}} for x in "ab"]
     results = [{"role": "tool", "content": f"at {x}", "tool_call_id": x} for x in "ab"]
@@ -238,7 +238,7 @@ def test_users_in_a_row_become_one(tmp_path):
 
 
 def test_strictly_what_is_refused_is_refused(tmp_path):
-    told = Told(is_strict=True)
+    told = FormatSettings(is_strict=True)
     mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>", told=told)
     with pytest.raises(RejectedError) as caught:
         mistral.rendered(roles(("user", "a"), ("user", "b")), None, {})
@@ -267,7 +267,7 @@ def test_a_system_message_is_not_dropped_without_a_word(tmp_path):
 
 
 def test_options_of_the_operator_hold_until_a_request_has_its_own(tmp_path):
-    told = Told(options={"enable_thinking": False})
+    told = FormatSettings(options={"enable_thinking": False})
     model = chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=told)
 
     assert "<think>" in model.render([USER], None, {})
@@ -280,7 +280,7 @@ def test_no_effort_is_no_thought(qwen):
 
 
 def test_an_operator_says_how_calls_are_read(tmp_path):
-    told = Told(calls="qwen3_coder", thoughts="none", template=CODER)
+    told = FormatSettings(calls="qwen3_coder", thoughts="none", template=CODER)
     model = chat_tokenizer(tmp_path, None, QWEN_SPECIALS, told=told)
     says = (
         "<think><tool_call><function=bash><parameter=command>ls</parameter></function></tool_call>"
@@ -291,16 +291,18 @@ def test_an_operator_says_how_calls_are_read(tmp_path):
     assert (text, thought, calls[0].name) == ("<think>", "", "bash")
 
 
-@pytest.mark.parametrize("told", [Told(calls="nonsense"), Told(thoughts="nonsense")])
+@pytest.mark.parametrize(
+    "told", [FormatSettings(calls="nonsense"), FormatSettings(thoughts="nonsense")]
+)
 def test_a_format_that_nobody_knows_ends_the_start(tmp_path, told):
     with pytest.raises(FatalError, match="nonsense"):
         chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=told)
 
 
 def test_mlx_lms_parsers_can_be_named(tmp_path):
-    model = chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=Told(calls="pythonic"))
+    model = chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=FormatSettings(calls="pythonic"))
 
-    assert model.family.calls.starts == ("<|tool_call_start|>",)
+    assert model.format.calls.starts == ("<|tool_call_start|>",)
 
 
 def test_what_is_no_chat_is_shown_as_it_is(qwen):

@@ -174,8 +174,8 @@ FAMILIES = {
 def test_an_answer_is_read_and_comes_back_as_it_was_said(tmp_path, name):
     family = FAMILIES[name]
     model = chat_tokenizer(tmp_path, family.template, family.specials, end=family.end)
-    assert model.family.calls is not None
-    assert model.family.calls.name == family.calls
+    assert model.format.calls is not None
+    assert model.format.calls.name == family.calls
 
     text, thought, (call,) = answer(model, [USER], family.says + family.end, TOOLS)
     assert (text, thought, call.name) == (family.text, family.thought, "bash")

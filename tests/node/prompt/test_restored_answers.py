@@ -13,7 +13,7 @@ from fabric.template_options import RESTORE_OPTION
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
 from fabric.turn.messages import Message, MessageRole, ToolUse, template_form
 from node.agents import answer_index
-from node.dialect.spelling import TemplateTraits, spelled
+from node.dialect.template_messages import TemplateTraits, adapt_messages
 from node.prompt import restored_answers as restoring
 from node.prompt.remembered_answers import conversation_answers
 from node.prompt.restored_answers import (
@@ -79,7 +79,7 @@ def restored(request, answers=ANSWERS, told=NO_OPTIONS, messages=None):
         ),
         (sent(reasoning="Hm.", texts=("So. ",)), "; restored spelling: 1"),
     ],
-    ids=["as it was", "trimmed", "spelled otherwise", "its thought sent back"],
+    ids=["as it was", "trimmed", "adapt_messages otherwise", "its thought sent back"],
 )
 def test_an_answer_comes_back_as_it_was(message, note):
     made = restored(asking(message))
@@ -94,7 +94,7 @@ def test_templates_that_print_text_are_given_what_the_model_wrote():
     """Others print the object in their own way, with its keys in the model's order."""
     (answer,) = restored(asking(sent())).request.messages[len(ASKED) :]
     for is_text, arguments in ((True, WRITTEN), (False, {"what": "y", "path": "x"})):
-        (said,) = spelled([template_form(answer)], TemplateTraits(text_arguments=is_text))
+        (said,) = adapt_messages([template_form(answer)], TemplateTraits(text_arguments=is_text))
         assert said["tool_calls"][0]["function"]["arguments"] == arguments
 
 
@@ -233,9 +233,9 @@ def test_what_is_remembered_is_read_once_a_turn_and_hashed_once_beside_the_loop(
         hashed.append((threading.current_thread().name.split("_")[0], message.role))
         return add(digest, message)
 
-    def reading(spelled):
-        read.append(spelled)
-        return read_answers(spelled)
+    def reading(adapt_messages):
+        read.append(adapt_messages)
+        return read_answers(adapt_messages)
 
     shape = SHAPES["thought_opened"]
     model = write_shape(tmp_path / "model", shape, "full", corpus())

@@ -7,7 +7,7 @@ import pytest
 
 from fabric.turn.text_rules import respelled_rules
 from node.grammar.compiler import _compiled
-from node.grammar.spelling import lark_grammar
+from node.grammar.lark import lark_grammar
 from router.openai.lark_pattern import NoPatternError, lark_pattern, lark_rules
 from tests.support.random_walk import walker
 

@@ -1,0 +1,23 @@
+"""GLM 4.5 and later: the tool's name, then tagged keys and values."""
+
+import re
+
+from node.dialect.formats import Family, sign
+from node.dialect.tag_calls import TagFormat
+from node.dialect.tag_grammar import tag_format
+
+CALL_PATTERN = re.compile(r"\s*(?P<name>[^\s<]+)(?=[\s<])")
+_TAGS = TagFormat(
+    start="<tool_call>",
+    call="NAME",
+    call_pattern=CALL_PATTERN,
+    argument=("<arg_key>KEY</arg_key>", "<arg_value>"),
+    argument_pattern=re.compile(r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>"),
+    argument_end="</arg_value>",
+    call_end="",
+    end="</tool_call>",
+    has_lines=False,
+    guesses=True,
+)
+
+FAMILY = Family(calls=(tag_format("glm", _TAGS, sign("<arg_key>"), aliases=("glm47", "laguna")),))

@@ -1,0 +1,153 @@
+"""The tools that an answer may call, and what their JSON schemas say of each argument."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from fabric.errors import RejectedError
+from fabric.turn.call_choice import CallChoice
+
+DEFINITIONS: Final[tuple[str, ...]] = ("$defs", "definitions")
+# Keywords that do not constrain a value.
+ANNOTATIONS: Final = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
+    | {"$comment", "$schema", "$id", *DEFINITIONS}
+)
+_OBJECT_KEYWORDS: Final = frozenset({"type", "properties", "required", "additionalProperties"})
+_COMBINED: Final = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties")
+_TYPE_NAMES: Final = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+    dict: "object",
+    list: "array",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ToolSpec:
+    """Tool of a request that may be called; `parameters` is the schema of an object."""
+
+    name: str
+    parameters: dict[str, Any]
+    is_strict: bool = False
+    rules: str = ""  # recursive rules of its one argument, a text
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise RejectedError: this model's format cannot enforce the tool's calls."""
+        raise tool_refusal(self.name, reason)
+
+
+def tool_refusal(name: str, reason: str) -> RejectedError:
+    """Return the error for a tool whose calls cannot be enforced."""
+    message = f"calls of the tool {name[:100]!r} cannot be enforced: {reason}"
+    return RejectedError(message, code="invalid_function_parameters", param="tools")
+
+
+def callable_tools(tools: Collection[Any] | None, choice: CallChoice) -> tuple[ToolSpec, ...]:
+    """List the tools that may be called; raise RejectedError for parameters of another type."""
+    specs: dict[str, ToolSpec] = {}
+    rules = {text.tool: text.rules for text in choice.texts}
+    for tool in tools or ():
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(function, dict) or not isinstance(name, str):
+            continue
+        if not choice.names or name in choice.names:
+            parameters = _object_schema(name, function.get("parameters"))
+            specs[name] = ToolSpec(name, parameters, name in choice.strict, rules.get(name, ""))
+    return tuple(specs.values())
+
+
+def _object_schema(name: str, schema: Any) -> dict[str, Any]:
+    """Return the schema, closed to properties that it does not name."""
+    if schema is None:
+        schema = {"properties": {}, "additionalProperties": False}
+    type_ = schema.get("type", "object") if isinstance(schema, dict) else None
+    if type_ != "object" and not (isinstance(type_, list) and "object" in type_):
+        raise tool_refusal(name, "its parameters are not the schema of an object")
+    closed = {**schema, "type": "object"}
+    if schema.get("properties") and not any(key in schema for key in _COMBINED):
+        closed["additionalProperties"] = False
+    return closed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Argument:
+    """Argument of a tool; `schema` includes the definitions that it refers to."""
+
+    key: str
+    schema: dict[str, Any]
+    is_required: bool
+
+
+def tool_arguments(tool: ToolSpec) -> list[Argument]:
+    """List a tool's arguments, for formats that write them one by one.
+
+    Raise RejectedError where a strict tool's schema constrains more than single arguments.
+    """
+    schema = resolve(tool.parameters, tool.parameters)
+    unsupported = schema.keys() - _OBJECT_KEYWORDS - ANNOTATIONS
+    if unsupported and tool.is_strict:
+        keyword = min(unsupported)
+        tool.refuse(f"in this model's format {keyword!r} is not enforced beside 'properties'")
+    properties, required, others = (
+        schema.get(name) for name in ("properties", "required", "additionalProperties")
+    )
+    properties = properties if isinstance(properties, dict) else {}
+    required = required if isinstance(required, list) else []
+    required = [key for key in required if isinstance(key, str)]
+    schemas: dict[str, Any] = {
+        key: others if isinstance(others, dict) else {} for key in required
+    } | properties
+    definitions = {key: tool.parameters[key] for key in DEFINITIONS if key in tool.parameters}
+    order = dict.fromkeys([*properties, *required])
+    return [
+        Argument(key, {**definitions, **resolve(schemas[key], tool.parameters)}, key in required)
+        for key in order
+        if schemas[key] is not False
+    ]
+
+
+def argument_types(parameters: Mapping[str, Any], key: str) -> set[str]:
+    """Return the types that an argument may have; none where the schema does not say."""
+    schema = resolve(parameters, parameters)
+    properties = schema.get("properties")
+    other = schema.get("additionalProperties")
+    value = properties.get(key, other) if isinstance(properties, dict) else other
+    return value_types(value, parameters)
+
+
+def resolve(schema: Any, root: Mapping[str, Any], seen: set[str] | None = None) -> dict[str, Any]:
+    """Follow references within the document, each once; an unknown one constrains nothing."""
+    seen = set() if seen is None else seen
+    while isinstance(schema, dict):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return schema
+        target: Any = None if reference in seen else root
+        seen.add(reference)
+        for part in reference[2:].split("/"):
+            name = part.replace("~1", "/").replace("~0", "~")
+            target = target.get(name) if isinstance(target, dict) else None
+        siblings = {key: value for key, value in schema.items() if key != "$ref"}
+        schema = {**target, **siblings} if isinstance(target, dict) else siblings
+    return {}
+
+
+def value_types(schema: Any, root: Mapping[str, Any], seen: set[str] | None = None) -> set[str]:
+    """Return the types that a value may have; none where the schema does not say."""
+    seen = set() if seen is None else seen
+    schema = resolve(schema, root, seen)
+    stated = schema.get("type")
+    types = {stated} if isinstance(stated, str) else set(stated if isinstance(stated, list) else ())
+    for name in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(name)
+        for option in options if isinstance(options, list) else ():
+            types |= value_types(option, root, seen)
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if not types and isinstance(values, list):
+        types = {_TYPE_NAMES[type(value)] for value in values if type(value) in _TYPE_NAMES}
+    return {type_ for type_ in types if isinstance(type_, str)}

@@ -1,0 +1,30 @@
+"""Families are found, their names are known to settings, and their signs tell them apart."""
+
+from itertools import permutations
+
+from fabric.dialect_names import CALL_NAMES, PARSER_MODES, THOUGHT_NAMES
+from node.dialect.format_selection import (
+    AUTO,
+    CALL_ALIASES,
+    CALL_FORMATS,
+    FAMILIES,
+    MESSAGE_FORMATS,
+    NONE,
+    THOUGHT_FORMATS,
+)
+from node.dialect.formats import Rank
+
+
+def test_settings_know_the_names_of_all_formats():
+    assert {*CALL_FORMATS, *CALL_ALIASES} == CALL_NAMES
+    assert set(THOUGHT_FORMATS) == THOUGHT_NAMES
+    assert {AUTO, NONE, *MESSAGE_FORMATS} == PARSER_MODES
+
+
+def test_no_family_writes_what_is_another_ones_own():
+    for family, other in permutations(FAMILIES, 2):
+        written = [mark for calls in other.calls for mark in (*calls.starts, calls.end)]
+        written += [mark for thought in other.thoughts for mark in (thought.start, thought.end)]
+        for format_ in (*family.calls, *family.thoughts):
+            own = [sign for sign in format_.signs if sign.rank is Rank.OWN]
+            assert not [s for s in own if all(text in " ".join(written) for text in s.texts)]
