@@ -68,7 +68,7 @@ class Fleet:
         member = self.membership.find(name)
         if member is None:
             message = f"node {name} is not in the fabric"
-            raise NodeLostError(message)
+            raise NodeLostError(message, name)
         return member.link
 
     def require_node(self, name: str, param: str = "to") -> NodeName:

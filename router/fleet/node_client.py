@@ -54,6 +54,10 @@ class NodeLostError(RetryElsewhereError):
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "node_lost"
 
+    def __init__(self, message: str, node: NodeName, *, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.node = node
+
 
 class ControlTransport(Protocol):
     """Carries one encoded control call to one node and its reply back."""
@@ -134,7 +138,7 @@ class HttpNodeLink:
                 raw = await (work if spec.to_lost else self._unless_lost(work))
         except TimeoutError:
             text = f"{self.name} did not answer {type(message).__name__} in {limit_s:g} s"
-            raise NodeLostError(text, code="node_timeout") from None
+            raise NodeLostError(text, self.name, code="node_timeout") from None
         try:
             reply = decode_reply(kind, raw)
         except RejectedError as error:
@@ -169,7 +173,7 @@ class HttpNodeLink:
             finally:
                 (self._http.let_end if is_over else self._http.release)(answer)
         text = f"{self.name} ended the stream without a last event"
-        raise NodeLostError(text)
+        raise NodeLostError(text, self.name)
 
     async def post(
         self, path: str, data: Body, headers: Mapping[str, str], use: Use | None = None
@@ -221,10 +225,10 @@ class HttpNodeLink:
         """Return where the node is reached; raise NodeLostError where nothing may be sent."""
         if self._proven_as is not None and not self.http_url.startswith("https://"):
             text = f"{self.name} has told no address at which it can prove itself"
-            raise NodeLostError(text)
+            raise NodeLostError(text, self.name)
         if not self.http_url:
             text = f"{self.name} has not told its address yet"
-            raise NodeLostError(text)
+            raise NodeLostError(text, self.name)
         return self.http_url
 
     @contextmanager
@@ -233,7 +237,7 @@ class HttpNodeLink:
             yield
         except (aiohttp.ClientError, OSError) as error:
             text = f"the connection to {self.name} broke ({type(error).__name__})"
-            raise NodeLostError(text) from error
+            raise NodeLostError(text, self.name) from error
 
     async def _over_http(self, raw: bytes) -> bytes:
         headers = {"content-type": "application/msgpack", NODE_HEADER: self.name}
@@ -286,7 +290,7 @@ class HttpNodeLink:
     def _raise_if_lost(self) -> None:
         if self._is_lost():
             message = f"{self.name} has been silent for longer than its lease"
-            raise NodeLostError(message)
+            raise NodeLostError(message, self.name)
 
 
 def _event(line: bytes, node: NodeName) -> Event:

@@ -33,7 +33,7 @@ async def ask_about_prompt(
                 raise FabricError(text, code="bad_node_answer")
     except (aiohttp.ClientError, OSError) as error:
         text = f"the connection to {node} broke ({type(error).__name__})"
-        raise NodeLostError(text) from None
+        raise NodeLostError(text, node) from None
     finally:
         answer.close()
     try:

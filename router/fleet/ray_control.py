@@ -134,21 +134,21 @@ class ActorTransport:
         handle = self.handle
         if handle is None:
             message = f"{self._name} has no actor at the moment"
-            raise NodeLostError(message)
+            raise NodeLostError(message, self._name)
         try:
             reply = await self._driver.result(handle.control.remote(raw))
         except ray.exceptions.ActorDiedError:
             if self.handle is handle:
                 self.handle = None
             message = f"the actor of {self._name} is dead"
-            raise NodeLostError(message) from None
+            raise NodeLostError(message, self._name) from None
         except ray.exceptions.RayTaskError as error:
             _LOG.warning("%s: control call raised %s", self._name, type(error.cause).__name__)
             message = f"{self._name} failed on a control call"
             raise FabricError(message, code="control_failed") from None
         except Exception as error:  # noqa: BLE001 - Ray raises bare ones, too
             message = f"the actor of {self._name} is out of reach ({type(error).__name__})"
-            raise NodeLostError(message) from None
+            raise NodeLostError(message, self._name) from None
         return bytes(reply)
 
 

@@ -14,8 +14,13 @@ T = TypeVar("T")
 _LOG = logging.getLogger("macfabric.router.moves")
 
 
-def as_retry(error: RetryElsewhereError) -> RetryLaterError:
-    """Tell a client, who cannot go elsewhere, to come again."""
+def as_retry(error: RetryElsewhereError) -> FabricError:
+    """Return what a client gets, which cannot choose the node: a request to try again.
+
+    The error of a lost node is returned unchanged: `LostOwners.served` adds the agent and the time.
+    """
+    if isinstance(error, NodeLostError):
+        return error
     return RetryLaterError(error.message, retry_after_s=2.0, code=error.code)
 
 

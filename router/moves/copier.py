@@ -41,9 +41,9 @@ async def copy_agent(
 ) -> CopyReceipt:
     """Copy what the agent's owner has saved last; try again where a turn replaced that meanwhile.
 
-    Raises NotFoundError, or RetryLaterError where it changes all the time.
+    Raises NotFoundError, NodeLostError, or RetryLaterError where it changes all the time.
     """
-    failure = RetryLaterError("the agent changes all the time", code="agent_changing")
+    failure: FabricError = RetryLaterError("the agent changes all the time", code="agent_changing")
     verify = False
     for _ in range(COPY_TRIES_MAX):
         owner = fleet.require_owner(key)

@@ -18,14 +18,14 @@ from enum import StrEnum
 
 from fabric.control.copy_calls import DrainNode
 from fabric.control.node_calls import DRAINING, Done
-from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
+from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
 from router.events.fleet_event import DrainChanged
 from router.fleet import snapshots
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Member
+from router.fleet.node_client import NodeLostError
 from router.limits import DRAIN_AGAIN_S, DRAIN_AT_ONCE_MAX, DRAIN_ROUND_REST_S, DRAIN_ROUNDS_MAX
-from router.moves.attempts import as_retry
 from router.moves.migrations import Migrations
 from router.placement.decision import Ship
 from router.placement.destination import destination
@@ -114,8 +114,9 @@ class Drains:
         member = self._require(node)
         try:
             done = await member.link.call(DrainNode(draining), Done)
-        except RetryElsewhereError as error:
-            raise as_retry(error) from None
+        except NodeLostError as error:
+            message = f"node {node} cannot be reached: {error.message}"
+            raise RetryLaterError(message, retry_after_s=2.0, code=error.code) from None
         _LOG.info("node %s %s", node, done.detail)
         await self._fleet.membership.heartbeat(member)
 

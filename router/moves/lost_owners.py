@@ -23,7 +23,6 @@ from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.limits import LEASE_S
-from router.moves.attempts import as_retry
 from router.moves.migrations import Migrations
 from router.telemetry import Telemetry
 
@@ -59,18 +58,25 @@ class LostOwners:
     @asynccontextmanager
     async def served(self, key: AgentKey) -> AsyncIterator[None]:
         """Run a block that asks an agent's owner; raise RetryLaterError while none answers."""
-        await self.require_owner_up(key)
         try:
+            await self.require_owner_up(key)
             yield
         except NodeLostError as error:
             raise self._unreachable(key, error) from None
 
     def _unreachable(self, key: AgentKey, error: NodeLostError) -> RetryLaterError:
-        """Name the node and the agent of a call that was not answered, and when to try again."""
+        """Name the node that did not answer, its part for the agent, and when to try again.
+
+        A node that does not own the agent is the target of a move or a copy.
+        """
         owner = self._fleet.directory.owner(key)
-        left_s = self._fleet.membership.lease_left_s(owner.node) if owner is not None else 0.0
-        where = f"node {owner.node}, which owns agent {key[1]!r}," if owner else f"agent {key[1]!r}"
-        message = f"{where} cannot be reached: {error.message}. Try again in a few seconds"
+        is_owner = owner is not None and owner.node == error.node
+        part = "which owns" if is_owner else "the target for"
+        left_s = self._fleet.membership.lease_left_s(error.node)
+        message = (
+            f"node {error.node}, {part} agent {key[1]!r}, cannot be reached: {error.message}. "
+            "Try again in a few seconds"
+        )
         return RetryLaterError(message, retry_after_s=max(AGAIN_S, left_s), code=error.code)
 
     def _lost_owner(self, key: AgentKey) -> Holding | None:
@@ -100,8 +106,6 @@ class LostOwners:
         reservation.turns_count += 1  # a turn that comes meanwhile goes to the same node
         try:
             view = await self._fleet.link(target).call(TakeOver(*key, epoch), AgentView)
-        except NodeLostError as error:
-            raise as_retry(error) from None
         except FabricError as error:
             _LOG.warning("agent %s: %s did not take over: %s", alias, target, error.code)
             raise

@@ -133,7 +133,7 @@ class Migrations:
         if holding.node == target:
             return MigrationReceipt(key[1], target, target, holding.epoch)
         if not self._fleet.is_alive(holding.node):
-            message = f"node {holding.node} is not answering"
+            message = f"node {holding.node}, which owns agent {key[1]!r}, is not answering"
             raise RetryLaterError(message, retry_after_s=2.0, code="node_lost")
         self._fleet.require_taking(target)
         name = fresh_migration()

@@ -5,11 +5,14 @@ The table names every route with an agent in its path, so that a new verb fails 
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 
 from router.app import described
-from tests.support.process_fabric import process_fabric
+from router.fleet.membership import LeaseState
+from tests.support.process_fabric import ProcessFabric, process_fabric
 
 DEADLINE_S = 60.0
 FACT = "The code of the vault is otter lantern quartz."
@@ -43,6 +46,7 @@ VERBS = {
     ("get", BASE): (None, SEEN),
     ("delete", BASE): (None, SEEN),
 }
+KINDS = ("first", "alone", "copied")
 OWNERLESS = {("get", BASE), ("delete", BASE), ("post", f"{BASE}/resume")}
 
 
@@ -65,6 +69,14 @@ def send(fabric, verb, agent, other):
     return fabric.http.request(method, url, json=json.loads(text))
 
 
+def check_refusal(answer, agent):
+    """Check that a 503 names the agent and its lost node, and says when to try again."""
+    assert int(answer.headers["retry-after"]) >= 1
+    message = answer.json()["error"]["message"]
+    assert agent in message, message
+    assert "mac-b" in message, message
+
+
 def settled(fabric, verb, agent, other="mac-c"):
     """Repeat a verb as its answers say; return the first that is no 503, or the last one."""
     until_s = time.monotonic() + DEADLINE_S
@@ -72,10 +84,7 @@ def settled(fabric, verb, agent, other="mac-c"):
         answer = send(fabric, verb, agent, other)
         if answer.status_code != 503:
             return answer
-        assert int(answer.headers["retry-after"]) >= 1
-        message = answer.json()["error"]["message"]
-        assert agent in message, message
-        assert "mac-b" in message, message
+        check_refusal(answer, agent)
         if time.monotonic() >= until_s or answer.json()["error"]["code"] == "owner_lost":
             return answer
         time.sleep(0.2)
@@ -100,16 +109,28 @@ def test_the_table_has_every_route_that_names_an_agent():
     assert routes == set(VERBS)
 
 
+@dataclass(frozen=True)
+class Bereaved:
+    """A fabric whose mac-b is dead, and what each verb answered before its lease ran out."""
+
+    fabric: ProcessFabric
+    at_once: dict
+
+
 @pytest.fixture(scope="module")
-def bereaved(tmp_path_factory):
-    """Make agents on mac-b, half of them with a replica on mac-a, and kill mac-b."""
+def loss(tmp_path_factory):
+    """Make agents on mac-b, some of them with a replica on mac-a, and kill mac-b.
+
+    Every verb is sent once at that moment; the other cases begin when the lease has run out.
+    """
     folder = tmp_path_factory.mktemp("lost")
     with process_fabric(folder, "recall", "mac-a", "mac-b", "mac-c") as fabric:
         fabric.await_agents()
         home = fabric.chat(said(), agent="first", max_tokens=4)
         if home.node != "mac-b":
             fabric.migrate("first", "mac-b")
-        for agent in [*names_of("alone").values(), *names_of("copied").values()]:
+        agents = [name for kind in KINDS for name in names_of(kind).values()]
+        for agent in agents:
             answer = fabric.http.post("/v1/agents/first/fork", json={"as": agent, "to": "mac-b"})
             assert answer.status_code == 200, answer.text
         for agent in names_of("copied").values():
@@ -117,7 +138,35 @@ def bereaved(tmp_path_factory):
             answer = fabric.http.post(f"/v1/agents/{agent}/replicate", json=body)
             assert answer.status_code == 200, answer.text
         fabric.kill("mac-b")
-        yield fabric
+        first = names_of("first")
+        with ThreadPoolExecutor(len(first)) as threads:
+            answers = threads.map(lambda item: send(fabric, *item, "mac-c"), first.items())
+            at_once = dict(zip(first, answers, strict=True))
+        until_s = time.monotonic() + DEADLINE_S
+        while lease_of(fabric, "mac-b") != LeaseState.EXPIRED:
+            assert time.monotonic() < until_s
+            time.sleep(0.1)
+        yield Bereaved(fabric, at_once)
+
+
+@pytest.fixture
+def bereaved(loss):
+    return loss.fabric
+
+
+def lease_of(fabric, name):
+    nodes = fabric.http.get("/v1/nodes").json()["data"]
+    return next(node["state"] for node in nodes if node["name"] == name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", VERBS, ids=spelled)
+def test_a_verb_sent_at_the_death_names_the_agent_and_its_node(loss, verb):
+    answer = loss.at_once[verb]
+    if answer.status_code == 503:
+        check_refusal(answer, names_of("first")[verb])
+    else:
+        assert answer.status_code in VERBS[verb][1], answer.text
 
 
 @pytest.mark.slow

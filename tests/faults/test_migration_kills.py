@@ -88,7 +88,7 @@ class Move:
             if moment == "after":
                 await action()
                 lost = "the answer was lost"
-                raise NodeLostError(lost)
+                raise NodeLostError(lost, "mac-b")
             return reply
 
         self.world.meddle = meddle
@@ -189,7 +189,7 @@ async def _nothing():
 
 async def _lose():
     message = "the message was lost"
-    raise NodeLostError(message)
+    raise NodeLostError(message, "mac-b")
 
 
 LOSSES = [(moment, what) for moment in ("before", "after") for what in ("router", "message")]

@@ -132,7 +132,7 @@ class FakeNode(FakeControl):
             return encode_reply(wait)
         if self.is_down:
             message = f"the actor of {self.name} is dead"
-            raise NodeLostError(message)
+            raise NodeLostError(message, self.name)
         self.calls[name] += 1
         if self.does.hang or name in self.does.deaf:
             await asyncio.sleep(3600)
@@ -150,7 +150,7 @@ class FakeNode(FakeControl):
             reply = ErrorReply(int(error.status), error.code, error.message, wait, error.param)
         if name in self.does.mute or self.is_down:
             message = "the answer was lost"
-            raise NodeLostError(message)
+            raise NodeLostError(message, self.name)
         return encode_reply(reply)
 
     # --- turns -------------------------------------------------------------------------------

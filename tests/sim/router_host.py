@@ -123,7 +123,8 @@ class _Transport:
 
         def fail():
             if not answered.done():
-                answered.set_exception(NodeLostError(f"{self._host.name} may not have heard"))
+                message = f"{self._host.name} may not have heard"
+                answered.set_exception(NodeLostError(message, self._host.name))
 
         def reply_with(data):
             network.post(self._host.name, ROUTER, lambda: settle(data), fail)

@@ -112,7 +112,7 @@ class LocalFabric:
         async def send(raw: bytes) -> bytes:
             if name in self._down:
                 message = f"{name} is being restarted"
-                raise NodeLostError(message)
+                raise NodeLostError(message, NodeName(name))
             return await asyncio.wrap_future(self.services[name].control(raw))
 
         return send

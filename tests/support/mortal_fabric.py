@@ -161,11 +161,11 @@ class World:
             service = self.macs[name].service
             if not alive[0] or service is None or name in self.deaf:
                 message = f"{name} does not answer"
-                raise NodeLostError(message)
+                raise NodeLostError(message, NodeName(name))
             reply = await asyncio.wrap_future(service.control(raw))
             if not alive[0] or self.macs[name].service is not service or name in self.mute:
                 message = f"the answer of {name} was lost"
-                raise NodeLostError(message)
+                raise NodeLostError(message, NodeName(name))
             return reply
 
         async def send(raw: bytes) -> bytes:

@@ -31,6 +31,7 @@ class NodeProcess:
         if FORKS:
             _CONTEXT.set_forkserver_preload([__name__])
         self.incarnation = config.incarnation
+        self._name = config.name
         self._pipe, theirs = _CONTEXT.Pipe()
         self._process = _CONTEXT.Process(target=_serve, args=(theirs, config, step_s), daemon=True)
         self._process.start()
@@ -83,7 +84,7 @@ class NodeProcess:
         while self._asked:
             _, asked = self._asked.popitem()
             if asked.set_running_or_notify_cancel():
-                asked.set_exception(NodeLostError("its process is dead"))
+                asked.set_exception(NodeLostError("its process is dead", self._name))
 
 
 def _serve(pipe: Connection, config: NodeConfig, step_s: float) -> None:

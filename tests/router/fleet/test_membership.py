@@ -159,7 +159,7 @@ async def test_a_loading_node_is_there_but_a_restarting_one_loses_its_lease():
 
 async def test_settled_waits_for_the_silent_no_longer_than_a_lease():
     world = await joined("a", "b")
-    world.links["b"].error = NodeLostError("gone")
+    world.links["b"].error = NodeLostError("gone", "b")
     await world.membership.refresh()
     assert not world.membership.settled()
     world.clock.now_s += LEASE_S
@@ -234,7 +234,7 @@ async def test_an_answer_overtaken_by_a_later_one_is_ignored():
 async def test_a_router_that_stood_still_itself_ends_no_lease():
     world = await joined("a", "b")
     world.membership.heartbeat_s = 0.01
-    world.links["b"].error = NodeLostError("gone")
+    world.links["b"].error = NodeLostError("gone", "b")
     running = asyncio.create_task(world.membership.run())
     await until(lambda: world.membership.find("a").view is not None)
     world.clock.now_s += 1_000.0
